@@ -1,0 +1,54 @@
+# Every target makes its own .venv: Python 3.11+, make and a package registry are all it needs.
+# PYTHON=python3.12 make test     chooses the interpreter of a new .venv.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+# Without --no-compile pip compiles every file of torch, most of them never imported: a minute more.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+
+.PHONY: help quickstart test test-slow check bench clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+quickstart: .venv/.train  ## train a tiny model on a CPU and look at every row it made
+	$(BIN)/rlake quickstart
+
+test: .venv/.dev  ## the default tests
+	$(BIN)/python -m pytest
+
+test-slow: .venv/.dev  ## the slow tests
+	$(BIN)/python -m pytest -m "slow and not gpu" --timeout 900
+
+check: .venv/.dev  ## lint, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+bench: .venv/.train  ## the budgets, measured
+	$(BIN)/python -m rlake.loop.bench
+
+clean:  ## remove caches, builds and the quickstart's store; .venv stays
+	rm -rf build dist rlake.egg-info quickstart .pytest_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "need Python 3.11 or newer on the PATH; set PYTHON=/path/to/python3"; exit 1; }
+	$(PYTHON) -m venv .venv
+
+# The stamps are older than pyproject.toml when there is something to install. Each install is one
+# pip call, so that torch is resolved within our range whatever else asks for it.
+.venv/.train: pyproject.toml setup.py | $(BIN)/python
+	@echo "installing rlake[train] into .venv (about a minute the first time)"
+	$(INSTALL) -e '.[train]'
+	@touch $@
+
+# The link lets pyright see the root as `rlake`: it cannot follow setuptools' import hook
+# (extraPaths in pyproject.toml). Nothing imports through it at run time.
+.venv/.dev: pyproject.toml setup.py | $(BIN)/python
+	@echo "installing rlake[train,dev] into .venv (about a minute the first time)"
+	$(INSTALL) -e '.[train,dev]'
+	@mkdir -p .venv/types && ln -sfn ../.. .venv/types/rlake
+	@touch .venv/.train $@

@@ -1,0 +1,1 @@
+"""Producers and consumers of rows: explorer, trainer, and the command line."""

@@ -1,0 +1,82 @@
+"""The command line `rlake`: what was asked for is done, or one line says why not."""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from . import jobs, looking, moving, pipelines, showing  # each adds its commands to the app
+from .app import app
+
+__all__ = ["app", "jobs", "looking", "main", "moving", "pipelines", "run", "showing"]
+
+DONE, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
+"""Exit codes; the last two as shells count them, 128 and the signal's number."""
+
+
+def main() -> None:
+    """Run the command that this process was started with, and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command and return its exit code.
+
+    Errors that rlake raises on purpose become one line on stderr; a traceback is a bug of ours.
+    """
+    os.environ.setdefault("RUST_LOG", "error")  # or lance warns of tables that do not exist yet
+    try:
+        code = app(args=list(args), prog_name="rlake", standalone_mode=False)
+        sys.stdout.flush()
+    except typer.TyperException as error:
+        return _misused(error)
+    except (KeyboardInterrupt, typer.Abort):
+        _say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _pipe_closed()
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # typer caught it, and exits with 1
+            return _pipe_closed()
+        raise
+    except Exception as error:  # noqa: BLE001  the boundary of the program
+        return _failed(error)
+    return code if isinstance(code, int) else DONE
+
+
+def _pipe_closed() -> int:
+    """Be silent: whoever read our output has enough. Python flushes at exit: into nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return PIPE_CLOSED
+
+
+def _misused(error: typer.TyperException) -> int:
+    context = getattr(error, "ctx", None)
+    message = error.format_message()
+    if not message:  # a group without a command has printed its help
+        return MISUSED
+    hint = f" (see `{context.command_path} --help`)" if context else ""
+    message = message.replace("Value error, ", "").rstrip(".")
+    _say(f"{message[:1].lower()}{message[1:]}{hint}")
+    return MISUSED
+
+
+def _failed(error: Exception) -> int:
+    from ...store.errors import RlakeError
+
+    if type(error).__module__.startswith(("duckdb", "_duckdb")):
+        from ...store.query import query_error
+
+        error = query_error(error)  # pyright: ignore[reportArgumentType]
+    if isinstance(error, RlakeError):
+        _say(str(error))
+        return error.exit_code
+    traceback.print_exception(error)
+    _say(f"unexpected {type(error).__name__}: this is a mistake in rlake; please report it")
+    return FAILED
+
+
+def _say(message: str) -> None:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)

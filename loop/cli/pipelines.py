@@ -1,0 +1,37 @@
+"""Commands that run pipelines: pipeline run, pipeline explain."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .app import PIPELINES, JsonOption, StoreOption, app, open_store
+from .printing import print_json, screen
+
+commands = typer.Typer(help="Run a pipeline of operators, or say what it would do.")
+app.add_typer(commands, name="pipeline", rich_help_panel=PIPELINES, no_args_is_help=True)
+
+FileArgument = Annotated[Path, typer.Argument(help="The pipeline's YAML file.")]
+
+
+@commands.command()
+def run(file: FileArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Run a pipeline once: rows in, operators, rows out, one row of lineage."""
+    from ...pipelines import Pipeline
+
+    pipeline = Pipeline.from_yaml(file)
+    with screen(stderr=True).status(f"running {file}"):
+        report = pipeline.run(open_store(store))
+    if as_json:
+        print_json({k: v for k, v in asdict(report).items() if k != "rows"})
+    else:
+        print(report)
+
+
+@commands.command()
+def explain(file: FileArgument) -> None:
+    """Say what a pipeline would do, operator by operator; read no rows."""
+    from ...pipelines import Pipeline
+
+    print(Pipeline.from_yaml(file).explain())

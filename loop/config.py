@@ -1,0 +1,262 @@
+"""The configuration of a run: one typed tree, from YAML or Python, with unknown keys refused."""
+
+import string
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Self, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ..store.errors import ConfigError, nearest
+
+_RECIPES = files(__package__ or "").joinpath("recipes")
+
+
+class Section(BaseModel):
+    """A part of the tree; unknown keys are errors, and values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class TinyModel(Section):
+    """A small Qwen2 model made from scratch, with a tokenizer of single characters."""
+
+    hidden_size: int = Field(default=128, ge=8)
+    layers: int = Field(default=2, ge=1)
+    heads: int = Field(default=4, ge=1)
+    intermediate_size: int | None = None
+    """None: four times hidden_size."""
+    init_std: float = Field(default=0.02, gt=0)
+    """Standard deviation of the weights at the start."""
+    max_length: int = Field(default=1024, ge=8)
+    """Most tokens of a sequence."""
+    alphabet: str = string.printable
+    """Each of these characters is a token."""
+
+
+class ModelConfig(Section):
+    """The model that a run starts from."""
+
+    path: str | None = None
+    """Folder or hub name in the Hugging Face format."""
+    tiny: TinyModel | None = None
+    """Instead of a path: a model made from scratch."""
+    dtype: str = Field(default="float32", pattern="^(float32|bfloat16|float16)$")
+    device: str = "auto"
+    """auto takes a GPU when there is one."""
+
+
+class TasksConfig(Section):
+    """Which tasks are tried."""
+
+    make: str | dict[str, dict[str, Any]] | None = None
+    """A function that gives tasks, as `name` or `{name: {parameter: value}}`; stored once."""
+    where: str = "split = 'train'"
+    """SQL condition over the table `tasks`."""
+
+
+class SamplingConfig(Section):
+    """How tokens are sampled."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    max_tokens: int = Field(default=64, ge=1)
+
+
+class ExplorerConfig(Section):
+    """The producer of experience."""
+
+    workflow: str = "single_turn"
+    """Name of a workflow of ours, or `package.module:function`."""
+    rewards: str | dict[str, float] = "exact_match"
+    """A reward function, or several with their weights."""
+    group_size: int | None = Field(default=None, ge=1)
+    """Tries at each task; None takes the algorithm's."""
+    tasks_per_batch: int | None = Field(default=None, ge=1)
+    """None: as many as one training step needs."""
+    tasks_per_commit: int | None = Field(default=None, ge=1)
+    """Tasks that are sampled and stored together; None: the whole batch."""
+    sampling: SamplingConfig = SamplingConfig()
+    max_failed_batches: int = Field(default=3, ge=1)
+    """So many batches in a row without one usable row end the job."""
+
+
+class ScheduleConfig(Section):
+    """How far explorer and trainer may be apart, in optimizer steps."""
+
+    max_ahead: int = Field(default=0, ge=0)
+    """Train batches that the explorer may be ahead; 0 is on-policy."""
+    max_lag: int | None = Field(default=None, ge=0)
+    """Oldest rows that the trainer takes; None: as old as max_ahead and publish_every make them."""
+    publish_every: int = Field(default=1, ge=1)
+    """Optimizer steps between two publications of weights."""
+    wait_seconds: float = Field(default=600, gt=0)
+    """Longest wait of one job for the other."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        oldest = self.max_ahead + self.publish_every - 1
+        if self.publish_every > self.max_ahead + 1:
+            raise ValueError(
+                f"publish_every {self.publish_every} is more than max_ahead + 1: the explorer "
+                "would wait for weights that are never published"
+            )
+        if self.max_lag is not None and self.max_lag < oldest:
+            raise ValueError(
+                f"max_lag {self.max_lag} is less than max_ahead + publish_every - 1 = {oldest}: "
+                "rows would be stale before they could be drawn"
+            )
+        return self
+
+    @property
+    def lag(self) -> int:
+        """The oldest rows that the trainer takes."""
+        return self.max_ahead + self.publish_every - 1 if self.max_lag is None else self.max_lag
+
+
+class TrainerConfig(Section):
+    """The consumer of experience."""
+
+    steps: int | None = Field(default=None, ge=1)
+    """Optimizer steps; None (offline only): until each row was drawn `epochs` times."""
+    batch_size: int = Field(default=32, ge=1)
+    """Groups a step for algorithms that work on groups, else rows."""
+    where: str | None = None
+    """SQL condition over `experiences`; offline it chooses the rows from the whole store."""
+    sampler: str = "fifo"
+    epochs: int = Field(default=1, ge=1)
+    """How often a row may be drawn."""
+    learning_rate: float = Field(default=1e-5, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises from 0."""
+    decay: str = Field(default="constant", pattern="^(constant|linear|cosine)$")
+    """What the learning rate does after that, until the last step, where it would be 0."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    micro_batch_tokens: int = Field(default=16384, ge=1)
+    """Most tokens, padding included, that go through the model at once."""
+    checkpoint_every: int = Field(default=50, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
+    evaluate_loss_where: str | None = None
+    """Rows whose loss is measured at the start, at each checkpoint and at the end."""
+
+
+class EvaluateConfig(Section):
+    """How a policy is measured."""
+
+    where: str = "split = 'eval'"
+    """SQL condition over the table `tasks`."""
+    group_size: int = Field(default=1, ge=1)
+    sampling: SamplingConfig = SamplingConfig(temperature=0.0)
+    batch_tasks: int = Field(default=256, ge=1)
+    """Tasks sampled together."""
+
+
+class RunConfig(Section):
+    """All of a run."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Names the run: its rows, its folder. A run is continued with `--resume`."""
+    seed: int = Field(default=0, ge=0)
+    store: str | None = None
+    """Folder or address of the store; `--store` and RLAKE_STORE say it too."""
+    output: str | None = None
+    """Folder for checkpoints and weights; None: `runs/` in the store's folder."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads of torch in each job; None: what torch chooses."""
+    model: ModelConfig
+    algorithm: str | dict[str, dict[str, Any]]
+    """Name of an algorithm, or `{name: {parameter: value}}`."""
+    tasks: TasksConfig = TasksConfig()
+    explorer: ExplorerConfig | None = None
+    """Left out: the run is offline, and trains on what is stored."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    evaluate: EvaluateConfig | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.explorer is not None and self.trainer.steps is None:
+            raise ValueError("trainer.steps is missing; a run with an explorer needs it")
+        return self
+
+
+def load(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a configuration: a YAML file or a packaged recipe's name, with `a.b=c` overrides.
+
+    Raises ConfigError for a file that is not there, an unknown key (with the nearest known one), or
+    a value of the wrong type.
+    """
+    tree = yaml.safe_load(_text(source))
+    if not isinstance(tree, dict):
+        raise ConfigError(f"`{source}` must hold keys and values, got {type(tree).__name__}")
+    for override in overrides:
+        _override(tree, override)
+    return build(tree)
+
+
+def build(tree: Mapping[str, Any]) -> RunConfig:
+    """Check a tree of plain values and return the configuration."""
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from error
+
+
+def recipes() -> list[str]:
+    """Return the names of the packaged recipes."""
+    return sorted(
+        p.name.removesuffix(".yaml") for p in _RECIPES.iterdir() if p.name.endswith(".yaml")
+    )
+
+
+def _text(source: str | Path) -> str:
+    path = Path(source)
+    if path.suffix in {".yaml", ".yml"} or path.exists():
+        if not path.is_file():
+            raise ConfigError(f"there is no configuration file `{source}`")
+        return path.read_text()
+    if str(source) not in recipes():
+        raise ConfigError(f"there is no recipe `{source}`{nearest(str(source), recipes())}")
+    return _RECIPES.joinpath(f"{source}.yaml").read_text()
+
+
+def _override(tree: dict[str, Any], text: str) -> None:
+    path, sign, value = text.partition("=")
+    if not sign:
+        raise ConfigError(f"`--set {text}` must look like `trainer.steps=100`")
+    *parents, last = path.strip().split(".")
+    node = tree
+    for parent in parents:
+        child = node.setdefault(parent, {})
+        if not isinstance(child, dict):
+            child = node[parent] = {}
+        node = child
+    node[last] = yaml.safe_load(value)
+
+
+def _explain(error: ValidationError) -> str:
+    """Say the first thing that is wrong, in our words."""
+    first = error.errors()[0]
+    where = ".".join(str(p) for p in first["loc"] if not str(p).startswith("dict["))
+    if first["type"] == "extra_forbidden":
+        section = _section(first["loc"][:-1])
+        return f"unknown key `{where}`{nearest(str(first['loc'][-1]), section.model_fields)}"
+    if first["type"] == "missing":
+        return f"key `{where}` is missing; add it to the configuration"
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    got = "" if first["type"] == "value_error" else f", got {first['input']!r}"
+    return f"`{where}`: {message}{got}" if where else message
+
+
+def _section(path: Sequence[int | str]) -> type[Section]:
+    """Return the class that describes the part of the tree at `path`."""
+    section: type[Section] = RunConfig
+    for name in path:
+        kind = section.model_fields[str(name)].annotation
+        options = [kind, *get_args(kind)]
+        section = next(o for o in options if isinstance(o, type) and issubclass(o, Section))
+    return section

@@ -1,0 +1,115 @@
+"""How good a policy is on tasks it was not trained on: every try is a row, kept apart."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..store import Store
+from ..store.errors import ConfigError
+from ..store.ids import content_id
+from .config import EvaluateConfig, RunConfig
+from .explorer import Listener, sampling
+from .metrics import Metrics
+from .models import load, load_folder, put
+from .rollouts import rewards_of, try_tasks, workflow_of
+from .runs import job, recorded, run_folder
+from .tasks import prepare, select
+from .transformers_policy import TransformersPolicy
+from .weights import newest, published
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured: the share of tries with reward 1 or more, and where their rows are."""
+
+    accuracy: float
+    reward_mean: float
+    num_tasks: int
+    num_rows: int
+    policy_version: int
+    run_id: str
+    """The run_id of the rows in `experiences`."""
+
+
+def evaluate(
+    store: Store,
+    config: RunConfig,
+    *,
+    version: int | None = None,
+    model: str | Path | None = None,
+    listener: Listener | None = None,
+) -> Evaluation:
+    """Try the tasks of `evaluate.where` with the run's newest policy, another version, or a model.
+
+    The rows are stored under a run_id of their own, so that no trainer draws them. A try that gave
+    no reward counts as wrong.
+    """
+    settings = config.evaluate or EvaluateConfig()
+    prepare(store, config.tasks)
+    tasks = select(store, settings.where)
+    with job(store, config, "evaluate", resume=True) as mine, recorded(mine, start_step=0):
+        policy = _policy(store, config, version, model)
+        run_id = _run_id(config, settings)
+        rewards = config.explorer.rewards if config.explorer else "exact_match"
+        workflow = config.explorer.workflow if config.explorer else "single_turn"
+        rows = []
+        for start in range(0, len(tasks), settings.batch_tasks):
+            chunk = list(enumerate(tasks))[start : start + settings.batch_tasks]
+            made = asyncio.run(
+                try_tasks(
+                    chunk,
+                    policy,
+                    workflow=workflow_of(workflow),
+                    rewards=rewards_of(rewards),
+                    group_size=settings.group_size,
+                    sampling=sampling(settings.sampling),
+                    seed=config.seed,
+                    run_id=run_id,
+                    step=policy.version,
+                )
+            )
+            store.append("experiences", made)
+            rows += made
+        scores = [row.reward or 0.0 for row in rows]
+        accuracy = sum(score >= 1 for score in scores) / len(scores)
+        mean = sum(scores) / len(scores)
+        metrics = Metrics(mine)
+        values = {"eval/accuracy": accuracy, "eval/reward_mean": mean}
+        metrics.add(policy.version, values)
+        metrics.flush()
+    if listener:
+        listener("evaluate", policy.version, values)
+    return Evaluation(accuracy, mean, len(tasks), len(rows), policy.version, run_id)
+
+
+def _policy(
+    store: Store, config: RunConfig, version: int | None, model: str | Path | None
+) -> TransformersPolicy:
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    if model is not None:
+        network, tokenizer = load_folder(model, dtype=config.model.dtype)
+        return TransformersPolicy(put(network, config.model.device), tokenizer)
+    folder = run_folder(store, config)
+    found = published(store, folder, config.name)
+    if version is None and not found:
+        network, tokenizer = load(config.model, seed=config.seed)
+        return TransformersPolicy(put(network, config.model.device), tokenizer)
+    weights = newest(store, folder, config.name) if version is None else found.get(version)
+    if weights is None or not weights.folder.is_dir():
+        there = sorted(v for v, w in found.items() if w.folder.is_dir())
+        raise ConfigError(
+            f"run `{config.name}` has no weights of version {version}; there are {there}"
+        )
+    network, tokenizer = load_folder(weights.folder, dtype=config.model.dtype)
+    return TransformersPolicy(put(network, config.model.device), tokenizer, version=weights.version)
+
+
+def _run_id(config: RunConfig, settings: EvaluateConfig) -> str:
+    """Name the rows of this way of measuring; another way has other rows."""
+    way = content_id(
+        settings.model_dump(mode="json", exclude={"batch_tasks"}), config.seed, length=6
+    )
+    return f"{config.name}:eval-{way}"

@@ -1,0 +1,155 @@
+"""Models and tokenizers: from a Hugging Face folder or hub, or tiny ones from scratch."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..store.errors import ConfigError, missing_extra
+from ..store.records import Message
+from .config import ModelConfig, TinyModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def load(config: ModelConfig, *, seed: int) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
+    """Load (or make) the model that a run starts from, and its tokenizer."""
+    if config.tiny is not None:
+        return make_tiny(config.tiny, seed=seed)
+    if config.path is None:
+        raise ConfigError(
+            "`model` has neither `path` nor `tiny`; name a model folder, or set `model.tiny`"
+        )
+    return load_folder(config.path, dtype=config.dtype)
+
+
+def load_folder(
+    path: str | Path, *, dtype: str = "float32"
+) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
+    """Load a causal language model and its tokenizer from a folder in the Hugging Face format."""
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+    except ImportError as error:
+        raise missing_extra(error.name or "transformers", "train") from error
+    logging.disable_progress_bar()  # jobs show their own progress
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=getattr(torch, dtype))
+        tokenizer = AutoTokenizer.from_pretrained(str(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"`model.path` {str(path)!r} is not a model that can be loaded: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    return model, tokenizer
+
+
+def make_tiny(spec: TinyModel, *, seed: int) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
+    """Make a small Qwen2 model with random weights, and a tokenizer of single characters."""
+    try:
+        import torch
+        from transformers import Qwen2Config, Qwen2ForCausalLM
+    except ImportError as error:
+        raise missing_extra(error.name or "transformers", "train") from error
+    tokenizer = character_tokenizer(spec.alphabet)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size or 4 * spec.hidden_size,
+        num_hidden_layers=spec.layers,
+        num_attention_heads=spec.heads,
+        num_key_value_heads=spec.heads,
+        max_position_embeddings=spec.max_length,
+        initializer_range=spec.init_std,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=eos_id(tokenizer),
+        pad_token_id=pad_id(tokenizer),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    return model, tokenizer
+
+
+def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
+    """Make a tokenizer with one token for each character of `alphabet`; others become `<unk>`."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<eos>", "<unk>", *dict.fromkeys(alphabet)]
+    raw = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # type: ignore[assignment]
+    raw.decoder = decoders.Fuse()  # type: ignore[assignment]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        chat_template=_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def prompt_ids(
+    tokenizer: "PreTrainedTokenizerFast",
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[dict[str, Any]] | None = None,
+) -> list[int]:
+    """Return the tokens that a policy is asked with: the chat template, ready for the answer.
+
+    A tokenizer without a chat template gets the contents, one after the other.
+    """
+    if tokenizer.chat_template is None:
+        text = "".join(str(m["content"]) for m in messages)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    ids = tokenizer.apply_chat_template(
+        list(messages),  # type: ignore[arg-type]
+        tools=list(tools) if tools else None,  # type: ignore[arg-type]
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=False,
+    )
+    return list(ids)  # type: ignore[arg-type]
+
+
+def response_ids(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
+    """Return the tokens of an answer given as text, with the end token."""
+    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return [*ids, eos_id(tokenizer)]
+
+
+def eos_id(tokenizer: "PreTrainedTokenizerFast") -> int:
+    """Return the token that ends an answer."""
+    return int(tokenizer.eos_token_id)  # type: ignore[arg-type]
+
+
+def pad_id(tokenizer: "PreTrainedTokenizerFast") -> int:
+    """Return the token that fills up a batch; the end token where there is none of its own."""
+    found = tokenizer.pad_token_id
+    return eos_id(tokenizer) if found is None else int(found)  # type: ignore[arg-type]
+
+
+def put(model: "PreTrainedModel", device: str) -> "PreTrainedModel":
+    """Put a model on a device; `auto` takes a GPU when there is one."""
+    import torch
+
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    return model.to(device=torch.device(chosen))  # pyright: ignore[reportCallIssue]
+
+
+def tokenizer_digest(tokenizer: "PreTrainedTokenizerFast") -> str:
+    """Digest a tokenizer: its vocabulary, rules and chat template."""
+    text = json.dumps([tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def max_length(model: "PreTrainedModel") -> int | None:
+    """Return how many tokens a model takes, if its configuration says so."""
+    return getattr(model.config, "max_position_embeddings", None)

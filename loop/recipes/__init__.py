@@ -1,0 +1,1 @@
+"""Ready configurations, one YAML file each: `rlake run NAME`."""

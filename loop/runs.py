@@ -1,0 +1,190 @@
+"""A run's jobs: who may start, which attempt it is, and the row that says how it ended."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from ..store import Store
+from ..store.errors import ConfigError, JobError
+from ..store.records import now
+from ..store.tail import Tail
+from .config import RunConfig
+
+
+@dataclass(frozen=True)
+class Job:
+    """One attempt of one job of a run."""
+
+    store: Store
+    config: RunConfig
+    name: str
+    """explore, train or evaluate."""
+    attempt: int
+    folder: Path
+    """Where the run keeps checkpoints and weights."""
+    started_at: datetime = field(default_factory=now)
+
+    @property
+    def run_id(self) -> str:
+        """The run's id: its name."""
+        return self.config.name
+
+
+def run_folder(store: Store, config: RunConfig) -> Path:
+    """Return the folder of a run's checkpoints and weights."""
+    if config.output is not None:
+        return Path(config.output).expanduser().absolute() / config.name
+    if store.folder is None:
+        raise ConfigError(
+            "`output` is missing: a store that is no local folder needs one for weights"
+        )
+    return store.folder / "runs" / config.name
+
+
+@contextmanager
+def job(store: Store, config: RunConfig, name: str, *, resume: bool) -> Iterator[Job]:
+    """Hold the right to be this job of the run; other processes that try are refused.
+
+    Raises ConfigError when the job was started before and `resume` is false, or when the run's
+    stored configuration is another.
+    """
+    folder = run_folder(store, config)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / f".{name}.lock", timeout=0)
+    try:
+        with lock:
+            attempt = _next_attempt(store, config, name, resume=resume)
+            if attempt == 1 and name == "train":
+                # without a row in `runs` these are leftovers of another store in the same place
+                shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            yield Job(store, config, name, attempt, folder)
+    except Timeout as error:
+        raise JobError(f"`{name}` of run `{config.name}` is running in another process") from error
+
+
+@contextmanager
+def recorded(job: Job, *, start_step: int) -> Iterator[None]:
+    """Write that the job runs, and at the end how it ended."""
+    _record(job, "running", start_step)
+    try:
+        yield
+    except BaseException as error:
+        text = str(error) or type(error).__name__
+        _record(job, "failed", start_step, error=text[:2000], ended=now())
+        raise
+    _record(job, "done", start_step, ended=now())
+
+
+def _record(
+    job: Job,
+    status: str,
+    start_step: int,
+    *,
+    error: str | None = None,
+    ended: datetime | None = None,
+) -> None:
+    row = {
+        "run_id": job.run_id,
+        "attempt": job.attempt,
+        "job": job.name,
+        "name": job.config.name,
+        "config": stored_config(job.config),
+        "code_version": version("rlake"),
+        "status": status,
+        "start_step": start_step,
+        "error": error,
+        "started_at": job.started_at,
+        "ended_at": ended,
+    }
+    job.store.append("runs", [row])
+
+
+def stored_config(config: RunConfig) -> str:
+    """Return the resolved configuration as JSON text, with what the schedule works out."""
+    tree = config.model_dump(mode="json", exclude={"store", "output"})
+    tree["schedule"]["max_lag"] = config.schedule.lag
+    return RunConfig.model_validate(tree).model_dump_json(exclude={"store", "output"})
+
+
+def _next_attempt(store: Store, config: RunConfig, name: str, *, resume: bool) -> int:
+    rows = store.sql(
+        f"SELECT job, attempt, config, status FROM runs WHERE run_id = '{config.name}' "
+        "ORDER BY created_at"
+    ).fetchall()
+    mine = [row for row in rows if row[0] == name]
+    if mine and not resume and name != "evaluate":
+        raise ConfigError(
+            f"run `{config.name}` was started before (its `{name}` is {mine[-1][3]}); go on with "
+            "`--resume`, or name a new run with `--set name=...`"
+        )
+    if rows and name != "evaluate":
+        _same_config(rows[-1][2], config)
+    return max((row[1] for row in mine), default=0) + 1
+
+
+def _same_config(stored: str, config: RunConfig) -> None:
+    """Refuse to continue a run as another; a longer run, or other waits, are the same run."""
+    before = RunConfig.model_validate_json(stored).model_dump(mode="json")
+    after = RunConfig.model_validate_json(stored_config(config)).model_dump(mode="json")
+    for tree in (before, after):
+        tree["trainer"].pop("steps")
+        tree["trainer"].pop("keep_checkpoints")
+        tree["schedule"].pop("wait_seconds")
+        tree.pop("evaluate")
+    key = _first_difference(before, after)
+    if key is not None:
+        raise ConfigError(
+            f"run `{config.name}` was started with another `{key}`; restore it, or name a new run "
+            "with `--set name=...`"
+        )
+
+
+def _first_difference(before: object, after: object, path: str = "") -> str | None:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in {**before, **after}:
+            found = _first_difference(
+                before.get(key), after.get(key), f"{path}.{key}" if path else key
+            )
+            if found:
+                return found
+        return None
+    return None if before == after else path
+
+
+class Watch:
+    """Follows how the jobs of a run stand, reading only what is new."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        columns = ["attempt", "job", "status", "start_step", "error", "ended_at"]
+        self._tail = Tail(columns, where=f"run_id = '{job.run_id}'")
+        self._rows: list[dict[str, Any]] = []
+
+    def _refresh(self) -> list[dict[str, Any]]:
+        dataset = self._job.store.dataset("runs")
+        if self._tail.moved(dataset):
+            self._rows += self._tail.read(dataset).to_pylist()
+        return self._rows
+
+    def check(self, name: str) -> None:
+        """Raise JobError when the newest attempt of a job failed since this one started."""
+        rows = [row for row in self._refresh() if row["job"] == name]
+        newest = max(
+            rows, key=lambda row: (row["attempt"], row["ended_at"] is not None), default=None
+        )
+        if newest and newest["status"] == "failed" and newest["ended_at"] > self._job.started_at:
+            raise JobError(f"`{name}` of run `{self._job.run_id}` failed: {newest['error']}")
+
+    def counts(self, attempt: int, step: int) -> bool:
+        """Tell whether what an attempt of the trainer did at a step was not done again later."""
+        return not any(
+            row["job"] == "train" and row["attempt"] > attempt and row["start_step"] <= step
+            for row in self._refresh()
+        )

@@ -1,0 +1,52 @@
+"""Rows of text get tokens when they are drawn; rows of tokens keep theirs."""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from .models import prompt_ids, response_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+TEXT_COLUMNS = ("messages", "prompt_text", "response_text")
+"""What a row of text is made of: its messages, or else a prompt and a response."""
+
+
+def tokenize(rows: pl.DataFrame, tokenizer: "PreTrainedTokenizerFast") -> pl.DataFrame:
+    """Fill token_ids and loss_mask where token_ids is NULL; column `was_text` says where that was.
+
+    The last assistant message is the response, and alone trained on, with its end token; what
+    comes before it is the prompt. Rows without a response stay without tokens.
+    """
+    was_text = rows["token_ids"].is_null()
+    rows = rows.with_columns(was_text.alias("was_text"))
+    if not was_text.any():
+        return rows
+    made = [_tokens(row, tokenizer) for row in rows.filter(was_text).iter_rows(named=True)]
+    filled = pl.DataFrame(
+        {
+            "experience_id": rows.filter(was_text)["experience_id"],
+            "token_ids": pl.Series([t for t, _ in made], dtype=pl.List(pl.Int32)),
+            "loss_mask": pl.Series([m for _, m in made], dtype=pl.List(pl.Boolean)),
+        }
+    )
+    return rows.update(filled, on="experience_id")
+
+
+def _tokens(
+    row: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast"
+) -> tuple[list[int] | None, list[bool] | None]:
+    messages = json.loads(row["messages"]) if row["messages"] else None
+    if messages and messages[-1].get("role") == "assistant":
+        before, response = messages[:-1], messages[-1].get("content")
+    else:
+        before = messages or [{"role": "user", "content": row["prompt_text"] or ""}]
+        response = row["response_text"]
+    if response is None:
+        return None, None
+    prompt = prompt_ids(tokenizer, before)
+    answer = response_ids(tokenizer, str(response))
+    return prompt + answer, [False] * len(prompt) + [True] * len(answer)

@@ -1,0 +1,182 @@
+"""The forms that an operator's body may have, and how each is applied to a LazyFrame."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import duckdb
+import lance
+import polars as pl
+import pyarrow as pa
+
+from ..store.errors import OperatorError
+from ..store.query import Console, query_error
+
+BATCH_ROWS = 1024
+"""Rows that a `Batches` function sees at a time."""
+
+_NO_ROWS = pa.table({"nothing": pa.array([], pa.int64())})
+_idle: deque[Console] = deque(maxlen=4)
+
+FrameFunction = Callable[[pl.LazyFrame], pl.LazyFrame]
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value a row, as an SQL expression in DuckDB's dialect over the row's columns."""
+
+    sql: str
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A function of Arrow record batches, for Python, models and other libraries.
+
+    `function` gets up to BATCH_ROWS rows at a time, in order, and returns a batch with as many rows
+    and exactly the declared `columns`; they are put beside, or in place of, those of the row.
+    """
+
+    function: Callable[[pa.RecordBatch], pa.RecordBatch]
+    columns: Mapping[str, pl.DataType | type[pl.DataType]]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A filter's or a reshape's body, with the reason that each dropped row is given.
+
+    A reason is a text, or a Polars expression over the columns that came in.
+    """
+
+    rows: "pl.Expr | FrameFunction | str | Value | Batches"
+    reason: str | pl.Expr
+
+
+Body = pl.Expr | Sequence[pl.Expr] | FrameFunction | str | Value | Batches | Explained
+"""What the function under `@operator` may return."""
+
+
+def produce(body: Body, frame: pl.LazyFrame, *, into: str | None) -> pl.LazyFrame:
+    """Apply a body to a frame; `into` names the column of a body that is one value a row."""
+    match body:
+        case Explained(rows=rows):
+            return produce(rows, frame, into=into)
+        case pl.Expr():
+            return frame.with_columns(body.alias(into) if into else body)
+        case str():
+            return _sql(body, frame)
+        case Value(sql=sql):
+            return _value(sql, frame, into or "value")
+        case Batches():
+            return _batches(body, frame)
+        case Sequence():
+            return frame.with_columns(*body)
+        case _:
+            return body(frame)
+
+
+def describe(body: Body) -> str:
+    """Return a body's text, for the reason of a filter that gives none."""
+    match body:
+        case Explained(rows=rows):
+            return describe(rows)
+        case Value(sql=sql) | str(sql):
+            return sql
+        case pl.Expr():
+            return str(body)
+        case _:
+            return "no condition is shown for a function"
+
+
+def evaluate(query: str, rows: pl.DataFrame) -> pl.DataFrame:
+    """Run one SELECT over the table `input`; it can reach nothing else.
+
+    >>> evaluate("SELECT sum(x)::INT AS total FROM input", pl.DataFrame({"x": [1, 2]})).rows()
+    [(3,)]
+
+    Raises QueryError when it does not parse, or names what is not there.
+    """
+    # to open a session takes longer than most queries, and one serves one thread at a time
+    console = _take()
+    try:
+        console.put("input", rows.to_arrow(compat_level=pl.CompatLevel.newest()))
+        found = console.sql(query).to_arrow_table()
+    except duckdb.Error as error:
+        raise query_error(error) from error
+    finally:
+        console.put("input", _NO_ROWS)
+        _idle.append(console)
+    return in_utc(pl.DataFrame(pl.from_arrow(found)))
+
+
+def _take() -> Console:
+    with suppress(IndexError):
+        return _idle.pop()
+    console = Console(views=False)
+    console.show({}, _nothing)
+    return console
+
+
+def in_utc(rows: pl.DataFrame) -> pl.DataFrame:
+    """Give all times the zone UTC: DuckDB names the machine's."""
+    zoned = [
+        pl.col(name).dt.convert_time_zone("UTC")
+        for name, kind in rows.schema.items()
+        if isinstance(kind, pl.Datetime) and kind.time_zone not in (None, "UTC")
+    ]
+    return rows.with_columns(zoned)
+
+
+def _as(rows: pl.DataFrame, schema: Mapping[str, pl.DataType | type[pl.DataType]]) -> pl.DataFrame:
+    return rows.select(pl.col(name).cast(kind) for name, kind in schema.items())
+
+
+def _nothing(name: str, version: int) -> lance.LanceDataset:
+    raise AssertionError(f"no table is shown, `{name}` {version} was asked for")
+
+
+def _sql(query: str, frame: pl.LazyFrame) -> pl.LazyFrame:
+    empty = frame.collect_schema().to_frame()
+    schema = evaluate(query, empty).schema
+    return frame.map_batches(lambda rows: _as(evaluate(query, rows), schema), schema=schema)
+
+
+def _value(sql: str, frame: pl.LazyFrame, into: str) -> pl.LazyFrame:
+    query = f"SELECT ({sql}\n) AS value FROM input"
+    schema = frame.collect_schema()
+    kind = evaluate(query, schema.to_frame()).schema["value"]
+    if kind.is_decimal():
+        kind = pl.Float64()
+
+    def add(rows: pl.DataFrame) -> pl.DataFrame:
+        values = evaluate(query, rows)["value"]
+        if len(values) != rows.height:
+            raise OperatorError(
+                f"`{sql}` gives {len(values)} values for {rows.height} rows, expected one a row; "
+                "write an aggregate as `avg(x) OVER (PARTITION BY group_id)`"
+            )
+        return rows.with_columns(values.cast(kind).alias(into))
+
+    return frame.map_batches(add, schema={**schema, into: kind})
+
+
+def _batches(body: Batches, frame: pl.LazyFrame) -> pl.LazyFrame:
+    schema = {**frame.collect_schema(), **body.columns}
+
+    def add(rows: pl.DataFrame) -> pl.DataFrame:
+        made = [_one_batch(body, part) for part in rows.iter_slices(BATCH_ROWS)]
+        empty = pl.DataFrame(schema=dict(body.columns))
+        return rows.with_columns(pl.concat([empty, *made]).get_columns())
+
+    return frame.map_batches(add, schema=schema)
+
+
+def _one_batch(body: Batches, part: pl.DataFrame) -> pl.DataFrame:
+    [batch] = part.rechunk().to_arrow().to_batches()
+    made = body.function(batch)
+    if made.num_rows != part.height or set(made.schema.names) != set(body.columns):
+        raise OperatorError(
+            f"a batch function returned {made.num_rows} rows of {sorted(made.schema.names)} for "
+            f"{part.height} rows, expected as many rows of {sorted(body.columns)}"
+        )
+    return _as(pl.DataFrame(pl.from_arrow(made)), body.columns)

@@ -1,0 +1,119 @@
+"""`@operator(kind)`: an operator from one function whose parameters are its configuration."""
+
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
+from typing import Any, Generic, ParamSpec, get_args
+
+import polars as pl
+
+from ..store.errors import OperatorError, QueryError, nearest
+from ..store.query import columns_of
+from .apply import Kind, Operator
+from .body import Batches, Body, Explained, Value
+from .parameters import Parameters, jsonable
+
+P = ParamSpec("P")
+
+
+class OperatorFunction(Generic[P]):
+    """A function under `@operator`: calling it with parameters builds the Operator."""
+
+    def __init__(self, function: Callable[P, Body], **declared: Any) -> None:
+        update_wrapper(self, function)
+        self._function = function
+        self._declared = declared
+        self.name = function.__name__
+        self.kind: Kind = declared["kind"]
+        self.parameters = Parameters(function, self.name)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Operator:
+        """Build the operator; raises OperatorError for parameters that do not fit."""
+        values = self.parameters.bind(args, kwargs)
+        body = self._function(**values)  # pyright: ignore[reportCallIssue]
+        declared = dict(self._declared)
+        try:
+            reads, rest = _reads(body, declared.pop("reads"))
+        except QueryError as error:
+            raise OperatorError(f"operator `{self.name}`: {error}") from error
+        return Operator(
+            name=self.name,
+            params=jsonable(self.name, values),
+            path=f"{self._function.__module__}:{self._function.__qualname__}",
+            body=body,
+            reads=reads,
+            reads_rest=rest or declared.pop("reads_rest", False),
+            writes=_writes(body, self.kind, declared.pop("writes")),
+            **{k: v for k, v in declared.items() if k != "reads_rest"},
+        )
+
+
+def operator(
+    kind: Kind,
+    *,
+    version: int = 1,
+    reads: Sequence[str] | None = None,
+    reads_rest: bool = False,
+    writes: Sequence[str] | None = None,
+    whole_groups: bool = False,
+    links: Sequence[str] = (),
+) -> Callable[[Callable[P, Body]], OperatorFunction[P]]:
+    """Make an operator of a function; its parameters are the configuration, and are recorded.
+
+    The function returns a Polars expression (or several), a function of the LazyFrame, an SQL text
+    for DuckDB over the table `input`, an SQL `Value`, or `Batches`; `Explained` adds the reason for
+    dropped rows. A filter's body is true where a row is kept, or returns the rows kept, or all rows
+    with the column `keep`. An augment's body returns the new rows only, with `parent_id`. A
+    reshape's body returns rows of another table that name the rows they were made from in `links`.
+
+    >>> @operator("filter")
+    ... def short(*, limit: int = 10) -> pl.Expr:
+    ...     return pl.col("response_text").str.len_chars() <= limit
+    >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "response_text": ["4", "four, I think"]})
+    >>> rows.pipe(short(limit=5)).rows()
+    [('a', '4')]
+    """
+    if kind not in get_args(Kind):
+        raise OperatorError(f"there is no kind `{kind}`{nearest(kind, get_args(Kind))}")
+
+    def decorate(function: Callable[P, Body]) -> OperatorFunction[P]:
+        return OperatorFunction(
+            function,
+            kind=kind,
+            version=version,
+            reads=reads,
+            reads_rest=reads_rest,
+            writes=writes,
+            whole_groups=whole_groups,
+            links=tuple(links),
+        )
+
+    return decorate
+
+
+def _reads(body: Body, declared: Sequence[str] | None) -> tuple[tuple[str, ...], bool]:
+    """Return the columns that a body reads, and whether it may read others."""
+    if declared is not None:
+        return tuple(declared), False
+    body = body.rows if isinstance(body, Explained) else body
+    if isinstance(body, Value):
+        return tuple(sorted(columns_of(body.sql))), False
+    several = list(body) if isinstance(body, Sequence) and not isinstance(body, str) else [body]
+    found: dict[str, None] = {}
+    for one in several:
+        if not isinstance(one, pl.Expr):
+            return (), True
+        found.update(dict.fromkeys(one.meta.root_names()))
+    return tuple(found), False
+
+
+def _writes(body: Body, kind: Kind, declared: Sequence[str] | None) -> tuple[str, ...]:
+    if declared is not None:
+        return tuple(declared)
+    if kind == "prioritize":
+        return ("priority",)
+    if kind in ("clean", "derive"):
+        if isinstance(body, Batches):
+            return tuple(body.columns)
+        several = body if isinstance(body, Sequence) and not isinstance(body, str) else [body]
+        return tuple(e.meta.output_name() for e in several if isinstance(e, pl.Expr))
+    return ()

@@ -1,0 +1,94 @@
+"""Names of operators and rewards: our public functions, or `package.module:function`."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from inspect import isfunction
+from types import ModuleType
+from typing import Any
+
+from ..store.errors import OperatorError, nearest
+from .apply import Operator
+from .decorator import OperatorFunction
+
+Spec = str | Mapping[str, Mapping[str, Any] | None]
+"""An operator in YAML: `name`, or `{name: {parameter: value}}`."""
+
+
+def resolve(spec: Spec | Operator) -> Operator:
+    """Build the operator that a name, or a name with parameters, stands for.
+
+    >>> str(resolve({"drop_flat_groups": {"min_std": 0.1}}))
+    'drop_flat_groups(min_std=0.1)'
+
+    Raises OperatorError for an unknown name, or parameters that do not fit.
+    """
+    if isinstance(spec, Operator):
+        return spec
+    name, params = _taken_apart(spec)
+    if ":" in name:
+        found = imported(name, "operator")
+    else:
+        known = public()
+        if name not in known:
+            raise OperatorError(f"there is no operator `{name}`{nearest(name, known)}")
+        found = known[name]
+    if not isinstance(found, OperatorFunction):
+        raise OperatorError(
+            f"`{name}` is not an operator; put `@operator(kind)` above the function"
+        )
+    return found(**params)
+
+
+def public() -> dict[str, OperatorFunction[...]]:
+    """Return our operators by name: the namespace of `rlake.operators` is the registry."""
+    names = vars(import_module(__package__ or "")).items()
+    return {n: v for n, v in names if isinstance(v, OperatorFunction) and not n.startswith("_")}
+
+
+def named(name: str, home: ModuleType, what: str) -> Callable[..., Any]:
+    """Return the function of module `home` with this name, or the one at `package.module:function`.
+
+    >>> from rlake.operators import rewards
+    >>> named("exact_match", rewards, "reward").__name__
+    'exact_match'
+    """
+    if ":" in name:
+        found = imported(name, what)
+        if not callable(found):
+            raise OperatorError(f"{what} `{name}` is a {type(found).__name__}, expected a function")
+        return found
+    own = {
+        n: f
+        for n, f in vars(home).items()
+        if isfunction(f) and f.__module__ == home.__name__ and not n.startswith("_")
+    }
+    if name not in own:
+        raise OperatorError(f"there is no {what} `{name}`{nearest(name, own)}")
+    return own[name]
+
+
+def imported(name: str, what: str) -> Any:
+    """Import what stands at `package.module:name`."""
+    module, _, attribute = name.partition(":")
+    try:
+        home = import_module(module)
+    except ImportError as error:
+        raise OperatorError(f"{what} `{name}` cannot be imported: {error}") from error
+    if not hasattr(home, attribute):
+        raise OperatorError(
+            f"module `{module}` has no `{attribute}`{nearest(attribute, vars(home))}"
+        )
+    return getattr(home, attribute)
+
+
+def _taken_apart(spec: Spec) -> tuple[str, dict[str, Any]]:
+    if isinstance(spec, str):
+        return spec, {}
+    if not isinstance(spec, Mapping) or len(spec) != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OperatorError(
+            f"an operator is `name` or `{{name: {{parameter: value}}}}`, got {spec!r}"
+        )
+    [(name, params)] = spec.items()
+    if params is not None and not isinstance(params, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OperatorError(f"parameters of `{name}` must be `parameter: value`, got {params!r}")
+    return name, dict(params or {})

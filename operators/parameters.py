@@ -1,0 +1,74 @@
+"""The parameters of an operator: checked against the annotations of its function."""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from ..store.errors import OperatorError, nearest
+
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+
+
+class Parameters:
+    """What a function may be called with: names, types and defaults."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self._function, self._name = function, name
+        self.signature = inspect.signature(function)
+
+    @cached_property
+    def _types(self) -> dict[str, TypeAdapter[Any]]:
+        # later than the definition, when all names in the annotations exist
+        hints = get_type_hints(self._function)
+        return {
+            name: TypeAdapter(hints.get(name, Any), config=_STRICT)
+            for name in self.signature.parameters
+        }
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of all parameters, defaults included.
+
+        Raises OperatorError for one that is unknown, missing, or of another type.
+        """
+        known = self.signature.parameters
+        for name in kwargs:
+            if name not in known:
+                what = nearest(name, known) if known else "; it has no parameters"
+                raise OperatorError(f"`{self._name}` has no parameter `{name}`{what}")
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise OperatorError(f"`{self._name}` cannot be called so: {error}") from error
+        bound.apply_defaults()
+        return {name: self._checked(name, value) for name, value in bound.arguments.items()}
+
+    def _checked(self, name: str, value: Any) -> Any:
+        try:
+            return self._types[name].validate_python(value)
+        except ValidationError as error:
+            told = error.errors()[0]["msg"]
+            raise OperatorError(
+                f"parameter `{name}` of `{self._name}` got {value!r} ({type(value).__name__}): "
+                f"{told[0].lower()}{told[1:]}"
+            ) from None
+
+
+def jsonable(operator: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters as they are recorded: functions by their import path."""
+    return {name: _plain(operator, name, value) for name, value in params.items()}
+
+
+def _plain(operator: str, name: str, value: Any) -> Any:
+    if inspect.isfunction(value):
+        return f"{value.__module__}:{value.__qualname__}"
+    try:
+        return json.loads(json.dumps(value))
+    except TypeError:
+        raise OperatorError(
+            f"parameter `{name}` of `{operator}` is a {type(value).__name__}, expected numbers, "
+            "text, lists, mappings or a function: what can be recorded"
+        ) from None

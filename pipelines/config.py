@@ -1,0 +1,84 @@
+"""The YAML form of a pipeline, with unknown keys refused."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from ..operators import Operator, resolve
+from ..store.errors import ConfigError, InputError, nearest
+from .source import File, Sql, Table
+
+_KEYS = ("name", "source", "operators", "sink")
+_PLACES: dict[str, type[Table | Sql | File]] = {"table": Table, "sql": Sql, "file": File}
+
+
+def parse(text: str | Path) -> dict[str, Any]:
+    """Return name, source, operators and sink of a pipeline: from a YAML file, or the text itself.
+
+    Raises ConfigError for unknown keys or values, InputError for a file that cannot be read.
+    """
+    tree = _tree(text)
+    for key in tree:
+        if key not in _KEYS:
+            raise ConfigError(f"a pipeline has no key `{key}`{nearest(str(key), _KEYS)}")
+    for key in ("name", "source"):
+        if tree.get(key) is None:
+            raise ConfigError(f"a pipeline needs `{key}`")
+    if not isinstance(tree["name"], str):
+        raise ConfigError(f"`name` must be text, got {tree['name']!r}")
+    sink = tree.get("sink")
+    return {
+        "name": tree["name"],
+        "source": _place(tree["source"], "source", tuple(_PLACES)),
+        "operators": _operators(tree.get("operators")),
+        "sink": None if sink is None else _place(sink, "sink", ("table", "file")),
+    }
+
+
+def _tree(text: str | Path) -> Mapping[str, Any]:
+    is_path = isinstance(text, Path) or ("\n" not in text and text.endswith((".yaml", ".yml")))
+    name = f"`{text}`" if is_path else "the pipeline"
+    try:
+        written = Path(text).read_text(encoding="utf-8") if is_path else str(text)
+    except (OSError, UnicodeDecodeError) as error:
+        told = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise InputError(f"cannot read {name}: {told}") from error
+    try:
+        tree = yaml.safe_load(written)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, Mapping):
+        raise ConfigError(
+            f"{name} must hold `name`, `source`, `operators` and `sink`, got {type(tree).__name__}"
+        )
+    return tree
+
+
+def _operators(specs: Any) -> list[Operator]:
+    if specs is not None and not isinstance(specs, list):
+        raise ConfigError(f"`operators` must be a list, got {specs!r}")
+    return [resolve(spec) for spec in specs or ()]
+
+
+def _place(given: Any, what: str, kinds: tuple[str, ...]) -> Table | Sql | File:
+    one_of = " or ".join(f"`{{{kind}: ...}}`" for kind in kinds)
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"`{what}` must be {one_of}, got {given!r}")
+    # a file may have an SQL text too, so the more telling keys come first
+    kind = next((k for k in ("table", "file", "sql") if k in given and k in kinds), None)
+    if kind is None:
+        told = nearest(str(next(iter(given), "")), kinds)
+        raise ConfigError(f"`{what}` must be {one_of}, got {dict(given)!r}{told}")
+    fields = _PLACES[kind].__dataclass_fields__
+    for key in given:
+        if key not in fields:
+            raise ConfigError(f"`{what}` has no key `{key}`{nearest(str(key), fields)}")
+    try:
+        return _PLACES[kind](**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join([what, *map(str, first["loc"])])
+        raise ConfigError(f"`{place}` got {first['input']!r}: {first['msg'].lower()}") from error

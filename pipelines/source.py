@@ -1,0 +1,157 @@
+"""Where a pipeline's rows come from: a table, a query, a file, or a frame in memory."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import duckdb
+import lance
+import polars as pl
+import pyarrow as pa
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from ..operators.body import in_utc
+from ..store import Store
+from ..store.errors import OperatorError, QueryError
+from ..store.files.reading import InputSession, open_input
+from ..store.query import Console, query_error
+from ..store.schema import TABLES, table
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Table:
+    """Rows of a table of the store; as a sink, where rows are appended."""
+
+    table: str
+    where: str | None = None
+    """SQL condition, for a source only."""
+
+    def __str__(self) -> str:
+        return f"table {self.table}" + (f" where {self.where}" if self.where else "")
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Sql:
+    """Rows of one SELECT over the store's tables and views."""
+
+    sql: str
+
+    def __str__(self) -> str:
+        return f"sql {' '.join(self.sql.split())}"
+
+
+@dataclass(frozen=True, config=_STRICT)
+class File:
+    """Rows of a file (JSONL, JSON, CSV, Parquet); as a sink, the file to write (no CSV or JSON)."""
+
+    file: str
+    sql: str | None = None
+    """For a source only: a SELECT over the table `input`, which is the file."""
+
+    def __str__(self) -> str:
+        return f"file {self.file}" + (f" by {' '.join(self.sql.split())}" if self.sql else "")
+
+
+Source = Table | Sql | File | pl.LazyFrame | pl.DataFrame
+"""What a pipeline may read."""
+
+
+class Blank:
+    """The tables of a store without rows, against which a pipeline is checked before any work."""
+
+    def versions(self) -> dict[str, int]:
+        """Return one version for every table."""
+        return dict.fromkeys(TABLES, 1)
+
+    def open_at(self, name: str, version: int) -> pa.Table:
+        """Return the empty table."""
+        assert version == 1
+        return TABLES[name].schema.empty_table()
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+        """Return the result of one SELECT."""
+        console = Console()
+        console.show(self.versions(), lambda n, v: cast("lance.LanceDataset", self.open_at(n, v)))
+        return console.sql(query)
+
+
+def describe(source: Source) -> str:
+    """Return a source in words."""
+    return "a frame in memory" if isinstance(source, pl.LazyFrame | pl.DataFrame) else str(source)
+
+
+def schema(source: Source) -> pl.Schema:
+    """Return the columns that a source has, without reading its rows (but for a file's types).
+
+    Raises QueryError, InputError or NotFoundError when it cannot be read.
+    """
+    if isinstance(source, Table):
+        table(source.table)
+    if isinstance(source, pl.LazyFrame | pl.DataFrame):
+        return source.lazy().collect_schema()
+    return read(source, cast("Store", Blank()), limit=0).schema
+
+
+def read(
+    source: Source, store: Store, *, columns: Sequence[str] = (), limit: int | None = None
+) -> pl.DataFrame:
+    """Return a source's rows; of a table, only `columns` when some are named."""
+    if isinstance(source, pl.LazyFrame | pl.DataFrame):
+        return source.lazy().collect(engine="streaming")
+    if isinstance(source, File):
+        with open_input(source.file) as file:
+            session = InputSession(file, store)
+            return rows_of(session.select(source.sql or "SELECT * FROM input"), limit=limit)
+    if isinstance(source, Sql):
+        return rows_of(store.sql(source.sql), limit=limit)
+    names = ", ".join(f'"{c}"' for c in columns or table(source.table).names)
+    where = f" WHERE ({source.where}\n)" if source.where else ""
+    return rows_of(store.sql(f'SELECT {names} FROM "{source.table}"{where}'), limit=limit)
+
+
+def versions_read(source: Source, store: Store) -> dict[str, int]:
+    """Return the versions of the tables that a source reads."""
+    if isinstance(source, Table):
+        return {source.table: store.versions()[source.table]}
+    is_query = isinstance(source, Sql) or (isinstance(source, File) and source.sql is not None)
+    return store.versions() if is_query else {}
+
+
+def check_groups(source: Source, store: Store) -> None:
+    """Raise OperatorError when a table's `where` keeps a part of some group's rewards."""
+    if not isinstance(source, Table) or source.table != "experiences" or not source.where:
+        return
+    cut = store.sql(
+        "SELECT group_id, count(*) FILTER (kept) AS num_kept, count(*) AS num_all FROM "
+        f"(SELECT group_id, coalesce(({source.where}\n), false) AS kept FROM experiences "
+        "WHERE reward IS NOT NULL) "
+        "GROUP BY group_id HAVING num_kept > 0 AND num_kept < num_all LIMIT 1"
+    ).fetchall()
+    if cut:
+        group, num_kept, num_all = cut[0]
+        raise OperatorError(
+            f"the source's `where` keeps {num_kept} of {num_all} rewards of the group {group!r}, "
+            "and group statistics see the whole group; choose whole groups, or put the condition "
+            "as `keep` behind the operators of whole groups"
+        )
+
+
+def rows_of(relation: duckdb.DuckDBPyRelation, *, limit: int | None = None) -> pl.DataFrame:
+    """Return a relation's rows (or the first `limit`), with JSON as text and times in UTC."""
+    names = relation.columns
+    twice = [n for n in names if names.count(n) > 1]
+    if twice:
+        raise QueryError(f"the query gives two columns `{twice[0]}`; name one of them otherwise")
+    try:
+        found = (relation if limit is None else relation.limit(limit)).to_arrow_table()
+    except duckdb.Error as error:
+        raise query_error(error) from error
+    plain = [
+        pa.field(
+            f.name, f.type.storage_type if isinstance(f.type, pa.BaseExtensionType) else f.type
+        )
+        for f in found.schema
+    ]
+    return in_utc(pl.DataFrame(pl.from_arrow(found.cast(pa.schema(plain)))))

@@ -1,0 +1,97 @@
+"""What can go wrong, in words that say what was got, what was expected, and the way out."""
+
+from difflib import get_close_matches
+from typing import ClassVar
+
+
+class RlakeError(Exception):
+    """Root of every error that rlake raises on purpose.
+
+    `exit_code` is the command line's: 2 when rlake was used wrongly, 1 when a job failed.
+    """
+
+    exit_code: ClassVar[int] = 2
+
+
+class SchemaError(RlakeError, ValueError):
+    """Rows do not fit the declared columns of a table."""
+
+
+class ConflictError(RlakeError, ValueError):
+    """A row has the id of a stored row, but other content."""
+
+
+class QueryError(RlakeError, ValueError):
+    """A query does not parse, names what is not there, or tries to write."""
+
+
+class ConfigError(RlakeError, ValueError):
+    """A configuration key or value is not valid."""
+
+
+class InputError(RlakeError, ValueError):
+    """A file that was to be read is missing, empty or broken."""
+
+
+class OperatorError(RlakeError, ValueError):
+    """An operator was given wrong parameters, or broke the law of its kind."""
+
+
+class NotFoundError(RlakeError, LookupError):
+    """A name (table, snapshot, run, row) that the store does not have."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class StoreError(RlakeError, OSError):
+    """The store cannot be opened, read or written."""
+
+    exit_code = 1
+
+
+class NotAStoreError(StoreError):
+    """The place named is not a store, or one that this version cannot read."""
+
+    exit_code = 2
+
+
+class StarvedError(RlakeError, TimeoutError):
+    """A bounded wait ended; the message says what was needed and what was there."""
+
+    exit_code = 1
+
+
+class JobError(RlakeError, RuntimeError):
+    """A job stopped because it could not do its work."""
+
+    exit_code = 1
+
+
+class MissingExtraError(RlakeError, ImportError):
+    """An optional dependency is not installed; the message names the extra."""
+
+
+def missing_extra(package: str, extra: str) -> MissingExtraError:
+    """Build the error for an optional package that is absent."""
+    return MissingExtraError(
+        f"`{package}` is not installed; install it with `pip install 'rlake[{extra}]'`"
+    )
+
+
+def nearest(name: str, known: object) -> str:
+    """Return `; did you mean `x`?` for the closest known name, or what is known when none is close.
+
+    >>> nearest("rewrad", ["reward", "task_id"])
+    '; did you mean `reward`?'
+    >>> nearest("zzz", ["reward", "task_id"])
+    '; known are `reward`, `task_id`'
+    """
+    names = sorted(str(k) for k in known)  # type: ignore[attr-defined]
+    close = get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean `{close[0]}`?"
+    if not names:
+        return ""
+    shown = ", ".join(f"`{n}`" for n in names[:12])
+    return f"; known are {shown}" + (" and others" if len(names) > 12 else "")

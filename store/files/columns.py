@@ -1,0 +1,186 @@
+"""The columns that a SELECT gives, checked by name and type before a row is read, then as rows."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from ..errors import SchemaError, nearest
+from ..schema import Column, Table
+
+JSON_COLUMNS = ("messages", "tools", "metadata")
+"""Columns that hold JSON text; a SELECT may give them as text, struct or list."""
+_CASTS = {
+    pa.string(): "VARCHAR",
+    pa.int64(): "BIGINT",
+    pa.float64(): "DOUBLE",
+    pa.timestamp("us", "UTC"): "TIMESTAMPTZ",
+}
+
+
+def check_columns(declared: Table, allowed: Sequence[Column], given: pa.Schema) -> None:
+    """Raise SchemaError for a column that is not ours, or of a type that ours cannot be made of."""
+    by_name = {c.name: c for c in allowed}
+    for field in given:
+        if field.name not in by_name:
+            raise SchemaError(
+                f"column `{field.name}` is not a column of `{declared.name}`"
+                f'{nearest(field.name, by_name)}; map the file with `--sql "SELECT ... FROM input"`'
+            )
+        column = by_name[field.name]
+        if column.name not in JSON_COLUMNS and not _fits(_plain(field.type), column.type):
+            raise SchemaError(
+                f"column `{column.name}` of `{declared.name}` must be {column.type}, got "
+                f"{field.type}; {_way_out(column)}"
+            )
+
+
+def _fits(got: pa.DataType, expected: pa.DataType) -> bool:
+    if pa.types.is_null(got):
+        return True
+    if _is_text(got) != pa.types.is_string(expected):
+        return False
+    try:
+        pa.array([], got).cast(expected)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        return False
+    return True
+
+
+def _way_out(column: Column) -> str:
+    if column.type in _CASTS:
+        return f"cast it in the SELECT: `{column.name}::{_CASTS[column.type]} AS {column.name}`"
+    return "shape it in the SELECT"
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def typed(batch: pa.RecordBatch, allowed: Sequence[Column]) -> pa.Table:
+    """Return the columns of a batch as declared, JSON columns as text.
+
+    The types do not depend on which rows came in the batch: ids are hashes of what this returns.
+    """
+    by_name = {c.name: c for c in allowed}
+    columns: dict[str, pa.ChunkedArray | pa.Array] = {}
+    for name in batch.schema.names:
+        values = batch.column(name)
+        if isinstance(values, pa.ExtensionArray):
+            values = values.storage
+        if name in JSON_COLUMNS:
+            columns[name] = pa.array(_json_texts(name, values), pa.string())
+        elif values.null_count == len(values):
+            columns[name] = pa.nulls(len(values), by_name[name].type)
+        else:
+            columns[name] = _cast(values, by_name[name])
+    return pa.table(columns)
+
+
+def _cast(values: pa.Array, column: Column) -> pa.Array:
+    def cast(some: pa.Array) -> str | None:
+        try:
+            some.cast(column.type)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            return str(error).splitlines()[0]
+        return None
+
+    try:
+        return values.cast(column.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        row = next(i for i in range(len(values)) if cast(values.slice(i, 1)))
+        raise RowError(
+            row, f"column `{column.name}` must be {column.type}, got {values[row].as_py()!r}"
+        ) from None
+
+
+class RowError(SchemaError):
+    """A row of a batch is wrong; who reads the file knows which row of it that is."""
+
+    def __init__(self, row: int, message: str) -> None:
+        super().__init__(row, message)
+        self.row, self.message = row, message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def _json_texts(name: str, values: pa.Array) -> list[str | None]:
+    """Return JSON text for text, struct, list or map values."""
+    read = _parsed if _is_text(values.type) else _plain_value
+    read = read if not pa.types.is_map(values.type) else dict
+    texts = []
+    for row, value in enumerate(values.to_pylist()):
+        found = None if value is None else _read(read, value, row, name)
+        _check_shape(name, found, row)
+        texts.append(None if found is None else json.dumps(found, ensure_ascii=False))
+    return texts
+
+
+def _read(read: Callable[[Any], Any], value: Any, row: int, name: str) -> Any:
+    try:
+        return read(value)
+    except ValueError:
+        raise RowError(row, f"column `{name}` must be JSON, got {_short(value)}") from None
+
+
+def _parsed(text: str) -> Any:
+    value = json.loads(text)
+    return json.loads(value) if isinstance(value, str) else value  # JSON text kept as a JSON string
+
+
+def _plain_value(value: Any) -> Any:
+    """Leave out keys that are NULL: a struct has the keys of all rows, JSON those of its own."""
+    if isinstance(value, dict):
+        return {k: _plain_value(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list):
+        return [_plain_value(v) for v in value]
+    return value
+
+
+def _check_shape(name: str, value: Any, row: int) -> None:
+    if value is None:
+        return
+    if name == "messages" and not _are_messages(value):
+        raise RowError(
+            row,
+            "column `messages` must be a list of objects with a `role`, such as "
+            f'[{{"role": "user", "content": "2+2="}}], got {_short(value)}',
+        )
+    if name == "metadata" and not isinstance(value, dict):
+        raise RowError(row, f"column `metadata` must be an object, got {_short(value)}")
+    if name == "tools" and not isinstance(value, list):
+        raise RowError(row, f"column `tools` must be a list, got {_short(value)}")
+
+
+def _are_messages(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in value)
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def with_column(rows: pa.Table, name: str, values: Iterable[object], kind: pa.DataType) -> pa.Table:
+    """Return the rows with a column set: replaced when it is there, else added."""
+    column = pa.array(list(values), kind)
+    if name in rows.column_names:
+        return rows.set_column(rows.column_names.index(name), name, column)
+    return rows.append_column(name, column)
+
+
+def values_of(rows: pa.Table, name: str) -> list[Any]:
+    """Return a column as Python values, all None when it is not there."""
+    return rows.column(name).to_pylist() if name in rows.column_names else [None] * rows.num_rows

@@ -1,0 +1,166 @@
+"""Task and Experience: one row each, as frozen values that workflows and rewards can hold."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, Self
+
+from .errors import SchemaError
+from .ids import content_id
+
+Message = dict[str, Any]
+"""One message of a conversation in the chat format: role, content, and tool calls if any."""
+
+
+def now() -> datetime:
+    """Return the time of now, in UTC."""
+    return datetime.now(UTC)
+
+
+def _json(value: object) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A task: a conversation to be continued, and what a good answer is measured against."""
+
+    messages: Sequence[Message]
+    """The conversation so far."""
+    answer: str | None = None
+    """The reference answer."""
+    taskset: str = "default"
+    split: str = "train"
+    workflow: str | None = None
+    metadata: Mapping[str, Any] | None = None
+
+    @classmethod
+    def ask(cls, prompt: str, answer: str | None = None, **rest: Any) -> Self:
+        """Make a task of one user message.
+
+        >>> Task.ask("2+2=", "4").prompt_text
+        '2+2='
+        """
+        return cls(messages=[{"role": "user", "content": prompt}], answer=answer, **rest)
+
+    @cached_property
+    def task_id(self) -> str:
+        """Hash of the content: two tasks with the same content are one task."""
+        parts = (self.taskset, self.split, list(self.messages), self.answer, self.workflow)
+        return content_id(*parts, dict(self.metadata) if self.metadata else None)
+
+    @property
+    def prompt_text(self) -> str | None:
+        """The last user message as plain text."""
+        users = [m for m in self.messages if m.get("role") == "user"]
+        return str(users[-1]["content"]) if users else None
+
+    def row(self) -> dict[str, Any]:
+        """Return the row of `tasks`, all columns but created_at."""
+        return {
+            "task_id": self.task_id,
+            "taskset": self.taskset,
+            "split": self.split,
+            "messages": json.dumps(list(self.messages), ensure_ascii=False),
+            "prompt_text": self.prompt_text,
+            "answer": self.answer,
+            "workflow": self.workflow,
+            "metadata": _json(dict(self.metadata) if self.metadata else None),
+        }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Rebuild the task from its row."""
+        return cls(
+            messages=json.loads(row["messages"]),
+            answer=row.get("answer"),
+            taskset=row["taskset"],
+            split=row["split"],
+            workflow=row.get("workflow"),
+            metadata=json.loads(row["metadata"]) if row.get("metadata") else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experience:
+    """One trainable token sequence. Every per-token sequence is as long as token_ids.
+
+    What a workflow returns; the explorer stamps ids, run, step and time.
+    """
+
+    task_id: str
+    token_ids: Sequence[int] | None = None
+    loss_mask: Sequence[bool] | None = None
+    logprobs: Sequence[float] | None = None
+    prompt_length: int | None = None
+    messages: Sequence[Message] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    prompt_text: str | None = None
+    response_text: str | None = None
+    finish_reason: str | None = None
+    drop_reason: str | None = None
+    policy_version: int | None = None
+    segments: Sequence[Mapping[str, int]] | None = None
+    reward: float | None = None
+    rewards: Mapping[str, float | None] = field(default_factory=dict)
+    token_rewards: Sequence[float] | None = None
+    advantage: float | None = None
+    priority: float | None = None
+    teacher_logprobs: Sequence[float] | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metadata: Mapping[str, Any] | None = None
+    num_turns: int | None = None
+    source: str = "explorer"
+    parent_id: str | None = None
+    experience_id: str | None = None
+    group_id: str | None = None
+    rollout: int = 0
+    run_id: str | None = None
+    step: int | None = None
+
+    def with_reward(self, rewards: Mapping[str, float | None]) -> Self:
+        """Return a copy whose reward is the sum of the parts, or NULL when a part is missing."""
+        values = list(rewards.values())
+        total = None if not values or None in values else sum(v for v in values if v is not None)
+        return replace(self, rewards=dict(rewards), reward=total)
+
+    def row(self) -> dict[str, Any]:
+        """Return the row of `experiences`, all columns but created_at."""
+        row = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in ("messages", "tools", "metadata"):
+            row[name] = _json(row[name])
+        for name in ("rewards", "metrics"):
+            row[name] = [{"name": k, "value": v} for k, v in row[name].items()] or None
+        row["num_tokens"] = None if self.token_ids is None else len(self.token_ids)
+        return row
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Rebuild the experience from its row; columns that are missing stay at their defaults."""
+        names = {f.name for f in fields(cls)}
+        values = {k: v for k, v in row.items() if k in names and v is not None}
+        for name in ("messages", "tools", "metadata"):
+            if name in values:
+                values[name] = json.loads(values[name])
+        for name in ("rewards", "metrics"):
+            if name in values:
+                values[name] = {p["name"]: p["value"] for p in values[name]}
+        return cls(**values)
+
+
+Record = Task | Experience
+"""What knows its own row."""
+
+
+def rows_of(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Return the rows of records, and refuse an experience that nobody has named yet."""
+    rows = [r.row() for r in records]
+    for row in rows:
+        if "experience_id" in row and (row["experience_id"] is None or row["group_id"] is None):
+            raise SchemaError(
+                "an experience has no `experience_id` or `group_id`, expected both; "
+                "set them, or let the explorer or `rlake import` do it"
+            )
+    return rows

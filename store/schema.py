@@ -1,0 +1,302 @@
+"""Every table and column of the store, declared once: the interface between all jobs.
+
+Ids are text and ours, never row addresses. `*_at` are UTC microseconds. A nullable column that is
+NULL was not computed: NULL is never zero. Per-token columns of `experiences` are aligned with
+`token_ids` over the whole sequence, prompt included.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import pyarrow as pa
+
+from .errors import NotFoundError, nearest
+
+SCHEMA_VERSION = 1
+"""Raised by one with each change of a table; a store of a newer schema is refused."""
+
+TEXT = pa.string()
+INT = pa.int64()
+REAL = pa.float64()
+FLAG = pa.bool_()
+TIME = pa.timestamp("us", "UTC")
+NAMED_VALUES = pa.list_(pa.struct([pa.field("name", TEXT), pa.field("value", REAL)]))
+SEGMENTS = pa.list_(pa.struct([pa.field("policy_version", INT), pa.field("num_tokens", INT)]))
+VERSIONS = pa.list_(pa.struct([pa.field("name", TEXT), pa.field("version", INT)]))
+OPERATORS = pa.list_(
+    pa.struct(
+        [
+            pa.field("name", TEXT),
+            pa.field("kind", TEXT),
+            pa.field("params", TEXT),
+            pa.field("fingerprint", TEXT),
+            pa.field("rows_in", INT),
+            pa.field("rows_out", INT),
+        ]
+    )
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its Arrow type, whether every row must have it, and what it means."""
+
+    name: str
+    type: pa.DataType
+    note: str
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: what a row is, the columns that identify it, and all its columns."""
+
+    name: str
+    row: str
+    key: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema, with the table's name and the schema version in its metadata."""
+        fields = [pa.field(c.name, c.type, nullable=not c.required) for c in self.columns]
+        meta = {"rlake.table": self.name, "rlake.schema_version": str(SCHEMA_VERSION)}
+        return pa.schema(fields, metadata=meta)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All column names, in order."""
+        return tuple(c.name for c in self.columns)
+
+
+def _table(name: str, row: str, key: str, *columns: Column) -> Table:
+    return Table(name, row, tuple(key.split()), columns)
+
+
+def _must(name: str, type_: pa.DataType, note: str) -> Column:
+    return Column(name, type_, note, required=True)
+
+
+_CREATED = _must("created_at", TIME, "when the row was made")
+_RUN = _must("run_id", TEXT, "the run")
+_ATTEMPT = _must("attempt", INT, "which start of the run: 1, then one more with each resume")
+
+_DECLARED = (
+    _table(
+        "tasks",
+        "a task",
+        "task_id",
+        _must("task_id", TEXT, "hash of the task's content"),
+        _must("taskset", TEXT, "name of the set it belongs to"),
+        _must("split", TEXT, "train, eval, test ..."),
+        _must("messages", TEXT, "the conversation so far, as JSON text in the chat format"),
+        Column("prompt_text", TEXT, "the last user message, as plain text"),
+        Column("answer", TEXT, "the reference answer"),
+        Column("workflow", TEXT, "the workflow it wants, when not the run's"),
+        Column("metadata", TEXT, "anything else, as JSON text"),
+        _CREATED,
+    ),
+    _table(
+        "experiences",
+        "a trainable token sequence",
+        "experience_id",
+        _must("experience_id", TEXT, "unique and sortable: run, batch, task, rollout"),
+        Column("run_id", TEXT, "the run that made it; NULL for imported rows"),
+        _must("task_id", TEXT, "the task that was tried"),
+        _must("group_id", TEXT, "rows whose rewards are compared with each other"),
+        _must("rollout", INT, "which try within the group, from 0"),
+        Column("step", INT, "the explorer's batch, from 1"),
+        Column("parent_id", TEXT, "the experience that this one was made from"),
+        _must("source", TEXT, "explorer, expert, human, synthetic, served or imported"),
+        Column(
+            "policy_version", INT, "optimizer steps behind the weights that wrote its first token"
+        ),
+        Column("segments", SEGMENTS, "sampled tokens for each set of weights that wrote some"),
+        Column("token_ids", pa.list_(pa.int32()), "prompt and response; NULL for rows of text"),
+        Column("loss_mask", pa.list_(FLAG), "true where a token was sampled by the policy"),
+        Column("logprobs", pa.list_(pa.float32()), "the behaviour policy's, as sampled, in nats"),
+        Column("prompt_length", INT, "tokens before the first sampled one"),
+        Column("num_tokens", INT, "length of token_ids"),
+        Column("reward", REAL, "the outcome; NULL when it could not be computed"),
+        Column("rewards", NAMED_VALUES, "the parts that the reward is made of"),
+        Column("token_rewards", pa.list_(pa.float32()), "rewards placed on single tokens"),
+        Column("advantage", REAL, "credit, when it was computed before storing"),
+        Column("priority", REAL, "finite and not negative; larger is drawn more often"),
+        Column(
+            "teacher_logprobs", pa.list_(pa.float32()), "a teacher's log-probs of the same tokens"
+        ),
+        Column("messages", TEXT, "the whole conversation, as JSON text"),
+        Column("tools", TEXT, "the tools offered, as JSON text"),
+        Column("prompt_text", TEXT, "the prompt as text, derived from the tokens"),
+        Column("response_text", TEXT, "the response as text, derived from the tokens"),
+        Column("finish_reason", TEXT, "stop, length, error ..."),
+        Column("drop_reason", TEXT, "why it must not be trained on; NULL when it may"),
+        Column("metrics", NAMED_VALUES, "measurements of the rollout"),
+        Column("metadata", TEXT, "anything else, as JSON text"),
+        Column("num_turns", INT, "assistant turns"),
+        _CREATED,
+    ),
+    _table(
+        "preferences",
+        "a pair of experiences, one better than the other",
+        "preference_id",
+        _must("preference_id", TEXT, "hash of the pair"),
+        _must("task_id", TEXT, "the task that both tried"),
+        _must("chosen_id", TEXT, "experience_id of the better one"),
+        _must("rejected_id", TEXT, "experience_id of the worse one"),
+        Column("margin", REAL, "reward of the chosen less that of the rejected"),
+        _must("source", TEXT, "who says so: a pipeline, a person, a judge"),
+        _CREATED,
+    ),
+    _table(
+        "scores",
+        "one scorer's verdict on an experience, given later",
+        "experience_id scorer scorer_version",
+        _must("experience_id", TEXT, "what was scored"),
+        _must("scorer", TEXT, "name of the reward function"),
+        _must("scorer_version", TEXT, "its version"),
+        Column("value", REAL, "the verdict; NULL when it could not be computed"),
+        Column("detail", TEXT, "why"),
+        _CREATED,
+    ),
+    _table(
+        "feedback",
+        "a person's or a judge's label",
+        "feedback_id",
+        _must("feedback_id", TEXT, "unique"),
+        _must("experience_id", TEXT, "what was labelled"),
+        _must("annotator", TEXT, "who"),
+        Column("label", TEXT, "the label"),
+        Column("score", REAL, "the label as a number"),
+        Column("comment", TEXT, "in words"),
+        _CREATED,
+    ),
+    _table(
+        "draws",
+        "an experience trained on, once",
+        "run_id attempt step position",
+        _RUN,
+        _ATTEMPT,
+        _must("step", INT, "the optimizer step, from 1"),
+        _must("position", INT, "place in the step's batch, from 0"),
+        _must("experience_id", TEXT, "the row"),
+        _must("epoch", INT, "how often the run had drawn it before, plus 1"),
+        _must("weight", REAL, "importance weight of the draw"),
+        Column("lag", INT, "optimizer steps between the row's weights and those being updated"),
+        Column("advantage", REAL, "the credit it was trained with"),
+        _must("sampler", TEXT, "how it was chosen, with parameters"),
+        Column("tokenizer", TEXT, "digest of the tokenizer, for rows that were text"),
+        _must("digest", TEXT, "digest of what was read of the row"),
+        _CREATED,
+    ),
+    _table(
+        "policies",
+        "a published set of weights",
+        "run_id attempt policy_version",
+        _RUN,
+        _ATTEMPT,
+        _must("policy_version", INT, "optimizer steps behind these weights"),
+        Column("parent_version", INT, "the version they were trained from"),
+        _must("step", INT, "the step that made them; 0 for the start"),
+        _must("path", TEXT, "folder in the Hugging Face format, relative to the run's folder"),
+        _must("digest", TEXT, "digest of the weights"),
+        _CREATED,
+    ),
+    _table(
+        "metrics",
+        "one number",
+        "run_id attempt job step name",
+        _RUN,
+        _ATTEMPT,
+        _must("job", TEXT, "explore, train, evaluate"),
+        _must("step", INT, "the step it belongs to"),
+        _must("name", TEXT, "a path, such as train/loss"),
+        Column("value", REAL, "the number; NULL when it was not finite"),
+        _CREATED,
+    ),
+    _table(
+        "runs",
+        "a change of a job's status: the newest row of a job is where it stands",
+        "run_id attempt job status",
+        _RUN,
+        _ATTEMPT,
+        _must("job", TEXT, "explore, train, evaluate"),
+        _must("name", TEXT, "what people call the run"),
+        _must("config", TEXT, "the resolved configuration, as JSON text"),
+        _must("code_version", TEXT, "version of rlake"),
+        _must("status", TEXT, "running, done or failed"),
+        _must(
+            "start_step",
+            INT,
+            "the first step of this attempt; later steps of earlier ones are superseded",
+        ),
+        Column("error", TEXT, "why it failed"),
+        Column("started_at", TIME, "when the attempt began"),
+        Column("ended_at", TIME, "when it ended; NULL while it runs"),
+        _CREATED,
+    ),
+    _table(
+        "snapshots",
+        "a name for the whole store at one moment",
+        "name",
+        _must("name", TEXT, "the name"),
+        _must("tables", VERSIONS, "the version of each table"),
+        Column("note", TEXT, "why it was taken"),
+        _CREATED,
+    ),
+    _table(
+        "lineage",
+        "one run of a pipeline",
+        "lineage_id",
+        _must("lineage_id", TEXT, "unique"),
+        _must("pipeline", TEXT, "its name"),
+        _must("source", TEXT, "what it read"),
+        _must("sink", TEXT, "what it wrote"),
+        _must("operators", OPERATORS, "each operator with parameters, fingerprint and row counts"),
+        _must("source_versions", VERSIONS, "the tables' versions that it read"),
+        _must("sink_versions", VERSIONS, "the table versions that it made"),
+        _must("rows_in", INT, "rows read"),
+        _must("rows_out", INT, "rows written"),
+        _must("rows_dropped", INT, "rows dropped, each with a reason in `drops`"),
+        _CREATED,
+    ),
+    _table(
+        "drops",
+        "why a row went",
+        "lineage_id operator experience_id task_id",
+        _must("lineage_id", TEXT, "the pipeline run"),
+        Column("experience_id", TEXT, "the row, if it was an experience"),
+        Column("task_id", TEXT, "the row, if it was a task"),
+        _must("operator", TEXT, "the operator that dropped it"),
+        _must("reason", TEXT, "why"),
+        _CREATED,
+    ),
+)
+
+TABLES: Mapping[str, Table] = MappingProxyType({t.name: t for t in _DECLARED})
+"""All tables by name."""
+
+PER_TOKEN = ("loss_mask", "logprobs", "token_rewards", "teacher_logprobs")
+"""Columns of `experiences` with one value a token, aligned with `token_ids`."""
+
+SOURCES = frozenset({"explorer", "expert", "human", "synthetic", "served", "imported"})
+"""Where an experience may come from."""
+
+
+def table(name: str) -> Table:
+    """Return the declaration of a table.
+
+    >>> table("tasks").key
+    ('task_id',)
+    """
+    if name not in TABLES:
+        raise NotFoundError(f"there is no table `{name}`{nearest(name, TABLES)}")
+    return TABLES[name]
+
+
+def describe() -> Iterator[tuple[str, str, str, str]]:
+    """Yield (table, column, type, meaning) of every column, for people who ask what there is."""
+    for t in TABLES.values():
+        for c in t.columns:
+            yield t.name, c.name, str(c.type), c.note

@@ -1,0 +1,391 @@
+"""The store: versioned tables to append to, scan, query, and look at as they were."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TypeVar
+
+import duckdb
+import lance
+import lancedb
+import polars as pl
+import pyarrow as pa
+from filelock import FileLock, Timeout
+
+from .errors import (
+    NotAStoreError,
+    NotFoundError,
+    QueryError,
+    RlakeError,
+    StarvedError,
+    StoreError,
+    nearest,
+)
+from .keys import KeyIndex, Seen
+from .query import Console
+from .schema import SCHEMA_VERSION, TABLES, Table, table
+from .validate import Rows, conform
+
+LOCK_SECONDS = 60.0
+"""How long an append waits for other writers of the same table before it gives up."""
+POLL_SECONDS = 0.005
+"""How often a waiter looks for commits of other processes; those of its own wake it at once."""
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What an append did: rows written, rows that were there already, and the table's version."""
+
+    rows: int
+    already: int
+    version: int
+
+
+def connect(
+    uri: str | Path, *, create: bool = True, storage_options: Mapping[str, str] | None = None
+) -> "Store":
+    """Open the store at a folder or `s3://` address, making it when it is not there.
+
+    >>> store = connect(tmp / "lake")
+    >>> store.append("tasks", [Task.ask("2+2=", "4")]).rows
+    1
+
+    Raises NotAStoreError for a place that holds something else, or a store of a newer schema, or
+    nothing at all when `create` is false.
+    """
+    address = str(uri)
+    if "://" not in address:
+        address = str(Path(address).expanduser().absolute())
+        _check_place(Path(address), create=create)
+    try:
+        db = lancedb.connect(address, storage_options=dict(storage_options or {}) or None)
+        present = set(db.list_tables(limit=1000).tables)
+        if not present & set(TABLES) and not create:
+            raise NotAStoreError(
+                f"there is no store at `{uri}`; `rlake import` or `rlake run` makes one"
+            )
+        for name in TABLES:
+            if name not in present:
+                _create(db, name)
+    except (OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, RlakeError):
+            raise
+        raise StoreError(f"cannot open the store at `{uri}`: {_reason(error)}") from error
+    store = Store(address, storage_options=storage_options)
+    store.check_schema()
+    return store
+
+
+def _check_place(place: Path, *, create: bool) -> None:
+    if place.is_file():
+        raise NotAStoreError(f"`{place}` is a file, expected the folder of a store")
+    entries = {p.name for p in place.iterdir()} if place.is_dir() else set()
+    if entries and not any(f"{name}.lance" in entries for name in TABLES):
+        raise NotAStoreError(
+            f"`{place}` is not a store: it holds {len(entries)} other entries such as "
+            f"`{min(entries)}`; name an empty folder, or one that rlake made"
+        )
+    if not entries and not create:
+        raise NotAStoreError(
+            f"there is no store at `{place}`; name another with `--store`, or make one with "
+            "`rlake quickstart` or `rlake import`"
+        )
+
+
+def _create(db: lancedb.DBConnection, name: str) -> None:
+    options = {"new_table_enable_stable_row_ids": "true"}
+    db.create_table(name, schema=TABLES[name].schema, storage_options=options, exist_ok=True)
+
+
+class Store:
+    """Versioned tables in one place. Made by `connect`; `at` gives the same store as it was."""
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        versions: Mapping[str, int] | None = None,
+    ) -> None:
+        self.uri = uri
+        self._options = dict(storage_options or {})
+        self._pinned = dict(versions) if versions is not None else None
+        self._handles: dict[str, lance.LanceDataset] = {}
+        self._keys = {name: KeyIndex(TABLES[name]) for name in TABLES}
+        self._writing = {name: threading.Lock() for name in TABLES}
+        self._changed = threading.Condition()
+        self._consoles = threading.local()
+
+    def __repr__(self) -> str:
+        return f"Store({self.uri!r}{', pinned' if self._pinned else ''})"
+
+    @property
+    def folder(self) -> Path | None:
+        """The local folder, or None when the store lives elsewhere."""
+        return None if "://" in self.uri else Path(self.uri)
+
+    # reading
+
+    def dataset(self, name: str) -> lance.LanceDataset:
+        """Return a table as a Lance dataset at its newest (or pinned) version."""
+        table(name)
+        if self._pinned is not None:
+            return self.open_at(name, self._pinned[name])
+        handle = self._handles.get(name)
+        if handle is None or handle.latest_version != handle.version:
+            handle = self._handles[name] = self.open_at(name)
+        return handle
+
+    def open_at(self, name: str, version: int | None = None) -> lance.LanceDataset:
+        """Open a table at a version of its own, whatever this store is pinned to."""
+        try:
+            return lance.dataset(
+                f"{self.uri}/{name}.lance", version=version, storage_options=self._options or None
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise StoreError(
+                f"cannot open table `{name}` of `{self.uri}`: {_reason(error)}"
+            ) from error
+
+    def versions(self) -> dict[str, int]:
+        """Return the version of every table."""
+        return dict(self._pinned) if self._pinned else {n: self.dataset(n).version for n in TABLES}
+
+    def scan(self, name: str) -> pl.LazyFrame:
+        """Return a table as a Polars LazyFrame; filters and columns are pushed down to the files.
+
+        >>> store.scan("tasks").select("prompt_text", "answer").collect().rows()
+        [('2+2=', '4')]
+        """
+        return pl.scan_pyarrow_dataset(self.dataset(name))  # pyright: ignore[reportArgumentType]
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+        """Return the result of one SELECT over all tables and views, as a DuckDB relation.
+
+        >>> store.sql("SELECT count(*) FROM tasks").fetchall()
+        [(1,)]
+
+        Raises QueryError when it does not parse, names what is not there, or tries to write.
+        """
+        console = getattr(self._consoles, "value", None)
+        if console is None:
+            console = self._consoles.value = Console()
+        console.show(self.versions(), self.open_at)
+        return console.sql(query)
+
+    def count(self, name: str) -> int:
+        """Return the number of rows of a table."""
+        return self.dataset(name).count_rows()
+
+    # time
+
+    def at(self, when: str | Mapping[str, int]) -> "Store":
+        """Return the store as it was, read only: at a snapshot's name, or at versions by table.
+
+        >>> store.snapshot("before")
+        >>> _ = store.append("tasks", [Task.ask("3+3=", "6")])
+        >>> store.at("before").count("tasks"), store.count("tasks")
+        (1, 2)
+        """
+        if isinstance(when, str):
+            named = {r["name"]: r["tables"] for r in self.scan("snapshots").collect().to_dicts()}
+            if when not in named:
+                raise NotFoundError(f"there is no snapshot `{when}`{nearest(when, named)}")
+            when = {p["name"]: p["version"] for p in named[when]}
+        versions = {**self.versions(), **when}
+        for name, version in when.items():
+            if not 1 <= version <= self.dataset(name).latest_version:
+                raise NotFoundError(
+                    f"table `{name}` has no version {version}, newest is "
+                    f"{self.dataset(name).version}"
+                )
+        return Store(self.uri, storage_options=self._options, versions=versions)
+
+    def snapshot(self, name: str, *, note: str | None = None) -> None:
+        """Name the store as it is now, once; tags keep its versions from clean-up."""
+        if name in set(self.scan("snapshots").select("name").collect().to_series()):
+            raise QueryError(f"snapshot `{name}` exists already; choose another name")
+        versions = self.versions()
+        for table_name, version in versions.items():
+            tags = self.dataset(table_name).tags
+            if f"snapshot-{name}" not in tags.list():
+                tags.create(f"snapshot-{name}", version)
+        tables = [{"name": n, "version": v} for n, v in versions.items()]
+        self.append("snapshots", [{"name": name, "tables": tables, "note": note}])
+
+    # writing
+
+    def append(self, name: str, data: Rows) -> Appended:
+        """Append rows to a table in one commit, and return when they are stored.
+
+        Rows are checked against the declared columns. A row that is stored already (same id, same
+        content) is left out, so that a retry is harmless.
+
+        Raises SchemaError for rows that do not fit, ConflictError for the id of a stored row with
+        other content, StoreError when they could not be written. Then nothing is stored.
+        """
+        return self._append(name, iter([data]), seen=None)
+
+    def append_stream(self, name: str, batches: Iterable[Rows]) -> Appended:
+        """Append batches of rows in one commit: all of them, or none when one raises.
+
+        Only one batch at a time is in memory, and a digest of each row.
+        """
+        return self._append(name, iter(batches), seen={})
+
+    def _append(self, name: str, batches: Iterator[Rows], *, seen: Seen | None) -> Appended:
+        declared = table(name)
+        if self._pinned is not None:
+            raise StoreError(
+                f"{self!r} is read only: it shows the past; append to the store itself"
+            )
+        keys = self._keys[name]
+        with self._writing[name], self._file_lock(name):
+            dataset = self.dataset(name)
+            keys.refresh(dataset)
+            writing = _Writing(declared, keys, dataset, seen)
+            fresh = writing.batches(batches)
+            first = next(fresh, None)
+            if first is not None:
+                dataset = self._commit(name, dataset, writing, _chain(first, fresh))
+        with self._changed:
+            self._changed.notify_all()
+        return Appended(len(writing.hashes), writing.already, dataset.version)
+
+    def _commit(
+        self,
+        name: str,
+        dataset: lance.LanceDataset,
+        writing: "_Writing",
+        rows: Iterator[pa.RecordBatch],
+    ) -> lance.LanceDataset:
+        reader = pa.RecordBatchReader.from_batches(TABLES[name].schema, rows)
+        try:
+            written = lance.write_dataset(reader, dataset, mode="append")
+        except (OSError, ValueError, RuntimeError) as error:
+            self._handles.pop(name, None)
+            if writing.error is not None:
+                raise writing.error from None
+            raise StoreError(
+                f"cannot write to `{name}`: {_reason(error)}; nothing was stored"
+            ) from error
+        assert isinstance(written, lance.LanceDataset)
+        self._handles[name] = written
+        self._keys[name].committed(written, writing.hashes)
+        return written
+
+    # waiting, care
+
+    def wait_for(
+        self,
+        look: Callable[[], T | None],
+        *,
+        tables: Sequence[str],
+        seconds: float,
+        describe: Callable[[], str],
+        stop: threading.Event | None = None,
+    ) -> T:
+        """Call `look` now, and after each commit to one of `tables`, until it gives something.
+
+        Commits of this process wake it at once, those of others within POLL_SECONDS. Raises
+        StarvedError with what `describe` says after `seconds`, or as soon as `stop` is set.
+        """
+        deadline = monotonic() + seconds
+        while True:
+            seen = {name: self.dataset(name).version for name in tables}
+            found = look()
+            if found is not None:
+                return found
+            while seen == {name: self.dataset(name).version for name in tables}:
+                left = deadline - monotonic()
+                if stop is not None and stop.is_set():
+                    raise StarvedError(f"the run was stopped: {describe()}")
+                if left <= 0:
+                    raise StarvedError(f"gave up after {seconds:g} s: {describe()}")
+                with self._changed:
+                    self._changed.wait(min(left, POLL_SECONDS))
+
+    def maintain(self) -> dict[str, tuple[int, int]]:
+        """Merge small files of each table; return fragments before and after, by table."""
+        report = {}
+        for name in TABLES:
+            dataset = self.open_at(name)
+            before = len(dataset.get_fragments())
+            if before > 1:
+                dataset.optimize.compact_files()
+            report[name] = (before, len(self.open_at(name).get_fragments()))
+        return report
+
+    def check_schema(self) -> None:
+        """Raise NotAStoreError when the tables are not ours, or of a newer schema."""
+        meta = self.open_at("runs").schema.metadata or {}
+        version = int(meta.get(b"rlake.schema_version", b"0"))
+        if version == 0:
+            raise NotAStoreError(f"`{self.uri}` holds tables that rlake did not make")
+        if version > SCHEMA_VERSION:
+            raise NotAStoreError(
+                f"`{self.uri}` has schema {version}, this rlake reads up to {SCHEMA_VERSION}; "
+                "upgrade it with `pip install --upgrade rlake`"
+            )
+
+    def _file_lock(self, name: str) -> AbstractContextManager[object]:
+        """Let one process at a time check ids and commit; released by the system when it dies."""
+        if self.folder is None:
+            return nullcontext()
+        folder = self.folder / ".locks"
+        try:
+            folder.mkdir(exist_ok=True)
+            return FileLock(
+                folder / f"{name}.lock", timeout=LOCK_SECONDS, poll_interval=POLL_SECONDS
+            ).acquire()
+        except Timeout as error:
+            raise StoreError(
+                f"gave up after {LOCK_SECONDS:g} s: another process is writing `{name}` of "
+                f"`{self.uri}`"
+            ) from error
+        except OSError as error:
+            raise StoreError(
+                f"cannot write to `{name}`: {_reason(error)}; nothing was stored"
+            ) from error
+
+
+class _Writing:
+    """One append under way: what was written, left out, or went wrong in the rows' own iterator."""
+
+    def __init__(
+        self, declared: Table, keys: KeyIndex, dataset: lance.LanceDataset, seen: Seen | None
+    ) -> None:
+        self._declared, self._keys, self._dataset, self._seen = declared, keys, dataset, seen
+        self.hashes: list[int] = []
+        self.already = 0
+        self.error: BaseException | None = None
+
+    def batches(self, batches: Iterator[Rows]) -> Iterator[pa.RecordBatch]:
+        try:
+            for data in batches:
+                rows = conform(self._declared, data)
+                fresh, hashes = self._keys.fresh(rows, self._dataset, self._seen)
+                self.already += rows.num_rows - fresh.num_rows
+                self.hashes += hashes
+                yield from fresh.to_batches()
+        except BaseException as error:
+            self.error = error
+            raise
+
+
+def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest
+
+
+def _reason(error: Exception) -> str:
+    """Return the first sentence of what a library says, without its source places."""
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return text.split(", /")[0].split(" at /")[0].strip().rstrip(".")

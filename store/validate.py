@@ -1,0 +1,168 @@
+"""Rows of any shape become an Arrow table of declared columns, or an error naming the column."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .errors import SchemaError, nearest
+from .records import Experience, Record, Task, now, rows_of
+from .schema import PER_TOKEN, SOURCES, Column, Table
+
+Rows = (
+    pa.Table | pa.RecordBatch | pl.DataFrame | pl.LazyFrame | Sequence[Mapping[str, Any] | Record]
+)
+"""What may be appended."""
+
+
+def conform(table: Table, data: Rows) -> pa.Table:
+    """Return `data` with exactly the columns of `table`, typed as declared.
+
+    Missing columns that may be NULL become NULL, a missing `created_at` becomes the time of now.
+    Raises SchemaError for an unknown, missing or mistyped column, NULL where a value is required,
+    NaN or infinity, and per-token columns of another length than `token_ids`.
+    """
+    given = _columns(table, data)
+    size = len(next(iter(given.values()))) if given else 0
+    unknown = [name for name in given if name not in table.names]
+    if unknown:
+        raise SchemaError(
+            f"column `{unknown[0]}` is not a column of `{table.name}`"
+            f"{nearest(unknown[0], table.names)}"
+        )
+    stamp = now()
+    columns = [_column(table, c, given.get(c.name), size, stamp) for c in table.columns]
+    rows = pa.Table.from_arrays(columns, schema=table.schema)
+    if table.name == "experiences":
+        _check_experiences(rows)
+    return rows
+
+
+def _columns(table: Table, data: Rows) -> dict[str, Any]:
+    """Take the rows apart into columns; Python rows give lists, frames give Arrow columns."""
+    frame = data.collect() if isinstance(data, pl.LazyFrame) else data
+    given: Any = frame.to_arrow() if isinstance(frame, pl.DataFrame) else frame
+    if isinstance(given, pa.RecordBatch):
+        given = pa.Table.from_batches([given])
+    if isinstance(given, pa.Table):
+        return {name: given.column(name) for name in given.column_names}
+    rows = [_row(table, r) for r in given]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _row(table: Table, row: object) -> Mapping[str, Any]:
+    if isinstance(row, Task | Experience):
+        return rows_of([row])[0]
+    if not isinstance(row, Mapping):
+        raise SchemaError(
+            f"a row of `{table.name}` must be a mapping or a record, got {type(row).__name__}"
+        )
+    return row
+
+
+def _column(
+    table: Table, column: Column, given: Any, size: int, stamp: datetime
+) -> pa.ChunkedArray:
+    if given is None and column.name == "created_at":
+        return pa.chunked_array([pa.repeat(pa.scalar(stamp, column.type), size)])
+    if given is None:
+        values = pa.chunked_array([pa.nulls(size, column.type)])
+    else:
+        values = _typed(table, column, given)
+    if column.required and values.null_count:
+        where = "is missing" if given is None else f"is NULL in {values.null_count} of {size} rows"
+        raise SchemaError(
+            f"column `{column.name}` of `{table.name}` {where}; every row must have it"
+        )
+    _check_finite(table, column, values)
+    return values
+
+
+def _typed(table: Table, column: Column, given: Any) -> pa.ChunkedArray:
+    try:
+        if isinstance(given, pa.ChunkedArray | pa.Array):
+            _refuse_lossy(given.type, column.type)
+            values = given.cast(column.type)
+        else:
+            values = pa.array(given, column.type)
+    except (
+        pa.ArrowInvalid,
+        pa.ArrowTypeError,
+        pa.ArrowNotImplementedError,
+        OverflowError,
+    ) as error:
+        got = (
+            given.type
+            if isinstance(given, pa.ChunkedArray | pa.Array)
+            else _first_wrong(column, given)
+        )
+        raise SchemaError(
+            f"column `{column.name}` of `{table.name}` must be {column.type}, got {got}; "
+            f"cast it first ({str(error).splitlines()[0]})"
+        ) from error
+    return values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
+
+
+def _refuse_lossy(got: pa.DataType, expected: pa.DataType) -> None:
+    """Refuse casts that Arrow would do but nobody means: numbers to text, text to numbers."""
+    text = pa.types.is_string(expected)
+    was_text = (
+        pa.types.is_string(got) or pa.types.is_large_string(got) or pa.types.is_string_view(got)
+    )
+    if not pa.types.is_null(got) and text != was_text:
+        raise pa.ArrowTypeError("text and other types are not cast into each other")
+
+
+def _first_wrong(column: Column, values: Iterable[Any]) -> str:
+    """Describe the first value that does not fit, with its row."""
+    for i, value in enumerate(values):
+        try:
+            pa.array([value], column.type)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            return f"{value!r} ({type(value).__name__}) in row {i}"
+    return "values of several types"
+
+
+def _check_finite(table: Table, column: Column, values: pa.ChunkedArray) -> None:
+    kind = column.type
+    floats = values
+    if pa.types.is_list(kind) and pa.types.is_floating(kind.value_type):
+        floats = pc.list_flatten(values)
+    elif not pa.types.is_floating(kind):
+        return
+    if len(floats) and not pc.all(pc.is_finite(floats), min_count=0).as_py():
+        where = ""
+        if floats is values:
+            bad = pc.index(pc.fill_null(pc.is_finite(values), True), False).as_py()  # noqa: FBT003
+            where = f" in row {bad}"
+        raise SchemaError(
+            f"column `{column.name}` of `{table.name}` holds NaN or infinity{where}, expected a "
+            "finite number; use NULL for what was not computed"
+        )
+
+
+def _check_experiences(rows: pa.Table) -> None:
+    tokens = pc.list_value_length(rows.column("token_ids"))
+    for name in PER_TOKEN:
+        lengths = pc.list_value_length(rows.column(name))
+        differs = pc.fill_null(pc.not_equal(lengths, tokens), False)  # noqa: FBT003
+        alone = pc.and_(pc.is_valid(lengths), pc.is_null(tokens))
+        bad = pc.index(pc.or_(differs, alone), True).as_py()
+        if bad >= 0:
+            raise SchemaError(
+                f"column `{name}` of `experiences` has {lengths[bad]} values in row {bad}, "
+                f"expected {tokens[bad]}: one for each of `token_ids`, prompt included"
+            )
+    for source in pc.unique(rows.column("source")).to_pylist():
+        if source not in SOURCES:
+            raise SchemaError(
+                f"column `source` of `experiences` holds {source!r}{nearest(source, SOURCES)}"
+            )
+    if (pc.min(rows.column("priority")).as_py() or 0.0) < 0:
+        raise SchemaError(
+            "column `priority` of `experiences` holds a negative number, expected 0 or more"
+        )

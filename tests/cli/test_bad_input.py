@@ -1,0 +1,416 @@
+"""What is wrong is refused with one clear line and the right exit code, and nothing is half-written."""
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from time import monotonic, sleep
+
+import lance
+import pyarrow as pa
+import pytest
+
+from rlake.store import Store, Task, connect
+from rlake.store.schema import SCHEMA_VERSION, TABLES
+
+Command = Callable[..., CompletedProcess[str]]
+
+RLAKE = [sys.executable, "-c", "from rlake.loop.cli import main; main()"]
+
+
+@pytest.fixture
+def lake(tmp_path: Path, store: Store) -> Store:
+    """Return the store that commands use, with one task in it."""
+    Path(store.uri).rename(tmp_path / "lake")
+    lake = connect(tmp_path / "lake")
+    lake.append("tasks", [Task.ask("2+2=", "4")])
+    return lake
+
+
+def write(name: str, text: str) -> str:
+    Path(name).write_text(text)
+    return name
+
+
+def rows(*values: object) -> str:
+    return "".join(json.dumps(v) + "\n" for v in values)
+
+
+def assert_refused(said: CompletedProcess[str], *words: str, code: int = 2) -> None:
+    """One line on stderr that holds all words, nothing on stdout, and the exit code."""
+    assert said.returncode == code, said.stderr
+    assert said.stderr.startswith("error: ")
+    assert said.stderr.count("\n") == 1
+    assert said.stdout == ""
+    for word in words:
+        assert word in said.stderr
+
+
+GOOD = {"prompt_text": "1+1=", "answer": "2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("missing.jsonl", None, "`missing.jsonl` does not exist"),
+        ("empty.jsonl", "", "`empty.jsonl` is empty"),
+        ("blank.jsonl", "\n\n", "`blank.jsonl` has no rows"),
+        ("empty.json", "[]", "`empty.json` has no rows"),
+        ("header.csv", "prompt_text,answer\n", "`header.csv` has no rows"),
+        (
+            "bad.jsonl",
+            rows(GOOD) + '{"prompt_text": \n',
+            "`bad.jsonl` line 2 is not JSON: expecting",
+        ),
+        ("list.jsonl", rows(GOOD, GOOD, [1]), "line 3 is a JSON list, expected an object"),
+        ("half.jsonl", '{"prompt_text": "\\ud83d"}\n', "line 1 holds half a surrogate pair"),
+        ("bad.json", '[{"prompt_text": "a"},\n{"prompt_text"]', "cannot read `bad.json` as json"),
+        ("bad.csv", "prompt_text,answer\na,b\nc,d,e\n", "line 3: Expected Number of Columns: 2"),
+        ("quote.csv", 'prompt_text,answer\na,"b\nc,d\n', "Value with unterminated quote"),
+        ("bad.parquet", "PAR?", "cannot read `bad.parquet` as parquet"),
+        ("tasks.txt", "x", "cannot tell what kind of file `tasks.txt` is"),
+        ("typo.jsonl", rows({"promt_text": "a"}), "did you mean `prompt_text`?"),
+        ("other.jsonl", rows({"zzz": 1}), "`zzz` is not a column of `tasks`"),
+        (
+            "number.jsonl",
+            rows({"prompt_text": 5}),
+            "`prompt_text` of `tasks` must be string, got int64",
+        ),
+        (
+            "nothing.jsonl",
+            rows({"answer": "4"}),
+            "row 1 of `nothing.jsonl`, as selected: a task needs",
+        ),
+        ("null.jsonl", rows(GOOD, {"answer": "4"}), "row 2 of `null.jsonl`"),
+        ("talk.jsonl", rows({"messages": [{"content": "a"}]}), "objects with a `role`"),
+        ("meta.jsonl", rows(GOOD | {"metadata": [1]}), "`metadata` must be an object, got [1]"),
+    ],
+)
+def test_a_file_that_cannot_be_tasks_is_refused(
+    rlake: Command, lake: Store, name: str, text: str | None, words: str
+) -> None:
+    if text is not None:
+        write(name, text)
+    before = lake.versions()
+    assert_refused(rlake("import", "tasks", name), words)
+    assert lake.versions() == before
+
+
+def test_the_number_of_bad_lines_is_said_and_the_store_not_even_made(
+    rlake: Command, tmp_path: Path
+) -> None:
+    write("bad.jsonl", "{\n" + rows(GOOD) + "}\n")
+    assert_refused(
+        rlake("import", "tasks", "bad.jsonl"), "line 1 ", "(2 such lines)", "`--skip-bad`"
+    )
+    assert not (tmp_path / "lake").exists()
+
+
+def test_bad_lines_are_left_out_and_counted_when_asked(rlake: Command, lake: Store) -> None:
+    write("bad.jsonl", "{\n" + rows(GOOD) + "[]\n\n" + rows({"prompt_text": "3+3="}))
+    said = rlake("import", "tasks", "bad.jsonl", "--skip-bad", "--json")
+    done = json.loads(said.stdout.splitlines()[-1])
+    assert (said.returncode, done["rows"], done["skipped"], done["input_rows"]) == (0, 2, 2, 2)
+    assert lake.scan("tasks").collect()["prompt_text"].to_list() == ["2+2=", "1+1=", "3+3="]
+
+
+def test_skip_bad_is_for_lines(rlake: Command, lake: Store) -> None:
+    write("tasks.csv", "prompt_text\na\n")
+    assert_refused(rlake("import", "tasks", "tasks.csv", "--skip-bad"), "jsonl", "got a csv file")
+
+
+TRIED = {"prompt_text": "2+2=", "response_text": "4"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            rows(TRIED, TRIED | {"reward": float("nan")}),
+            "row 2 of `tries.jsonl`, as selected: column `reward`",
+        ),
+        (rows(TRIED | {"reward": float("inf")}), "holds NaN or infinity, expected a finite number"),
+        (rows(TRIED | {"reward": "high"}), "cast it in the SELECT: `reward::DOUBLE AS reward`"),
+        (rows(TRIED | {"source": "expret"}), "did you mean `expert`?"),
+        (rows({"response_text": "4"}), "needs `task_id`, `prompt_text` or `messages`"),
+        (rows({"task_id": "zz", "response_text": "4"}), "task 'zz' is not stored"),
+        (rows(TRIED | {"token_ids": [1, 2], "logprobs": [0.0]}), "one for each of `token_ids`"),
+        (rows(TRIED | {"priority": -1.0}), "negative number"),
+        (rows(TRIED | {"rollout": 0.5}), "column `rollout` must be int64, got 0.5"),
+        (rows({"messages": [{"role": "assistant", "content": "4"}]}), "an answer and no question"),
+    ],
+)
+def test_experiences_that_do_not_fit_are_refused_and_bring_no_task(
+    rlake: Command, lake: Store, text: str, words: str
+) -> None:
+    write("tries.jsonl", text)
+    before = lake.versions()
+    assert_refused(rlake("import", "experiences", "tries.jsonl"), words)
+    assert lake.versions() == before
+
+
+def test_a_row_that_is_wrong_is_named_also_far_down_the_file(rlake: Command, lake: Store) -> None:
+    many = [TRIED | {"reward": float("nan") if i == 2500 else 0.5} for i in range(3000)]
+    write("tries.jsonl", rows(*many))
+    assert_refused(rlake("import", "experiences", "tries.jsonl"), "row 2501 of `tries.jsonl`")
+    assert lake.count("experiences") == 0
+    assert lake.count("tasks") == 1
+
+
+def test_the_id_of_a_stored_row_with_other_content_is_refused(rlake: Command, lake: Store) -> None:
+    write("one.jsonl", rows(TRIED | {"experience_id": "a", "reward": 1.0}))
+    write("two.jsonl", rows(TRIED | {"experience_id": "a", "reward": 0.0}))
+    assert rlake("import", "experiences", "one.jsonl").returncode == 0
+    assert_refused(
+        rlake("import", "experiences", "two.jsonl"), "`experience_id` 'a' is in `experiences`"
+    )
+    assert lake.scan("experiences").collect()["reward"].to_list() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "words"),
+    [
+        ("a", "zz", "`rejected_id` 'zz' is not stored"),
+        ("a", "a", "are both 'a'"),
+        ("a", "b", "are not two tries at task"),
+        ("a", None, "`rejected_id` is missing"),
+    ],
+)
+def test_a_pair_must_be_two_stored_tries_at_one_task(
+    rlake: Command, lake: Store, chosen: str, rejected: str | None, words: str
+) -> None:
+    other = {"prompt_text": "3+3=", "response_text": "6", "experience_id": "b"}
+    write("tries.jsonl", rows(TRIED | {"experience_id": "a"}, other))
+    assert rlake("import", "experiences", "tries.jsonl").returncode == 0
+    write("pairs.jsonl", rows({"chosen_id": chosen, "rejected_id": rejected}))
+    assert_refused(rlake("import", "preferences", "pairs.jsonl"), words)
+    assert lake.count("preferences") == 0
+
+
+@pytest.mark.parametrize(
+    ("select", "words"),
+    [
+        ("SELEC prompt_text FROM input", "the SELECT over `input` does not parse"),
+        (
+            "SELECT promt_text FROM input",
+            "column `promt_text` that is not there; did you mean `prompt_text`?",
+        ),
+        ("SELECT prompt_text FROM inputs", "no table or view `inputs`; did you mean `input`?"),
+        ("SELECT prompt_text FROM input WHERE false", "gave no rows, of 1 in the file"),
+        (
+            "SELECT prompt_text FROM input; SELECT 1",
+            "one SELECT over `input`, got SELECT then SELECT",
+        ),
+        ("COPY input TO 'stolen.csv'", "one SELECT over `input`, got COPY"),
+        ("EXPLAIN ANALYZE COPY input TO 'tasks.jsonl'", "got EXPLAIN"),
+        ("SELECT content AS prompt_text FROM read_text('/etc/passwd')", "no other file"),
+        ("SELECT * FROM '/etc/passwd'", "no table or view"),
+        ("SELECT prompt_text, 5 AS answer FROM input", "`answer::VARCHAR AS answer`"),
+        ("SELECT prompt_text::INT AS prompt_text FROM input", "must be string, got int32"),
+        (
+            "SELECT prompt_text, (prompt_text::INT)::VARCHAR AS answer FROM input",
+            "Could not convert",
+        ),
+    ],
+)
+def test_a_select_that_is_wrong_imports_nothing(
+    rlake: Command, lake: Store, select: str, words: str
+) -> None:
+    write("tasks.jsonl", rows(GOOD))
+    before = lake.versions()
+    assert_refused(rlake("import", "tasks", "tasks.jsonl", "--sql", select), words)
+    assert lake.versions() == before
+    assert sorted(p.name for p in Path().iterdir()) == ["lake", "tasks.jsonl"]
+    assert Path("tasks.jsonl").read_text() == rows(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("SELEC 1", "does not parse"),
+        ("SELECT rewrd FROM experiences", "did you mean `reward`?"),
+        ("SELECT * FROM taskz", "did you mean `tasks`?"),
+        ("DELETE FROM tasks", "read with one SELECT, got DELETE"),
+        ("INSERT INTO tasks SELECT * FROM tasks", "got INSERT"),
+        ("DROP TABLE tasks", "got DROP"),
+        ("COPY tasks TO 'stolen.csv'", "got COPY"),
+        ("SELECT * FROM read_text('/etc/passwd')", "may only read the store"),
+        ("SELECT prompt_text::INT FROM tasks", "Could not convert string '2+2='"),
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
+def test_sql_that_does_not_parse_or_tries_to_write_is_refused(
+    rlake: Command, lake: Store, query: str, words: str, options: list[str]
+) -> None:
+    said = rlake("sql", query, *options)
+    assert_refused(said, words)
+    assert lake.count("tasks") == 1
+    assert [p.name for p in Path().iterdir()] == ["lake"]
+
+
+def test_the_past_must_have_a_name(rlake: Command, lake: Store) -> None:
+    assert rlake("snapshot", "create", "before").returncode == 0
+    lake.append("tasks", [Task.ask("3+3=", "6")])
+    count = "SELECT count(*) AS n FROM tasks"
+    assert json.loads(rlake("sql", count, "--json", "--at", "before").stdout) == [{"n": 1}]
+    assert json.loads(rlake("sql", count, "--json").stdout) == [{"n": 2}]
+    assert_refused(
+        rlake("sql", count, "--at", "befor"), "no snapshot `befor`; did you mean `before`?"
+    )
+    assert_refused(rlake("snapshot", "create", "before"), "`before` exists already")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["tables"], ["sql", "SELECT 1"], ["show", "x"], ["export", "sft", "--out", "x.jsonl"]],
+    ids=lambda c: c[0],
+)
+def test_reading_makes_no_store(rlake: Command, tmp_path: Path, command: list[str]) -> None:
+    assert_refused(rlake(*command), "there is no store at", "`--store`")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_is_no_store_is_left_alone(rlake: Command, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    write("home/letter.txt", "dear")
+    write("tasks.jsonl", rows(GOOD))
+    for store, words in (
+        ("home", "is not a store: it holds 1 other"),
+        ("tasks.jsonl", "is a file"),
+    ):
+        assert_refused(rlake("import", "tasks", "tasks.jsonl", "--store", store), words)
+        assert_refused(rlake("tables", "--store", store), words)
+    assert [p.name for p in (tmp_path / "home").iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"rlake.schema_version": str(SCHEMA_VERSION + 1)}, f"has schema {SCHEMA_VERSION + 1}"),
+        ({}, "holds tables that rlake did not make"),
+    ],
+)
+def test_a_store_of_a_newer_schema_is_refused(
+    rlake: Command, tmp_path: Path, metadata: dict[str, str], words: str
+) -> None:
+    for name, table in TABLES.items():
+        empty = table.schema.with_metadata(metadata).empty_table()
+        lance.write_dataset(empty, str(tmp_path / "lake" / f"{name}.lance"))
+    write("tasks.jsonl", rows(GOOD))
+    assert_refused(rlake("tables"), words)
+    assert_refused(rlake("import", "tasks", "tasks.jsonl"), words)
+    assert lance.dataset(str(tmp_path / "lake" / "tasks.lance")).count_rows() == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["impotr"], "Did you mean 'import'?"),
+        (["import", "task", "x.jsonl"], "is not one of 'tasks', 'experiences', 'preferences'"),
+        (["sql"], "missing argument 'query'"),
+        (["tables", "--sotre", "x"], "--store"),
+        (["tables", "experience"], "did you mean `experiences`?"),
+        (["show", "nothing"], "has the id `nothing`"),
+        (["import", "tasks", "tasks.jsonl", "--format", "gsmk8"], "did you mean `gsm8k`?"),
+        (
+            ["import", "preferences", "tasks.jsonl", "--format", "gsm8k"],
+            "gives tasks and experiences",
+        ),
+        (["import", "tasks", "tasks.jsonl", "--format", "chat", "--sql", "SELECT 1"], "`--sql`"),
+        (["import", "preferences", "tasks.jsonl", "--split", "test"], "preferences have none"),
+        (["export", "sft", "--out", "x.csv"], "`sft` is written to `.jsonl`, got `x.csv`"),
+        (["export", "sft", "--out", "no/x.jsonl"], "there is no folder `no`"),
+        (["export", "sft", "--out", "x.jsonl", "--where", "rewrad > 0"], "did you mean `reward`?"),
+        (["export", "sft", "--out", "x.jsonl", "--where", "true"], "no rows to export as sft"),
+        (["export", "dpo", "--out", "x.jsonl"], "no rows to export as dpo"),
+        (["export", "sft", "--out", "x.jsonl", "--sql", "SELECT 1 AS a"], "must give `messages`"),
+        (["export", "dpo", "--out", "x.jsonl", "--sql", "SELECT 1 AS a"], "must give `chosen_id`"),
+        (["export", "sft", "--out", "x.jsonl", "--sql", "SELECT 1", "--where", "true"], "exclude"),
+        (["pipeline", "run", "missing.yaml"], "missing.yaml"),
+    ],
+)
+def test_a_command_used_wrongly_says_how_to_use_it(
+    rlake: Command, lake: Store, args: list[str], words: str
+) -> None:
+    write("tasks.jsonl", rows(GOOD))
+    before = lake.versions()
+    assert_refused(rlake(*args), words)
+    assert lake.versions() == before
+    assert sorted(p.name for p in Path().iterdir()) == ["lake", "tasks.jsonl"]
+
+
+def small_disk() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+
+def test_a_full_disk_is_said_and_nothing_is_stored_or_written(lake: Store, tmp_path: Path) -> None:
+    filler = "".join(chr(33 + i * i % 90) for i in range(1000))
+    many = [{"prompt_text": f"{i} {filler[i:]}", "response_text": "4"} for i in range(900)]
+    (tmp_path / "many.jsonl").write_text(rows(*many))
+    command = [*RLAKE, "import", "tasks", "many.jsonl", "--sql", "SELECT prompt_text FROM input"]
+    said = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, preexec_fn=small_disk
+    )
+    assert_refused(said, "cannot write to `tasks`", "nothing was stored", code=1)
+    assert lake.count("tasks") == 1
+
+    assert (
+        subprocess.run(
+            [*RLAKE, "import", "experiences", "many.jsonl"], cwd=tmp_path, check=False
+        ).returncode
+        == 0
+    )
+    (tmp_path / "out.jsonl").write_text("an older export")
+    command = [*RLAKE, "export", "experiences", "--out", "out.jsonl"]
+    said = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, preexec_fn=small_disk
+    )
+    assert_refused(said, "cannot write `out.jsonl`: File too large; nothing was written", code=1)
+    assert (tmp_path / "out.jsonl").read_text() == "an older export"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["lake", "many.jsonl", "out.jsonl"]
+
+
+def test_an_import_that_was_killed_is_run_again_without_duplicates(
+    lake: Store, tmp_path: Path
+) -> None:
+    many = [{"prompt_text": f"{i}+{i}=", "response_text": str(2 * i)} for i in range(30_000)]
+    (tmp_path / "many.jsonl").write_text(rows(*many))
+    command = [*RLAKE, "import", "experiences", "many.jsonl", "--json"]
+    data = tmp_path / "lake" / "experiences.lance" / "data"
+    importing = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE)
+    deadline = monotonic() + 60
+    while not (data.is_dir() and any(data.iterdir())):
+        assert importing.poll() is None, "it ended before it could be killed"
+        assert monotonic() < deadline, "no data file of the import was seen in 60 s"
+        sleep(0.002)
+    importing.kill()
+    importing.communicate()
+    assert importing.returncode == -9
+    assert lake.count("experiences") == 0
+
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = json.loads(again.stdout.splitlines()[-1])
+    assert (done["rows"], done["already"], done["tasks"]) == (30_000, 0, 0)
+    distinct = (
+        "SELECT count(*), count(DISTINCT experience_id), count(DISTINCT task_id) FROM experiences"
+    )
+    assert lake.sql(distinct).fetchall() == [(30_000, 30_000, 30_000)]
+    assert lake.count("tasks") == 1 + 30_000
+
+
+def test_output_that_nobody_reads_any_more_ends_quietly(lake: Store, tmp_path: Path) -> None:
+    lake.append("tasks", pa.Table.from_pylist([Task.ask(f"{i}=" * 50).row() for i in range(3000)]))
+    command = [*RLAKE, "sql", "SELECT * FROM tasks", "--json"]
+    reading = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert reading.stdout is not None
+    assert reading.stderr is not None
+    assert reading.stdout.readline() == "[\n"
+    reading.stdout.close()
+    assert reading.stderr.read() == ""
+    assert reading.wait(60) == 141
+    reading.stderr.close()

@@ -1,0 +1,53 @@
+"""Every `>>>` example of the package runs and prints what it says."""
+
+import doctest
+import pkgutil
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import rlake
+from rlake.store import Task
+from rlake.store.errors import MissingExtraError
+
+OPTIONAL = {"data_juicer", "fastapi", "ray", "streamlit", "uvicorn", "vllm"}
+
+# Imported by name, not by path: a path would load each file a second time, under another name.
+MODULES = [
+    name
+    for folder in ("store", "operators", "pipelines", "loop")
+    for name in (
+        f"rlake.{folder}",
+        *(
+            module.name
+            for module in pkgutil.walk_packages(
+                [f"{rlake.__path__[0]}/{folder}"], f"rlake.{folder}."
+            )
+            if not module.name.endswith(".__main__")
+        ),
+    )
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_a_module_hold(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        module = import_module(name)
+    except ImportError as error:
+        if isinstance(error, MissingExtraError) or error.name in OPTIONAL:
+            pytest.skip(f"needs an extra: {error}")
+        raise
+    monkeypatch.chdir(tmp_path)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for number, example in enumerate(doctest.DocTestFinder(exclude_empty=True).find(module)):
+        if example.examples:
+            # Each docstring finds an empty folder `tmp`, and a `store` that holds one task.
+            tmp = tmp_path / str(number)
+            store = rlake.connect(tmp / "store")
+            store.append("tasks", [Task.ask("2+2=", "4")])
+            example.globs |= {"tmp": tmp, "store": store, "Task": Task}
+            runner.run(example)
+    assert runner.summarize(verbose=False).failed == 0

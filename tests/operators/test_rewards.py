@@ -1,0 +1,125 @@
+"""Rewards as plain functions, and applied over stored rows."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from builders import experiences, rows
+
+from rlake.operators import score
+from rlake.operators.rewards import exact_match, numeric_answer
+from rlake.store import Experience, Task
+from rlake.store.errors import OperatorError
+
+SHARED = Path(__file__).parents[3] / "shared"
+SOLUTIONS = SHARED / "data/gsm8k/example_model_solutions.jsonl"
+
+
+def said(text: str | None) -> Experience:
+    return Experience(task_id="t", response_text=text)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "reward"),
+    [
+        ("4", " 4\n", 1.0),
+        ("4", "5", 0.0),
+        ("4", "It is 4", 0.0),
+        ("4", None, 0.0),
+        (None, "4", None),
+    ],
+)
+def test_exact_match(answer: str | None, text: str | None, reward: float | None) -> None:
+    assert exact_match(Task.ask("2+2=", answer), said(text)) == reward
+
+
+def test_the_last_assistant_message_is_what_was_answered() -> None:
+    messages = [
+        {"role": "assistant", "content": "5"},
+        {"role": "user", "content": "sure?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "tool", "content": "7"},
+    ]
+    spoken = Experience(task_id="t", messages=messages, response_text="5")
+    assert exact_match(Task.ask("2+2=", "4"), spoken) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "reward"),
+    [
+        ("48/2 = 24\n#### 72", "so 24+48\n#### 72", 1.0),
+        ("#### 72", "The answer is 72.", 1.0),
+        ("#### 72", "#### $72.00", 1.0),
+        ("#### 1,234", "1234", 1.0),
+        ("#### 1234", "A: 1,234", 1.0),
+        ("#### -3", "it falls to -3 degrees", 1.0),
+        ("#### -3", "#### \N{MINUS SIGN}3", 1.0),
+        ("#### 3", "it falls to -3 degrees", 0.0),
+        ("#### 50", "#### 50%", 1.0),
+        ("#### 50%", "50", 1.0),
+        ("#### .5", "0.50", 1.0),
+        ("#### 72", "#### 72\nThere are 10 more.", 1.0),
+        ("#### 72", "A: 70\nNo.\nA: 72", 1.0),
+        ("#### 4", "10-6 leaves 4", 1.0),
+        ("#### 6", "it was 10-6", 1.0),
+        ("#### 72", "no idea", 0.0),
+        ("#### 72", "", 0.0),
+        ("#### 72", None, 0.0),
+        ("#### 72", "72000", 0.0),
+        ("seventy", "72", None),
+        (None, "72", None),
+    ],
+)
+def test_numeric_answer(answer: str | None, text: str | None, reward: float | None) -> None:
+    assert numeric_answer(Task.ask("How many?", answer), said(text)) == reward
+
+
+@pytest.mark.skipif(not SOLUTIONS.exists(), reason="needs the data of ../shared")
+def test_numeric_answer_agrees_with_the_judgement_of_every_published_solution() -> None:
+    judged, told = [], []
+    for line in SOLUTIONS.read_text().splitlines():
+        row = json.loads(line)
+        task = Task.ask(row["question"], row["ground_truth"])
+        for model in ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification"):
+            judged.append(float(row[model]["is_correct"]))
+            told.append(numeric_answer(task, said(row[model]["solution"])))
+    assert len(judged) == 4 * 1319
+    assert told == judged
+
+
+def picky(task: Task, experience: Experience) -> float | None:
+    if experience.response_text == "no idea":
+        raise LookupError(f"cannot judge {task.answer}")
+    return {"0": None, "2": float("nan")}.get(str(task.answer), 0.5)
+
+
+def test_score_keeps_the_error_of_a_row_and_goes_on() -> None:
+    frame = rows(experiences(4, reward=(1.0, 0.0, 1.0, 1.0), group_size=1))
+    frame = frame.with_columns(answer=pl.Series(["0", "1", "2", "3"]))
+    judged = score(reward=picky, scorer_version="7")(frame)
+    assert judged["reward"].to_list() == [None, None, None, 0.5]
+    assert judged["detail"].to_list() == [
+        None,
+        "LookupError: cannot judge 1",
+        "SchemaError: the reward is nan, expected a finite number or None",
+        None,
+    ]
+    assert judged["scorer_version"].unique().to_list() == ["7"]
+
+
+def test_score_gives_the_reward_the_conversation_of_the_task() -> None:
+    def asks(task: Task, experience: Experience) -> float | None:
+        return float(len(task.messages[0]["content"]))
+
+    frame = rows(experiences(1)).with_columns(
+        answer=pl.lit("4"), task_messages=pl.lit('[{"role": "user", "content": "2+2="}]')
+    )
+    assert score(reward=asks)(frame)["reward"].to_list() == [4.0]
+
+
+def test_score_needs_the_answer_and_a_reward_that_is_there() -> None:
+    with pytest.raises(OperatorError, match="reads column `answer`, which is not there"):
+        score()(rows(experiences(1)))
+    with pytest.raises(OperatorError, match="no reward `exact_mach`; did you mean `exact_match`"):
+        score(reward="exact_mach")
