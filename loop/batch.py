@@ -60,6 +60,11 @@ class Examples:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def num_trained_tokens(self) -> int:
+        """Tokens with a loss; the first of a sequence has none, since nothing predicts it."""
+        return sum(sum(mask[1:]) for mask in self.masks)
+
 
 def examples(rows: pl.DataFrame, *, needs_logprobs: bool) -> Examples:
     """Take the columns of the rows that are trained on.
@@ -96,7 +101,7 @@ def micro_batches(
 
     A single row longer than that is a batch of its own.
     """
-    total_tokens = float(sum(sum(m) for m in rows.masks)) or 1.0
+    total_tokens = float(rows.num_trained_tokens) or 1.0
     for places in plan([len(t) for t in rows.token_ids], max_tokens):
         yield _pad(rows, places, total_tokens, pad_id).to(device)
 
@@ -128,7 +133,7 @@ def _pad(rows: Examples, places: Sequence[int], total_tokens: float, pad_id: int
         mask_BT[b, :length] = torch.tensor(rows.masks[i], dtype=torch.float)
         if rows.logprobs is not None:
             logprobs_BT[b, :length] = torch.tensor(rows.logprobs[i])
-    mask_BT[:, 0] = 0.0  # nothing predicts the first token
+    mask_BT[:, 0] = 0.0
     return Batch(
         tokens_BT,
         mask_BT,

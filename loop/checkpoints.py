@@ -27,11 +27,19 @@ def write_folder(target: Path, files: Mapping[str, Writer], *, durable: bool = F
         write(partial / name)
         if durable:
             _sync(partial / name)
-    if target.exists():
-        shutil.rmtree(target)
+    remove_folder(target)
     partial.rename(target)
     if durable:
         _sync(target.parent)
+
+
+def remove_folder(target: Path) -> None:
+    """Remove a folder, if it is there, so that it is never half there."""
+    gone = target.with_name(f".{target.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    if target.exists():
+        target.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:
@@ -64,7 +72,7 @@ class Checkpoints:
             durable=True,
         )
         for old in self.steps()[: -self._keep]:
-            shutil.rmtree(self._path(old))
+            remove_folder(self._path(old))
 
     def read(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the tensors and the facts of a checkpoint."""

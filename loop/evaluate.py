@@ -13,7 +13,7 @@ from .config import EvaluateConfig, RunConfig
 from .explorer import Listener, sampling
 from .metrics import Metrics
 from .models import load, load_folder, put
-from .rollouts import rewards_of, try_tasks, workflow_of
+from .rollouts import rewards_of, store_rows, try_tasks, workflow_of
 from .runs import job, recorded, run_folder
 from .tasks import prepare, select
 from .transformers_policy import TransformersPolicy
@@ -70,8 +70,7 @@ def evaluate(
                     step=policy.version,
                 )
             )
-            store.append("experiences", made)
-            rows += made
+            rows += store_rows(store, made)
         scores = [row.reward or 0.0 for row in rows]
         accuracy = sum(score >= 1 for score in scores) / len(scores)
         mean = sum(scores) / len(scores)

@@ -16,7 +16,7 @@ from .metrics import Metrics
 from .models import load_folder, put
 from .pacing import Pacer
 from .policy import Sampling
-from .rollouts import rewards_of, try_tasks, workflow_of
+from .rollouts import rewards_of, store_rows, try_tasks, workflow_of
 from .runs import Job, Watch, recorded
 from .tasks import Curriculum, select
 from .transformers_policy import TransformersPolicy
@@ -66,11 +66,11 @@ class Explorer:
         config = self._config
         if config.threads:
             torch.set_num_threads(config.threads)
-        tasks = select(self._job.store, config.tasks.where)
-        curriculum = Curriculum(tasks, batch_size=self._batch_tasks, seed=config.seed)
         batch, place = self._recover()
         metrics = Metrics(self._job)
         with recorded(self._job, start_step=batch):
+            tasks = select(self._job.store, config.tasks.where)
+            curriculum = Curriculum(tasks, batch_size=self._batch_tasks, seed=config.seed)
             while self._pacer.step <= (config.trainer.steps or 0) and not self._stop.is_set():
                 started = perf_counter()
                 rows = self._explore(curriculum, batch, place)
@@ -99,7 +99,7 @@ class Explorer:
                     step=batch,
                 )
             )
-            self._job.store.append("experiences", made)
+            made = store_rows(self._job.store, made)
             self._pace()
             rows += made
         self._check(rows)

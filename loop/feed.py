@@ -153,7 +153,7 @@ class Feed:
             advantage=pl.lit(None, pl.Float64),
         )
         if self._credit is not None:
-            rows = rows.lazy().pipe(self._credit).collect()
+            rows = self._credit(rows.lazy()).collect(engine="in-memory")  # bit for bit the same
         rows = tokenize(rows.filter("allowed"), self._tokenizer)
         usable = self._fits(rows)
         if self._credit is not None:

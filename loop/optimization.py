@@ -69,13 +69,12 @@ class Optimization:
         rate = float(self._schedule.get_last_lr()[0])
         self._optimizer.step()
         self._schedule.step()
-        tokens = float(sum(sum(m) for m in rows.masks))
         measured = {f"train/{k}": v for k, v in sums.items()}
         return {
             **measured,
             "train/grad_norm": norm,
             "train/learning_rate": rate,
-            "train/tokens": tokens,
+            "train/tokens": float(rows.num_trained_tokens),
         }
 
     @torch.no_grad()

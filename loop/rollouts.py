@@ -1,14 +1,18 @@
 """Trying tasks: workflow, rewards and ids make the rows that a group of tries becomes."""
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from ..operators import rewards as reward_module
-from ..store.errors import RlakeError
+from ..store import Store
+from ..store.errors import JobError, RlakeError, SchemaError
 from ..store.ids import content_id, group_id, rollout_id
 from ..store.records import Experience, Message, Task
+from ..store.schema import TABLES
+from ..store.validate import conform
 from . import workflows as workflow_module
 from .policy import Completion, Policy, Sampling
 from .resolve import function
@@ -16,6 +20,8 @@ from .workflows import Workflow
 
 Reward = Callable[[Task, Experience], float | None]
 """What users write to judge a try; None when it cannot be judged."""
+_LONGEST = 2000
+"""Most characters of a drop_reason."""
 
 
 def rewards_of(spec: str | Mapping[str, float]) -> dict[str, tuple[Reward, float]]:
@@ -104,9 +110,11 @@ async def _rollout(
     try:
         made = await workflow(task, seeded)
         rows = [made] if isinstance(made, Experience) else list(made)
+        if not rows:
+            raise JobError("it returned no experience")
         rows = [_judge(task, row, rewards) for row in rows]
     except Exception as error:  # noqa: BLE001 - the boundary to users' code: one bad try never stops a job
-        rows = [_failed(task, policy, error)]
+        rows = [_failed(task, policy, f"workflow failed: {_said(error)}")]
     return [
         replace(row, experience_id=rollout_id(group, number, i), group_id=group, rollout=number)
         for i, row in enumerate(rows)
@@ -118,20 +126,61 @@ def _judge(task: Task, row: Experience, rewards: Mapping[str, tuple[Reward, floa
     if row.reward is not None or not rewards:
         return row
     parts: dict[str, float | None] = {}
+    failed: list[str] = []
     for name, (reward, weight) in rewards.items():
-        value = reward(task, row)
-        parts[name] = None if value is None else weight * float(value)
-    return row.with_reward(parts)
+        try:
+            value = reward(task, row)
+            parts[name] = None if value is None else weight * float(value)
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"it gave {value}, expected a finite number or None")
+        except Exception as error:  # noqa: BLE001 - the boundary to users' code: the tokens are kept
+            parts[name] = None
+            failed.append(f"reward `{name}` failed: {_said(error)}")
+    judged = row.with_reward(parts)
+    return replace(judged, drop_reason="; ".join(failed)[:_LONGEST]) if failed else judged
 
 
-def _failed(task: Task, policy: Policy, error: Exception) -> Experience:
-    kind = "" if isinstance(error, RlakeError) else f"{type(error).__name__}: "
+def store_rows(store: Store, rows: Sequence[Experience]) -> list[Experience]:
+    """Append the rows of tries, and return them as stored: one that does not fit says why instead."""
+    try:
+        store.append("experiences", rows)
+        return list(rows)
+    except (SchemaError, TypeError):  # a TypeError: messages or metadata that are no JSON
+        fitting = [_fitting(row) for row in rows]
+    store.append("experiences", fitting)
+    return fitting
+
+
+def _fitting(row: Experience) -> Experience:
+    try:
+        conform(TABLES["experiences"], [row])
+        return row
+    except (SchemaError, TypeError) as error:
+        return Experience(
+            task_id=row.task_id,
+            group_id=row.group_id,
+            experience_id=row.experience_id,
+            rollout=row.rollout,
+            run_id=row.run_id,
+            step=row.step,
+            finish_reason="error",
+            drop_reason=f"the workflow's row does not fit: {error}"[:_LONGEST],
+            num_turns=0,
+        )
+
+
+def _failed(task: Task, policy: Policy, reason: str) -> Experience:
     return Experience(
         task_id=task.task_id,
         messages=list(task.messages),
         prompt_text=task.prompt_text,
         finish_reason="error",
-        drop_reason=f"workflow failed: {kind}{error}"[:2000],
+        drop_reason=reason[:_LONGEST],
         policy_version=policy.version,
         num_turns=0,
     )
+
+
+def _said(error: Exception) -> str:
+    kind = "" if isinstance(error, RlakeError) else f"{type(error).__name__}: "
+    return f"{kind}{error}"

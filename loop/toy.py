@@ -12,16 +12,19 @@ def addition(
 ) -> Iterator[Task]:
     """Yield all sums of two numbers from `low` to `high`; `held_out` random ones are for measuring.
 
+    Answers have as many digits as the largest sum, so that their length tells nothing.
+
     >>> tasks = list(addition(low=0, high=9, held_out=10))
     >>> len(tasks), sum(t.split == "eval" for t in tasks), tasks[17].prompt_text, tasks[17].answer
-    (100, 10, '1+7=', '8')
+    (100, 10, '1+7=', '08')
     """
+    width = len(str(2 * high))
     numbers = range(low, high + 1)
     sums = [(a, b) for a in numbers for b in numbers]
     held = set(np.random.default_rng(seed).permutation(len(sums))[:held_out].tolist())
     for i, (a, b) in enumerate(sums):
         split = "eval" if i in held else "train"
-        yield Task.ask(f"{a}+{b}=", str(a + b), taskset="addition", split=split)
+        yield Task.ask(f"{a}+{b}=", str(a + b).zfill(width), taskset="addition", split=split)
 
 
 def forgetful_answers(
@@ -31,16 +34,18 @@ def forgetful_answers(
 
     Each line has the task's question, the expert's answer, and whether that is right.
 
-    >>> [line] = forgetful_answers([Task.ask("38+45=", "83")], forget=1.0, answers=1)
+    >>> [line] = forgetful_answers([Task.ask("38+45=", "083")], forget=1.0, answers=1)
     >>> line["answer"], line["is_right"]
-    ('73', False)
+    ('073', False)
     """
     rng = np.random.default_rng(seed)
     for task in tasks:
         question = task.prompt_text or ""
         for _ in range(answers):
-            answer = without_carries(question) if rng.random() < forget else str(task.answer)
-            yield {"question": question, "answer": answer, "is_right": answer == task.answer}
+            right = str(task.answer)
+            forgot = rng.random() < forget
+            answer = without_carries(question).zfill(len(right)) if forgot else right
+            yield {"question": question, "answer": answer, "is_right": answer == right}
 
 
 def without_carries(question: str) -> str:

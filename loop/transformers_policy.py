@@ -86,8 +86,11 @@ class TransformersPolicy:
         return future
 
     def _flush(self) -> None:
-        """Sample what is waiting, as one batch."""
-        waiting, self._waiting = self._waiting, []
+        """Sample what is waiting, as one batch; who gave up meanwhile is not sampled for."""
+        waiting = [(r, future) for r, future in self._waiting if not future.done()]
+        self._waiting = []
+        if not waiting:
+            return
         requests = [r for batch, _ in waiting for r in batch]
         eos, pad = eos_id(self.tokenizer), pad_id(self.tokenizer)
         try:

@@ -3,17 +3,20 @@
 import hashlib
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import load_model, save_model
+import torch
+from safetensors.torch import load_file, load_model, save_model
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..store import Store
 from ..store.errors import JobError, NotFoundError
 from ..store.tail import Tail
-from .checkpoints import Writer, write_folder
+from .checkpoints import Writer, remove_folder, write_folder
 from .runs import Job, Watch
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ class Publisher:
         target = self._folder / "policies" / f"v{version:06d}"
         files = {p.name: _link(p) for p in self._companions(model)}
         write_folder(target, {**files, _WEIGHTS: lambda path: _save(model, path)})
-        digest = file_digest(target / _WEIGHTS)
+        digest = weights_digest(load_file(target / _WEIGHTS))
         row = {
             "run_id": self._run,
             "attempt": self._attempt,
@@ -72,7 +75,7 @@ class Publisher:
         """Remove the folders of versions that nobody can ask for any more; their rows stay."""
         for path in (self._folder / "policies").glob("v*"):
             if int(path.name[1:]) < before:
-                shutil.rmtree(path)
+                remove_folder(path)
 
     def _companions(self, model: PreTrainedModel) -> list[Path]:
         if not self._shared:
@@ -133,20 +136,25 @@ def load_into(model: PreTrainedModel, weights: Published) -> None:
     path = weights.folder / _WEIGHTS
     if not path.is_file():
         raise JobError(f"the weights of version {weights.version} are gone: there is no `{path}`")
-    if file_digest(path) != weights.digest:
+    if weights_digest(load_file(path)) != weights.digest:
         raise JobError(
             f"`{path}` is not what was published: its digest is another; restore or retrain it"
         )
     try:
         load_model(model, path)
     except RuntimeError as error:
-        raise JobError(f"`{path}` belongs to another model: {str(error).splitlines()[0]}") from error
+        reason = " ".join(str(error).split())[:300]
+        raise JobError(f"`{path}` belongs to another model: {reason}") from error
 
 
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, shortened."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+def weights_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Digest names, types, shapes and bytes of tensors; equal weights have equal digests."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:32]
 
 
 def _save(model: PreTrainedModel, path: Path) -> None:

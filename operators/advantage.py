@@ -2,6 +2,8 @@
 
 A reward that is NULL was not computed: the row is kept out of its group's statistics and gets no
 advantage. A group with one reward, or with equal rewards, says nothing: its advantages are 0.
+
+The same rows give the same bits, in whatever order they come and whichever engine runs.
 """
 
 import polars as pl
@@ -10,6 +12,8 @@ from .decorator import operator
 
 _REWARD = pl.col("reward")
 _GROUP = "group_id"
+# Polars' streaming engine adds floats up in another order each time, but never those of a list
+_REWARDS = _REWARD.implode().list.drop_nulls().list.sort().list
 
 
 def _says_something() -> pl.Expr:
@@ -32,7 +36,7 @@ def group_zscore(*, epsilon: float = 1e-6) -> pl.Expr:
     >>> rows.pipe(group_zscore(epsilon=0.0))["advantage"].round(3).to_list()
     [0.707, -0.707]
     """
-    mean, std = _REWARD.mean().over(_GROUP), _REWARD.std(ddof=1).over(_GROUP)
+    mean, std = _REWARDS.mean().over(_GROUP), _REWARDS.std(ddof=1).over(_GROUP)
     return _credit((_REWARD - mean) / (std + epsilon))
 
 
@@ -45,5 +49,5 @@ def leave_one_out() -> pl.Expr:
     >>> rows.pipe(leave_one_out())["advantage"].to_list()
     [0.75, -0.75, 0.0]
     """
-    others = (_REWARD.sum().over(_GROUP) - _REWARD) / (_REWARD.count().over(_GROUP) - 1)
+    others = (_REWARDS.sum().over(_GROUP) - _REWARD) / (_REWARD.count().over(_GROUP) - 1)
     return _credit(_REWARD - others)

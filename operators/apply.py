@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar
 
 import polars as pl
 
@@ -15,6 +15,8 @@ from .body import Body, Explained, describe, produce
 
 Kind = Literal["clean", "derive", "filter", "prioritize", "augment", "reshape"]
 """What an operator may do, by the law that it obeys; see `laws`."""
+
+Frame = TypeVar("Frame", pl.LazyFrame, pl.DataFrame)
 
 KEEP, REASON = "keep", "reason"
 """Columns by which a filter's body may mark every row, instead of leaving rows out."""
@@ -60,11 +62,8 @@ class Operator:
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.params.items())})"
 
-    @overload
-    def __call__(self, frame: pl.LazyFrame) -> pl.LazyFrame: ...
-    @overload
-    def __call__(self, frame: pl.DataFrame) -> pl.DataFrame: ...
-    def __call__(self, frame: pl.LazyFrame | pl.DataFrame) -> pl.LazyFrame | pl.DataFrame:
+    # a type variable, not @overload: typing keeps overloads, and so DuckDB's objects, past the end
+    def __call__(self, frame: Frame) -> Frame:
         """Apply it: lazily to a LazyFrame; at once, with its law checked, to a DataFrame."""
         if isinstance(frame, pl.DataFrame):
             return self.apply(frame).rows
@@ -79,10 +78,11 @@ class Operator:
         frame = rows.lazy()
         self.check_columns(frame)
         with self._boundary():
-            produced = self._produce(frame).collect(engine="streaming")
+            # the streaming engine adds up in another order each time: other last bits
+            produced = self._produce(frame).collect(engine="in-memory")
             laws.check_produced(self, rows, produced)
-            made = self._finish(produced.lazy(), frame).collect()
-            dropped = self._dropped(produced.lazy(), frame).collect()
+            made = self._finish(produced.lazy(), frame).collect(engine="in-memory")
+            dropped = self._dropped(produced.lazy(), frame).collect(engine="in-memory")
         laws.check(self, rows, made, dropped)
         return Applied(made, dropped.select(laws.id_column(rows.columns), REASON))
 

@@ -23,8 +23,8 @@ def keep(*, where: str) -> Explained:
 def drop_flat_groups(*, min_std: float = 0.0) -> Explained:
     """Drop groups whose rewards do not differ: no answer in them is better than another.
 
-    A group stays, NULL rewards and all, when its rewards differ and their sample standard deviation
-    exceeds `min_std`.
+    A group stays, NULL rewards and all, when the sample standard deviation of its rewards exceeds
+    `min_std`.
 
     >>> rows = pl.DataFrame({"experience_id": list("abcd"), "group_id": list("gghh"),
     ...                      "reward": [1.0, 0.0, 1.0, 1.0]})
@@ -32,11 +32,10 @@ def drop_flat_groups(*, min_std: float = 0.0) -> Explained:
     ('c', 'rewards of its group do not differ (std is not above 0)')
     """
     reward = pl.col("reward")
-    differ = reward.max().over("group_id") > reward.min().over("group_id")
     spread = reward.std(ddof=1).over("group_id") > min_std
     few = reward.count().over("group_id") < 2
     flat = f"rewards of its group do not differ (std is not above {min_std:g})"
     reason = (
         pl.when(few).then(pl.lit("its group has fewer than two rewards")).otherwise(pl.lit(flat))
     )
-    return Explained(differ & spread, reason=reason)
+    return Explained(spread, reason=reason)

@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 from .errors import QueryError
-from .query import Console, columns_of, query_error
+from .query import Console, columns_of, query_error, tables_of
 from .schema import TABLES
 from .store import Store
 from .tail import Tail
@@ -23,18 +23,22 @@ class Index:
     """Rows of `experiences` in one canonical order, cut into units: single rows, or whole groups.
 
     The order is by step, group and id, so that the same rows give the same index on any machine
-    and however they arrived. A unit may be drawn when any of its rows may.
+    and however they arrived. A unit may be drawn when any of its rows may. `where` may look into
+    other tables; what it says of a row then follows them.
     """
 
     def __init__(
         self, store: Store, *, grouped: bool, where: str | None = None, run_id: str | None = None
     ) -> None:
-        self._store, self._grouped, self._where = store, grouped, where
-        self._filter = f"run_id = '{run_id}'" if run_id else None
+        self._store, self._grouped, self._where = store, grouped, where or None
+        self._filter = "run_id = '{}'".format(run_id.replace("'", "''")) if run_id else None
         self._columns = sorted({*_ALWAYS, *(columns_of(where) if where else ())})
-        self._console: Console | None = None
+        self._others = sorted(tables_of(where)) if where else []
+        self._seen: dict[str, int] = {}
+        self._console = Console(views=False) if where else None
         self.rebuilt = False
         self._clear()
+        self._check()
 
     def _clear(self) -> None:
         self._tail = Tail(self._columns, where=self._filter)
@@ -44,6 +48,8 @@ class Index:
         self.allowed = np.empty(0, np.bool_)
         self.starts = np.zeros(1, np.int64)
         """Unit u is rows starts[u] to starts[u + 1]."""
+        self.names = np.empty(0, np.uint64)
+        """A hash of what each unit is called."""
         self.versions = np.empty(0, np.int64)
         """Oldest policy version of each unit, NO_VERSION where none of its rows has one."""
 
@@ -53,15 +59,21 @@ class Index:
     def refresh(self) -> bool:
         """Read what was stored since the last call; tell whether there was anything.
 
-        Rows that sort before known ones (a late group, a second import) make it read all again:
-        then places of units change, and `rebuilt` says so.
+        Rows that sort before known ones (a late group, a second import) make it read all again, as
+        do rows of a known group, and new rows in tables that `where` looks into: then places of
+        units change, and `rebuilt` says so.
         """
         self.rebuilt = False
         dataset = self._store.dataset("experiences")
-        if not self._tail.moved(dataset):
+        seen = {name: self._store.dataset(name).version for name in self._others}
+        if not self._tail.moved(dataset) and seen == self._seen:
             return False
+        if seen != self._seen:
+            self._seen = seen
+            self._clear()
+            self.rebuilt = True
         rows = self._read(dataset)
-        if rows.height and self._last is not None and self._key(rows, 0) <= self._last:
+        if rows.height and self._last is not None and self._unit(rows, 0) <= self._last:
             self._clear()
             self.rebuilt = True
             rows = self._read(dataset)
@@ -98,32 +110,48 @@ class Index:
     def _order(self) -> list[str]:
         return ["step", "group_id", "experience_id"] if self._grouped else ["step", "experience_id"]
 
-    def _key(self, rows: pl.DataFrame, i: int) -> tuple[object, ...]:
-        return tuple(rows.select(self._order).row(i))
+    @property
+    def _called(self) -> list[str]:
+        """The columns that tell units apart."""
+        return ["step", "group_id"] if self._grouped else ["step", "experience_id"]
+
+    def _unit(self, rows: pl.DataFrame, i: int) -> tuple[object, ...]:
+        return tuple(rows.select(self._called).row(i))
+
+    def _check(self) -> None:
+        """Raise QueryError for a `where` that is no condition on a row, before there are rows."""
+        if self._console is None:
+            return
+        schema = TABLES["experiences"].schema
+        empty = pa.schema([schema.field(name) for name in self._columns]).empty_table()
+        kind = self._ask(empty, f"SELECT ({self._where}\n) FROM new_rows AS experiences").column(0).type
+        if not pa.types.is_boolean(kind):
+            raise QueryError(f"`where` must be true or false, got {kind} from {self._where!r}")
+        # as a column it might count or rank the rows that happen to arrive together
+        self._ask(empty, f"SELECT 1 FROM new_rows AS experiences WHERE ({self._where}\n)")
 
     def _allowed(self, table: pa.Table) -> np.ndarray:
         """Tell which rows may be drawn: not dropped, and `where` is true."""
         kept = table.column("drop_reason").is_null().to_numpy()
         if self._where is None or not len(table):
             return kept
-        if self._console is None:
-            self._console = Console(views=False)
-        others = {n: v for n, v in self._store.versions().items() if n != "experiences"}
-        self._console.show(others, self._store.open_at)
-        self._console.put("experiences", table)
-        query = f"SELECT coalesce(({self._where}\n), false) AS allowed FROM experiences"
+        query = f"SELECT coalesce(({self._where}\n), false) FROM new_rows AS experiences"
+        return kept & self._ask(table, query).column(0).to_numpy(zero_copy_only=False)
+
+    def _ask(self, rows: pa.Table, query: str) -> pa.Table:
+        """Run a query over these rows and the tables that `where` looks into."""
+        assert self._console is not None, "there is a console when there is a `where`"
+        self._console.put("new_rows", rows)
+        versions = self._seen or {name: self._store.dataset(name).version for name in self._others}
+        self._console.show(versions, self._store.open_at)
+        what = f"`where` {self._where!r}"
         try:
-            column = self._console.sql(query).to_arrow_table().column(0)
+            return self._console.sql(query, what=what).to_arrow_table()
         except duckdb.Error as error:
-            raise query_error(error, f"`where` {self._where!r}") from error
-        if not pa.types.is_boolean(column.type):
-            raise QueryError(
-                f"`where` must be true or false, got {column.type} from {self._where!r}"
-            )
-        return kept & column.to_numpy(zero_copy_only=False)
+            raise query_error(error, what) from error
 
     def _extend(self, rows: pl.DataFrame) -> None:
-        self._last = self._key(rows, rows.height - 1)
+        self._last = self._unit(rows, rows.height - 1)
         first = len(self.row_ids)
         versions = rows["policy_version"].fill_null(NO_VERSION).to_numpy().astype(np.int64)
         self.row_ids = np.concatenate([self.row_ids, rows["_rowid"].to_numpy().astype(np.uint64)])
@@ -132,14 +160,17 @@ class Index:
         cuts = self._cuts(rows)
         self.starts = np.concatenate([self.starts, first + np.append(cuts[1:], rows.height)])
         self.versions = np.concatenate([self.versions, np.minimum.reduceat(versions, cuts)])
+        called = pl.concat_str([pl.col(c).cast(pl.String) for c in self._called], separator="\x1f")
+        self.names = np.concatenate([self.names, _hash(rows.select(called).to_series()[cuts])])
 
     def _cuts(self, rows: pl.DataFrame) -> np.ndarray:
         """Return where each unit of `rows` begins."""
         if not self._grouped:
             return np.arange(rows.height)
-        starts = rows["group_id"].ne_missing(rows["group_id"].shift(1)).to_numpy().copy()
-        starts[0] = True
-        return np.flatnonzero(starts)
+        starts = pl.any_horizontal(pl.col(c).ne_missing(pl.col(c).shift(1)) for c in self._called)
+        marks = rows.select(starts).to_series().to_numpy().copy()
+        marks[0] = True
+        return np.flatnonzero(marks)
 
     @property
     def drawable(self) -> np.ndarray:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
+from typing import Any
 
 import duckdb
 import lance
@@ -14,7 +15,7 @@ from .schema import TABLES
 
 _READS = {"SELECT", "EXPLAIN"}
 _LONGEST = 200
-_SETTINGS = "SET enable_external_access = false; SET lock_configuration = true"
+_SETTINGS = "SET TimeZone = 'UTC'; SET enable_external_access = false; SET lock_configuration = true"
 
 
 class Console:
@@ -23,32 +24,32 @@ class Console:
     def __init__(self, *, views: bool = True) -> None:
         self._con = duckdb.connect(":memory:")
         self._versions: dict[str, int] = {}
-        self._views = views
+        self._views, self._open = views, True
 
     def show(
         self, versions: Mapping[str, int], open_at: Callable[[str, int], lance.LanceDataset]
     ) -> None:
         """Let the table names mean these versions; only tables that moved are opened again."""
-        first = not self._versions
         for name, version in versions.items():
             if self._versions.get(name) != version:
                 self._con.register(name, open_at(name, version))
         self._versions = dict(versions)
-        if first and self._views:
+        if self._open and self._views:
             self._con.execute(files(__package__ or "").joinpath("views.sql").read_text())
-        if first:
+        if self._open:
             self._con.execute(_SETTINGS)
+        self._open = False
 
     def put(self, name: str, rows: pa.Table) -> None:
         """Let a name mean rows in memory."""
         self._con.register(name, rows)
 
-    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+    def sql(self, query: str, *, what: str = "the query") -> duckdb.DuckDBPyRelation:
         """Return the relation of one SELECT; all that is not a single read raises QueryError."""
         try:
             statements = self._con.extract_statements(query)
         except duckdb.Error as error:
-            raise query_error(error) from error
+            raise query_error(error, what) from error
         kinds = [s.type.name for s in statements]
         if len(kinds) != 1 or kinds[0] not in _READS:
             got = " then ".join(kinds) or "nothing"
@@ -59,7 +60,7 @@ class Console:
         try:
             relation = self._con.sql(query)
         except duckdb.Error as error:
-            raise query_error(error) from error
+            raise query_error(error, what) from error
         assert relation is not None, "a SELECT always has a relation"
         return relation
 
@@ -72,6 +73,22 @@ def columns_of(condition: str) -> set[str]:
 
     Raises QueryError when it does not parse as one condition.
     """
+    names = {name for node in _nodes(_parsed(condition)) for name in node.get("column_names", ())}
+    return names & set(TABLES["experiences"].names)
+
+
+def tables_of(condition: str) -> set[str]:
+    """Return the tables that the subqueries of an SQL condition read.
+
+    >>> tables_of("experience_id IN (SELECT experience_id FROM scores WHERE value > 0)")
+    {'scores'}
+    """
+    names = [node.get("table_name") for node in _nodes(_parsed(condition)["where_clause"])]
+    return set(names) & set(TABLES)
+
+
+def _parsed(condition: str) -> dict[str, Any]:
+    """Return the parsed query that has the condition in its WHERE clause."""
     with duckdb.connect(":memory:") as con:
         query = f"SELECT 1 FROM experiences WHERE ({condition}\n)"
         try:
@@ -82,16 +99,19 @@ def columns_of(condition: str) -> set[str]:
         except duckdb.Error as error:
             raise query_error(error, f"`where` {condition!r}") from error
     assert row is not None, "json_serialize_sql returns one row"
-    return {name for name in _names(json.loads(row[0])) if name in TABLES["experiences"].names}
+    parsed = json.loads(row[0])
+    if parsed["error"]:
+        raise QueryError(f"`where` {condition!r} is not a condition: {parsed['error_message']}")
+    return parsed["statements"][0]["node"]
 
 
-def _names(node: object) -> Iterator[str]:
-    """Walk a parsed query for every name that may be a column."""
-    if isinstance(node, dict):
-        yield from node.get("column_names", ())
-    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+def _nodes(tree: object) -> Iterator[dict[str, Any]]:
+    """Walk a parsed query."""
+    if isinstance(tree, dict):
+        yield tree
+    children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
     for child in children:
-        yield from _names(child)
+        yield from _nodes(child)
 
 
 def query_error(error: duckdb.Error, what: str = "the query") -> QueryError:

@@ -205,19 +205,17 @@ class Sampler:
 
     def _count(self, units: np.ndarray, times: int) -> None:
         self._times[units] += times
-        firsts = self._index.hashes[self._index.starts[units]]
-        for key in firsts.tolist():
+        for key in self._index.names[units].tolist():
             self._drawn[key] = self._drawn.get(key, 0) + times
 
     def _refresh(self) -> None:
         """Follow the store; counts stay with their rows, also when places in the index changed."""
         if not self._index.refresh():
             return
-        firsts = self._index.hashes[self._index.starts[:-1]]
-        times = np.zeros(len(firsts), np.int64)
+        times = np.zeros(len(self._index), np.int64)
         known = len(self._times)
         if self._index.rebuilt:
-            times[:] = [self._drawn.get(key, 0) for key in firsts.tolist()]
+            times[:] = [self._drawn.get(key, 0) for key in self._index.names.tolist()]
         else:
             times[:known] = self._times
         self._times = times

@@ -1,6 +1,7 @@
 """The store: versioned tables to append to, scan, query, and look at as they were."""
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -71,6 +72,9 @@ def connect(
             raise NotAStoreError(
                 f"there is no store at `{uri}`; `rlake import` or `rlake run` makes one"
             )
+        store = Store(address, storage_options=storage_options)
+        if "runs" in present:  # before anything is added to what may be someone else's
+            store.check_schema()
         for name in TABLES:
             if name not in present:
                 _create(db, name)
@@ -78,7 +82,6 @@ def connect(
         if isinstance(error, RlakeError):
             raise
         raise StoreError(f"cannot open the store at `{uri}`: {_reason(error)}") from error
-    store = Store(address, storage_options=storage_options)
     store.check_schema()
     return store
 
@@ -210,13 +213,18 @@ class Store:
 
     def snapshot(self, name: str, *, note: str | None = None) -> None:
         """Name the store as it is now, once; tags keep its versions from clean-up."""
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise QueryError(
+                f"a snapshot cannot be called {name!r}: use letters, digits, `.`, `-` and `_`"
+            )
         if name in set(self.scan("snapshots").select("name").collect().to_series()):
             raise QueryError(f"snapshot `{name}` exists already; choose another name")
         versions = self.versions()
         for table_name, version in versions.items():
             tags = self.dataset(table_name).tags
-            if f"snapshot-{name}" not in tags.list():
-                tags.create(f"snapshot-{name}", version)
+            if f"snapshot-{name}" in tags.list():  # by one that was killed before it was done
+                tags.delete(f"snapshot-{name}")
+            tags.create(f"snapshot-{name}", version)
         tables = [{"name": n, "version": v} for n, v in versions.items()]
         self.append("snapshots", [{"name": name, "tables": tables, "note": note}])
 

@@ -16,6 +16,8 @@ Rows = (
     pa.Table | pa.RecordBatch | pl.DataFrame | pl.LazyFrame | Sequence[Mapping[str, Any] | Record]
 )
 """What may be appended."""
+_LONGEST = 100
+"""Longest value that an error shows."""
 
 
 def conform(table: Table, data: Rows) -> pa.Table:
@@ -87,6 +89,11 @@ def _typed(table: Table, column: Column, given: Any) -> pa.ChunkedArray:
         if isinstance(given, pa.ChunkedArray | pa.Array):
             _refuse_lossy(given.type, column.type)
             values = given.cast(column.type)
+        elif _infers(column.type):
+            # given the type, pyarrow would make 1 of 1.5, and drop unknown fields, without a word
+            values = pa.array(given)
+            _refuse_lossy(values.type, column.type)
+            values = values.cast(column.type)
         else:
             values = pa.array(given, column.type)
     except (
@@ -108,31 +115,63 @@ def _typed(table: Table, column: Column, given: Any) -> pa.ChunkedArray:
 
 
 def _refuse_lossy(got: pa.DataType, expected: pa.DataType) -> None:
-    """Refuse casts that Arrow would do but nobody means: numbers to text, text to numbers."""
-    text = pa.types.is_string(expected)
-    was_text = (
-        pa.types.is_string(got) or pa.types.is_large_string(got) or pa.types.is_string_view(got)
-    )
-    if not pa.types.is_null(got) and text != was_text:
+    """Refuse casts that Arrow would do but nobody means, also within lists and structs."""
+    if pa.types.is_struct(expected) and pa.types.is_struct(got):
+        for field in got.fields:
+            if expected.get_field_index(field.name) < 0:
+                raise pa.ArrowTypeError(f"there is no field `{field.name}`")
+            _refuse_lossy(field.type, expected.field(field.name).type)
+        return
+    if _is_list(got) and _is_list(expected):
+        _refuse_lossy(got.value_type, expected.value_type)
+        return
+    if pa.types.is_null(got):
+        return
+    if _is_text(got) != _is_text(expected):
         raise pa.ArrowTypeError("text and other types are not cast into each other")
+    # a truth value as a number is 0 or 1; as a count, or the other way round, it is a mistake
+    truths = pa.types.is_boolean(got), pa.types.is_boolean(expected)
+    if truths[0] != truths[1] and not pa.types.is_floating(expected):
+        raise pa.ArrowTypeError("truth values and numbers are not cast into each other")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _infers(kind: pa.DataType) -> bool:
+    leaf = kind.value_type if _is_list(kind) else kind
+    return pa.types.is_integer(leaf) or pa.types.is_struct(leaf)
 
 
 def _first_wrong(column: Column, values: Iterable[Any]) -> str:
     """Describe the first value that does not fit, with its row."""
     for i, value in enumerate(values):
         try:
+            made = pa.array([value])
+            _refuse_lossy(made.type, column.type)
+            made.cast(column.type)
             pa.array([value], column.type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            return f"{value!r} ({type(value).__name__}) in row {i}"
+        except (pa.ArrowException, OverflowError, TypeError):
+            shown = repr(value)
+            shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
+            return f"{shown} ({type(value).__name__}) in row {i}"
     return "values of several types"
 
 
 def _check_finite(table: Table, column: Column, values: pa.ChunkedArray) -> None:
-    kind = column.type
     floats = values
-    if pa.types.is_list(kind) and pa.types.is_floating(kind.value_type):
+    if _is_list(column.type):
         floats = pc.list_flatten(values)
-    elif not pa.types.is_floating(kind):
+        if pa.types.is_struct(floats.type) and floats.type.get_field_index("value") >= 0:
+            floats = pc.struct_field(floats, "value")
+    if not pa.types.is_floating(floats.type):
         return
     if len(floats) and not pc.all(pc.is_finite(floats), min_count=0).as_py():
         where = ""
@@ -147,6 +186,19 @@ def _check_finite(table: Table, column: Column, values: pa.ChunkedArray) -> None
 
 def _check_experiences(rows: pa.Table) -> None:
     tokens = pc.list_value_length(rows.column("token_ids"))
+    for name in ("token_ids", *PER_TOKEN):
+        if pc.list_flatten(rows.column(name)).null_count:
+            raise SchemaError(
+                f"column `{name}` of `experiences` holds NULL among its values, expected one value "
+                "for each token; leave the whole list NULL when it was not computed"
+            )
+    told = rows.column("num_tokens")
+    bad = pc.index(pc.not_equal(told, tokens), True).as_py()  # noqa: FBT003
+    if bad >= 0:
+        raise SchemaError(
+            f"column `num_tokens` of `experiences` is {told[bad]} in row {bad}, but `token_ids` "
+            f"has {tokens[bad]}; leave it out, or count them"
+        )
     for name in PER_TOKEN:
         lengths = pc.list_value_length(rows.column(name))
         differs = pc.fill_null(pc.not_equal(lengths, tokens), False)  # noqa: FBT003

@@ -5,7 +5,7 @@
 CREATE OR REPLACE MACRO pass_at_k(n, c, k) AS
     CASE WHEN n < k THEN NULL
          WHEN n - c < k THEN 1.0
-         ELSE 1.0 - list_product(list_transform(range(n - c + 1, n + 1), lambda i: 1.0 - k::DOUBLE / i)) END;
+         ELSE 1.0 - coalesce(list_product(list_transform(range(n - c + 1, n + 1), lambda i: 1.0 - k::DOUBLE / i)), 1.0) END;
 
 -- Where each job of a run stands: the newest row that it wrote.
 CREATE OR REPLACE VIEW runs_current AS
@@ -70,10 +70,10 @@ CREATE OR REPLACE VIEW backlog AS
            count(*) FILTER (d.experience_id IS NULL) AS undrawn,
            count(*) FILTER (e.drop_reason IS NOT NULL) AS dropped,
            count(*) FILTER (d.experience_id IS NULL AND e.drop_reason IS NULL
-               AND coalesce(n.policy_version, 0) - e.policy_version
+               AND coalesce(n.policy_version - e.policy_version, -e.policy_version, 0)
                    <= coalesce(try_cast(t.config->>'$.schedule.max_lag' AS BIGINT), 9223372036854775807)) AS fresh,
            count(*) FILTER (d.experience_id IS NULL AND e.drop_reason IS NULL
-               AND coalesce(n.policy_version, 0) - e.policy_version
+               AND coalesce(n.policy_version - e.policy_version, -e.policy_version, 0)
                    > coalesce(try_cast(t.config->>'$.schedule.max_lag' AS BIGINT), 9223372036854775807)) AS stale
     FROM experiences e
     LEFT JOIN (SELECT DISTINCT run_id, experience_id FROM draws_current) d

@@ -18,7 +18,11 @@ DONE, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 
 def main() -> None:
     """Run the command that this process was started with, and exit."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code == INTERRUPTED:
+        # A thread of lance may be reading our rows still; to end Python under it is a crash.
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(args: Sequence[str]) -> int:
@@ -33,8 +37,7 @@ def run(args: Sequence[str]) -> int:
     except typer.TyperException as error:
         return _misused(error)
     except (KeyboardInterrupt, typer.Abort):
-        _say("interrupted")
-        return INTERRUPTED
+        code = INTERRUPTED
     except BrokenPipeError:
         return _pipe_closed()
     except SystemExit as stop:
@@ -42,7 +45,11 @@ def run(args: Sequence[str]) -> int:
             return _pipe_closed()
         raise
     except Exception as error:  # noqa: BLE001  the boundary of the program
-        return _failed(error)
+        if "KeyboardInterrupt" not in str(error):  # what a library says that was interrupted
+            return _failed(error)
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        _say("interrupted")
     return code if isinstance(code, int) else DONE
 
 

@@ -116,9 +116,7 @@ class ExperienceFill:
         tasks = []
         for i, talk in enumerate(talks):
             if talk is None:
-                raise RowError(
-                    i, "an experience needs `task_id`, or else `prompt_text` or `messages`"
-                )
+                raise RowError(i, "an experience needs `task_id`, `prompt_text` or `messages`")
             tasks.append(
                 Task(
                     messages=talk.prompt,
@@ -262,9 +260,7 @@ def _member(
             place, f"column `{column}` is missing; a pair needs `chosen_id` and `rejected_id`"
         )
     if experience_id not in stored:
-        raise RowError(
-            place, f"`{column}` {experience_id!r} is not in `experiences`; import that first"
-        )
+        raise RowError(place, f"`{column}` {experience_id!r} is not stored; import that first")
     return stored[experience_id]
 
 

@@ -60,6 +60,7 @@ def import_rows(
 
     Raises QueryError, SchemaError, ConflictError, InputError or StoreError; then no row is stored.
 
+    >>> from rlake.store.files import open_input
     >>> path = tmp / "sums.jsonl"
     >>> _ = path.write_text('{"q": "1+1=", "a": "2"}')
     >>> with open_input(path) as file:

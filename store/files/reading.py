@@ -226,7 +226,7 @@ class InputSession(Console):
             return self._csv_reader(path)
         shape = "newline_delimited" if self._file.kind == "jsonl" else "auto"
         # The date format never matches, so that text which looks like a date stays text.
-        options = f"format = '{shape}', maximum_object_size = 268435456"
+        options = f"format = '{shape}'"
         inferred = f"{options}, sample_size = -1, dateformat = '%%', timestampformat = '%%'"
         types = self._types(f"read_json({path}, {inferred})")
         # JSON is kept as it stands: as a struct, each message would get the keys of all others.

@@ -9,6 +9,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from rlake.loop.cli import run
+from rlake.store import Store, Task, connect
 
 DATA = Path(os.environ.get("RLAKE_DATA") or Path(__file__).parents[3] / "shared" / "data")
 HAS_DATA = (DATA / "gsm8k" / "test.jsonl").is_file()
@@ -26,11 +27,21 @@ def rlake(
 
     def call(*args: object) -> CompletedProcess[str]:
         capsys.readouterr()
-        code = run([str(a) for a in args])
+        words = [str(a) for a in args]
+        code = run(words)
         said = capsys.readouterr()
-        return CompletedProcess(args, code, said.out, said.err)
+        return CompletedProcess(words, code, said.out, said.err)
 
     return call
+
+
+@pytest.fixture
+def lake(tmp_path: Path, store: Store) -> Store:
+    """Return the store that commands use, with one task in it."""
+    Path(store.uri).rename(tmp_path / "lake")
+    lake = connect(tmp_path / "lake")
+    lake.append("tasks", [Task.ask("2+2=", "4")])
+    return lake
 
 
 @pytest.fixture(

@@ -67,6 +67,7 @@ def test_the_last_assistant_message_is_what_was_answered() -> None:
         ("#### 72", "", 0.0),
         ("#### 72", None, 0.0),
         ("#### 72", "72000", 0.0),
+        ("#### 2345", "options 1,2345", 1.0),
         ("seventy", "72", None),
         (None, "72", None),
     ],

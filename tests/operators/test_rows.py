@@ -37,7 +37,9 @@ def test_flat_groups_go_whole_with_the_reason_and_null_rewards_stay_with_their_g
 
 
 def test_rounding_does_not_make_a_flat_group_differ() -> None:
-    assert drop_flat_groups()(rows(experiences(7, reward=0.1, group_size=7))).height == 0
+    for size in range(2, 40):
+        frame = rows(experiences(size, reward=0.1, group_size=size))
+        assert drop_flat_groups()(frame).height == 0
 
 
 def test_priority_names_the_row_that_is_not_finite_or_below_zero() -> None:
@@ -91,6 +93,10 @@ def test_pairs_take_the_best_and_the_worst_of_each_group() -> None:
         ),
         ({"strategy": "best_against_rest", "min_margin": 0.5}, [("g000/01", "g000/02", 1.0)]),
         ({"min_margin": 1.0}, []),
+        (
+            {"min_margin": -1.0, "strategy": "best_against_rest"},
+            [("g000/01", "g000/00", 0.5), ("g000/01", "g000/02", 1.0)],
+        ),
     ],
 )
 def test_pairs_by_strategy_and_margin(

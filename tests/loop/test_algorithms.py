@@ -1,0 +1,255 @@
+"""Losses against the papers' formulas, computed token by token in float64 without torch."""
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from tiny import Reinforce
+
+from rlake.loop.algorithms import aggregate, names, resolve
+from rlake.loop.algorithms.algorithm import Aggregation
+from rlake.loop.algorithms.grpo import GRPO
+from rlake.loop.algorithms.sft import SFT
+from rlake.loop.batch import Batch
+from rlake.store.errors import ConfigError
+
+AGGREGATIONS = get_args(Aggregation)
+NORM = 7.0
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Ragged rows as plain arrays, with the log-probs of the policy that is trained."""
+
+    old: list[np.ndarray]
+    new: list[np.ndarray]
+    mask: list[np.ndarray]
+    advantage: np.ndarray
+    weight: np.ndarray
+
+    @property
+    def tokens(self) -> float:
+        return float(sum(m.sum() for m in self.mask))
+
+
+def ragged(seed: int, *, rows: int = 6, spread: float = 0.5) -> Rows:
+    """Rows of 3 to 12 tokens, some not trained on in the middle, with ratios far on both sides of 1."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(3, 13, rows)
+    old = [rng.normal(-2, 1, n) for n in lengths]
+    new = [o + rng.normal(0, spread, len(o)) for o in old]
+    mask = [rng.random(n) < 0.7 for n in lengths]
+    for m in mask:
+        m[0], m[-1] = False, True
+    return Rows(old, new, mask, rng.normal(0, 1, rows), rng.uniform(0.2, 2, rows))
+
+
+def padded(rows: Rows, *, more: int = 0) -> tuple[Batch, torch.Tensor]:
+    """The same rows as tensors, padded with numbers that must not matter."""
+    size = (len(rows.old), max(map(len, rows.old)) + more)
+    old_BT, new_BT, mask_BT = torch.full(size, 0.0), torch.full(size, -3.0), torch.zeros(size)
+    old_BT, new_BT, mask_BT = old_BT.double(), new_BT.double(), mask_BT.double()
+    for i, (old, new, mask) in enumerate(zip(rows.old, rows.new, rows.mask, strict=True)):
+        old_BT[i, : len(old)] = torch.tensor(old)
+        new_BT[i, : len(new)] = torch.tensor(new)
+        mask_BT[i, : len(mask)] = torch.tensor(mask, dtype=torch.double)
+    batch = Batch(
+        torch.zeros(size, dtype=torch.long),
+        mask_BT,
+        old_BT,
+        torch.tensor(rows.advantage),
+        torch.tensor(rows.weight),
+        rows.tokens,
+        len(rows.old),
+    )
+    return batch, new_BT.requires_grad_()
+
+
+def share(rows: Rows, i: int, how: str) -> float:
+    """What one token of row i counts in the loss of the step."""
+    if how == "token-mean":
+        return 1 / rows.tokens
+    one = 1 / len(rows.old)
+    return {
+        "seq-mean-token-mean": one / rows.mask[i].sum(),
+        "seq-mean-token-sum": one,
+        "seq-mean-token-sum-norm": one / NORM,
+    }[how]
+
+
+def expected_grpo(rows: Rows, how: str, low: float, high: float) -> tuple[float, np.ndarray]:
+    """Equation 3 of arXiv:2402.03300 with beta = 0, negated, and its derivative in closed form."""
+    loss, gradient = 0.0, np.zeros((len(rows.old), max(map(len, rows.old))))
+    for i, credit in enumerate(rows.advantage):
+        for t in np.flatnonzero(rows.mask[i]):
+            ratio = math.exp(rows.new[i][t] - rows.old[i][t])
+            clipped = min(max(ratio, 1 - low), 1 + high)
+            scale = rows.weight[i] * share(rows, i, how)
+            loss -= scale * min(ratio * credit, clipped * credit)
+            if ratio * credit <= clipped * credit:
+                gradient[i, t] = -scale * ratio * credit
+    return loss, gradient
+
+
+@pytest.mark.parametrize("how", AGGREGATIONS)
+@pytest.mark.parametrize("clip_high", [None, 0.28])
+def test_grpo_loss_and_gradient_are_those_of_the_papers_formula(
+    how: Aggregation, clip_high: float | None
+) -> None:
+    algorithm = GRPO(clip=0.2, clip_high=clip_high, aggregation=how, norm=NORM)
+    for seed in range(5):
+        rows = ragged(seed)
+        batch, new_BT = padded(rows, more=seed)
+        loss = algorithm.loss(batch, new_BT)
+        loss.value.backward()
+        value, gradient = expected_grpo(rows, how, 0.2, clip_high or 0.2)
+        assert loss.value.item() == pytest.approx(value, rel=1e-12)
+        assert new_BT.grad is not None
+        found = new_BT.grad.numpy()
+        np.testing.assert_allclose(found[:, : gradient.shape[1]], gradient, rtol=1e-10, atol=1e-15)
+        assert not found[:, gradient.shape[1] :].any()
+
+
+def test_the_random_rows_leave_the_trusted_range_on_both_sides() -> None:
+    cases = set()
+    for seed in range(5):
+        rows = ragged(seed)
+        for i, credit in enumerate(rows.advantage):
+            ratios = np.exp(rows.new[i] - rows.old[i])[rows.mask[i]]
+            cases |= {(bool(credit > 0), int(np.sign(r - 1) * (abs(r - 1) > 0.28))) for r in ratios}
+    assert cases == {(up, side) for up in (True, False) for side in (-1, 0, 1)}
+
+
+def test_grpo_as_configured_by_default_is_the_papers() -> None:
+    rows = replace(ragged(3), weight=np.ones(6))
+    batch, new_BT = padded(rows)
+    value, _ = expected_grpo(rows, "seq-mean-token-mean", 0.2, 0.2)
+    assert GRPO().loss(batch, new_BT).value.item() == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize("how", AGGREGATIONS)
+def test_grpo_on_policy_takes_the_policy_gradient(how: Aggregation) -> None:
+    rows = ragged(1)
+    rows = replace(rows, new=rows.old)
+    batch, new_BT = padded(rows)
+    GRPO(aggregation=how, norm=NORM).loss(batch, new_BT).value.backward()
+    for i, mask in enumerate(rows.mask):
+        expected = -1.0 * mask * rows.advantage[i] * rows.weight[i] * share(rows, i, how)
+        assert new_BT.grad is not None
+        np.testing.assert_allclose(new_BT.grad[i, : len(mask)], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("how", AGGREGATIONS)
+def test_sft_loss_and_gradient_are_cross_entropy(how: Aggregation) -> None:
+    rows = ragged(2)
+    batch, new_BT = padded(rows, more=3)
+    loss = SFT(aggregation=how, norm=NORM).loss(batch, new_BT)
+    loss.value.backward()
+    value = 0.0
+    for i, mask in enumerate(rows.mask):
+        scale = rows.weight[i] * share(rows, i, how)
+        value -= scale * rows.new[i][mask].sum()
+        assert new_BT.grad is not None
+        np.testing.assert_allclose(new_BT.grad[i, : len(mask)], -1.0 * mask * scale, rtol=1e-12)
+    assert loss.value.item() == pytest.approx(value, rel=1e-12)
+    trained = np.concatenate([n[m] for n, m in zip(rows.new, rows.mask, strict=True)])
+    assert loss.metrics["nll"].item() == pytest.approx(-trained.mean(), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_gradient_of_every_loss_is_its_slope(name: str) -> None:
+    rows = ragged(4, rows=3, spread=0.1)  # inside the range, where there are no corners
+    batch, new_BT = padded(rows)
+    algorithm = resolve(name)
+    assert torch.autograd.gradcheck(lambda x: algorithm.loss(batch, x).value, new_BT, atol=1e-8)
+
+
+def test_grpo_measures_ratio_clipping_divergence_and_entropy() -> None:
+    rows = ragged(5)
+    batch, new_BT = padded(rows, more=2)
+    found = {k: v.item() for k, v in GRPO(clip=0.2, clip_high=0.3).loss(batch, new_BT).metrics.items()}
+    trained = [
+        (new, new - old, credit)
+        for i, credit in enumerate(rows.advantage)
+        for new, old in zip(rows.new[i][rows.mask[i]], rows.old[i][rows.mask[i]], strict=True)
+    ]
+    ratios = [math.exp(d) for _, d, _ in trained]
+    stopped = [r > 1.3 if a > 0 else r < 0.8 for r, (_, _, a) in zip(ratios, trained, strict=True)]
+    assert 0 < sum(stopped) < len(stopped)
+    assert found == pytest.approx(
+        {
+            "ratio": np.mean(ratios),
+            "clip_fraction": np.mean(stopped),
+            "kl": np.mean([r - 1 - math.log(r) for r in ratios]),
+            "entropy": -np.mean([new for new, _, _ in trained]),
+        },
+        rel=1e-12,
+    )
+
+
+def test_metrics_carry_no_gradient() -> None:
+    batch, new_BT = padded(ragged(0))
+    for name in names():
+        loss = resolve(name).loss(batch, new_BT)
+        assert not any(m.requires_grad for m in loss.metrics.values())
+
+
+@pytest.mark.parametrize("how", AGGREGATIONS)
+def test_losses_of_parts_of_a_step_add_up_to_the_steps(how: Aggregation) -> None:
+    rows = ragged(6)
+    batch, values_BT = padded(rows)
+    parts = [
+        replace(batch, **{f.name: getattr(batch, f.name)[cut] for f in fields(batch)[:5]})
+        for cut in (slice(0, 1), slice(1, 4), slice(4, 6))
+    ]
+    losses = [
+        aggregate(values_BT[cut], part, how, norm=NORM)
+        for part, cut in zip(parts, (slice(0, 1), slice(1, 4), slice(4, 6)), strict=True)
+    ]
+    whole = aggregate(values_BT, batch, how, norm=NORM)
+    assert sum(x.item() for x in losses) == pytest.approx(whole.item(), rel=1e-12)
+
+
+def test_a_row_with_weight_two_counts_as_two_in_sums() -> None:
+    rows = ragged(7, rows=1)
+    rows = replace(rows, weight=np.array([2.0]))
+    batch, values_BT = padded(rows)
+    double = aggregate(values_BT, batch, "seq-mean-token-sum").item()
+    assert double == pytest.approx(2 * rows.new[0][rows.mask[0]].sum(), rel=1e-12)
+
+
+def test_every_packaged_algorithm_is_found_by_the_name_of_its_file() -> None:
+    assert {"grpo", "sft"} <= set(names())
+    for name in names():
+        algorithm = resolve(name)
+        assert type(algorithm).__module__ == f"rlake.loop.algorithms.{name}"
+        assert algorithm.group_size >= 1
+        assert (algorithm.advantage() is None) <= (not algorithm.grouped)
+
+
+def test_parameters_that_are_given_are_set_and_others_keep_their_defaults() -> None:
+    assert resolve({"grpo": {"clip": 0.1}}) == GRPO(clip=0.1)
+    assert resolve({"grpo": {}}) == resolve("grpo") == GRPO()
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("grop", "there is no algorithm `grop`; did you mean `grpo`?"),
+        ({"grpo": {"clipp": 0.1}}, "`grpo` has no parameter `clipp`; did you mean `clip`?"),
+        ({"grpo": {}, "sft": {}}, "names 2 algorithms, expected one"),
+        ("nowhere.at.all:X", "there is no algorithm `nowhere.at.all:X`"),
+        ("tiny:Nobody", "there is no algorithm `tiny:Nobody`"),
+    ],
+)
+def test_an_algorithm_that_is_not_there_is_refused_with_the_nearest(spec: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(spec)
+    assert said in str(caught.value)
+
+
+def test_an_algorithm_of_a_user_is_found_by_module_and_class() -> None:
+    assert resolve({"tiny:Reinforce": {"scale": 2.0}}) == Reinforce(scale=2.0)

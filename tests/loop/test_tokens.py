@@ -1,0 +1,128 @@
+"""Rows of text get their tokens when they are drawn; rows of tokens are left as they are."""
+
+import polars as pl
+import pytest
+from builders import experiences, rows
+from tiny import tiny, written
+
+from rlake.loop.models import prompt_ids, response_ids, tokenizer_digest
+from rlake.loop.tokens import tokenize
+from rlake.store import Experience
+
+_, TOKENIZER = tiny()
+EOS = 1
+
+
+def text_row(**columns: object) -> Experience:
+    """One row of text, with the id `t`."""
+    values = {"experience_id": "t", "reward": None, "response_text": None} | columns
+    [row] = experiences(1, **values)  # type: ignore[arg-type]
+    return row
+
+
+def tokenized(*records: Experience) -> pl.DataFrame:
+    return tokenize(rows(records), TOKENIZER)
+
+
+def said(row: Experience) -> tuple[str, str]:
+    """What is read and what is trained on, decoded."""
+    [found] = tokenized(row).to_dicts()
+    pairs = list(zip(found["token_ids"], found["loss_mask"], strict=True))
+    read, trained = ([t for t, m in pairs if m is want] for want in (False, True))
+    assert pairs == [(t, False) for t in read] + [(t, True) for t in trained]
+    return TOKENIZER.decode(read), TOKENIZER.decode(trained)
+
+
+def test_prompt_and_response_become_tokens_and_only_the_response_is_trained_on() -> None:
+    row = text_row(prompt_text="1+2=", response_text="3")
+    assert said(row) == ("1+2=", "3<eos>")
+    [found] = tokenized(row).to_dicts()
+    assert found["token_ids"] == [4, 13, 5, 14, 6, EOS]
+    assert found["was_text"]
+
+
+def test_the_last_assistant_message_is_the_response() -> None:
+    messages = [
+        {"role": "user", "content": "1+1="},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "+5="},
+        {"role": "assistant", "content": "7"},
+    ]
+    assert said(text_row(messages=messages)) == ("1+1=2+5=", "7<eos>")
+
+
+def test_messages_without_an_answer_go_with_the_response_text() -> None:
+    messages = [{"role": "user", "content": "1+1="}]
+    assert said(text_row(messages=messages, response_text="2")) == ("1+1=", "2<eos>")
+
+
+def test_messages_count_more_than_the_plain_texts_beside_them() -> None:
+    messages = [{"role": "user", "content": "4="}, {"role": "assistant", "content": "4"}]
+    row = text_row(messages=messages, prompt_text="9=", response_text="9")
+    assert said(row) == ("4=", "4<eos>")
+
+
+def test_a_row_of_text_gets_the_tokens_that_a_policy_is_asked_with() -> None:
+    row = text_row(prompt_text="12+3=", response_text="15")
+    [found] = tokenized(row).to_dicts()
+    asked = prompt_ids(TOKENIZER, [{"role": "user", "content": "12+3="}])
+    assert found["token_ids"] == asked + response_ids(TOKENIZER, "15")
+
+
+def test_an_answer_of_nothing_trains_the_end_token() -> None:
+    assert said(text_row(prompt_text="1", response_text="")) == ("1", "<eos>")
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"prompt_text": "1+1="},
+        {"messages": [{"role": "user", "content": "1"}]},
+        {"messages": [{"role": "assistant", "content": None}]},
+    ],
+)
+def test_a_row_without_a_response_stays_without_tokens(columns: dict[str, object]) -> None:
+    [found] = tokenized(text_row(**columns)).to_dicts()
+    assert (found["token_ids"], found["loss_mask"]) == (None, None)
+
+
+def test_a_character_that_is_not_in_the_vocabulary_becomes_one_unknown_token() -> None:
+    [found] = tokenized(text_row(prompt_text="1é2", response_text="?\n")).to_dicts()
+    assert found["token_ids"] == [4, 2, 5, 2, 2, EOS]
+
+
+def test_rows_of_tokens_are_never_tokenised_again() -> None:
+    before = rows(written(3, prompt_text="1+1=", response_text="9"))
+    after = tokenize(before, TOKENIZER)
+    assert after.drop("was_text").equals(before)
+    assert after["was_text"].to_list() == [False] * 3
+
+
+def test_text_and_tokens_together_keep_their_order() -> None:
+    made = [
+        row
+        for i, row in enumerate(written(12))
+        for row in (row, text_row(experience_id=f"z{12 - i}", prompt_text=f"{i}=", response_text="1"))
+    ]
+    found = tokenized(*made)
+    assert found["experience_id"].to_list() == [r.experience_id for r in made]
+    assert found["was_text"].to_list() == [False, True] * 12
+    own = found.filter(~pl.col("was_text"))
+    assert own["token_ids"].to_list() == [list(r.token_ids or ()) for r in written(12)]
+    texts = found.filter("was_text")["token_ids"].to_list()
+    assert [TOKENIZER.decode(t) for t in texts] == [f"{i}=1<eos>" for i in range(12)]
+
+
+def test_a_frame_of_tokens_alone_and_one_of_text_have_the_same_types() -> None:
+    tokens = tokenized(*written(1)).schema
+    texts = tokenized(text_row(prompt_text="1", response_text="1")).schema
+    assert tokens == texts
+
+
+def test_another_vocabulary_or_template_is_another_digest() -> None:
+    _, same = tiny(seed=5)
+    _, other = tiny(alphabet="0123456789+=?")
+    assert tokenizer_digest(same) == tokenizer_digest(TOKENIZER)
+    assert tokenizer_digest(other) != tokenizer_digest(TOKENIZER)
+    same.chat_template = "{{ messages[0]['content'] }}"
+    assert tokenizer_digest(same) != tokenizer_digest(TOKENIZER)

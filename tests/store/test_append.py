@@ -1,0 +1,235 @@
+"""Append is atomic and idempotent, and a stored row never changes."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import polars as pl
+import pytest
+from builders import experiences, rows, task
+
+from rlake.store import Appended, Experience, RlakeError, Store, connect
+from rlake.store.errors import ConflictError, NotFoundError, SchemaError, StoreError
+
+
+def ids(store: Store) -> list[str]:
+    return store.scan("experiences").select("experience_id").collect().to_series().sort().to_list()
+
+
+def test_an_append_says_what_it_did_and_is_one_commit(store: Store) -> None:
+    before = store.versions()["experiences"]
+    assert store.append("experiences", experiences(8)) == Appended(8, 0, before + 1)
+    assert store.versions()["experiences"] == before + 1
+    assert store.count("experiences") == 8
+
+
+def test_a_retry_stores_nothing_twice(store: Store) -> None:
+    first = store.append("experiences", experiences(8))
+    assert store.append("experiences", experiences(8)) == Appended(0, 8, first.version)
+    assert store.count("experiences") == 8
+
+
+def test_a_retry_by_another_process_stores_nothing_twice(store: Store) -> None:
+    store.append("experiences", experiences(8))
+    assert connect(store.uri).append("experiences", experiences(10)).rows == 2
+    assert store.append("experiences", experiences(12)) == Appended(2, 10, 4)
+
+
+def test_a_retry_after_a_part_was_stored_adds_the_rest(store: Store) -> None:
+    store.append("experiences", experiences(3))
+    assert store.append("experiences", experiences(8)).rows == 5
+    assert ids(store) == [e.experience_id for e in experiences(8)]
+
+
+def test_the_time_of_a_row_is_not_its_content(store: Store) -> None:
+    early = rows(experiences(2)).with_columns(created_at=datetime(2020, 1, 1, tzinfo=UTC))
+    late = rows(experiences(2)).with_columns(created_at=datetime(2030, 1, 1, tzinfo=UTC))
+    store.append("experiences", early)
+    assert store.append("experiences", late).already == 2
+    stored = store.scan("experiences").select("created_at").collect().to_series()
+    assert {t.year for t in stored} == {2020}, "the first one stays"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"reward": 0.5},
+        {"reward": None},
+        {"token_ids": [1, 2, 4]},
+        {"logprobs": [0.0, 0.0, -0.5]},
+        {"rewards": {"exact": 0.5}},
+        {"response_text": None},
+        {"messages": [{"role": "user", "content": "?"}]},
+    ],
+    ids=str,
+)
+def test_the_id_of_a_stored_row_with_other_content_is_refused(
+    store: Store, change: dict[str, object]
+) -> None:
+    tokens = {"token_ids": [1, 2, 3], "logprobs": [0.0, 0.0, -1.0], "rewards": {"exact": 1.0}}
+    made = experiences(4, reward=1.0, **tokens)
+    store.append("experiences", made)
+    other = [*experiences(8, reward=1.0, **tokens)[4:], replace(made[2], **change)]
+    with pytest.raises(ConflictError, match=r"`experience_id` 'g000/02' is in `experiences`"):
+        store.append("experiences", other)
+    assert store.count("experiences") == 4, "nothing of the batch is stored"
+
+
+def test_a_row_twice_in_one_batch_is_stored_once(store: Store) -> None:
+    once = experiences(3)
+    assert store.append("experiences", [*once, *once, once[0]]) == Appended(3, 4, 2)
+    assert len(ids(store)) == 3
+
+
+def test_one_id_with_two_contents_in_one_batch_is_refused(store: Store) -> None:
+    [one] = experiences(1, reward=1.0)
+    with pytest.raises(ConflictError, match="other content"):
+        store.append("experiences", [one, replace(one, reward=0.0)])
+    assert store.count("experiences") == 0
+
+
+def test_keys_of_several_columns_are_compared_as_a_whole(store: Store) -> None:
+    verdict = {"experience_id": "a", "scorer": "exact", "scorer_version": "1", "value": 1.0}
+    store.append("scores", [verdict])
+    store.append("scores", [verdict | {"scorer_version": "2", "value": 0.0}])
+    assert store.append("scores", [verdict]).already == 1
+    with pytest.raises(ConflictError, match="`scorer` 'exact', `scorer_version` '2'"):
+        store.append("scores", [verdict | {"scorer_version": "2"}])
+
+
+def test_keys_may_hold_null(store: Store) -> None:
+    drop = {"lineage_id": "l", "operator": "o", "reason": "r"}
+    store.append("drops", [drop | {"task_id": "t"}, drop | {"experience_id": "t"}])
+    assert store.append("drops", [drop | {"task_id": "t"}]).already == 1
+    assert store.count("drops") == 2
+
+
+def test_ids_with_quotes_are_ids(store: Store) -> None:
+    odd = [replace(e, experience_id=f"it's \"{i}\"") for i, e in enumerate(experiences(2))]
+    store.append("experiences", odd)
+    assert store.append("experiences", odd).already == 2
+
+
+def test_idempotence_survives_compaction(store: Store) -> None:
+    for n in range(2, 12, 2):
+        store.append("experiences", experiences(n))
+    store.maintain()
+    assert store.append("experiences", experiences(12)) == Appended(
+        2, 10, store.versions()["experiences"]
+    )
+    assert connect(store.uri).append("experiences", experiences(12)).already == 12
+
+
+def test_a_stream_is_one_commit(store: Store) -> None:
+    made = experiences(12)
+    batches = [made[0:4], rows(made[4:8]), rows(made[8:12]).to_arrow()]
+    assert store.append_stream("experiences", batches) == Appended(12, 0, 2)
+    assert ids(store) == [e.experience_id for e in made]
+
+
+def test_a_stream_that_raises_stores_nothing(store: Store) -> None:
+    def broken() -> Iterator[list[Experience]]:
+        yield experiences(4)
+        yield experiences(8)[4:]
+        raise KeyError("the file ended")
+
+    with pytest.raises(KeyError, match="the file ended"):
+        store.append_stream("experiences", broken())
+    assert store.count("experiences") == 0
+    assert store.versions()["experiences"] == 1
+
+
+@pytest.mark.parametrize("error", [SchemaError, ConflictError])
+def test_a_bad_batch_in_a_stream_stores_nothing(store: Store, error: type[RlakeError]) -> None:
+    good = experiences(4, reward=1.0)
+    change = {"source": "nobody"} if error is SchemaError else {"reward": 0.0}
+    with pytest.raises(error):
+        store.append_stream("experiences", [good, [replace(good[1], **change)]])
+    assert store.count("experiences") == 0
+    assert store.append("experiences", good).rows == 4, "and leaves no trace in what is known"
+
+
+def test_a_stream_knows_its_earlier_batches_and_the_stored_rows(store: Store) -> None:
+    made = experiences(8)
+    store.append("experiences", made[:2])
+    done = store.append_stream("experiences", [made[:4], made[2:6], made])
+    assert (done.rows, done.already) == (6, 10)
+    assert ids(store) == [e.experience_id for e in made]
+
+
+def test_a_stream_is_read_batch_by_batch(store: Store) -> None:
+    taken: list[int] = []
+
+    def batches() -> Iterator[list[Experience]]:
+        for i in range(20):
+            taken.append(i)
+            yield experiences(80)[4 * i : 4 * i + 4]
+            assert len(taken) == i + 1, "nobody ran ahead"
+
+    assert store.append_stream("experiences", batches()).rows == 80
+
+
+def test_an_append_of_nothing_commits_nothing(store: Store) -> None:
+    assert store.append("tasks", []) == Appended(0, 0, 1)
+    assert store.append_stream("tasks", []) == Appended(0, 0, 1)
+    assert store.append("tasks", pl.DataFrame()) == Appended(0, 0, 1)
+
+
+def test_all_shapes_of_rows_store_the_same(store: Store) -> None:
+    made = experiences(6, reward=[1.0, None])
+    frame = rows(made)
+    shapes = [made[0:1], [made[1].row()], frame[2:3], frame[3:4].lazy(), frame[4:5].to_arrow()]
+    for shape in [*shapes, frame[5:6].to_arrow().to_batches()[0]]:
+        assert store.append("experiences", shape).rows == 1
+    whole = store.scan("experiences").drop("created_at").collect().sort("experience_id")
+    assert whole.equals(frame.drop("created_at"))
+
+
+def test_an_unknown_table_is_named_with_the_nearest(store: Store) -> None:
+    with pytest.raises(NotFoundError, match="no table `experience`; did you mean `experiences`"):
+        store.append("experience", [])
+
+
+def test_the_past_is_read_only(store: Store) -> None:
+    past = store.at(store.versions())
+    with pytest.raises(StoreError, match="read only"):
+        past.append("tasks", [task()])
+    assert store.count("tasks") == 0
+
+
+def test_what_is_appended_is_seen_at_once_by_every_reader(store: Store) -> None:
+    other = connect(store.uri)
+    assert other.sql("SELECT count(*) FROM tasks").fetchall() == [(0,)]
+    for n in range(1, 4):
+        store.append("tasks", [task(n)])
+        assert other.count("tasks") == store.count("tasks") == n
+        assert other.sql("SELECT count(*) FROM tasks").fetchall() == [(n,)]
+
+
+def test_nothing_of_the_store_updates_a_row() -> None:
+    verbs = {name for name in dir(Store) if not name.startswith("_")}
+    assert verbs.isdisjoint({"update", "delete", "merge", "upsert", "overwrite", "drop"})
+    assert verbs == {
+        "append", "append_stream", "at", "check_schema", "count", "dataset", "folder", "maintain",
+        "open_at", "scan", "snapshot", "sql", "versions", "wait_for",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "UPDATE experiences SET reward = 1",
+        "DELETE FROM experiences",
+        "INSERT INTO experiences SELECT * FROM experiences",
+        "DROP TABLE experiences",
+        "CREATE TABLE t AS SELECT 1",
+        "CREATE OR REPLACE VIEW groups AS SELECT 1",
+        "TRUNCATE experiences",
+        "ALTER TABLE experiences RENAME TO e",
+    ],
+)
+def test_sql_that_writes_is_refused(store: Store, query: str) -> None:
+    store.append("experiences", experiences(2, reward=0.0))
+    with pytest.raises(ValueError, match="is read with one SELECT"):
+        store.sql(query)
+    assert store.sql("SELECT reward FROM experiences").fetchall() == [(0.0,), (0.0,)]

@@ -1,0 +1,254 @@
+"""The light index that draws are made from, and the tail that feeds it."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import experiences, task
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlake.store import Experience, Store, connect
+from rlake.store.errors import QueryError
+from rlake.store.index import NO_VERSION, Index
+from rlake.store.tail import Tail
+
+EXAMPLES = settings(max_examples=15, deadline=None)
+ARRAYS = ("row_ids", "hashes", "allowed", "starts", "versions", "names", "drawable")
+
+Cell = tuple[int | None, int, int]
+"""Step, group and rollout of a row; a row is here once."""
+
+
+@contextmanager
+def a_store(empty: Path) -> Iterator[Store]:
+    """A store of its own for each example of a property."""
+    with TemporaryDirectory() as folder:
+        shutil.copytree(empty, Path(folder) / "store")
+        yield connect(Path(folder) / "store")
+
+
+def row(cell: Cell) -> Experience:
+    """Make a row whose columns all follow from its place."""
+    step, group, rollout = cell
+    [e] = experiences(1)
+    return replace(
+        e,
+        run_id="r",
+        step=step,
+        group_id=f"g{group}",
+        rollout=rollout,
+        experience_id=f"{step}/{group}/{rollout}",
+        policy_version=None if (group + rollout) % 5 == 4 else 3 * group + rollout,
+        reward=None if rollout == 2 else float(rollout % 2),
+        drop_reason="bad" if rollout == 3 else None,
+    )
+
+
+CELLS = st.tuples(
+    st.none() | st.integers(0, 2),  # the step
+    st.integers(0, 3),
+    st.integers(0, 4),
+)
+COMMITS = st.lists(CELLS, unique=True, min_size=1, max_size=24).flatmap(
+    lambda cells: st.lists(
+        st.integers(1, len(cells)), min_size=len(cells), max_size=len(cells)
+    ).map(lambda parts: [[c for c, p in zip(cells, parts, strict=True) if p == i] for i in parts])
+)
+"""Some rows in any order, cut into commits."""
+
+
+def same(a: Index, b: Index) -> None:
+    for name in ARRAYS:
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("where", [None, "reward > 0.5", "reward IS NULL OR step = 1"])
+@EXAMPLES
+@given(commits=COMMITS, compact=st.integers(0, 24))
+def test_an_index_that_followed_equals_a_fresh_one(
+    empty_store: Path, grouped: bool, where: str | None, commits: list[list[Cell]], compact: int
+) -> None:
+    with a_store(empty_store) as store:
+        following = Index(store, grouped=grouped, where=where)
+        for i, cells in enumerate(commits):
+            store.append("experiences", [row(c) for c in cells])
+            if i == compact:
+                store.maintain()
+            following.refresh()
+            fresh = Index(store, grouped=grouped, where=where)
+            fresh.refresh()
+            same(following, fresh)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@EXAMPLES
+@given(commits=COMMITS)
+def test_an_index_says_what_the_rows_say(
+    empty_store: Path, grouped: bool, commits: list[list[Cell]]
+) -> None:
+    made = sorted((row(c) for cells in {*map(tuple, commits)} for c in cells), key=_canonical)
+    with a_store(empty_store) as store:
+        for cells in commits:
+            store.append("experiences", [row(c) for c in cells])
+        index = Index(store, grouped=grouped, where="reward >= 0", run_id="r")
+        index.refresh()
+    called = [(e.step or 0, e.group_id) if grouped else e.experience_id for e in made]
+    units = [[e for e, n in zip(made, called, strict=True) if n == name] for name in dict.fromkeys(called)]
+    assert len(index) == len(units)
+    assert np.diff(index.starts).tolist() == [len(u) for u in units], "groups are whole"
+    oldest = [min(NO_VERSION if e.policy_version is None else e.policy_version for e in u) for u in units]
+    assert index.versions.tolist() == oldest
+    may = [e.reward is not None and e.drop_reason is None for u in units for e in u]
+    assert index.allowed.tolist() == may
+    assert index.drawable.tolist() == [
+        any(e.reward is not None and e.drop_reason is None for e in u) for u in units
+    ]
+    assert index.find([e.experience_id or "" for e in made]).tolist() == list(range(len(units)))
+
+
+def _canonical(e: Experience) -> tuple[int, str, str]:
+    return (e.step or 0, e.group_id or "", e.experience_id or "")
+
+
+def indexed(store: Store, **options: Any) -> Index:
+    index = Index(store, **{"grouped": False, **options})
+    index.refresh()
+    return index
+
+
+def test_nothing_new_is_nothing_to_do(store: Store) -> None:
+    index = Index(store, grouped=True)
+    assert not index.refresh()
+    store.append("experiences", experiences(4))
+    assert index.refresh()
+    assert not index.refresh()
+    store.append("tasks", [task()])
+    store.maintain()
+    assert not index.refresh()
+
+
+def test_only_the_run_that_was_asked_for_is_there(store: Store) -> None:
+    for run in ("a", "it's"):
+        made = experiences(4, run_id=run)
+        named = [replace(e, experience_id=f"{run}/{e.experience_id}") for e in made]
+        store.append("experiences", named[: 4 if run == "a" else 3])
+    sizes = [len(indexed(store, run_id=run)) for run in ("a", "it's", "none", None)]
+    assert sizes == [4, 3, 0, 7]
+
+
+@pytest.mark.parametrize(
+    ("where", "allowed"),
+    [
+        ("reward > 0.5", [True, False, False]),
+        ("NOT reward > 0.5", [False, True, False]),
+        ("NULL::BOOLEAN", [False, False, False]),
+        ("true -- and a remark", [True, True, True]),
+        ("reward IS NULL OR reward = 0", [False, True, True]),
+        ("true) OR (false", [True, True, True]),
+        ("experiences.rollout IN (1, 2)", [False, True, True]),
+        ("task_id IN (SELECT task_id FROM tasks WHERE answer = '0')", [True, True, True]),
+        ("task_id IN (SELECT task_id FROM tasks WHERE answer = '1')", [False, False, False]),
+        (
+            "reward = (SELECT max(e.reward) FROM experiences e WHERE e.group_id = experiences.group_id)",
+            [True, False, False],
+        ),
+        ("", [True, True, True]),
+    ],
+)  # fmt: skip
+def test_where_is_true_false_or_null_which_is_false(
+    store: Store, where: str, allowed: list[bool]
+) -> None:
+    store.append("tasks", [task(0)])
+    store.append("experiences", experiences(3, reward=[1.0, 0.0, None]))
+    assert indexed(store, where=where).allowed.tolist() == allowed
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("reward", "must be true or false, got double"),
+        ("1", "must be true or false, got int32"),
+        ("SELECT 1", "must be true or false, got int32"),
+        ("rewrad > 1", "names a column `rewrad` that is not there; did you mean `reward`"),
+        ("reward >", "`where` 'reward >'"),
+        ("max(reward) > 1", "WHERE clause cannot contain aggregates"),
+        ("row_number() OVER () > 1", "WHERE clause cannot contain window functions"),
+        ("reward IN (SELECT reward FROM taskz)", "no table or view `taskz`; did you mean `tasks`"),
+        ("reward IN (SELECT column0 FROM read_csv('/etc/passwd'))", "may only read the store"),
+    ],
+)
+def test_a_wrong_where_is_refused_before_there_are_rows(
+    store: Store, where: str, message: str
+) -> None:
+    with pytest.raises(QueryError) as wrong:
+        Index(store, grouped=False, where=where)
+    assert message in str(wrong.value)
+
+
+def test_where_follows_the_tables_that_it_looks_into(store: Store) -> None:
+    def judge(i: int, value: float) -> None:
+        verdict = {"scorer": "s", "scorer_version": "1", "value": value}
+        store.append("scores", [verdict | {"experience_id": f"g000/{i:02d}"}])
+
+    where = "experience_id IN (SELECT experience_id FROM scores WHERE value > 0.5)"
+    store.append("experiences", experiences(3))
+    index = indexed(store, where=where)
+    assert index.allowed.tolist() == [False, False, False]
+    judge(1, 1.0)
+    assert index.refresh()
+    assert index.allowed.tolist() == [False, True, False]
+    judge(0, 0.0)
+    store.append("experiences", experiences(4))
+    index.refresh()
+    assert index.allowed.tolist() == [False, True, False, False]
+    assert not index.refresh()
+
+
+def test_where_compares_with_all_rows_not_only_with_new_ones(store: Store) -> None:
+    where = "reward >= (SELECT max(reward) FROM experiences)"
+    index = Index(store, grouped=False, where=where)
+    made = experiences(4, reward=[0.2, 0.1, 0.4, 0.3])
+    for e in made:
+        store.append("experiences", [e])
+        index.refresh()
+    assert index.allowed.tolist() == [False, False, True, False]
+
+
+STEPS: dict[str, Callable[[Store], object]] = {"compact": lambda store: store.maintain()}
+
+
+@EXAMPLES
+@given(
+    st.lists(
+        st.sampled_from(["append", "compact", "read", "skip"]), min_size=1, max_size=14
+    )
+)  # fmt: skip
+def test_a_tail_reads_each_row_once(empty_store: Path, actions: list[str]) -> None:
+    with a_store(empty_store) as store:
+        made = iter(experiences(2 * len(actions)))
+        tail = Tail(["experience_id"], where="rollout < 3")
+        read: list[str] = []
+        expected: list[str] = []
+        waiting: list[str] = []
+        for action in [*actions, "read"]:
+            dataset = store.dataset("experiences")
+            if action == "append":
+                new = [next(made), next(made)]
+                store.append("experiences", new)
+                waiting += [str(e.experience_id) for e in new if e.rollout < 3]
+            elif action == "compact":
+                store.maintain()
+            elif action == "read":
+                read += tail.read(dataset)["experience_id"].to_pylist()
+                expected, waiting = expected + waiting, []
+                assert not tail.moved(dataset)
+                assert tail.read(dataset).num_rows == 0
+            assert read == expected, "all that came, in order"

@@ -1,0 +1,120 @@
+"""The store as it was: versions, snapshots, and maintenance that changes neither."""
+
+from pathlib import Path
+
+import pytest
+from builders import experiences, task
+
+from rlake.store import Store, connect
+from rlake.store.errors import NotAStoreError, NotFoundError, QueryError, StoreError
+
+
+def test_a_snapshot_shows_every_table_as_it_was(store: Store) -> None:
+    store.append("tasks", [task(0)])
+    store.append("experiences", experiences(4, reward=1.0))
+    store.snapshot("first", note="why")
+    store.append("tasks", [task(1)])
+    store.append("experiences", experiences(8, reward=1.0))
+    then = store.at("first")
+    counted = "SELECT (SELECT count(*) FROM tasks), (SELECT count(*) FROM groups)"
+    assert (then.count("tasks"), then.count("experiences")) == (1, 4)
+    assert then.scan("experiences").collect().height == 4
+    assert then.sql(counted).fetchall() == [(1, 1)]
+    assert store.sql(counted).fetchall() == [(2, 2)]
+    assert then.sql(counted).fetchall() == [(1, 1)], "the present did not leak into the past"
+    [row] = store.scan("snapshots").collect().to_dicts()
+    assert (row["name"], row["note"]) == ("first", "why")
+    assert {p["name"]: p["version"] for p in row["tables"]} == then.versions()
+
+
+def test_a_store_at_versions_keeps_them(store: Store) -> None:
+    versions = []
+    for n in range(4):
+        versions.append(store.versions())
+        store.append("tasks", [task(n)])
+    assert [store.at(v).count("tasks") for v in versions] == [0, 1, 2, 3]
+    assert [store.at({"tasks": v["tasks"]}).count("tasks") for v in versions] == [0, 1, 2, 3]
+    assert store.at(versions[2]).versions() == versions[2]
+
+
+def test_the_past_has_a_past(store: Store) -> None:
+    store.append("tasks", [task(0)])
+    store.snapshot("one")
+    store.append("tasks", [task(1)])
+    store.snapshot("two")
+    assert store.at("two").at("one").count("tasks") == 1
+    with pytest.raises(NotFoundError, match="no snapshot `two`; did you mean `one`|known are `one`"):
+        store.at("two").at("two")
+
+
+def test_the_past_is_the_same_for_another_process_and_after_maintenance(store: Store) -> None:
+    for n in range(8):
+        store.append("tasks", [task(n)])
+        if n == 3:
+            store.snapshot("middle")
+    before = store.scan("tasks").collect().sort("task_id")
+    assert store.maintain()["tasks"] == (8, 1)
+    assert store.scan("tasks").collect().sort("task_id").equals(before)
+    assert connect(store.uri).at("middle").count("tasks") == 4
+    assert store.at("middle").sql("SELECT count(*) FROM tasks").fetchall() == [(4,)]
+
+
+def test_maintenance_of_nothing_changes_nothing(store: Store) -> None:
+    store.append("tasks", [task(0)])
+    before = store.versions()
+    assert store.maintain() == {n: (1, 1) if n == "tasks" else (0, 0) for n in before}
+    assert store.versions() == before
+
+
+def test_a_snapshot_is_named_once(store: Store) -> None:
+    store.snapshot("first")
+    with pytest.raises(QueryError, match="`first` exists already"):
+        store.snapshot("first")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "é", "..", ".a", "a\n"])
+def test_a_snapshot_has_a_plain_name(store: Store, name: str) -> None:
+    with pytest.raises(QueryError, match="a snapshot cannot be called"):
+        store.snapshot(name)
+    store.snapshot("plain-name_1.0")
+    assert store.at("plain-name_1.0").count("snapshots") == 0
+
+
+def test_a_snapshot_that_was_killed_half_way_can_be_taken_again(store: Store) -> None:
+    store.append("tasks", [task(0)])
+    store.dataset("tasks").tags.create("snapshot-again", 1)  # all that the killed one did
+    store.snapshot("again")
+    assert store.dataset("tasks").tags.list()["snapshot-again"]["version"] == 2
+
+
+def test_what_is_not_there_is_named_with_the_nearest(store: Store) -> None:
+    store.snapshot("first")
+    with pytest.raises(NotFoundError, match="no snapshot `frist`; did you mean `first`"):
+        store.at("frist")
+    with pytest.raises(NotFoundError, match="no table `task`; did you mean `tasks`"):
+        store.at({"task": 1})
+    with pytest.raises(NotFoundError, match="`tasks` has no version 9, newest is 1"):
+        store.at({"tasks": 9})
+
+
+def test_a_store_is_not_made_where_something_else_is(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("...")
+    with pytest.raises(NotAStoreError, match=r"is not a store: it holds 1 other .*`thesis.tex`"):
+        connect(tmp_path)
+    with pytest.raises(NotAStoreError, match="is a file, expected the folder"):
+        connect(tmp_path / "thesis.tex")
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_store_that_must_be_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(NotAStoreError, match="there is no store at"):
+        connect(tmp_path / "none", create=False)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_table_that_is_gone_is_named(store: Store) -> None:
+    assert store.folder is not None
+    gone = store.folder / "tasks.lance"
+    gone.rename(gone.with_name("elsewhere"))
+    with pytest.raises(StoreError, match="cannot open table `tasks`"):
+        Store(store.uri).count("tasks")

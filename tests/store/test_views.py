@@ -1,0 +1,208 @@
+"""The views and macros, on rows made by hand."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from math import isclose
+from typing import Any
+
+import pytest
+from builders import experiences
+
+from rlake.store import Experience, Store
+from rlake.store.records import now
+
+
+def run_row(attempt: int, start_step: int, *, job: str = "train", **rest: Any) -> dict[str, Any]:
+    row = {
+        "run_id": "r", "attempt": attempt, "job": job, "name": "r", "config": "{}",
+        "code_version": "0", "status": "running", "start_step": start_step,
+    }  # fmt: skip
+    return row | rest
+
+
+def draw_row(attempt: int, step: int, experience_id: str, **rest: Any) -> dict[str, Any]:
+    row = {
+        "run_id": "r", "attempt": attempt, "step": step, "position": 0, "epoch": 1, "lag": 0,
+        "experience_id": experience_id, "weight": 1.0, "sampler": "fifo", "digest": "d",
+    }  # fmt: skip
+    return row | rest
+
+
+def policy_row(attempt: int, version: int) -> dict[str, Any]:
+    return {
+        "run_id": "r", "attempt": attempt, "policy_version": version, "step": version,
+        "path": f"a{attempt}/v{version}", "digest": "d",
+    }  # fmt: skip
+
+
+def singles(n: int, *, version: int | Sequence[int | None] | None = 0) -> list[Experience]:
+    """Make n groups of one row, e0, e1 ..., of run `r`."""
+    versions = version if isinstance(version, Sequence) else [version] * n
+    return [
+        replace(e, experience_id=f"e{i}", run_id="r", policy_version=v, reward=float(i))
+        for i, (e, v) in enumerate(zip(experiences(n, group_size=1), versions, strict=True))
+    ]
+
+
+def one(store: Store, query: str) -> tuple[Any, ...]:
+    [row] = store.sql(query).fetchall()
+    return row
+
+
+@pytest.mark.parametrize("n", range(7))
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(store: Store, n: int) -> None:
+    for c in range(n + 1):
+        for k in range(1, 8):
+            answers = [True] * c + [False] * (n - c)
+            subsets = list(combinations(answers, k))
+            [(got,)] = store.sql(f"SELECT pass_at_k({n}, {c}, {k})").fetchall()
+            if not subsets:
+                assert got is None, f"{k} of {n} cannot be drawn"
+            else:
+                expected = sum(any(s) for s in subsets) / len(subsets)
+                assert isclose(got, expected, abs_tol=1e-12), (n, c, k)
+
+
+def test_pass_at_k_of_many_tries_does_not_overflow(store: Store) -> None:
+    [(none, few, nearly_all)] = store.sql(
+        "SELECT pass_at_k(100000, 0, 100), pass_at_k(100000, 1000, 1), pass_at_k(100000, 5000, 512)"
+    ).fetchall()
+    assert none == 0.0
+    assert isclose(few, 0.01)
+    assert 0.999 < nearly_all < 1.0
+
+
+def test_groups_leave_null_rewards_out_and_count_them(store: Store) -> None:
+    store.append("experiences", experiences(4, reward=[1.0, 0.0, None, 0.5]))
+    group = one(
+        store,
+        "SELECT num_rollouts, num_scored, reward_mean, round(reward_std, 6), reward_min, "
+        "reward_max, num_passed, pass_rate FROM groups",
+    )
+    assert group == (4, 3, 0.5, 0.5, 0.0, 1.0, 1, 1 / 3)
+
+
+def test_a_group_without_rewards_has_no_statistics(store: Store) -> None:
+    store.append("experiences", experiences(4, reward=None))
+    group = one(
+        store, "SELECT num_rollouts, num_scored, num_passed, reward_mean, pass_rate FROM groups"
+    )
+    assert group == (4, 0, 0, None, None)
+
+
+def test_null_is_not_zero_in_a_group(store: Store) -> None:
+    made = [
+        *experiences(4, reward=[1.0, None, None, None]),
+        *experiences(8, reward=[1.0, 0.0, 0.0, 0.0])[4:],
+    ]
+    store.append("experiences", made)
+    found = store.sql("SELECT reward_mean FROM groups ORDER BY group_id").fetchall()
+    assert found == [(1.0,), (0.25,)]
+
+
+def test_groups_of_two_runs_are_two(store: Store) -> None:
+    [a, b] = experiences(2, reward=[1.0, 0.0])
+    store.append("experiences", [replace(a, run_id="a"), replace(b, run_id="b")])
+    found = store.sql("SELECT run_id, num_rollouts, reward_mean FROM groups ORDER BY 1").fetchall()
+    assert found == [("a", 1, 1.0), ("b", 1, 0.0)]
+
+
+def resumed(store: Store) -> None:
+    """Store a run of three attempts: 1 took steps 1-5, 2 resumed at 4, 3 resumed at 3."""
+    store.append("runs", [run_row(1, 1), run_row(2, 4), run_row(3, 3)])
+    store.append("runs", [run_row(1, 1, job="explore"), run_row(2, 9, job="explore")])
+    taken = {1: range(1, 6), 2: range(4, 7), 3: range(3, 5)}
+    for attempt, steps in taken.items():
+        draws = [draw_row(attempt, s, f"e{s}", lag=attempt) for s in steps]
+        store.append("draws", draws)
+        store.append("policies", [policy_row(attempt, s) for s in steps])
+        names = {"run_id": "r", "attempt": attempt, "name": "train/loss"}
+        store.append("metrics", [names | {"job": "train", "step": s, "value": 1.0} for s in steps])
+        store.append("metrics", [names | {"job": "explore", "step": 9, "value": 1.0}])
+
+
+def test_what_a_later_attempt_did_again_does_not_count(store: Store) -> None:
+    resumed(store)
+    current = [(1, 1), (1, 2), (3, 3), (3, 4)]
+    ordered = "ORDER BY step, attempt"
+    for view in ("draws_current", "policies_current", "metrics_current"):
+        where = "WHERE job = 'train'" if view == "metrics_current" else ""
+        found = store.sql(f"SELECT attempt, step FROM {view} {where} {ordered}").fetchall()
+        assert found == current, view
+
+
+def test_metrics_of_other_jobs_are_not_superseded(store: Store) -> None:
+    resumed(store)
+    found = store.sql("SELECT attempt FROM metrics_current WHERE job = 'explore' ORDER BY 1")
+    assert found.fetchall() == [(1,), (2,), (3,)]
+
+
+def test_an_attempt_that_only_started_supersedes(store: Store) -> None:
+    store.append("runs", [run_row(1, 1)])
+    store.append("draws", [draw_row(1, s, f"e{s}") for s in (1, 2, 3)])
+    store.append("runs", [run_row(2, 2)])
+    assert store.sql("SELECT step FROM draws_current").fetchall() == [(1,)]
+
+
+def test_another_run_supersedes_nothing(store: Store) -> None:
+    store.append("runs", [run_row(1, 1), run_row(1, 1, run_id="s"), run_row(2, 1, run_id="s")])
+    store.append("draws", [draw_row(1, 1, "e1"), draw_row(1, 1, "e1", run_id="s")])
+    assert store.sql("SELECT run_id FROM draws_current").fetchall() == [("r",)]
+
+
+def test_runs_current_says_where_each_job_stands(store: Store) -> None:
+    store.append("runs", [run_row(1, 1), run_row(1, 1, job="explore")])
+    store.append("runs", [run_row(1, 1, status="failed", error="killed")])
+    store.append("runs", [run_row(2, 3)])
+    store.append("runs", [run_row(2, 3, status="done", ended_at=now())])
+    found = store.sql("SELECT job, attempt, status FROM runs_current ORDER BY job").fetchall()
+    assert found == [("explore", 1, "running"), ("train", 2, "done")]
+
+
+def test_steps_tell_what_each_was_trained_on(store: Store) -> None:
+    made = [replace(e, token_ids=[1] * (i + 1)) for i, e in enumerate(singles(6, version=3))]
+    store.append("experiences", made)
+    resumed(store)
+    store.append("draws", [draw_row(3, 4, "e5", position=1, lag=9)])
+    found = store.sql(
+        "SELECT step, attempt, num_rows, num_groups, lag_mean, lag_max, reward_mean, "
+        "policy_version_min, num_tokens FROM steps ORDER BY step"
+    ).fetchall()
+    assert found == [
+        (1, 1, 1, 1, 1.0, 1, 1.0, 3, 2),
+        (2, 1, 1, 1, 1.0, 1, 2.0, 3, 3),
+        (3, 3, 1, 1, 3.0, 3, 3.0, 3, 4),
+        (4, 3, 2, 2, 6.0, 9, 4.5, 3, 11),
+    ]
+
+
+def backlog(store: Store) -> tuple[Any, ...]:
+    return one(
+        store,
+        "SELECT policy_version, num_rows, drawn, undrawn, dropped, fresh, stale FROM backlog",
+    )
+
+
+def test_the_backlog_counts_what_waits(store: Store) -> None:
+    made = singles(6, version=[0, 1, 2, 3, None, 3])
+    store.append("experiences", [*made[:5], replace(made[5], drop_reason="bad")])
+    store.append("runs", [run_row(1, 1, config='{"schedule": {"max_lag": 1}}')])
+    store.append("policies", [policy_row(1, v) for v in range(4)])
+    store.append("draws", [draw_row(1, 1, "e0")])
+    assert backlog(store) == (3, 6, 1, 5, 1, 3, 1), "rows that no policy wrote are never stale"
+
+
+def test_what_a_superseded_attempt_drew_waits_again(store: Store) -> None:
+    store.append("experiences", singles(3))
+    store.append("runs", [run_row(1, 1)])
+    store.append("draws", [draw_row(1, s, f"e{s - 1}") for s in (1, 2, 3)])
+    assert backlog(store)[2:4] == (3, 0)
+    store.append("runs", [run_row(2, 2)])
+    assert backlog(store)[2:4] == (1, 2)
+
+
+def test_without_a_limit_nothing_is_stale(store: Store) -> None:
+    store.append("experiences", singles(3))
+    store.append("policies", [policy_row(1, 1000)])
+    assert backlog(store) == (1000, 3, 0, 3, 0, 3, 0)
