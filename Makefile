@@ -22,10 +22,11 @@ test: .venv/.dev  ## the default tests
 test-slow: .venv/.dev  ## the slow tests
 	$(BIN)/python -m pytest -m "slow and not gpu" --timeout 900
 
-check: .venv/.dev  ## lint, format and types
+check: .venv/.dev  ## lint, format, types, layers and imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
+	$(BIN)/python -m pytest -q tests/meta/test_layers.py tests/meta/test_import_budget.py
 
 bench: .venv/.train  ## the budgets, measured
 	$(BIN)/python -m rlake.loop.bench

@@ -8,6 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .operators import Operator as Operator
+    from .operators import operator as operator
+    from .pipelines import Pipeline as Pipeline
     from .store import Experience as Experience
     from .store import Store as Store
     from .store import Task as Task
@@ -18,6 +21,9 @@ _HOME = {
     "Store": ".store",
     "Task": ".store",
     "connect": ".store",
+    "Operator": ".operators",
+    "operator": ".operators",
+    "Pipeline": ".pipelines",
 }
 
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -80,9 +80,10 @@ class Checkpoints:
         try:
             tensors = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
             return tensors, json.loads((path / "facts.json").read_text())
-        except (OSError, RuntimeError, ValueError) as error:
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise JobError(
-                f"checkpoint `{path}` cannot be read: {error}; remove it to resume "
+                f"checkpoint `{path}` cannot be read: {reason}; remove it to resume "
                 "from the one before"
             ) from error
 

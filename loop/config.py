@@ -131,7 +131,9 @@ class TrainerConfig(Section):
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises from 0."""
     decay: str = Field(default="constant", pattern="^(constant|linear|cosine)$")
-    """What the learning rate does after that, until the last step, where it would be 0."""
+    """What the learning rate does after that, until the last step."""
+    decay_to: float = Field(default=0.0, ge=0, le=1)
+    """Share of the learning rate that is left at the end of a decay."""
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.999)
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -140,7 +142,18 @@ class TrainerConfig(Section):
     checkpoint_every: int = Field(default=50, ge=1)
     keep_checkpoints: int = Field(default=2, ge=1)
     evaluate_loss_where: str | None = None
-    """Rows whose loss is measured at the start, at each checkpoint and at the end."""
+    """Rows whose loss is measured at the start, at each checkpoint and at the end.
+
+    They are never trained on.
+    """
+
+    @property
+    def trained_where(self) -> str | None:
+        """SQL condition on what may be trained on: `where`, without what is only measured."""
+        if self.evaluate_loss_where is None:
+            return self.where
+        others = f"NOT coalesce(({self.evaluate_loss_where}\n), false)"
+        return others if self.where is None else f"({self.where}\n) AND {others}"
 
 
 class EvaluateConfig(Section):
@@ -180,6 +193,12 @@ class RunConfig(Section):
     def _complete(self) -> Self:
         if self.explorer is not None and self.trainer.steps is None:
             raise ValueError("trainer.steps is missing; a run with an explorer needs it")
+        if self.explorer is not None and (self.trainer.sampler, self.trainer.epochs) != ("fifo", 1):
+            # the explorer foresees which rows each step draws, and so which weights are due
+            raise ValueError(
+                f"trainer.sampler {self.trainer.sampler} with epochs {self.trainer.epochs} is for "
+                "runs on what is stored; a run with an explorer draws each row once, with fifo"
+            )
         return self
 
 
@@ -189,7 +208,7 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises ConfigError for a file that is not there, an unknown key (with the nearest known one), or
     a value of the wrong type.
     """
-    tree = yaml.safe_load(_text(source))
+    tree = _yaml(_text(source), str(source))
     if not isinstance(tree, dict):
         raise ConfigError(f"`{source}` must hold keys and values, got {type(tree).__name__}")
     for override in overrides:
@@ -234,13 +253,23 @@ def _override(tree: dict[str, Any], text: str) -> None:
         if not isinstance(child, dict):
             child = node[parent] = {}
         node = child
-    node[last] = yaml.safe_load(value)
+    node[last] = _yaml(value, f"--set {text}")
+
+
+def _yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"`{source}` is no YAML: {' '.join(str(error).split())}") from error
 
 
 def _explain(error: ValidationError) -> str:
     """Say the first thing that is wrong, in our words."""
-    first = error.errors()[0]
-    where = ".".join(str(p) for p in first["loc"] if not str(p).startswith("dict["))
+    errors = error.errors()
+    key = errors[0]["loc"][:1]
+    # of a value that may have several types, the type that fits best fails deepest in the tree
+    first = max((e for e in errors if e["loc"][:1] == key), key=lambda e: len(e["loc"]))
+    where = ".".join(str(p) for p in first["loc"] if p != "str" and not str(p).startswith("dict["))
     if first["type"] == "extra_forbidden":
         section = _section(first["loc"][:-1])
         return f"unknown key `{where}`{nearest(str(first['loc'][-1]), section.model_fields)}"

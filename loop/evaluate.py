@@ -8,7 +8,6 @@ import torch
 
 from ..store import Store
 from ..store.errors import ConfigError
-from ..store.ids import content_id
 from .config import EvaluateConfig, RunConfig
 from .explorer import Listener, sampling
 from .metrics import Metrics
@@ -43,15 +42,15 @@ def evaluate(
 ) -> Evaluation:
     """Try the tasks of `evaluate.where` with the run's newest policy, another version, or a model.
 
-    The rows are stored under a run_id of their own, so that no trainer draws them. A try that gave
-    no reward counts as wrong.
+    Each evaluation has a run_id of its own for its rows, so that no trainer draws them, and the
+    same version can be measured again in another way. A try that gave no reward counts as wrong.
     """
     settings = config.evaluate or EvaluateConfig()
     prepare(store, config.tasks)
     tasks = select(store, settings.where)
     with job(store, config, "evaluate", resume=True) as mine, recorded(mine, start_step=0):
         policy = _policy(store, config, version, model)
-        run_id = _run_id(config, settings)
+        run_id = f"{config.name}:eval-{mine.attempt:03d}"
         rewards = config.explorer.rewards if config.explorer else "exact_match"
         workflow = config.explorer.workflow if config.explorer else "single_turn"
         rows = []
@@ -104,11 +103,3 @@ def _policy(
         )
     network, tokenizer = load_folder(weights.folder, dtype=config.model.dtype)
     return TransformersPolicy(put(network, config.model.device), tokenizer, version=weights.version)
-
-
-def _run_id(config: RunConfig, settings: EvaluateConfig) -> str:
-    """Name the rows of this way of measuring; another way has other rows."""
-    way = content_id(
-        settings.model_dump(mode="json", exclude={"batch_tasks"}), config.seed, length=6
-    )
-    return f"{config.name}:eval-{way}"

@@ -50,7 +50,10 @@ class Explorer:
         self._workflow = workflow_of(config.explorer.workflow)
         self._rewards = rewards_of(config.explorer.rewards)
         self._index = Index(
-            job.store, grouped=algorithm.grouped, where=config.trainer.where, run_id=job.run_id
+            job.store,
+            grouped=algorithm.grouped,
+            where=config.trainer.trained_where,
+            run_id=job.run_id,
         )
         self._watch = Watch(job)
         self._follower = Follower(job, self._watch)
@@ -79,6 +82,8 @@ class Explorer:
                 self._note(metrics, batch, rows, perf_counter() - started)
                 batch, place = batch + 1, 0
             metrics.flush()
+            if self._pacer.step <= (config.trainer.steps or 0):
+                raise JobError(f"the run was stopped before batch {batch} was stored")
 
     def _explore(self, curriculum: Curriculum, batch: int, place: int) -> list[Experience]:
         """Try a batch's tasks from `place` on, and store them commit by commit."""
@@ -127,6 +132,7 @@ class Explorer:
     def _follow(self, version: int) -> TransformersPolicy:
         """Return the policy with the weights of `version`, waiting until they are published."""
         if self._policy is not None and self._policy.version == version:
+            self._watch.check("train")  # what is made for a trainer that failed, nobody draws
             return self._policy
         weights = self._job.store.wait_for(
             lambda: self._look(version),
@@ -145,8 +151,7 @@ class Explorer:
                 tokenizer,
                 sampling=sampling(self._explorer.sampling),
             )
-        else:
-            load_into(self._policy.model, weights)
+        load_into(self._policy.model, weights)
         self._policy.version = version
         return self._policy
 

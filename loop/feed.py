@@ -2,6 +2,7 @@
 
 import threading
 from collections import defaultdict
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -9,17 +10,16 @@ import polars as pl
 from ..store.errors import ConfigError, StarvedError, nearest
 from ..store.ids import row_digests
 from ..store.sampling import STRATEGIES, Draw, Freshness, Sampler, Strategy
+from ..store.verify import FACTS
 from .algorithms import Algorithm
 from .batch import Examples, examples
 from .models import tokenizer_digest
 from .runs import Job, Watch
-from .tokens import TEXT_COLUMNS, tokenize
+from .tokens import tokenize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-FACTS = ("token_ids", "loss_mask", "logprobs", "reward", *TEXT_COLUMNS)
-"""What a step reads of a row and depends on: the digest in `draws` is over these."""
 _COLUMNS = ("experience_id", "group_id", "policy_version", *FACTS)
 
 
@@ -44,7 +44,7 @@ class Feed:
             strategy=strategy(config.trainer.sampler),
             freshness=Freshness(config.schedule.lag if self._online else None),
             grouped=algorithm.grouped,
-            where=config.trainer.where,
+            where=config.trainer.trained_where,
             run_id=job.run_id if self._online else None,
             max_draws=config.trainer.epochs,
             seed=config.seed,
@@ -62,7 +62,8 @@ class Feed:
                 raise ConfigError(
                     f"there is nothing to train on: {supply}; look at `trainer.where`"
                 )
-            return trainer.steps or -(-supply.fresh * trainer.epochs // trainer.batch_size)
+            a_step = min(trainer.batch_size, supply.fresh)  # none has a row twice
+            return trainer.steps or -(-supply.fresh * trainer.epochs // a_step)
         return trainer.steps
 
     def resume(self, start_step: int) -> None:
@@ -183,8 +184,12 @@ class Feed:
             else fits
         )
 
+    @cached_property
+    def _tokenizer_digest(self) -> str:
+        return tokenizer_digest(self._tokenizer)
+
     def _record(self, step: int, rows: pl.DataFrame) -> None:
-        tokenizer = tokenizer_digest(self._tokenizer) if rows["was_text"].any() else None
+        tokenizer = self._tokenizer_digest if rows["was_text"].any() else None
         self._job.store.append(
             "draws",
             rows.select(

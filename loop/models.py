@@ -33,14 +33,18 @@ def load_folder(
     """Load a causal language model and its tokenizer from a folder in the Hugging Face format."""
     try:
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+        from transformers.models.auto.tokenization_auto import get_tokenizer_config
         from transformers.utils import logging
     except ImportError as error:
         raise missing_extra(error.name or "transformers", "train") from error
     logging.disable_progress_bar()  # jobs show their own progress
     try:
         model = AutoModelForCausalLM.from_pretrained(str(path), dtype=getattr(torch, dtype))
-        tokenizer = AutoTokenizer.from_pretrained(str(path))
+        # AutoTokenizer takes a Qwen2 model's generic tokenizer for Qwen2's, and changes its rules
+        generic = get_tokenizer_config(str(path)).get("tokenizer_class") == "TokenizersBackend"
+        kind = PreTrainedTokenizerFast if generic else AutoTokenizer
+        tokenizer = kind.from_pretrained(str(path))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"`model.path` {str(path)!r} is not a model that can be loaded: "
@@ -145,8 +149,11 @@ def put(model: "PreTrainedModel", device: str) -> "PreTrainedModel":
 
 
 def tokenizer_digest(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """Digest a tokenizer: its vocabulary, rules and chat template."""
-    text = json.dumps([tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template])
+    """Digest a tokenizer: its vocabulary, rules and chat template, however they were loaded."""
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    for name in ("padding", "truncation"):  # left there by the last call, and none of its rules
+        rules.pop(name, None)
+    text = json.dumps([rules, tokenizer.chat_template], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -1,18 +1,18 @@
 """One optimizer step on the rows of a batch: log-probs, loss, gradient, clipping, schedule."""
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, get_scheduler
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel
 
 from ..store.errors import JobError
 from .algorithms import Algorithm
 from .batch import Batch, Examples, micro_batches
 from .config import TrainerConfig
-
-_SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
 
 class Optimization:
@@ -36,11 +36,8 @@ class Optimization:
             betas=config.betas,
             weight_decay=config.weight_decay,
         )
-        self._schedule = get_scheduler(
-            _SCHEDULES[config.decay],
-            self._optimizer,
-            num_warmup_steps=config.warmup_steps,
-            num_training_steps=total_steps,
+        self._schedule = LambdaLR(
+            self._optimizer, lambda step: rate_share(step, config, total_steps=total_steps)
         )
 
     def step(self, rows: Examples) -> dict[str, float]:
@@ -112,6 +109,21 @@ class Optimization:
 
     def _logprobs(self, batch: Batch) -> Tensor:
         return token_logprobs(self._model, batch.token_ids_BT, temperature=self._temperature)
+
+
+def rate_share(step: int, config: TrainerConfig, *, total_steps: int) -> float:
+    """Return the share of the learning rate at a step, from 0: warm-up, then decay.
+
+    >>> from types import SimpleNamespace
+    >>> config = SimpleNamespace(warmup_steps=2, decay="linear", decay_to=0.5)
+    >>> [rate_share(step, config, total_steps=6) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.875, 0.75, 0.625]
+    """
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    done = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
+    shape = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
+    return config.decay_to + (1 - config.decay_to) * shape[config.decay]
 
 
 def token_logprobs(

@@ -141,7 +141,7 @@ def _judge(task: Task, row: Experience, rewards: Mapping[str, tuple[Reward, floa
 
 
 def store_rows(store: Store, rows: Sequence[Experience]) -> list[Experience]:
-    """Append the rows of tries, and return them as stored: one that does not fit says why instead."""
+    """Append the rows of tries; return them as stored: one that does not fit says why instead."""
     try:
         store.append("experiences", rows)
         return list(rows)

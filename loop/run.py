@@ -15,7 +15,7 @@ from .config import RunConfig
 from .explorer import Explorer, Listener
 from .feed import strategy
 from .rollouts import rewards_of, workflow_of
-from .runs import job
+from .runs import OtherJobError, job
 from .tasks import prepare
 from .trainer import Trainer
 
@@ -113,7 +113,8 @@ class _Beside:
         try:
             self.work()
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for this one
-            self.error, self.first = error, not self.stop.is_set()
+            first = not self.stop.is_set() and not isinstance(error, OtherJobError)
+            self.error, self.first = error, first
             self.stop.set()
 
     def join(self) -> None:

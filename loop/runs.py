@@ -124,8 +124,9 @@ def _next_attempt(store: Store, config: RunConfig, name: str, *, resume: bool) -
             f"run `{config.name}` was started before (its `{name}` is {mine[-1][3]}); go on with "
             "`--resume`, or name a new run with `--set name=...`"
         )
-    if rows and name != "evaluate":
-        _same_config(rows[-1][2], config)
+    made = [row for row in rows if row[0] != "evaluate"]  # measuring does not make a run
+    if made and name != "evaluate":
+        _same_config(made[-1][2], config)
     return max((row[1] for row in mine), default=0) + 1
 
 
@@ -158,13 +159,17 @@ def _first_difference(before: object, after: object, path: str = "") -> str | No
     return None if before == after else path
 
 
+class OtherJobError(JobError):
+    """The other job of the run failed; its own error is the reason."""
+
+
 class Watch:
     """Follows how the jobs of a run stand, reading only what is new."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         columns = ["attempt", "job", "status", "start_step", "error", "ended_at"]
-        self._tail = Tail(columns, where=f"run_id = '{job.run_id}'")
+        self._tail = Tail(columns, run_id=job.run_id)
         self._rows: list[dict[str, Any]] = []
 
     def _refresh(self) -> list[dict[str, Any]]:
@@ -174,13 +179,13 @@ class Watch:
         return self._rows
 
     def check(self, name: str) -> None:
-        """Raise JobError when the newest attempt of a job failed since this one started."""
+        """Raise OtherJobError when the newest attempt of a job failed since this one started."""
         rows = [row for row in self._refresh() if row["job"] == name]
         newest = max(
             rows, key=lambda row: (row["attempt"], row["ended_at"] is not None), default=None
         )
         if newest and newest["status"] == "failed" and newest["ended_at"] > self._job.started_at:
-            raise JobError(f"`{name}` of run `{self._job.run_id}` failed: {newest['error']}")
+            raise OtherJobError(f"`{name}` of run `{self._job.run_id}` failed: {newest['error']}")
 
     def counts(self, attempt: int, step: int) -> bool:
         """Tell whether what an attempt of the trainer did at a step was not done again later."""

@@ -6,6 +6,7 @@ from time import perf_counter
 
 import torch
 
+from ..store.errors import JobError
 from .algorithms import Algorithm
 from .checkpoints import Checkpoints
 from .explorer import Listener
@@ -56,6 +57,8 @@ class Trainer:
                 ):
                     self._checkpoint()
             self._metrics.flush()
+            if self.step < self.total_steps:
+                raise JobError(f"the run was stopped after step {self.step} of {self.total_steps}")
 
     def _prepare(self) -> None:
         config = self._config
@@ -76,7 +79,8 @@ class Trainer:
             self._algorithm,
             config.trainer,
             total_steps=self.total_steps,
-            temperature=config.explorer.sampling.temperature if config.explorer else 1.0,
+            # greedy tries (0) have the log-probs of temperature 1
+            temperature=(config.explorer.sampling.temperature if config.explorer else 1.0) or 1.0,
             pad_id=pad_id(self.tokenizer),
         )
         held_out = config.trainer.evaluate_loss_where
@@ -131,8 +135,7 @@ class Trainer:
             return
         if self.step in self._published:
             return
-        every = self._config.schedule.publish_every
-        parent = max(0, self.step - every) if self.step else None
+        parent = max((v for v in self._published if v < self.step), default=None)
         self._publisher.publish(self.model, self.step, parent=parent)
         self._published.add(self.step)
 

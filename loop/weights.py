@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_model
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -94,8 +95,8 @@ class Follower:
 
     def __init__(self, job: Job, watch: Watch) -> None:
         self._job, self._watch = job, watch
-        where = f"run_id = '{job.run_id}'"
-        self._tail = Tail(["attempt", "policy_version", "path", "digest"], where=where)
+        columns = ["attempt", "policy_version", "path", "digest"]
+        self._tail = Tail(columns, run_id=job.run_id)
         self._rows: dict[int, list[dict[str, Any]]] = {}
 
     def find(self, version: int) -> Published | None:
@@ -136,7 +137,11 @@ def load_into(model: PreTrainedModel, weights: Published) -> None:
     path = weights.folder / _WEIGHTS
     if not path.is_file():
         raise JobError(f"the weights of version {weights.version} are gone: there is no `{path}`")
-    if weights_digest(load_file(path)) != weights.digest:
+    try:
+        intact = weights_digest(load_file(path)) == weights.digest
+    except SafetensorError:
+        intact = False
+    if not intact:
         raise JobError(
             f"`{path}` is not what was published: its digest is another; restore or retrain it"
         )

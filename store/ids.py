@@ -57,18 +57,20 @@ def combine(digests: Iterable[str]) -> str:
 
 
 def _digest(header: bytes, cells: tuple[bytes | None, ...]) -> str:
-    hasher = hashlib.blake2b(header, digest_size=16)
+    parts = [header]
     for cell in cells:
-        hasher.update(b"\x00" if cell is None else b"\x01" + len(cell).to_bytes(8, "little") + cell)
-    return hasher.hexdigest()
+        parts += (b"\x00",) if cell is None else (b"\x01", len(cell).to_bytes(8, "little"), cell)
+    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
 
 
 def _cells(column: pa.ChunkedArray) -> list[bytes | None]:
-    """Return each value as bytes: primitive lists by their buffer, everything else as JSON text."""
+    """Return each value as bytes: text, the buffer of a primitive list, or else JSON."""
     kind = column.type
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if lists and pa.types.is_primitive(kind.value_type):
         return _list_cells(column)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return column.cast(pa.large_binary()).to_pylist()
     return [
         None if v is None else json.dumps(v, default=str, ensure_ascii=False).encode()
         for v in column.to_pylist()

@@ -15,7 +15,8 @@ from .store import Store
 from .tail import Tail
 
 _ALWAYS = ("experience_id", "group_id", "step", "policy_version", "drop_reason")
-NO_VERSION = np.iinfo(np.int64).max
+_KEPT = ("_rowid", "hash", "name", "allowed", "policy_version")
+NO_VERSION = int(np.iinfo(np.int64).max)
 """Stands for a row that no policy of ours wrote: it is never stale."""
 
 
@@ -31,7 +32,7 @@ class Index:
         self, store: Store, *, grouped: bool, where: str | None = None, run_id: str | None = None
     ) -> None:
         self._store, self._grouped, self._where = store, grouped, where or None
-        self._filter = "run_id = '{}'".format(run_id.replace("'", "''")) if run_id else None
+        self._run_id = run_id
         self._columns = sorted({*_ALWAYS, *(columns_of(where) if where else ())})
         self._others = sorted(tables_of(where)) if where else []
         self._seen: dict[str, int] = {}
@@ -41,7 +42,7 @@ class Index:
         self._check()
 
     def _clear(self) -> None:
-        self._tail = Tail(self._columns, where=self._filter)
+        self._tail = Tail(self._columns, run_id=self._run_id)
         self._last: tuple[object, ...] | None = None
         self.row_ids = np.empty(0, np.uint64)
         self.hashes = np.empty(0, np.uint64)
@@ -101,14 +102,19 @@ class Index:
 
     def _read(self, dataset: lance.LanceDataset) -> pl.DataFrame:
         table = self._tail.read(dataset)
-        allowed = self._allowed(table)
-        rows = pl.DataFrame(pl.from_arrow(table.select([*_ALWAYS, "_rowid"])))
-        rows = rows.with_columns(pl.Series("allowed", allowed), pl.col("step").fill_null(0))
-        return rows.sort(self._order)
-
-    @property
-    def _order(self) -> list[str]:
-        return ["step", "group_id", "experience_id"] if self._grouped else ["step", "experience_id"]
+        allowed = pl.Series("allowed", self._allowed(table))
+        rows = pl.LazyFrame(pl.from_arrow(table.select([*_ALWAYS, "_rowid"])))
+        called = pl.concat_str([pl.col(c).cast(pl.String) for c in self._called], separator="\x1f")
+        return (
+            rows.with_columns(allowed, pl.col("step").fill_null(0))
+            .sort([*dict.fromkeys([*self._called, "experience_id"])])
+            .with_columns(
+                pl.col("experience_id").hash(0).alias("hash"),
+                called.hash(0).alias("name"),
+                pl.col("policy_version").fill_null(NO_VERSION),
+            )
+            .collect()
+        )
 
     @property
     def _called(self) -> list[str]:
@@ -116,15 +122,15 @@ class Index:
         return ["step", "group_id"] if self._grouped else ["step", "experience_id"]
 
     def _unit(self, rows: pl.DataFrame, i: int) -> tuple[object, ...]:
-        return tuple(rows.select(self._called).row(i))
+        return tuple(rows[name][i] for name in self._called)
 
     def _check(self) -> None:
         """Raise QueryError for a `where` that is no condition on a row, before there are rows."""
         if self._console is None:
             return
-        schema = TABLES["experiences"].schema
-        empty = pa.schema([schema.field(name) for name in self._columns]).empty_table()
-        kind = self._ask(empty, f"SELECT ({self._where}\n) FROM new_rows AS experiences").column(0).type
+        empty = TABLES["experiences"].schema.empty_table()
+        found = self._ask(empty, f"SELECT ({self._where}\n) FROM new_rows AS experiences")
+        kind = found.column(0).type
         if not pa.types.is_boolean(kind):
             raise QueryError(f"`where` must be true or false, got {kind} from {self._where!r}")
         # as a column it might count or rank the rows that happen to arrive together
@@ -153,24 +159,16 @@ class Index:
     def _extend(self, rows: pl.DataFrame) -> None:
         self._last = self._unit(rows, rows.height - 1)
         first = len(self.row_ids)
-        versions = rows["policy_version"].fill_null(NO_VERSION).to_numpy().astype(np.int64)
-        self.row_ids = np.concatenate([self.row_ids, rows["_rowid"].to_numpy().astype(np.uint64)])
-        self.hashes = np.concatenate([self.hashes, _hash(rows["experience_id"])])
-        self.allowed = np.concatenate([self.allowed, rows["allowed"].to_numpy().astype(np.bool_)])
-        cuts = self._cuts(rows)
+        arrays = {name: rows[name].to_numpy() for name in _KEPT}
+        names = arrays["name"]
+        cuts = np.flatnonzero(np.append(True, names[1:] != names[:-1]))
+        oldest = np.minimum.reduceat(arrays["policy_version"], cuts)
+        self.row_ids = np.concatenate([self.row_ids, arrays["_rowid"]])
+        self.hashes = np.concatenate([self.hashes, arrays["hash"]])
+        self.allowed = np.concatenate([self.allowed, arrays["allowed"]])
         self.starts = np.concatenate([self.starts, first + np.append(cuts[1:], rows.height)])
-        self.versions = np.concatenate([self.versions, np.minimum.reduceat(versions, cuts)])
-        called = pl.concat_str([pl.col(c).cast(pl.String) for c in self._called], separator="\x1f")
-        self.names = np.concatenate([self.names, _hash(rows.select(called).to_series()[cuts])])
-
-    def _cuts(self, rows: pl.DataFrame) -> np.ndarray:
-        """Return where each unit of `rows` begins."""
-        if not self._grouped:
-            return np.arange(rows.height)
-        starts = pl.any_horizontal(pl.col(c).ne_missing(pl.col(c).shift(1)) for c in self._called)
-        marks = rows.select(starts).to_series().to_numpy().copy()
-        marks[0] = True
-        return np.flatnonzero(marks)
+        self.names = np.concatenate([self.names, names[cuts]])
+        self.versions = np.concatenate([self.versions, oldest])
 
     @property
     def drawable(self) -> np.ndarray:

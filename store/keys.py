@@ -4,6 +4,7 @@ import lance
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from .errors import ConflictError
 from .ids import row_digests
@@ -11,6 +12,7 @@ from .schema import Table
 from .tail import Tail
 
 _IN_CHUNK = 500
+_IN_SET = 50_000
 
 Seen = dict[tuple[object, ...], str]
 """Keys with the digest of their row's content."""
@@ -21,17 +23,18 @@ class KeyIndex:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._hashes: set[int] = set()
+        self._old = np.empty(0, np.uint64)
+        self._new: set[int] = set()
         self._tail = Tail(table.key)
 
     def refresh(self, dataset: lance.LanceDataset) -> None:
         """Read the keys of rows that came since the last call."""
         if self._tail.moved(dataset):
-            self._hashes.update(self._hash(self._tail.read(dataset)))
+            self._add(self._hash(self._tail.read(dataset)))
 
     def committed(self, dataset: lance.LanceDataset, hashes: list[int]) -> None:
         """Note what this process appended: `hashes` is all that is new up to this version."""
-        self._hashes.update(hashes)
+        self._add(np.array(hashes, np.uint64))
         self._tail.skip(dataset)
 
     def fresh(
@@ -44,10 +47,10 @@ class KeyIndex:
         what earlier batches of the same append held.
         """
         hashes = self._hash(rows)
-        twice = len(set(hashes)) < len(hashes)
-        known = [h in self._hashes for h in hashes]
-        if seen is None and not twice and not any(known):
-            return rows, hashes
+        known = self._known(hashes)
+        listed = hashes.tolist()
+        if seen is None and not known.any() and len(set(listed)) == len(listed):
+            return rows, listed
         stored: Seen = {} if seen is None else seen
         stored.update(self._stored(rows.filter(pa.array(known)), dataset))
         keep = []
@@ -61,7 +64,7 @@ class KeyIndex:
             if key not in stored:
                 stored[key] = digest
                 keep.append(i)
-        return rows.take(pa.array(keep, pa.int64())), [hashes[i] for i in keep]
+        return rows.take(pa.array(keep, pa.int64())), [listed[i] for i in keep]
 
     def _stored(self, rows: pa.Table, dataset: lance.LanceDataset) -> Seen:
         """Read the stored rows that may have the keys of `rows`, as key -> digest of content."""
@@ -80,11 +83,27 @@ class KeyIndex:
     def _keys(self, rows: pa.Table) -> list[tuple[object, ...]]:
         return list(zip(*(rows.column(k).to_pylist() for k in self._table.key), strict=True))
 
-    def _hash(self, rows: pa.Table) -> list[int]:
-        frame = pl.DataFrame(pl.from_arrow(rows.select(list(self._table.key))))
-        parts = [pl.col(k).cast(pl.String).fill_null("\x00") for k in self._table.key]
-        hashed = frame.select(pl.concat_str(parts, separator="\x1f").hash(0)).to_series()
-        return np.asarray(hashed.to_numpy(), dtype=np.uint64).tolist()
+    def _add(self, hashes: np.ndarray) -> None:
+        """Note hashes; many are kept as a sorted array, which takes a tenth of a set's memory."""
+        self._new.update(hashes.tolist())
+        if len(self._new) > _IN_SET:
+            newer = np.fromiter(self._new, np.uint64, len(self._new))
+            self._old = np.union1d(self._old, newer)
+            self._new = set()
+
+    def _known(self, hashes: np.ndarray) -> np.ndarray:
+        """Tell which hashes were noted."""
+        known = np.fromiter((h in self._new for h in hashes.tolist()), np.bool_, len(hashes))
+        if len(self._old):
+            at = np.minimum(np.searchsorted(self._old, hashes), len(self._old) - 1)
+            known |= self._old[at] == hashes
+        return known
+
+    def _hash(self, rows: pa.Table) -> np.ndarray:
+        columns = [rows.column(k) for k in self._table.key]
+        text = [c.cast(pa.string()).fill_null("\x00") for c in columns]
+        joined = pc.binary_join_element_wise(*text, "\x1f") if len(text) > 1 else text[0]
+        return pl.Series(values=joined).hash(0).to_numpy().astype(np.uint64)
 
     def _named(self, key: tuple[object, ...]) -> str:
         return ", ".join(f"`{k}` {v!r}" for k, v in zip(self._table.key, key, strict=True))

@@ -13,9 +13,13 @@ import pyarrow as pa
 from .errors import QueryError, nearest
 from .schema import TABLES
 
-_READS = {"SELECT", "EXPLAIN"}
+_EXPLAIN = re.compile(r"^\s*explain\s+(analyze\s+|\([^)]*\)\s*)?", re.IGNORECASE)
 _LONGEST = 200
-_SETTINGS = "SET TimeZone = 'UTC'; SET enable_external_access = false; SET lock_configuration = true"
+_SETTINGS = """
+SET TimeZone = 'UTC';
+SET enable_external_access = false;
+SET lock_configuration = true;
+"""
 
 
 class Console:
@@ -51,7 +55,9 @@ class Console:
         except duckdb.Error as error:
             raise query_error(error, what) from error
         kinds = [s.type.name for s in statements]
-        if len(kinds) != 1 or kinds[0] not in _READS:
+        if kinds == ["EXPLAIN"]:  # with ANALYZE it runs what it explains: that must be a read too
+            self.sql(_EXPLAIN.sub("", query, count=1), what=what)
+        elif kinds != ["SELECT"]:
             got = " then ".join(kinds) or "nothing"
             raise QueryError(
                 f"the store is read with one SELECT, got {got}; "
@@ -63,6 +69,15 @@ class Console:
             raise query_error(error, what) from error
         assert relation is not None, "a SELECT always has a relation"
         return relation
+
+
+def literal(text: str) -> str:
+    """Return a text as it is written in SQL.
+
+    >>> literal("it's")
+    "'it''s'"
+    """
+    return "'" + text.replace("'", "''") + "'"
 
 
 def columns_of(condition: str) -> set[str]:
@@ -83,8 +98,8 @@ def tables_of(condition: str) -> set[str]:
     >>> tables_of("experience_id IN (SELECT experience_id FROM scores WHERE value > 0)")
     {'scores'}
     """
-    names = [node.get("table_name") for node in _nodes(_parsed(condition)["where_clause"])]
-    return set(names) & set(TABLES)
+    nodes = _nodes(_parsed(condition)["where_clause"])
+    return {str(node.get("table_name")) for node in nodes} & set(TABLES)
 
 
 def _parsed(condition: str) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class Experience:
 
     def row(self) -> dict[str, Any]:
         """Return the row of `experiences`, all columns but created_at."""
-        row = {f.name: getattr(self, f.name) for f in fields(self)}
+        row = dict(vars(self))
         for name in ("messages", "tools", "metadata"):
             row[name] = _json(row[name])
         for name in ("rewards", "metrics"):

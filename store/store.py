@@ -36,6 +36,8 @@ LOCK_SECONDS = 60.0
 POLL_SECONDS = 0.005
 """How often a waiter looks for commits of other processes; those of its own wake it at once."""
 
+_ROWS_A_FILE = 65_536
+
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -286,7 +288,8 @@ class Store:
             ) from error
         assert isinstance(written, lance.LanceDataset)
         self._handles[name] = written
-        self._keys[name].committed(written, writing.hashes)
+        if written.version == dataset.version + 1:  # else others wrote too: the next one looks
+            self._keys[name].committed(written, writing.hashes)
         return written
 
     # waiting, care
@@ -327,7 +330,8 @@ class Store:
             dataset = self.open_at(name)
             before = len(dataset.get_fragments())
             if before > 1:
-                dataset.optimize.compact_files()
+                # files of this size are left alone, so that a row is not rewritten for ever
+                dataset.optimize.compact_files(target_rows_per_fragment=_ROWS_A_FILE)
             report[name] = (before, len(self.open_at(name).get_fragments()))
         return report
 

@@ -138,11 +138,13 @@ def _refuse_lossy(got: pa.DataType, expected: pa.DataType) -> None:
 def _is_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         return _is_text(kind.value_type)
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    types = pa.types
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    types = pa.types
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
 def _infers(kind: pa.DataType) -> bool:
@@ -193,7 +195,7 @@ def _check_experiences(rows: pa.Table) -> None:
                 "for each token; leave the whole list NULL when it was not computed"
             )
     told = rows.column("num_tokens")
-    bad = pc.index(pc.not_equal(told, tokens), True).as_py()  # noqa: FBT003
+    bad = pc.index(pc.not_equal(told, tokens), True).as_py()
     if bad >= 0:
         raise SchemaError(
             f"column `num_tokens` of `experiences` is {told[bad]} in row {bad}, but `token_ids` "

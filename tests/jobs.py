@@ -19,7 +19,7 @@ name: small
 seed: 3
 threads: 1
 model:
-  tiny: {hidden_size: 32, layers: 1, heads: 2, init_std: 0.06, max_length: 16, alphabet: "0123456789+="}
+  tiny: {hidden_size: 32, layers: 1, heads: 2, max_length: 16, alphabet: "01234+="}
 tasks:
   make: {addition: {low: 0, high: 4, held_out: 5}}
 algorithm: {grpo: {group_size: 4}}
@@ -69,7 +69,9 @@ def finish(process: "subprocess.Popen[str]", *, seconds: float = 100) -> str:
     return out
 
 
-def kill_at(process: "subprocess.Popen[str]", store: Path, *, step: int, seconds: float = 60) -> None:
+def kill_at(
+    process: "subprocess.Popen[str]", store: Path, *, step: int, seconds: float = 60
+) -> None:
     """Send SIGKILL as soon as the store shows that a step was drawn."""
     deadline = time.monotonic() + seconds
     while drawn(store) < step:
@@ -93,5 +95,9 @@ def drawn(store: Path) -> int:
 def told(store: Path | Store) -> dict[str, list[tuple[object, ...]]]:
     """Return what two runs must agree on: the rows drawn, the losses, and the weights."""
     lake = store if isinstance(store, Store) else rlake.connect(store, create=False)
-    queries: Sequence[tuple[str, str]] = [("drawn", DRAWN), ("losses", LOSSES), ("weights", WEIGHTS)]
+    queries: Sequence[tuple[str, str]] = [
+        ("drawn", DRAWN),
+        ("losses", LOSSES),
+        ("weights", WEIGHTS),
+    ]
     return {name: lake.sql(query).fetchall() for name, query in queries}

@@ -1,4 +1,4 @@
-"""Tiny models, configurations and rows that the loop's tests share: `from tiny import tiny, config`."""
+"""Tiny models, configurations and rows that tests share: `from tiny import tiny, config`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ def share_of_ones(task: object, experience: Experience) -> float:
 def written(
     n: int, *, response: int | Sequence[int] = 3, group_size: int = 4, **columns: Any
 ) -> list[Experience]:
-    """Make n stored tries with tokens: two of a prompt, then `response` many; number i begins with i."""
+    """Make n stored tries with tokens: two of a prompt, then `response` many."""
     lengths = [response] * n if isinstance(response, int) else list(response)
     made = []
     for i, length in enumerate(lengths[:n]):

@@ -142,9 +142,19 @@ def summary(lake: "Store", settings: "RunConfig") -> dict[str, Any]:
         "rows_trained": int(rows or 0),
         "final_reward": reward,
         "final_loss": loss,
+        **_held_out(lake, settings.name),
         "policy_version": version,
         "store": lake.uri,
     }
+
+
+def _held_out(lake: "Store", run: str) -> dict[str, float]:
+    """Return the loss on held-out rows before and after, when the run measured it."""
+    [(before, after)] = lake.sql(
+        "SELECT arg_min(value, step), arg_max(value, step) FROM metrics_current "
+        f"WHERE run_id = '{run}' AND name = 'eval/loss'"
+    ).fetchall()
+    return {} if before is None else {"held_out_loss_before": before, "held_out_loss_after": after}
 
 
 def _configured(config: str, overrides: list[str] | None) -> "RunConfig":

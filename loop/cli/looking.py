@@ -29,6 +29,25 @@ _BATCH = 1024
 
 
 @app.command(rich_help_panel=ROWS)
+def verify(
+    run: Annotated[str, typer.Option(metavar="NAME", help="The run.")],
+    step: Annotated[int, typer.Option(min=1, help="The training step.")],
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove that the rows of a step are what they were when it was trained on them."""
+    from ...store.verify import verify as check
+
+    verdict = check(open_store(store), run, step)
+    if as_json:
+        print_json({**vars(verdict), "holds": verdict.holds})
+    else:
+        print(verdict)
+    if not verdict.holds:
+        raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=ROWS)
 def sql(
     query: Annotated[str, typer.Argument(help='One SELECT, such as "SELECT * FROM groups".')],
     store: StoreOption = None,

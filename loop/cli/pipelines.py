@@ -30,8 +30,14 @@ def run(file: FileArgument, store: StoreOption = None, as_json: JsonOption = Fal
 
 
 @commands.command()
-def explain(file: FileArgument) -> None:
-    """Say what a pipeline would do, operator by operator; read no rows."""
+def explain(file: FileArgument, store: StoreOption = None) -> None:
+    """Say what a pipeline would do, operator by operator; nothing is written."""
     from ...pipelines import Pipeline
+    from ...store.errors import NotAStoreError
 
-    print(Pipeline.from_yaml(file).explain())
+    pipeline = Pipeline.from_yaml(file)
+    try:
+        lake = open_store(store)
+    except NotAStoreError:
+        lake = None  # a plan needs no store; with one, its rows are looked at too
+    print(pipeline.explain(lake))

@@ -7,19 +7,12 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from gsm8k import imports
 
 from rlake.loop.cli import run
 from rlake.store import Store, Task, connect
 
 Command = Callable[..., CompletedProcess[str]]
-
-SOLUTIONS = """
-    SELECT t.task_id, s.try.solution AS response_text, s.try.is_correct::INT AS reward,
-           {'model': s.model} AS metadata
-    FROM (UNPIVOT input ON COLUMNS(* EXCLUDE (question, ground_truth))
-          INTO NAME model VALUE try) s
-    JOIN tasks t ON t.prompt_text = s.question AND t.split = 'test'
-"""
 
 PIPELINE = """
 name: right_and_wrong
@@ -27,17 +20,6 @@ source: {table: experiences, where: "source = 'imported'"}
 operators: [drop_flat_groups, {pairs: {strategy: max_min}}]
 sink: {table: preferences}
 """
-
-
-def imports(data: Path) -> list[list[str]]:
-    """Return the commands that import it all."""
-    gsm8k = ["--format", "gsm8k", "--taskset", "gsm8k"]
-    solutions = str(data / "example_model_solutions.jsonl")
-    return [
-        ["import", "tasks", str(data / "train.jsonl"), *gsm8k],
-        ["import", "tasks", str(data / "test.jsonl"), *gsm8k, "--split", "test"],
-        ["import", "experiences", solutions, "--sql", SOLUTIONS],
-    ]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ class Rows:
 
 
 def ragged(seed: int, *, rows: int = 6, spread: float = 0.5) -> Rows:
-    """Rows of 3 to 12 tokens, some not trained on in the middle, with ratios far on both sides of 1."""
+    """Rows of 3 to 12 tokens, some not trained on in the middle, ratios on both sides of 1."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(3, 13, rows)
     old = [rng.normal(-2, 1, n) for n in lengths]
@@ -170,7 +170,9 @@ def test_the_gradient_of_every_loss_is_its_slope(name: str) -> None:
 def test_grpo_measures_ratio_clipping_divergence_and_entropy() -> None:
     rows = ragged(5)
     batch, new_BT = padded(rows, more=2)
-    found = {k: v.item() for k, v in GRPO(clip=0.2, clip_high=0.3).loss(batch, new_BT).metrics.items()}
+    found = {
+        k: v.item() for k, v in GRPO(clip=0.2, clip_high=0.3).loss(batch, new_BT).metrics.items()
+    }
     trained = [
         (new, new - old, credit)
         for i, credit in enumerate(rows.advantage)

@@ -1,5 +1,6 @@
 """From rows to micro-batches: nothing is lost, nothing is over budget, and errors name the row."""
 
+from itertools import pairwise
 from typing import Any
 
 import polars as pl
@@ -28,7 +29,7 @@ def test_micro_batches_hold_every_row_once_and_keep_within_the_budget(
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(60, 400))
 def test_rows_of_similar_length_are_together(lengths: list[int], max_tokens: int) -> None:
     ends = [(lengths[g[0]], lengths[g[-1]]) for g in plan(lengths, max_tokens)]
-    assert all(before[1] >= after[0] for before, after in zip(ends, ends[1:], strict=False))
+    assert all(before[1] >= after[0] for before, after in pairwise(ends))
 
 
 def test_rows_that_fit_together_are_one_micro_batch() -> None:

@@ -1,4 +1,4 @@
-"""Sampling against transformers' own generation, the trainer's log-probs, and the true distribution."""
+"""Sampling against transformers' own, the trainer's log-probs, and the true distribution."""
 
 from collections import Counter
 from dataclasses import replace
@@ -42,7 +42,9 @@ def test_greedy_answers_are_those_of_transformers_generate(model: PreTrainedMode
     made = model.generate(  # type: ignore[operator]
         ids, attention_mask=mask, do_sample=False, max_new_tokens=12, eos_token_id=1, pad_token_id=0
     )
-    for got, row in zip(answer(model, requests(temperature=0)), made[:, longest:].tolist(), strict=True):
+    for got, row in zip(
+        answer(model, requests(temperature=0)), made[:, longest:].tolist(), strict=True
+    ):
         expected = row[: row.index(1) + 1] if 1 in row else row
         assert got.token_ids == expected
 
@@ -63,9 +65,7 @@ def test_logprobs_are_those_of_a_full_forward_pass(
         row = torch.tensor([[*asked.prompt_ids, *got.token_ids]])
         with torch.no_grad():
             expected = token_logprobs(model, row, temperature=temperature)[0]
-        assert got.logprobs == pytest.approx(
-            expected[len(asked.prompt_ids) :].tolist(), abs=1e-4
-        )
+        assert got.logprobs == pytest.approx(expected[len(asked.prompt_ids) :].tolist(), abs=1e-4)
 
 
 def test_logprobs_of_greedy_answers_are_at_temperature_one(model: PreTrainedModel) -> None:
@@ -86,7 +86,9 @@ def test_an_answer_does_not_depend_on_its_neighbours(model: PreTrainedModel) -> 
         [alone] = answer(model, [asked])
         assert alone.token_ids == together[i].token_ids
         assert alone.logprobs == pytest.approx(together[i].logprobs, abs=1e-5)
-    assert [s.token_ids for s in answer(model, mixed[::-1])] == [s.token_ids for s in together[::-1]]
+    assert [s.token_ids for s in answer(model, mixed[::-1])] == [
+        s.token_ids for s in together[::-1]
+    ]
 
 
 def test_a_prompt_that_occurs_several_times_is_answered_as_if_alone(model: PreTrainedModel) -> None:
@@ -97,7 +99,9 @@ def test_a_prompt_that_occurs_several_times_is_answered_as_if_alone(model: PreTr
         assert answer(model, [one])[0].token_ids == got.token_ids
 
 
-def test_the_same_seed_gives_the_same_tokens_and_another_gives_others(model: PreTrainedModel) -> None:
+def test_the_same_seed_gives_the_same_tokens_and_another_gives_others(
+    model: PreTrainedModel,
+) -> None:
     first = [s.token_ids for s in answer(model, requests(seed=5))]
     assert first == [s.token_ids for s in answer(model, requests(seed=5))]
     assert first != [s.token_ids for s in answer(model, requests(seed=6))]
@@ -132,7 +136,9 @@ def test_an_answer_ends_with_its_end_token(model: PreTrainedModel) -> None:
 def test_an_end_token_at_the_limit_is_a_stop(model: PreTrainedModel) -> None:
     asked = [Request(PROMPTS[0], 30, 1.3, i) for i in range(64)]
     stopped = [
-        (r, s) for r, s in zip(asked, answer(model, asked), strict=True) if s.finish_reason == "stop"
+        (r, s)
+        for r, s in zip(asked, answer(model, asked), strict=True)
+        if s.finish_reason == "stop"
     ]
     request, expected = stopped[0]
     [exact] = answer(model, [replace(request, max_tokens=len(expected.token_ids))])

@@ -1,9 +1,12 @@
 """Rows of text get their tokens when they are drawn; rows of tokens are left as they are."""
 
+from pathlib import Path
+
 import polars as pl
 import pytest
 from builders import experiences, rows
 from tiny import tiny, written
+from transformers import AutoTokenizer
 
 from rlake.loop.models import prompt_ids, response_ids, tokenizer_digest
 from rlake.loop.tokens import tokenize
@@ -30,7 +33,7 @@ def said(row: Experience) -> tuple[str, str]:
     pairs = list(zip(found["token_ids"], found["loss_mask"], strict=True))
     read, trained = ([t for t, m in pairs if m is want] for want in (False, True))
     assert pairs == [(t, False) for t in read] + [(t, True) for t in trained]
-    return TOKENIZER.decode(read), TOKENIZER.decode(trained)
+    return str(TOKENIZER.decode(read)), str(TOKENIZER.decode(trained))
 
 
 def test_prompt_and_response_become_tokens_and_only_the_response_is_trained_on() -> None:
@@ -102,7 +105,10 @@ def test_text_and_tokens_together_keep_their_order() -> None:
     made = [
         row
         for i, row in enumerate(written(12))
-        for row in (row, text_row(experience_id=f"z{12 - i}", prompt_text=f"{i}=", response_text="1"))
+        for row in (
+            row,
+            text_row(experience_id=f"z{12 - i}", prompt_text=f"{i}=", response_text="1"),
+        )
     ]
     found = tokenized(*made)
     assert found["experience_id"].to_list() == [r.experience_id for r in made]
@@ -126,3 +132,14 @@ def test_another_vocabulary_or_template_is_another_digest() -> None:
     assert tokenizer_digest(other) != tokenizer_digest(TOKENIZER)
     same.chat_template = "{{ messages[0]['content'] }}"
     assert tokenizer_digest(same) != tokenizer_digest(TOKENIZER)
+
+
+def test_a_tokenizer_has_the_same_digest_after_it_was_used_stored_and_loaded(
+    tmp_path: Path,
+) -> None:
+    _, used = tiny()
+    used(["1", "1+1"], padding=True, truncation=True, max_length=2)
+    assert tokenizer_digest(used) == tokenizer_digest(TOKENIZER)
+    used.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer_digest(loaded) == tokenizer_digest(TOKENIZER)

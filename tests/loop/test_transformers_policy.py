@@ -110,7 +110,7 @@ def test_a_prompt_that_is_too_long_does_not_disturb_the_others() -> None:
 
     async def ask() -> list[Any]:
         both = (ours.generate(asks("1" * 50)), ours.generate(asks("1+1=")))
-        return await asyncio.gather(*both, return_exceptions=True)
+        return list(await asyncio.gather(*both, return_exceptions=True))
 
     refused, answered = asyncio.run(ask())
     assert isinstance(refused, JobError)

@@ -28,9 +28,9 @@ def test_two_processes_reach_the_same_result_as_one(tmp_path: Path, ahead: int):
 
 
 def test_a_trainer_whose_explorer_failed_ends_at_once_and_says_why(tmp_path: Path):
-    args = ["small.yaml", "--store", "lake", "--set", "schedule.wait_seconds=60"]
+    args = ["small.yaml", "--store", "lake", "--set", "tasks.where=split = 'nowhere'"]
     trainer = start(tmp_path, "train", *args)
-    explorer = start(tmp_path, "explore", *args, "--set", "tasks.where=split = 'nowhere'")
+    explorer = start(tmp_path, "explore", *args)
     _, told_explorer = explorer.communicate(timeout=60)
     _, told_trainer = trainer.communicate(timeout=60)
     assert explorer.returncode == 2

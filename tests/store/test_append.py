@@ -105,7 +105,7 @@ def test_keys_may_hold_null(store: Store) -> None:
 
 
 def test_ids_with_quotes_are_ids(store: Store) -> None:
-    odd = [replace(e, experience_id=f"it's \"{i}\"") for i, e in enumerate(experiences(2))]
+    odd = [replace(e, experience_id=f'it\'s "{i}"') for i, e in enumerate(experiences(2))]
     store.append("experiences", odd)
     assert store.append("experiences", odd).already == 2
 
@@ -118,6 +118,15 @@ def test_idempotence_survives_compaction(store: Store) -> None:
         2, 10, store.versions()["experiences"]
     )
     assert connect(store.uri).append("experiences", experiences(12)).already == 12
+
+
+def test_idempotence_does_not_depend_on_how_ids_are_kept(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlake.store.keys._IN_SET", 5)
+    for n in range(3, 24, 3):
+        assert store.append("experiences", experiences(n)) == Appended(3, n - 3, 1 + n // 3)
+    assert connect(store.uri).append("experiences", experiences(24)) == Appended(3, 21, 9)
 
 
 def test_a_stream_is_one_commit(store: Store) -> None:

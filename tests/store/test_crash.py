@@ -66,7 +66,7 @@ def start(code: str, *arguments: object) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": TESTS},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])},
     )
 
 
@@ -85,11 +85,11 @@ def kill(process: subprocess.Popen[str]) -> list[str]:
 
 def audit(store: Store) -> tuple[int, int, int, int]:
     """Return rows, different ids, groups, and groups that are not whole."""
-    [counted] = store.sql(
+    [(rows, ids, groups, broken)] = store.sql(
         "SELECT sum(n), sum(ids), count(*), count(*) FILTER (n <> 4) FROM (SELECT count(*) AS n, "
         "count(DISTINCT experience_id) AS ids FROM experiences GROUP BY group_id)"
     ).fetchall()
-    return tuple(value or 0 for value in counted)
+    return rows or 0, ids or 0, groups, broken
 
 
 def test_kill_between_appends_loses_nothing_that_was_returned(store: Store) -> None:

@@ -13,7 +13,9 @@ TABLE = pa.table(
         "loss_mask": pa.array([[False, True, True], [], None, [True]], pa.list_(pa.bool_())),
         "reward": pa.array([1.0, 0.0, None, 0.5]),
         "response_text": pa.array(["é", "", None, "x"]),
-        "rewards": pa.array([[{"name": "a", "value": 1.0}], [], None, [{"name": "a", "value": None}]]),
+        "rewards": pa.array(
+            [[{"name": "a", "value": 1.0}], [], None, [{"name": "a", "value": None}]]
+        ),
     }
 )
 
@@ -44,7 +46,10 @@ def test_one_flipped_bit_changes_the_digest() -> None:
 def test_the_smallest_change_of_a_float_changes_the_digest() -> None:
     values = TABLE.column("logprobs").to_pylist()
     nearest = -1.0000001192092896  # the float32 next to -1
-    assert row_digests(TABLE)[0] != row_digests(replaced("logprobs", [[0.0, nearest, -2.0], *values[1:]]))[0]
+    assert (
+        row_digests(TABLE)[0]
+        != row_digests(replaced("logprobs", [[0.0, nearest, -2.0], *values[1:]]))[0]
+    )
 
 
 @pytest.mark.parametrize("name", TABLE.column_names)
@@ -90,7 +95,9 @@ def test_a_batch_is_its_rows_in_order() -> None:
 
 
 def test_ids_are_the_same_in_every_version() -> None:
-    assert content_id("2+2", None, {"b": 1, "a": [1]}) == content_id("2+2", None, {"a": [1], "b": 1})
+    assert content_id("2+2", None, {"b": 1, "a": [1]}) == content_id(
+        "2+2", None, {"a": [1], "b": 1}
+    )
     assert content_id("2+2", "4") == "a7773601325227163bce"
     assert row_digests(pa.table({"a": pa.array([[1, 2]], pa.list_(pa.int32()))})) == [
         "5db575e783e09911de1b329d0f64f44c"

@@ -23,7 +23,8 @@ def test_tables_join(store: Store) -> None:
     store.append("tasks", [task(0), task(1)])
     store.append("experiences", experiences(8, reward=[1.0, 0.0, None, 1.0]))
     found = store.sql(
-        "SELECT answer, avg(reward) FROM experiences JOIN tasks USING (task_id) GROUP BY 1 ORDER BY 1"
+        "SELECT answer, avg(reward) FROM experiences JOIN tasks USING (task_id) "
+        "GROUP BY 1 ORDER BY 1"
     )
     assert found.fetchall() == [("0", 2 / 3), ("2", 2 / 3)]
 
@@ -53,11 +54,11 @@ def test_columns_of_a_list_can_be_computed_with(store: Store) -> None:
     [
         ("SELEC 1", 'the query does not parse: syntax error at or near "SELEC"'),
         ("SELECT 1 FROM", "the query does not parse"),
-        ("SELECT rewrad FROM experiences", "names a column `rewrad` that is not there; did you mean `reward`"),
-        ("SELECT * FROM experience", "there is no table or view `experience`; did you mean `experiences`?"),
+        ("SELECT rewrad FROM experiences", "`rewrad` that is not there; did you mean `reward`"),
+        ("SELECT * FROM experience", "no table or view `experience`; did you mean `experiences`"),
         ("SELECT 1; SELECT 2", "is read with one SELECT, got SELECT then SELECT"),
         ("", "is read with one SELECT, got nothing"),
-        ("SELECT nosuch(1)", "the query is not valid: Scalar Function with name nosuch does not exist"),
+        ("SELECT nosuch(1)", "not valid: Scalar Function with name nosuch does not exist"),
         ("SELECT reward + 'a' + task_id FROM experiences", "the query is not valid"),
     ],
 )  # fmt: skip
@@ -155,7 +156,11 @@ def test_many_threads_can_ask_while_rows_come(store: Store) -> None:
             {"task_id"},
             {"tasks"},
         ),
-        ("EXISTS (FROM scores s WHERE s.experience_id = experiences.experience_id)", {"experience_id"}, {"scores"}),
+        (
+            "EXISTS (FROM scores s WHERE s.experience_id = experiences.experience_id)",
+            {"experience_id"},
+            {"scores"},
+        ),
         ("list_any_value(list_transform(rewards, lambda x: x.value)) > 0", {"rewards"}, set()),
     ],
 )  # fmt: skip

@@ -16,7 +16,10 @@ ROW = {"experience_id": "e", "task_id": "t", "group_id": "g", "rollout": 0, "sou
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rewrad": 1.0}, "column `rewrad` is not a column of `experiences`; did you mean `reward`?"),
     ({"task_id": None}, "column `task_id` of `experiences` is NULL in 1 of 1 rows"),
-    ({"reward": "1.0"}, "column `reward` of `experiences` must be double, got '1.0' (str) in row 0"),
+    (
+        {"reward": "1.0"},
+        "column `reward` of `experiences` must be double, got '1.0' (str) in row 0",
+    ),
     ({"reward": b"1"}, "must be double, got b'1' (bytes) in row 0"),
     ({"task_id": 3}, "column `task_id` of `experiences` must be string, got 3 (int) in row 0"),
     ({"rollout": 1.5}, "column `rollout` of `experiences` must be int64, got 1.5 (float) in row 0"),
@@ -33,7 +36,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"token_ids": [1, 2], "logprobs": [0.0]}, "`logprobs` of `experiences` has 1 values in row 0"),
     ({"token_ids": [1], "loss_mask": []}, "`loss_mask` of `experiences` has 0 values in row 0"),
     ({"token_rewards": [0.0]}, "`token_rewards` of `experiences` has 1 values in row 0"),
-    ({"token_ids": [1], "teacher_logprobs": [0.0, 0.0]}, "`teacher_logprobs` of `experiences` has 2"),
+    (
+        {"token_ids": [1], "teacher_logprobs": [0.0, 0.0]},
+        "`teacher_logprobs` of `experiences` has 2",
+    ),
     ({"token_ids": [1], "num_tokens": 5}, "`num_tokens` of `experiences` is 5 in row 0"),
     ({"reward": math.nan}, "column `reward` of `experiences` holds NaN or infinity in row 0"),
     ({"priority": math.inf}, "column `priority` of `experiences` holds NaN or infinity"),
