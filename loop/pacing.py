@@ -36,8 +36,6 @@ class Pacer:
             for _ in range(self._batch_size):
                 self._waiting.popleft()
             self.step += 1
-            oldest = self.step - 1 - self._schedule.lag
-            self._waiting = deque(v for v in self._waiting if v >= oldest)
 
     @property
     def version(self) -> int:

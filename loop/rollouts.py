@@ -83,7 +83,8 @@ async def try_tasks(
 ) -> list[Experience]:
     """Try each task `group_size` times, all at once, and return the rows in order.
 
-    `tasks` come with their places in the batch `step`. A try that raises becomes a row with the
+    `tasks` come with their places in the batch `step`; one that names a workflow is tried with its
+    own. A try that raises becomes a row with the
     error as its drop_reason, so that one bad task never stops the others.
     """
     jobs = [
@@ -108,7 +109,8 @@ async def _rollout(
     name = rollout_id(group, number)
     seeded = SeededPolicy(policy, sampling, seed, name)
     try:
-        made = await workflow(task, seeded)
+        own = workflow_of(task.workflow) if task.workflow else workflow
+        made = await own(task, seeded)
         rows = [made] if isinstance(made, Experience) else list(made)
         if not rows:
             raise JobError("it returned no experience")

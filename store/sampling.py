@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from .errors import QueryError
-from .index import NO_VERSION, Index
+from .index import Index
 from .store import Store
 
 
@@ -26,7 +26,7 @@ class Freshness:
         """Tell which units are fresh for weights of `policy_version`."""
         if self.max_lag is None:
             return np.ones(len(versions), np.bool_)
-        return (versions == NO_VERSION) | (policy_version - versions <= self.max_lag)
+        return policy_version - versions <= self.max_lag  # NO_VERSION is newer than all
 
 
 @dataclass(frozen=True)

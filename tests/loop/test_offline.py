@@ -1,5 +1,6 @@
 """Training on what is stored: which rows each step gets, and what `draws` says of them."""
 
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from tiny import offline, table, tiny, written
 
+from rlake.loop import run as run_module
 from rlake.loop.models import load_folder, tokenizer_digest
 from rlake.loop.optimization import token_logprobs
 from rlake.loop.run import run
@@ -34,7 +36,7 @@ def metric(store: Store, name: str) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("rows", [10, 8, 3])
-@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("epochs", [1, 5])
 def test_every_row_is_drawn_exactly_as_often_as_there_are_epochs(
     store: Store, rows: int, epochs: int
 ) -> None:
@@ -63,6 +65,15 @@ def test_a_step_that_can_never_be_drawn_says_so_at_once(store: Store) -> None:
     assert "take fewer `trainer.steps`, or more `trainer.epochs`" in said
     [error] = table(store, "runs_current", "error")["error"].to_list()
     assert error == said
+
+
+def test_a_run_that_is_stopped_is_not_done(store: Store) -> None:
+    store.append("experiences", written(8))
+    stop = threading.Event()
+    with pytest.raises(JobError, match="the run was stopped after step 1 of 4"):
+        run_module.train(store, offline(), stop=stop, listener=lambda *_: stop.set())
+    [row] = table(store, "runs_current").to_dicts()
+    assert (row["status"], store.count("draws")) == ("failed", 2)
 
 
 def test_with_nothing_to_train_on_no_step_is_taken(store: Store) -> None:

@@ -1,6 +1,7 @@
 """Explorer and trainer together: what is drawn, how old it is, and how failures end both."""
 
 import shutil
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from tiny import config, share_of_ones, table
 
 import rlake
 from rlake.loop.run import explore, run, train
+from rlake.loop.runs import OtherJobError
 from rlake.store import Experience, Store
 from rlake.store.errors import ConfigError, JobError, StarvedError
 
@@ -112,6 +114,16 @@ def told(store: Store, **changes: Any) -> dict[str, list[tuple[object, ...]]]:
         "weights": "SELECT policy_version, digest FROM policies ORDER BY policy_version",
     }
     return {name: store.sql(query).fetchall() for name, query in queries.items()}
+
+
+def test_rows_that_went_stale_before_they_were_needed_are_left_and_not_drawn(
+    store: Store,
+) -> None:
+    """Three groups a batch, two a step: on policy, the third is never young enough."""
+    rows = trained(store, explorer={"tasks_per_batch": 3}, trainer={"steps": 4})
+    assert set(rows["lag"]) == {0}
+    assert rows.height == 4 * 6
+    assert store.count("experiences") == 4 * 9
 
 
 def test_the_same_configuration_gives_the_same_run_in_any_store(elsewhere: Elsewhere) -> None:
@@ -219,7 +231,7 @@ def test_an_explorer_that_always_fails_ends_the_run_soon_and_both_jobs_say_why(
 
 
 def test_a_trainer_that_fails_ends_the_run_with_its_own_error(store: Store) -> None:
-    with pytest.raises(JobError, match="is not finite"):
+    with pytest.raises(JobError, match=r"^loss inf or gradient norm .* is not finite"):
         run(store, config(algorithm="loop_parts:Explodes", trainer={"steps": 5}))
     jobs = {row["job"]: row["status"] for row in table(store, "runs_current").to_dicts()}
     assert jobs == {"explore": "failed", "train": "failed"}
@@ -232,6 +244,30 @@ def test_a_condition_that_no_row_meets_ends_the_run_within_its_wait(store: Store
     assert said.startswith("gave up after 1 s: step 1 of run `demo`: need 2 groups, have 0 fresh")
     jobs = {row["job"]: row["status"] for row in table(store, "runs_current").to_dicts()}
     assert jobs == {"explore": "failed", "train": "failed"}
+
+
+def test_an_explorer_ends_when_its_trainer_fails_also_when_it_waits_for_nothing(
+    store: Store,
+) -> None:
+    """No row may be drawn, so the explorer goes on with the weights that it has."""
+    settings = config(trainer={"where": "reward > 5"}, schedule={"wait_seconds": 1})
+    errors: list[Exception] = []
+
+    def beside() -> None:
+        try:
+            explore(store, settings)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is looked at below
+            errors.append(error)
+
+    thread = threading.Thread(target=beside)
+    thread.start()
+    with pytest.raises(StarvedError, match="gave up after 1 s: step 1 of run `demo`"):
+        train(store, settings)
+    thread.join(10)
+    assert not thread.is_alive()
+    [error] = errors
+    assert isinstance(error, OtherJobError)
+    assert "`train` of run `demo` failed: gave up after 1 s" in str(error)
 
 
 def test_a_trainer_without_an_explorer_says_what_it_waits_for(store: Store) -> None:

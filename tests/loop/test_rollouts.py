@@ -293,3 +293,23 @@ def test_names_of_workflows_and_rewards_are_looked_up_with_the_nearest() -> None
         rewards_of("tiny:nobody")
     with pytest.raises(ConfigError, match="must be a function, got dict"):
         rewards_of("tiny:SPEC")
+
+
+async def twice(task: Task, policy: Policy) -> list[Experience]:
+    """A workflow of a task's own: it answers twice."""
+    completions = await policy.generate(task.messages, n=2)
+    return [experience(task, c) for c in completions]
+
+
+def test_a_task_that_names_a_workflow_is_tried_with_its_own() -> None:
+    own = replace(task(1), workflow=f"{__name__}:twice")
+    lost = replace(task(3), workflow="sngle_turn")
+    rows = tries(answers("2", "4"), tasks=[own, task(2), lost], group_size=1)
+    assert [row.experience_id for row in rows] == [
+        "demo/000001/0000/00",
+        "demo/000001/0000/00.1",
+        "demo/000001/0001/00",
+        "demo/000001/0002/00",
+    ]
+    assert rows[2].drop_reason is None
+    assert "did you mean `single_turn`?" in (rows[3].drop_reason or "")

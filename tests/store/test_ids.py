@@ -65,7 +65,14 @@ def test_values_do_not_slip_into_their_neighbours() -> None:
         kind = pa.list_(pa.int32())
         return row_digests(pa.table({"a": pa.array([a], kind), "b": pa.array([b], kind)}))[0]
 
-    pairs = [([1], [2, 3]), ([1, 2], [3]), ([1, 2, 3], []), ([], [1, 2, 3]), ([1, 2, 3], None)]
+    pairs = [
+        ([1], [2, 3]),
+        ([1, 2], [3]),
+        ([1, 2, 3], []),
+        ([], [1, 2, 3]),
+        ([1, 2, 3], None),
+        (None, [1, 2, 3]),
+    ]
     assert len({digest(*pair) for pair in pairs}) == len(pairs)
 
 

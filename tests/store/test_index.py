@@ -19,7 +19,7 @@ from rlake.store.errors import QueryError
 from rlake.store.index import NO_VERSION, Index
 from rlake.store.tail import Tail
 
-EXAMPLES = settings(max_examples=15, deadline=None)
+EXAMPLES = settings(max_examples=10, deadline=None)
 ARRAYS = ("row_ids", "hashes", "allowed", "starts", "versions", "names", "drawable")
 
 Cell = tuple[int | None, int, int]
@@ -240,8 +240,8 @@ def test_where_compares_with_all_rows_not_only_with_new_ones(store: Store) -> No
 
 
 @EXAMPLES
-@example("append append read compact append read".split())
-@example("append read append append compact append read compact read".split())
+@example(["append", "append", "read", "compact", "append", "read"])
+@example(["append", "read", "append", "append", "compact", "append", "read", "compact", "read"])
 @given(st.lists(st.sampled_from(["append", "compact", "read"]), min_size=1, max_size=14))
 def test_a_tail_reads_each_row_once(empty_store: Path, actions: list[str]) -> None:
     with a_store(empty_store) as store:

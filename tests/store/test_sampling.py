@@ -22,7 +22,7 @@ from rlake.store import Experience, Store, connect
 from rlake.store.errors import QueryError
 from rlake.store.sampling import Draw, Fifo, Freshness, Sampler, Uniform
 
-EXAMPLES = settings(max_examples=15, deadline=None)
+EXAMPLES = settings(max_examples=10, deadline=None)
 STRATEGIES = [Fifo(), Uniform()]
 
 
@@ -338,13 +338,17 @@ def test_a_group_that_came_in_parts_is_drawn_whole(store: Store) -> None:
     assert draws(sampler, 1, [1, 2]) == [names(8)[:4], names(8)[4:]]
 
 
-def test_rows_that_come_late_do_not_make_a_drawn_group_new(store: Store) -> None:
+@pytest.mark.parametrize("unit", ["rows", "groups"])
+def test_rows_that_come_late_do_not_make_drawn_ones_new(store: Store, unit: str) -> None:
     made = experiences(12)
-    store.append("experiences", [*made[1:4], *made[8:]])
-    sampler = Sampler(store, grouped=True)
-    assert draws(sampler, 1, [1]) == [names(4)[1:]]
-    store.append("experiences", [made[0], *made[4:8]])
-    assert draws(sampler, 1, [2, 3]) == [names(8)[4:], names(12)[8:]]
+    store.append("experiences", made[5:])
+    sampler = Sampler(store, grouped=unit == "groups")
+    first = draws(sampler, 1 if unit == "groups" else 3, [1])
+    assert first == [names(8)[5:]]
+    store.append("experiences", made[:5])
+    rest = draws(sampler, *((1, [2, 3]) if unit == "groups" else (9, [2])))
+    late = [] if unit == "groups" else names(5)[4:]  # its group was trained on without it
+    assert flat(rest) == [*names(4), *late, *names(12)[8:]]
     assert sampler.draw(1, step=4, policy_version=0) is None
 
 

@@ -206,3 +206,9 @@ def test_without_a_limit_nothing_is_stale(store: Store) -> None:
     store.append("experiences", singles(3))
     store.append("policies", [policy_row(1, 1000)])
     assert backlog(store) == (1000, 3, 0, 3, 0, 3, 0)
+
+
+def test_what_another_run_drew_still_waits(store: Store) -> None:
+    store.append("experiences", singles(3))
+    store.append("draws", [draw_row(1, s, f"e{s}", run_id="offline") for s in (0, 1)])
+    assert backlog(store)[2:4] == (0, 3)
