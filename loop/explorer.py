@@ -46,7 +46,7 @@ class Explorer:
         self._batch_tasks = config.explorer.tasks_per_batch or -(
             -config.trainer.batch_size // per_group
         )
-        self._pacer = Pacer(config.schedule, batch_size=config.trainer.batch_size)
+        self._pacer = self._new_pacer()
         self._workflow = workflow_of(config.explorer.workflow)
         self._rewards = rewards_of(config.explorer.rewards)
         self._index = Index(
@@ -110,10 +110,15 @@ class Explorer:
         self._check(rows)
         return rows
 
+    def _new_pacer(self) -> Pacer:
+        return Pacer(self._config.schedule, batch_size=self._config.trainer.batch_size)
+
     def _pace(self) -> None:
         """Tell the pacer what is stored and may be trained on, in the trainer's own order."""
         known = len(self._index)
         self._index.refresh()
+        if self._index.rebuilt:  # `where` looks at other tables, and they changed
+            self._pacer, known = self._new_pacer(), 0
         drawable = self._index.drawable[known:]
         self._pacer.stored(self._index.versions[known:][drawable].tolist())
 

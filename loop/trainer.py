@@ -140,7 +140,7 @@ class Trainer:
         self._published.add(self.step)
 
     def _checkpoint(self) -> None:
-        """Store all that a resumed run needs; metrics first, so that none before it is missing."""
+        """Store all that a resumed run needs, and tidy up; metrics first, so that none is missing."""
         self._measure()
         self._metrics.flush()
         self._checkpoints.write(
@@ -151,6 +151,7 @@ class Trainer:
         schedule = self._config.schedule
         oldest = self._checkpoints.steps()[0] - schedule.max_ahead - schedule.publish_every
         self._publisher.forget(before=oldest)
+        self._job.store.maintain()
 
     def _measure(self) -> None:
         """Measure the loss on held-out rows, when the run names some."""

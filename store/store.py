@@ -177,7 +177,8 @@ class Store:
         >>> store.sql("SELECT count(*) FROM tasks").fetchall()
         [(1,)]
 
-        Raises QueryError when it does not parse, names what is not there, or tries to write.
+        The relation reads when rows are asked of it: take them before the thread's next `sql`, or
+        it shows the store as of then. Raises QueryError when it does not parse, names what is not there, or tries to write.
         """
         console = getattr(self._consoles, "value", None)
         if console is None:
@@ -324,16 +325,27 @@ class Store:
                     self._changed.wait(min(left, POLL_SECONDS))
 
     def maintain(self) -> dict[str, tuple[int, int]]:
-        """Merge small files of each table; return fragments before and after, by table."""
+        """Merge small files of each table; return fragments before and after, by table.
+
+        Safe beside readers and writers. A table that another process is merging is left to it.
+        """
         report = {}
         for name in TABLES:
             dataset = self.open_at(name)
             before = len(dataset.get_fragments())
             if before > 1:
-                # files of this size are left alone, so that a row is not rewritten for ever
-                dataset.optimize.compact_files(target_rows_per_fragment=_ROWS_A_FILE)
+                self._merge(dataset)
             report[name] = (before, len(self.open_at(name).get_fragments()))
         return report
+
+    def _merge(self, dataset: lance.LanceDataset) -> None:
+        try:
+            # files of this size are left alone, so that a row is not rewritten for ever
+            dataset.optimize.compact_files(target_rows_per_fragment=_ROWS_A_FILE)
+        except (OSError, RuntimeError) as error:
+            if "conflict" not in str(error).lower():
+                raise StoreError(f"cannot merge the files of `{dataset.uri}`: {error}") from error
+            _log.info("left the files of `%s` to another process that merges them", dataset.uri)
 
     def check_schema(self) -> None:
         """Raise NotAStoreError when the tables are not ours, or of a newer schema."""
