@@ -21,7 +21,7 @@ class Section(BaseModel):
 
 
 class TinyModel(Section):
-    """A small Qwen2 model made from scratch, with a tokenizer of single characters."""
+    """A small Qwen3 model made from scratch, with a tokenizer of single characters."""
 
     hidden_size: int = Field(default=128, ge=8)
     layers: int = Field(default=2, ge=1)

@@ -33,18 +33,14 @@ def load_folder(
     """Load a causal language model and its tokenizer from a folder in the Hugging Face format."""
     try:
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
-        from transformers.models.auto.tokenization_auto import get_tokenizer_config
+        from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
     except ImportError as error:
         raise missing_extra(error.name or "transformers", "train") from error
     logging.disable_progress_bar()  # jobs show their own progress
     try:
         model = AutoModelForCausalLM.from_pretrained(str(path), dtype=getattr(torch, dtype))
-        # AutoTokenizer takes a Qwen2 model's generic tokenizer for Qwen2's, and changes its rules
-        generic = get_tokenizer_config(str(path)).get("tokenizer_class") == "TokenizersBackend"
-        kind = PreTrainedTokenizerFast if generic else AutoTokenizer
-        tokenizer = kind.from_pretrained(str(path))
+        tokenizer = AutoTokenizer.from_pretrained(str(path))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"`model.path` {str(path)!r} is not a model that can be loaded: "
@@ -54,20 +50,21 @@ def load_folder(
 
 
 def make_tiny(spec: TinyModel, *, seed: int) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
-    """Make a small Qwen2 model with random weights, and a tokenizer of single characters."""
+    """Make a small Qwen3 model with random weights, and a tokenizer of single characters."""
     try:
         import torch
-        from transformers import Qwen2Config, Qwen2ForCausalLM
+        from transformers import Qwen3Config, Qwen3ForCausalLM
     except ImportError as error:
         raise missing_extra(error.name or "transformers", "train") from error
     tokenizer = character_tokenizer(spec.alphabet)
-    config = Qwen2Config(
+    config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size or 4 * spec.hidden_size,
         num_hidden_layers=spec.layers,
         num_attention_heads=spec.heads,
         num_key_value_heads=spec.heads,
+        head_dim=spec.hidden_size // spec.heads,
         max_position_embeddings=spec.max_length,
         initializer_range=spec.init_std,
         tie_word_embeddings=True,
@@ -77,7 +74,7 @@ def make_tiny(spec: TinyModel, *, seed: int) -> tuple["PreTrainedModel", "PreTra
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config)
+        model = Qwen3ForCausalLM(config)
     return model, tokenizer
 
 

@@ -88,12 +88,11 @@ async def try_tasks(
     error as its drop_reason, so that one bad task never stops the others.
     """
     jobs = [
-        _rollout(task, policy, workflow, rewards, sampling, seed, group_id(run_id, step, place), i)
+        _rollout(task, policy, workflow, rewards, sampling, seed, run_id, step, place, i)
         for place, task in tasks
         for i in range(group_size)
     ]
-    rows = [row for rollout in await asyncio.gather(*jobs) for row in rollout]
-    return [replace(row, run_id=run_id, step=step) for row in rows]
+    return [row for rollout in await asyncio.gather(*jobs) for row in rollout]
 
 
 async def _rollout(
@@ -103,9 +102,12 @@ async def _rollout(
     rewards: Mapping[str, tuple[Reward, float]],
     sampling: Sampling,
     seed: int,
-    group: str,
+    run_id: str,
+    step: int,
+    place: int,
     number: int,
 ) -> list[Experience]:
+    group = group_id(run_id, step, place)
     name = rollout_id(group, number)
     seeded = SeededPolicy(policy, sampling, seed, name)
     try:
@@ -118,7 +120,14 @@ async def _rollout(
     except Exception as error:  # noqa: BLE001 - the boundary to users' code: one bad try never stops a job
         rows = [_failed(task, policy, f"workflow failed: {_said(error)}")]
     return [
-        replace(row, experience_id=rollout_id(group, number, i), group_id=group, rollout=number)
+        replace(
+            row,
+            experience_id=rollout_id(group, number, i),
+            group_id=group,
+            rollout=number,
+            run_id=run_id,
+            step=step,
+        )
         for i, row in enumerate(rows)
     ]
 

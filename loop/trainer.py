@@ -140,7 +140,7 @@ class Trainer:
         self._published.add(self.step)
 
     def _checkpoint(self) -> None:
-        """Store all that a resumed run needs, and tidy up; metrics first, so that none is missing."""
+        """Store all that a resumed run needs, metrics first, and tidy up."""
         self._measure()
         self._metrics.flush()
         self._checkpoints.write(

@@ -33,7 +33,7 @@ from .validate import Rows, conform
 
 LOCK_SECONDS = 60.0
 """How long an append waits for other writers of the same table before it gives up."""
-POLL_SECONDS = 0.005
+POLL_SECONDS = 0.01
 """How often a waiter looks for commits of other processes; those of its own wake it at once."""
 
 _ROWS_A_FILE = 65_536
@@ -178,7 +178,8 @@ class Store:
         [(1,)]
 
         The relation reads when rows are asked of it: take them before the thread's next `sql`, or
-        it shows the store as of then. Raises QueryError when it does not parse, names what is not there, or tries to write.
+        it shows the store as of then. Raises QueryError when it does not parse, names what is
+        not there, or tries to write.
         """
         console = getattr(self._consoles, "value", None)
         if console is None:

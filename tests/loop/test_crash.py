@@ -60,11 +60,11 @@ def test_the_audit_of_rows_trained_twice_finds_a_planted_one(tmp_path: Path):
     [
         ["--set", "schedule.max_ahead=2"],
         [
-            *("--set", "trainer.sampler=uniform", "--set", "schedule.max_ahead=1"),
-            *("--set", "schedule.publish_every=2", "--set", "explorer.tasks_per_commit=2"),
+            *("--set", "schedule.max_ahead=1", "--set", "schedule.publish_every=2"),
+            *("--set", "explorer.tasks_per_commit=2"),
         ],
     ],
-    ids=["two batches ahead", "uniform, every other version, small commits"],
+    ids=["two batches ahead", "every other version, small commits"],
 )
 def test_runs_ahead_of_the_trainer_survive_kills_as_well(tmp_path: Path, sets: list[str]):
     assert killed_run(tmp_path / "killed", [6, 13], *sets) == whole_run(tmp_path / "whole", *sets)

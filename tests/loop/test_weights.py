@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import SPEC, config, table, tiny
-from transformers import PreTrainedModel, Qwen2ForCausalLM
+from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from rlake.loop.models import load_folder, tokenizer_digest
 from rlake.loop.runs import Job, Watch, recorded
@@ -32,7 +32,7 @@ def untied(seed: int) -> PreTrainedModel:
     model, _ = tiny(seed=seed)
     settings: dict[str, Any] = model.config.to_dict() | {"tie_word_embeddings": False}
     torch.manual_seed(seed)
-    return Qwen2ForCausalLM(type(model.config)(**settings))
+    return Qwen3ForCausalLM(type(model.config)(**settings))
 
 
 def tied(seed: int) -> PreTrainedModel:
