@@ -179,12 +179,18 @@ class Watch:
         return self._rows
 
     def check(self, name: str) -> None:
-        """Raise OtherJobError when the newest attempt of a job failed since this one started."""
+        """Raise OtherJobError when a job's newest attempt failed since this one started.
+
+        An attempt that is as new as this one counts too: it failed while this one was starting.
+        """
         rows = [row for row in self._refresh() if row["job"] == name]
         newest = max(
             rows, key=lambda row: (row["attempt"], row["ended_at"] is not None), default=None
         )
-        if newest and newest["status"] == "failed" and newest["ended_at"] > self._job.started_at:
+        if newest and newest["status"] == "failed":
+            since = newest["ended_at"] > self._job.started_at
+            if not since and newest["attempt"] < self._job.attempt:
+                return
             raise OtherJobError(f"`{name}` of run `{self._job.run_id}` failed: {newest['error']}")
 
     def counts(self, attempt: int, step: int) -> bool:

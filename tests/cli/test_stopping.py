@@ -72,7 +72,7 @@ def test_an_import_that_was_stopped_is_run_again_without_duplicates(
         assert importing.returncode == -9
     else:
         assert (importing.returncode, said) == (130, "error: interrupted\n")
-    assert lake.count("experiences") == 0
+    assert lake.count("experiences") in (0, 5_000), "an import is all there or not at all"
 
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     done = json.loads(again.stdout.splitlines()[-1])
