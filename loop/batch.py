@@ -94,6 +94,22 @@ def examples(rows: pl.DataFrame, *, needs_logprobs: bool) -> Examples:
     )
 
 
+def trainable(rows: pl.DataFrame, *, vocabulary: int | None, max_length: int | None) -> pl.Series:
+    """Tell which rows a model can be trained on; the others must not reach `examples`.
+
+    Those have tokens of its vocabulary, at most `max_length` of them, and a loss_mask as long. None
+    sets no limit.
+    """
+    tokens, mask = pl.col("token_ids"), pl.col("loss_mask")
+    good = (tokens.list.len() > 0) & (tokens.list.len() == mask.list.len())
+    good &= (tokens.list.min() >= 0) & ~tokens.list.contains(None) & ~mask.list.contains(None)
+    if max_length is not None:
+        good &= tokens.list.len() <= max_length
+    if vocabulary is not None:
+        good &= tokens.list.max() < vocabulary
+    return rows.select(trainable=good.fill_null(value=False))["trainable"]
+
+
 def micro_batches(
     rows: Examples, *, max_tokens: int, pad_id: int, device: torch.device | str = "cpu"
 ) -> Iterator[Batch]:

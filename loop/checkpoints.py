@@ -3,13 +3,15 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
-from ..store.errors import JobError
+from ..store.errors import JobError, StoreError
 
 Writer = Callable[[Path], object]
 """Writes one file to the path it is given."""
@@ -18,19 +20,34 @@ Writer = Callable[[Path], object]
 def write_folder(target: Path, files: Mapping[str, Writer], *, durable: bool = False) -> None:
     """Make a folder of files under another name, then rename it, so that it is never half there.
 
-    `durable` waits until the disk has it. A folder that exists already is replaced.
+    `durable` waits until the disk has it. A folder that exists already is replaced. Raises
+    StoreError when it cannot be written, as on a full disk; then the old folder is as it was.
     """
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for name, write in files.items():
-        write(partial / name)
-        if durable:
-            _sync(partial / name)
+    with writing(target, partial=partial):
+        partial.mkdir(parents=True)
+        for name, write in files.items():
+            write(partial / name)
+            if durable:
+                _sync(partial / name)
     remove_folder(target)
     partial.rename(target)
     if durable:
         _sync(target.parent)
+
+
+@contextmanager
+def writing(target: Path, *, partial: Path) -> Iterator[None]:
+    """Turn what libraries raise when they cannot write into StoreError, and remove `partial`."""
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch raises the last of these
+        shutil.rmtree(partial, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:300]
+        raise StoreError(
+            f"cannot write `{target}`: {reason}; nothing half-written is left"
+        ) from error
 
 
 def remove_folder(target: Path) -> None:

@@ -4,33 +4,55 @@ import string
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Annotated, Any, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from ..store.errors import ConfigError, nearest
 
 _RECIPES = files(__package__ or "").joinpath("recipes")
 
 
+def _no_bool(value: Any) -> Any:
+    """Refuse true where a number is wanted; text that is a number stays, as YAML reads `1e-3`."""
+    if isinstance(value, bool):
+        raise ValueError(f"input should be a number, got {value}")
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_no_bool)]
+Float = Annotated[float, BeforeValidator(_no_bool)]
+Share = Annotated[Float, Field(ge=0, lt=1)]
+
+
 class Section(BaseModel):
     """A part of the tree; unknown keys are errors, and values do not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class TinyModel(Section):
     """A small Qwen3 model made from scratch, with a tokenizer of single characters."""
 
-    hidden_size: int = Field(default=128, ge=8)
-    layers: int = Field(default=2, ge=1)
-    heads: int = Field(default=4, ge=1)
-    intermediate_size: int | None = None
+    hidden_size: Int = Field(default=128, ge=8)
+    layers: Int = Field(default=2, ge=1)
+    heads: Int = Field(default=4, ge=1)
+    intermediate_size: Int | None = None
     """None: four times hidden_size."""
-    init_std: float = Field(default=0.02, gt=0)
+    init_std: Float = Field(default=0.02, gt=0)
     """Standard deviation of the weights at the start."""
-    max_length: int = Field(default=1024, ge=8)
+    max_length: Int = Field(default=1024, ge=8)
     """Most tokens of a sequence."""
     alphabet: str = string.printable
     """Each of these characters is a token."""
@@ -43,9 +65,28 @@ class ModelConfig(Section):
     """Folder or hub name in the Hugging Face format."""
     tiny: TinyModel | None = None
     """Instead of a path: a model made from scratch."""
-    dtype: str = Field(default="float32", pattern="^(float32|bfloat16|float16)$")
-    device: str = "auto"
-    """auto takes a GPU when there is one."""
+    dtype: str = "float32"
+    """Only float32 so far; bfloat16 and float16 are planned."""
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$")
+    """auto takes a GPU when there is one; cuda:1 is the second."""
+
+    @field_validator("dtype")
+    @classmethod
+    def _trainable(cls, dtype: str) -> str:
+        if dtype != "float32":
+            raise ValueError(
+                f"must be float32 for now, got {dtype!r}: bfloat16 would lose small updates without"
+                " float32 master weights, and float16 needs loss scaling; both are planned"
+            )
+        return dtype
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if self.path is None and self.tiny is None:
+            raise ValueError("has neither `path` nor `tiny`; name a model folder, or set `tiny`")
+        if self.path is not None and self.tiny is not None:
+            raise ValueError("has both `path` and `tiny`; set one of them to null")
+        return self
 
 
 class TasksConfig(Section):
@@ -60,8 +101,8 @@ class TasksConfig(Section):
 class SamplingConfig(Section):
     """How tokens are sampled."""
 
-    temperature: float = Field(default=1.0, ge=0)
-    max_tokens: int = Field(default=64, ge=1)
+    temperature: Float = Field(default=1.0, ge=0)
+    max_tokens: Int = Field(default=64, ge=1)
 
 
 class ExplorerConfig(Section):
@@ -69,29 +110,31 @@ class ExplorerConfig(Section):
 
     workflow: str = "single_turn"
     """Name of a workflow of ours, or `package.module:function`."""
-    rewards: str | dict[str, float] = "exact_match"
+    rewards: str | dict[str, Float] = "exact_match"
     """A reward function, or several with their weights."""
-    group_size: int | None = Field(default=None, ge=1)
+    group_size: Int | None = Field(default=None, ge=1)
     """Tries at each task; None takes the algorithm's."""
-    tasks_per_batch: int | None = Field(default=None, ge=1)
+    tasks_per_batch: Int | None = Field(default=None, ge=1)
     """None: as many as one training step needs."""
-    tasks_per_commit: int | None = Field(default=None, ge=1)
+    tasks_per_commit: Int | None = Field(default=None, ge=1)
     """Tasks that are sampled and stored together; None: the whole batch."""
     sampling: SamplingConfig = SamplingConfig()
-    max_failed_batches: int = Field(default=3, ge=1)
+    try_seconds: Float = Field(default=600.0, gt=0)
+    """Longest time of one try; then it becomes a row that says so."""
+    max_failed_batches: Int = Field(default=3, ge=1)
     """So many batches in a row without one usable row end the job."""
 
 
 class ScheduleConfig(Section):
     """How far explorer and trainer may be apart, in optimizer steps."""
 
-    max_ahead: int = Field(default=0, ge=0)
+    max_ahead: Int = Field(default=0, ge=0)
     """Train batches that the explorer may be ahead; 0 is on-policy."""
-    max_lag: int | None = Field(default=None, ge=0)
+    max_lag: Int | None = Field(default=None, ge=0)
     """Oldest rows that the trainer takes; None: as old as max_ahead and publish_every make them."""
-    publish_every: int = Field(default=1, ge=1)
+    publish_every: Int = Field(default=1, ge=1)
     """Optimizer steps between two publications of weights."""
-    wait_seconds: float = Field(default=600, gt=0)
+    wait_seconds: Float = Field(default=600, gt=0)
     """Longest wait of one job for the other."""
 
     @model_validator(mode="after")
@@ -118,29 +161,29 @@ class ScheduleConfig(Section):
 class TrainerConfig(Section):
     """The consumer of experience."""
 
-    steps: int | None = Field(default=None, ge=1)
+    steps: Int | None = Field(default=None, ge=1)
     """Optimizer steps; None (offline only): until each row was drawn `epochs` times."""
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: Int = Field(default=32, ge=1)
     """Groups a step for algorithms that work on groups, else rows."""
     where: str | None = None
     """SQL condition over `experiences`; offline it chooses the rows from the whole store."""
     sampler: str = "fifo"
-    epochs: int = Field(default=1, ge=1)
+    epochs: Int = Field(default=1, ge=1)
     """How often a row may be drawn."""
-    learning_rate: float = Field(default=1e-5, gt=0)
-    warmup_steps: int = Field(default=0, ge=0)
+    learning_rate: Float = Field(default=1e-5, gt=0)
+    warmup_steps: Int = Field(default=0, ge=0)
     """Steps over which the learning rate rises from 0."""
     decay: str = Field(default="constant", pattern="^(constant|linear|cosine)$")
     """What the learning rate does after that, until the last step."""
-    decay_to: float = Field(default=0.0, ge=0, le=1)
+    decay_to: Float = Field(default=0.0, ge=0, le=1)
     """Share of the learning rate that is left at the end of a decay."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    micro_batch_tokens: int = Field(default=16384, ge=1)
+    weight_decay: Float = Field(default=0.0, ge=0)
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    max_grad_norm: Float = Field(default=1.0, gt=0)
+    micro_batch_tokens: Int = Field(default=16384, ge=1)
     """Most tokens, padding included, that go through the model at once."""
-    checkpoint_every: int = Field(default=50, ge=1)
-    keep_checkpoints: int = Field(default=2, ge=1)
+    checkpoint_every: Int = Field(default=50, ge=1)
+    keep_checkpoints: Int = Field(default=2, ge=1)
     evaluate_loss_where: str | None = None
     """Rows whose loss is measured at the start, at each checkpoint and at the end.
 
@@ -161,9 +204,9 @@ class EvaluateConfig(Section):
 
     where: str = "split = 'eval'"
     """SQL condition over the table `tasks`."""
-    group_size: int = Field(default=1, ge=1)
+    group_size: Int = Field(default=1, ge=1)
     sampling: SamplingConfig = SamplingConfig(temperature=0.0)
-    batch_tasks: int = Field(default=256, ge=1)
+    batch_tasks: Int = Field(default=256, ge=1)
     """Tasks sampled together."""
 
 
@@ -172,12 +215,12 @@ class RunConfig(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Names the run: its rows, its folder. A run is continued with `--resume`."""
-    seed: int = Field(default=0, ge=0)
+    seed: Int = Field(default=0, ge=0)
     store: str | None = None
     """Folder or address of the store; `--store` and RLAKE_STORE say it too."""
     output: str | None = None
     """Folder for checkpoints and weights; None: `runs/` in the store's folder."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: Int | None = Field(default=None, ge=1)
     """CPU threads of torch in each job; None: what torch chooses."""
     model: ModelConfig
     algorithm: str | dict[str, dict[str, Any]]
@@ -197,7 +240,8 @@ class RunConfig(Section):
             # the explorer foresees which rows each step draws, and so which weights are due
             raise ValueError(
                 f"trainer.sampler {self.trainer.sampler} with epochs {self.trainer.epochs} is for "
-                "runs on what is stored; a run with an explorer draws each row once, with fifo"
+                "runs on what is stored; a run with an explorer draws each row once, with fifo: "
+                "leave both keys out, or take the `explorer` section away"
             )
         return self
 

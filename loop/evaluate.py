@@ -1,13 +1,13 @@
 """How good a policy is on tasks it was not trained on: every try is a row, kept apart."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from ..store import Store
-from ..store.errors import ConfigError
+from ..store import Experience, Store
+from ..store.errors import ConfigError, JobError
 from .config import EvaluateConfig, RunConfig
 from .explorer import Listener, sampling
 from .metrics import Metrics
@@ -21,13 +21,16 @@ from .weights import newest, published
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured: the share of tries with reward 1 or more, and where their rows are."""
+    """What was measured: the share of scored tries with reward 1 or more, and where they are."""
 
     accuracy: float
     reward_mean: float
     num_tasks: int
     num_rows: int
-    policy_version: int
+    num_unscored: int
+    """Tries whose reward could not be computed; they count neither as right nor as wrong."""
+    policy_version: int | None
+    """None for a model that the run did not make."""
     run_id: str
     """The run_id of the rows in `experiences`."""
 
@@ -43,7 +46,8 @@ def evaluate(
     """Try the tasks of `evaluate.where` with the run's newest policy, another version, or a model.
 
     Each evaluation has a run_id of its own for its rows, so that no trainer draws them, and the
-    same version can be measured again in another way. A try that gave no reward counts as wrong.
+    same version can be measured again in another way. Rows of a given `model` have no policy
+    version; their metadata says where it lies. Raises JobError when no try could be scored.
     """
     settings = config.evaluate or EvaluateConfig()
     prepare(store, config.tasks)
@@ -67,19 +71,40 @@ def evaluate(
                     seed=config.seed,
                     run_id=run_id,
                     step=policy.version,
+                    try_seconds=config.explorer.try_seconds if config.explorer else None,
                 )
             )
-            rows += store_rows(store, made)
-        scores = [row.reward or 0.0 for row in rows]
+            rows += store_rows(store, [_of_model(row, model) for row in made])
+        scores = [row.reward for row in rows if row.reward is not None]
+        if not scores:
+            why = rows[-1].drop_reason or f"reward {rewards} gave nothing"
+            raise JobError(f"none of {len(rows)} tries could be scored; the last: {why}")
         accuracy = sum(score >= 1 for score in scores) / len(scores)
         mean = sum(scores) / len(scores)
-        metrics = Metrics(mine)
-        values = {"eval/accuracy": accuracy, "eval/reward_mean": mean}
-        metrics.add(policy.version, values)
-        metrics.flush()
+        unscored = len(rows) - len(scores)
+        measured = {
+            "eval/accuracy": accuracy,
+            "eval/reward_mean": mean,
+            "eval/unscored_rows": float(unscored),
+        }
+        if model is None:
+            metrics = Metrics(mine)
+            metrics.add(policy.version, measured)
+            metrics.flush()
     if listener:
-        listener("evaluate", policy.version, values)
-    return Evaluation(accuracy, mean, len(tasks), len(rows), policy.version, run_id)
+        listener("evaluate", policy.version, measured)
+    made_by = policy.version if model is None else None
+    return Evaluation(accuracy, mean, len(tasks), len(rows), unscored, made_by, run_id)
+
+
+def _of_model(row: Experience, model: str | Path | None) -> Experience:
+    """Say of a row which model wrote it, when that is none of the run's own."""
+    if model is None:
+        return row
+    place = {"model": str(Path(model).absolute() if Path(model).exists() else model)}
+    return replace(
+        row, policy_version=None, segments=None, metadata={**(row.metadata or {}), **place}
+    )
 
 
 def _policy(

@@ -2,12 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
 import torch
 
-from ..store import Experience
+from ..store import Experience, Task
 from ..store.errors import JobError
 from ..store.index import Index
 from .algorithms import Algorithm
@@ -17,10 +17,13 @@ from .models import load_folder, put
 from .pacing import Pacer
 from .policy import Sampling
 from .rollouts import rewards_of, store_rows, try_tasks, workflow_of
-from .runs import Job, Watch, recorded
+from .runs import Job, Watch, pinned, recorded
 from .tasks import Curriculum, select
 from .transformers_policy import TransformersPolicy
 from .weights import Follower, Published, load_into
+
+STOP_SECONDS = 0.5
+"""How soon tries under way notice that the run is stopped."""
 
 Listener = Callable[[str, int, Mapping[str, float]], None]
 """Called as (job, step, metrics) after each batch and each step."""
@@ -72,7 +75,7 @@ class Explorer:
         batch, place = self._recover()
         metrics = Metrics(self._job)
         with recorded(self._job, start_step=batch):
-            tasks = select(self._job.store, config.tasks.where)
+            tasks = select(pinned(self._job, "tasks"), config.tasks.where)
             curriculum = Curriculum(tasks, batch_size=self._batch_tasks, seed=config.seed)
             while self._pacer.step <= (config.trainer.steps or 0) and not self._stop.is_set():
                 started = perf_counter()
@@ -91,10 +94,22 @@ class Explorer:
         chunk = self._explorer.tasks_per_commit or self._batch_tasks
         rows: list[Experience] = []
         for start in range(0, len(tasks), chunk):
-            made = asyncio.run(
+            made = self._try(tasks[start : start + chunk], batch)
+            made = store_rows(self._job.store, made)
+            self._pace()
+            rows += made
+        self._check(rows)
+        return rows
+
+    def _try(self, tasks: Sequence[tuple[int, Task]], batch: int) -> list[Experience]:
+        """Try tasks, unless the run is stopped meanwhile."""
+        policy = self._follow(self._pacer.version)
+
+        async def until_stopped() -> list[Experience]:
+            tries = asyncio.create_task(
                 try_tasks(
-                    tasks[start : start + chunk],
-                    self._follow(self._pacer.version),
+                    tasks,
+                    policy,
                     workflow=self._workflow,
                     rewards=self._rewards,
                     group_size=self._group_size,
@@ -102,13 +117,16 @@ class Explorer:
                     seed=self._config.seed,
                     run_id=self._job.run_id,
                     step=batch,
+                    try_seconds=self._explorer.try_seconds,
                 )
             )
-            made = store_rows(self._job.store, made)
-            self._pace()
-            rows += made
-        self._check(rows)
-        return rows
+            while not (await asyncio.wait({tries}, timeout=STOP_SECONDS))[0]:
+                if self._stop.is_set():
+                    tries.cancel()
+                    raise JobError(f"the run was stopped while batch {batch} was tried")
+            return tries.result()
+
+        return asyncio.run(until_stopped())
 
     def _new_pacer(self) -> Pacer:
         return Pacer(self._config.schedule, batch_size=self._config.trainer.batch_size)

@@ -12,15 +12,15 @@ from ..store.ids import row_digests
 from ..store.sampling import STRATEGIES, Draw, Freshness, Sampler, Strategy
 from ..store.verify import FACTS
 from .algorithms import Algorithm
-from .batch import Examples, examples
+from .batch import Examples, examples, trainable
 from .models import tokenizer_digest
-from .runs import Job, Watch
+from .runs import Job, Watch, pinned
 from .tokens import tokenize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_COLUMNS = ("experience_id", "group_id", "policy_version", *FACTS)
+_COLUMNS = ("experience_id", "run_id", "group_id", "policy_version", *FACTS)
 
 
 class Feed:
@@ -32,15 +32,19 @@ class Feed:
         algorithm: Algorithm,
         tokenizer: "PreTrainedTokenizerFast",
         *,
+        vocabulary: int | None,
         max_length: int | None,
         stop: threading.Event,
     ) -> None:
         config = job.config
         self._job, self._algorithm, self._stop = job, algorithm, stop
-        self._tokenizer, self._max_length = tokenizer, max_length
+        self._tokenizer = tokenizer
+        self._vocabulary, self._max_length = vocabulary, max_length
         self._online = config.explorer is not None
+        # an offline run trains on what was stored when it began, whatever is imported later
+        self._source = job.store if self._online else pinned(job, "rows")
         self.sampler = Sampler(
-            job.store,
+            self._source,
             strategy=strategy(config.trainer.sampler),
             freshness=Freshness(config.schedule.lag if self._online else None),
             grouped=algorithm.grouped,
@@ -96,14 +100,14 @@ class Feed:
 
     def held_out(self, where: str, *, rows_at_once: int = 256) -> list[Examples]:
         """Return stored rows for which a condition holds, tokenised, for measuring only."""
-        sampler = Sampler(self._job.store, where=where)
+        sampler = Sampler(self._source, where=where)
         parts = []
         while (supply := sampler.supply(1, 0)).fresh:
             draw = sampler.draw(min(rows_at_once, supply.fresh), step=0, policy_version=0)
             assert draw is not None, "as many as there are can be drawn"
             rows = tokenize(self.sampler.read(draw, _COLUMNS), self._tokenizer)
             rows = rows.with_columns(advantage=pl.lit(0.0), weight=pl.lit(1.0))
-            parts.append(examples(rows.filter(self._fits(rows)), needs_logprobs=False))
+            parts.append(examples(rows.filter(self._trainable(rows)), needs_logprobs=False))
         if not parts:
             raise ConfigError(f"no stored row matches `trainer.evaluate_loss_where`: {where}")
         return parts
@@ -156,11 +160,13 @@ class Feed:
         if self._credit is not None:
             rows = self._credit(rows.lazy()).collect(engine="in-memory")  # bit for bit the same
         rows = tokenize(rows.filter("allowed"), self._tokenizer)
-        usable = self._fits(rows)
+        usable = self._trainable(rows)
         if self._credit is not None:
             usable &= rows["advantage"].is_not_null()
         rows = rows.with_columns(weight=pl.when(usable).then("weight").otherwise(0.0))
-        lag = (step - 1 - rows["policy_version"]).alias("lag")
+        # versions of other runs count other steps: such rows have no lag
+        own = rows["run_id"] == self._job.run_id
+        lag = rows.select(lag=pl.when(own).then(step - 1 - pl.col("policy_version"))).to_series()
         self._record(step, rows.with_columns(lag))
         kept = rows.filter(usable)
         measured = {
@@ -174,15 +180,8 @@ class Feed:
             measured["train/reward_mean"] = float(reward)  # type: ignore[arg-type]
         return examples(kept, needs_logprobs=self._algorithm.needs_logprobs), measured
 
-    def _fits(self, rows: pl.DataFrame) -> pl.Series:
-        """Tell which rows have tokens, and not more than the model takes."""
-        lengths = rows["token_ids"].list.len()
-        fits = rows["token_ids"].is_not_null()
-        return (
-            fits & (lengths <= self._max_length).fill_null(value=False)
-            if self._max_length
-            else fits
-        )
+    def _trainable(self, rows: pl.DataFrame) -> pl.Series:
+        return trainable(rows, vocabulary=self._vocabulary, max_length=self._max_length)
 
     @cached_property
     def _tokenizer_digest(self) -> str:

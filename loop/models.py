@@ -20,10 +20,7 @@ def load(config: ModelConfig, *, seed: int) -> tuple["PreTrainedModel", "PreTrai
     """Load (or make) the model that a run starts from, and its tokenizer."""
     if config.tiny is not None:
         return make_tiny(config.tiny, seed=seed)
-    if config.path is None:
-        raise ConfigError(
-            "`model` has neither `path` nor `tiny`; name a model folder, or set `model.tiny`"
-        )
+    assert config.path is not None, "the configuration has a path or a tiny model"
     return load_folder(config.path, dtype=config.dtype)
 
 
@@ -157,3 +154,9 @@ def tokenizer_digest(tokenizer: "PreTrainedTokenizerFast") -> str:
 def max_length(model: "PreTrainedModel") -> int | None:
     """Return how many tokens a model takes, if its configuration says so."""
     return getattr(model.config, "max_position_embeddings", None)
+
+
+def vocabulary(model: "PreTrainedModel") -> int:
+    """Return how many different tokens a model reads."""
+    weight: Any = model.get_input_embeddings().weight
+    return int(weight.shape[0])

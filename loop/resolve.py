@@ -14,6 +14,8 @@ def function(name: str, home: ModuleType, what: str) -> Callable[..., Any]:
     Raises ConfigError, with the nearest known name, when there is none; `what` is what was wanted.
     """
     module, _, attribute = name.partition(":")
+    if name.startswith((":", ".")):
+        raise ConfigError(f"there is no {what} `{name}`; write `package.module:function`")
     if attribute:
         try:
             found = getattr(import_module(module), attribute)

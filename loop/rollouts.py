@@ -80,15 +80,18 @@ async def try_tasks(
     seed: int,
     run_id: str,
     step: int,
+    try_seconds: float | None = None,
 ) -> list[Experience]:
     """Try each task `group_size` times, all at once, and return the rows in order.
 
     `tasks` come with their places in the batch `step`; one that names a workflow is tried with its
-    own. A try that raises becomes a row with the
-    error as its drop_reason, so that one bad task never stops the others.
+    own. A try that raises, or takes longer than `try_seconds`, becomes a row with that as its
+    drop_reason, so that one bad task never stops the others.
     """
     jobs = [
-        _rollout(task, policy, workflow, rewards, sampling, seed, run_id, step, place, i)
+        _rollout(
+            task, policy, workflow, rewards, sampling, seed, run_id, step, place, i, try_seconds
+        )
         for place, task in tasks
         for i in range(group_size)
     ]
@@ -106,17 +109,21 @@ async def _rollout(
     step: int,
     place: int,
     number: int,
+    try_seconds: float | None,
 ) -> list[Experience]:
     group = group_id(run_id, step, place)
     name = rollout_id(group, number)
     seeded = SeededPolicy(policy, sampling, seed, name)
     try:
         own = workflow_of(task.workflow) if task.workflow else workflow
-        made = await own(task, seeded)
+        async with asyncio.timeout(try_seconds):
+            made = await own(task, seeded)
         rows = [made] if isinstance(made, Experience) else list(made)
         if not rows:
             raise JobError("it returned no experience")
         rows = [_judge(task, row, rewards) for row in rows]
+    except TimeoutError:
+        rows = [_failed(task, policy, f"workflow failed: it took longer than {try_seconds} s")]
     except Exception as error:  # noqa: BLE001 - the boundary to users' code: one bad try never stops a job
         rows = [_failed(task, policy, f"workflow failed: {_said(error)}")]
     return [

@@ -4,6 +4,7 @@ Either way they share nothing but the store: the explorer's thread and the train
 the rows that one appends and the other draws.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,11 @@ from .rollouts import rewards_of, workflow_of
 from .runs import OtherJobError, job
 from .tasks import prepare
 from .trainer import Trainer
+
+JOIN_SECONDS = 10.0
+"""How long a failed run waits for the explorer to notice."""
+
+_log = logging.getLogger(__name__)
 
 
 def run(
@@ -41,7 +47,7 @@ def run(
         train(store, config, resume=resume, stop=stop, listener=listener, ready=explorer.start)
     except BaseException:
         stop.set()
-        explorer.join()
+        explorer.join(seconds=JOIN_SECONDS)
         if explorer.first:
             explorer.raise_error()  # the trainer only saw that it was stopped
         raise
@@ -117,9 +123,12 @@ class _Beside:
             self.error, self.first = error, first
             self.stop.set()
 
-    def join(self) -> None:
+    def join(self, seconds: float | None = None) -> None:
+        """Wait for the end; after `seconds` the thread is left to end with the process."""
         if self.thread is not None:
-            self.thread.join()
+            self.thread.join(seconds)
+            if self.thread.is_alive():
+                _log.warning("gave up waiting for the explorer's try after %g s", seconds or 0.0)
 
     def raise_error(self) -> None:
         if self.error is not None:

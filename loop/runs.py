@@ -1,6 +1,5 @@
 """A run's jobs: who may start, which attempt it is, and the row that says how it ended."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -61,9 +60,11 @@ def job(store: Store, config: RunConfig, name: str, *, resume: bool) -> Iterator
     try:
         with lock:
             attempt = _next_attempt(store, config, name, resume=resume)
-            if attempt == 1 and name == "train":
-                # without a row in `runs` these are leftovers of another store in the same place
-                shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            if attempt == 1 and name == "train" and (folder / "checkpoints").exists():
+                raise ConfigError(
+                    f"`{folder}` holds checkpoints of a run `{config.name}` that this store does "
+                    "not know; choose another `output`, or move them away"
+                )
             yield Job(store, config, name, attempt, folder)
     except Timeout as error:
         raise JobError(f"`{name}` of run `{config.name}` is running in another process") from error
@@ -157,6 +158,17 @@ def _first_difference(before: object, after: object, path: str = "") -> str | No
                 return found
         return None
     return None if before == after else path
+
+
+def pinned(job: Job, what: str) -> Store:
+    """Return the store as it was when the run first looked: snapshot `RUN.WHAT`, made if missing.
+
+    What comes to the store later does not change what a resumed run does.
+    """
+    name = f"{job.run_id}.{what}"
+    if name not in set(job.store.scan("snapshots").select("name").collect().to_series()):
+        job.store.snapshot(name, note=f"what `{job.name}` of run `{job.run_id}` works on")
+    return job.store.at(name)
 
 
 class OtherJobError(JobError):

@@ -19,13 +19,14 @@ def tokenize(rows: pl.DataFrame, tokenizer: "PreTrainedTokenizerFast") -> pl.Dat
     """Fill token_ids and loss_mask where token_ids is NULL; column `was_text` says where that was.
 
     The last assistant message is the response, and alone trained on, with its end token; what
-    comes before it is the prompt. Rows without a response stay without tokens.
+    comes before it is the prompt. Rows without a response stay without tokens, and so do rows whose
+    messages are broken or that the chat template refuses.
     """
     was_text = rows["token_ids"].is_null()
     rows = rows.with_columns(was_text.alias("was_text"))
     if not was_text.any():
         return rows
-    made = [_tokens(row, tokenizer) for row in rows.filter(was_text).iter_rows(named=True)]
+    made = [_tried(row, tokenizer) for row in rows.filter(was_text).iter_rows(named=True)]
     filled = pl.DataFrame(
         {
             "experience_id": rows.filter(was_text)["experience_id"],
@@ -34,6 +35,15 @@ def tokenize(rows: pl.DataFrame, tokenizer: "PreTrainedTokenizerFast") -> pl.Dat
         }
     )
     return rows.update(filled, on="experience_id")
+
+
+def _tried(
+    row: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast"
+) -> tuple[list[int] | None, list[bool] | None]:
+    try:
+        return _tokens(row, tokenizer)
+    except Exception:  # noqa: BLE001  templates are others' programs, and rows hold anything
+        return None, None
 
 
 def _tokens(

@@ -8,11 +8,17 @@ from ..store import Task
 
 
 def addition(
-    *, low: int = 10, high: int = 99, held_out: int = 500, seed: int = 0
+    *,
+    low: int = 10,
+    high: int = 99,
+    held_out: int = 500,
+    seed: int = 0,
+    taskset: str = "addition",
 ) -> Iterator[Task]:
     """Yield all sums of two numbers from `low` to `high`; `held_out` random ones are for measuring.
 
-    Answers have as many digits as the largest sum, so that their length tells nothing.
+    Answers have as many digits as the largest sum, so that their length tells nothing. Another
+    `taskset` for sums of other numbers keeps them apart in one store.
 
     >>> tasks = list(addition(low=0, high=9, held_out=10))
     >>> len(tasks), sum(t.split == "eval" for t in tasks), tasks[17].prompt_text, tasks[17].answer
@@ -24,7 +30,7 @@ def addition(
     held = set(np.random.default_rng(seed).permutation(len(sums))[:held_out].tolist())
     for i, (a, b) in enumerate(sums):
         split = "eval" if i in held else "train"
-        yield Task.ask(f"{a}+{b}=", str(a + b).zfill(width), taskset="addition", split=split)
+        yield Task.ask(f"{a}+{b}=", str(a + b).zfill(width), taskset=taskset, split=split)
 
 
 def forgetful_answers(

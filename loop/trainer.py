@@ -12,7 +12,7 @@ from .checkpoints import Checkpoints
 from .explorer import Listener
 from .feed import Feed
 from .metrics import Metrics
-from .models import load, max_length, pad_id, put
+from .models import load, max_length, pad_id, put, vocabulary
 from .optimization import Optimization
 from .runs import Job, recorded
 from .weights import Publisher, published
@@ -70,6 +70,7 @@ class Trainer:
             self._job,
             self._algorithm,
             self.tokenizer,
+            vocabulary=vocabulary(self.model),
             max_length=max_length(self.model),
             stop=self._stop,
         )

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from ..store import Store
 from ..store.errors import JobError, NotFoundError
 from ..store.tail import Tail
-from .checkpoints import Writer, remove_folder, write_folder
+from .checkpoints import Writer, remove_folder, write_folder, writing
 from .runs import Job, Watch
 
 if TYPE_CHECKING:
@@ -81,11 +81,12 @@ class Publisher:
     def _companions(self, model: PreTrainedModel) -> list[Path]:
         if not self._shared:
             base = self._folder / "model"
-            base.mkdir(parents=True, exist_ok=True)
-            model.config.save_pretrained(base)
-            if model.can_generate():
-                model.generation_config.save_pretrained(base)
-            self._tokenizer.save_pretrained(base)
+            with writing(base, partial=base):
+                base.mkdir(parents=True, exist_ok=True)
+                model.config.save_pretrained(base)
+                if model.can_generate():
+                    model.generation_config.save_pretrained(base)
+                self._tokenizer.save_pretrained(base)
             self._shared = sorted(p for p in base.iterdir() if p.is_file())
         return self._shared
 

@@ -180,12 +180,12 @@ class Operator:
         return pl.lit(given or f"keep is false: {describe(self.body)}")
 
     def _named(self, produced: pl.LazyFrame, frame: pl.LazyFrame) -> pl.LazyFrame:
-        """Name new rows without an id after their parent, and give them a group of their own.
+        """Name new rows without an id after their parent, in a group of their own and of no run.
 
         Such a row that is there already was made before, and is left out.
         """
-        names = produced.collect_schema().names()
-        key = laws.id_column(frame.collect_schema().names())
+        names, given_types = produced.collect_schema().names(), frame.collect_schema()
+        key = laws.id_column(given_types.names())
         place = pl.int_range(pl.len()).over("parent_id")
         again = pl.when(place > 0).then(pl.format(".{}", place)).otherwise(pl.lit(""))
         fresh = pl.format(
@@ -202,4 +202,5 @@ class Operator:
         )
         if "group_id" in names:
             named = named.with_columns(pl.coalesce("group_id", key).alias("group_id"))
-        return named
+        of_a_run = [n for n in laws.OF_A_RUN if n in given_types]
+        return named.with_columns(pl.lit(None, given_types[n]).alias(n) for n in of_a_run)

@@ -11,9 +11,9 @@ def best_of_group(*, min_reward: float | None = None) -> FrameFunction:
     """Add a copy of each group's best row, as `synthetic` experience to imitate.
 
     The copy names the best row as its parent, keeps its tokens and reward, and is a group of its
-    own, so that no stored group's statistics change. Rows that are `synthetic` themselves are not
-    copied. Groups without a reward (or, with
-    `min_reward`, without one that high) give none; of equal rewards the first id is taken.
+    own and of no run, so that no stored group's statistics and no run's own rows change. Rows that
+    are `synthetic` themselves are not copied. Groups without a reward (or, with `min_reward`,
+    without one that high) give none; of equal rewards the first id is taken.
 
     >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "group_id": "g", "reward": [0.0, 1.0],
     ...                      "source": "explorer"})

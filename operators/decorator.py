@@ -62,8 +62,9 @@ def operator(
     The function returns a Polars expression (or several), a function of the LazyFrame, an SQL text
     for DuckDB over the table `input`, an SQL `Value`, or `Batches`; `Explained` adds the reason for
     dropped rows. A filter's body is true where a row is kept, or returns the rows kept, or all rows
-    with the column `keep`. An augment's body returns the new rows only, with `parent_id`. A
-    reshape's body returns rows of another table that name the rows they were made from in `links`.
+    with the column `keep`. An augment's body returns the new rows only, with `parent_id`; their
+    `run_id` and `step` become NULL, since no run explored them. A reshape's body returns rows of
+    another table that name the rows they were made from in `links`.
 
     >>> @operator("filter")
     ... def short(*, limit: int = 10) -> pl.Expr:

@@ -6,7 +6,9 @@
   and a filter of whole groups keeps or drops each group as a whole.
 - prioritize: as derive, with exactly one column, of numbers that are finite and not negative. NULL
   stays NULL: not computed.
-- augment: the old rows are untouched; each new row has an id of its own and the id of its parent.
+- augment: the old rows are untouched; each new row has an id of its own and the id of its parent,
+  and belongs to no run: `run_id` and `step` are NULL where there are such columns, since a run
+  takes all rows with its `run_id` for what it explored itself.
 - reshape: rows become rows of another table; each names rows that were given, and each row given
   that no new row names has a reason.
 """
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 IDS = ("experience_id", "task_id")
 """The columns that may identify a row, the first that is there does."""
+
+OF_A_RUN = ("run_id", "step")
+"""The columns that say which batch of which run explored a row: NULL in rows made from others."""
 
 
 def id_column(names: Sequence[str], op: "Operator | None" = None) -> str:
@@ -143,6 +148,12 @@ def _check_augment(op: "Operator", before: pl.DataFrame, after: pl.DataFrame) ->
     new = after.tail(after.height - before.height)
     _unique(op, after, key)
     _no_strangers(op, new["parent_id"], before[key], "parent_id")
+    for name in OF_A_RUN:
+        if name in new.columns and new[name].count():
+            raise op.error(
+                f"its new rows belong to no run, expected `{name}` NULL, got "
+                f"{new[name].drop_nulls()[0]!r}; `parent_id` tells where they come from"
+            )
 
 
 def _check_reshape(

@@ -120,22 +120,53 @@ def versions_read(source: Source, store: Store) -> dict[str, int]:
 
 
 def check_groups(source: Source, store: Store) -> None:
-    """Raise OperatorError when a table's `where` keeps a part of some group's rewards."""
-    if not isinstance(source, Table) or source.table != "experiences" or not source.where:
-        return
-    cut = store.sql(
-        "SELECT group_id, count(*) FILTER (kept) AS num_kept, count(*) AS num_all FROM "
-        f"(SELECT group_id, coalesce(({source.where}\n), false) AS kept FROM experiences "
-        "WHERE reward IS NOT NULL) "
-        "GROUP BY group_id HAVING num_kept > 0 AND num_kept < num_all LIMIT 1"
-    ).fetchall()
+    """Raise OperatorError when a `where` or a query keeps a part of some stored group's rewards."""
+    what, cut = "where", None
+    if isinstance(source, Table) and source.table == "experiences" and source.where:
+        cut = _cut_by_where(source.where, store)
+    if isinstance(source, Sql):
+        what, cut = "sql", _cut_by_query(source.sql, store)
     if cut:
-        group, num_kept, num_all = cut[0]
+        group, num_kept, num_all = cut
         raise OperatorError(
-            f"the source's `where` keeps {num_kept} of {num_all} rewards of the group {group!r}, "
+            f"the source's `{what}` keeps {num_kept} of {num_all} rewards of the group {group!r}, "
             "and group statistics see the whole group; choose whole groups, or put the condition "
             "as `keep` behind the operators of whole groups"
         )
+
+
+def _cut_by_where(where: str, store: Store) -> tuple[str, int, int] | None:
+    """Return a group that is cut, with its numbers of rewards kept and stored."""
+    cut = store.sql(
+        "SELECT group_id, count(*) FILTER (kept) AS num_kept, count(*) AS num_all FROM "
+        f"(SELECT group_id, coalesce(({where}\n), false) AS kept FROM experiences "
+        "WHERE reward IS NOT NULL) "
+        "GROUP BY group_id HAVING num_kept > 0 AND num_kept < num_all LIMIT 1"
+    ).fetchall()
+    return cut[0] if cut else None
+
+
+def _cut_by_query(sql: str, store: Store) -> tuple[str, int, int] | None:
+    """Return the same for a query; rows whose id and group are not stored are not compared."""
+    found = store.sql(sql)
+    if not {"experience_id", "group_id"} <= set(found.columns):
+        return None
+    group = ["group_id", *(["run_id"] if "run_id" in found.columns else [])]
+    row = ["experience_id", *group]
+    scored = found.filter("reward IS NOT NULL") if "reward" in found.columns else found
+    kept = rows_of(scored.project(", ".join(f"{n}::VARCHAR AS {n}" for n in row))).unique()
+    stored = rows_of(
+        store.sql(f"SELECT {', '.join(row)} FROM experiences WHERE reward IS NOT NULL")
+    )
+    is_kept = pl.col("kept").count()  # of those that are not NULL
+    cut = (
+        stored.join(kept.with_columns(kept=True), on=row, how="left", nulls_equal=True)
+        .group_by(group)
+        .agg(num_kept=is_kept, num_all=pl.len())
+        .filter(pl.col("num_kept").is_between(1, pl.col("num_all") - 1))
+        .sort(group)
+    )
+    return None if cut.is_empty() else cut.select("group_id", "num_kept", "num_all").row(0)
 
 
 def rows_of(relation: duckdb.DuckDBPyRelation, *, limit: int | None = None) -> pl.DataFrame:

@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from .errors import ConflictError
 from .ids import row_digests
+from .query import literal
 from .schema import Table
 from .tail import Tail
 
@@ -72,9 +73,7 @@ class KeyIndex:
         column = self._table.key[0]
         values = sorted({v for v in rows.column(column).to_pylist() if v is not None})
         for i in range(0, len(values), _IN_CHUNK):
-            quoted = ", ".join(
-                "'" + str(v).replace("'", "''") + "'" for v in values[i : i + _IN_CHUNK]
-            )
+            quoted = ", ".join(literal(str(v)) for v in values[i : i + _IN_CHUNK])
             hits = dataset.to_table(filter=f"{column} IN ({quoted})")
             content = row_digests(hits.drop_columns(["created_at"]))
             found.update(zip(self._keys(hits), content, strict=True))

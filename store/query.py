@@ -31,9 +31,12 @@ class Console:
         self._views, self._open = views, True
 
     def show(
-        self, versions: Mapping[str, int], open_at: Callable[[str, int], lance.LanceDataset]
+        self,
+        versions: Mapping[str, int],
+        open_at: Callable[[str, int], lance.LanceDataset | pa.Table],
     ) -> None:
         """Let the table names mean these versions; only tables that moved are opened again."""
+        self._check_free()
         for name, version in versions.items():
             if self._versions.get(name) != version:
                 self._con.register(name, open_at(name, version))
@@ -50,6 +53,7 @@ class Console:
 
     def sql(self, query: str, *, what: str = "the query") -> duckdb.DuckDBPyRelation:
         """Return the relation of one SELECT; all that is not a single read raises QueryError."""
+        self._check_free()
         try:
             statements = self._con.extract_statements(query)
         except duckdb.Error as error:
@@ -69,6 +73,16 @@ class Console:
             raise query_error(error, what) from error
         assert relation is not None, "a SELECT always has a relation"
         return relation
+
+    def _check_free(self) -> None:
+        """Raise QueryError while the rows of an earlier query are being read: one at a time."""
+        try:
+            self._con.execute("SELECT 1").fetchall()
+        except duckdb.ResourceInUseException as error:
+            raise QueryError(
+                "rows of an earlier query are still being read; take them all before the next "
+                "query, for example with `.to_arrow_table()` in place of `.to_arrow_reader()`"
+            ) from error
 
 
 def literal(text: str) -> str:

@@ -4,10 +4,10 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import TypeVar
 
 import duckdb
@@ -36,6 +36,8 @@ LOCK_SECONDS = 60.0
 POLL_SECONDS = 0.01
 """How often a waiter looks for commits of other processes; those of its own wake it at once."""
 
+_LOCKS = ".locks"
+_MAKING_SECONDS = 5.0
 _ROWS_A_FILE = 65_536
 
 T = TypeVar("T")
@@ -67,31 +69,27 @@ def connect(
     if "://" not in address:
         address = str(Path(address).expanduser().absolute())
         _check_place(Path(address), create=create)
+    store = Store(address, storage_options=storage_options)
     try:
         db = lancedb.connect(address, storage_options=dict(storage_options or {}) or None)
-        present = set(db.list_tables(limit=1000).tables)
-        if not present & set(TABLES) and not create:
+        present = _present(db)
+        if not present and not create:
             raise NotAStoreError(
                 f"there is no store at `{uri}`; `rlake import` or `rlake run` makes one"
             )
-        store = Store(address, storage_options=storage_options)
-        if "runs" in present:  # before anything is added to what may be someone else's
-            store.check_schema()
-        for name in TABLES:
-            if name not in present:
-                _create(db, name)
+        if not _is_whole(store, present):
+            _make(store, db, storage_options)
     except (OSError, RuntimeError, ValueError) as error:
         if isinstance(error, RlakeError):
             raise
         raise StoreError(f"cannot open the store at `{uri}`: {_reason(error)}") from error
-    store.check_schema()
     return store
 
 
 def _check_place(place: Path, *, create: bool) -> None:
     if place.is_file():
         raise NotAStoreError(f"`{place}` is a file, expected the folder of a store")
-    entries = {p.name for p in place.iterdir()} if place.is_dir() else set()
+    entries = {p.name for p in place.iterdir()} - {_LOCKS} if place.is_dir() else set()
     if entries and not any(f"{name}.lance" in entries for name in TABLES):
         raise NotAStoreError(
             f"`{place}` is not a store: it holds {len(entries)} other entries such as "
@@ -104,9 +102,86 @@ def _check_place(place: Path, *, create: bool) -> None:
         )
 
 
-def _create(db: lancedb.DBConnection, name: str) -> None:
-    options = {"new_table_enable_stable_row_ids": "true"}
-    db.create_table(name, schema=TABLES[name].schema, storage_options=options, exist_ok=True)
+def _present(db: lancedb.DBConnection) -> set[str]:
+    return set(db.list_tables(limit=1000).tables) & set(TABLES)
+
+
+def _is_whole(store: "Store", present: set[str]) -> bool:
+    """Tell whether all tables are there; raise NotAStoreError when one of them is not ours.
+
+    A table that another process makes right now may be listed, and not open yet. Of a whole store
+    only `runs` is opened: it is made last.
+    """
+    is_whole = len(present) == len(TABLES)
+    try:
+        for name in ["runs"] if is_whole else present:
+            store.check_schema(name)
+    except NotAStoreError:
+        raise
+    except StoreError:
+        return False
+    return is_whole
+
+
+def _make(store: "Store", db: lancedb.DBConnection, options: Mapping[str, str] | None) -> None:
+    """Make the tables that are missing. Remote stores have no lock: there, look again."""
+    deadline = monotonic() + (0.0 if store.folder else _MAKING_SECONDS)
+    while True:
+        try:
+            return _make_missing(store, db, options)
+        except StoreError as error:  # a table is listed that does not open yet
+            if isinstance(error, NotAStoreError) or monotonic() >= deadline:
+                raise
+            sleep(POLL_SECONDS)
+
+
+def _make_missing(
+    store: "Store", db: lancedb.DBConnection, options: Mapping[str, str] | None
+) -> None:
+    with _locked(store, "store"):
+        present = _present(db)
+        for name in present:  # before anything is added to what may be someone else's
+            store.check_schema(name)
+        for name in sorted(set(TABLES) - present, key="runs".__eq__):
+            _create(store, name, options)
+
+
+def _create(store: "Store", name: str, options: Mapping[str, str] | None) -> None:
+    """Make an empty table; one that another process made meanwhile is left as it is."""
+    try:
+        lance.LanceDataset.commit(
+            f"{store.uri}/{name}.lance",
+            lance.LanceOperation.Overwrite(TABLES[name].schema, []),
+            storage_options=dict(options or {}) or None,
+            max_retries=0,  # a second try would overwrite the table of another process
+            enable_stable_row_ids=True,
+        )
+    except (OSError, RuntimeError, ValueError):
+        with suppress(StoreError):
+            store.open_at(name)
+            return
+        raise
+
+
+def _locked(store: "Store", name: str) -> AbstractContextManager[object]:
+    """Let one process at a time look and commit; released by the system when it dies."""
+    if store.folder is None:
+        return nullcontext()
+    folder = store.folder / _LOCKS
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(
+            folder / f"{name}.lock", timeout=LOCK_SECONDS, poll_interval=POLL_SECONDS
+        ).acquire()
+    except Timeout as error:
+        raise StoreError(
+            f"gave up after {LOCK_SECONDS:g} s: another process is writing `{name}` of "
+            f"`{store.uri}`"
+        ) from error
+    except OSError as error:
+        raise StoreError(
+            f"cannot write to `{name}`: {_reason(error)}; nothing was stored"
+        ) from error
 
 
 class Store:
@@ -122,11 +197,10 @@ class Store:
         self.uri = uri
         self._options = dict(storage_options or {})
         self._pinned = dict(versions) if versions is not None else None
-        self._handles: dict[str, lance.LanceDataset] = {}
+        self._local = threading.local()  # Lance handles and DuckDB sessions are for one thread
         self._keys = {name: KeyIndex(TABLES[name]) for name in TABLES}
         self._writing = {name: threading.Lock() for name in TABLES}
         self._changed = threading.Condition()
-        self._consoles = threading.local()
 
     def __repr__(self) -> str:
         return f"Store({self.uri!r}{', pinned' if self._pinned else ''})"
@@ -159,6 +233,13 @@ class Store:
                 f"cannot open table `{name}` of `{self.uri}`: {_reason(error)}"
             ) from error
 
+    @property
+    def _handles(self) -> dict[str, lance.LanceDataset]:
+        """This thread's open tables."""
+        if not hasattr(self._local, "handles"):
+            self._local.handles = {}
+        return self._local.handles
+
     def versions(self) -> dict[str, int]:
         """Return the version of every table."""
         return dict(self._pinned) if self._pinned else {n: self.dataset(n).version for n in TABLES}
@@ -181,9 +262,9 @@ class Store:
         it shows the store as of then. Raises QueryError when it does not parse, names what is
         not there, or tries to write.
         """
-        console = getattr(self._consoles, "value", None)
+        console = getattr(self._local, "console", None)
         if console is None:
-            console = self._consoles.value = Console()
+            console = self._local.console = Console()
         console.show(self.versions(), self.open_at)
         return console.sql(query)
 
@@ -259,7 +340,7 @@ class Store:
                 f"{self!r} is read only: it shows the past; append to the store itself"
             )
         keys = self._keys[name]
-        with self._writing[name], self._file_lock(name):
+        with self._writing[name], _locked(self, name):
             dataset = self.dataset(name)
             keys.refresh(dataset)
             writing = _Writing(declared, keys, dataset, seen)
@@ -348,9 +429,9 @@ class Store:
                 raise StoreError(f"cannot merge the files of `{dataset.uri}`: {error}") from error
             _log.info("left the files of `%s` to another process that merges them", dataset.uri)
 
-    def check_schema(self) -> None:
-        """Raise NotAStoreError when the tables are not ours, or of a newer schema."""
-        meta = self.open_at("runs").schema.metadata or {}
+    def check_schema(self, name: str) -> None:
+        """Raise NotAStoreError when a table is not ours, or of a newer schema."""
+        meta = self.open_at(name).schema.metadata or {}
         version = int(meta.get(b"rlake.schema_version", b"0"))
         if version == 0:
             raise NotAStoreError(f"`{self.uri}` holds tables that rlake did not make")
@@ -359,26 +440,6 @@ class Store:
                 f"`{self.uri}` has schema {version}, this rlake reads up to {SCHEMA_VERSION}; "
                 "upgrade it with `pip install --upgrade rlake`"
             )
-
-    def _file_lock(self, name: str) -> AbstractContextManager[object]:
-        """Let one process at a time check ids and commit; released by the system when it dies."""
-        if self.folder is None:
-            return nullcontext()
-        folder = self.folder / ".locks"
-        try:
-            folder.mkdir(exist_ok=True)
-            return FileLock(
-                folder / f"{name}.lock", timeout=LOCK_SECONDS, poll_interval=POLL_SECONDS
-            ).acquire()
-        except Timeout as error:
-            raise StoreError(
-                f"gave up after {LOCK_SECONDS:g} s: another process is writing `{name}` of "
-                f"`{self.uri}`"
-            ) from error
-        except OSError as error:
-            raise StoreError(
-                f"cannot write to `{name}`: {_reason(error)}; nothing was stored"
-            ) from error
 
 
 class _Writing:

@@ -60,7 +60,7 @@ def verify(store: Store, run_id: str, step: int) -> Verdict:
     ).pl()
     if not drawn.height:
         raise NotFoundError(f"run `{run_id}` has no step {step} on record; see `steps`")
-    ids = ", ".join("'" + i.replace("'", "''") + "'" for i in drawn["experience_id"])
+    ids = ", ".join(literal(i) for i in drawn["experience_id"])
     stored = store.dataset("experiences").to_table(
         columns=["experience_id", *FACTS], filter=f"experience_id IN ({ids})"
     )

@@ -57,10 +57,12 @@ CREATE OR REPLACE VIEW steps AS
     FROM draws_current d JOIN experiences e USING (experience_id)
     GROUP BY d.run_id, d.step;
 
--- What waits to be trained on, for each run: rows not drawn yet, fresh or stale by the run's max_lag.
+-- What waits to be trained on, for each run with a trainer: rows not drawn yet, fresh or stale by
+-- the run's max_lag.
 CREATE OR REPLACE VIEW backlog AS
     WITH trainer AS (
-        SELECT run_id, arg_max(config, created_at) AS config FROM runs GROUP BY run_id),
+        SELECT run_id, arg_max(config, created_at) AS config FROM runs WHERE job = 'train'
+        GROUP BY run_id),
     newest AS (
         SELECT run_id, max(policy_version) AS policy_version FROM policies_current GROUP BY run_id)
     SELECT e.run_id,
@@ -79,6 +81,5 @@ CREATE OR REPLACE VIEW backlog AS
     LEFT JOIN (SELECT DISTINCT run_id, experience_id FROM draws_current) d
            ON e.experience_id = d.experience_id AND e.run_id = d.run_id
     LEFT JOIN newest n ON e.run_id = n.run_id
-    LEFT JOIN trainer t ON e.run_id = t.run_id
-    WHERE e.run_id IS NOT NULL
+    JOIN trainer t ON e.run_id = t.run_id
     GROUP BY ALL;

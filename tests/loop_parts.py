@@ -1,5 +1,6 @@
 """Workflows, rewards and algorithms that fail in ways the loop must survive, or end by."""
 
+import asyncio
 from dataclasses import dataclass
 
 import torch
@@ -34,3 +35,14 @@ class Explodes(Reinforce):
 
     def loss(self, batch: Batch, logprobs_BT: torch.Tensor) -> Loss:
         return Loss(super().loss(batch, logprobs_BT).value + torch.inf, {})
+
+
+async def never_returns(task: Task, policy: Policy) -> Experience:
+    """Waits for what never comes, as a lost connection does."""
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets the event")
+
+
+def gives_nothing(task: Task, experience: Experience) -> float | None:
+    """Cannot judge anything."""
+    return None

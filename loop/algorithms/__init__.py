@@ -1,10 +1,12 @@
 """Algorithms: one file each. A new one is a new file here, or any `package.module:Class`."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ...store.errors import ConfigError, nearest
 from .algorithm import Algorithm, Loss, aggregate
@@ -20,17 +22,45 @@ def names() -> list[str]:
 def resolve(spec: str | Mapping[str, Mapping[str, Any]]) -> Algorithm:
     """Build the algorithm that a configuration names; parameters not given keep their defaults.
 
-    Raises ConfigError for a name or a parameter that does not exist.
+    Parameters are checked against the annotations of the algorithm's fields. Raises ConfigError for
+    a name or a parameter that does not exist, and for a value that does not fit.
     """
     if not isinstance(spec, str) and len(spec) != 1:
         raise ConfigError(f"`algorithm` names {len(spec)} algorithms, expected one: {list(spec)}")
     name, params = (spec, {}) if isinstance(spec, str) else next(iter(spec.items()))
     kind = _class(name)
-    known = [f.name for f in fields(kind)]
-    for key in params or {}:
+    made = _build(kind, name, params or {})
+    if getattr(made, "aggregation", "").endswith("-norm") and getattr(made, "norm", None) is None:
+        raise ConfigError(f"`{name}` with aggregation `{made.aggregation}` needs a `norm` above 0")
+    return made
+
+
+def _build(kind: Any, name: str, params: Mapping[str, Any]) -> Any:
+    known = {f.name: f for f in fields(kind) if f.init}
+    for key in params:
         if key not in known:
             raise ConfigError(f"`{name}` has no parameter `{key}`{nearest(key, known)}")
-    return kind(**(params or {}))
+    for key, field in known.items():
+        if key not in params and field.default is field.default_factory is MISSING:
+            raise ConfigError(f"parameter `{key}` of `{name}` is missing; it has no default")
+    types = get_type_hints(kind, include_extras=True)
+    return kind(
+        **{k: _value(v, types[k], f"parameter `{k}` of `{name}`") for k, v in params.items()}
+    )
+
+
+def _value(value: Any, kind: Any, what: str) -> Any:
+    """Return a value as its annotation wants it; text may be a number, true may not."""
+    config = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
+    try:
+        made = TypeAdapter(kind, config=config).validate_python(value)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"]
+        message = f"{message[:1].lower()}{message[1:]}"
+        raise ConfigError(f"{what}: {message}, got {value!r}") from error
+    if isinstance(value, bool) and not isinstance(made, bool):
+        raise ConfigError(f"{what}: input should be a number, got {value!r}")
+    return made
 
 
 def _class(name: str) -> Any:
@@ -42,7 +72,12 @@ def _class(name: str) -> Any:
         return next(
             v for v in found.values() if isinstance(v, type) and v.__module__.endswith(f".{name}")
         )
+    if not module or module.startswith("."):
+        raise ConfigError(f"there is no algorithm `{name}`; write `package.module:Class`")
     try:
-        return getattr(import_module(module), attribute)
+        found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"there is no algorithm `{name}`: {error}") from error
+    if not (isinstance(found, type) and is_dataclass(found)):
+        raise ConfigError(f"the algorithm `{name}` must be a dataclass, got {found!r}")
+    return found

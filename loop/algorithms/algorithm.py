@@ -1,8 +1,9 @@
 """What an algorithm is: a frozen dataclass with an advantage operator and a loss."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
+from pydantic import Field
 from torch import Tensor
 
 from ...operators import Operator
@@ -12,6 +13,10 @@ Aggregation = Literal[
     "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
 ]
 """How losses of tokens become one number; see `aggregate`."""
+Count = Annotated[int, Field(ge=1)]
+"""At least one; checked where a configuration gives it."""
+Positive = Annotated[float, Field(gt=0)]
+"""Above zero; checked where a configuration gives it."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ def aggregate(
 
     token-mean: all trained tokens count the same. seq-mean-token-mean: all sequences count the
     same. seq-mean-token-sum: longer sequences count more. seq-mean-token-sum-norm: the same,
-    divided by the constant `norm` (arXiv:2503.20783).
+    divided by the constant `norm` (arXiv:2503.20783). Raises ValueError for another `how`.
     """
     masked_BT = losses_BT * batch.mask_BT * batch.weight_B[:, None]
     if how == "token-mean":
@@ -59,5 +64,8 @@ def aggregate(
     sums_B = masked_BT.sum(1)
     if how == "seq-mean-token-mean":
         return (sums_B / batch.mask_BT.sum(1).clamp(min=1)).sum() / batch.total_sequences
-    scale = (norm or 1.0) if how == "seq-mean-token-sum-norm" else 1.0
-    return sums_B.sum() / (batch.total_sequences * scale)
+    if how == "seq-mean-token-sum":
+        return sums_B.sum() / batch.total_sequences
+    if how == "seq-mean-token-sum-norm" and norm is not None:
+        return sums_B.sum() / (batch.total_sequences * norm)
+    raise ValueError(f"there is no aggregation `{how}` with norm {norm}")

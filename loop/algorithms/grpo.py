@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...operators import Operator, group_zscore
 from ..batch import Batch
-from .algorithm import Aggregation, Loss, aggregate
+from .algorithm import Aggregation, Count, Loss, Positive, aggregate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +30,15 @@ class GRPO:
     grouped: ClassVar[bool] = True
     needs_logprobs: ClassVar[bool] = True
 
-    group_size: int = 8
+    group_size: Count = 8
     """Tries at each task."""
-    clip: float = 0.2
+    clip: Positive = 0.2
     """How far below 1 the ratio may push."""
-    clip_high: float | None = None
+    clip_high: Positive | None = None
     """How far above 1; None: as far as below."""
     aggregation: Aggregation = "seq-mean-token-mean"
     """How losses of tokens become one number."""
-    norm: float | None = None
+    norm: Positive | None = None
     """The constant of seq-mean-token-sum-norm."""
 
     def advantage(self) -> Operator:

@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..batch import Batch
-from .algorithm import Aggregation, Loss, aggregate
+from .algorithm import Aggregation, Count, Loss, Positive, aggregate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +22,11 @@ class SFT:
     grouped: ClassVar[bool] = False
     needs_logprobs: ClassVar[bool] = False
 
-    group_size: int = 1
+    group_size: Count = 1
     """Tries at each task, when an explorer makes the rows."""
     aggregation: Aggregation = "token-mean"
     """How losses of tokens become one number."""
-    norm: float | None = None
+    norm: Positive | None = None
     """The constant of seq-mean-token-sum-norm."""
 
     def advantage(self) -> None:

@@ -4,6 +4,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import typer
 
@@ -18,11 +19,22 @@ DONE, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 
 def main() -> None:
     """Run the command that this process was started with, and exit."""
+    _find_modules_here()
     code = run(sys.argv[1:])
     if code == INTERRUPTED:
         # A thread of lance may be reading our rows still; to end Python under it is a crash.
         os._exit(code)
     sys.exit(code)
+
+
+def _find_modules_here() -> None:
+    """Let a configuration name a module in the current folder, as `python -m rlake` does."""
+    try:
+        here = str(Path.cwd())
+    except OSError:  # the folder is gone
+        return
+    if here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def run(args: Sequence[str]) -> int:

@@ -1,6 +1,7 @@
 """Commands that run jobs: quickstart, run, explore, train, evaluate."""
 
 import json
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,6 +123,7 @@ def _work(
     work = getattr(jobs, name)
     with Display(settings, total_steps=settings.trainer.steps, quiet=as_json) as display:
         work(lake, settings, resume=resume, listener=display)
+    warn_of_dropped(lake, settings.name)
     _tell(summary(lake, settings), as_json=as_json)
 
 
@@ -142,10 +144,35 @@ def summary(lake: "Store", settings: "RunConfig") -> dict[str, Any]:
         "rows_trained": int(rows or 0),
         "final_reward": reward,
         "final_loss": loss,
+        **_unused(lake, settings.name),
         **_held_out(lake, settings.name),
         "policy_version": version,
         "store": lake.uri,
     }
+
+
+def _unused(lake: "Store", run: str) -> dict[str, int]:
+    """Return how many tries of the run were dropped, or never scored, when there are any."""
+    [(dropped, unscored)] = lake.sql(
+        "SELECT count(drop_reason), count(*) FILTER (drop_reason IS NULL AND reward IS NULL) "
+        f"FROM experiences WHERE run_id = '{run}'"
+    ).fetchall()
+    counts = {"rows_dropped": dropped, "rows_unscored": unscored}
+    return {name: count for name, count in counts.items() if count}
+
+
+def warn_of_dropped(lake: "Store", run: str) -> None:
+    """Say on stderr when most tries of the run taught nothing."""
+    [(tries, dropped, reason)] = lake.sql(
+        "SELECT count(*), count(drop_reason), mode(drop_reason) FROM experiences "
+        f"WHERE run_id = '{run}'"
+    ).fetchall()
+    if 2 * dropped > tries:
+        print(
+            f"warning: {dropped} of {tries} tries were dropped, and nothing was learned from them; "
+            f"the most frequent reason: {' '.join(reason.split())[:200]}",
+            file=sys.stderr,
+        )
 
 
 def _held_out(lake: "Store", run: str) -> dict[str, float]:

@@ -1,12 +1,16 @@
 """Commands that move rows between files and the store: import, export."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from .app import ROWS, JsonOption, StoreOption, app, open_store
 from .printing import counted, print_json, screen
+
+if TYPE_CHECKING:
+    from ...store import Store
 
 
 @app.command("import", rich_help_panel=ROWS)
@@ -44,7 +48,7 @@ def import_(
     experiences are filled in. A second import of the same file adds nothing.
     """
     from ...store.errors import ConfigError
-    from ...store.files import import_rows, open_input
+    from ...store.files import check_select, import_rows, open_input
 
     if table == "preferences" and (taskset or split):
         raise ConfigError("`--taskset` and `--split` are for tasks; preferences have none")
@@ -52,7 +56,7 @@ def import_(
         screen(stderr=True).status(f"importing {file}"),
         open_input(file, format=format, skip_bad=skip_bad) as source,
     ):
-        lake = open_store(store, create=True)
+        lake = _open_or_make(store, lambda: check_select(table, source, sql=sql))
         done = import_rows(lake, table, source, sql=sql, taskset=taskset, split=split or "train")
     if as_json:
         print_json(vars(done) | {"file": str(file), "store": lake.uri})
@@ -63,6 +67,17 @@ def import_(
         print(f"there already: {counted(done.already, 'row')}")
     if done.skipped:
         print(f"left out for not parsing: {counted(done.skipped, 'line')}")
+
+
+def _open_or_make(place: str, check: Callable[[], None]) -> "Store":
+    """Open the store; make it only when the import into it passes a check."""
+    from ...store.errors import NotAStoreError
+
+    try:
+        return open_store(place)
+    except NotAStoreError:
+        check()
+    return open_store(place, create=True)
 
 
 @app.command(rich_help_panel=ROWS)

@@ -78,7 +78,9 @@ def _rows(lake: "Store", query: str) -> list[Found]:
 
 
 def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+    from ...store.query import literal
+
+    return literal(text)
 
 
 def _experience(lake: "Store", id: str) -> Found:
@@ -135,6 +137,7 @@ def _run(lake: "Store", id: str) -> Found:
         f"max(step) AS step FROM metrics_current WHERE run_id = {key} GROUP BY ALL ORDER BY ALL"
     )
     backlog = f"SELECT * EXCLUDE (run_id) FROM backlog WHERE run_id = {key}"
+    rows = f"SELECT count(*) AS num_rows FROM experiences WHERE run_id = {key} HAVING num_rows > 0"
     weights = (
         "SELECT max(policy_version) AS newest, count(*) AS published "
         f"FROM policies_current WHERE run_id = {key}"
@@ -142,7 +145,7 @@ def _run(lake: "Store", id: str) -> Found:
     return {
         "run": _rows(lake, newest)[-1],
         "jobs": _rows(lake, jobs),
-        "experiences": _rows(lake, backlog),
+        "experiences": _rows(lake, backlog) or _rows(lake, rows),
         "policies": _rows(lake, weights),
         "metrics": _rows(lake, metrics),
     }

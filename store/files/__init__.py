@@ -1,7 +1,7 @@
 """Files become rows of the store and rows become files: import and export."""
 
 from .exporting import Exported, export_dpo, export_experiences, export_sft
-from .importing import Imported, import_rows
+from .importing import Imported, check_select, import_rows
 from .reading import FORMATS, InputFile, open_input
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "Exported",
     "Imported",
     "InputFile",
+    "check_select",
     "export_dpo",
     "export_experiences",
     "export_sft",

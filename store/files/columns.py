@@ -24,9 +24,11 @@ def check_columns(declared: Table, allowed: Sequence[Column], given: pa.Schema) 
     by_name = {c.name: c for c in allowed}
     for field in given:
         if field.name not in by_name:
+            hint = nearest(field.name, by_name)
+            joint = " Map" if hint.endswith("?") else "; map"
             raise SchemaError(
-                f"column `{field.name}` is not a column of `{declared.name}`"
-                f'{nearest(field.name, by_name)}; map the file with `--sql "SELECT ... FROM input"`'
+                f"column `{field.name}` is not a column of `{declared.name}`{hint}"
+                f'{joint} the file with `--sql "SELECT ... FROM input"`'
             )
         column = by_name[field.name]
         if column.name not in JSON_COLUMNS and not _fits(_plain(field.type), column.type):

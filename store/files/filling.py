@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..ids import content_id, row_digests
+from ..query import literal
 from ..records import Message, Task
 from ..schema import TABLES, Column
 from ..store import Store
@@ -271,7 +272,7 @@ def look_up(
     found: dict[str, dict[str, Any]] = {}
     ids = sorted(wanted)
     for i in range(0, len(ids), _IN_CHUNK):
-        quoted = ", ".join("'" + v.replace("'", "''") + "'" for v in ids[i : i + _IN_CHUNK])
+        quoted = ", ".join(literal(v) for v in ids[i : i + _IN_CHUNK])
         rows = store.dataset(table).to_table(columns=[key, *columns], filter=f"{key} IN ({quoted})")
         found |= {row[key]: row for row in rows.to_pylist()}
     return found

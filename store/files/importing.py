@@ -88,6 +88,15 @@ def import_rows(
     return Imported(name, done.rows, done.already, tasks, session.num_rows, file.skipped)
 
 
+def check_select(name: str, file: InputFile, *, sql: str | None = None) -> None:
+    """Raise what `import_rows` does for a SELECT that is wrong, before there is a store.
+
+    The store's tables are there, and empty.
+    """
+    query = _mapping(name, file, sql)
+    _Rows(table(name), file, InputSession(file, None), query)
+
+
 def _mapping(name: str, file: InputFile, sql: str | None) -> str:
     if file.mapping is None:
         return sql or "SELECT * FROM input"

@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from ..errors import ConfigError, InputError, QueryError, nearest
-from ..query import Console, query_error
+from ..query import Console, literal, query_error
 from ..schema import TABLES
 from ..store import Store
 
@@ -166,13 +166,14 @@ class InputSession(Console):
     """A session that sees `input` and the store's tables, and no other file.
 
     One thread and joins in the order written: the same file and SELECT give the same rows in the
-    same order, so that ids made from positions are the same in a second import.
+    same order, so that ids made from positions are the same in a second import. Without a store
+    its tables are there, and empty.
     """
 
-    def __init__(self, file: InputFile, store: Store) -> None:
+    def __init__(self, file: InputFile, store: Store | None) -> None:
         super().__init__()
         self._file = file
-        path = _quoted(str(file.path.absolute()))
+        path = literal(str(file.path.absolute()))
         try:
             self._con.execute("SET threads = 1")
             self._con.execute("SET disabled_optimizers = 'join_order,build_side_probe_side'")
@@ -184,7 +185,10 @@ class InputSession(Console):
         self.num_rows: int = counted[0][0]
         if not self.num_rows:
             raise InputError(f"`{file.name}` has no rows; nothing was imported")
-        self.show(store.versions(), store.open_at)
+        if store:
+            self.show(store.versions(), store.open_at)
+        else:
+            self.show(dict.fromkeys(TABLES, 0), lambda name, _: TABLES[name].schema.empty_table())
 
     def select(self, query: str) -> duckdb.DuckDBPyRelation:
         """Return the relation of one SELECT over `input` and the store's tables."""
@@ -263,9 +267,5 @@ def _why_csv(lines: list[str]) -> str:
     return next((line for line in lines if line.startswith(why)), lines[-1]).strip(" .")
 
 
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 def _struct(types: dict[str, str]) -> str:
-    return "{" + ", ".join(f"{_quoted(n)}: {_quoted(t)}" for n, t in types.items()) + "}"
+    return "{" + ", ".join(f"{literal(n)}: {literal(t)}" for n, t in types.items()) + "}"

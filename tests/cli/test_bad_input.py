@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 import lance
 import pytest
 
-from rlake.store import Store, Task
+from rlake.store import Store, Task, connect
 from rlake.store.schema import SCHEMA_VERSION, TABLES
 
 Command = Callable[..., CompletedProcess[str]]
@@ -209,6 +209,31 @@ def test_a_select_that_is_wrong_imports_nothing(
     assert lake.versions() == before
     assert sorted(p.name for p in Path().iterdir()) == ["lake", "tasks.jsonl"]
     assert Path("tasks.jsonl").read_text() == rows(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("select", "words"),
+    [
+        ("SELEC prompt_text FROM input", "does not parse"),
+        ("SELECT promt_text FROM input", "did you mean `prompt_text`?"),
+        ("SELECT prompt_text, 5 AS answer FROM input", "`answer::VARCHAR AS answer`"),
+        ("SELECT prompt_text AS promt_text FROM input", "`prompt_text`? Map the file with `--sql"),
+        ("SELECT prompt_text AS zzz FROM input", "`workflow`; map the file with `--sql"),
+    ],
+)
+def test_a_select_that_is_wrong_makes_no_store(rlake: Command, select: str, words: str) -> None:
+    write("tasks.jsonl", rows(GOOD))
+    assert_refused(rlake("import", "tasks", "tasks.jsonl", "--sql", select), words)
+    assert [p.name for p in Path().iterdir()] == ["tasks.jsonl"]
+
+
+def test_an_import_that_makes_the_store_may_join_its_empty_tables(
+    rlake: Command, tmp_path: Path
+) -> None:
+    write("tasks.jsonl", rows(GOOD, GOOD | {"prompt_text": "it's 1+2="}))
+    select = "SELECT * FROM input WHERE prompt_text NOT IN (SELECT prompt_text FROM tasks)"
+    assert rlake("import", "tasks", "tasks.jsonl", "--sql", select).returncode == 0
+    assert connect(tmp_path / "lake").count("tasks") == 2
 
 
 @pytest.mark.parametrize(

@@ -255,3 +255,90 @@ def test_an_algorithm_that_is_not_there_is_refused_with_the_nearest(spec: Any, s
 
 def test_an_algorithm_of_a_user_is_found_by_module_and_class() -> None:
     assert resolve({"tiny:Reinforce": {"scale": 2.0}}) == Reinforce(scale=2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needy(Reinforce):
+    """An algorithm with a parameter that has no default, and one that may be true."""
+
+    strength: float
+    often: bool = False
+
+
+NEEDY = f"{__name__}:Needy"
+
+
+def test_text_that_is_a_number_is_taken_as_yaml_reads_it() -> None:
+    assert resolve({"grpo": {"clip": "1e-1", "group_size": "4"}}) == GRPO(clip=0.1, group_size=4)
+    assert resolve({"grpo": {"clip_high": None}}) == GRPO()
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "said"),
+    [
+        (
+            "grpo",
+            {"aggregation": "token_mean"},
+            "`aggregation` of `grpo`: input should be 'token-m",
+        ),
+        ("grpo", {"group_size": "abc"}, "`group_size` of `grpo`: input should be a valid integer"),
+        (
+            "grpo",
+            {"group_size": 0},
+            "`group_size` of `grpo`: input should be greater than or equal",
+        ),
+        (
+            "grpo",
+            {"group_size": True},
+            "`group_size` of `grpo`: input should be a number, got True",
+        ),
+        ("grpo", {"clip": -5}, "`clip` of `grpo`: input should be greater than 0, got -5"),
+        ("grpo", {"clip": math.inf}, "`clip` of `grpo`: input should be a finite number, got inf"),
+        ("grpo", {"clip": math.nan}, "`clip` of `grpo`: input should be"),
+        ("grpo", {"clip_high": 0}, "`clip_high` of `grpo`: input should be greater than 0, got 0"),
+        ("sft", {"norm": 0}, "`norm` of `sft`: input should be greater than 0, got 0"),
+        (
+            "tiny:Reinforce",
+            {"scale": "big"},
+            "`scale` of `tiny:Reinforce`: input should be a valid",
+        ),
+        (NEEDY, {}, f"`strength` of `{NEEDY}` is missing; it has no default"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_with_its_place(
+    name: str, params: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve({name: params})
+    assert str(caught.value).startswith(f"parameter {said}")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_aggregation_that_divides_needs_to_know_by_what() -> None:
+    for name in names():
+        with pytest.raises(ConfigError, match=f"`{name}` with aggregation .* needs a `norm`"):
+            resolve({name: {"aggregation": "seq-mean-token-sum-norm"}})
+
+
+@pytest.mark.parametrize("name", [":X", ".tiny:X"])
+def test_an_algorithm_of_no_module_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"no algorithm `{name}`; write `package.module:Class`"):
+        resolve(name)
+
+
+def test_an_algorithm_that_is_no_dataclass_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the algorithm `tiny:written` must be a dataclass"):
+        resolve("tiny:written")
+
+
+def test_true_is_taken_where_it_is_wanted() -> None:
+    made = resolve({NEEDY: {"strength": 1, "often": True}})
+    assert isinstance(made, Needy)
+    assert (made.strength, made.often) == (1.0, True)
+
+
+@pytest.mark.parametrize("how", ["token_mean", "seq-mean-token-sum-norm"])
+def test_losses_are_never_added_up_in_a_way_that_was_not_asked_for(how: Any) -> None:
+    batch, values_BT = padded(ragged(0))
+    with pytest.raises(ValueError, match=f"no aggregation `{how}` with norm None"):
+        aggregate(values_BT, batch, how)

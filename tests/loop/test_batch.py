@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import written
 
-from rlake.loop.batch import Batch, Examples, examples, micro_batches, plan
+from rlake.loop.batch import Batch, Examples, examples, micro_batches, plan, trainable
 from rlake.store.errors import JobError
 
 
@@ -112,3 +112,38 @@ def test_logprobs_that_are_not_needed_are_not_asked_for() -> None:
 def test_a_row_that_misses_something_is_named(missing: dict[str, Any], said: str) -> None:
     with pytest.raises(JobError, match=said):
         examples(frame(**missing), needs_logprobs=True)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "loss_mask", "good"),
+    [
+        ([3, 4, 5], [False, True, True], True),
+        ([3, 4, 9], [False, True, True], True),
+        ([3, 4, 10], [False, True, True], False),
+        ([3, -1, 5], [False, True, True], False),
+        ([3, None, 5], [False, True, True], False),
+        ([3, 4, 5], [False, None, True], False),
+        ([3, 4, 5], [False, True], False),
+        ([3, 4, 5], None, False),
+        (None, [False, True, True], False),
+        (None, None, False),
+        ([], [], False),
+        ([3] * 5, [True] * 5, True),
+        ([3] * 6, [True] * 6, False),
+    ],
+)
+def test_a_row_that_the_model_cannot_take_is_told_apart(
+    token_ids: Any, loss_mask: Any, good: Any
+) -> None:
+    frame = pl.DataFrame(
+        {"token_ids": [[1, 2], token_ids], "loss_mask": [[True, True], loss_mask]},
+        schema={"token_ids": pl.List(pl.Int32), "loss_mask": pl.List(pl.Boolean)},
+    )
+    assert trainable(frame, vocabulary=10, max_length=5).to_list() == [True, good]
+
+
+def test_without_limits_any_length_and_token_will_do() -> None:
+    made = rows(written(2, response=[500, 3]))
+    assert trainable(made, vocabulary=None, max_length=None).to_list() == [True, True]
+    assert trainable(made, vocabulary=None, max_length=100).to_list() == [False, True]
+    assert trainable(made.clear(), vocabulary=10, max_length=9).to_list() == []

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from rlake.loop.checkpoints import Checkpoints, write_folder
-from rlake.store.errors import JobError
+from rlake.store.errors import JobError, StoreError
 
 REPLACING = """
 import sys
@@ -90,9 +91,58 @@ def test_a_writer_that_fails_leaves_the_old_folder_as_it_was(tmp_path: Path) -> 
     def full(path: Path) -> None:
         raise OSError("no space left on device")
 
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(StoreError, match=r"cannot write `.*v1`: no space left on device; nothing"):
         write_folder(target, {"a": lambda path: path.write_text("new"), "b": full})
+    assert [p.name for p in tmp_path.iterdir()] == ["v1"]
     assert {p.name: p.read_text() for p in target.iterdir()} == {"a": "old"}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("torch\nfailed"), SafetensorError("I/O")])
+def test_what_libraries_raise_when_they_cannot_write_is_one_line(
+    tmp_path: Path, error: Exception
+) -> None:
+    def full(path: Path) -> None:
+        path.write_text("half")
+        raise error
+
+    with pytest.raises(StoreError, match=r"cannot write `.*v1`: .*; nothing half-written is left$"):
+        write_folder(tmp_path / "v1", {"a": full})
+    assert list(tmp_path.iterdir()) == []
+
+
+FULL = """
+import resource
+import sys
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+from rlake.loop.checkpoints import Checkpoints, write_folder
+from rlake.store.errors import StoreError
+
+folder, tensors = Path(sys.argv[1]), {"w": torch.zeros(100_000)}
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+for write in (
+    lambda: Checkpoints(folder, keep=1).write(1, tensors=tensors, facts={}),
+    lambda: write_folder(folder / "v1", {"w": lambda path: save_file(tensors, str(path))}),
+):
+    try:
+        write()
+    except StoreError as error:
+        print(error)
+print(list(folder.iterdir()))
+"""
+"""Writes more than it may, as on a full disk."""
+
+
+def test_a_full_disk_is_an_error_in_words_and_leaves_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    checkpoint, weights, left = done.stdout.splitlines()
+    assert checkpoint.startswith(f"cannot write `{tmp_path}/step-000001`: ")
+    assert weights.startswith(f"cannot write `{tmp_path}/v1`: ")
+    assert left == "[]"
 
 
 def state(value: float) -> dict[str, object]:

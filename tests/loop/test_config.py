@@ -1,14 +1,22 @@
 """The configuration: one typed tree, whose mistakes are named before any work is done."""
 
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import config
+from tiny import config, written
 
+from rlake.loop import cli
 from rlake.loop import config as config_module
+from rlake.loop.cli.jobs import summary, warn_of_dropped
 from rlake.loop.config import ScheduleConfig, build, load, recipes
 from rlake.loop.run import check
+from rlake.loop.tasks import prepare, select
+from rlake.store import Store
 from rlake.store.errors import ConfigError
 
 SMALLEST = {"name": "demo", "model": {"tiny": {}}, "algorithm": "sft"}
@@ -35,7 +43,27 @@ SMALLEST = {"name": "demo", "model": {"tiny": {}}, "algorithm": "sft"}
         ({"trainer": {"betas": [0.9]}}, "`trainer.betas"),
         ({"trainer": {"decay": "slow"}}, "`trainer.decay`"),
         ({"model": "gpt"}, "`model`: input should be a valid dictionary"),
-        ({"model": {"dtype": "int8"}}, "`model.dtype`"),
+        ({"trainer": {"steps": True}}, "`trainer.steps`: input should be a number, got True"),
+        ({"seed": True}, "`seed`: input should be a number, got True"),
+        ({"trainer": {"betas": [True, 0.9]}}, "`trainer.betas.0`: input should be a number"),
+        ({"trainer": {"betas": [2, 0.9]}}, "`trainer.betas.0`: input should be less than 1"),
+        ({"trainer": {"betas": [0.9, -1]}}, "`trainer.betas.1`: input should be greater than"),
+        (
+            {"schedule": {"wait_seconds": float("inf")}},
+            "`schedule.wait_seconds`: input should be a finite number",
+        ),
+        (
+            {"explorer": {"sampling": {"temperature": float("nan")}}},
+            "`explorer.sampling.temperature`: input should be",
+        ),
+        ({"explorer": {"rewards": {"exact_match": True}}}, "input should be a number, got True"),
+        ({"model": {"tiny": {}, "device": "gpu"}}, "`model.device`: string should match"),
+        ({"model": {"tiny": {}, "device": "cuda:x"}}, "`model.device`: string should match"),
+        ({"model": {"tiny": {}, "dtype": "int8"}}, "`model.dtype`: must be float32 for now"),
+        ({"model": {"tiny": {}, "dtype": "float16"}}, "float16 needs loss scaling"),
+        ({"model": {"tiny": {}, "dtype": "bfloat16"}}, "without float32 master weights"),
+        ({"model": {"tiny": None}}, "`model`: has neither `path` nor `tiny`"),
+        ({"model": {"tiny": {}, "path": "x"}}, "`model`: has both `path` and `tiny`"),
         ({"algorithm": 3}, "`algorithm`: input should be a valid string, got 3"),
         ({"algorithm": {"grpo": 3}}, "`algorithm.grpo`: input should be a valid dictionary, got 3"),
         (
@@ -49,7 +77,7 @@ SMALLEST = {"name": "demo", "model": {"tiny": {}}, "algorithm": "sft"}
         ),
         (
             {"explorer": {}, "trainer": {"steps": 1, "epochs": 2}},
-            "a run with an explorer draws each row once, with fifo",
+            "with fifo: leave both keys out, or take the `explorer` section away",
         ),
         (
             {"schedule": {"publish_every": 2}},
@@ -151,10 +179,81 @@ def test_a_file_that_is_not_there_or_holds_no_keys_is_refused(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", recipes())
 def test_every_packaged_recipe_is_complete_and_names_only_what_there_is(name: str) -> None:
-    made = load(name)
+    made = load(name, ["model.path=folder"] if name == "quickstart_grpo" else [])
     assert made.name == name
     check(made)
     assert build(made.model_dump(mode="json")) == made
+
+
+def test_numbers_may_be_text_as_yaml_reads_them() -> None:
+    made = build(SMALLEST | {"trainer": {"learning_rate": "1e-3", "betas": ["9e-1", 0]}})
+    assert (made.trainer.learning_rate, made.trainer.betas) == (1e-3, (0.9, 0.0))
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "mps", "cuda", "cuda:1"])
+def test_devices_are_those_of_torch(device: str) -> None:
+    assert build(SMALLEST | {"model": {"tiny": {}, "device": device}}).model.device == device
+
+
+def test_a_recipe_that_lacks_its_model_is_refused_until_it_is_named() -> None:
+    with pytest.raises(ConfigError, match="`model`: has neither `path` nor `tiny`"):
+        load("quickstart_grpo")
+    assert load("quickstart_grpo", ["model.path=folder"]).model.path == "folder"
+    with pytest.raises(ConfigError, match="`model`: has neither `path` nor `tiny`"):
+        load("grpo_arithmetic", ["model.tiny=null"])
+
+
+@pytest.mark.parametrize("first", ["grpo_arithmetic", "quickstart_sft"])
+def test_sums_of_digits_and_of_longer_numbers_do_not_mix_in_one_store(
+    store: Store, first: str
+) -> None:
+    digits, longer = load("grpo_arithmetic"), load("quickstart_sft")
+    after = load("quickstart_grpo", ["model.path=folder"])
+    for made in (digits, longer) if first == digits.name else (longer, digits):
+        prepare(store, made.tasks)
+    assert digits.evaluate is not None
+    assert longer.evaluate is not None
+    assert longer.evaluate == after.evaluate
+    wheres = [
+        digits.tasks.where,
+        digits.evaluate.where,
+        after.tasks.where,
+        longer.evaluate.where,
+    ]
+    assert [len(select(store, where)) for where in wheres] == [80, 20, 7600, 500]
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Path:
+    """A folder with a module of rewards and a configuration that names one."""
+    (tmp_path / "myrew.py").write_text("def f(task, experience):\n    return 1.0\n")
+    (tmp_path / "c.yaml").write_text(
+        "{name: demo, model: {tiny: {}}, algorithm: grpo, trainer: {steps: 1},"
+        " explorer: {rewards: 'myrew:f'}}"
+    )
+    return tmp_path
+
+
+def test_the_command_finds_modules_in_the_current_folder(beside: Path) -> None:
+    # -P: as the console script does it, without the current folder on sys.path
+    code = "from rlake.loop.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, "run", "c.yaml", "--dry-run"],
+        cwd=beside,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_run_without_a_model_fails_in_a_dry_run(
+    beside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = cli.run(["run", str(beside / "c.yaml"), "--dry-run", "--set", "model.tiny=null"])
+    assert code == cli.MISUSED
+    said = capsys.readouterr().err
+    assert said.startswith("error: `model`: has neither `path` nor `tiny`")
 
 
 def test_the_recipes_are_those_in_the_folder() -> None:
@@ -175,6 +274,9 @@ def test_the_recipes_are_those_in_the_folder() -> None:
         ({"explorer": {"workflow": "single"}}, "no workflow `single`"),
         ({"explorer": {"rewards": "exact"}}, "no reward `exact`; did you mean `exact_match`"),
         ({"explorer": {"rewards": "nowhere:reward"}}, "no reward `nowhere:reward`"),
+        ({"explorer": {"rewards": ":x"}}, "no reward `:x`; write `package.module:function`"),
+        ({"explorer": {"rewards": ".x:y"}}, "no reward `.x:y`; write `package.module:function`"),
+        ({"algorithm": {"grpo": {"clip": -5}}}, "parameter `clip` of `grpo`"),
         ({"explorer": {"sampling": {"temperature": 0}}}, "all tries at a task would be the same"),
     ],
 )
@@ -194,3 +296,34 @@ def test_what_is_only_measured_is_taken_out_of_what_is_trained_on() -> None:
     assert condition(evaluate_loss_where="b") == "NOT coalesce((b\n), false)"
     both = condition(where="a OR c", evaluate_loss_where="b -- x")
     assert both == "(a OR c\n) AND NOT coalesce((b -- x\n), false)"
+
+
+def test_what_was_dropped_or_not_scored_is_counted_in_the_summary(store: Store) -> None:
+    dropped = written(4, run_id="demo", drop_reason="no answer")
+    unscored = written(3, run_id="demo", reward=None)
+    others = written(2, run_id="other", drop_reason="no answer")
+    made = [*dropped, *unscored, *others]
+    store.append("experiences", [replace(row, experience_id=f"e{i}") for i, row in enumerate(made)])
+    found = summary(store, config())
+    assert (found["rows_dropped"], found["rows_unscored"]) == (4, 3)
+
+
+def test_a_summary_without_dropped_rows_does_not_speak_of_them(store: Store) -> None:
+    store.append("experiences", written(2, run_id="demo"))
+    assert not {"rows_dropped", "rows_unscored"} & set(summary(store, config()))
+
+
+@pytest.mark.parametrize(("dropped", "lines"), [(2, 0), (3, 1)])
+def test_a_run_whose_tries_were_mostly_dropped_says_so_on_one_line(
+    store: Store, capsys: pytest.CaptureFixture[str], dropped: int, lines: int
+) -> None:
+    reasons = ["the reward failed:\nKeyError"] * dropped
+    rows = zip_longest(written(4, run_id="demo"), reasons)
+    store.append("experiences", [replace(row, drop_reason=why) for row, why in rows])
+    warn_of_dropped(store, "demo")
+    said = capsys.readouterr()
+    expected = (
+        f"warning: {dropped} of 4 tries were dropped, and nothing was learned from them; the most "
+        "frequent reason: the reward failed: KeyError\n"
+    )
+    assert (said.out, said.err) == ("", expected * lines)

@@ -1,5 +1,6 @@
 """Measuring a policy: every try is a row, kept apart from training."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from rlake.loop.config import RunConfig
 from rlake.loop.evaluate import evaluate
 from rlake.loop.run import run
 from rlake.store import Store
-from rlake.store.errors import ConfigError
+from rlake.store.errors import ConfigError, JobError
 
 
 def measured(**evaluation: object) -> RunConfig:
@@ -51,7 +52,9 @@ def test_each_version_and_any_model_folder_can_be_measured(store: Store, tmp_pat
     before = torch.get_rng_state()
     other = evaluate(store, measured(), model=tmp_path / "other")
     assert torch.equal(before, torch.get_rng_state())
-    assert other.policy_version == 0
+    assert other.policy_version is None
+    made = table(store, f"experiences WHERE run_id = '{other.run_id}'", "policy_version, metadata")
+    assert set(made.rows()) == {(None, json.dumps({"model": str(tmp_path / "other")}))}
     newest = evaluate(store, measured(), version=3)
     tokens = {
         name: table(store, f"experiences WHERE run_id = '{name}' ORDER BY group_id", "token_ids")
@@ -75,3 +78,15 @@ def test_a_run_goes_on_after_it_was_measured_and_draws_none_of_those_rows(store:
 def test_without_tasks_to_measure_on_it_says_so(store: Store) -> None:
     with pytest.raises(ConfigError, match="no task matches `split = 'nowhere'`"):
         evaluate(store, measured(where="split = 'nowhere'"))
+
+
+def test_a_try_that_cannot_be_scored_counts_neither_as_right_nor_as_wrong(store: Store) -> None:
+    found = evaluate(store, config(explorer={"rewards": "loop_parts:unsure"}))
+    rewards = table(store, "experiences", "reward")["reward"]
+    assert 0 < found.num_unscored == rewards.null_count() < found.num_rows
+    assert found.accuracy == (rewards.drop_nulls() >= 1).mean()
+
+
+def test_when_nothing_can_be_scored_there_is_no_accuracy(store: Store) -> None:
+    with pytest.raises(JobError, match="none of 5 tries could be scored"):
+        evaluate(store, config(explorer={"rewards": "loop_parts:gives_nothing"}))

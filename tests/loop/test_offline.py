@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -120,16 +121,6 @@ def test_a_draw_says_what_was_read_and_with_what_weight(store: Store) -> None:
         "FROM experiences ORDER BY experience_id"
     )
     assert drawn["digest"].to_list() == row_digests(facts.to_arrow_table())
-
-
-def test_the_lag_of_rows_that_a_policy_wrote_is_counted_in_steps(store: Store) -> None:
-    rows = written(4)
-    drawn = train(
-        store,
-        [Experience(**{**vars(r), "policy_version": 0}) for r in rows],
-        trainer={"batch_size": 2},
-    )
-    assert drawn["lag"].to_list() == [0, 0, 1, 1]
 
 
 def test_rows_longer_than_the_model_are_recorded_and_not_trained_on(store: Store) -> None:
@@ -308,3 +299,46 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_a_row(store: Store) ->
     [row] = table(store, "runs_current").to_dicts()
     assert row["status"] == "failed"
     assert "not finite" in row["error"]
+
+
+def test_lag_counts_steps_of_the_run_that_wrote_a_row_and_no_other(store: Store) -> None:
+    mine = [replace(row, policy_version=0) for row in written(4)]
+    rows = [replace(row, run_id="demo" if i < 2 else "other") for i, row in enumerate(mine)]
+    drawn = train(store, rows, trainer={"batch_size": 4, "epochs": 2})
+    lags = {step: part["lag"].to_list() for (step,), part in drawn.group_by("step")}
+    assert lags == {1: [0, 0, None, None], 2: [1, 1, None, None]}
+
+
+def test_what_is_imported_meanwhile_does_not_change_a_run_that_is_resumed(store: Store) -> None:
+    train(store, written(6), trainer={"batch_size": 2, "steps": 2})
+    late = [
+        replace(row, experience_id=f"a{row.experience_id}", group_id=f"a{row.group_id}")
+        for row in written(6)
+    ]
+    store.append("experiences", late)
+    run(store, offline(trainer={"batch_size": 2}), resume=True)
+    drawn = table(store, "draws_current ORDER BY step, position")
+    assert set(drawn["experience_id"]) == {row.experience_id for row in written(6)}
+    assert drawn["step"].max() == 3
+    assert store.at("demo.rows").count("experiences") == 6
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"token_ids": None, "loss_mask": None, "logprobs": None, "messages": "no JSON"},
+        {"token_ids": [3, 13, 9_999, 4, 5]},
+        {"loss_mask": None},
+    ],
+    ids=["messages that are no JSON", "a token the model does not have", "no loss mask"],
+)
+def test_one_bad_row_costs_itself_and_never_the_run(store: Store, bad: dict[str, Any]) -> None:
+    rows = [row.row() for row in written(4)]
+    rows[1] |= bad
+    if bad.get("token_ids", ()) is None:
+        rows[1] |= {"num_tokens": None, "prompt_length": None}
+    store.append("experiences", rows)
+    drawn = train(store, trainer={"batch_size": 4})
+    weights = dict(zip(drawn["experience_id"], drawn["weight"], strict=True))
+    assert [weights[row["experience_id"]] for row in rows] == [1, 0, 1, 1]
+    assert metric(store, "train/unusable_rows") == {1: 1}

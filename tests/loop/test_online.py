@@ -327,3 +327,21 @@ def test_reward_rises(store: Store) -> None:
     rewards = [r for (r,) in store.sql("SELECT reward_mean FROM steps ORDER BY step").fetchall()]
     assert sum(rewards[-5:]) / 5 > rewards[0] + 0.3
     assert share_of_ones(None, Experience(task_id="t", response_text="111")) == 1
+
+
+def test_a_try_that_never_returns_becomes_a_row_and_the_job_ends(store: Store) -> None:
+    stuck = {"workflow": "loop_parts:never_returns", "try_seconds": 0.2, "max_failed_batches": 1}
+    with pytest.raises(JobError, match=r"it took longer than 0\.2 s"):
+        run(store, config(explorer=stuck))
+    reasons = set(table(store, "experiences", "drop_reason")["drop_reason"])
+    assert reasons == {"workflow failed: it took longer than 0.2 s"}
+
+
+def test_tries_under_way_do_not_hold_up_a_run_that_failed(store: Store) -> None:
+    began = time.monotonic()
+    stuck = config(
+        explorer={"workflow": "loop_parts:never_returns"}, schedule={"wait_seconds": 1.0}
+    )
+    with pytest.raises(StarvedError, match="gave up after 1 s: step 1"):
+        run(store, stuck)
+    assert time.monotonic() - began < 20

@@ -175,11 +175,14 @@ def test_a_job_that_runs_in_this_process_is_not_started_twice(store: Store) -> N
         start(store, config(), resume=True)
 
 
-def test_leftovers_of_a_run_that_the_store_does_not_know_are_not_resumed(store: Store) -> None:
+def test_checkpoints_of_a_run_that_the_store_does_not_know_are_refused_and_kept(
+    store: Store,
+) -> None:
     left = run_folder(store, config()) / "checkpoints" / "step-000001"
     left.mkdir(parents=True)
-    start(store, config())
-    assert not left.exists()
+    with pytest.raises(ConfigError, match="run `demo` that this store does not know"):
+        start(store, config())
+    assert left.is_dir()
 
 
 def test_checkpoints_of_a_known_run_stay(store: Store) -> None:
@@ -225,4 +228,10 @@ def test_a_watch_tells_when_the_other_job_failed(store: Store) -> None:
 
 def test_a_watch_minds_no_failure_from_before_its_own_job(store: Store) -> None:
     fails(attempt(store, "train", 1), "killed")
-    Watch(attempt(store, "explore", 1)).check("train")
+    Watch(attempt(store, "explore", 2)).check("train")
+
+
+def test_a_watch_minds_a_failure_of_the_same_attempt_from_before_its_own_job(store: Store) -> None:
+    fails(attempt(store, "explore", 1), "no task matches")
+    with pytest.raises(JobError, match="`explore` of run `demo` failed: no task matches"):
+        Watch(attempt(store, "train", 1)).check("explore")

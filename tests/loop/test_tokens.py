@@ -89,6 +89,35 @@ def test_a_row_without_a_response_stays_without_tokens(columns: dict[str, object
     assert (found["token_ids"], found["loss_mask"]) == (None, None)
 
 
+@pytest.mark.parametrize("messages", ["no json [", '"text"', "[1]", '[{"role": "assistant"', "{}"])
+def test_a_row_whose_messages_are_broken_stays_without_tokens_and_the_others_go_on(
+    messages: str,
+) -> None:
+    good = text_row(experience_id="a", prompt_text="1", response_text="2")
+    frame = rows([good, text_row(experience_id="b")]).with_columns(
+        messages=pl.when(pl.col("experience_id") == "b").then(pl.lit(messages))
+    )
+    found = tokenize(frame, TOKENIZER)
+    assert found["token_ids"].to_list() == [[4, 5, EOS], None]
+    assert found["loss_mask"].to_list() == [[False, True, True], None]
+    assert found["was_text"].to_list() == [True, True]
+
+
+def test_a_row_that_the_chat_template_refuses_stays_without_tokens() -> None:
+    _, strict = tiny()
+    strict.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'system' %}"
+        "{{ raise_exception('no system role') }}{% endif %}{{ m['content'] }}{% endfor %}"
+    )
+    asked = [{"role": "user", "content": "1"}]
+    told = [{"role": "system", "content": "1"}, *asked]
+    frame = rows(
+        text_row(experience_id=name, messages=messages, response_text="2")
+        for name, messages in (("a", told), ("b", asked))
+    )
+    assert tokenize(frame, strict)["token_ids"].to_list() == [None, [4, 5, EOS]]
+
+
 def test_a_character_that_is_not_in_the_vocabulary_becomes_one_unknown_token() -> None:
     [found] = tokenized(text_row(prompt_text="1é2", response_text="?\n")).to_dicts()
     assert found["token_ids"] == [4, 2, 5, 2, 2, EOS]

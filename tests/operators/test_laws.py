@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rlake import operators
 from rlake.operators import Explained, Operator, OperatorFunction, operator
+from rlake.operators.laws import check
 from rlake.store.errors import OperatorError
 
 PUBLIC = {n: f for n, f in vars(operators).items() if isinstance(f, OperatorFunction)}
@@ -38,6 +39,8 @@ def frames(draw: st.DrawFn) -> pl.DataFrame:
             response_text=text,
             source=draw(st.sampled_from(["explorer", "synthetic"])),
             token_ids=[1, 2],
+            run_id="small",
+            step=3,
         )
     ]
     return rows(records).with_columns(answer=pl.lit("1"))
@@ -92,12 +95,12 @@ def prioritize(op: Operator, before: pl.DataFrame, after: pl.DataFrame, _: pl.Da
 
 
 def augment(_: Operator, before: pl.DataFrame, after: pl.DataFrame, __: pl.DataFrame) -> None:
+    new = after.tail(after.height - before.height)
     assert after.head(before.height).to_dicts() == before.to_dicts()
     assert after["experience_id"].n_unique() == after.height
     assert after.schema == before.schema
-    assert set(after.tail(after.height - before.height)["parent_id"]) <= set(
-        before["experience_id"]
-    )
+    assert set(new["parent_id"]) <= set(before["experience_id"])
+    assert set(new.select("run_id", "step").rows()) <= {(None, None)}
 
 
 def reshape(op: Operator, before: pl.DataFrame, after: pl.DataFrame, dropped: pl.DataFrame) -> None:
@@ -280,3 +283,13 @@ def test_an_operator_that_breaks_its_law_is_named_with_the_law(
     with pytest.raises(OperatorError, match=law) as caught:
         planted().apply(rows(experiences(4, reward=(1.0, 0.0, 0.0, 1.0))))
     assert f"operator `{planted.name}`" in str(caught.value)
+
+
+@pytest.mark.parametrize("column", ["run_id", "step"])
+def test_a_new_row_of_an_augment_that_names_a_run_breaks_the_law(column: str) -> None:
+    before = rows(experiences(1, reward=1.0, run_id="small", step=3))
+    op = operators.best_of_group()
+    applied = op.apply(before)
+    in_the_run = applied.rows.with_columns(pl.col(column).forward_fill())
+    with pytest.raises(OperatorError, match=f"belong to no run, expected `{column}` NULL, got"):
+        check(op, before, in_the_run, applied.dropped)

@@ -23,6 +23,7 @@ from rlake.pipelines import File, Pipeline, Sql, Table
 from rlake.store import Store
 from rlake.store.errors import ConflictError, OperatorError, SchemaError
 from rlake.store.ids import content_id
+from rlake.store.sampling import Sampler
 
 RIGHT_AND_WRONG_YAML = """
 name: right_and_wrong
@@ -173,6 +174,26 @@ def test_an_augment_adds_its_new_rows_only_and_only_once(store: Store) -> None:
     query = "SELECT parent_id, reward FROM experiences WHERE source = 'synthetic' ORDER BY ALL"
     assert read(store, query) == [("g000/00", 1.0), ("g001/00", 1.0)]
     assert read(store, "SELECT count(*) FROM experiences WHERE advantage IS NOT NULL") == [(2,)]
+
+
+def test_what_an_augment_makes_of_a_runs_rows_is_never_drawn_as_the_runs_own(store: Store) -> None:
+    small = {"run_id": "small", "step": 1, "policy_version": 0}
+    store.append("experiences", experiences(4, reward=RIGHT_AND_WRONG, **small))
+    experiences_too = Table("experiences")
+    best = Pipeline(
+        name="best", source=experiences_too, operators=[best_of_group()], sink=experiences_too
+    )
+    assert best.run(store).rows_out == 1
+    synthetic = "SELECT count(*) FROM experiences WHERE source = 'synthetic'"
+    assert read(store, synthetic) == [(1,)]
+    assert read(store, f"{synthetic} AND (run_id = 'small' OR step IS NOT NULL)") == [(0,)]
+    sampler = Sampler(store, run_id="small", grouped=True)
+    assert sampler.supply(1, 0).fresh == 1
+    draw = sampler.draw(1, step=1, policy_version=0)
+    assert draw is not None
+    drawn = sampler.read(draw, ["experience_id", "source"])
+    assert drawn["experience_id"].to_list() == [f"g000/0{i}" for i in range(4)]
+    assert set(drawn["source"]) == {"explorer"}
 
 
 def test_rows_of_a_query_that_are_stored_stay_as_they_are(store: Store) -> None:

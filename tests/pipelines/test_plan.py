@@ -1,5 +1,6 @@
 """What a pipeline refuses before any work, and what its plan says."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,46 @@ def test_a_where_that_cuts_groups_is_refused_before_group_statistics(store: Stor
         cut.run(store)
     whole = Table("experiences", where="reward IS NOT NULL AND group_id = 'g000'")
     Pipeline(name="x", source=whole, operators=["group_zscore"]).explain(store)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM experiences WHERE reward > 0.5",
+        "SELECT experience_id, group_id, reward FROM experiences WHERE reward > 0.5;",
+        "WITH best AS (FROM experiences WHERE reward > 0.5) SELECT e.*, 1 AS one FROM best e",
+    ],
+)
+def test_a_query_that_cuts_groups_is_refused_before_group_statistics(
+    store: Store, query: str
+) -> None:
+    store.append("experiences", experiences(4, reward=(1.0, 0.0, None, 0.0)))
+    cut = Pipeline(name="x", source=Sql(query), operators=["group_zscore"])
+    with pytest.raises(OperatorError, match="`sql` keeps 1 of 3 rewards of the group 'g000'"):
+        cut.explain(store)
+    with pytest.raises(OperatorError, match="put the condition as `keep` behind"):
+        cut.run(store)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM experiences",
+        "SELECT * FROM experiences WHERE reward IS NOT NULL AND group_id = 'g000'",
+        "SELECT * FROM experiences WHERE run_id = 'a'",
+        "SELECT * REPLACE (experience_id || '/new' AS experience_id) FROM experiences LIMIT 1",
+        "SELECT * REPLACE (task_id AS group_id) FROM experiences WHERE reward > 0.5",
+        "SELECT 1 AS experience_id, 'g000' AS group_id, 1.0 AS reward",
+    ],
+)
+def test_a_query_of_whole_groups_or_of_rows_that_are_not_stored_is_taken(
+    store: Store, query: str
+) -> None:
+    tries = experiences(4, reward=(1.0, 0.0, None, 0.0), run_id="a")
+    store.append("experiences", tries)
+    others = [replace(e, experience_id=f"b/{e.experience_id}", run_id="b") for e in tries]
+    store.append("experiences", others)
+    Pipeline(name="x", source=Sql(query), operators=["group_zscore"]).explain(store)
 
 
 @operator("derive", writes=("quality",))

@@ -38,6 +38,18 @@ def test_a_relation_becomes_polars_or_arrow_or_python_times(store: Store) -> Non
     assert created_at.utcoffset() == UTC.utcoffset(None)
 
 
+def test_a_query_while_rows_of_another_are_read_says_the_way_out(store: Store) -> None:
+    store.append("tasks", [task(n) for n in range(10)])
+    reader = store.sql("SELECT task_id FROM tasks").to_arrow_reader(2)
+    assert reader.read_next_batch().num_rows == 2
+    for _ in range(2):
+        with pytest.raises(QueryError, match=r"still being read; .*`\.to_arrow_table\(\)`"):
+            store.sql("SELECT count(*) FROM tasks")
+        store.append("tasks", [task(10)])  # the tables moved: they must be opened again
+    assert reader.read_all().num_rows == 8
+    assert store.sql("SELECT count(*) FROM tasks").fetchall() == [(11,)]
+
+
 def test_columns_of_a_list_can_be_computed_with(store: Store) -> None:
     store.append(
         "experiences",

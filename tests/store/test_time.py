@@ -1,12 +1,17 @@
 """The store as it was: versions, snapshots, and maintenance that changes neither."""
 
+import subprocess
+import sys
 from pathlib import Path
 
+import lance
+import pyarrow as pa
 import pytest
 from builders import experiences, task
 
 from rlake.store import Store, connect
 from rlake.store.errors import NotAStoreError, NotFoundError, QueryError, StoreError
+from rlake.store.schema import SCHEMA_VERSION, TABLES
 
 
 def test_a_snapshot_shows_every_table_as_it_was(store: Store) -> None:
@@ -104,6 +109,83 @@ def test_a_store_is_not_made_where_something_else_is(tmp_path: Path) -> None:
     with pytest.raises(NotAStoreError, match="is a file, expected the folder"):
         connect(tmp_path / "thesis.tex")
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("name", ["tasks", "runs"])
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [(None, "that rlake did not make"), (SCHEMA_VERSION + 1, f"has schema {SCHEMA_VERSION + 1}")],
+)
+def test_nothing_is_made_beside_a_table_of_someone_else_or_of_a_newer_schema(
+    tmp_path: Path, name: str, version: int | None, words: str
+) -> None:
+    metadata = {"rlake.schema_version": str(version)} if version else {}
+    theirs = pa.schema([("todo", pa.string())], metadata=metadata)
+    lance.write_dataset(theirs.empty_table(), str(tmp_path / f"{name}.lance"))
+    with pytest.raises(NotAStoreError, match=words):
+        connect(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [f"{name}.lance"]
+
+
+def test_tables_that_are_missing_from_a_store_are_made(store: Store) -> None:
+    assert store.folder is not None
+    for name in ("drops", "runs"):
+        (store.folder / f"{name}.lance").rename(store.folder.with_name(name))
+    assert connect(store.uri).versions() == dict.fromkeys(TABLES, 1)
+
+
+OPENERS = """
+import sys
+import rlake
+from rlake.store import Task
+print("ready", flush=True)
+for line in sys.stdin:
+    place, me = line.split()
+    try:
+        rlake.connect(place).append("tasks", [Task.ask(me)])
+        print("stored", flush=True)
+    except Exception as error:
+        print(repr(error), flush=True)
+"""
+
+
+def opened_at_once(places: list[str]) -> list[list[str]]:
+    """Let three processes open each place at the same time and append a row; what they said."""
+    command = [sys.executable, "-W", "ignore", "-c", OPENERS]
+    openers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    said = []
+    try:
+        pipes = [(p.stdin, p.stdout) for p in openers if p.stdin and p.stdout]
+        assert [out.readline() for _, out in pipes] == ["ready\n"] * 3
+        for place in places:
+            for me, (into, _) in enumerate(pipes):
+                into.write(f"{place} {me}\n")
+                into.flush()
+            said.append([out.readline().strip() for _, out in pipes])
+    finally:
+        for opener in openers:
+            opener.communicate()
+    return said
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"], ids=["local", "without a lock"])
+def test_processes_that_make_one_store_at_once_share_it(tmp_path: Path, scheme: str) -> None:
+    places = [f"{scheme}{tmp_path}/{i}" for i in range(10)]
+    assert opened_at_once(places) == [["stored"] * 3] * len(places)
+    for place in places:
+        store = connect(place)
+        assert sorted(store.scan("tasks").collect()["prompt_text"]) == ["0", "1", "2"]
+        assert store.versions() == dict.fromkeys(TABLES, 1) | {"tasks": 4}
+
+
+def test_a_folder_that_holds_only_locks_becomes_a_store(tmp_path: Path) -> None:
+    (tmp_path / ".locks").mkdir()
+    with pytest.raises(NotAStoreError, match="there is no store at"):
+        connect(tmp_path, create=False)
+    assert connect(tmp_path).count("tasks") == 0
 
 
 def test_a_store_that_must_be_there_is_not_made(tmp_path: Path) -> None:

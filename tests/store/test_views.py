@@ -204,11 +204,29 @@ def test_what_a_superseded_attempt_drew_waits_again(store: Store) -> None:
 
 def test_without_a_limit_nothing_is_stale(store: Store) -> None:
     store.append("experiences", singles(3))
+    store.append("runs", [run_row(1, 1)])
     store.append("policies", [policy_row(1, 1000)])
     assert backlog(store) == (1000, 3, 0, 3, 0, 3, 0)
 
 
 def test_what_another_run_drew_still_waits(store: Store) -> None:
     store.append("experiences", singles(3))
+    store.append("runs", [run_row(1, 1)])
     store.append("draws", [draw_row(1, s, f"e{s}", run_id="offline") for s in (0, 1)])
     assert backlog(store)[2:4] == (0, 3)
+
+
+def test_the_backlog_is_of_runs_that_have_a_trainer(store: Store) -> None:
+    tries = [
+        replace(e, experience_id=f"{run}/{e.experience_id}", run_id=run)
+        for run in ("r", "r:eval-0", "explored")
+        for e in singles(2)
+    ]
+    store.append("experiences", tries)
+    config = '{"schedule": {"max_lag": 1}}'
+    store.append("runs", [run_row(1, 1, config=config), run_row(1, 1, job="explore")])
+    store.append("runs", [run_row(1, 1, run_id="r:eval-0", job="evaluate")])
+    store.append("runs", [run_row(1, 1, run_id="explored", job="explore")])
+    store.append("policies", [policy_row(1, 9)])
+    found = store.sql("SELECT run_id, num_rows, fresh, stale FROM backlog").fetchall()
+    assert found == [("r", 2, 0, 2)], "and the limit is the trainer's"
