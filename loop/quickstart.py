@@ -113,7 +113,7 @@ def rewards_by_step(store: Store, run_id: str) -> list[tuple[float, float]]:
 def questions(store: Store) -> Mapping[str, str]:
     """Return three queries worth asking after the quickstart, with what they answer."""
     return {
-        "how reward and length changed with each version of the policy": (
+        "how the reward changed with each version of the policy": (
             "SELECT policy_version, round(avg(reward), 3) AS reward, count(*) AS tries "
             "FROM experiences WHERE run_id = 'quickstart_grpo' GROUP BY 1 ORDER BY 1 DESC LIMIT 10"
         ),

@@ -1,7 +1,8 @@
 """What is true: versioned Arrow tables of tasks, experiences and all that is known of them."""
 
 from .errors import RlakeError
+from .opening import connect
 from .records import Experience, Task
-from .store import Appended, Store, connect
+from .store import Appended, Store
 
 __all__ = ["Appended", "Experience", "RlakeError", "Store", "Task", "connect"]

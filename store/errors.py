@@ -95,3 +95,9 @@ def nearest(name: str, known: object) -> str:
         return ""
     shown = ", ".join(f"`{n}`" for n in names[:12])
     return f"; known are {shown}" + (" and others" if len(names) > 12 else "")
+
+
+def reason(error: Exception) -> str:
+    """Return the first sentence of what a library says, without places in its source."""
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return text.split(", /")[0].split(" at /")[0].strip().rstrip(".")

@@ -4,40 +4,34 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import TypeVar
 
 import duckdb
 import lance
-import lancedb
 import polars as pl
 import pyarrow as pa
-from filelock import FileLock, Timeout
 
 from .errors import (
     NotAStoreError,
     NotFoundError,
     QueryError,
-    RlakeError,
     StarvedError,
     StoreError,
     nearest,
+    reason,
 )
 from .keys import KeyIndex, Seen
+from .locks import locked
 from .query import Console
 from .schema import SCHEMA_VERSION, TABLES, Table, table
 from .validate import Rows, conform
 
-LOCK_SECONDS = 60.0
-"""How long an append waits for other writers of the same table before it gives up."""
 POLL_SECONDS = 0.01
 """How often a waiter looks for commits of other processes; those of its own wake it at once."""
 
-_LOCKS = ".locks"
-_MAKING_SECONDS = 5.0
 _ROWS_A_FILE = 65_536
 
 T = TypeVar("T")
@@ -51,137 +45,6 @@ class Appended:
     rows: int
     already: int
     version: int
-
-
-def connect(
-    uri: str | Path, *, create: bool = True, storage_options: Mapping[str, str] | None = None
-) -> "Store":
-    """Open the store at a folder or `s3://` address, making it when it is not there.
-
-    >>> store = connect(tmp / "lake")
-    >>> store.append("tasks", [Task.ask("2+2=", "4")]).rows
-    1
-
-    Raises NotAStoreError for a place that holds something else, or a store of a newer schema, or
-    nothing at all when `create` is false.
-    """
-    address = str(uri)
-    if "://" not in address:
-        address = str(Path(address).expanduser().absolute())
-        _check_place(Path(address), create=create)
-    store = Store(address, storage_options=storage_options)
-    try:
-        db = lancedb.connect(address, storage_options=dict(storage_options or {}) or None)
-        present = _present(db)
-        if not present and not create:
-            raise NotAStoreError(
-                f"there is no store at `{uri}`; `rlake import` or `rlake run` makes one"
-            )
-        if not _is_whole(store, present):
-            _make(store, db, storage_options)
-    except (OSError, RuntimeError, ValueError) as error:
-        if isinstance(error, RlakeError):
-            raise
-        raise StoreError(f"cannot open the store at `{uri}`: {_reason(error)}") from error
-    return store
-
-
-def _check_place(place: Path, *, create: bool) -> None:
-    if place.is_file():
-        raise NotAStoreError(f"`{place}` is a file, expected the folder of a store")
-    entries = {p.name for p in place.iterdir()} - {_LOCKS} if place.is_dir() else set()
-    if entries and not any(f"{name}.lance" in entries for name in TABLES):
-        raise NotAStoreError(
-            f"`{place}` is not a store: it holds {len(entries)} other entries such as "
-            f"`{min(entries)}`; name an empty folder, or one that rlake made"
-        )
-    if not entries and not create:
-        raise NotAStoreError(
-            f"there is no store at `{place}`; name another with `--store`, or make one with "
-            "`rlake quickstart` or `rlake import`"
-        )
-
-
-def _present(db: lancedb.DBConnection) -> set[str]:
-    return set(db.list_tables(limit=1000).tables) & set(TABLES)
-
-
-def _is_whole(store: "Store", present: set[str]) -> bool:
-    """Tell whether all tables are there; raise NotAStoreError when one of them is not ours.
-
-    A table that another process makes right now may be listed, and not open yet. Of a whole store
-    only `runs` is opened: it is made last.
-    """
-    is_whole = len(present) == len(TABLES)
-    try:
-        for name in ["runs"] if is_whole else present:
-            store.check_schema(name)
-    except NotAStoreError:
-        raise
-    except StoreError:
-        return False
-    return is_whole
-
-
-def _make(store: "Store", db: lancedb.DBConnection, options: Mapping[str, str] | None) -> None:
-    """Make the tables that are missing. Remote stores have no lock: there, look again."""
-    deadline = monotonic() + (0.0 if store.folder else _MAKING_SECONDS)
-    while True:
-        try:
-            return _make_missing(store, db, options)
-        except StoreError as error:  # a table is listed that does not open yet
-            if isinstance(error, NotAStoreError) or monotonic() >= deadline:
-                raise
-            sleep(POLL_SECONDS)
-
-
-def _make_missing(
-    store: "Store", db: lancedb.DBConnection, options: Mapping[str, str] | None
-) -> None:
-    with _locked(store, "store"):
-        present = _present(db)
-        for name in present:  # before anything is added to what may be someone else's
-            store.check_schema(name)
-        for name in sorted(set(TABLES) - present, key="runs".__eq__):
-            _create(store, name, options)
-
-
-def _create(store: "Store", name: str, options: Mapping[str, str] | None) -> None:
-    """Make an empty table; one that another process made meanwhile is left as it is."""
-    try:
-        lance.LanceDataset.commit(
-            f"{store.uri}/{name}.lance",
-            lance.LanceOperation.Overwrite(TABLES[name].schema, []),
-            storage_options=dict(options or {}) or None,
-            max_retries=0,  # a second try would overwrite the table of another process
-            enable_stable_row_ids=True,
-        )
-    except (OSError, RuntimeError, ValueError):
-        with suppress(StoreError):
-            store.open_at(name)
-            return
-        raise
-
-
-def _locked(store: "Store", name: str) -> AbstractContextManager[object]:
-    """Let one process at a time look and commit; released by the system when it dies."""
-    if store.folder is None:
-        return nullcontext()
-    folder = store.folder / _LOCKS
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return FileLock(
-            folder / f"{name}.lock", timeout=LOCK_SECONDS, poll_interval=POLL_SECONDS
-        ).acquire()
-    except Timeout as error:
-        raise StoreError(
-            f"gave up after {LOCK_SECONDS:g} s: another process is writing `{name}` of "
-            f"`{store.uri}`"
-        ) from error
-    except OSError as error:
-        raise StoreError(
-            f"cannot write to `{name}`: {_reason(error)}; nothing was stored"
-        ) from error
 
 
 class Store:
@@ -230,7 +93,7 @@ class Store:
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise StoreError(
-                f"cannot open table `{name}` of `{self.uri}`: {_reason(error)}"
+                f"cannot open table `{name}` of `{self.uri}`: {reason(error)}"
             ) from error
 
     @property
@@ -340,7 +203,7 @@ class Store:
                 f"{self!r} is read only: it shows the past; append to the store itself"
             )
         keys = self._keys[name]
-        with self._writing[name], _locked(self, name):
+        with self._writing[name], locked(self.folder, name):
             dataset = self.dataset(name)
             keys.refresh(dataset)
             writing = _Writing(declared, keys, dataset, seen)
@@ -367,7 +230,7 @@ class Store:
             if writing.error is not None:
                 raise writing.error from None
             raise StoreError(
-                f"cannot write to `{name}`: {_reason(error)}; nothing was stored"
+                f"cannot write to `{name}`: {reason(error)}; nothing was stored"
             ) from error
         assert isinstance(written, lance.LanceDataset)
         self._handles[name] = written
@@ -469,9 +332,3 @@ class _Writing:
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield first
     yield from rest
-
-
-def _reason(error: Exception) -> str:
-    """Return the first sentence of what a library says, without its source places."""
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return text.split(", /")[0].split(" at /")[0].strip().rstrip(".")

@@ -49,7 +49,7 @@ def test_the_quickstart_learns_to_add_and_its_three_queries_can_be_pasted(tmp_pa
         assert pasted.returncode == 0, pasted.stderr
         assert pasted.stdout.strip()
 
-    # the README's ten lines, as they stand there
+    # the README's Python, as it stands there
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     [lines] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     ran = subprocess.run(
