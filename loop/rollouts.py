@@ -114,18 +114,18 @@ async def _rollout(
     group = group_id(run_id, step, place)
     name = rollout_id(group, number)
     seeded = SeededPolicy(policy, sampling, seed, name)
+    limit = asyncio.timeout(try_seconds)
     try:
         own = workflow_of(task.workflow) if task.workflow else workflow
-        async with asyncio.timeout(try_seconds):
+        async with limit:
             made = await own(task, seeded)
         rows = [made] if isinstance(made, Experience) else list(made)
         if not rows:
             raise JobError("it returned no experience")
         rows = [_judge(task, row, rewards) for row in rows]
-    except TimeoutError:
-        rows = [_failed(task, policy, f"workflow failed: it took longer than {try_seconds} s")]
     except Exception as error:  # noqa: BLE001 - the boundary to users' code: one bad try never stops a job
-        rows = [_failed(task, policy, f"workflow failed: {_said(error)}")]
+        why = f"it took longer than {try_seconds} s" if limit.expired() else _said(error)
+        rows = [_failed(task, policy, f"workflow failed: {why}")]
     return [
         replace(
             row,

@@ -80,8 +80,8 @@ def _check_table(
     for name in out.names():
         if name not in declared.names:
             raise ConfigError(
-                f"`{name}` is not a column of `{sink.table}`{nearest(name, declared.names)}; "
-                "leave it out, or write to a file"
+                f"`{name}` is not a column of `{sink.table}`; leave it out, or write to a file"
+                f"{nearest(name, declared.names)}"
             )
 
 
