@@ -29,7 +29,7 @@ from .query import Console
 from .schema import SCHEMA_VERSION, TABLES, Table, table
 from .validate import Rows, conform
 
-POLL_SECONDS = 0.01
+POLL_SECONDS = 0.025
 """How often a waiter looks for commits of other processes; those of its own wake it at once."""
 
 _ROWS_A_FILE = 65_536
