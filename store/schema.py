@@ -13,8 +13,12 @@ import pyarrow as pa
 
 from .errors import NotFoundError, nearest
 
-SCHEMA_VERSION = 1
-"""Raised by one with each change of a table; a store of a newer schema is refused."""
+SCHEMA_VERSION = 2
+"""Raised by one with each change of a table; a store of a newer schema is refused.
+
+Columns and tables are only ever added, with `since`: an older store is brought up to date when it
+is opened, and what it held before shows NULL in the new columns.
+"""
 
 TEXT = pa.string()
 INT = pa.int64()
@@ -22,6 +26,7 @@ REAL = pa.float64()
 FLAG = pa.bool_()
 TIME = pa.timestamp("us", "UTC")
 NAMED_VALUES = pa.list_(pa.struct([pa.field("name", TEXT), pa.field("value", REAL)]))
+NAMED_TEXTS = pa.list_(pa.struct([pa.field("name", TEXT), pa.field("value", TEXT)]))
 SEGMENTS = pa.list_(pa.struct([pa.field("policy_version", INT), pa.field("num_tokens", INT)]))
 VERSIONS = pa.list_(pa.struct([pa.field("name", TEXT), pa.field("version", INT)]))
 OPERATORS = pa.list_(
@@ -46,6 +51,8 @@ class Column:
     type: pa.DataType
     note: str
     required: bool = False
+    since: int = 1
+    """The schema version that it came with; a column that came later may be NULL."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,10 @@ class Table:
 
 def _table(name: str, row: str, key: str, *columns: Column) -> Table:
     return Table(name, row, tuple(key.split()), columns)
+
+
+def _later(since: int, name: str, type_: pa.DataType, note: str) -> Column:
+    return Column(name, type_, note, since=since)
 
 
 def _must(name: str, type_: pa.DataType, note: str) -> Column:
@@ -118,6 +129,7 @@ _DECLARED = (
         Column("logprobs", pa.list_(pa.float32()), "the behaviour policy's, as sampled, in nats"),
         Column("prompt_length", INT, "tokens before the first sampled one"),
         Column("num_tokens", INT, "length of token_ids"),
+        _later(2, "tokenizer", TEXT, "digest of the tokenizer that made token_ids out of text"),
         Column("reward", REAL, "the outcome; NULL when it could not be computed"),
         Column("rewards", NAMED_VALUES, "the parts that the reward is made of"),
         Column("token_rewards", pa.list_(pa.float32()), "rewards placed on single tokens"),
@@ -188,6 +200,9 @@ _DECLARED = (
         _must("sampler", TEXT, "how it was chosen, with parameters"),
         Column("tokenizer", TEXT, "digest of the tokenizer, for rows that were text"),
         _must("digest", TEXT, "digest of what was read of the row"),
+        _later(2, "source", TEXT, "the named source of a mixed draw"),
+        _later(2, "batch_digest", TEXT, "digest of the whole step's rows, in their order"),
+        _later(2, "drawn_from", VERSIONS, "versions of the tables that the step was drawn from"),
         _CREATED,
     ),
     _table(
@@ -231,6 +246,7 @@ _DECLARED = (
             INT,
             "the first step of this attempt; later steps of earlier ones are superseded",
         ),
+        _later(2, "functions", NAMED_TEXTS, "digest of each reward's and workflow's source"),
         Column("error", TEXT, "why it failed"),
         Column("started_at", TIME, "when the attempt began"),
         Column("ended_at", TIME, "when it ended; NULL while it runs"),
@@ -238,11 +254,12 @@ _DECLARED = (
     ),
     _table(
         "snapshots",
-        "a name for the whole store at one moment",
-        "name",
+        "a name for the whole store at one moment; the newest row of a name is what it stands for",
+        "name created_at",
         _must("name", TEXT, "the name"),
         _must("tables", VERSIONS, "the version of each table"),
         Column("note", TEXT, "why it was taken"),
+        _later(2, "is_dropped", FLAG, "true when the name was given up"),
         _CREATED,
     ),
     _table(
@@ -270,6 +287,42 @@ _DECLARED = (
         Column("task_id", TEXT, "the row, if it was a task"),
         _must("operator", TEXT, "the operator that dropped it"),
         _must("reason", TEXT, "why"),
+        _CREATED,
+    ),
+    _table(
+        "derived",
+        "a value of an experience that was worked out later: a quality, a priority",
+        "experience_id name version",
+        _must("experience_id", TEXT, "whose value it is"),
+        _must("name", TEXT, "the name of the derived column, such as priority"),
+        _must("version", TEXT, "what made it; of a name, the newest row counts"),
+        Column("value", REAL, "the value as a number"),
+        Column("text", TEXT, "the value as text"),
+        Column("lineage_id", TEXT, "the pipeline run that made it"),
+        Column("run_id", TEXT, "the run whose trainer made it"),
+        Column("attempt", INT, "the attempt of that run"),
+        Column("step", INT, "the training step after which it was made"),
+        _CREATED,
+    ),
+    _table(
+        "embeddings",
+        "an experience as a vector, for finding alike ones",
+        "experience_id embedder",
+        _must("experience_id", TEXT, "whose vector it is"),
+        _must("embedder", TEXT, "what made it, with its version"),
+        _must("vector", pa.list_(pa.float32()), "all of one embedder have the same length"),
+        Column("lineage_id", TEXT, "the pipeline run that made it"),
+        _CREATED,
+    ),
+    _table(
+        "retention",
+        "a standing rule of what may be forgotten; the newest row of a name counts",
+        "name created_at",
+        _must("name", TEXT, "the rule's name"),
+        _must("table_name", TEXT, "the table whose rows it is about"),
+        _must("where", TEXT, "SQL condition: rows for which it holds may be deleted"),
+        Column("note", TEXT, "why"),
+        Column("is_dropped", FLAG, "true when the rule was taken back"),
         _CREATED,
     ),
 )

@@ -1,10 +1,7 @@
 """The store: versioned tables to append to, scan, query, and look at as they were."""
 
-import logging
-import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import TypeVar
@@ -12,39 +9,18 @@ from typing import TypeVar
 import duckdb
 import lance
 import polars as pl
-import pyarrow as pa
 
-from .errors import (
-    NotAStoreError,
-    NotFoundError,
-    QueryError,
-    StarvedError,
-    StoreError,
-    nearest,
-    reason,
-)
-from .keys import KeyIndex, Seen
-from .locks import locked
+from . import maintenance, snapshots
+from .appending import Appended, Appender
+from .errors import NotAStoreError, NotFoundError, StarvedError, StoreError, reason
 from .query import Console
-from .schema import SCHEMA_VERSION, TABLES, Table, table
-from .validate import Rows, conform
+from .schema import SCHEMA_VERSION, TABLES, table
+from .validate import Rows
 
 POLL_SECONDS = 0.025
 """How often a waiter looks for commits of other processes; those of its own wake it at once."""
 
-_ROWS_A_FILE = 65_536
-
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Appended:
-    """What an append did: rows written, rows that were there already, and the table's version."""
-
-    rows: int
-    already: int
-    version: int
 
 
 class Store:
@@ -61,12 +37,16 @@ class Store:
         self._options = dict(storage_options or {})
         self._pinned = dict(versions) if versions is not None else None
         self._local = threading.local()  # Lance handles and DuckDB sessions are for one thread
-        self._keys = {name: KeyIndex(TABLES[name]) for name in TABLES}
-        self._writing = {name: threading.Lock() for name in TABLES}
+        self._appender = Appender(self)
         self._changed = threading.Condition()
 
     def __repr__(self) -> str:
         return f"Store({self.uri!r}{', pinned' if self._pinned else ''})"
+
+    @property
+    def is_past(self) -> bool:
+        """Whether this shows the store as it was, and so cannot be written."""
+        return self._pinned is not None
 
     @property
     def folder(self) -> Path | None:
@@ -145,11 +125,7 @@ class Store:
         >>> store.at("before").count("tasks"), store.count("tasks")
         (1, 2)
         """
-        if isinstance(when, str):
-            named = {r["name"]: r["tables"] for r in self.scan("snapshots").collect().to_dicts()}
-            if when not in named:
-                raise NotFoundError(f"there is no snapshot `{when}`{nearest(when, named)}")
-            when = {p["name"]: p["version"] for p in named[when]}
+        when = snapshots.find(self, when).versions if isinstance(when, str) else when
         versions = {**self.versions(), **when}
         for name, version in when.items():
             if not 1 <= version <= self.dataset(name).latest_version:
@@ -161,20 +137,7 @@ class Store:
 
     def snapshot(self, name: str, *, note: str | None = None) -> None:
         """Name the store as it is now, once; tags keep its versions from clean-up."""
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise QueryError(
-                f"a snapshot cannot be called {name!r}: use letters, digits, `.`, `-` and `_`"
-            )
-        if name in set(self.scan("snapshots").select("name").collect().to_series()):
-            raise QueryError(f"snapshot `{name}` exists already; choose another name")
-        versions = self.versions()
-        for table_name, version in versions.items():
-            tags = self.dataset(table_name).tags
-            if f"snapshot-{name}" in tags.list():  # by one that was killed before it was done
-                tags.delete(f"snapshot-{name}")
-            tags.create(f"snapshot-{name}", version)
-        tables = [{"name": n, "version": v} for n, v in versions.items()]
-        self.append("snapshots", [{"name": name, "tables": tables, "note": note}])
+        snapshots.create(self, name, note=note)
 
     # writing
 
@@ -187,56 +150,20 @@ class Store:
         Raises SchemaError for rows that do not fit, ConflictError for the id of a stored row with
         other content, StoreError when they could not be written. Then nothing is stored.
         """
-        return self._append(name, iter([data]), seen=None)
+        return self._appender.append(name, iter([data]), stream=False)
 
     def append_stream(self, name: str, batches: Iterable[Rows]) -> Appended:
         """Append batches of rows in one commit: all of them, or none when one raises.
 
         Only one batch at a time is in memory, and a digest of each row.
         """
-        return self._append(name, iter(batches), seen={})
+        return self._appender.append(name, iter(batches), stream=True)
 
-    def _append(self, name: str, batches: Iterator[Rows], *, seen: Seen | None) -> Appended:
-        declared = table(name)
-        if self._pinned is not None:
-            raise StoreError(
-                f"{self!r} is read only: it shows the past; append to the store itself"
-            )
-        keys = self._keys[name]
-        with self._writing[name], locked(self.folder, name):
-            dataset = self.dataset(name)
-            keys.refresh(dataset)
-            writing = _Writing(declared, keys, dataset, seen)
-            fresh = writing.batches(batches)
-            first = next(fresh, None)
-            if first is not None:
-                dataset = self._commit(name, dataset, writing, _chain(first, fresh))
+    def committed(self, name: str, dataset: lance.LanceDataset) -> None:
+        """Take note of a commit of this process: its new version, and whoever waits for one."""
+        self._handles[name] = dataset
         with self._changed:
             self._changed.notify_all()
-        return Appended(len(writing.hashes), writing.already, dataset.version)
-
-    def _commit(
-        self,
-        name: str,
-        dataset: lance.LanceDataset,
-        writing: "_Writing",
-        rows: Iterator[pa.RecordBatch],
-    ) -> lance.LanceDataset:
-        reader = pa.RecordBatchReader.from_batches(TABLES[name].schema, rows)
-        try:
-            written = lance.write_dataset(reader, dataset, mode="append")
-        except (OSError, ValueError, RuntimeError) as error:
-            self._handles.pop(name, None)
-            if writing.error is not None:
-                raise writing.error from None
-            raise StoreError(
-                f"cannot write to `{name}`: {reason(error)}; nothing was stored"
-            ) from error
-        assert isinstance(written, lance.LanceDataset)
-        self._handles[name] = written
-        if written.version == dataset.version + 1:  # else others wrote too: the next one looks
-            self._keys[name].committed(written, writing.hashes)
-        return written
 
     # waiting, care
 
@@ -274,23 +201,7 @@ class Store:
 
         Safe beside readers and writers. A table that another process is merging is left to it.
         """
-        report = {}
-        for name in TABLES:
-            dataset = self.open_at(name)
-            before = len(dataset.get_fragments())
-            if before > 1:
-                self._merge(dataset)
-            report[name] = (before, len(self.open_at(name).get_fragments()))
-        return report
-
-    def _merge(self, dataset: lance.LanceDataset) -> None:
-        try:
-            # files of this size are left alone, so that a row is not rewritten for ever
-            dataset.optimize.compact_files(target_rows_per_fragment=_ROWS_A_FILE)
-        except (OSError, RuntimeError) as error:
-            if "conflict" not in str(error).lower():
-                raise StoreError(f"cannot merge the files of `{dataset.uri}`: {error}") from error
-            _log.info("left the files of `%s` to another process that merges them", dataset.uri)
+        return maintenance.maintain(self)
 
     def check_schema(self, name: str) -> None:
         """Raise NotAStoreError when a table is not ours, or of a newer schema."""
@@ -303,32 +214,3 @@ class Store:
                 f"`{self.uri}` has schema {version}, this rlake reads up to {SCHEMA_VERSION}; "
                 "upgrade it with `pip install --upgrade rlake`"
             )
-
-
-class _Writing:
-    """One append under way: what was written, left out, or went wrong in the rows' own iterator."""
-
-    def __init__(
-        self, declared: Table, keys: KeyIndex, dataset: lance.LanceDataset, seen: Seen | None
-    ) -> None:
-        self._declared, self._keys, self._dataset, self._seen = declared, keys, dataset, seen
-        self.hashes: list[int] = []
-        self.already = 0
-        self.error: BaseException | None = None
-
-    def batches(self, batches: Iterator[Rows]) -> Iterator[pa.RecordBatch]:
-        try:
-            for data in batches:
-                rows = conform(self._declared, data)
-                fresh, hashes = self._keys.fresh(rows, self._dataset, self._seen)
-                self.already += rows.num_rows - fresh.num_rows
-                self.hashes += hashes
-                yield from fresh.to_batches()
-        except BaseException as error:
-            self.error = error
-            raise
-
-
-def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest

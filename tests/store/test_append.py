@@ -219,7 +219,7 @@ def test_nothing_of_the_store_updates_a_row() -> None:
     verbs = {name for name in dir(Store) if not name.startswith("_")}
     assert verbs.isdisjoint({"update", "delete", "merge", "upsert", "overwrite", "drop"})
     assert verbs == {
-        "append", "append_stream", "at", "check_schema", "count", "dataset", "folder", "maintain",
+        "append", "append_stream", "at", "check_schema", "committed", "count", "dataset", "folder",
         "open_at", "scan", "snapshot", "sql", "versions", "wait_for",
     }  # fmt: skip
 
