@@ -220,7 +220,7 @@ def test_nothing_of_the_store_updates_a_row() -> None:
     assert verbs.isdisjoint({"update", "delete", "merge", "upsert", "overwrite", "drop"})
     assert verbs == {
         "append", "append_stream", "at", "check_schema", "committed", "count", "dataset", "folder",
-        "open_at", "scan", "snapshot", "sql", "versions", "wait_for",
+        "is_past", "maintain", "open_at", "scan", "snapshot", "sql", "versions", "wait_for",
     }  # fmt: skip
 
 
