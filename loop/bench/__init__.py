@@ -1,0 +1,1 @@
+"""The budgets, measured: `python -m rlake.loop.bench [FIGURE ...]`, one file a theme."""
