@@ -30,6 +30,8 @@ class Batch:
     """Trained tokens of the whole step."""
     total_sequences: int
     """Sequences of the whole step."""
+    places: tuple[int, ...] = ()
+    """Where each sequence stands among the rows of the whole step."""
 
     @property
     def advantage_BT(self) -> Tensor:
@@ -158,4 +160,5 @@ def _pad(rows: Examples, places: Sequence[int], total_tokens: float, pad_id: int
         torch.tensor([rows.weights[i] for i in places], dtype=torch.float),
         total_tokens,
         len(rows),
+        tuple(places),
     )

@@ -78,6 +78,14 @@ class Checkpoints:
         found = self._folder.glob("step-*") if self._folder.is_dir() else []
         return sorted(int(p.name.removeprefix("step-")) for p in found)
 
+    def set_aside(self, *, after: int) -> None:
+        """Rename the checkpoints of later steps, so that they do not count any more."""
+        for step in self.steps():
+            if step > after:
+                aside = self._path(step).with_name(f"undone-{self._path(step).name}")
+                remove_folder(aside)
+                self._path(step).rename(aside)
+
     def write(self, step: int, *, tensors: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """Store tensors (anything that `torch.load(weights_only=True)` reads) and plain facts."""
         write_folder(

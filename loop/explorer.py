@@ -9,9 +9,10 @@ import torch
 
 from ..store import Experience, Task
 from ..store.errors import JobError
-from ..store.index import Index
+from ..store.sampling.index import Index
 from .algorithms import Algorithm
 from .config import SamplingConfig
+from .drawing import new_units, own_where
 from .metrics import Metrics
 from .models import load_folder, put
 from .pacing import Pacer
@@ -55,7 +56,7 @@ class Explorer:
         self._index = Index(
             job.store,
             grouped=algorithm.grouped,
-            where=config.trainer.trained_where,
+            where=own_where(config),
             run_id=job.run_id,
         )
         self._watch = Watch(job)
@@ -129,7 +130,7 @@ class Explorer:
         return asyncio.run(until_stopped())
 
     def _new_pacer(self) -> Pacer:
-        return Pacer(self._config.schedule, batch_size=self._config.trainer.batch_size)
+        return Pacer(self._config.schedule, new_units=new_units(self._config))
 
     def _pace(self) -> None:
         """Tell the pacer what is stored and may be trained on, in the trainer's own order."""

@@ -1,25 +1,29 @@
 """From the store to a training step: draw, credit, tokenise, and record what was drawn."""
 
 import threading
-from collections import defaultdict
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import polars as pl
 
-from ..store.errors import ConfigError, StarvedError, nearest
-from ..store.ids import row_digests
-from ..store.sampling import STRATEGIES, Draw, Freshness, Sampler, Strategy
+from ..store import side
+from ..store.errors import ConfigError, StarvedError
+from ..store.ids import combine, row_digests
+from ..store.sampling import Draw, Mixture, Sampler, Supply
 from ..store.verify import FACTS
 from .algorithms import Algorithm
 from .batch import Examples, examples, trainable
+from .drawing import Horizon, sampler
 from .models import tokenizer_digest
+from .priorities import Priorities
 from .runs import Job, Watch, pinned
 from .tokens import tokenize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+_TABLES = pl.List(pl.Struct({"name": pl.String, "version": pl.Int64}))
 _COLUMNS = ("experience_id", "run_id", "group_id", "policy_version", *FACTS)
 
 
@@ -43,48 +47,56 @@ class Feed:
         self._online = config.explorer is not None
         # an offline run trains on what was stored when it began, whatever is imported later
         self._source = job.store if self._online else pinned(job, "rows")
-        self.sampler = Sampler(
-            self._source,
-            strategy=strategy(config.trainer.sampler),
-            freshness=Freshness(config.schedule.lag if self._online else None),
-            grouped=algorithm.grouped,
-            where=config.trainer.trained_where,
-            run_id=job.run_id if self._online else None,
-            max_draws=config.trainer.epochs,
-            seed=config.seed,
-        )
+        self.sampler = sampler(self._source, config, grouped=algorithm.grouped)
+        self._horizon = Horizon(config)
+        columns = side.parse_all(config.trainer.with_columns)
+        self._side = [c for c in columns if c.alias != "priority"]  # that is the sampler's
+        side.check(self._source, self._side)
         self._watch = Watch(job)
-        self._recorded: dict[int, list[str]] = {}
+        self._recorded: dict[int, pl.DataFrame] = {}
         self._credit = algorithm.advantage()
+        self._trained: pl.DataFrame | None = None
+        expression = config.trainer.new_priority
+        self._priorities = Priorities(job, expression) if expression is not None else None
 
     def total_steps(self) -> int:
         """Return how many steps the run has: as configured, or until all rows are used up."""
         trainer = self._job.config.trainer
+        if self._online:
+            assert trainer.steps is not None, "a run with an explorer says its steps"
+            return trainer.steps
         supply = self.sampler.supply(trainer.batch_size, 0)
-        if trainer.steps is None or (not self._online and not supply.fresh):
-            if not supply.fresh:
-                raise ConfigError(
-                    f"there is nothing to train on: {supply}; look at `trainer.where`"
-                )
-            a_step = min(trainer.batch_size, supply.fresh)  # none has a row twice
-            return trainer.steps or -(-supply.fresh * trainer.epochs // a_step)
-        return trainer.steps
+        if not supply.fresh:
+            raise ConfigError(
+                f"there is nothing to train on: {supply}; look at `trainer.where`, "
+                "`trainer.source` and `trainer.at`"
+            )
+        if trainer.steps is not None:
+            self.sampler.check(min(trainer.batch_size, supply.fresh))
+            return trainer.steps
+        if isinstance(self.sampler, Mixture) or self.sampler.strategy.replacement:
+            raise ConfigError(
+                "`trainer.steps` is missing: rows of several sources, or put back after a draw, "
+                "are never used up"
+            )
+        a_step = min(trainer.batch_size, supply.fresh)  # none has a row twice
+        return -(-supply.fresh * trainer.epochs // a_step)
 
     def resume(self, start_step: int) -> None:
         """Take up the ledger: earlier steps' rows are drawn, a killed attempt's come again."""
         run = f"run_id = '{self._job.run_id}'"
         drawn = self._job.store.sql(
-            f"SELECT experience_id FROM draws_current WHERE {run} AND step < {start_step}"
+            "SELECT experience_id, source, step FROM draws_current "
+            f"WHERE {run} AND step < {start_step} ORDER BY step, position"
         ).pl()
-        self.sampler.restore(drawn["experience_id"].to_list())
+        self.sampler.restore(drawn["experience_id"].to_list(), sources=drawn["source"].to_list())
         again = self._job.store.sql(
-            f"SELECT step, experience_id FROM draws WHERE {run} AND step >= {start_step} "
+            f"SELECT step, experience_id, source, weight FROM draws WHERE {run} "
+            f"AND step >= {start_step} "
             "QUALIFY attempt = max(attempt) OVER (PARTITION BY step) ORDER BY step, position"
-        ).fetchall()
-        recorded = defaultdict(list)
-        for step, experience_id in again:
-            recorded[step].append(experience_id)
-        self._recorded = dict(recorded)
+        ).pl()
+        parts = again.partition_by("step", maintain_order=True)
+        self._recorded = {part["step"][0]: part for part in parts}
 
     def next(self, step: int) -> tuple[Examples, dict[str, float]]:
         """Return the rows of a step, waiting for them if an explorer makes them, and measurements.
@@ -93,10 +105,24 @@ class Feed:
         """
         recorded = self._recorded.pop(step, None)
         if recorded is not None:
-            draw = self.sampler.redraw(recorded, step=step)
+            draw = self.sampler.redraw(
+                recorded["experience_id"].to_list(),
+                step=step,
+                weights=recorded["weight"].to_list(),
+                sources=recorded["source"].to_list(),
+            )
         else:
             draw = self._wait(step) if self._online else self._stored(step)
         return self._prepare(draw, step)
+
+    def learned(self, step: int, surprise: Sequence[float]) -> None:
+        """Store what a step says of its rows: their new priority, if the run gives them one.
+
+        `surprise` is that of the rows of `next`, in their order.
+        """
+        if self._priorities is not None and self._trained is not None and surprise:
+            rows = self._trained.with_columns(surprise=pl.Series(surprise, dtype=pl.Float64))
+            self._priorities.store(rows, step=step)
 
     def held_out(self, where: str, *, rows_at_once: int = 256) -> list[Examples]:
         """Return stored rows for which a condition holds, tokenised, for measuring only."""
@@ -113,35 +139,64 @@ class Feed:
         return parts
 
     def _wait(self, step: int) -> Draw:
-        trainer, schedule = self._job.config.trainer, self._job.config.schedule
-        version = step - 1
+        schedule = self._job.config.schedule
         return self._job.store.wait_for(
-            lambda: self._look(step, version),
+            lambda: self._look(step),
             tables=("experiences", "runs"),
             seconds=schedule.wait_seconds,
             describe=lambda: (
-                f"step {step} of run `{self._job.run_id}`: "
-                f"{self.sampler.supply(trainer.batch_size, version)}; is its explorer running?"
+                f"step {step} of run `{self._job.run_id}`: {self._supply(step)}; "
+                "is its explorer running?"
             ),
             stop=self._stop,
         )
 
-    def _look(self, step: int, version: int) -> Draw | None:
-        draw = self.sampler.draw(
-            self._job.config.trainer.batch_size, step=step, policy_version=version
-        )
+    def _supply(self, step: int) -> Supply:
+        size, horizon = self._job.config.trainer.batch_size, self._horizon.of(step)
+        if isinstance(self.sampler, Mixture):
+            return self.sampler.supply(size, step - 1, step=step, horizon=horizon)
+        return self.sampler.supply(size, step - 1, horizon=horizon)
+
+    def _look(self, step: int) -> Draw | None:
+        size = self._size(step)
+        draw = self._draw(step, size) if size else None
         if draw is None:
             self._watch.check("explore")
         return draw
 
+    def _size(self, step: int) -> int:
+        """Return how many units an online step draws, 0 while its rows are not all there.
+
+        Rows of a replay that went stale before they were drawn often enough leave less than a
+        batch, and no row that comes later may fill it up, or the step would not be repeatable.
+        """
+        size, horizon = self._job.config.trainer.batch_size, self._horizon.of(step)
+        if horizon is None or isinstance(self.sampler, Mixture):
+            return size
+        supply = self.sampler.supply(size, step - 1, horizon=horizon)
+        known = supply.fresh + supply.weightless + supply.stale + supply.used_up
+        if known < horizon:
+            return 0
+        if not supply.fresh:
+            raise StarvedError(
+                f"step {step} of run `{self._job.run_id}` can never be drawn: {supply}; raise "
+                "`schedule.max_lag`, `trainer.epochs` or `schedule.new_per_step`"
+            )
+        return min(size, supply.fresh)
+
+    def _draw(self, step: int, size: int) -> Draw | None:
+        return self.sampler.draw(
+            size, step=step, policy_version=step - 1, horizon=self._horizon.of(step)
+        )
+
     def _stored(self, step: int) -> Draw:
         """Draw from what is there; the last step of an epoch's end may be smaller."""
-        trainer = self._job.config.trainer
-        supply = self.sampler.supply(trainer.batch_size, step - 1)
-        draw = self.sampler.draw(
-            min(trainer.batch_size, supply.fresh), step=step, policy_version=step - 1
-        )
-        if draw is None or not supply.fresh:
+        supply = self._supply(step)
+        size = supply.need
+        if isinstance(self.sampler, Sampler) and supply.draws is not None:
+            size = min(size, supply.draws)
+        draw = self._draw(step, size) if size else None
+        if draw is None:
             raise StarvedError(
                 f"step {step} of run `{self._job.run_id}` can never be drawn: {supply}; no "
                 "explorer feeds this run: take fewer `trainer.steps`, or more `trainer.epochs`"
@@ -155,8 +210,10 @@ class Feed:
             digests,
             weight=pl.Series(draw.weights),
             epoch=pl.Series(draw.epochs),
+            source=pl.Series(list(draw.sources), dtype=pl.String),
             advantage=pl.lit(None, pl.Float64),
         )
+        rows = side.attach(self._source, rows, self._side)
         if self._credit is not None:
             rows = self._credit(rows.lazy()).collect(engine="in-memory")  # bit for bit the same
         rows = tokenize(rows.filter("allowed"), self._tokenizer)
@@ -167,8 +224,9 @@ class Feed:
         # versions of other runs count other steps: such rows have no lag
         own = rows["run_id"] == self._job.run_id
         lag = rows.select(lag=pl.when(own).then(step - 1 - pl.col("policy_version"))).to_series()
-        self._record(step, rows.with_columns(lag))
-        kept = rows.filter(usable)
+        rows = rows.with_columns(lag)
+        self._record(step, rows, draw)
+        kept = self._trained = rows.filter(usable)
         measured = {
             "train/rows": float(kept.height),
             "train/unusable_rows": float(rows.height - kept.height),
@@ -184,10 +242,16 @@ class Feed:
         return trainable(rows, vocabulary=self._vocabulary, max_length=self._max_length)
 
     @cached_property
+    def _described(self) -> str:
+        return self.sampler.describe()
+
+    @cached_property
     def _tokenizer_digest(self) -> str:
         return tokenizer_digest(self._tokenizer)
 
-    def _record(self, step: int, rows: pl.DataFrame) -> None:
+    def _record(self, step: int, rows: pl.DataFrame, draw: Draw) -> None:
+        """Write down the step's rows, before they are trained on."""
+        tables = [{"name": name, "version": v} for name, v in draw.drawn_from.items()]
         tokenizer = self._tokenizer_digest if rows["was_text"].any() else None
         self._job.store.append(
             "draws",
@@ -201,15 +265,11 @@ class Feed:
                 weight="weight",
                 lag="lag",
                 advantage="advantage",
-                sampler=pl.lit(self.sampler.strategy.name),
+                sampler=pl.lit(self._described),
                 tokenizer=pl.when("was_text").then(pl.lit(tokenizer)),
                 digest="digest",
+                source="source",
+                batch_digest=pl.lit(combine(rows["digest"])),
+                drawn_from=pl.lit(pl.Series([tables], dtype=_TABLES)).first(),
             ),
         )
-
-
-def strategy(name: str) -> Strategy:
-    """Return the way of drawing that a configuration names."""
-    if name not in STRATEGIES:
-        raise ConfigError(f"there is no sampler `{name}`{nearest(name, STRATEGIES)}")
-    return STRATEGIES[name]()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,15 @@ from ..store.errors import JobError
 from .algorithms import Algorithm
 from .batch import Batch, Examples, micro_batches
 from .config import TrainerConfig
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What a step measured: numbers for `metrics`, and one number a row."""
+
+    metrics: dict[str, float]
+    surprise: list[float]
+    """Mean negative log-prob of each row's trained tokens before the step, in nats."""
 
 
 class Optimization:
@@ -40,19 +50,23 @@ class Optimization:
             self._optimizer, lambda step: rate_share(step, config, total_steps=total_steps)
         )
 
-    def step(self, rows: Examples) -> dict[str, float]:
-        """Take one step, and return its measurements; without rows nothing changes.
+    def step(self, rows: Examples) -> Stepped:
+        """Take one step, and return what it measured; without rows nothing changes.
 
         Raises JobError when the loss or its gradient is not finite; then the weights are as before.
         """
         if not len(rows):
-            return {"train/skipped": 1.0}
+            return Stepped({"train/skipped": 1.0}, [])
         self._model.train()
         self._optimizer.zero_grad(set_to_none=True)
         sums: dict[str, float] = {}
+        surprise = [0.0] * len(rows)
         for batch in self._batches(rows):
-            loss = self._algorithm.loss(batch, self._logprobs(batch))
+            logprobs_BT = self._logprobs(batch)
+            loss = self._algorithm.loss(batch, logprobs_BT)
             loss.value.backward()
+            for place, value in zip(batch.places, _surprise(batch, logprobs_BT), strict=True):
+                surprise[place] = value
             for name, value in {"loss": loss.value, **loss.metrics}.items():
                 sums[name] = sums.get(name, 0.0) + float(value.detach())
         norm = float(
@@ -66,13 +80,12 @@ class Optimization:
         rate = float(self._schedule.get_last_lr()[0])
         self._optimizer.step()
         self._schedule.step()
-        measured = {f"train/{k}": v for k, v in sums.items()}
-        return {
-            **measured,
+        metrics = {f"train/{k}": v for k, v in sums.items()} | {
             "train/grad_norm": norm,
             "train/learning_rate": rate,
             "train/tokens": float(rows.num_trained_tokens),
         }
+        return Stepped(metrics, surprise)
 
     @torch.no_grad()
     def loss_on(self, parts: Iterable[Examples]) -> float:
@@ -109,6 +122,12 @@ class Optimization:
 
     def _logprobs(self, batch: Batch) -> Tensor:
         return token_logprobs(self._model, batch.token_ids_BT, temperature=self._temperature)
+
+
+def _surprise(batch: Batch, logprobs_BT: Tensor) -> list[float]:
+    """Return each sequence's mean negative log-prob of its trained tokens, 0 without any."""
+    sums_B = (logprobs_BT.detach() * batch.mask_BT).sum(1)
+    return (-sums_B / batch.mask_BT.sum(1).clamp(min=1.0)).tolist()
 
 
 def rate_share(step: int, config: TrainerConfig, *, total_steps: int) -> float:

@@ -7,33 +7,36 @@ every row a function of the rows before it, not of who was faster, in one proces
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from .config import ScheduleConfig
 
 
 class Pacer:
-    """Follows the units (groups or rows) that are stored, as a fifo trainer draws them."""
+    """Follows the units (groups or rows) that are stored, as the trainer takes up new ones."""
 
-    def __init__(self, schedule: ScheduleConfig, *, batch_size: int) -> None:
-        self._schedule, self._batch_size = schedule, batch_size
+    def __init__(self, schedule: ScheduleConfig, *, new_units: Callable[[int], int]) -> None:
+        """Follow a trainer whose step s takes up `new_units(s)` units that no step knew before."""
+        self._schedule, self._new_units = schedule, new_units
         self._waiting: deque[int] = deque()
         self.step = 1
-        """The training step that will draw the next unit."""
+        """The training step that will take up the next unit."""
+        self._advance()
 
     def stored(self, versions: Iterable[int]) -> None:
         """Note units that may be trained on, by the version of their oldest row, in order."""
         for version in versions:
             self._waiting.append(version)
-            if len(self._waiting) >= self._batch_size:
-                self._draw()
+            self._advance()
 
-    def _draw(self) -> None:
-        """Draw one step's units if they are all fresh; forget those that are stale."""
-        oldest = self.step - 1 - self._schedule.lag
-        self._waiting = deque(v for v in self._waiting if v >= oldest)
-        if len(self._waiting) >= self._batch_size:
-            for _ in range(self._batch_size):
+    def _advance(self) -> None:
+        """Let the trainer take steps while all that they need is there, and fresh."""
+        while len(self._waiting) >= (need := self._new_units(self.step)):
+            oldest = self.step - 1 - self._schedule.lag
+            self._waiting = deque(v for v in self._waiting if v >= oldest)
+            if len(self._waiting) < need:
+                return
+            for _ in range(need):
                 self._waiting.popleft()
             self.step += 1
 

@@ -14,7 +14,6 @@ from ..store.errors import ConfigError
 from .algorithms import resolve
 from .config import RunConfig
 from .explorer import Explorer, Listener
-from .feed import strategy
 from .rollouts import rewards_of, workflow_of
 from .runs import OtherJobError, job
 from .tasks import prepare
@@ -58,7 +57,6 @@ def run(
 def check(config: RunConfig) -> None:
     """Look up every name in a configuration, before any work; ConfigError for an unknown one."""
     algorithm = resolve(config.algorithm)
-    strategy(config.trainer.sampler)
     if config.explorer is not None:
         workflow_of(config.explorer.workflow)
         rewards_of(config.explorer.rewards)

@@ -10,11 +10,14 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from ..operators.provenance import digest
 from ..store import Store
 from ..store.errors import ConfigError, JobError
 from ..store.records import now
+from ..store.snapshots import current
 from ..store.tail import Tail
-from .config import RunConfig
+from .config import ExplorerConfig, RunConfig
+from .rollouts import rewards_of, workflow_of
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,28 @@ class Job:
 def run_folder(store: Store, config: RunConfig) -> Path:
     """Return the folder of a run's checkpoints and weights."""
     if config.output is not None:
-        return Path(config.output).expanduser().absolute() / config.name
-    if store.folder is None:
+        name = f"{config.name}@{store.branch_name}" if store.branch_name else config.name
+        return Path(config.output).expanduser().absolute() / name
+    if store.runs_folder is None:
         raise ConfigError(
             "`output` is missing: a store that is no local folder needs one for weights"
         )
-    return store.folder / "runs" / config.name
+    return store.runs_folder / config.name
+
+
+def is_live(store: Store, run_id: str, name: str) -> bool | None:
+    """Tell whether a process is this job of a run; None when the lock it holds is elsewhere."""
+    if store.runs_folder is None or not (lock := _lock(store.runs_folder / run_id, name)).is_file():
+        return None
+    try:
+        with FileLock(lock, timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def _lock(folder: Path, name: str) -> Path:
+    return folder / f".{name}.lock"
 
 
 @contextmanager
@@ -56,7 +75,7 @@ def job(store: Store, config: RunConfig, name: str, *, resume: bool) -> Iterator
     """
     folder = run_folder(store, config)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / f".{name}.lock", timeout=0)
+    lock = FileLock(_lock(folder, name), timeout=0)
     try:
         with lock:
             attempt = _next_attempt(store, config, name, resume=resume)
@@ -100,11 +119,26 @@ def _record(
         "code_version": version("rlake"),
         "status": status,
         "start_step": start_step,
+        "functions": _functions(job),
         "error": error,
         "started_at": job.started_at,
         "ended_at": ended,
     }
     job.store.append("runs", [row])
+
+
+def _functions(job: Job) -> list[dict[str, str]] | None:
+    """Return what the job runs of users' code: the workflow and the rewards, by their digests.
+
+    A trainer runs none of it, and need not have it installed.
+    """
+    if job.name == "train":
+        return None
+    explorer = job.config.explorer or ExplorerConfig()
+    used = {f"workflow:{explorer.workflow}": digest(workflow_of(explorer.workflow))}
+    for name, (reward, _) in rewards_of(explorer.rewards).items():
+        used[f"reward:{name}"] = digest(reward)
+    return [{"name": name, "value": value} for name, value in used.items()]
 
 
 def stored_config(config: RunConfig) -> str:
@@ -166,7 +200,7 @@ def pinned(job: Job, what: str) -> Store:
     What comes to the store later does not change what a resumed run does.
     """
     name = f"{job.run_id}.{what}"
-    if name not in set(job.store.scan("snapshots").select("name").collect().to_series()):
+    if name not in current(job.store):
         job.store.snapshot(name, note=f"what `{job.name}` of run `{job.run_id}` works on")
     return job.store.at(name)
 

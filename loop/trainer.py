@@ -100,6 +100,10 @@ class Trainer:
         self._restore()
 
     def _restore(self) -> None:
+        [(recorded,)] = self._job.store.sql(
+            f"SELECT coalesce(max(step), 0) FROM draws WHERE run_id = '{self._job.run_id}'"
+        ).fetchall()
+        self._checkpoints.set_aside(after=recorded)  # the store was restored to before them
         steps = self._checkpoints.steps()
         if steps:
             tensors, facts = self._checkpoints.read(steps[-1])
@@ -113,8 +117,10 @@ class Trainer:
         began = perf_counter()
         rows, measured = self._feed.next(step)
         fed = perf_counter()
-        measured |= self._optimization.step(rows)
+        stepped = self._optimization.step(rows)
+        measured |= stepped.metrics
         trained = perf_counter()
+        self._feed.learned(step, stepped.surprise)
         self.step = step
         self._publish()
         ended = perf_counter()
@@ -152,7 +158,7 @@ class Trainer:
         schedule = self._config.schedule
         oldest = self._checkpoints.steps()[0] - schedule.max_ahead - schedule.publish_every
         self._publisher.forget(before=oldest)
-        self._job.store.maintain()
+        self._job.store.maintain(only_due=True)
 
     def _measure(self) -> None:
         """Measure the loss on held-out rows, when the run names some."""

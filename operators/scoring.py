@@ -1,7 +1,7 @@
 """Scoring stored rows: a reward function applied again, or for the first time."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import polars as pl
@@ -30,11 +30,11 @@ def score(
 ) -> Batches:
     """Set `reward` by a reward function: one of ours by name, `package.module:function`, or itself.
 
-    The rows need the task's `answer` beside the experience's columns (and `task_messages`, for a
-    reward that reads the conversation): `SELECT e.*, t.answer, t.messages AS task_messages FROM
-    experiences e JOIN tasks t USING (task_id)`. A reward that is None, or not finite, or raises,
-    is NULL; `detail` keeps what went wrong. `scorer` and `scorer_version` say who judged; raise
-    the version when a function's meaning changes.
+    The rows need the task's `answer` beside the experience's columns (and `task_messages` or
+    `task_metadata`, for a reward that reads them): `SELECT e.*, t.answer, t.messages AS
+    task_messages FROM experiences e JOIN tasks t USING (task_id)`. A reward that is None, or not
+    finite, or raises, is NULL; `detail` keeps what went wrong. `scorer` and `scorer_version` say
+    who judged; raise the version when a function's meaning changes.
 
     >>> rows = pl.DataFrame({"experience_id": ["a"], "task_id": "t", "answer": "4",
     ...                      "response_text": "4"})
@@ -45,7 +45,7 @@ def score(
     who = reward if isinstance(reward, str) else f"{reward.__module__}:{reward.__qualname__}"
 
     def judge(batch: pa.RecordBatch) -> pa.RecordBatch:
-        verdicts = list(_verdicts(function, batch.to_pylist()))
+        verdicts = list(judged(function, batch.to_pylist()))
         return pa.record_batch(
             {
                 "reward": pa.array([v for v, _ in verdicts], pa.float64()),
@@ -58,9 +58,13 @@ def score(
     return Batches(judge, columns=_COLUMNS)
 
 
-def _verdicts(
+def judged(
     function: Callable[..., Any], rows: Iterable[Mapping[str, Any]]
-) -> Iterable[tuple[float | None, str | None]]:
+) -> Iterator[tuple[float | None, str | None]]:
+    """Yield the reward of each row and, when it is None, what went wrong, if anything did.
+
+    The rows are those of `experiences`, with what `score` says of their tasks.
+    """
     for row in rows:
         # the boundary of user code: a row that cannot be judged is a row with its error
         try:
@@ -80,5 +84,9 @@ def _finite(value: Any) -> float | None:
 
 
 def _task(row: Mapping[str, Any]) -> Task:
-    messages = row.get("task_messages")
-    return Task(messages=json.loads(messages) if messages else [], answer=row.get("answer"))
+    messages, metadata = row.get("task_messages"), row.get("task_metadata")
+    return Task(
+        messages=json.loads(messages) if messages else [],
+        answer=row.get("answer"),
+        metadata=json.loads(metadata) if metadata else None,
+    )

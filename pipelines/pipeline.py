@@ -71,8 +71,10 @@ class Pipeline:
             self._check_rows(plan, store)
         return str(plan)
 
-    def run(self, store: Store) -> Report:
+    def run(self, store: Store, *, at: str | None = None) -> Report:
         """Read, apply the operators, store the rows in one commit, and say what happened.
+
+        With `at` the source is the store as it was at that snapshot.
 
         First come the rows' reasons in `drops`, then the sink, and last the row of `lineage`, which
         makes the run count. After a kill in between, run it again: ids follow from content, so
@@ -80,7 +82,7 @@ class Pipeline:
         """
         started = monotonic()
         plan = self.plan()
-        past = store.at(store.versions())
+        past = store.at(at or store.versions())
         self._check_rows(plan, past)
         rows = sources.read(self.source, past, columns=plan.columns)
         run = _Run(self, plan, store, past, rows)
@@ -149,7 +151,15 @@ class _Run:
         sink = self._pipeline.sink
         done = Appended(self._rows.height, 0, 0)
         if sink is not None:
-            done = sinks.write(sink, self._rows, self._store, self._pipeline.name, self._read)
+            done = sinks.write(
+                sink,
+                self._rows,
+                self._store,
+                self._pipeline.name,
+                self._read,
+                operators=self._plan.operators,
+                lineage_id=self.lineage_id,
+            )
         self._store.append("lineage", [self._lineage(done, drops.height)])
         return Report(
             pipeline=self._pipeline.name,

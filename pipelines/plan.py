@@ -82,7 +82,8 @@ def _columns(
     if any(op.reads_rest for op in operators):
         return ()
     read = {"experience_id", "group_id"}.union(*(op.reads for op in operators))
-    return tuple(c for c in TABLES["experiences"].names if c in read)
+    names = [*TABLES["experiences"].names, *(c.alias for c in source.side)]
+    return tuple(c for c in dict.fromkeys(names) if c in read)
 
 
 def _told(op: Operator) -> str:

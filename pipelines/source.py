@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from ..operators.body import in_utc
 from ..store import Store
+from ..store import side as sides
 from ..store.errors import OperatorError, QueryError
 from ..store.files.reading import InputSession, open_input
 from ..store.query import Console, query_error
@@ -26,10 +27,30 @@ class Table:
 
     table: str
     where: str | None = None
-    """SQL condition, for a source only."""
+    """SQL condition, for a source only; it may name side columns."""
+    with_columns: Sequence[str] = ()
+    """Side columns, for a source `experiences` only, such as `reward=score:strict@2`."""
+
+    @property
+    def side(self) -> tuple[sides.SideColumn, ...]:
+        """The side columns; raises QueryError when one is not valid."""
+        columns = sides.parse_all(self.with_columns)
+        if columns and self.table != "experiences":
+            raise QueryError(f"side columns are of `experiences`, and `{self.table}` has none")
+        return columns
+
+    @property
+    def rows(self) -> str:
+        """What stands after FROM to read them."""
+        return (
+            f"{sides.from_sql(self.side)} AS {self.table}"
+            if self.with_columns
+            else f'"{self.table}"'
+        )
 
     def __str__(self) -> str:
-        return f"table {self.table}" + (f" where {self.where}" if self.where else "")
+        beside = f" with {', '.join(self.with_columns)}" if self.with_columns else ""
+        return f"table {self.table}{beside}" + (f" where {self.where}" if self.where else "")
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -106,15 +127,19 @@ def read(
             return rows_of(session.select(source.sql or "SELECT * FROM input"), limit=limit)
     if isinstance(source, Sql):
         return rows_of(store.sql(source.sql), limit=limit)
-    names = ", ".join(f'"{c}"' for c in columns or table(source.table).names)
+    if not isinstance(store, Blank):
+        sides.check(store, source.side)
+    declared = [*table(source.table).names, *(c.alias for c in source.side)]
+    names = ", ".join(f'"{c}"' for c in columns or dict.fromkeys(declared))
     where = f" WHERE ({source.where}\n)" if source.where else ""
-    return rows_of(store.sql(f'SELECT {names} FROM "{source.table}"{where}'), limit=limit)
+    return rows_of(store.sql(f"SELECT {names} FROM {source.rows}{where}"), limit=limit)
 
 
 def versions_read(source: Source, store: Store) -> dict[str, int]:
     """Return the versions of the tables that a source reads."""
     if isinstance(source, Table):
-        return {source.table: store.versions()[source.table]}
+        read = {source.table, *(c.table for c in source.side)}
+        return {name: v for name, v in store.versions().items() if name in read}
     is_query = isinstance(source, Sql) or (isinstance(source, File) and source.sql is not None)
     return store.versions() if is_query else {}
 
@@ -123,7 +148,7 @@ def check_groups(source: Source, store: Store) -> None:
     """Raise OperatorError when a `where` or a query keeps a part of some stored group's rewards."""
     what, cut = "where", None
     if isinstance(source, Table) and source.table == "experiences" and source.where:
-        cut = _cut_by_where(source.where, store)
+        cut = _cut_by_where(source, store)
     if isinstance(source, Sql):
         what, cut = "sql", _cut_by_query(source.sql, store)
     if cut:
@@ -135,11 +160,11 @@ def check_groups(source: Source, store: Store) -> None:
         )
 
 
-def _cut_by_where(where: str, store: Store) -> tuple[str, int, int] | None:
+def _cut_by_where(source: Table, store: Store) -> tuple[str, int, int] | None:
     """Return a group that is cut, with its numbers of rewards kept and stored."""
     cut = store.sql(
         "SELECT group_id, count(*) FILTER (kept) AS num_kept, count(*) AS num_all FROM "
-        f"(SELECT group_id, coalesce(({where}\n), false) AS kept FROM experiences "
+        f"(SELECT group_id, coalesce(({source.where}\n), false) AS kept FROM {source.rows} "
         "WHERE reward IS NOT NULL) "
         "GROUP BY group_id HAVING num_kept > 0 AND num_kept < num_all LIMIT 1"
     ).fetchall()

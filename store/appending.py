@@ -1,21 +1,36 @@
 """Appending: rows are checked, those that are stored already left out, the rest is one commit."""
 
+import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 import lance
+import numpy as np
 import pyarrow as pa
 
-from .errors import StoreError, reason
-from .keys import KeyIndex, Seen
+from .errors import BusyError, SchemaError, StoreError, reason
+from .keys import KeyIndex, Seen, newest
+from .leases import LOCK_SECONDS
 from .locks import locked
+from .records import now
 from .schema import TABLES, Table, table
 from .validate import Rows, conform
 
 if TYPE_CHECKING:
     from .store import Store
+
+TRIES = 6
+"""How often an append is tried before a store that is busy is called so."""
+_PAUSE_SECONDS = 0.05
+_AHEAD = timedelta(days=1)
+"""How far a row's own `created_at` may be ahead: the table's clock follows it."""
+_TICK = timedelta(microseconds=1)
+_BUSY = ("conflict", "slowdown", "slow down", "throttl", " 500 ", " 502 ", " 503 ", " 504 ",
+         "timed out", "timeout", "connection")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -28,76 +43,143 @@ class Appended:
 
 
 class Appender:
-    """Appends to the tables of one store, one append to a table at a time."""
+    """Appends to the tables of one store, one append to a table at a time.
+
+    Rows without a time get one: now, or if the table holds a later one, because a clock was turned
+    back or differs, the microsecond after that. So time never runs backwards within a table, in
+    whichever processes its rows are written. Rows that bring their own time keep it, up to a day
+    ahead of the clock; later than that they are refused, since all others would have to follow.
+    """
 
     def __init__(self, store: "Store") -> None:
         self._store = store
         self._keys = {name: KeyIndex(TABLES[name]) for name in TABLES}
         self._writing = {name: threading.Lock() for name in TABLES}
 
-    def append(self, name: str, batches: Iterator[Rows], *, stream: bool) -> Appended:
-        """Append batches of rows in one commit; a `stream` may have an id in two batches."""
+    def append(self, name: str, data: Rows) -> Appended:
+        """Append rows in one commit, again when the store is busy."""
+        return self.append_all(name, [data])[0]
+
+    def append_all(self, name: str, parts: Sequence[Rows]) -> list[Appended]:
+        """Append several writers' rows, in their order, in one commit; tell each what was done."""
+        writing = _tried(lambda: self._write(name, lambda new: new.together(parts)))
+        return [Appended(n, already, writing.dataset.version) for n, already in writing.counts]
+
+    def append_stream(self, name: str, batches: Iterator[Rows]) -> Appended:
+        """Append batches in one commit, one in memory at a time; an id may be in two of them."""
+        writing = self._write(name, lambda new: new.batches(batches))
+        rows, already = np.sum([(0, 0), *writing.counts], axis=0).tolist()
+        return Appended(rows, already, writing.dataset.version)
+
+    def _write(
+        self, name: str, read: "Callable[[_Writing], Iterator[pa.RecordBatch]]"
+    ) -> "_Writing":
+        """Take the table's lock, learn what others wrote, and commit what is new of the rows."""
         store, declared = self._store, table(name)
         if store.is_past:
             raise StoreError(
                 f"{store!r} is read only: it shows the past; append to the store itself"
             )
         keys = self._keys[name]
-        with self._writing[name], locked(store.folder, name):
+        with self._writing[name], locked(store, name):
             dataset = store.dataset(name)
             keys.refresh(dataset)
-            writing = _Writing(declared, keys, dataset, {} if stream else None)
-            fresh = writing.batches(batches)
+            writing = _Writing(declared, keys, dataset)
+            fresh = read(writing)
             first = next(fresh, None)
             if first is not None:
-                dataset = self._commit(name, dataset, writing, _chain(first, fresh))
-        store.committed(name, dataset)
-        return Appended(len(writing.hashes), writing.already, dataset.version)
+                self._commit(writing, _chain(first, fresh))
+        store.committed(name, writing.dataset)
+        return writing
 
-    def _commit(
-        self,
-        name: str,
-        dataset: lance.LanceDataset,
-        writing: "_Writing",
-        rows: Iterator[pa.RecordBatch],
-    ) -> lance.LanceDataset:
-        reader = pa.RecordBatchReader.from_batches(TABLES[name].schema, rows)
+    def _commit(self, writing: "_Writing", rows: Iterator[pa.RecordBatch]) -> None:
+        name, dataset = writing.declared.name, writing.dataset
+        reader = pa.RecordBatchReader.from_batches(writing.declared.schema, rows)
         try:
             written = lance.write_dataset(reader, dataset, mode="append")
         except (OSError, ValueError, RuntimeError) as error:
             if writing.error is not None:
                 raise writing.error from None
-            raise StoreError(
-                f"cannot write to `{name}`: {reason(error)}; nothing was stored"
-            ) from error
+            raise _failed(name, error) from error
         assert isinstance(written, lance.LanceDataset)
         if written.version == dataset.version + 1:  # else others wrote too: the next one looks
-            self._keys[name].committed(written, writing.hashes)
-        return written
+            self._keys[name].committed(written, writing.hashes, writing.newest)
+        writing.dataset = written
 
 
 class _Writing:
     """One append under way: what was written, left out, or went wrong in the rows' own iterator."""
 
-    def __init__(
-        self, declared: Table, keys: KeyIndex, dataset: lance.LanceDataset, seen: Seen | None
-    ) -> None:
-        self._declared, self._keys, self._dataset, self._seen = declared, keys, dataset, seen
+    def __init__(self, declared: Table, keys: KeyIndex, dataset: lance.LanceDataset) -> None:
+        self.declared, self._keys, self.dataset = declared, keys, dataset
+        self._latest = max(now(), keys.newest) + _AHEAD
+        self.newest = keys.newest
+        """The latest time that a row has, or was given."""
         self.hashes: list[int] = []
-        self.already = 0
+        self.counts: list[tuple[int, int]] = []
+        """Rows written and rows that were there already, of each batch."""
         self.error: BaseException | None = None
 
     def batches(self, batches: Iterator[Rows]) -> Iterator[pa.RecordBatch]:
+        """Yield what is new of batches that are read one by one."""
+        seen: Seen = {}
         try:
             for data in batches:
-                rows = conform(self._declared, data)
-                fresh, hashes = self._keys.fresh(rows, self._dataset, self._seen)
-                self.already += rows.num_rows - fresh.num_rows
-                self.hashes += hashes
+                rows = self._conform(data)
+                fresh = self._fresh(rows, [rows.num_rows], seen)
                 yield from fresh.to_batches()
         except BaseException as error:
             self.error = error
             raise
+
+    def together(self, parts: Sequence[Rows]) -> Iterator[pa.RecordBatch]:
+        """Yield what is new of batches that are in memory: their ids are compared at once."""
+        tables = [self._conform(data) for data in parts]
+        rows = pa.concat_tables(tables) if len(tables) > 1 else tables[0]
+        yield from self._fresh(rows, [t.num_rows for t in tables], None).to_batches()
+
+    def _conform(self, data: Rows) -> pa.Table:
+        stamp = max(now(), self.newest + _TICK)
+        rows = conform(self.declared, data, stamp=stamp)
+        self.newest = stamp + rows.num_rows * _TICK
+        return rows
+
+    def _fresh(self, rows: pa.Table, sizes: Sequence[int], seen: Seen | None) -> pa.Table:
+        """Leave out what is stored; `sizes` are those of the parts that the rows came in."""
+        places, hashes = self._keys.fresh(rows, self.dataset, seen)
+        ends = np.searchsorted(places, np.cumsum(sizes))
+        kept = np.diff(ends, prepend=0).tolist()
+        self.counts += [(n, size - n) for n, size in zip(kept, sizes, strict=True)]
+        self.hashes += hashes
+        fresh = rows if len(places) == rows.num_rows else rows.take(pa.array(places))
+        if newest(fresh) > self._latest:
+            raise SchemaError(
+                f"column `created_at` of `{self.declared.name}` is {newest(fresh):%Y-%m-%d %H:%M}, "
+                f"more than a day after now ({now():%Y-%m-%d %H:%M}); correct it, or leave it out"
+            )
+        self.newest = max(self.newest, newest(fresh))
+        return fresh
+
+
+def _failed(name: str, error: Exception) -> StoreError:
+    """Turn what Lance says of a commit into our kind of error."""
+    said = f"cannot write to `{name}`: {reason(error)}"
+    if any(word in str(error).lower() for word in _BUSY):
+        return BusyError(f"{said}; try it again, what is stored already is left out")
+    return StoreError(f"{said}; nothing was stored")
+
+
+def _tried(write: Callable[[], _Writing]) -> _Writing:
+    """Call `write`, again a few times while the store is busy."""
+    deadline = monotonic() + LOCK_SECONDS
+    for tried in range(1, TRIES + 1):
+        try:
+            return write()
+        except BusyError:
+            if tried == TRIES or monotonic() >= deadline:
+                raise
+            sleep(_PAUSE_SECONDS * 2**tried * random.uniform(0.5, 1.0))
+    raise AssertionError("the last try returns or raises")
 
 
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,5 +1,8 @@
 """What can go wrong, in words that say what was got, what was expected, and the way out."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+import re
 from difflib import get_close_matches
 from typing import ClassVar
 
@@ -50,6 +53,10 @@ class StoreError(RlakeError, OSError):
     exit_code = 1
 
 
+class BusyError(StoreError):
+    """The store could not be written now; the same append may be tried again."""
+
+
 class NotAStoreError(StoreError):
     """The place named is not a store, or one that this version cannot read."""
 
@@ -79,6 +86,17 @@ def missing_extra(package: str, extra: str) -> MissingExtraError:
     )
 
 
+@contextmanager
+def as_store_error(what: str) -> Iterator[None]:
+    """Turn what the table format raises into StoreError; our own errors stay as they are."""
+    try:
+        yield
+    except RlakeError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        raise StoreError(f"{what}: {reason(error)}; do it again") from error
+
+
 def nearest(name: str, known: object) -> str:
     """Return `; did you mean `x`?` for the closest known name, or what is known when none is close.
 
@@ -97,7 +115,29 @@ def nearest(name: str, known: object) -> str:
     return f"; known are {shown}" + (" and others" if len(names) > 12 else "")
 
 
-def reason(error: Exception) -> str:
+_GIVE_KEYS = (
+    "give them as `storage_options`, or as `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` in the "
+    "environment"
+)
+_S3_SAYS = {
+    r"InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied|InvalidToken|ExpiredToken|403 Forbidden": (
+        f"the credentials were refused ({{}}); {_GIVE_KEYS}"
+    ),
+    r"(?i)failed to get AWS credentials": f"no credentials were found; {_GIVE_KEYS}",
+    r"error sending request|HttpError|TimeoutError": (
+        "the address does not answer; check the network, and `endpoint` in `storage_options` or "
+        "`AWS_ENDPOINT_URL` in the environment"
+    ),
+    r"NoSuchBucket": "there is no such bucket ({})",
+}
+_LONGEST = 300
+
+
+def reason(error: BaseException) -> str:
     """Return the first sentence of what a library says, without places in its source."""
+    for pattern, told in _S3_SAYS.items():
+        if found := re.search(pattern, str(error)):
+            return told.format(found[0])
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return text.split(", /")[0].split(" at /")[0].strip().rstrip(".")
+    text = text.split(", /")[0].split(" at /")[0].strip().rstrip(".")
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

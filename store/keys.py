@@ -1,5 +1,7 @@
 """Which ids a table holds: what makes an append idempotent."""
 
+from datetime import UTC, datetime
+
 import lance
 import numpy as np
 import polars as pl
@@ -17,31 +19,45 @@ _IN_SET = 50_000
 
 Seen = dict[tuple[object, ...], str]
 """Keys with the digest of their row's content."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def newest(rows: pa.Table) -> datetime:
+    """Return the largest `created_at` of some rows, EPOCH when there are none."""
+    return pc.max(rows.column("created_at")).as_py() or EPOCH
 
 
 class KeyIndex:
-    """Hashes of all keys of one table, fed with the new fragments only."""
+    """Hashes of all keys of one table, and its newest time, fed with the new fragments only.
+
+    A key that a restored table no longer holds may stay here: each hit is looked up in the table.
+    """
 
     def __init__(self, table: Table) -> None:
         self._table = table
         self._old = np.empty(0, np.uint64)
         self._new: set[int] = set()
-        self._tail = Tail(table.key)
+        self._tail = Tail([*dict.fromkeys((*table.key, "created_at"))])
+        self.newest = EPOCH
+        """The largest `created_at` that was seen in the table."""
 
     def refresh(self, dataset: lance.LanceDataset) -> None:
         """Read the keys of rows that came since the last call."""
         if self._tail.moved(dataset):
-            self._add(self._hash(self._tail.read(dataset)))
+            rows = self._tail.read(dataset)
+            self._add(self._hash(rows))
+            self.newest = max(self.newest, newest(rows))
 
-    def committed(self, dataset: lance.LanceDataset, hashes: list[int]) -> None:
-        """Note what this process appended: `hashes` is all that is new up to this version."""
+    def committed(self, dataset: lance.LanceDataset, hashes: list[int], newest: datetime) -> None:
+        """Note what this process appended: all that is new up to this version."""
         self._add(np.array(hashes, np.uint64))
+        self.newest = max(self.newest, newest)
         self._tail.skip(dataset)
 
     def fresh(
         self, rows: pa.Table, dataset: lance.LanceDataset, seen: Seen | None = None
-    ) -> tuple[pa.Table, list[int]]:
-        """Return the rows whose keys are new, and the hashes of their keys.
+    ) -> tuple[np.ndarray, list[int]]:
+        """Return the places of the rows whose keys are new, and the hashes of their keys.
 
         A row that is stored already with the same content is left out; with other content it
         raises ConflictError. `created_at` is not content: a retry may come later. `seen` carries
@@ -51,7 +67,7 @@ class KeyIndex:
         known = self._known(hashes)
         listed = hashes.tolist()
         if seen is None and not known.any() and len(set(listed)) == len(listed):
-            return rows, listed
+            return np.arange(len(listed)), listed
         stored: Seen = {} if seen is None else seen
         stored.update(self._stored(rows.filter(pa.array(known)), dataset))
         keep = []
@@ -65,7 +81,7 @@ class KeyIndex:
             if key not in stored:
                 stored[key] = digest
                 keep.append(i)
-        return rows.take(pa.array(keep, pa.int64())), [listed[i] for i in keep]
+        return np.array(keep, np.int64), [listed[i] for i in keep]
 
     def _stored(self, rows: pa.Table, dataset: lance.LanceDataset) -> Seen:
         """Read the stored rows that may have the keys of `rows`, as key -> digest of content."""

@@ -1,36 +1,110 @@
 """One process at a time looks and commits: file locks that the system releases when it dies."""
 
-from contextlib import AbstractContextManager, nullcontext
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from filelock import FileLock, Timeout
+from .errors import BusyError, StoreError, reason
+from .leases import LOCK_SECONDS, LOCKS, leased
 
-from .errors import StoreError, reason
+if TYPE_CHECKING:
+    from .store import Store
 
-LOCKS = ".locks"
-"""Folder of a store that holds its locks."""
-LOCK_SECONDS = 60.0
-"""How long a writer waits for others before it gives up."""
-_POLL_SECONDS = 0.01
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 
 
-def locked(folder: Path | None, name: str) -> AbstractContextManager[object]:
-    """Hold the lock `name` of a store's folder; a store that is no folder has none.
+def locked(store: "Store", name: str) -> AbstractContextManager[None]:
+    """Hold the lock `name` of a store: a file lock in a folder, a lease elsewhere.
 
-    Raises StoreError when it is not free in LOCK_SECONDS, or cannot be made.
+    Writers that wait for a file lock get it in the order in which they came. Raises BusyError when
+    it is not free in LOCK_SECONDS, StoreError when it cannot be made.
     """
-    if folder is None:
-        return nullcontext()
+    lock_name = store.lock_name(name)
+    return leased(store, name) if store.folder is None else _file_lock(store.folder, lock_name)
+
+
+@contextmanager
+def _file_lock(folder: Path, name: str) -> Iterator[None]:
     place = folder / LOCKS
     try:
         place.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(place / f"{name}.lock", timeout=LOCK_SECONDS, poll_interval=_POLL_SECONDS)
-        return lock.acquire()
-    except Timeout as error:
-        raise StoreError(
-            f"gave up after {LOCK_SECONDS:g} s: another process is writing `{name}` of `{folder}`"
-        ) from error
+        lock = _FileLock(place / f"{name}.lock")
+        is_ours = lock.acquire(LOCK_SECONDS)
     except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise StoreError(
+                f"cannot write to `{name}`: {reason(error)}; nothing was stored"
+            ) from error
         raise StoreError(
-            f"cannot write to `{name}`: {reason(error)}; nothing was stored"
+            f"the file system of `{folder}` has no file locks; open the store as "
+            f"`file://{folder}` in all processes, which takes leases in their place"
         ) from error
+    if not is_ours:
+        raise BusyError(
+            f"gave up after {LOCK_SECONDS:g} s: another process is writing `{name}` of `{folder}`"
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class _FileLock:
+    """A lock of the system's own, in whose queue one waits: who asks again and again may starve."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._turn = threading.Lock()
+        self._granted, self._given_up = threading.Event(), False
+        self._error: OSError | None = None
+
+    def acquire(self, seconds: float) -> bool:
+        """Wait for the lock; tell whether it was granted. If not, it cannot be used again."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return self._wait(seconds)
+        except OSError:
+            os.close(self._file)
+            raise
+        return True
+
+    def release(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)  # closing is not enough when a child has the file
+        os.close(self._file)
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait in a thread of its own: the system's queue knows no time limit."""
+        threading.Thread(target=self._queue, daemon=True).start()
+        try:
+            self._granted.wait(seconds)
+        except BaseException:
+            if not self._give_up():
+                self.release()
+            raise
+        if self._error is not None:
+            os.close(self._file)
+            raise self._error
+        return not self._give_up()
+
+    def _give_up(self) -> bool:
+        """Leave the queue; tell whether it was still time to."""
+        with self._turn:
+            self._given_up = not self._granted.is_set()
+        return self._given_up
+
+    def _queue(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        except OSError as error:
+            self._error = error
+        with self._turn:
+            if self._given_up:
+                os.close(self._file)
+            else:
+                self._granted.set()

@@ -3,17 +3,20 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic, sleep
 
 import lance
 import lancedb
 
+from . import branches
 from .errors import NotAStoreError, RlakeError, StoreError, reason
-from .locks import LOCKS, locked
-from .schema import TABLES
-from .store import POLL_SECONDS, Store
+from .leases import LOCKS
+from .locks import locked
+from .migrations import migrate, schema_of
+from .schema import SCHEMA_VERSION, TABLES
+from .store import Store
 
-_MAKING_SECONDS = 5.0
+_BOUNDS = {"connect_timeout": "5s", "timeout": "15s", "client_retry_timeout": "10"}
+"""So that an address that does not answer is given up in minutes, not in a quarter of an hour."""
 
 
 def connect(
@@ -21,27 +24,41 @@ def connect(
 ) -> Store:
     """Open the store at a folder or `s3://` address, making it when it is not there.
 
+    For `s3://`, `storage_options` are `aws_access_key_id`, `aws_secret_access_key`, `region`,
+    `endpoint`, `allow_http` and what else object_store knows, or their environment variables:
+    `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`;
+    the command line reads these. Writers exclude each other by locks: file locks in a folder (on
+    NFS, if it has them), leases elsewhere. A folder without file locks opens as `file:///folder`,
+    with leases; all its writers must then name it so.
+
+    `PLACE@NAME` opens a branch of it, unless a folder is called so.
+
     >>> store = connect(tmp / "lake")
     >>> store.append("tasks", [Task.ask("2+2=", "4")]).rows
     1
 
     Raises NotAStoreError for a place that holds something else, or a store of a newer schema, or
-    nothing at all when `create` is false.
+    nothing at all when `create` is false; NotFoundError for a branch that is not there.
     """
     address = str(uri)
     if "://" not in address:
         address = str(Path(address).expanduser().absolute())
+    root, branch = branches.split(address)
+    if branch is not None and ("://" in address or not Path(address).exists()):
+        return branches.opened(connect(root, create=False, storage_options=storage_options), branch)
+    if "://" not in address:
         _check_place(Path(address), create=create)
-    store = Store(address, storage_options=storage_options)
+    options = {**(_BOUNDS if address.startswith("s3") else {}), **(storage_options or {})}
+    store = Store(address, storage_options=options)
     try:
-        db = lancedb.connect(address, storage_options=dict(storage_options or {}) or None)
+        db = lancedb.connect(address, storage_options=store.storage_options)
         present = _present(db)
         if not present and not create:
             raise NotAStoreError(
                 f"there is no store at `{uri}`; `rlake import` or `rlake run` makes one"
             )
         if not _is_whole(store, present):
-            _make(store, db, storage_options)
+            _make(store, db)
     except (OSError, RuntimeError, ValueError) as error:
         if isinstance(error, RlakeError):
             raise
@@ -70,52 +87,56 @@ def _present(db: lancedb.DBConnection) -> set[str]:
 
 
 def _is_whole(store: Store, present: set[str]) -> bool:
-    """Tell whether all tables are there; raise NotAStoreError when one of them is not ours.
+    """Tell whether all tables are there and up to date; raise NotAStoreError for one not ours.
 
     A table that another process makes right now may be listed, and not open yet. Of a whole store
-    only `runs` is opened: it is made last.
+    only `runs` is opened: it is made, and brought up to date, last.
     """
     is_whole = len(present) == len(TABLES)
     try:
-        for name in ["runs"] if is_whole else present:
-            store.check_schema(name)
+        versions = [schema_of(store.open_at(n)) for n in (["runs"] if is_whole else present)]
     except NotAStoreError:
         raise
     except StoreError:
         return False
-    return is_whole
+    return is_whole and versions == [SCHEMA_VERSION]
 
 
-def _make(store: Store, db: lancedb.DBConnection, options: Mapping[str, str] | None) -> None:
-    """Make the tables that are missing. Remote stores have no lock: there, look again."""
-    deadline = monotonic() + (0.0 if store.folder else _MAKING_SECONDS)
-    while True:
-        try:
-            return _make_missing(store, db, options)
-        except StoreError as error:  # a table is listed that does not open yet
-            if isinstance(error, NotAStoreError) or monotonic() >= deadline:
-                raise
-            sleep(POLL_SECONDS)
+def _make(store: Store, db: lancedb.DBConnection) -> None:
+    """Make the tables that are missing, and bring those of an older schema up to date."""
+    with locked(store, "store"):
+        there = [name for name in _present(db) if _opens(store, name)]
+        for name in there:  # before anything is added to what may be someone else's
+            schema_of(store.open_at(name))
+        for name in sorted(TABLES, key="runs".__eq__):
+            if name in there:
+                migrate(store, name)
+            else:
+                _create(store, name)
 
 
-def _make_missing(
-    store: Store, db: lancedb.DBConnection, options: Mapping[str, str] | None
-) -> None:
-    with locked(store.folder, "store"):
-        present = _present(db)
-        for name in present:  # before anything is added to what may be someone else's
-            store.check_schema(name)
-        for name in sorted(set(TABLES) - present, key="runs".__eq__):
-            _create(store, name, options)
+def _opens(store: Store, name: str) -> bool:
+    """Tell whether a table that is listed was made: a killed process may have left a part of it.
+
+    Raises StoreError for one that was made, and does not open.
+    """
+    try:
+        store.open_at(name)
+    except StoreError as error:
+        has_rows = store.folder is not None and any((store.folder / f"{name}.lance").glob("data/*"))
+        if has_rows or "was not found" not in str(error):
+            raise
+        return False
+    return True
 
 
-def _create(store: Store, name: str, options: Mapping[str, str] | None) -> None:
+def _create(store: Store, name: str) -> None:
     """Make an empty table; one that another process made meanwhile is left as it is."""
     try:
         lance.LanceDataset.commit(
             f"{store.uri}/{name}.lance",
             lance.LanceOperation.Overwrite(TABLES[name].schema, []),
-            storage_options=dict(options or {}) or None,
+            storage_options=store.storage_options,
             max_retries=0,  # a second try would overwrite the table of another process
             enable_stable_row_ids=True,
         )

@@ -11,6 +11,7 @@ import lance
 import pyarrow as pa
 
 from .errors import QueryError, nearest
+from .migrations import missing
 from .schema import TABLES
 
 _EXPLAIN = re.compile(r"^\s*explain\s+(analyze\s+|\([^)]*\)\s*)?", re.IGNORECASE)
@@ -39,13 +40,26 @@ class Console:
         self._check_free()
         for name, version in versions.items():
             if self._versions.get(name) != version:
-                self._con.register(name, open_at(name, version))
+                self._show(name, open_at(name, version))
         self._versions = dict(versions)
         if self._open and self._views:
             self._con.execute(files(__package__ or "").joinpath("views.sql").read_text())
         if self._open:
             self._con.execute(_SETTINGS)
         self._open = False
+
+    def _show(self, name: str, rows: "lance.LanceDataset | pa.Table") -> None:
+        """Let a table's name mean these rows; columns that came to the table later are NULL."""
+        later = missing(name, rows.schema)
+        self._con.register(f"stored_{name}" if later else name, rows)
+        if later:
+            types = self._con.from_arrow(pa.schema(later).empty_table()).types
+            nulls = ", ".join(
+                f"NULL::{kind} AS {c.name}" for c, kind in zip(later, types, strict=True)
+            )
+            self._con.execute(
+                f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT *, {nulls} FROM stored_{name}"
+            )
 
     def put(self, name: str, rows: pa.Table) -> None:
         """Let a name mean rows in memory."""
@@ -94,16 +108,16 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def columns_of(condition: str) -> set[str]:
-    """Return the columns that an SQL condition reads.
+def columns_of(condition: str, *, table_name: str = "experiences") -> set[str]:
+    """Return the columns of a table that an SQL condition reads.
 
     >>> sorted(columns_of("reward > 0.5 AND len(response_text) < 100"))
     ['response_text', 'reward']
 
     Raises QueryError when it does not parse as one condition.
     """
-    names = {name for node in _nodes(_parsed(condition)) for name in node.get("column_names", ())}
-    return names & set(TABLES["experiences"].names)
+    names = {name for node in nodes(_parsed(condition)) for name in node.get("column_names", ())}
+    return names & set(TABLES[table_name].names)
 
 
 def tables_of(condition: str) -> set[str]:
@@ -112,35 +126,40 @@ def tables_of(condition: str) -> set[str]:
     >>> tables_of("experience_id IN (SELECT experience_id FROM scores WHERE value > 0)")
     {'scores'}
     """
-    nodes = _nodes(_parsed(condition)["where_clause"])
-    return {str(node.get("table_name")) for node in nodes} & set(TABLES)
+    tree = _parsed(condition)["where_clause"]
+    return {str(node.get("table_name")) for node in nodes(tree)} & set(TABLES)
 
 
 def _parsed(condition: str) -> dict[str, Any]:
     """Return the parsed query that has the condition in its WHERE clause."""
+    query = f"SELECT 1 FROM experiences WHERE ({condition}\n)"
+    return syntax(query, what=f"`where` {condition!r}")
+
+
+def syntax(query: str, *, what: str) -> dict[str, Any]:
+    """Return the syntax tree of one SELECT; QueryError, calling it `what`, when it is none."""
     with duckdb.connect(":memory:") as con:
-        query = f"SELECT 1 FROM experiences WHERE ({condition}\n)"
         try:
             statements = con.extract_statements(query)
             if len(statements) != 1:
-                raise QueryError(f"`where` must be one condition, got {condition!r}")
+                raise QueryError(f"{what} must be one expression, got {len(statements)} statements")
             row = con.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
         except duckdb.Error as error:
-            raise query_error(error, f"`where` {condition!r}") from error
+            raise query_error(error, what) from error
     assert row is not None, "json_serialize_sql returns one row"
     parsed = json.loads(row[0])
     if parsed["error"]:
-        raise QueryError(f"`where` {condition!r} is not a condition: {parsed['error_message']}")
+        raise QueryError(f"{what} is no query that can be read: {parsed['error_message']}")
     return parsed["statements"][0]["node"]
 
 
-def _nodes(tree: object) -> Iterator[dict[str, Any]]:
-    """Walk a parsed query."""
+def nodes(tree: object) -> Iterator[dict[str, Any]]:
+    """Walk a syntax tree."""
     if isinstance(tree, dict):
         yield tree
     children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
     for child in children:
-        yield from _nodes(child)
+        yield from nodes(child)
 
 
 def query_error(error: duckdb.Error, what: str = "the query") -> QueryError:

@@ -92,6 +92,7 @@ class Experience:
 
     task_id: str
     token_ids: Sequence[int] | None = None
+    tokenizer: str | None = None
     loss_mask: Sequence[bool] | None = None
     logprobs: Sequence[float] | None = None
     prompt_length: int | None = None

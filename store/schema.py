@@ -330,6 +330,15 @@ _DECLARED = (
 TABLES: Mapping[str, Table] = MappingProxyType({t.name: t for t in _DECLARED})
 """All tables by name."""
 
+_REFERRED_LAST = ("draws", "runs", "experiences", "tasks")
+_REFERRING = ("lineage", "policies", "metrics")
+REFERRING_FIRST = (
+    *_REFERRING,
+    *(name for name in TABLES if name not in (*_REFERRING, *_REFERRED_LAST)),
+    *_REFERRED_LAST,
+)
+"""All tables, those whose rows refer to rows of others before the others."""
+
 PER_TOKEN = ("loss_mask", "logprobs", "token_rewards", "teacher_logprobs")
 """Columns of `experiences` with one value a token, aligned with `token_ids`."""
 

@@ -4,17 +4,24 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import duckdb
 import lance
 import polars as pl
 
-from . import maintenance, snapshots
+from . import branches, care, finding, migrations, side, snapshots
 from .appending import Appended, Appender
-from .errors import NotAStoreError, NotFoundError, StarvedError, StoreError, reason
+from .committing import Committer
+from .errors import (
+    NotFoundError,
+    QueryError,
+    StarvedError,
+    StoreError,
+    reason,
+)
 from .query import Console
-from .schema import SCHEMA_VERSION, TABLES, table
+from .schema import REFERRING_FIRST, TABLES, table
 from .validate import Rows
 
 POLL_SECONDS = 0.025
@@ -32,8 +39,13 @@ class Store:
         *,
         storage_options: Mapping[str, str] | None = None,
         versions: Mapping[str, int] | None = None,
+        branch: str | None = None,
     ) -> None:
-        self.uri = uri
+        self.root = uri
+        """The address without a branch."""
+        self.branch_name = branch
+        self.uri = f"{uri}@{branch}" if branch else uri
+        self._lines: dict[str, list[branches.Line]] = {}
         self._options = dict(storage_options or {})
         self._pinned = dict(versions) if versions is not None else None
         self._local = threading.local()  # Lance handles and DuckDB sessions are for one thread
@@ -51,7 +63,18 @@ class Store:
     @property
     def folder(self) -> Path | None:
         """The local folder, or None when the store lives elsewhere."""
-        return None if "://" in self.uri else Path(self.uri)
+        return None if "://" in self.root else Path(self.root)
+
+    @property
+    def runs_folder(self) -> Path | None:
+        """Where runs keep checkpoints and weights; those of a branch have a folder of their own."""
+        runs = f"runs@{self.branch_name}" if self.branch_name else "runs"
+        return None if self.folder is None else self.folder / runs
+
+    @property
+    def storage_options(self) -> dict[str, str] | None:
+        """What was given to reach a store that lives elsewhere."""
+        return self._options or None
 
     # reading
 
@@ -69,7 +92,9 @@ class Store:
         """Open a table at a version of its own, whatever this store is pinned to."""
         try:
             return lance.dataset(
-                f"{self.uri}/{name}.lance", version=version, storage_options=self._options or None
+                branches.place(self, name, version),
+                version=version,
+                storage_options=self.storage_options,
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise StoreError(
@@ -85,15 +110,39 @@ class Store:
 
     def versions(self) -> dict[str, int]:
         """Return the version of every table."""
-        return dict(self._pinned) if self._pinned else {n: self.dataset(n).version for n in TABLES}
+        return dict(self._pinned) if self._pinned else self._versions_now()
 
-    def scan(self, name: str) -> pl.LazyFrame:
+    def _versions_now(self) -> dict[str, int]:
+        """Return versions in which no row refers to one that is missing.
+
+        Writers go on between one table and the next; so what refers to others is looked at first.
+        """
+        seen = {name: self.dataset(name).version for name in REFERRING_FIRST}
+        return {name: seen[name] for name in TABLES}
+
+    def scan(
+        self, name: str, *, with_columns: Sequence[str | side.SideColumn] = ()
+    ) -> pl.LazyFrame:
         """Return a table as a Polars LazyFrame; filters and columns are pushed down to the files.
 
         >>> store.scan("tasks").select("prompt_text", "answer").collect().rows()
         [('2+2=', '4')]
+
+        `experiences` may be read with side columns, such as `score:strict@2` or
+        `reward=score:strict@2`; `side.parse` says how they are written. Raises QueryError for one
+        that is not valid, and NotFoundError for one of which nothing is stored.
         """
-        return pl.scan_pyarrow_dataset(self.dataset(name))  # pyright: ignore[reportArgumentType]
+        dataset = self.dataset(name)
+        frame = pl.scan_pyarrow_dataset(dataset)  # pyright: ignore[reportArgumentType]
+        later = migrations.missing(name, dataset.schema)
+        frame = migrations.complete(frame, later) if later else frame
+        columns = side.parse_all(with_columns)
+        if not columns:
+            return frame
+        if name != "experiences":
+            raise QueryError(f"side columns are of `experiences`, and `{name}` has none")
+        side.check(self, columns)
+        return side.join(self, frame, columns)
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """Return the result of one SELECT over all tables and views, as a DuckDB relation.
@@ -133,11 +182,45 @@ class Store:
                     f"table `{name}` has no version {version}, newest is "
                     f"{self.dataset(name).version}"
                 )
-        return Store(self.uri, storage_options=self._options, versions=versions)
+        return Store(
+            self.root,
+            storage_options=self._options,
+            versions=versions,
+            branch=self.branch_name,
+        )
 
     def snapshot(self, name: str, *, note: str | None = None) -> None:
         """Name the store as it is now, once; tags keep its versions from clean-up."""
         snapshots.create(self, name, note=note)
+
+    def branch(self, name: str, *, at: str | None = None) -> "Store":
+        """Let a branch leave from the store as it is, or was at a snapshot, and return it.
+
+        It costs almost no bytes, shares all rows that there are, and `connect("PLACE@NAME")` opens
+        it. What is appended to one is not seen by the other.
+
+        >>> trial = store.branch("trial")
+        >>> _ = trial.append("tasks", [Task.ask("4+4=", "8")])
+        >>> trial.count("tasks") - store.count("tasks")
+        1
+
+        Raises QueryError for a name that is taken or not plain.
+        """
+        return branches.create(self, name, at=at)
+
+    def on_branch(self, name: str | None) -> "Store":
+        """Return this store on a branch that there is, or with None on its main line."""
+        return Store(self.root, storage_options=self._options, branch=name)
+
+    def lines(self, name: str) -> list[branches.Line]:
+        """Return the lines that a table of this branch left from, nearest first."""
+        if name not in self._lines:
+            self._lines[name] = branches.lines(self, name)
+        return self._lines[name]
+
+    def lock_name(self, name: str) -> str:
+        """Return what a lock is called here: those of a branch are its own."""
+        return f"{name}.{self.branch_name}" if self.branch_name else name
 
     # writing
 
@@ -150,14 +233,18 @@ class Store:
         Raises SchemaError for rows that do not fit, ConflictError for the id of a stored row with
         other content, StoreError when they could not be written. Then nothing is stored.
         """
-        return self._appender.append(name, iter([data]), stream=False)
+        return self._appender.append(name, data)
 
     def append_stream(self, name: str, batches: Iterable[Rows]) -> Appended:
         """Append batches of rows in one commit: all of them, or none when one raises.
 
         Only one batch at a time is in memory, and a digest of each row.
         """
-        return self._appender.append(name, iter(batches), stream=True)
+        return self._appender.append_stream(name, iter(batches))
+
+    def committer(self, **limits: Any) -> Committer:
+        """Return what commits for many threads at once; `Committer` says which limits it has."""
+        return Committer(self._appender, **limits)
 
     def committed(self, name: str, dataset: lance.LanceDataset) -> None:
         """Take note of a commit of this process: its new version, and whoever waits for one."""
@@ -196,21 +283,48 @@ class Store:
                 with self._changed:
                     self._changed.wait(min(left, POLL_SECONDS))
 
-    def maintain(self) -> dict[str, tuple[int, int]]:
-        """Merge small files of each table; return fragments before and after, by table.
+    def maintain(
+        self,
+        *,
+        only_due: bool = False,
+        dry_run: bool = False,
+        grace: float = care.GRACE_SECONDS,
+    ) -> care.Report:
+        """Do what a store needs now and then, and tell what it changed, beside readers and writers.
 
-        Safe beside readers and writers. A table that another process is merging is left to it.
+        Rows are deleted for which a retention rule holds, small files merged, indexes made and
+        kept up, and old versions removed: but for those that a snapshot or a branch needs, and
+        those that were the newest one in the last `grace` seconds, which a reader may hold. Files
+        that killed writers left behind go after a day. A `dry_run` only tells. With `only_due`, as
+        the trainer calls it, rules are left out, and tables that are in order.
+
+        While another process maintains the store, nothing is done; the report says who.
         """
-        return maintenance.maintain(self)
+        return care.maintain(self, only_due=only_due, dry_run=dry_run, grace=grace)
 
-    def check_schema(self, name: str) -> None:
-        """Raise NotAStoreError when a table is not ours, or of a newer schema."""
-        meta = self.open_at(name).schema.metadata or {}
-        version = int(meta.get(b"rlake.schema_version", b"0"))
-        if version == 0:
-            raise NotAStoreError(f"`{self.uri}` holds tables that rlake did not make")
-        if version > SCHEMA_VERSION:
-            raise NotAStoreError(
-                f"`{self.uri}` has schema {version}, this rlake reads up to {SCHEMA_VERSION}; "
-                "upgrade it with `pip install --upgrade rlake`"
-            )
+    # finding
+
+    def search(self, text: str, *, k: int = 10, where: str | None = None) -> pl.DataFrame:
+        """Return the k experiences whose responses match the words of a text best (BM25).
+
+        >>> store.search("carry the one").columns[:2]
+        ['experience_id', 'score']
+
+        `where` is an SQL condition on experiences. Raises QueryError for an empty text.
+        """
+        return finding.search(self, text, k=k, where=where)
+
+    def similar(
+        self,
+        experience_id: str,
+        *,
+        k: int = 10,
+        embedder: str | None = None,
+        where: str | None = None,
+    ) -> pl.DataFrame:
+        """Return the k experiences most like a stored one, by the cosine of their embeddings.
+
+        `embedder` may be left out when there is one only. Raises NotFoundError when the experience
+        is not stored, or has no embedding (`rlake embed` makes them).
+        """
+        return finding.similar(self, experience_id, k=k, embedder=embedder, where=where)

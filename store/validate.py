@@ -4,13 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from .errors import SchemaError, nearest
 from .records import Experience, Record, Task, now, rows_of
-from .schema import PER_TOKEN, SOURCES, Column, Table
+from .schema import PER_TOKEN, SOURCES, TIME, Column, Table
 
 Rows = (
     pa.Table | pa.RecordBatch | pl.DataFrame | pl.LazyFrame | Sequence[Mapping[str, Any] | Record]
@@ -20,10 +21,11 @@ _LONGEST = 100
 """Longest value that an error shows."""
 
 
-def conform(table: Table, data: Rows) -> pa.Table:
+def conform(table: Table, data: Rows, *, stamp: datetime | None = None) -> pa.Table:
     """Return `data` with exactly the columns of `table`, typed as declared.
 
-    Missing columns that may be NULL become NULL, a missing `created_at` becomes the time of now.
+    Missing columns that may be NULL become NULL. A `created_at` that is missing or NULL becomes
+    `stamp` (now, if not given), one microsecond later with each row, so that it orders them.
     Raises SchemaError for an unknown, missing or mistyped column, NULL where a value is required,
     NaN or infinity, and per-token columns of another length than `token_ids`.
     """
@@ -35,8 +37,8 @@ def conform(table: Table, data: Rows) -> pa.Table:
             f"column `{unknown[0]}` is not a column of `{table.name}`"
             f"{nearest(unknown[0], table.names)}"
         )
-    stamp = now()
-    columns = [_column(table, c, given.get(c.name), size, stamp) for c in table.columns]
+    times = _times(stamp or now(), size)
+    columns = [_column(table, c, given.get(c.name), size, times) for c in table.columns]
     rows = pa.Table.from_arrays(columns, schema=table.schema)
     if table.name == "experiences":
         _check_experiences(rows)
@@ -67,14 +69,14 @@ def _row(table: Table, row: object) -> Mapping[str, Any]:
 
 
 def _column(
-    table: Table, column: Column, given: Any, size: int, stamp: datetime
+    table: Table, column: Column, given: Any, size: int, times: pa.Array
 ) -> pa.ChunkedArray:
-    if given is None and column.name == "created_at":
-        return pa.chunked_array([pa.repeat(pa.scalar(stamp, column.type), size)])
     if given is None:
         values = pa.chunked_array([pa.nulls(size, column.type)])
     else:
         values = _typed(table, column, given)
+    if column.name == "created_at" and values.null_count:
+        values = pc.coalesce(values, times)
     if column.required and values.null_count:
         where = "is missing" if given is None else f"is NULL in {values.null_count} of {size} rows"
         raise SchemaError(
@@ -82,6 +84,12 @@ def _column(
         )
     _check_finite(table, column, values)
     return values
+
+
+def _times(first: datetime, size: int) -> pa.Array:
+    """Return `size` times that follow each other microsecond by microsecond."""
+    start = pa.scalar(first, TIME).cast(pa.int64()).as_py()
+    return pa.array(np.arange(start, start + size)).cast(TIME)
 
 
 def _typed(table: Table, column: Column, given: Any) -> pa.ChunkedArray:

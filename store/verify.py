@@ -1,13 +1,17 @@
 """Proof of what was trained on: the rows of a step are read again, and their digests compared."""
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
-from .errors import NotFoundError
+from .errors import NotFoundError, nearest, reason
 from .ids import combine, row_digests
 from .query import literal
 from .store import Store
+
+_log = logging.getLogger(__name__)
 
 FACTS = (
     "token_ids",
@@ -29,24 +33,32 @@ class Verdict:
     step: int
     num_rows: int
     digest: str
-    """Of the whole batch, in order, as it is stored now."""
+    """Digest of the step's rows as they are now, in the order in which they were drawn."""
+    recorded: str | None
+    """The digest that was stored with the draw; NULL in rows of older versions of rlake."""
     changed: list[str]
     """Experiences whose stored content is not what was trained on."""
     missing: list[str]
     """Experiences that are not in the store any more."""
+    unreadable: list[str]
+    """Experiences whose files are damaged so that they cannot be read."""
 
     def __str__(self) -> str:
         what = f"step {self.step} of `{self.run_id}`: {self.num_rows} rows, batch {self.digest}"
         if self.holds:
             return f"{what}: unchanged"
-        wrong = [f"`{i}` changed" for i in self.changed] + [f"`{i}` missing" for i in self.missing]
+        told = {"changed": self.changed, "missing": self.missing, "unreadable": self.unreadable}
+        wrong = [f"`{i}` {how}" for how, ids in told.items() for i in ids]
+        wrong = wrong or [f"its digest was {self.recorded}"]
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         return f"{what}: NOT what was trained on: {', '.join(wrong[:5])}{more}"
 
     @property
     def holds(self) -> bool:
-        """Whether all rows are there, unchanged."""
-        return not self.changed and not self.missing
+        """Whether all rows are there, unchanged, in the order in which they were drawn."""
+        if self.changed or self.missing or self.unreadable:
+            return False
+        return self.recorded in (None, self.digest)
 
 
 def verify(store: Store, run_id: str, step: int) -> Verdict:
@@ -55,30 +67,59 @@ def verify(store: Store, run_id: str, step: int) -> Verdict:
     Raises NotFoundError when the run has no such step.
     """
     drawn = store.sql(
-        "SELECT experience_id, digest FROM draws_current "
+        "SELECT experience_id, digest, batch_digest FROM draws_current "
         f"WHERE run_id = {literal(run_id)} AND step = {step} ORDER BY position"
     ).pl()
     if not drawn.height:
         raise NotFoundError(f"run `{run_id}` has no step {step} on record; see `steps`")
-    ids = ", ".join(literal(i) for i in drawn["experience_id"])
-    stored = store.dataset("experiences").to_table(
-        columns=["experience_id", *FACTS], filter=f"experience_id IN ({ids})"
+    now, unreadable = _digests(store, sorted(set(drawn["experience_id"])))
+    rows = drawn.with_columns(
+        now=pl.col("experience_id").replace_strict(
+            list(now), list(now.values()), default=None, return_dtype=pl.String
+        )
     )
-    now = pl.DataFrame(
-        {
-            "experience_id": stored.column("experience_id").to_pylist(),
-            "now": row_digests(stored.select(FACTS)),
-        },
-        schema={"experience_id": pl.String, "now": pl.String},
-    )
-    both = drawn.join(now, on="experience_id", how="left", maintain_order="left")
-    gone = both["now"].is_null()
-    other = (both["now"] != both["digest"]).fill_null(value=False)
+    gone = rows["now"].is_null()
+    other = (rows["now"] != rows["digest"]).fill_null(value=False)
+    absent = rows.filter(gone)["experience_id"].unique(maintain_order=True).to_list()
     return Verdict(
         run_id,
         step,
         drawn.height,
-        combine(both["now"].fill_null("")),
-        both.filter(other)["experience_id"].to_list(),
-        both.filter(gone)["experience_id"].to_list(),
+        combine(rows["now"].fill_null("")),
+        drawn["batch_digest"][0],
+        rows.filter(other)["experience_id"].unique(maintain_order=True).to_list(),
+        [i for i in absent if i not in unreadable],
+        [i for i in absent if i in unreadable],
     )
+
+
+def steps_of(store: Store, run_id: str) -> list[int]:
+    """Return the steps of a run that count; raises NotFoundError when it has none."""
+    found = store.sql(
+        f"SELECT DISTINCT step FROM draws_current WHERE run_id = {literal(run_id)} ORDER BY step"
+    ).fetchall()
+    if not found:
+        runs = [name for (name,) in store.sql("SELECT DISTINCT run_id FROM draws").fetchall()]
+        raise NotFoundError(f"there are no draws of a run `{run_id}`{nearest(run_id, runs)}")
+    return [step for (step,) in found]
+
+
+def _digests(store: Store, ids: Sequence[str]) -> tuple[dict[str, str], set[str]]:
+    """Return the digest of each experience that is there, and which cannot be read.
+
+    When reading all fails, halves are read, down to the row that is damaged.
+    """
+    try:
+        rows = store.dataset("experiences").to_table(
+            columns=["experience_id", *FACTS],
+            filter=f"experience_id IN ({', '.join(literal(i) for i in ids)})",
+        )
+        names = rows.column("experience_id").to_pylist()
+        return dict(zip(names, row_digests(rows.select(FACTS)), strict=True)), set()
+    except (OSError, RuntimeError, ValueError) as error:  # what lance makes of a damaged file
+        if len(ids) == 1:
+            _log.warning("`%s` cannot be read: %s", ids[0], reason(error))
+            return {}, set(ids)
+    half = len(ids) // 2
+    first, second = _digests(store, ids[:half]), _digests(store, ids[half:])
+    return first[0] | second[0], first[1] | second[1]

@@ -36,6 +36,23 @@ CREATE OR REPLACE VIEW policies_current AS
     SELECT p.* FROM policies p LEFT JOIN superseded_from s USING (run_id, attempt)
     WHERE s.step IS NULL OR p.step < s.step;
 
+-- The newest verdict of each scorer on each experience, whichever its version.
+CREATE OR REPLACE VIEW scores_current AS
+    SELECT * FROM scores QUALIFY row_number() OVER (
+        PARTITION BY experience_id, scorer ORDER BY created_at DESC, scorer_version DESC) = 1;
+
+-- The newest label of each annotator on each experience.
+CREATE OR REPLACE VIEW feedback_current AS
+    SELECT * FROM feedback QUALIFY row_number() OVER (
+        PARTITION BY experience_id, annotator ORDER BY created_at DESC, feedback_id DESC) = 1;
+
+-- The newest value of each derived column, superseded attempts left out.
+CREATE OR REPLACE VIEW derived_current AS
+    SELECT d.* FROM derived d LEFT JOIN superseded_from s USING (run_id, attempt)
+    WHERE s.step IS NULL OR d.step IS NULL OR d.step < s.step
+    QUALIFY row_number() OVER (
+        PARTITION BY experience_id, name ORDER BY d.created_at DESC, version DESC) = 1;
+
 -- One row a group: NULL rewards are counted, and kept out of the statistics.
 CREATE OR REPLACE VIEW groups AS
     SELECT run_id, group_id, any_value(task_id) AS task_id, min(step) AS step,
@@ -53,7 +70,7 @@ CREATE OR REPLACE VIEW steps AS
            count(DISTINCT e.group_id) AS num_groups,
            avg(d.lag) AS lag_mean, max(d.lag) AS lag_max,
            avg(e.reward) AS reward_mean, min(e.policy_version) AS policy_version_min,
-           sum(e.num_tokens) AS num_tokens
+           sum(e.num_tokens) AS num_tokens, any_value(d.batch_digest) AS batch_digest
     FROM draws_current d JOIN experiences e USING (experience_id)
     GROUP BY d.run_id, d.step;
 

@@ -7,16 +7,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from . import draws, imports, queries, steps, writing
+from . import care, draws, imports, queries, steps, time, writing
 from .figure import Bench, Figure, say
 
 FIGURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "import": imports.imports,
     "append": writing.append,
+    "group_commit": writing.group_commit,
+    "many_writers": writing.many_writers,
+    "seen": writing.seen,
     "draw": draws.draw,
+    "draw_2m": draws.draw_2m,
     "groups": queries.groups,
     "tokens": queries.tokens,
     "step": steps.step,
+    "snapshot": time.snapshots,
+    "branch": time.branches,
+    "commits": care.commits,
+    "care": care.care,
+    "similar": care.similar,
 }
 """What can be measured, by name."""
 

@@ -9,8 +9,8 @@ from time import perf_counter
 from typing import Any
 
 from ...store import Store, connect
-from ...store.index import Index
 from ...store.sampling import Sampler
+from ...store.sampling.index import Index
 from .figure import Bench, Figure, of
 
 STEP = "32 prompts x 8 completions x 8 tokens, recipe grpo_arithmetic"

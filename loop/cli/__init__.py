@@ -8,10 +8,39 @@ from pathlib import Path
 
 import typer
 
-from . import jobs, looking, moving, pipelines, showing  # each adds its commands to the app
+from . import (  # each adds its commands to the app
+    branches,
+    care,
+    finding,
+    jobs,
+    lineage,
+    looking,
+    moving,
+    pipelines,
+    proving,
+    scoring,
+    showing,
+    snapshots,
+)
 from .app import app
 
-__all__ = ["app", "jobs", "looking", "main", "moving", "pipelines", "run", "showing"]
+__all__ = [
+    "app",
+    "branches",
+    "care",
+    "finding",
+    "jobs",
+    "lineage",
+    "looking",
+    "main",
+    "moving",
+    "pipelines",
+    "proving",
+    "run",
+    "scoring",
+    "showing",
+    "snapshots",
+]
 
 DONE, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 """Exit codes; the last two as shells count them, 128 and the signal's number."""

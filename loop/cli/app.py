@@ -54,13 +54,21 @@ StoreOption = Annotated[
         help=f"The store's folder or s3:// address; RLAKE_STORE, else {DEFAULT_STORE}.",
     ),
 ]
+AtOption = Annotated[
+    str | None,
+    typer.Option(metavar="SNAPSHOT", help="A snapshot's name: the store as it was."),
+]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Also while something that is not done needs it.")
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON: one object, as the last line.")
 ]
 
 
-def open_store(place: str, *, create: bool = False) -> "Store":
+def open_store(place: str, *, create: bool = False, at: str | None = None) -> "Store":
     """Open the store that a command was given; only commands that write make a new one."""
     from ...store import connect
 
-    return connect(place, create=create)
+    store = connect(place, create=create)
+    return store if at is None else store.at(at)

@@ -1,4 +1,4 @@
-"""Commands that look at the store: sql, tables, snapshot."""
+"""Commands that look at the store: sql, tables."""
 
 import itertools
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import ROWS, JsonOption, StoreOption, app, open_store
+from .app import ROWS, AtOption, JsonOption, StoreOption, app, open_store
 from .printing import counted, print_heading, print_json, print_rows, screen
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ VIEWS = {
     "metrics_current": "a metric that counts, likewise",
     "policies_current": "a set of weights that counts, likewise",
     "runs_current": "a job: where it stands",
+    "scores_current": "a scorer's newest verdict on an experience",
+    "feedback_current": "an annotator's newest label of an experience",
+    "derived_current": "the newest value of a derived column of an experience",
 }
 """Views that people ask for, and what a row is."""
 
@@ -29,37 +32,18 @@ _BATCH = 1024
 
 
 @app.command(rich_help_panel=ROWS)
-def verify(
-    run: Annotated[str, typer.Option(metavar="NAME", help="The run.")],
-    step: Annotated[int, typer.Option(min=1, help="The training step.")],
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Prove that the rows of a step are what they were when it was trained on them."""
-    from ...store.verify import verify as check
-
-    verdict = check(open_store(store), run, step)
-    if as_json:
-        print_json({**vars(verdict), "holds": verdict.holds})
-    else:
-        print(verdict)
-    if not verdict.holds:
-        raise typer.Exit(1)
-
-
-@app.command(rich_help_panel=ROWS)
 def sql(
     query: Annotated[str, typer.Argument(help='One SELECT, such as "SELECT * FROM groups".')],
     store: StoreOption = None,
-    at: Annotated[str | None, typer.Option(help="A snapshot's name: the store as it was.")] = None,
+    at: AtOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all rows as a JSON list of objects.")
     ] = False,
     rows: Annotated[int, typer.Option(min=1, help="How many rows to show at most.")] = 50,
 ) -> None:
     """Ask the store a question in SQL, over all tables and views; it can only read."""
-    lake = open_store(store)
-    relation = (lake.at(at) if at else lake).sql(query)
+    lake = open_store(store, at=at)
+    relation = lake.sql(query)
     if as_json:
         _print_list(_records(relation))
         return
@@ -103,10 +87,11 @@ def tables(
         str | None, typer.Argument(help="A table or view: print its columns.", show_default=False)
     ] = None,
     store: StoreOption = None,
+    at: AtOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the tables and how many rows they have, or the columns of one and what they mean."""
-    lake = open_store(store)
+    lake = open_store(store, at=at)
     if name is None:
         _print_tables(lake, as_json)
     else:
@@ -148,38 +133,3 @@ def _print_columns(lake: "Store", name: str, as_json: bool) -> None:
         return
     print_heading(f"{name}: {row}")
     print_rows(header, listed)
-
-
-snapshots = typer.Typer(help="Name the store as it is now, and list such names.")
-app.add_typer(snapshots, name="snapshot", rich_help_panel=ROWS, no_args_is_help=True)
-
-
-@snapshots.command()
-def create(
-    name: Annotated[str, typer.Argument(help="The name; given once.")],
-    store: StoreOption = None,
-    note: Annotated[str | None, typer.Option(help="Why it is taken.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Name the store as it is now; `rlake sql --at NAME` sees it so later."""
-    lake = open_store(store)
-    lake.snapshot(name, note=note)
-    if as_json:
-        print_json({"snapshot": name, "tables": lake.at(name).versions(), "store": lake.uri})
-    else:
-        print(f"snapshot `{name}` of {lake.uri}")
-
-
-@snapshots.command("list")
-def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List the snapshots."""
-    lake = open_store(store)
-    found = list(
-        _records(lake.sql("SELECT name, note, created_at FROM snapshots ORDER BY created_at, name"))
-    )
-    if as_json:
-        print_json({"snapshots": found})
-    elif not found:
-        print("no snapshots yet; take one with `rlake snapshot create NAME`")
-    else:
-        print_rows(list(found[0]), [list(row.values()) for row in found])

@@ -1,7 +1,9 @@
 """Commands that move rows between files and the store: import, export."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -11,14 +13,55 @@ from .printing import counted, print_json, screen
 
 if TYPE_CHECKING:
     from ...store import Store
+    from ...store.files import Imported
+
+_SHOWN_EVERY = 0.2
+"""Seconds between two updates of the progress line."""
+
+IMPORT_FORMATS = """\b
+Kinds of file, told by the suffix:
+  jsonl        lines of JSON objects
+  json         objects, in a list or one after the other
+  csv          comma, semicolon or tab separated
+  parquet      Parquet
+  arrow        Arrow IPC, file or stream; Feather
+  hf           a folder that Hugging Face datasets saved with save_to_disk
+
+\b
+Formats that name our columns, most told by the file's columns:
+  chat         OpenAI's {"messages", "tools"}, or {"request", "response"} of chat completions
+  preferences  {"prompt", "chosen", "rejected"}, text or messages, as TRL has them
+  sharegpt     {"conversations": [{"from": "human", "value": ...}], "system"}
+  trl          completions_*.parquet of TRL's GRPOTrainer with log_completions
+  verl         rollout dumps of verl (rollout_data_dir): input, output, gts, score, step
+  tokens       prompt_ids and completion_ids (or response_ids), with logprobs of the response
+  trinity      the SQL buffer of Trinity-RFT (SQLite); its pickles are not run
+  gsm8k        {"question", "answer"} of GSM8K
+"""
+EXPORT_FORMATS = """\b
+What is written:
+  sft          {"prompt", "completion"}: conversations and their last answer, for TRL
+  dpo          {"prompt", "chosen", "rejected"}: the pairs of `preferences`, for TRL
+  kto          {"prompt", "completion", "label"}: true where the reward is above 0, for TRL
+  chat         {"messages", "tools"}: whole conversations, as OpenAI fine-tuning
+  sharegpt     {"conversations": [{"from", "value"}], "system", "tools"}
+  experiences  all columns, or those of any SELECT
+
+\b
+How, by the suffix of `--out`:
+  .jsonl       lines of JSON; messages and tools as they are spelled in the store
+  .parquet     Parquet
+  .arrow       an Arrow IPC file
+  none         a folder that Hugging Face datasets opens with load_from_disk
+"""
 
 
-@app.command("import", rich_help_panel=ROWS)
+@app.command("import", rich_help_panel=ROWS, epilog=IMPORT_FORMATS)
 def import_(
     table: Annotated[
         Literal["tasks", "experiences", "preferences"], typer.Argument(help="What the rows are.")
     ],
-    file: Annotated[Path, typer.Argument(help="A JSONL, JSON, CSV or Parquet file.")],
+    file: Annotated[Path, typer.Argument(help="A file, or a dataset's folder; see below.")],
     store: StoreOption = None,
     sql: Annotated[
         str | None,
@@ -29,7 +72,7 @@ def import_(
         ),
     ] = None,
     format: Annotated[
-        str | None, typer.Option(help="jsonl, json, csv, parquet; or gsm8k, chat: a ready SELECT.")
+        str | None, typer.Option(help="One of those below, when the file does not tell.")
     ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out, and count, lines that do not parse.")
@@ -38,35 +81,98 @@ def import_(
         str | None, typer.Option(help="The tasks' set, else the file's name.", show_default=False)
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="The tasks' split, else train.", show_default=False)
+        str | None,
+        typer.Option(
+            help="The tasks' split, else train; of a folder with splits, which one.",
+            show_default=False,
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Make tokens of rows of text with this model's tokenizer and chat template; "
+            "else the trainer does when it draws them.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import rows of a file: all of them or, when one is wrong, none.
 
-    Columns are named like ours (see `rlake tables tasks`); ids, messages, groups and the tasks of
-    experiences are filled in. A second import of the same file adds nothing.
+    Columns are named like ours (see `rlake tables tasks`), or the format says what they are; ids,
+    messages, groups and the tasks of experiences are filled in. Token ids and log-probs that a file
+    has are kept as they are. A second import of the same file adds nothing.
     """
-    from ...store.errors import ConfigError
     from ...store.files import check_select, import_rows, open_input
 
-    if table == "preferences" and (taskset or split):
-        raise ConfigError("`--taskset` and `--split` are for tasks; preferences have none")
+    if tokenizer is not None:
+        from ..conversations import load_tokenizer
+
+        made = load_tokenizer(tokenizer)
+    else:
+        made = None
     with (
-        screen(stderr=True).status(f"importing {file}"),
-        open_input(file, format=format, skip_bad=skip_bad) as source,
+        _progress(f"importing {file}") as progress,
+        open_input(file, format=format, skip_bad=skip_bad, split=split) as source,
     ):
         lake = _open_or_make(store, lambda: check_select(table, source, sql=sql))
-        done = import_rows(lake, table, source, sql=sql, taskset=taskset, split=split or "train")
+        done = import_rows(
+            lake,
+            table,
+            source,
+            sql=sql,
+            taskset=taskset,
+            split=split,
+            tokenizer=made,
+            progress=progress,
+        )
     if as_json:
         print_json(vars(done) | {"file": str(file), "store": lake.uri})
         return
-    with_tasks = f", and {counted(done.tasks, 'task')} that they tried" if done.tasks else ""
-    print(f"imported {counted(done.rows, table[:-1])}{with_tasks} from {file} into {lake.uri}")
+    _say(done, file, lake.uri)
+
+
+def _say(done: "Imported", file: Path, place: str) -> None:
+    """Print what an import did."""
+    more = [counted(done.experiences, "experience")] if done.experiences else []
+    more += [f"{counted(done.tasks, 'task')} that they tried"] if done.tasks else []
+    also = "".join(f", and {part}" for part in more)
+    named = f", read as {done.format}," if done.format else ""
+    print(f"imported {counted(done.rows, done.table[:-1])}{also} from {file}{named} into {place}")
     if done.already:
         print(f"there already: {counted(done.already, 'row')}")
     if done.skipped:
         print(f"left out for not parsing: {counted(done.skipped, 'line')}")
+    _say_counts("left out", done.left_out)
+    _say_counts("not read", done.not_read)
+    if done.tokenized:
+        print(f"tokenized: {counted(done.tokenized, 'row')}")
+    _say_counts("left as text", done.untokenized)
+
+
+def _say_counts(what: str, counts: Mapping[str, int]) -> None:
+    for reason, n in counts.items():
+        print(f"{what}: {counted(n, 'row')} ({reason})")
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Show on a terminal what is done, for how many rows and bytes, and how fast."""
+    begun: dict[str, float] = {}
+    shown = 0.0
+    with screen(stderr=True).status(what) as status:
+
+        def tell(doing: str, rows: int, nbytes: int) -> None:
+            nonlocal shown
+            now = monotonic()
+            seconds = now - begun.setdefault(doing, now)
+            if now - shown < _SHOWN_EVERY:
+                return
+            shown = now
+            rate = f", {nbytes / 1e6 / seconds:,.1f} MB/s" if seconds else ""
+            status.update(f"{what}: {doing}, {rows:,} rows, {nbytes / 1e6:,.0f} MB{rate}")
+
+        yield tell
 
 
 def _open_or_make(place: str, check: Callable[[], None]) -> "Store":
@@ -80,13 +186,13 @@ def _open_or_make(place: str, check: Callable[[], None]) -> "Store":
     return open_store(place, create=True)
 
 
-@app.command(rich_help_panel=ROWS)
+@app.command(rich_help_panel=ROWS, epilog=EXPORT_FORMATS)
 def export(
     what: Annotated[
-        Literal["sft", "dpo", "experiences"],
-        typer.Argument(help="Conversations, pairs, or whole rows."),
+        Literal["sft", "dpo", "kto", "chat", "sharegpt", "experiences"],
+        typer.Argument(help="Conversations, pairs, or whole rows; see below."),
     ],
-    out: Annotated[Path, typer.Option(help="The file: .jsonl, for experiences also .parquet.")],
+    out: Annotated[Path, typer.Option(help="The file, or a new folder; its suffix says how.")],
     store: StoreOption = None,
     where: Annotated[
         str | None,
@@ -98,29 +204,20 @@ def export(
         str | None,
         typer.Option(
             metavar="SELECT",
-            help="Rows of your own: sft takes `messages` or `prompt_text` and `response_text`, "
-            "dpo `chosen_id` and `rejected_id`.",
+            help="Rows of your own: with `messages`, or `prompt_text` and `response_text`; for kto "
+            "also `label`; for dpo `chosen_id` and `rejected_id`.",
         ),
     ] = None,
     at: Annotated[str | None, typer.Option(help="A snapshot's name: the store as it was.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Export rows to a file, whole or not at all.
-
-    sft: lines of {"prompt": [...], "completion": [...]}. dpo: {"prompt", "chosen", "rejected"},
-    from the table `preferences`. Both as TRL loads them. experiences: all columns.
-    """
+    """Export rows to a file, whole or not at all."""
     from ...store import files
 
     lake = open_store(store)
     lake = lake.at(at) if at else lake
-    write = {
-        "sft": files.export_sft,
-        "dpo": files.export_dpo,
-        "experiences": files.export_experiences,
-    }
-    with screen(stderr=True).status(f"writing {out}"):
-        done = write[what](lake, out, where=where, sql=sql)
+    with _progress(f"exporting to {out}") as progress:
+        done = files.export(lake, what, out, where=where, sql=sql, progress=progress)
     if as_json:
         print_json({"what": what, "rows": done.rows, "left_out": done.left_out, "out": str(out)})
         return

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import ROWS, JsonOption, StoreOption, app, open_store
+from .app import ROWS, AtOption, JsonOption, StoreOption, app, open_store
 from .printing import print_fields, print_heading, print_json, print_rows
 
 if TYPE_CHECKING:
@@ -31,10 +31,11 @@ def show(
         str, typer.Argument(help="An experience, group, run, task or preference; or its beginning.")
     ],
     store: StoreOption = None,
+    at: AtOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what the store knows of an experience, a group, a run, a task or a preference."""
-    lake = open_store(store)
+    lake = open_store(store, at=at)
     kind, whole = _find(lake, id)
     readers: dict[str, Callable[[Store, str], Found]] = {
         "experience": _experience,

@@ -1,15 +1,21 @@
 """Files become rows of the store and rows become files: import and export."""
 
-from .exporting import Exported, export_dpo, export_experiences, export_sft
+from .exporting import EXPORTS, Exported, export, export_dpo, export_experiences, export_sft
+from .formats import FORMATS
 from .importing import Imported, check_select, import_rows
-from .reading import FORMATS, InputFile, open_input
+from .reading import KIND_NAMES, InputFile, open_input
+from .tokens import Tokens
 
 __all__ = [
+    "EXPORTS",
     "FORMATS",
+    "KIND_NAMES",
     "Exported",
     "Imported",
     "InputFile",
+    "Tokens",
     "check_select",
+    "export",
     "export_dpo",
     "export_experiences",
     "export_sft",

@@ -1,7 +1,7 @@
 """The columns that a SELECT gives, checked by name and type before a row is read, then as rows."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -115,35 +115,39 @@ class RowError(SchemaError):
 
 
 def _json_texts(name: str, values: pa.Array) -> list[str | None]:
-    """Return JSON text for text, struct, list or map values."""
-    read = _parsed if _is_text(values.type) else _plain_value
-    read = read if not pa.types.is_map(values.type) else dict
-    texts = []
+    """Return JSON text: text is kept as it is spelled, struct, list or map values are written."""
+    is_text = _is_text(values.type)
+    texts: list[str | None] = []
     for row, value in enumerate(values.to_pylist()):
-        found = None if value is None else _read(read, value, row, name)
+        if is_text:
+            text, found = _parsed(value, row, name)
+        else:
+            found = dict(value) if pa.types.is_map(values.type) and value else plain(value)
+            text = None if found is None else json.dumps(found, ensure_ascii=False)
         _check_shape(name, found, row)
-        texts.append(None if found is None else json.dumps(found, ensure_ascii=False))
+        texts.append(text)
     return texts
 
 
-def _read(read: Callable[[Any], Any], value: Any, row: int, name: str) -> Any:
+def _parsed(text: str | None, row: int, name: str) -> tuple[str | None, Any]:
+    """Return JSON text and its value; of JSON text kept as a JSON string, the inner one."""
+    if text is None:
+        return None, None
     try:
-        return read(value)
+        value = json.loads(text)
+        if isinstance(value, str):
+            text, value = value, json.loads(value)
     except ValueError:
-        raise RowError(row, f"column `{name}` must be JSON, got {_short(value)}") from None
+        raise RowError(row, f"column `{name}` must be JSON, got {_short(text)}") from None
+    return (None if value is None else text), value
 
 
-def _parsed(text: str) -> Any:
-    value = json.loads(text)
-    return json.loads(value) if isinstance(value, str) else value  # JSON text kept as a JSON string
-
-
-def _plain_value(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Leave out keys that are NULL: a struct has the keys of all rows, JSON those of its own."""
     if isinstance(value, dict):
-        return {k: _plain_value(v) for k, v in value.items() if v is not None}
+        return {k: plain(v) for k, v in value.items() if v is not None}
     if isinstance(value, list):
-        return [_plain_value(v) for v in value]
+        return [plain(v) for v in value]
     return value
 
 

@@ -1,8 +1,7 @@
 """Export: rows of the store as files that other trainers load, written whole or not at all."""
 
 import json
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,19 +9,21 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from ..errors import ConfigError, InputError, JobError, QueryError, RlakeError
+from ..errors import ConfigError, InputError, QueryError
 from ..query import query_error
-from ..records import Message
 from ..store import Store
 from .filling import look_up
-from .lines import json_line
-from .reading import BATCH_ROWS
+from .jsontext import Raw, dumps, elements, listed, one_line
+from .rows import Progress
+from .session import STEP_ROWS, in_batches
+from .turns import turns
+from .writing import Line, kind_of, write_batches, write_lines
 
 _TALK = ("messages", "prompt_text", "response_text", "tools")
-
-Line = dict[str, Any]
+Talk = list[str]
+"""The text of each message, spelled as it came."""
+Row = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,25 @@ class Exported:
     rows: int
     left_out: int
     """Rows that were selected and have nothing to write: no text, or two equal answers."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a line of an export is made of, and how."""
+
+    about: str
+    """Half a line, for people who choose one."""
+    line: Callable[[Row], Line | None] | None = None
+    """Makes a line of a row; None for a row that has none."""
+    reads: tuple[str, ...] = _TALK
+    """Columns of `experiences` that it reads."""
+    kept: str = "drop_reason IS NULL"
+    """Which experiences it is made of."""
+    needs: tuple[frozenset[str], ...] = (
+        frozenset({"messages"}),
+        frozenset({"prompt_text", "response_text"}),
+    )
+    """Columns of which a SELECT must give one set."""
 
 
 def export_sft(
@@ -46,16 +66,7 @@ def export_sft(
 
     Raises QueryError, InputError when there is nothing to write, JobError when writing fails.
     """
-    _one_of(where, sql)
-    kept = f"drop_reason IS NULL AND ({where}\n)" if where else "drop_reason IS NULL"
-    query = sql or f"SELECT {', '.join(_TALK)} FROM experiences WHERE {kept}"
-    given = store.sql(query).columns
-    if "messages" not in given and not {"prompt_text", "response_text"} <= set(given):
-        raise QueryError(
-            "the SELECT for sft must give `messages`, or `prompt_text` and `response_text`; "
-            f"got {_names(given)}"
-        )
-    return _write_lines(Path(out), "sft", (_sft_line(r) for b in _batches(store, query) for r in b))
+    return export(store, "sft", out, where=where, sql=sql)
 
 
 def export_dpo(
@@ -67,14 +78,7 @@ def export_dpo(
     and `rejected_id`. The prompt is what both conversations begin with. This is the conversational
     format of TRL's DPOTrainer. Raises as `export_sft` does.
     """
-    _one_of(where, sql)
-    query = sql or "SELECT * FROM preferences" + (f" WHERE ({where}\n)" if where else "")
-    given = store.sql(query).columns
-    if not {"chosen_id", "rejected_id"} <= set(given):
-        raise QueryError(
-            f"the SELECT for dpo must give `chosen_id` and `rejected_id`; got {_names(given)}"
-        )
-    return _write_lines(Path(out), "dpo", _dpo_lines(store, query))
+    return export(store, "dpo", out, where=where, sql=sql)
 
 
 def export_experiences(
@@ -82,42 +86,78 @@ def export_experiences(
 ) -> Exported:
     """Write all columns of `experiences` for which `where` holds, or any SELECT.
 
-    The suffix of `out` says how: `.parquet` or `.jsonl`.
-
     Raises as `export_sft` does.
     """
-    _one_of(where, sql)
-    query = sql or "SELECT * FROM experiences" + (f" WHERE ({where}\n)" if where else "")
-    path = Path(out)
-    if path.suffix != ".parquet":
-        return _write_lines(path, "experiences", (r for b in _batches(store, query) for r in b))
-    _refuse_folder(path)
-    rows = 0
-    with _whole(path) as part, _reading():
-        reader = store.sql(query).to_arrow_reader(BATCH_ROWS)
-        with pq.ParquetWriter(part, reader.schema) as writer:
-            for batch in reader:
-                writer.write_batch(batch)
-                rows += batch.num_rows
-        _refuse_nothing(rows, 0, "experiences")
-    return Exported(path, rows, 0)
+    return export(store, "experiences", out, where=where, sql=sql)
 
 
-def _one_of(where: str | None, sql: str | None) -> None:
+def export(
+    store: Store,
+    what: str,
+    out: str | Path,
+    *,
+    where: str | None = None,
+    sql: str | None = None,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write one of EXPORTS to a file or folder, whose suffix says how: see `writing.SUFFIXES`.
+
+    Rows are those of `where`, or of a SELECT that gives what the export is made of. Raises
+    QueryError, ConfigError, InputError when there is nothing to write, JobError when writing fails.
+    """
     if where is not None and sql is not None:
         raise ConfigError(
             "`--where` and `--sql` exclude each other; put the condition in the SELECT"
         )
+    path, shape = Path(out), EXPORTS[what]
+    kind_of(path, what)
+    lake = store if store.is_past else store.at(store.versions())  # it may be read twice
+    query = sql or _query(what, shape, where)
+    given = set(lake.sql(query).columns)
+    if shape.needs and not any(needed <= given for needed in shape.needs):
+        needs = ", or ".join(" and ".join(f"`{c}`" for c in sorted(n)) for n in shape.needs)
+        names = ", ".join(f"`{c}`" for c in lake.sql(query).columns)
+        raise QueryError(f"the SELECT for {what} must give {needs}; got {names}")
+    left_out = 0
+
+    def chunks() -> Iterator[list[Line]]:
+        nonlocal left_out
+        left_out = done = nbytes = 0
+        for batch in _batches(lake, query):
+            lines = list(_lines(lake, what, shape, batch))
+            left_out += lines.count(None)
+            done += batch.num_rows
+            nbytes += batch.nbytes
+            if progress is not None:
+                progress("writing", done, nbytes)
+            yield [line for line in lines if line is not None]
+
+    try:
+        if shape.line is None and what == "experiences":
+            schema = lake.sql(query).limit(0).to_arrow_table().schema
+            rows = write_batches(path, schema, _batches(lake, query), what)
+        else:
+            rows = write_lines(path, chunks, what)
+    except InputError as error:
+        if str(error) != "no rows":
+            raise
+        more = f", of {left_out} that have no text or no difference" if left_out else ""
+        raise InputError(f"no rows to export as {what}{more}; nothing was written") from None
+    return Exported(path, rows, left_out)
 
 
-def _names(columns: list[str]) -> str:
-    return ", ".join(f"`{c}`" for c in columns)
+def _query(what: str, shape: Shape, where: str | None) -> str:
+    if what == "dpo":
+        return "SELECT * FROM preferences" + (f" WHERE ({where}\n)" if where else "")
+    if what == "experiences":
+        return "SELECT * FROM experiences" + (f" WHERE ({where}\n)" if where else "")
+    kept = f"{shape.kept} AND ({where}\n)" if where else shape.kept
+    return f"SELECT {', '.join(shape.reads)} FROM experiences WHERE {kept}"
 
 
-def _batches(store: Store, query: str) -> Iterator[list[Line]]:
+def _batches(store: Store, query: str) -> Iterator[pa.RecordBatch]:
     with _reading():
-        for batch in store.sql(query).to_arrow_reader(BATCH_ROWS):
-            yield batch.to_pylist()
+        yield from in_batches(store.sql(query).to_arrow_reader(STEP_ROWS))
 
 
 @contextmanager
@@ -128,87 +168,115 @@ def _reading() -> Iterator[None]:
         raise query_error(error) from error
 
 
-def _conversation(row: Line) -> list[Message]:
+def _lines(store: Store, what: str, shape: Shape, batch: pa.RecordBatch) -> Iterator[Line | None]:
+    rows = batch.to_pylist()
+    if what == "dpo":
+        yield from _pairs(store, rows)
+        return
+    assert shape.line is not None, "what has lines makes them"
+    for row in rows:
+        yield shape.line(row)
+
+
+def _conversation(row: Row) -> Talk:
     """Return the row's conversation, or nothing when it has none that ends with an answer."""
-    if row.get("messages"):
-        messages = json.loads(row["messages"])
-        if messages and messages[-1].get("role") == "assistant":
-            return messages
+    text = row.get("messages")
+    if text:
+        talk = elements(one_line(str(text)))
+        if talk and _message(talk[-1]).get("role") == "assistant":
+            return talk
     prompt, response = row.get("prompt_text"), row.get("response_text")
     if prompt is None or response is None:
         return []
-    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+    asked, said = {"role": "user", "content": prompt}, {"role": "assistant", "content": response}
+    return [dumps(asked), dumps(said)]
 
 
-def _sft_line(row: Line) -> Line | None:
-    messages = _conversation(row)
-    if len(messages) < 2:
+def _message(text: str) -> dict[str, object]:
+    return json.loads(text)
+
+
+def _tools(row: Row) -> dict[str, Any]:
+    return {"tools": one_line(str(row["tools"]))} if row.get("tools") else {}
+
+
+def _sft(row: Row) -> Line | None:
+    talk = _conversation(row)
+    if len(talk) < 2:
         return None
-    line: Line = {"prompt": messages[:-1], "completion": messages[-1:]}
-    return line | {"tools": json.loads(row["tools"])} if row.get("tools") else line
+    return {"prompt": listed(talk[:-1]), "completion": listed(talk[-1:])} | _tools(row)
 
 
-def _dpo_lines(store: Store, query: str) -> Iterator[Line | None]:
-    for batch in _batches(store, query):
-        ids = {row[name] for row in batch for name in ("chosen_id", "rejected_id")} - {None}
-        stored = look_up(store, "experiences", "experience_id", ids, _TALK)
-        for row in batch:
-            yield _dpo_line(stored.get(row["chosen_id"]), stored.get(row["rejected_id"]))
+def _kto(row: Row) -> Line | None:
+    line = _sft(row)
+    if line is None or row.get("label") is None:
+        return None
+    tools = {k: line[k] for k in ("tools",) if k in line}
+    return {
+        "prompt": line["prompt"],
+        "completion": line["completion"],
+        "label": row["label"],
+    } | tools
 
 
-def _dpo_line(chosen: Line | None, rejected: Line | None) -> Line | None:
+def _chat(row: Row) -> Line | None:
+    talk = _conversation(row)
+    if not talk:
+        return None
+    has_text = row.get("messages") and len(talk) == len(elements(str(row["messages"])))
+    whole: Raw = one_line(str(row["messages"])) if has_text else listed(talk)
+    return {"messages": whole} | _tools(row)
+
+
+def _sharegpt(row: Row) -> Line | None:
+    said = turns([_message(m) for m in _conversation(row)])
+    if not said:
+        return None
+    system = {"system": said.pop(0)["value"]} if said[0]["from"] == "system" else {}
+    return {"conversations": said} | system | _tools(row)
+
+
+def _pairs(store: Store, rows: list[Row]) -> Iterator[Line | None]:
+    ids = {str(row[name]) for row in rows for name in ("chosen_id", "rejected_id") if row[name]}
+    stored = look_up(store, "experiences", "experience_id", ids, _TALK)
+    for row in rows:
+        yield _pair(stored.get(str(row["chosen_id"])), stored.get(str(row["rejected_id"])))
+
+
+def _pair(chosen: Row | None, rejected: Row | None) -> Line | None:
     good, bad = _conversation(chosen or {}), _conversation(rejected or {})
     same = 0
-    while same < min(len(good), len(bad)) and good[same] == bad[same]:
+    while same < min(len(good), len(bad)) and _message(good[same]) == _message(bad[same]):
         same += 1
     if not same or same in (len(good), len(bad)):
         return None
-    line: Line = {"prompt": good[:same], "chosen": good[same:], "rejected": bad[same:]}
-    return line | {"tools": json.loads(chosen["tools"])} if chosen and chosen["tools"] else line
+    pair = {
+        "prompt": listed(good[:same]),
+        "chosen": listed(good[same:]),
+        "rejected": listed(bad[same:]),
+    }
+    return pair | _tools(chosen or {})
 
 
-def _write_lines(path: Path, what: str, lines: Iterator[Line | None]) -> Exported:
-    if path.suffix not in (".jsonl", ".ndjson"):
-        known = "`.jsonl` or `.parquet`" if what == "experiences" else "`.jsonl`"
-        raise ConfigError(f"`{what}` is written to {known}, got `{path}`")
-    _refuse_folder(path)
-    rows = left_out = 0
-    with _whole(path) as part, part.open("w", encoding="utf-8") as out:
-        for line in lines:
-            if line is None:
-                left_out += 1
-                continue
-            out.write(json_line(line) + "\n")
-            rows += 1
-        _refuse_nothing(rows, left_out, what)
-    return Exported(path, rows, left_out)
+_LABELLED: Collection[str] = (*_TALK, "reward > 0 AS label")
 
-
-def _refuse_nothing(rows: int, left_out: int, what: str) -> None:
-    if not rows:
-        more = f", of {left_out} that have no text or no difference" if left_out else ""
-        raise InputError(f"no rows to export as {what}{more}; nothing was written")
-
-
-def _refuse_folder(path: Path) -> None:
-    if path.is_dir() or not path.parent.is_dir():
-        where = f"`{path}` is a folder" if path.is_dir() else f"there is no folder `{path.parent}`"
-        raise ConfigError(f"cannot write to `{path}`: {where}; name a file in a folder that exists")
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Give a place to write to that becomes the file when all went well, else is removed."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield part
-        with part.open("rb") as written:
-            os.fsync(written.fileno())
-        part.replace(path)
-    except RlakeError:
-        raise
-    except (OSError, pa.ArrowException) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise JobError(f"cannot write `{path}`: {reason}; nothing was written") from error
-    finally:
-        part.unlink(missing_ok=True)
+EXPORTS = {
+    "sft": Shape('{"prompt", "completion"}: conversations and their last answer, for TRL', _sft),
+    "dpo": Shape(
+        '{"prompt", "chosen", "rejected"}: the pairs of `preferences`, for TRL',
+        needs=(frozenset({"chosen_id", "rejected_id"}),),
+    ),
+    "kto": Shape(
+        '{"prompt", "completion", "label"}: true where the reward is above 0, for TRL',
+        _kto,
+        reads=tuple(_LABELLED),
+        needs=(
+            frozenset({"messages", "label"}),
+            frozenset({"prompt_text", "response_text", "label"}),
+        ),
+    ),
+    "chat": Shape('{"messages", "tools"}: whole conversations, as OpenAI fine-tuning', _chat),
+    "sharegpt": Shape('{"conversations": [{"from", "value"}], "system", "tools"}', _sharegpt),
+    "experiences": Shape("all columns, or those of any SELECT", needs=()),
+}
+"""What can be exported, by name."""

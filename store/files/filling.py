@@ -1,21 +1,24 @@
 """What a SELECT leaves out is filled in: ids, messages, groups, and the tasks of experiences."""
 
 import json
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ..ids import content_id, row_digests
+from ..ids import row_digests
 from ..query import literal
 from ..records import Message, Task
 from ..schema import TABLES, Column
 from ..store import Store
-from .columns import RowError, values_of, with_column
+from .columns import JSON_COLUMNS, RowError, values_of, with_column
+from .counting import Counts
+from .jsontext import dumps, elements, listed
+from .tokens import Tokenization
 
-TEXT, INT, REAL = pa.string(), pa.int64(), pa.float64()
+TEXT, INT = pa.string(), pa.int64()
 _IN_CHUNK = 500
 
 
@@ -25,10 +28,6 @@ class Defaults:
 
     taskset: str
     split: str = "train"
-
-
-Fill = Callable[[pa.Table], pa.Table]
-"""Takes rows of the SELECT, typed as declared; returns rows with everything filled in."""
 
 
 def task_columns() -> tuple[Column, ...]:
@@ -47,15 +46,17 @@ def experience_columns(given: Sequence[str]) -> tuple[Column, ...]:
 
 def fill_tasks(rows: pa.Table, defaults: Defaults) -> pa.Table:
     """Fill in `messages` from `prompt_text` or the reverse, the set, the split, and the id."""
-    made = [_task(row, i, defaults).row() | _given(row) for i, row in enumerate(rows.to_pylist())]
+    made = [_filled(row, i, defaults) for i, row in enumerate(rows.to_pylist())]
     kinds = {c.name: c.type for c in task_columns()}
     if "created_at" not in rows.column_names:
         del kinds["created_at"]
     return pa.Table.from_pylist(made, pa.schema(list(kinds.items())))
 
 
-def _given(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in row.items() if v is not None}
+def _filled(row: dict[str, Any], place: int, defaults: Defaults) -> dict[str, Any]:
+    """Fill in a task. Its JSON is written anew: equal tasks have one id, and so one spelling."""
+    made = _task(row, place, defaults).row()
+    return made | {k: v for k, v in row.items() if v is not None and k not in JSON_COLUMNS}
 
 
 def _task(row: dict[str, Any], place: int, defaults: Defaults) -> Task:
@@ -79,6 +80,8 @@ class _Conversation:
 
     prompt: list[Message]
     response: list[Message]
+    text: str
+    """All of it as JSON, spelled as it came."""
 
     @property
     def messages(self) -> list[Message]:
@@ -88,14 +91,11 @@ class _Conversation:
 class ExperienceFill:
     """Fills in experiences, in order; remembers how many rows each group has, and each content."""
 
-    def __init__(self, store: Store, defaults: Defaults) -> None:
-        self._store, self._defaults = store, defaults
-        self._groups: Counter[str] = Counter()
-        self._contents: Counter[str] = Counter()
-
-    def __call__(self, rows: pa.Table) -> pa.Table:
-        """Return the rows with everything filled in."""
-        return self.with_tasks(rows)[1]
+    def __init__(
+        self, store: Store, defaults: Defaults, *, tokenization: Tokenization | None = None
+    ) -> None:
+        self._store, self._defaults, self._tokenization = store, defaults, tokenization
+        self._groups, self._contents = Counts(), Counts()
 
     def with_tasks(self, rows: pa.Table) -> tuple[list[Task], pa.Table]:
         """Return the tasks of rows that name none, and the rows with everything filled in."""
@@ -103,17 +103,20 @@ class ExperienceFill:
         if "task_id" in rows.column_names:
             talks = self._talks_of_stored(rows)
         else:
-            talks = [_talk(row, i) for i, row in enumerate(rows.to_pylist())]
+            talks = [_talk(row, i) for i, row in enumerate(_light(rows))]
             tasks = self._tasks(rows, talks)
             rows = with_column(rows, "task_id", (t.task_id for t in tasks), TEXT)
             own = TABLES["experiences"].names
             rows = rows.select([n for n in rows.column_names if n in own])
-        rows = self._with_ids(rows)
-        return tasks, _with_texts(rows, talks)
+        rows = _with_sizes(_with_texts(self._with_ids(rows), talks))
+        if self._tokenization is not None:
+            rows = self._tokenization.fill(rows, [t.messages if t else [] for t in talks])
+        return tasks, rows
 
     def _tasks(self, rows: pa.Table, talks: Sequence[_Conversation | None]) -> list[Task]:
         answer, workflow = values_of(rows, "answer"), values_of(rows, "workflow")
         taskset, split = values_of(rows, "taskset"), values_of(rows, "split")
+        metadata = values_of(rows, "task_metadata")
         tasks = []
         for i, talk in enumerate(talks):
             if talk is None:
@@ -125,6 +128,7 @@ class ExperienceFill:
                     taskset=taskset[i] or self._defaults.taskset,
                     split=split[i] or self._defaults.split,
                     workflow=workflow[i],
+                    metadata=json.loads(metadata[i]) if metadata[i] else None,
                 )
             )
         return tasks
@@ -138,7 +142,7 @@ class ExperienceFill:
                 raise RowError(i, "column `task_id` is NULL; each row must name its task")
         stored = look_up(self._store, "tasks", "task_id", {ids[i] for i in asks}, ["messages"])
         talks = []
-        for i, row in enumerate(rows.select(_TALK & set(rows.column_names)).to_pylist()):
+        for i, row in enumerate(_light(rows)):
             task = stored.get(ids[i])
             if row.get("messages") is None and row.get("prompt_text") is None and task is None:
                 raise RowError(
@@ -155,14 +159,12 @@ class ExperienceFill:
         groups = [g if g is not None else t for g, t in zip(groups, tasks, strict=True)]
         rollouts, ids = values_of(rows, "rollout"), values_of(rows, "experience_id")
         contents = row_digests(rows.drop_columns({"created_at"} & set(rows.column_names)))
-        for i, (group, content) in enumerate(zip(groups, contents, strict=True)):
+        places, times = self._groups.before(groups), self._contents.before(contents)
+        for i, content in enumerate(contents):
             if rollouts[i] is None:
-                rollouts[i] = self._groups[group]
-            self._groups[group] += 1
+                rollouts[i] = places[i]
             if ids[i] is None:
-                self._contents[content] += 1
-                again = self._contents[content]
-                ids[i] = f"imported/{content}" + (f"/{again}" if again > 1 else "")
+                ids[i] = f"imported/{content}" + (f"/{times[i] + 1}" if times[i] else "")
         rows = with_column(rows, "group_id", groups, TEXT)
         rows = with_column(rows, "rollout", rollouts, INT)
         rows = with_column(rows, "experience_id", ids, TEXT)
@@ -171,26 +173,41 @@ class ExperienceFill:
         )
 
 
-_TALK = {"messages", "prompt_text", "response_text"}
+def _light(rows: pa.Table) -> list[dict[str, Any]]:
+    """Return the columns that a conversation is made of, as Python rows."""
+    light = rows.select([n for n in rows.column_names if n in _TALK])
+    return light.to_pylist() if light.column_names else [{} for _ in range(rows.num_rows)]
+
+
+_TALK = ("messages", "num_asked", "prompt_text", "response_text")
 
 
 def _talk(
     row: dict[str, Any], place: int, asked: list[Message] | None = None
 ) -> _Conversation | None:
-    """Tell question from answer: the answer is the last assistant message, or `response_text`."""
+    """Tell question from answer: the answer is the last assistant message, or `response_text`.
+
+    A format may say how many messages were the question.
+    """
     said = row.get("response_text")
-    answer = [] if said is None else [{"role": "assistant", "content": said}]
-    if row.get("messages") is None:
+    answer: list[Message] = [] if said is None else [{"role": "assistant", "content": said}]
+    text = row.get("messages")
+    if text is None:
         prompt = row.get("prompt_text")
         if asked is None and prompt is None:
             return None
-        return _Conversation(asked or [{"role": "user", "content": prompt}], answer)
-    messages: list[Message] = json.loads(row["messages"])
-    if messages[-1]["role"] != "assistant":
-        return _Conversation(messages, answer)
+        asked = asked or [{"role": "user", "content": prompt}]
+        return _Conversation(asked, answer, dumps([*asked, *answer]))
+    messages: list[Message] = json.loads(text)
+    if row.get("num_asked") is not None:
+        size = row["num_asked"]
+        return _Conversation(messages[:size], messages[size:], text)
+    if not messages or messages[-1]["role"] != "assistant":
+        whole = listed([*elements(text), *map(dumps, answer)]) if answer else text
+        return _Conversation(messages, answer, whole)
     if len(messages) == 1:
         raise RowError(place, "column `messages` holds an answer and no question")
-    return _Conversation(messages[:-1], messages[-1:])
+    return _Conversation(messages[:-1], messages[-1:], text)
 
 
 def _with_texts(rows: pa.Table, talks: Sequence[_Conversation | None]) -> pa.Table:
@@ -199,7 +216,7 @@ def _with_texts(rows: pa.Table, talks: Sequence[_Conversation | None]) -> pa.Tab
     prompts, responses = values_of(rows, "prompt_text"), values_of(rows, "response_text")
     turns = values_of(rows, "num_turns")
     for i, talk in enumerate(talks):
-        whole.append(json.dumps(talk.messages, ensure_ascii=False) if talk else None)
+        whole.append(talk.text if talk else None)
         if talk is None:
             continue
         if prompts[i] is None:
@@ -214,55 +231,21 @@ def _with_texts(rows: pa.Table, talks: Sequence[_Conversation | None]) -> pa.Tab
     return with_column(rows, "num_turns", turns, INT)
 
 
+def _with_sizes(rows: pa.Table) -> pa.Table:
+    """Fill in num_tokens, where a file gives tokens and does not count them."""
+    if "token_ids" not in rows.column_names or "num_tokens" in rows.column_names:
+        return rows
+    return rows.append_column(
+        "num_tokens", pc.list_value_length(rows.column("token_ids")).cast(INT)
+    )
+
+
 def _text(messages: Any) -> str | None:
     """Return the text of the last message, when it is text."""
     last = None
     for message in messages:
         last = message.get("content")
     return last if isinstance(last, str) else None
-
-
-def fill_preferences(rows: pa.Table, store: Store) -> pa.Table:
-    """Fill in the id, and task and margin from the two experiences, which must be stored."""
-    chosen, rejected = values_of(rows, "chosen_id"), values_of(rows, "rejected_id")
-    wanted = {i for i in (*chosen, *rejected) if i is not None}
-    stored = look_up(store, "experiences", "experience_id", wanted, ["task_id", "reward"])
-    ids, tasks = values_of(rows, "preference_id"), values_of(rows, "task_id")
-    margins = values_of(rows, "margin")
-    sources = [s or "imported" for s in values_of(rows, "source")]
-    for i, (better, worse) in enumerate(zip(chosen, rejected, strict=True)):
-        if better is not None and better == worse:
-            raise RowError(i, f"`chosen_id` and `rejected_id` are both {better!r}")
-        good, bad = (
-            _member(stored, better, "chosen_id", i),
-            _member(stored, worse, "rejected_id", i),
-        )
-        tasks[i] = good["task_id"] if tasks[i] is None else tasks[i]
-        if {good["task_id"], bad["task_id"]} != {tasks[i]}:
-            raise RowError(i, f"{better!r} and {worse!r} are not two tries at task {tasks[i]!r}")
-        if margins[i] is None and None not in (good["reward"], bad["reward"]):
-            margins[i] = good["reward"] - bad["reward"]
-        ids[i] = content_id(better, worse, sources[i]) if ids[i] is None else ids[i]
-    for name, values, kind in (
-        ("preference_id", ids, TEXT),
-        ("task_id", tasks, TEXT),
-        ("margin", margins, REAL),
-        ("source", sources, TEXT),
-    ):
-        rows = with_column(rows, name, values, kind)
-    return rows
-
-
-def _member(
-    stored: dict[str, dict[str, Any]], experience_id: str | None, column: str, place: int
-) -> dict[str, Any]:
-    if experience_id is None:
-        raise RowError(
-            place, f"column `{column}` is missing; a pair needs `chosen_id` and `rejected_id`"
-        )
-    if experience_id not in stored:
-        raise RowError(place, f"`{column}` {experience_id!r} is not stored; import that first")
-    return stored[experience_id]
 
 
 def look_up(

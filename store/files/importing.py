@@ -1,26 +1,28 @@
-"""Import: rows of a file, mapped by one SELECT, appended in one commit."""
+"""Import: rows of a file, mapped by a SELECT or a named format, one commit a table."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import duckdb
 import pyarrow as pa
 
-from ..errors import ConfigError, InputError, SchemaError
-from ..schema import TABLES, Column, Table, table
+from ..errors import ConfigError, InputError
+from ..schema import TABLES, table
 from ..store import Appended, Store
 from ..validate import conform
-from .columns import RowError, check_columns, typed
+from .columns import values_of
 from .filling import (
     Defaults,
     ExperienceFill,
-    Fill,
     experience_columns,
-    fill_preferences,
     fill_tasks,
 )
-from .reading import BATCH_ROWS, FORMATS, InputFile, InputSession
+from .formats import recognized
+from .pairs import fill_preferences, of_pairs
+from .rows import FileRows, Mapped, Progress, Selected
+from .session import InputFile, InputSession
+from .spool import Spool, spooled
+from .tokens import Tokenization, Tokenizer
 
 IMPORTABLE = ("tasks", "experiences", "preferences")
 """Tables that files are imported into; the others are written by jobs."""
@@ -41,6 +43,18 @@ class Imported:
     """Rows of the file, before the SELECT."""
     skipped: int
     """Lines left out because they do not parse."""
+    experiences: int = 0
+    """Experiences stored with the preferences that compare them."""
+    format: str | None = None
+    """The named format, also when the file was recognized as one."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Rows of the file left out, by reason."""
+    not_read: dict[str, int] = field(default_factory=dict)
+    """Parts of rows that were not read, by reason."""
+    tokenized: int = 0
+    """Rows of text that got tokens."""
+    untokenized: dict[str, int] = field(default_factory=dict)
+    """Rows that a tokenizer was named for, and that stay text, by reason."""
 
 
 def import_rows(
@@ -50,13 +64,16 @@ def import_rows(
     *,
     sql: str | None = None,
     taskset: str | None = None,
-    split: str = "train",
+    split: str | None = None,
+    tokenizer: Tokenizer | None = None,
+    progress: Progress | None = None,
 ) -> Imported:
     """Append the rows of a file to `tasks`, `experiences` or `preferences`: all of them, or none.
 
     One SELECT over the table `input`, which may join the store's own tables, gives columns named
-    like ours; without one, the file's columns are. What it leaves out is filled in: see `filling`.
-    Rows that are stored already are left out, so a second import of the same file adds nothing.
+    like ours; without one, the file's format does, or its columns are ours. What is left out is
+    filled in: see `filling`. Rows that are stored already are left out, so a second import of the
+    same file adds nothing. With a `tokenizer`, experiences of text get tokens.
 
     Raises QueryError, SchemaError, ConflictError, InputError or StoreError; then no row is stored.
 
@@ -70,22 +87,88 @@ def import_rows(
     """
     if name not in IMPORTABLE:
         raise ConfigError(f"files are imported into {', '.join(IMPORTABLE)}, got `{name}`")
+    if tokenizer is not None and name == "tasks":
+        raise ConfigError("`--tokenizer` is for experiences and pairs; tasks have no answer")
     session = InputSession(file, store)
-    rows = _Rows(table(name), file, session, _mapping(name, file, sql))
-    defaults = Defaults(taskset or Path(file.name).stem, split)
-    tasks = _append_tasks(store, rows, defaults)
-    fills: dict[str, Fill] = {
-        "tasks": lambda batch: fill_tasks(batch, defaults),
-        "experiences": ExperienceFill(store, defaults),
-        "preferences": lambda batch: fill_preferences(batch, store),
-    }
-    done = _append(store, rows, fills[name])
-    if not rows.read:
-        raise InputError(
-            f"the SELECT over `{file.name}` gave no rows, of {session.num_rows} in the file; "
-            "nothing was imported"
-        )
-    return Imported(name, done.rows, done.already, tasks, session.num_rows, file.skipped)
+    rows = _rows(name, file, session, sql, progress)
+    if name == "preferences" and not rows.is_pairs and (taskset or (split and file.kind != "hf")):
+        raise ConfigError("`--taskset` and `--split` are for tasks; preferences have none")
+    defaults = Defaults(taskset or Path(file.name).stem, split or "train")
+    tokenization = Tokenization(tokenizer) if tokenizer else None
+    with spooled() as spool:
+        rows.spool(_fill(name, rows, spool, store, defaults, tokenization))
+        spool.close()
+        if not rows.read:
+            raise _nothing(rows, file, session)
+        done = {n: _store(store, n, spool, progress) for n in IMPORTABLE if n in spool.names}
+    stored = {n: found.rows for n, found in done.items() if n != name}
+    return Imported(
+        name,
+        done[name].rows,
+        done[name].already,
+        stored.get("tasks", 0),
+        session.num_rows,
+        file.skipped,
+        stored.get("experiences", 0),
+        rows.format.name if rows.format else None,
+        dict(rows.left_out),
+        dict(rows.not_read),
+        tokenization.done if tokenization else 0,
+        dict(tokenization.why_not) if tokenization else {},
+    )
+
+
+def _fill(
+    name: str,
+    rows: FileRows,
+    spool: Spool,
+    store: Store,
+    defaults: Defaults,
+    tokenization: Tokenization | None,
+) -> Callable[[pa.Table], None]:
+    """Return what fills rows in and spools them, for each table that they go to."""
+    experiences = ExperienceFill(store, defaults, tokenization=tokenization)
+
+    def put(table_name: str, filled: pa.Table) -> None:
+        rows.check(table_name, filled)
+        spool.put(table_name, filled)
+
+    def fill(batch: pa.Table) -> None:
+        if name == "tasks":
+            put("tasks", fill_tasks(batch, defaults))
+        elif name == "preferences" and not rows.is_pairs:
+            put("preferences", fill_preferences(batch, store))
+        else:
+            tasks, filled = experiences.with_tasks(batch)
+            put("experiences", filled)
+            if tasks:
+                spool.put_tasks(conform(TABLES["tasks"], tasks).drop_columns("created_at"))
+            if name == "preferences":
+                spool.put("preferences", of_pairs(filled, values_of(batch, "margin")))
+
+    return fill
+
+
+def _store(store: Store, name: str, spool: Spool, progress: Progress | None) -> Appended:
+    def told() -> Iterator[pa.Table]:
+        done = nbytes = 0
+        for batch in spool.rows(name):
+            done += batch.num_rows
+            nbytes += batch.nbytes
+            if progress is not None:
+                progress(f"storing {name}", done, nbytes)
+            yield batch
+
+    return store.append_stream(name, told())
+
+
+def _nothing(rows: FileRows, file: InputFile, session: InputSession) -> InputError:
+    why = "".join(f"; {n} rows: {reason}" for reason, n in rows.left_out.items())
+    what = "the SELECT over" if rows.format is None else f"format `{rows.format.name}` of"
+    return InputError(
+        f"{what} `{file.name}` gave no rows, of {session.num_rows} in the file{why}; "
+        "nothing was imported"
+    )
 
 
 def check_select(name: str, file: InputFile, *, sql: str | None = None) -> None:
@@ -93,94 +176,34 @@ def check_select(name: str, file: InputFile, *, sql: str | None = None) -> None:
 
     The store's tables are there, and empty.
     """
-    query = _mapping(name, file, sql)
-    _Rows(table(name), file, InputSession(file, None), query)
+    _rows(name, file, InputSession(file, None), sql, None)
 
 
-def _mapping(name: str, file: InputFile, sql: str | None) -> str:
-    if file.mapping is None:
-        return sql or "SELECT * FROM input"
-    if sql is not None:
-        raise ConfigError(
-            f"format `{file.mapping}` has a SELECT of its own; leave it or `--sql` out"
+def _rows(
+    name: str, file: InputFile, session: InputSession, sql: str | None, progress: Progress | None
+) -> FileRows:
+    """Choose how the file's rows become ours."""
+    found = file.format
+    if found is not None and sql is not None:
+        raise ConfigError(f"format `{found.name}` has a SELECT of its own; leave it or `--sql` out")
+    columns = session.columns
+    if found is None and sql is None and not _are_ours(name, columns):
+        found = recognized(columns, name)
+    if found is None:
+        return Selected(table(name), file, session, progress, sql or "SELECT * FROM input")
+    if name not in found.tables:
+        raise ConfigError(f"format `{found.name}` gives {' and '.join(found.tables)}, not `{name}`")
+    if not found.fits(columns):
+        needs = ", or ".join(" and ".join(f"`{c}`" for c in sorted(n)) for n in found.needs)
+        raise InputError(
+            f"`{file.name}` does not fit format `{found.name}`: it needs the columns {needs}, "
+            f"got {', '.join(f'`{c}`' for c in columns)}"
         )
-    selects = FORMATS[file.mapping]
-    if name not in selects:
-        raise ConfigError(f"format `{file.mapping}` gives {' and '.join(selects)}, not `{name}`")
-    return selects[name]
+    if found.selects:
+        return Selected(table(name), file, session, progress, found.selects[name], found)
+    return Mapped(table(name), file, session, progress, found)
 
 
-class _Rows:
-    """The rows that the SELECT gives, batch by batch, with the place of each for errors."""
-
-    def __init__(self, declared: Table, file: InputFile, session: InputSession, query: str) -> None:
-        self.declared, self._file, self._session = declared, file, session
-        self._relation = session.select(query)
-        given = self._relation.columns
-        self._allowed: tuple[Column, ...] = declared.columns
-        if declared.name == "experiences":
-            self._allowed = experience_columns(given)
-        self.makes_tasks = declared.name == "experiences" and "task_id" not in given
-        self._query = query
-        self.read = 0
-        self._first, self._last = 0, pa.table({})
-        check_columns(declared, self._allowed, self._relation.limit(0).to_arrow_table().schema)
-
-    def batches(self, fill: Fill) -> Iterator[pa.Table]:
-        """Yield filled rows; the SELECT runs anew with each call."""
-        self.read = 0
-        try:
-            reader = self._session.select(self._query).to_arrow_reader(BATCH_ROWS)
-            for batch in reader:
-                self._first = self.read
-                self.read += batch.num_rows
-                self._last = fill(typed(batch, self._allowed))
-                yield self._last
-        except RowError as error:
-            raise SchemaError(self._place(error.row) + error.message) from error
-        except duckdb.Error as error:
-            raise self._session.refused(error) from error
-
-    def located(self, error: SchemaError) -> SchemaError:
-        """Say which row of the SELECT it is that `conform` refused."""
-        for row in range(self._last.num_rows):
-            try:
-                conform(self.declared, self._last.slice(row, 1))
-            except SchemaError as first:
-                message = str(first).replace(" in row 0", "").replace(" in 1 of 1 rows", "")
-                return SchemaError(self._place(row) + message)
-        return error
-
-    def _place(self, row: int) -> str:
-        return f"row {self._first + row + 1} of `{self._file.name}`, as selected: "
-
-
-def _append(store: Store, rows: _Rows, fill: Fill) -> Appended:
-    try:
-        return store.append_stream(rows.declared.name, rows.batches(fill))
-    except SchemaError as error:
-        raise error if str(error).startswith("row ") else rows.located(error) from error
-
-
-def _append_tasks(store: Store, rows: _Rows, defaults: Defaults) -> int:
-    """Store the tasks of experiences that name none, after all the experiences proved valid."""
-    if not rows.makes_tasks:
-        return 0
-    fill = ExperienceFill(store, defaults)
-
-    def tasks() -> Iterator[pa.Table]:
-        made: list[pa.Table] = []
-
-        def both(batch: pa.Table) -> pa.Table:
-            found, filled = fill.with_tasks(batch)
-            made.append(conform(TABLES["tasks"], found))
-            return filled
-
-        for filled in rows.batches(both):
-            try:
-                conform(rows.declared, filled)
-            except SchemaError as error:
-                raise rows.located(error) from error
-            yield made.pop()
-
-    return store.append_stream("tasks", tasks()).rows
+def _are_ours(name: str, columns: list[str]) -> bool:
+    ours = experience_columns(columns) if name == "experiences" else table(name).columns
+    return set(columns) <= {c.name for c in ours}

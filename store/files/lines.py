@@ -7,17 +7,27 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
 
+from .jsontext import Raw, dumps
+
 
 def json_line(row: Mapping[str, Any]) -> str:
     """Return a row as one line of JSON; times are ISO text, and NaN, which JSON lacks, is null.
 
+    Values that are `Raw` are JSON already, and stand as they are.
+
     >>> json_line({"reward": 0.5, "text": "a b"})
     '{"reward": 0.5, "text": "a b"}'
     """
+    return "{" + ", ".join(f"{dumps(str(k))}: {_text(v)}" for k, v in row.items()) + "}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Raw):
+        return value
     try:
-        return json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
     except ValueError:
-        return json.dumps(_finite(row), ensure_ascii=False, default=_plain)
+        return json.dumps(_finite(value), ensure_ascii=False, default=_plain)
 
 
 def _plain(value: object) -> object:

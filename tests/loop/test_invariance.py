@@ -72,7 +72,7 @@ def step(
     optimization = Optimization(
         model, resolve(algorithm), settings, total_steps=3, temperature=0.9, pad_id=pad_id
     )
-    measured = optimization.step(rows)
+    measured = optimization.step(rows).metrics
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     return Step(gradients(model), weights, measured)
 
@@ -127,6 +127,6 @@ def test_a_long_gradient_is_cut_to_the_norm_allowed_and_reported_as_it_was() -> 
     optimization = Optimization(
         model, resolve("sft"), settings, total_steps=1, temperature=1.0, pad_id=0
     )
-    measured = optimization.step(rows_of_a_step())
+    measured = optimization.step(rows_of_a_step()).metrics
     assert measured["train/grad_norm"] > 0.1
     assert float(gradients(model).norm()) == pytest.approx(1e-3, rel=1e-3)

@@ -1,5 +1,6 @@
 """Training on what is stored: which rows each step gets, and what `draws` says of them."""
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -112,7 +113,7 @@ def test_a_draw_says_what_was_read_and_with_what_weight(store: Store) -> None:
     assert drawn["experience_id"].to_list() == ["g000/00", "g000/01", "z/00"]
     assert drawn["weight"].to_list() == [1.0] * 3
     assert drawn["epoch"].to_list() == [1] * 3
-    assert drawn["sampler"].to_list() == ["fifo"] * 3
+    assert [json.loads(s)["strategy"] for s in drawn["sampler"]] == ["fifo"] * 3
     assert drawn["lag"].to_list() == [None] * 3
     digest = tokenizer_digest(tiny()[1])
     assert drawn["tokenizer"].to_list() == [None, None, digest]

@@ -91,7 +91,7 @@ def test_a_step_without_rows_changes_nothing() -> None:
     model, ours = optimization()
     before = weights(model)
     nothing = replace(ready(), experience_ids=[], token_ids=[], masks=[], logprobs=[])
-    assert ours.step(nothing) == {"train/skipped": 1.0}
+    assert ours.step(nothing).metrics == {"train/skipped": 1.0}
     assert torch.equal(before, weights(model))
 
 

@@ -36,7 +36,7 @@ def cut(n: int, cuts: list[int]) -> Iterator[int]:
 def test_with_nothing_dropped_each_batch_gets_the_newest_version_it_may(
     schedule: ScheduleConfig, batch_size: int, batches: int
 ) -> None:
-    pacer = Pacer(schedule, batch_size=batch_size)
+    pacer = Pacer(schedule, new_units=lambda _: batch_size)
     lags = []
     for batch in range(1, batches + 1):
         newest = max(0, batch - 1 - schedule.max_ahead)
@@ -49,7 +49,7 @@ def test_with_nothing_dropped_each_batch_gets_the_newest_version_it_may(
 
 def test_the_lag_reaches_what_the_schedule_says_it_may() -> None:
     schedule = ScheduleConfig(max_ahead=3, publish_every=2)
-    pacer = Pacer(schedule, batch_size=1)
+    pacer = Pacer(schedule, new_units=lambda _: 1)
     lags = []
     for batch in range(1, 20):
         lags.append(batch - 1 - pacer.version)
@@ -61,7 +61,7 @@ def test_the_lag_reaches_what_the_schedule_says_it_may() -> None:
 def test_the_version_of_a_batch_does_not_depend_on_its_commits(
     schedule: ScheduleConfig, batch_size: int, batches: int, cuts: list[int]
 ) -> None:
-    whole, parts = (Pacer(schedule, batch_size=batch_size) for _ in range(2))
+    whole, parts = (Pacer(schedule, new_units=lambda _: batch_size) for _ in range(2))
     for _ in range(batches):
         version = whole.version
         whole.stored([version] * batch_size)
@@ -97,7 +97,7 @@ class Trainer:
 def test_whatever_is_dropped_the_weights_asked_for_are_published_and_steps_go_on(
     schedule: ScheduleConfig, batch_size: int, survivors: list[int]
 ) -> None:
-    pacer, trainer = Pacer(schedule, batch_size=batch_size), Trainer(schedule, batch_size)
+    pacer, trainer = Pacer(schedule, new_units=lambda _: batch_size), Trainer(schedule, batch_size)
     for units in survivors:
         asked, step = pacer.version, pacer.step
         assert asked in trainer.published
@@ -118,17 +118,17 @@ def test_whatever_is_dropped_the_weights_asked_for_are_published_and_steps_go_on
 def test_units_stored_before_a_restart_give_the_same_step_and_version(
     schedule: ScheduleConfig, batch_size: int, survivors: list[int]
 ) -> None:
-    first, versions = Pacer(schedule, batch_size=batch_size), []
+    first, versions = Pacer(schedule, new_units=lambda _: batch_size), []
     for units in survivors:
         versions += [first.version] * units
         first.stored([first.version] * units)
-    again = Pacer(schedule, batch_size=batch_size)
+    again = Pacer(schedule, new_units=lambda _: batch_size)
     again.stored(versions)
     assert (again.step, again.version) == (first.step, first.version)
 
 
 def test_left_over_units_that_went_stale_are_not_counted() -> None:
-    pacer = Pacer(ScheduleConfig(max_ahead=0, max_lag=0), batch_size=4)
+    pacer = Pacer(ScheduleConfig(max_ahead=0, max_lag=0), new_units=lambda _: 4)
     pacer.stored([0] * 7)  # three are left over, and stale as soon as step 1 is drawn
     assert (pacer.step, pacer.version) == (2, 1)
     pacer.stored([1] * 3)
@@ -138,7 +138,28 @@ def test_left_over_units_that_went_stale_are_not_counted() -> None:
 
 
 def test_left_over_units_that_are_fresh_are_counted() -> None:
-    pacer = Pacer(ScheduleConfig(max_ahead=0, max_lag=1), batch_size=4)
+    pacer = Pacer(ScheduleConfig(max_ahead=0, max_lag=1), new_units=lambda _: 4)
     pacer.stored([0] * 7)
     pacer.stored([1])
     assert pacer.step == 3
+
+
+def test_a_replay_is_one_batch_ahead_and_then_takes_up_a_few_new_units_a_step() -> None:
+    pacer = Pacer(ScheduleConfig(max_lag=9), new_units=lambda step: 4 if step == 1 else 1)
+    versions = []
+    for _ in range(8):
+        versions.append(pacer.version)
+        pacer.stored([pacer.version])
+    assert versions == [0, 0, 0, 0, 1, 2, 3, 4]
+    assert pacer.step == 6
+
+
+def test_steps_that_take_up_nothing_new_are_passed_over() -> None:
+    pacer = Pacer(ScheduleConfig(), new_units=lambda step: step % 2)
+    seen = [pacer.step]
+    for _ in range(3):
+        pacer.stored([pacer.version])
+        seen.append(pacer.step)
+    assert seen == [1, 3, 5, 7]
+    late = Pacer(ScheduleConfig(), new_units=lambda step: int(step > 3))
+    assert (late.step, late.version) == (4, 3), "what only the fourth step needs can wait for it"

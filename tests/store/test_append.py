@@ -1,8 +1,10 @@
 """Append is atomic and idempotent, and a stored row never changes."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
@@ -48,6 +50,104 @@ def test_the_time_of_a_row_is_not_its_content(store: Store) -> None:
     assert store.append("experiences", late).already == 2
     stored = store.scan("experiences").select("created_at").collect().to_series()
     assert {t.year for t in stored} == {2020}, "the first one stays"
+
+
+def times(store: Store, name: str = "tasks") -> list[datetime]:
+    """Return the times of a table's rows, in the order in which they were stored."""
+    return store.dataset(name).to_table(columns=["created_at"]).column(0).to_pylist()
+
+
+def test_time_never_runs_backwards_when_a_clock_is_turned_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = datetime.now(UTC)
+    for n, turn in enumerate([0, 1, -3600, -86400 * 3000, 0, 5]):
+        moment = clock + timedelta(seconds=turn)
+        monkeypatch.setattr("rlake.store.appending.now", lambda moment=moment: moment)
+        store.append("tasks", [task(3 * n), task(3 * n + 1)])
+        store.append_stream("tasks", [[task(3 * n + 2)]])
+    stamped = times(store)
+    assert len(set(stamped)) == 18
+    assert stamped == sorted(stamped)
+    assert stamped[-1] < clock + timedelta(seconds=6), "and it does not run ahead"
+
+
+def test_time_never_runs_backwards_from_process_to_process(store: Store) -> None:
+    behind = """
+import sys
+from datetime import timedelta
+import rlake
+from rlake.store import appending
+clock = appending.now
+appending.now = lambda: clock() - timedelta(days=400)
+lake = rlake.connect(sys.argv[1])
+print("ready", flush=True)
+for line in sys.stdin:
+    lake.append("tasks", [rlake.Task.ask(line)])
+    print("done", flush=True)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", behind, store.uri],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for n in range(3):
+        store.append("tasks", [task(n)])
+        print(n, file=process.stdin, flush=True)
+        assert process.stdout.readline() == "done\n"
+    process.communicate(timeout=20)
+    assert len(times(store)) == 6
+    assert times(store) == sorted(times(store))
+
+
+def test_time_orders_the_rows_of_one_append(store: Store) -> None:
+    store.append("experiences", experiences(50))
+    store.append_stream("experiences", [experiences(60)[50:55], experiences(60)[55:]])
+    assert len(set(times(store, "experiences"))) == 60
+    told = store.sql("SELECT experience_id FROM experiences ORDER BY created_at").fetchall()
+    assert [i for (i,) in told] == [e.experience_id for e in experiences(60)]
+
+
+def test_a_row_keeps_its_own_time_and_a_later_one_is_followed(store: Store) -> None:
+    ahead = datetime.now(UTC) + timedelta(hours=2)
+    early = datetime(2001, 1, 1, tzinfo=UTC)
+    for n, time in enumerate([early, ahead]):
+        store.append("tasks", [task(n).row() | {"created_at": time}])
+    store.append("tasks", [task(2), task(3)])
+    tick = timedelta(microseconds=1)
+    assert times(store) == [early, ahead, ahead + tick, ahead + 2 * tick]
+
+
+def test_a_time_in_the_far_future_is_refused_for_all_others_would_follow(store: Store) -> None:
+    with pytest.raises(SchemaError, match=r"`created_at` of `tasks` is 2999-01-01 00:00, more tha"):
+        store.append("tasks", [task().row() | {"created_at": datetime(2999, 1, 1, tzinfo=UTC)}])
+    assert store.count("tasks") == 0
+
+
+def test_a_time_that_is_null_is_that_of_the_append(store: Store) -> None:
+    own = datetime(2020, 1, 1, tzinfo=UTC)
+    began = datetime.now(UTC)
+    store.append("tasks", [task(n).row() | {"created_at": t} for n, t in enumerate([own, None])])
+    first, second = times(store)
+    assert first == own
+    assert began <= second <= datetime.now(UTC)
+
+
+def test_ids_and_time_survive_a_table_that_was_restored(store: Store) -> None:
+    for n in range(4):
+        store.append("tasks", [task(n)])
+    newest = times(store)[-1]
+    store.open_at("tasks", 3).restore()
+    assert store.append("tasks", [task(0), task(3)]) == Appended(1, 1, 7)
+    assert times(store)[-1] > newest
+    store.open_at("tasks", 5).restore()
+    assert connect(store.uri).append("tasks", [task(2), task(4)]).rows == 1
+    assert store.append("tasks", [task(n) for n in range(5)]).already == 5
+    assert store.count("tasks") == len(set(times(store))) == 5
 
 
 @pytest.mark.parametrize(

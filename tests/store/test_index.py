@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from rlake.store import Experience, Store, connect
 from rlake.store.errors import QueryError
-from rlake.store.index import NO_VERSION, Index
+from rlake.store.sampling.index import Index
+from rlake.store.sampling.pool import NO_VERSION
 from rlake.store.tail import Tail
 
 EXAMPLES = settings(max_examples=10, deadline=None)

@@ -15,6 +15,7 @@ from rlake.store.schema import PER_TOKEN, SCHEMA_VERSION, TABLES, describe
 FULL = Experience(
     task_id="t",
     token_ids=[1, 2, 3],
+    tokenizer="digest",
     loss_mask=[False, True, True],
     logprobs=[0.0, -0.5, -0.25],
     prompt_length=1,
@@ -157,7 +158,8 @@ def test_a_store_of_a_newer_schema_is_refused(tmp_path: Path) -> None:
     db = lancedb.connect(tmp_path)
     for name, table in TABLES.items():
         db.create_table(name, schema=table.schema.with_metadata(newer))
-    with pytest.raises(NotAStoreError, match=r"has schema 2, this rlake reads up to 1; upgrade"):
+    told = rf"has schema {SCHEMA_VERSION + 1}, this rlake reads up to {SCHEMA_VERSION}; upgrade"
+    with pytest.raises(NotAStoreError, match=told):
         connect(tmp_path)
 
 

@@ -1,0 +1,76 @@
+"""The whole tree, and what must fit together across its parts."""
+
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from .jobs import EvaluateConfig, ExplorerConfig, ScheduleConfig, TasksConfig
+from .model import ModelConfig
+from .section import Int, Section
+from .trainer import TrainerConfig
+
+
+class RunConfig(Section):
+    """All of a run."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Names the run: its rows, its folder. A run is continued with `--resume`."""
+    seed: Int = Field(default=0, ge=0)
+    store: str | None = None
+    """Folder or address of the store; `--store` and RLAKE_STORE say it too."""
+    output: str | None = None
+    """Folder for checkpoints and weights; None: `runs/` in the store's folder."""
+    threads: Int | None = Field(default=None, ge=1)
+    """CPU threads of torch in each job; None: what torch chooses."""
+    model: ModelConfig
+    algorithm: str | dict[str, dict[str, Any]]
+    """Name of an algorithm, or `{name: {parameter: value}}`."""
+    tasks: TasksConfig = TasksConfig()
+    explorer: ExplorerConfig | None = None
+    """Left out: the run is offline, and trains on what is stored."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    evaluate: EvaluateConfig | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.explorer is None:
+            return self._offline()
+        trainer = self.trainer
+        if trainer.steps is None:
+            raise ValueError("trainer.steps is missing; a run with an explorer needs it")
+        if trainer.source is not None or trainer.at is not None:
+            key = "source" if trainer.source is not None else "at"
+            raise ValueError(
+                f"trainer.{key} is for runs on what is stored; take the `explorer` section away, "
+                "or make it a source of `sampler: {mixed: ...}`"
+            )
+        mixed = trainer.sampler.mixed
+        own = [name for name, source in (mixed or {}).items() if not source.is_stored]
+        if mixed is not None and (len(own) != 1 or trainer.epochs != 1):
+            raise ValueError(
+                f"trainer.sampler.mixed has {len(own)} sources of the run's own rows, and epochs "
+                f"{trainer.epochs}; beside an explorer exactly one source has neither `run`, `at` "
+                "nor `source`, and `epochs` is said for each source"
+            )
+        if self.is_replay and self.schedule.max_lag is None:
+            raise ValueError(
+                "schedule.max_lag is missing: a run that draws rows again must say how old they "
+                "may be, in optimizer steps"
+            )
+        return self
+
+    def _offline(self) -> Self:
+        if self.schedule.new_per_step is not None:
+            raise ValueError("schedule.new_per_step is for runs with an explorer")
+        return self
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether rows that the explorer made may be drawn in other steps than their own."""
+        if self.explorer is None:
+            return False
+        if self.trainer.sampler.mixed is None:
+            return not self.trainer.draws_once
+        own = next(s for s in self.trainer.sampler.mixed.values() if not s.is_stored)
+        return own.sampler.fifo is None or (own.epochs or 1) > 1

@@ -1,0 +1,126 @@
+"""From a configuration to what draws a step's rows, and to how many new ones each step takes up."""
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from math import ceil
+
+from ..store import Store
+from ..store.sampling import (
+    Fifo,
+    Freshness,
+    Mixture,
+    Prioritized,
+    Sampler,
+    Source,
+    Strategy,
+    Uniform,
+    split,
+)
+from .config import RunConfig, SourceConfig
+from .config.draws import StrategyConfig
+
+Drawing = Sampler | Mixture
+"""What gives a training step its rows."""
+
+
+def sampler(
+    store: Store, config: RunConfig, *, grouped: bool, until: Mapping[str, int] | None = None
+) -> Drawing:
+    """Return what draws the steps of a run from rows of a store.
+
+    With `until`, only rows that were stored at these versions of the tables are seen.
+    """
+    trainer, is_online = config.trainer, config.explorer is not None
+    if trainer.sampler.mixed is not None:
+        sources = {name: _source(s, config) for name, s in trainer.sampler.mixed.items()}
+        return Mixture(store, sources, grouped=grouped, seed=config.seed, until=until)
+    return Sampler(
+        store if trainer.at is None else store.at(trainer.at),
+        strategy=strategy(trainer.sampler),
+        freshness=Freshness(config.schedule.lag if is_online else None),
+        grouped=grouped,
+        where=trainer.trained_where,
+        query=trainer.source,
+        run_id=config.name if is_online else None,
+        with_columns=trainer.with_columns,
+        max_draws=trainer.epochs,
+        seed=config.seed,
+        until=until,
+    )
+
+
+def _source(source: SourceConfig, config: RunConfig) -> Source:
+    is_own = config.explorer is not None and not source.is_stored
+    lag = config.schedule.lag if is_own and source.max_lag is None else source.max_lag
+    return Source(
+        share=source.share,
+        run_id=config.name if is_own else source.run,
+        where=config.trainer.and_where(source.where),
+        query=source.source,
+        at=source.at,
+        strategy=strategy(source.sampler),
+        freshness=Freshness(lag),
+        with_columns=(*config.trainer.with_columns, *source.with_columns),
+        max_draws=source.epochs or (1 if is_own else None),
+        is_paced=is_own,
+    )
+
+
+def strategy(config: StrategyConfig) -> Strategy:
+    """Return the way of drawing that a configuration names."""
+    if config.prioritized is not None:
+        return Prioritized(**dict(config.prioritized))
+    if config.uniform is not None:
+        return Uniform(**dict(config.uniform))
+    return Fifo()
+
+
+def new_units(config: RunConfig) -> Callable[[int], int]:
+    """Return how many units of the explorer's each training step is the first to take up.
+
+    Drawn once, they are the batch, or that part of it that comes from the run itself. Drawn several
+    times, the first step takes up a batch, and each later one `schedule.new_per_step`. That, and
+    not how far the explorer happens to be, decides what a step is drawn from.
+    """
+    trainer = config.trainer
+    name, own = own_source(config)
+    size, epochs = trainer.batch_size, trainer.epochs
+    if own is not None:
+        size, epochs = ceil(own.share * size), own.epochs or 1
+    if config.is_replay:
+        later = config.schedule.new_per_step or ceil(size / epochs)
+        return lambda step: size if step == 1 else later
+    if name is None:
+        return lambda _: size
+    shares = {name: source.share for name, source in (trainer.sampler.mixed or {}).items()}
+    return lambda step: split(shares, trainer.batch_size, step)[name]
+
+
+def own_source(config: RunConfig) -> tuple[str, SourceConfig] | tuple[None, None]:
+    """Return the source of a mixed draw that the run's explorer feeds, if there is one."""
+    mixed = config.trainer.sampler.mixed or {}
+    return next(((n, s) for n, s in mixed.items() if not s.is_stored), (None, None))
+
+
+def own_where(config: RunConfig) -> str | None:
+    """Return the SQL condition on those of the explorer's rows that may be trained on."""
+    _, own = own_source(config)
+    return config.trainer.and_where(own.where if own is not None else None)
+
+
+class Horizon:
+    """How many units of the run's own rows each step may be drawn from; None: all there are."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._new_units = new_units(config)
+        self._is_needed = config.is_replay
+        self._steps = count(1)
+        self._known = [0]
+
+    def of(self, step: int) -> int | None:
+        """Return what all steps up to this one have taken up."""
+        if not self._is_needed:
+            return None
+        while len(self._known) <= step:
+            self._known.append(self._known[-1] + self._new_units(next(self._steps)))
+        return self._known[step]

@@ -1,0 +1,40 @@
+"""What a function was when it was used: a digest of its source, to be compared later."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from ..store.ids import content_id
+
+_DIGITS = 12
+
+
+def digest(function: Callable[..., Any]) -> str:
+    """Digest a function by where it stands and its source, what it calls left out.
+
+    >>> from rlake.operators.rewards import exact_match, numeric_answer
+    >>> digest(exact_match) == digest(exact_match), digest(exact_match) == digest(numeric_answer)
+    (True, False)
+
+    Without a source, as of compiled code, the version of its package stands for it; of an object
+    that can be called, its class does.
+    """
+    if isinstance(function, partial):
+        told = repr(function.args), repr(sorted(function.keywords.items()))
+        return content_id(digest(function.func), *told, length=_DIGITS)
+    one = inspect.unwrap(function)
+    one = one if hasattr(one, "__qualname__") else type(one)
+    try:
+        source = inspect.getsource(one)
+    except (OSError, TypeError):
+        source = _package_version(one.__module__)
+    return content_id(f"{one.__module__}:{one.__qualname__}", source, length=_DIGITS)
+
+
+def _package_version(module: str | None) -> str | None:
+    try:
+        return version((module or "").partition(".")[0])
+    except (PackageNotFoundError, ValueError):
+        return None

@@ -1,0 +1,163 @@
+"""Embedding: the responses that have no vector yet get one, a bounded batch at a time."""
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from ..operators import embed as ours
+from ..operators.names import named
+from ..operators.provenance import digest
+from ..store import Store
+from ..store.errors import OperatorError
+from ..store.query import columns_of, literal
+from ..store.records import now
+
+Embedder = Callable[[Sequence[str]], np.ndarray]
+"""Texts to vectors [texts, length]."""
+
+_ROWS = 4096
+_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """What a call of `embed` did."""
+
+    embedder: str
+    """As it is stored: the name, and the version or the digest of its source."""
+    rows: int
+    """Vectors stored by this call."""
+    already: int
+    without_text: int
+    length: int | None
+    """Numbers of a vector; None when there was nothing to do."""
+
+
+def embed(
+    store: Store,
+    embedder: str = "hashed_ngrams",
+    *,
+    where: str | None = None,
+    listener: Callable[[int, int], None] | None = None,
+) -> Embedded:
+    """Store a vector in `embeddings` of each response that this embedder has not embedded.
+
+    `embedder` is one of ours by name, or `package.module:function` of a list of texts that returns
+    an array [texts, length]. Rows of at most 8 MiB of text go to it at once, and are one commit, so
+    a killed call is gone on with by the same call. `listener` is told how many of how many rows
+    are done.
+
+    Raises OperatorError when there is no such function, or it returns something else; QueryError
+    when `where` is no condition.
+    """
+    function = named(embedder, ours, "embedder")
+    name = f"{embedder}@{digest(function) if ':' in embedder else ours.VERSION}"
+    columns_of(where or "true")  # or it is no condition
+    past = store.at(store.versions())
+    told = _to_do(past, name, where or "true")
+    todo = told.filter(pl.col("num_bytes") > 0, ~pl.col("is_done"))
+    made_by = f"{now():%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}"
+    done, length = 0, _length(past, name)
+    for part in _parts(todo):
+        rows = _texts(past, part)
+        vectors = _vectors(function, embedder, rows["response_text"].to_list(), length)
+        length = vectors.shape[1]
+        store.append("embeddings", _rows(rows["experience_id"], name, vectors, made_by))
+        done += rows.height
+        if listener is not None:
+            listener(done, todo.height)
+    if done:
+        store.append("lineage", [_lineage(past, name, where, made_by, told.height, done)])
+    without = int((told["num_bytes"] == 0).sum())
+    return Embedded(name, done, int(told["is_done"].sum()), without, length)
+
+
+def _to_do(store: Store, name: str, where: str) -> pl.DataFrame:
+    """Return the ids of the chosen rows, how long their text is, and whether it was embedded."""
+    return store.sql(
+        "SELECT experience_id, coalesce(strlen(trim(response_text)), 0) AS num_bytes, "
+        "experience_id IN (SELECT experience_id FROM embeddings "
+        f"WHERE embedder = {literal(name)}) AS is_done FROM experiences WHERE ({where}\n)"
+    ).pl()
+
+
+def _parts(todo: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Cut rows into parts of at most _ROWS and about _BYTES of text, but one row at least."""
+    start, size = 0, 0
+    for i, num_bytes in enumerate(todo["num_bytes"]):
+        if i > start and (i - start >= _ROWS or size + num_bytes > _BYTES):
+            yield todo[start:i]
+            start, size = i, 0
+        size += num_bytes
+    if start < todo.height:
+        yield todo[start:]
+
+
+def _texts(store: Store, part: pl.DataFrame) -> pl.DataFrame:
+    ids = ", ".join(map(literal, part["experience_id"]))
+    found = store.dataset("experiences").to_table(
+        columns=["experience_id", "response_text"], filter=f"experience_id IN ({ids})"
+    )
+    return pl.DataFrame(pl.from_arrow(found))
+
+
+def _vectors(
+    function: Embedder, embedder: str, texts: Sequence[str], length: int | None
+) -> np.ndarray:
+    try:
+        given = np.asarray(function(texts), np.float32)
+    except Exception as error:  # the boundary of user code
+        raise OperatorError(
+            f"embedder `{embedder}` failed: {type(error).__name__}: {error}"
+        ) from error
+    if given.ndim != 2 or len(given) != len(texts) or given.shape[1] != (length or given.shape[1]):
+        numbers = "length" if length is None else str(length)
+        raise OperatorError(
+            f"embedder `{embedder}` returned an array of shape {list(given.shape)}, expected "
+            f"[{len(texts)}, {numbers}]"
+        )
+    if not np.isfinite(given).all():
+        raise OperatorError(f"embedder `{embedder}` returned NaN or infinity, expected numbers")
+    return given
+
+
+def _rows(ids: pl.Series, name: str, vectors: np.ndarray, made_by: str) -> pa.Table:
+    offsets = np.arange(0, vectors.size + 1, vectors.shape[1], dtype=np.int32)
+    lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(vectors.ravel()))
+    n = len(ids)
+    return pa.table(
+        {
+            "experience_id": ids.to_arrow(),
+            "embedder": pa.repeat(name, n),
+            "vector": lists,
+            "lineage_id": pa.repeat(made_by, n),
+        }
+    )
+
+
+def _length(store: Store, name: str) -> int | None:
+    condition = f"embedder = {literal(name)}"
+    first = store.dataset("embeddings").to_table(columns=["vector"], filter=condition, limit=1)
+    return len(first.column(0)[0]) if len(first) else None
+
+
+def _lineage(
+    store: Store, name: str, where: str | None, made_by: str, num_in: int, num_out: int
+) -> dict[str, Any]:
+    return {
+        "lineage_id": made_by,
+        "pipeline": f"embed by {name}",
+        "source": "table experiences" + (f" where {where}" if where else ""),
+        "sink": "table embeddings",
+        "operators": [],
+        "source_versions": [{"name": "experiences", "version": store.versions()["experiences"]}],
+        "sink_versions": [],
+        "rows_in": num_in,
+        "rows_out": num_out,
+        "rows_dropped": 0,
+    }

@@ -1,0 +1,249 @@
+"""Branches: the whole store goes two ways from one moment on, and shares all that was before.
+
+A branch is a branch of each Lance table, with a tag on the version that it left from, so that no
+clean-up removes it. What is older than the branch is read where it came from.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from lance.file import LanceFileSession
+
+from . import migrations, relocation
+from .errors import NotFoundError, QueryError, as_store_error, nearest
+from .jobs import unfinished
+from .locks import locked
+from .schema import SCHEMA_VERSION, TABLES
+
+if TYPE_CHECKING:
+    from .store import Store
+
+_LAST = "runs"
+"""The table that is branched last and dropped first: a branch is there when this has it."""
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+
+Line = tuple[str | None, int]
+"""A branch (None: the main line), and the newest version of it that another one shares."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A way that the store went of its own."""
+
+    name: str
+    parent: str | None
+    """The branch that it left from; None for the main line."""
+    created_at: datetime
+    versions: dict[str, int]
+    """Versions of the parent's tables that it left from."""
+
+
+def split(address: str) -> tuple[str, str | None]:
+    """Return the address of a store, and the branch named after the last `@`, if any.
+
+    >>> split("s3://bucket/lake@exp"), split("/data/lake")
+    (('s3://bucket/lake', 'exp'), ('/data/lake', None))
+    """
+    folder, slash, last = address.rpartition("/")
+    place, at, name = last.rpartition("@")
+    return (f"{folder}{slash}{place}", name) if at and place else (address, None)
+
+
+def place(store: "Store", table: str, version: int | None = None) -> str:
+    """Return where a version of a table lies: older than the branch, on the line it left from."""
+    name = store.branch_name
+    for parent, newest in store.lines(table) if version is not None else ():
+        if version is None or version > newest:
+            break
+        name = parent
+    return _place(store, table, name)
+
+
+def lines(store: "Store", table: str) -> list[Line]:
+    """Return the lines that a table of a branch came from, nearest first."""
+    found: list[Line] = []
+    name = store.branch_name
+    known = _known(store, table) if name else {}
+    while name is not None and name in known:
+        info = known[name]
+        name = info["parent_branch"]
+        found.append((name, info["parent_version"]))
+    return found
+
+
+def current(store: "Store") -> dict[str, Branch]:
+    """Return the branches that there are, by name, oldest first."""
+    known = {table: _known(store, table) for table in TABLES}
+    listed = sorted(known[_LAST].items(), key=lambda item: (item[1]["create_at"], item[0]))
+    return {
+        name: Branch(
+            name,
+            info["parent_branch"],
+            datetime.fromtimestamp(info["create_at"], UTC),
+            {t: found[name]["parent_version"] for t, found in known.items() if name in found},
+        )
+        for name, info in listed
+    }
+
+
+def find(store: "Store", name: str) -> Branch:
+    """Return a branch; raises NotFoundError, with the nearest name, when there is none."""
+    known = current(store)
+    if name not in known:
+        raise NotFoundError(f"`{store.root}` has no branch `{name}`{nearest(name, known)}")
+    return known[name]
+
+
+def rows_added(store: "Store", branch: Branch) -> dict[str, int]:
+    """Return by how many rows each table of a branch grew since it left."""
+    there = store.on_branch(branch.name)
+    return {
+        table: there.count(table) - there.open_at(table, version).count_rows()
+        for table, version in branch.versions.items()
+    }
+
+
+def create(store: "Store", name: str, *, at: str | None = None) -> "Store":
+    """Make a branch from the store as it is, or as it was at a snapshot, and return it.
+
+    Raises QueryError for a name that is taken or not plain. One that was killed before it was done
+    is not listed; to make it again makes it whole.
+    """
+    _check_name(name)
+    with _changing(store, f"cannot make the branch `{name}`"):
+        if name in _known(store, _LAST):
+            raise QueryError(f"branch `{name}` exists already; choose another name")
+        for table in TABLES:
+            _remove(store, table, name)
+        versions = store.at(at).versions() if at else store.versions()
+        for table in sorted(versions, key=_LAST.__eq__):
+            _leave(store, table, name, versions[table])
+        relocation.settle(store.on_branch(name))
+    return opened(store, name)
+
+
+def opened(store: "Store", name: str) -> "Store":
+    """Return the store on a branch, brought up to date; raises NotFoundError when there is none."""
+    if name not in _known(store, _LAST):
+        find(store, name)
+    there = store.on_branch(name)
+    if migrations.schema_of(there.open_at(_LAST)) < SCHEMA_VERSION:
+        _complete(store, name)
+        for table in sorted(TABLES, key=_LAST.__eq__):
+            migrations.migrate(there, table)
+    if relocation.is_elsewhere(there):
+        with _changing(store, f"cannot put the branch `{name}` right, whose store was moved"):
+            relocation.relocate(there)
+    return there
+
+
+def _complete(store: "Store", name: str) -> None:
+    """Give a branch the tables that the store got after it left, without rows."""
+    branch = find(store, name)
+    for table in TABLES.keys() - branch.versions.keys():
+        with _changing(store, f"cannot complete the branch `{name}`"):
+            if name not in _known(store, table):
+                _leave(store.on_branch(None), table, name, 1)
+
+
+def drop(store: "Store", name: str, *, force: bool = False) -> None:
+    """Remove a branch with all that was written on it, its runs' checkpoints and weights included.
+
+    Raises QueryError while other branches left from it, or, without `force`, while a run on it is
+    not done.
+    """
+    with _changing(store, f"cannot drop the branch `{name}`"):
+        known = {table: _known(store, table) for table in TABLES}
+        if not any(name in found for found in known.values()):
+            find(store, name)
+        children = [n for n, info in known[_LAST].items() if info["parent_branch"] == name]
+        if children:
+            raise QueryError(
+                f"branch `{name}` has branches of its own: {', '.join(sorted(children))}; "
+                "drop them first"
+            )
+        if name in known[_LAST] and not force:
+            _check_done(store.on_branch(name))
+        half_made = {n for found in known.values() for n in found} - known[_LAST].keys() - {name}
+        for table in sorted(TABLES, key=_LAST.__ne__):
+            for other in sorted(half_made):
+                _remove(store, table, other)
+            _remove(store, table, name)
+        folder = store.on_branch(name).runs_folder
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _changing(store: "Store", what: str) -> Iterator[None]:
+    """Hold the right to change what branches there are."""
+    with locked(store.on_branch(None), "branches"), as_store_error(what):
+        yield
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(_NAME, name) or name == "main":
+        raise QueryError(
+            f"a branch cannot be called {name!r}: use up to 64 letters, digits, `-` and `_`, "
+            "and not `main`"
+        )
+
+
+def _check_done(store: "Store") -> None:
+    for run, job in unfinished(store):
+        raise QueryError(
+            f"`{job}` of run `{run}` on branch `{store.branch_name}` is not done; "
+            "end it, or drop the branch with `force`"
+        )
+
+
+def own_place(store: "Store", table: str) -> str:
+    """Return where a table of this branch lies, whatever the version."""
+    return _place(store, table, store.branch_name)
+
+
+def tag_prefix(name: str | None) -> str:
+    """Return how the tags of a branch begin; tags are shared by all branches of a table."""
+    return f"branch-{name}." if name else ""
+
+
+def _place(store: "Store", table: str, name: str | None) -> str:
+    root = f"{store.root}/{table}.lance"
+    return f"{root}/tree/{name}" if name else root
+
+
+def _known(store: "Store", table: str) -> Mapping[str, Any]:
+    """Return what Lance knows of a table's branches."""
+    return store.on_branch(None).open_at(table).branches.list()
+
+
+def _leave(store: "Store", table: str, name: str, version: int) -> None:
+    """Let a table's branch leave from a version, which a tag keeps."""
+    for _, newest in store.lines(table)[:1]:
+        if version < newest:
+            raise QueryError(
+                f"that snapshot is older than branch `{store.branch_name}`; "
+                f"make the branch from `{store.root}`, or from the branch that has the snapshot"
+            )
+    dataset = store.open_at(table)
+    dataset.tags.create(f"{tag_prefix(name)}base", (store.branch_name, version))
+    dataset.create_branch(name, (store.branch_name, version))
+
+
+def _remove(store: "Store", table: str, name: str) -> None:
+    """Remove a table's branch, whole or half made, and the tags on it."""
+    dataset = store.on_branch(None).open_at(table)
+    tags = [tag for tag in dataset.tags.list() if tag.startswith(tag_prefix(name))]
+    base = f"{tag_prefix(name)}base"
+    for tag in sorted(tags, key=base.__eq__):  # Lance keeps a branch while there are tags on it
+        if tag == base and name in dataset.branches.list():
+            dataset.branches.delete(name)
+        dataset.tags.delete(tag)
+    session = LanceFileSession(_place(store, table, name), storage_options=store.storage_options)
+    for file in session.list():  # of one that was killed before Lance knew of the branch
+        session.delete_file(file)

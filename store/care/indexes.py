@@ -1,0 +1,68 @@
+"""Scalar and full-text indexes, where queries need them: made when a table is large, kept up."""
+
+from dataclasses import dataclass
+
+import lance
+
+_MANY_NEW_ROWS = 20_000
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index on one column, and the number of rows from which on it pays."""
+
+    table: str
+    column: str
+    kind: str
+    worth_rows: int
+
+    @property
+    def name(self) -> str:
+        """What Lance calls it."""
+        return f"{self.column}_idx"
+
+
+INDEXES = (
+    Index("experiences", "experience_id", "BTREE", 50_000),
+    Index("experiences", "response_text", "INVERTED", 10_000),
+    Index("scores", "experience_id", "BTREE", 50_000),
+    Index("derived", "experience_id", "BTREE", 50_000),
+    Index("draws", "experience_id", "BTREE", 50_000),
+)
+"""What queries of the command line and of the trainer look up; an index that speeds none is not
+here. Below `worth_rows` a scan is as fast."""
+
+
+def new_rows(name: str, dataset: lance.LanceDataset) -> int:
+    """Return how many rows of a table the worst of its indexes does not know."""
+    wanted = [index for index in INDEXES if index.table == name]
+    known = _known(dataset) if wanted else {}
+    rows = dataset.count_rows()
+    missing = [rows - known.get(i.name, 0) for i in wanted if i.name in known or _is_worth(i, rows)]
+    return max(0, *missing) if missing else 0
+
+
+def is_due(name: str, dataset: lance.LanceDataset) -> bool:
+    """Tell whether so many rows are new to an index that searches of them take long."""
+    return new_rows(name, dataset) >= _MANY_NEW_ROWS
+
+
+def refresh(name: str, dataset: lance.LanceDataset) -> None:
+    """Make the indexes that a table is large enough for, and let the others know new rows."""
+    known, rows = _known(dataset), dataset.count_rows()
+    wanted = [index for index in INDEXES if index.table == name]
+    behind = [i.name for i in wanted if i.name in known and known[i.name] < rows]
+    if behind:
+        dataset.optimize.optimize_indices(index_names=behind)
+    for index in wanted:
+        if index.name not in known and _is_worth(index, rows):
+            dataset.create_scalar_index(index.column, index.kind, name=index.name)  # pyright: ignore[reportArgumentType]
+
+
+def _is_worth(index: Index, rows: int) -> bool:
+    return rows >= index.worth_rows
+
+
+def _known(dataset: lance.LanceDataset) -> dict[str, int]:
+    """Return how many rows each index knows, by name."""
+    return {index.name: index.num_rows_indexed for index in dataset.describe_indices()}

@@ -1,0 +1,108 @@
+"""What `maintain` did, a table at a time: before, after, and what was left to others."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a table stands at one moment."""
+
+    fragments: int
+    num_bytes: int
+    """On disk, all versions together."""
+    versions: int
+    new_rows: int
+    """Rows that an index does not know yet; searches scan them."""
+    query_ms: float | None = None
+    """Time of one look-up by key; None when it was not measured."""
+
+
+@dataclass(frozen=True)
+class Cared:
+    """What was done for one table."""
+
+    table: str
+    before: Look
+    after: Look
+    left: str | None = None
+    """What was left to another process, and why."""
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """What a retention rule did."""
+
+    rule: str
+    table: str
+    rows: int
+    """Rows deleted; listed in `drops`."""
+    kept: int
+    """Rows that it names, and that an unfinished run may need."""
+
+    def __str__(self) -> str:
+        kept = f", {self.kept:,} kept for unfinished runs" if self.kept else ""
+        return f"rule `{self.rule}`: {self.rows:,} rows of `{self.table}`{kept}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a `maintain` did; of a dry run, what it would do."""
+
+    tables: tuple[Cared, ...]
+    """Only those that were looked at."""
+    forgotten: tuple[Forgotten, ...]
+    seconds: float
+    busy: str | None = None
+    """Who is at it, when nothing was done because of that."""
+    is_dry_run: bool = False
+
+    def __getitem__(self, table: str) -> Cared:
+        """Return what was done for one table."""
+        return next(cared for cared in self.tables if cared.table == table)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Return a line for each table that holds anything: name, then before and after."""
+        return [
+            (c.table, *_pair(c, "fragments"), *_megabytes(c), *_pair(c, "versions"),
+             *_pair(c, "new_rows"), *_milliseconds(c), c.left or "")
+            for c in self.tables
+            if c.before.fragments or c.before.versions > 1
+        ]  # fmt: skip
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON knows."""
+        return {**asdict(self), "tables": {c.table: _without_name(c) for c in self.tables}}
+
+    def __str__(self) -> str:
+        if self.busy:
+            return f"nothing done: {self.busy}"
+        lines = [
+            f"{row[0]}: files {row[1]} -> {row[2]}, MB {row[3]} -> {row[4]}, "
+            f"versions {row[5]} -> {row[6]}" + (f" ({row[-1]})" if row[-1] else "")
+            for row in self.rows()
+        ]
+        return "\n".join([*lines, *map(str, self.forgotten), f"{self.seconds:.2f} s"])
+
+
+COLUMNS = ("table", "files", "after", "MB", "after", "versions", "after", "not indexed", "after",
+           "query ms", "after", "left to others")  # fmt: skip
+"""Headings of `Report.rows`."""
+
+
+def _pair(cared: Cared, name: str) -> tuple[Any, Any]:
+    return getattr(cared.before, name), getattr(cared.after, name)
+
+
+def _megabytes(cared: Cared) -> tuple[float, float]:
+    before, after = _pair(cared, "num_bytes")
+    return round(before / 1e6, 2), round(after / 1e6, 2)
+
+
+def _milliseconds(cared: Cared) -> tuple[str, str]:
+    before, after = ("" if v is None else f"{v:.1f}" for v in _pair(cared, "query_ms"))
+    return before, after
+
+
+def _without_name(cared: Cared) -> dict[str, Any]:
+    return {k: v for k, v in asdict(cared).items() if k != "table"}

@@ -1,0 +1,217 @@
+"""Doctor: what is wrong with a store, or will be, each finding with the way out."""
+
+import multiprocessing
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.metadata import version as installed
+from typing import TYPE_CHECKING, Literal
+
+import lance
+
+from . import branches, migrations, snapshots
+from .care import cleaning, compaction, indexes
+from .errors import RlakeError, StoreError, reason
+from .jobs import unfinished
+from .records import now
+from .schema import SCHEMA_VERSION, TABLES
+
+if TYPE_CHECKING:
+    from .store import Store
+
+Level = Literal["ok", "note", "warning", "error"]
+IsLive = Callable[["Store", str, str], bool | None]
+"""Tells whether a process is this job of a run; None when that cannot be known."""
+
+_PARTS = ("pylance", "lancedb", "duckdb", "polars", "pyarrow")
+_MANY_FILES = 200
+_MANY_VERSIONS = 2000
+_LITTLE_ROOM, _NO_ROOM = 5 << 30, 100 << 20
+_CLOCKS_APART = timedelta(minutes=1)
+_FAILURES = (OSError, ValueError, RuntimeError)
+_MAINTAIN = "run `rlake maintain`"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: how it is, and what to do when it is not well."""
+
+    level: Level
+    what: str
+    way_out: str = ""
+
+
+def diagnose(store: "Store", *, is_live: IsLive | None = None) -> list[Finding]:
+    """Look at everything that is known to go wrong; nothing is changed.
+
+    Each table's files are opened, and not read whole: `rlake verify` does that for what was drawn.
+    """
+    found = [_parts(), *_start_method(), *_room(store)]
+    broken: set[str] = set()
+    for name in TABLES:
+        told = list(_table(store, name))
+        broken |= {name for finding in told if finding.level == "error"}
+        found += told
+    if not broken:  # SQL opens all tables
+        found += _runs(store, is_live)
+    if "snapshots" not in broken:
+        found += _snapshots(store)
+    return [*found, *_branches(store)]
+
+
+def _parts() -> Finding:
+    told = ", ".join(f"{part} {installed(part)}" for part in _PARTS)
+    return Finding("ok", f"rlake {installed('rlake')}, Python {platform.python_version()}, {told}")
+
+
+def _start_method() -> Iterator[Finding]:
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    if (chosen or multiprocessing.get_all_start_methods()[0]) == "fork":
+        yield Finding(
+            "warning" if chosen else "note",
+            "Python starts processes by fork here, and one that is forked while tables are open "
+            "may hang",
+            "call `multiprocessing.set_start_method('spawn')` in programs that start processes",
+        )
+
+
+def _room(store: "Store") -> Iterator[Finding]:
+    if store.folder is None:
+        return
+    free = shutil.disk_usage(store.folder).free
+    level: Level = "ok" if free >= _LITTLE_ROOM else "warning" if free >= _NO_ROOM else "error"
+    way_out = "" if level == "ok" else f"free some; {_MAINTAIN}, which removes old versions"
+    yield Finding(level, f"{free / 1e9:.1f} GB are free where the store lies", way_out)
+
+
+def _table(store: "Store", name: str) -> Iterator[Finding]:
+    try:
+        dataset = store.open_at(name)
+        schema = migrations.schema_of(dataset)
+        rows = dataset.count_rows()
+    except RlakeError as error:
+        yield Finding("error", str(error), _lost(store))
+        return
+    if schema < SCHEMA_VERSION:
+        yield Finding("note", f"`{name}` has schema {schema}", "open the store to bring it on")
+    faults = list(_files(store, name, dataset))
+    yield from faults
+    if faults:
+        return
+    yield from _future(name, dataset)
+    yield from _untidy(store, name, dataset)
+    versions = len(dataset.version_refs())
+    if rows or versions > 1:
+        files = len(dataset.get_fragments())
+        yield Finding("ok", f"`{name}`: {rows:,} rows in {files} files, {versions} versions")
+
+
+def _files(store: "Store", name: str, dataset: lance.LanceDataset) -> Iterator[Finding]:
+    """Open each file of the newest version."""
+    for fragment in dataset.get_fragments():
+        try:
+            fragment.open_session()
+            if fragment.num_deletions:
+                fragment.count_rows("true")
+        except _FAILURES as error:
+            paths = ", ".join(f"`{file.path}`" for file in fragment.data_files())
+            yield Finding(
+                "error",
+                f"`{name}`: {fragment.physical_rows} rows in {paths} cannot be read: "
+                f"{reason(error)}",
+                _lost(store),
+            )
+
+
+def _lost(store: "Store") -> str:
+    return (
+        f"put the file back from a copy of `{store.root}`; without one, go back to a snapshot of "
+        "before with `rlake snapshot restore NAME`"
+    )
+
+
+def _future(name: str, dataset: lance.LanceDataset) -> Iterator[Finding]:
+    limit = (now() + _CLOCKS_APART).isoformat(" ", "microseconds").removesuffix("+00:00")
+    rows = dataset.count_rows(filter=f"created_at > timestamp '{limit}'")
+    if rows:
+        yield Finding(
+            "warning",
+            f"`{name}`: {rows:,} rows are from the future: a clock was, or is, wrong",
+            "set the clock right; rows that come after them are stamped later than they are",
+        )
+
+
+def _untidy(store: "Store", name: str, dataset: lance.LanceDataset) -> Iterator[Finding]:
+    small = compaction.small_files(dataset, thorough=True)
+    if len(small) >= _MANY_FILES:
+        yield Finding("warning", f"`{name}`: {len(small)} small files slow every query", _MAINTAIN)
+    versions = len(dataset.version_refs())
+    if versions >= _MANY_VERSIONS:
+        yield Finding("warning", f"`{name}`: {versions} versions slow every commit", _MAINTAIN)
+    if indexes.is_due(name, dataset):
+        rows = indexes.new_rows(name, dataset)
+        yield Finding("note", f"`{name}`: {rows:,} rows are not in its indexes yet", _MAINTAIN)
+    lost = cleaning.orphans(dataset)
+    if lost:
+        size = sum(path.stat().st_size for path in lost)
+        yield Finding(
+            "note",
+            f"`{name}`: {len(lost)} files of {size / 1e6:.1f} MB belong to no version, such as "
+            f"`{lost[0].name}`: their writer was killed",
+            _MAINTAIN,
+        )
+
+
+def _runs(store: "Store", is_live: IsLive | None) -> Iterator[Finding]:
+    for run, job in unfinished(store, running=True):
+        lives = is_live(store, run, job) if is_live else None
+        if lives is False:
+            yield Finding(
+                "warning",
+                f"`{job}` of run `{run}` is on record as running, and no process is it: it was "
+                "killed",
+                "go on with `--resume`, or leave it",
+            )
+        else:
+            known = "is running" if lives else "is on record as running, in a place not seen here"
+            yield Finding("ok" if lives else "note", f"`{job}` of run `{run}` {known}")
+
+
+def _snapshots(store: "Store") -> Iterator[Finding]:
+    taken = snapshots.current(store)
+    for snapshot in taken.values():
+        for name, version in snapshot.versions.items():
+            try:
+                store.open_at(name, version)
+            except StoreError as error:
+                yield Finding(
+                    "error",
+                    f"snapshot `{snapshot.name}` names version {version} of `{name}`, which is "
+                    f"gone: {reason(error)}",
+                    f"give it up with `rlake snapshot drop {snapshot.name}`",
+                )
+    if taken:
+        yield Finding("ok", f"{len(taken)} snapshots")
+
+
+def _branches(store: "Store") -> Iterator[Finding]:
+    try:
+        known = branches.current(store)
+    except (RlakeError, *_FAILURES) as error:
+        yield Finding("error", f"the branches cannot be listed: {reason(error)}", _lost(store))
+        return
+    for name in known:
+        there = store.on_branch(name)
+        for table in TABLES:
+            try:
+                there.open_at(table)
+            except StoreError as error:
+                yield Finding(
+                    "error",
+                    f"branch `{name}` has no `{table}`: {reason(error)}",
+                    f"give it up with `rlake branch drop {name}`",
+                )
+    if known:
+        yield Finding("ok", f"{len(known)} branches")

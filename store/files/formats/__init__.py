@@ -1,0 +1,36 @@
+"""Formats that have a name: each is known by its columns, and gives rows of ours."""
+
+from collections.abc import Collection, Mapping
+
+from .chat import CHAT
+from .dumps import IDS, TRL, VERL
+from .format import Format, Row
+from .preferences import PREFERENCES
+from .sharegpt import SHAREGPT
+from .trinity import TRINITY
+
+GSM8K = Format(
+    "gsm8k",
+    '{"question", "answer"} of GSM8K',
+    needs=(frozenset({"question", "answer"}),),
+    selects={
+        "tasks": "SELECT question AS prompt_text, answer FROM input",
+        "experiences": "SELECT question AS prompt_text, answer, answer AS response_text, "
+        "1.0 AS reward, 'expert' AS source FROM input",
+    },
+    known_by=(),
+)
+
+FORMATS: Mapping[str, Format] = {
+    f.name: f for f in (CHAT, PREFERENCES, SHAREGPT, TRL, VERL, IDS, TRINITY, GSM8K)
+}
+"""All of them by name."""
+
+
+def recognized(columns: Collection[str], table: str) -> Format | None:
+    """Return the one format of a table that a file with these columns can only be."""
+    found = [f for f in FORMATS.values() if table in f.tables and f.is_sure(columns)]
+    return found[0] if len(found) == 1 else None
+
+
+__all__ = ["FORMATS", "Format", "Row", "recognized"]

@@ -1,0 +1,206 @@
+"""What a named format is: which columns it is known by, and how its rows become ours."""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+from ..columns import RowError, plain
+from ..jsontext import Raw, dumps, elements
+
+Ours = dict[str, Any]
+"""A row of ours, by column; JSON columns are text, spelled as it came."""
+
+
+class Row:
+    """One row of a file: its values, and the text of those that are JSON, as it was spelled."""
+
+    def __init__(
+        self,
+        values: Mapping[str, Any] | None = None,
+        *,
+        texts: Mapping[str, str] | None = None,
+        numbers: Collection[str] = (),
+    ) -> None:
+        self._values = {k: plain(v) for k, v in (values or {}).items()}
+        self._texts = {k: v for k, v in (texts or {}).items() if v != "null"}
+        self._numbers = numbers
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._texts or self._values.get(name) is not None
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that are not NULL."""
+        return [n for n in self._columns if n in self]
+
+    @property
+    def _columns(self) -> list[str]:
+        return list({**self._values, **self._texts})
+
+    @property
+    def numbers(self) -> list[str]:
+        """The columns that hold numbers, NULL in this row or not where the file tells types."""
+        return [n for n in self._columns if n in self._numbers or is_number(self.get(n))]
+
+    def get(self, name: str) -> Any:
+        """Return a value, None when there is none."""
+        if name in self._texts and name not in self._values:
+            self._values[name] = json.loads(self._texts[name])
+        return self._values.get(name)
+
+    def json(self, name: str) -> Raw | None:
+        """Return a value as JSON text: as it was spelled, where the file holds JSON."""
+        if name not in self:
+            return None
+        value = self.get(name)
+        if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):  # JSON kept as text
+            return Raw(value)
+        return Raw(self._texts[name]) if name in self._texts else dumps(value)
+
+    def text(self, name: str) -> str | None:
+        """Return a value that must be text."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, str):
+            raise wrong(f"column `{name}` must be text, got {short(value)}")
+        return value
+
+    def number(self, name: str) -> float | None:
+        """Return a value that must be a number; NaN, which frames write for NULL, is None."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, int | float):
+            raise wrong(f"column `{name}` must be a number, got {short(value)}")
+        return None if value is None or value != value else float(value)
+
+    def whole(self, name: str) -> int | None:
+        """Return a value that must be a whole number."""
+        value = self.number(name)
+        if value is not None and value != int(value):
+            raise wrong(f"column `{name}` must be a whole number, got {value}")
+        return None if value is None else int(value)
+
+    def conversation(self, name: str) -> Raw | None:
+        """Return the text of a conversation, which must be one."""
+        return self.json(name) if self.messages(name) is not None else None
+
+    def messages(self, name: str) -> list[str] | None:
+        """Return the text of each message, None when the value is no list of messages."""
+        text = self.json(name)
+        return None if text is None else messages(text, name)
+
+
+def messages(text: str, name: str) -> list[str]:
+    """Return the text of each message of a conversation, which must be one."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        raise wrong(f"column `{name}` must hold messages, got {short(text)}") from None
+    is_talk = isinstance(value, list) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) for m in value
+    )
+    if not is_talk or not value:
+        raise wrong(
+            f"column `{name}` must be a list of objects with a `role`, such as "
+            f'[{{"role": "user", "content": "2+2="}}], got {short(value)}'
+        )
+    return elements(text)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A named format."""
+
+    name: str
+    about: str
+    """Half a line, for people who choose one."""
+    needs: Sequence[frozenset[str]]
+    """Sets of columns: a file of this format has all of one of them."""
+    columns: Sequence[str] = ()
+    """Our columns that its rows fill."""
+    rows: Callable[[Row], list[Ours]] | None = None
+    """Gives the experiences of one row of the file."""
+    tasks: Callable[[Row], list[Ours]] | None = None
+    """Gives the tasks, where they can be had without the experiences."""
+    selects: Mapping[str, str] = field(default_factory=dict)
+    """In place of the functions: the SELECT over `input` for each table."""
+    is_pairs: bool = False
+    """Whether its experiences come in pairs, the better one first."""
+    known_by: Sequence[frozenset[str]] | None = None
+    """Sets of columns that no other format has, so that it need not be named; else `needs`."""
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables that it fills."""
+        if self.selects:
+            return tuple(self.selects)
+        given = (("tasks", self.tasks), ("experiences", self.rows), ("preferences", self.is_pairs))
+        return tuple(name for name, is_given in given if is_given)
+
+    def fits(self, columns: Collection[str]) -> bool:
+        """Tell whether a file with these columns may be of this format."""
+        return any(needed <= set(columns) for needed in self.needs)
+
+    def is_sure(self, columns: Collection[str]) -> bool:
+        """Tell whether a file with these columns can be of no other format."""
+        known_by = self.needs if self.known_by is None else self.known_by
+        return any(needed <= set(columns) for needed in known_by)
+
+
+def wrong(message: str) -> RowError:
+    """Make the error of a row; who reads the file says which row it is."""
+    return RowError(0, message)
+
+
+def short(value: object) -> str:
+    """Return a value as an error shows it."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def message(role: str, content: str) -> Raw:
+    """Return the text of a message."""
+    return dumps({"role": role, "content": content})
+
+
+def is_number(value: object) -> bool:
+    """Tell whether a value is a number or a truth value, which counts as 0 or 1."""
+    return isinstance(value, int | float)
+
+
+def named(row: Row, names: Sequence[str]) -> list[dict[str, Any]] | None:
+    """Return numbers by name; NaN and infinity, which are none, are NULL."""
+    values = {n: row.get(n) for n in names}
+    found = {n: float(v) if v is not None and isfinite(v) else None for n, v in values.items()}
+    return [{"name": n, "value": v} for n, v in found.items()] or None
+
+
+def others(row: Row, used: Sequence[str]) -> Raw | None:
+    """Return the columns that have no place of their own, as JSON text for `metadata`."""
+    parts = [f"{dumps(n)}: {row.json(n)}" for n in row.names if n not in used]
+    return Raw("{" + ", ".join(parts) + "}") if parts else None
+
+
+def aligned(
+    prompt: Sequence[int],
+    response: Sequence[int],
+    *,
+    logprobs: Sequence[float] | None = None,
+    mask: Sequence[bool] | None = None,
+) -> Ours:
+    """Return the per-token columns: what covers the response alone is filled up over the prompt."""
+    n, m = len(prompt), len(response)
+    for name, values in (("logprobs", logprobs), ("mask", mask)):
+        if values is not None and len(values) != m:
+            raise wrong(f"{len(values)} {name} for {m} tokens of the response, expected one each")
+    return {
+        "token_ids": [*prompt, *response],
+        "loss_mask": [False] * n + ([True] * m if mask is None else [bool(b) for b in mask]),
+        "logprobs": None if logprobs is None else [0.0] * n + list(logprobs),
+        "prompt_length": n,
+        "num_tokens": n + m,
+    }
+
+
+TOKENS = ("token_ids", "loss_mask", "logprobs", "prompt_length", "num_tokens")
+"""The columns that `aligned` fills."""

@@ -1,0 +1,64 @@
+"""Rows of a named format become batches of ours, bounded in bytes."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import pyarrow as pa
+
+from ..errors import SchemaError
+from ..schema import TABLES
+from .columns import RowError
+from .formats import Row
+from .formats.format import Ours
+from .formats.trinity import LEFT_OUT, NOT_READ
+from .session import BATCH_BYTES, BATCH_ROWS
+
+_OURS = {c.name: c.type for c in (*TABLES["tasks"].columns, *TABLES["experiences"].columns)}
+_ALSO = {"num_asked": pa.int64(), "margin": pa.float64(), "task_metadata": pa.string()}
+"""What a format tells beside our columns: see `filling`."""
+
+
+def batches_of(
+    name: str,
+    rows: Iterable[Row],
+    make: Callable[[Row], list[Ours]],
+    columns: Sequence[str],
+    *,
+    left_out: Counter[str],
+    not_read: Counter[str],
+) -> Iterator[tuple[list[int], pa.Table]]:
+    """Yield what a format makes of each row, and which row that was, from 0.
+
+    What is made of one row is never in two batches. Reasons why rows, or parts of them, were not
+    read are counted. Raises SchemaError for a row of the file `name` that does not fit.
+    """
+    schema = pa.schema([(name, (_OURS | _ALSO)[name]) for name in columns])
+    kept: list[Ours] = []
+    places: list[int] = []
+    size = 0
+    for place, row in enumerate(rows):
+        try:
+            made = make(row)
+        except RowError as error:
+            raise SchemaError(f"row {place + 1} of `{name}`: {error.message}") from error
+        for one in made:
+            if one.get(LEFT_OUT):
+                left_out[one[LEFT_OUT]] += 1
+                continue
+            if one.get(NOT_READ):
+                not_read[one[NOT_READ]] += 1
+            kept.append(one)
+            places.append(place)
+            size += sum(map(_size, one.values()))
+        if size >= BATCH_BYTES or len(kept) >= BATCH_ROWS:
+            yield places, pa.Table.from_pylist(kept, schema)
+            kept, places, size = [], [], 0
+    if kept:
+        yield places, pa.Table.from_pylist(kept, schema)
+
+
+def _size(value: object) -> int:
+    """Return about how many bytes a value takes: a text's, or those of a list of numbers."""
+    if isinstance(value, str):
+        return len(value)
+    return 8 * len(value) if isinstance(value, list) else 8

@@ -1,0 +1,128 @@
+"""A file's rows as rows of ours, by a SELECT or a named format, with the place of each for errors."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import duckdb
+import pyarrow as pa
+
+from ..errors import SchemaError
+from ..schema import Column, Table, table
+from ..validate import conform
+from .columns import RowError, check_columns, typed
+from .filling import experience_columns
+from .formats import Format
+from .mapping import batches_of
+from .session import InputFile, InputSession, in_batches
+
+Progress = Callable[[str, int, int], None]
+"""Is told, now and then, what is done and how many rows and bytes that was for so far."""
+
+
+class FileRows:
+    """A file's rows as rows of ours, batch by batch, with the place of each for errors."""
+
+    def __init__(
+        self,
+        declared: Table,
+        file: InputFile,
+        session: InputSession,
+        progress: Progress | None,
+        format: Format | None = None,
+    ) -> None:
+        self.declared, self.format = declared, format
+        self._file, self._session, self._progress = file, session, progress
+        self.is_pairs = format is not None and format.is_pairs
+        self.read = 0
+        """Rows of ours read so far."""
+        self.left_out: Counter[str] = Counter()
+        """Rows of the file that were left out, by reason."""
+        self.not_read: Counter[str] = Counter()
+        """Parts of rows that were not read, by reason."""
+        self._places: Sequence[int] = ()
+
+    def spool(self, fill: Callable[[pa.Table], None]) -> None:
+        """Hand all rows to `fill`, batch by batch."""
+        nbytes = 0
+        try:
+            for places, rows in self._given():
+                self._places = places
+                self.read += rows.num_rows
+                nbytes += rows.nbytes
+                fill(rows)
+                if self._progress is not None:
+                    self._progress("reading", self.read, nbytes)
+        except RowError as error:
+            raise SchemaError(self._place(error.row) + error.message) from error
+        except duckdb.Error as error:
+            raise self._session.failed(error) from error
+
+    def check(self, name: str, filled: pa.Table) -> None:
+        """Raise SchemaError with the place of the row that does not fit a table."""
+        try:
+            conform(table(name), filled)
+        except SchemaError as error:
+            raise self._located(error, name, filled) from error
+
+    def _located(self, error: SchemaError, name: str, filled: pa.Table) -> SchemaError:
+        for row in range(filled.num_rows):
+            try:
+                conform(table(name), filled.slice(row, 1))
+            except SchemaError as first:
+                message = str(first).replace(" in row 0", "").replace(" in 1 of 1 rows", "")
+                return SchemaError(self._place(row) + message)
+        return error
+
+    def _given(self) -> Iterator[tuple[Sequence[int], pa.Table]]:
+        """Yield rows with the columns that the file gives, typed as declared, and their places."""
+        raise NotImplementedError
+
+    def _place(self, row: int) -> str:
+        return f"row {self._places[row] + 1} of `{self._file.name}`, as selected: "
+
+
+class Selected(FileRows):
+    """The rows that a SELECT gives."""
+
+    def __init__(
+        self,
+        declared: Table,
+        file: InputFile,
+        session: InputSession,
+        progress: Progress | None,
+        query: str,
+        format: Format | None = None,
+    ) -> None:
+        super().__init__(declared, file, session, progress, format)
+        relation = session.select(query)
+        self._query = query
+        self._allowed: tuple[Column, ...] = declared.columns
+        if declared.name == "experiences":
+            self._allowed = experience_columns(relation.columns)
+        check_columns(declared, self._allowed, relation.limit(0).to_arrow_table().schema)
+
+    def _given(self) -> Iterator[tuple[Sequence[int], pa.Table]]:
+        for batch in in_batches(self._session.reader(self._query)):
+            self._places = range(self.read, self.read + batch.num_rows)
+            yield self._places, typed(batch, self._allowed)
+
+
+class Mapped(FileRows):
+    """The rows that a named format makes."""
+
+    def _given(self) -> Iterator[tuple[Sequence[int], pa.Table]]:
+        assert self.format is not None, "rows are mapped by a format"
+        make = self.format.tasks if self.declared.name == "tasks" else self.format.rows
+        assert make is not None, "the format gives this table"
+        columns = ("messages", "answer") if self.declared.name == "tasks" else self.format.columns
+        yield from batches_of(
+            self._file.name,
+            self._session.rows(),
+            make,
+            columns,
+            left_out=self.left_out,
+            not_read=self.not_read,
+        )
+
+    def _place(self, row: int) -> str:
+        return f"row {self._places[row] + 1} of `{self._file.name}`: "

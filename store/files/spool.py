@@ -1,0 +1,71 @@
+"""Rows on disk between being read and being stored: a table is locked only to be written."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+
+from ..errors import StoreError
+from .counting import Counts
+
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+class Spool:
+    """Tables of rows by name, each a temporary file; written batch by batch, then read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writers: dict[str, pa.ipc.RecordBatchStreamWriter] = {}
+        self._tasks = Counts()
+
+    def put(self, name: str, rows: pa.Table) -> None:
+        """Append rows; all rows of a name have the same columns."""
+        try:
+            if name not in self._writers:
+                path = str(self._folder / name)
+                self._writers[name] = pa.ipc.new_stream(path, rows.schema, options=_OPTIONS)
+            self._writers[name].write_table(rows)
+        except OSError as error:
+            raise _failed(error) from error
+
+    def put_tasks(self, rows: pa.Table) -> None:
+        """Append tasks, each once: rows with one id are one task."""
+        before = self._tasks.before(rows.column("task_id").to_pylist())
+        self.put("tasks", rows.filter(pa.array([n == 0 for n in before])))
+
+    def rows(self, name: str) -> Iterator[pa.Table]:
+        """Yield the rows of a name, in order."""
+        with pa.OSFile(str(self._folder / name)) as file, pa.ipc.open_stream(file) as reader:
+            for batch in reader:
+                yield pa.Table.from_batches([batch])
+
+    def close(self) -> None:
+        """End the files, so that they can be read."""
+        try:
+            for writer in self._writers.values():
+                writer.close()
+        except OSError as error:
+            raise _failed(error) from error
+
+    @property
+    def names(self) -> list[str]:
+        """The names that have rows."""
+        return list(self._writers)
+
+
+@contextmanager
+def spooled() -> Iterator[Spool]:
+    """Give a spool in the system's folder for temporary files, which TMPDIR names."""
+    with TemporaryDirectory(prefix="rlake-import-") as folder:
+        yield Spool(Path(folder))
+
+
+def _failed(error: OSError) -> StoreError:
+    why = error.strerror or str(error).splitlines()[0]
+    return StoreError(
+        f"cannot write a temporary file: {why}; nothing was stored; name a folder with room in "
+        "TMPDIR"
+    )

@@ -1,0 +1,17 @@
+"""How the jobs of runs stand, as far as the store can tell."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .store import Store
+
+
+def unfinished(store: "Store", *, running: bool = False) -> list[tuple[str, str]]:
+    """Return (run, job) of the jobs that are not done; with `running`, not those that failed.
+
+    A job that was killed could not say so: it counts as running.
+    """
+    status = "status = 'running'" if running else "status <> 'done'"
+    return store.sql(
+        f"SELECT run_id, job FROM runs_current WHERE {status} ORDER BY run_id, job"
+    ).fetchall()

@@ -1,0 +1,71 @@
+"""Stores of older schemas: tables and columns that came later are added, and read as empty before.
+
+Columns are only ever added, may be NULL, and are added without a file being written, so a store of
+any size is brought up to date at once. Versions from before stay as they are: `complete` says what
+to put in place of a column that they lack. Writers of an older rlake that are running meanwhile
+go on, their rows have NULL in the new columns; when started again, they refuse the newer store.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import lance
+import polars as pl
+import pyarrow as pa
+
+from .errors import NotAStoreError, StoreError, reason
+from .locks import locked
+from .schema import SCHEMA_VERSION, table
+
+if TYPE_CHECKING:
+    from .store import Store
+
+_VERSION = "rlake.schema_version"
+
+
+def schema_of(dataset: lance.LanceDataset) -> int:
+    """Return the schema version of an open table.
+
+    Raises NotAStoreError when rlake did not make it, or a newer one did.
+    """
+    version = int((dataset.schema.metadata or {}).get(_VERSION.encode(), b"0"))
+    if version == 0:
+        raise NotAStoreError(f"`{dataset.uri}` is a table that rlake did not make")
+    if version > SCHEMA_VERSION:
+        raise NotAStoreError(
+            f"`{dataset.uri}` has schema {version}, this rlake reads up to {SCHEMA_VERSION}; "
+            "upgrade it with `pip install --upgrade rlake`"
+        )
+    return version
+
+
+def migrate(store: "Store", name: str) -> None:
+    """Bring a table up to date; one that is, or was left half-way, is brought on from there.
+
+    The version is raised last: a table that says it is up to date has all columns.
+    """
+    if schema_of(store.open_at(name)) == SCHEMA_VERSION:
+        return
+    with locked(store, name):
+        dataset = store.open_at(name)
+        try:
+            later = missing(name, dataset.schema)
+            if later:
+                dataset.add_columns(pa.schema(later))
+            dataset.update_schema_metadata({_VERSION: str(SCHEMA_VERSION)})
+        except (OSError, RuntimeError, ValueError) as error:
+            raise StoreError(
+                f"cannot bring table `{name}` of `{store.uri}` up to date: {reason(error)}; what "
+                "it holds is untouched, open the store again to go on"
+            ) from error
+
+
+def missing(name: str, schema: pa.Schema) -> list[pa.Field]:
+    """Return the declared columns that a version of a table lacks."""
+    return [field for field in table(name).schema if field.name not in schema.names]
+
+
+def complete(frame: pl.LazyFrame, columns: Sequence[pa.Field]) -> pl.LazyFrame:
+    """Add columns that a version lacks, NULL in every row."""
+    empty = pl.DataFrame(pl.from_arrow(pa.schema(columns).empty_table()))
+    return frame.with_columns(pl.lit(None, kind).alias(n) for n, kind in empty.schema.items())

@@ -1,0 +1,101 @@
+"""A store that was moved or copied: its branches are told where the files are that they share.
+
+Lance writes down the whole path of what a branch shares. So after a move each branch is put right
+when it is opened, as it is then: what snapshots of the branch itself name stays out of reach.
+"""
+
+import copy
+import dataclasses
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lance
+
+from .locks import locked
+from .schema import TABLES
+
+if TYPE_CHECKING:
+    from .store import Store
+
+_LAST = "runs"
+_PLACE = "rlake.place"
+
+_log = logging.getLogger(__name__)
+
+
+def is_elsewhere(store: "Store") -> bool:
+    """Tell whether a branch was last put right at another address."""
+    place = store.open_at(_LAST).config().get(_PLACE)
+    return place is None or not _is_same(place, store.root)
+
+
+def relocate(store: "Store") -> None:
+    """Let all tables of a branch find the files that they share with others at this address.
+
+    Their indexes are dropped, for `maintain` to make anew. After a kill, do it again.
+    """
+    for table in sorted(TABLES, key=_LAST.__eq__):
+        with locked(store, table):
+            if _relocate(store.open_at(table), f"{store.root}/{table}.lance"):
+                _log.warning("table `%s` of `%s` was moved here", table, store.uri)
+    settle(store)
+
+
+def settle(store: "Store") -> None:
+    """Note that a branch is right where it is."""
+    store.open_at(_LAST).update_config({_PLACE: store.root})
+
+
+def _relocate(dataset: lance.LanceDataset, root: str) -> bool:
+    """Point files that a table shares to where they are now; tell whether there were any."""
+    marker = f"/{root.rpartition('/')[2]}"
+    wrong = {
+        number: root + base.path.rpartition(marker)[2]
+        for number, base in dataset.base_paths().items()
+        if not _is_same(base.path, root + base.path.rpartition(marker)[2])
+    }
+    fragments = [fragment.metadata for fragment in dataset.get_fragments()]
+    if not any(file.base_id in wrong for fragment in fragments for file in fragment.files):
+        return False
+    for index in dataset.describe_indices():
+        dataset.drop_index(index.name)
+    known = {base.path for base in dataset.base_paths().values()}
+    dataset.add_bases(
+        [
+            lance.DatasetBasePath(path, name=f"place-{len(known) + i}", is_dataset_root=True)
+            for i, path in enumerate(sorted(set(wrong.values()) - known))
+        ]
+    )
+    numbers = {base.path: number for number, base in dataset.base_paths().items()}
+    moved = {number: numbers[path] for number, path in wrong.items()}
+    lance.LanceDataset.commit(
+        dataset,
+        lance.LanceOperation.Merge([_moved(f, moved) for f in fragments], dataset.lance_schema),
+        read_version=dataset.version,
+    )
+    return True
+
+
+def _moved(
+    fragment: lance.fragment.FragmentMetadata, moved: dict[int, int]
+) -> lance.fragment.FragmentMetadata:
+    """Return a fragment whose files lie at other numbers of base paths."""
+    files = [copy.copy(file) for file in fragment.files]
+    for file in files:
+        if file.base_id is not None:
+            file.base_id = moved.get(file.base_id, file.base_id)
+    gone = fragment.deletion_file
+    if gone is not None and gone.base_id in moved:
+        told = json.loads(gone.json()) | {"base_id": moved[gone.base_id]}
+        gone = type(gone).from_json(json.dumps(told))  # pyright: ignore[reportAttributeAccessIssue]
+    return dataclasses.replace(fragment, files=files, deletion_file=gone)
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Tell whether two addresses are one place; a folder may be reached by several paths."""
+    one, other = one.removeprefix("file://"), other.removeprefix("file://")
+    if "://" in one or "://" in other:
+        return one == other
+    return Path(one).resolve() == Path(other).resolve()

@@ -1,0 +1,21 @@
+"""Draws: which rows a training step gets, and with what weights. Freshness is enforced here."""
+
+from .draws import Draw, Freshness, Supply
+from .mixture import Mixture, Source, split
+from .sampler import Sampler
+from .strategies import STRATEGIES, Fifo, Prioritized, Strategy, Uniform
+
+__all__ = [
+    "STRATEGIES",
+    "Draw",
+    "Fifo",
+    "Freshness",
+    "Mixture",
+    "Prioritized",
+    "Sampler",
+    "Source",
+    "Strategy",
+    "Supply",
+    "Uniform",
+    "split",
+]

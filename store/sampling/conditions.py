@@ -1,0 +1,170 @@
+"""Conditions: which rows may be drawn, by an SQL condition on a row or by a query for their ids."""
+
+from collections.abc import Callable, Mapping
+
+import duckdb
+import lance
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from ..errors import QueryError, StoreError
+from ..query import Console, columns_of, nodes, query_error, syntax, tables_of
+from ..schema import TABLES
+from ..store import Store
+
+_HEAVY = (pa.types.is_list, pa.types.is_large_list)
+
+
+class Conditions:
+    """Says of rows whether they may be drawn, following the tables that are asked for it."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        where: str | None,
+        query: str | None,
+        until: Mapping[str, int] | None,
+    ) -> None:
+        """Raise QueryError for a `where` or a `query` that is none, before there are rows."""
+        self._store, self._where, self._query, self._until = store, where or None, query, until
+        self.columns = {"drop_reason", *(columns_of(where) if where else ())}
+        """What `allowed` reads of a row."""
+        self._tables = sorted(tables_of(where) if where else ())
+        if query is not None:
+            self._tables = sorted({*self._tables, *_tables_in(query)})
+        self.versions: dict[str, int] = {}
+        """The versions of the tables that are asked."""
+        self._open_at = store.open_at if until is None else _opener(store, until)
+        self._console = Console(views=False) if where else None
+        self._asking: Console | None = None
+        self._chosen: np.ndarray | None = None
+        self._check()
+
+    def follow(self) -> bool:
+        """Look at the tables that are asked; tell whether they moved since the last call."""
+        versions = {name: self._version(name) for name in self._tables}
+        if versions == self.versions and (self._query is None or self._chosen is not None):
+            return False
+        first = not self.versions
+        if self._query is not None:
+            self._chosen = self._ids(self._query)
+        self.versions = versions
+        return not first
+
+    def allowed(self, rows: pa.Table) -> np.ndarray:
+        """Tell which rows may be drawn: not dropped, chosen by the query, and `where` is true."""
+        kept = rows.column("drop_reason").is_null().to_numpy()
+        if self._chosen is not None:
+            hashes = hashed(pl.Series(values=rows.column("experience_id"), dtype=pl.String))
+            kept = kept & np.isin(hashes, self._chosen)
+        if self._where is None or not len(rows):
+            return kept
+        query = f"SELECT coalesce(({self._where}\n), false) FROM new_rows AS experiences"
+        return kept & self._ask(rows, query).column(0).to_numpy(zero_copy_only=False)
+
+    def _version(self, name: str) -> int:
+        if self._until is not None and name in self._until:
+            return self._until[name]
+        return self._store.dataset(name).version
+
+    def _check(self) -> None:
+        if self._query is not None:
+            self._check_query(self._query)
+        if self._where is None:
+            return
+        empty = TABLES["experiences"].schema.empty_table()
+        found = self._ask(empty, f"SELECT ({self._where}\n) FROM new_rows AS experiences")
+        kind = found.column(0).type
+        if not pa.types.is_boolean(kind):
+            raise QueryError(f"`where` must be true or false, got {kind} from {self._where!r}")
+        # as a column it might count or rank the rows that happen to arrive together
+        self._ask(empty, f"SELECT 1 FROM new_rows AS experiences WHERE ({self._where}\n)")
+
+    def _ask(self, rows: pa.Table, query: str) -> pa.Table:
+        """Run a query over these rows and the tables that `where` looks into."""
+        assert self._console is not None, "there is a console when there is a `where`"
+        self._console.put("new_rows", rows)
+        versions = self.versions or {name: self._version(name) for name in self._tables}
+        self._console.show(versions, self._open_at)
+        what = f"`where` {self._where!r}"
+        try:
+            return self._console.sql(query, what=what).to_arrow_table()
+        except duckdb.Error as error:
+            raise query_error(error, what) from error
+
+    def _check_query(self, query: str) -> None:
+        columns = self._console_of_all().sql(query, what=_what(query)).columns
+        if "experience_id" not in columns:
+            given = ", ".join(f"`{c}`" for c in columns)
+            raise QueryError(
+                f"{_what(query)} must give the column `experience_id` of the rows to draw, got "
+                f"{given}"
+            )
+
+    def _console_of_all(self) -> Console:
+        if self._asking is None:
+            self._asking = Console()
+        versions = {name: self._version(name) for name in TABLES}
+        self._asking.show(versions, self._open_at)
+        return self._asking
+
+    def _ids(self, query: str) -> np.ndarray:
+        """Return the hashes of the ids that the query gives; all must be stored."""
+        console, inner = self._console_of_all(), query.strip().rstrip(";")
+        try:
+            unknown = console.sql(
+                f"SELECT count(*), min(experience_id) FROM ({inner}\n) AS chosen ANTI JOIN "
+                "experiences USING (experience_id)",
+                what=_what(query),
+            ).fetchall()[0]
+            ids = console.sql(
+                f"SELECT DISTINCT experience_id FROM ({inner}\n)", what=_what(query)
+            ).pl()
+        except duckdb.Error as error:
+            raise query_error(error, _what(query)) from error
+        if unknown[0]:
+            such = f", such as `{unknown[1]}`" if unknown[1] is not None else ""
+            raise QueryError(
+                f"{_what(query)} gives {unknown[0]} ids of experiences that are not in the "
+                f"store{such}; draw from stored rows only"
+            )
+        return np.sort(hashed(ids["experience_id"].cast(pl.String)))
+
+
+def hashed(ids: pl.Series) -> np.ndarray:
+    """Return 64-bit hashes of ids; they only find rows again, and never order them."""
+    return ids.hash(0).to_numpy().astype(np.uint64, copy=False)
+
+
+def _what(query: str) -> str:
+    return f"`query` {query!r}"
+
+
+def _tables_in(query: str) -> set[str]:
+    """Return the tables that a query reads; a view may read all."""
+    named = {str(node["table_name"]) for node in nodes(syntax(query, what=_what(query)))
+             if node.get("table_name")}  # fmt: skip
+    return named if named <= set(TABLES) else set(TABLES)
+
+
+def _opener(
+    store: Store, until: Mapping[str, int]
+) -> Callable[[str, int], lance.LanceDataset | pa.Table]:
+    """Return what opens a table as it was, also when that version was cleaned up since.
+
+    Then the rows that were stored by then are read out of the newest version, lists left out.
+    """
+
+    def open_at(name: str, version: int) -> lance.LanceDataset | pa.Table:
+        try:
+            return store.open_at(name, version)
+        except StoreError:
+            if name not in until:
+                raise
+        dataset = store.open_at(name)
+        light = [f.name for f in dataset.schema if not any(is_(f.type) for is_ in _HEAVY)]
+        return dataset.to_table(columns=light, filter=f"_row_created_at_version <= {version}")
+
+    return open_at

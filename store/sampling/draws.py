@@ -1,0 +1,74 @@
+"""What a draw is: which units are fresh, what there is to draw from, and what was drawn."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Freshness:
+    """Which rows are young enough: their lag in optimizer steps is at most `max_lag`."""
+
+    max_lag: int | None = None
+    """None: rows of any age."""
+
+    def oldest(self, policy_version: int) -> int | None:
+        """Return the oldest version that is fresh for weights of `policy_version`; None: any."""
+        return None if self.max_lag is None else policy_version - self.max_lag
+
+
+@dataclass(frozen=True)
+class Supply:
+    """What there is to draw from, in units, for a step that needs `need` of them."""
+
+    need: int
+    fresh: int
+    """Those that may be drawn."""
+    stale: int
+    used_up: int
+    unit: str
+    weightless: int = 0
+    """Fresh ones whose priority is 0, which are never drawn."""
+    draws: int | None = 0
+    """How many may be drawn in one step; None: any number, since they are put back."""
+    parts: Mapping[str, "Supply"] = field(default_factory=dict)
+    """Of a mixture: what there is of each source."""
+
+    @property
+    def enough(self) -> bool:
+        """Whether the step can be drawn."""
+        if self.parts:
+            return all(part.enough for part in self.parts.values())
+        return self.draws is None or self.draws >= self.need
+
+    def __str__(self) -> str:
+        if self.parts:
+            told = "; ".join(f"`{name}`: {part}" for name, part in self.parts.items())
+            return f"need {self.need} {self.unit} of {len(self.parts)} sources ({told})"
+        weightless = f", {self.weightless} of priority 0" if self.weightless else ""
+        return (
+            f"need {self.need} {self.unit}, have {self.fresh} fresh, {self.stale} stale, "
+            f"{self.used_up} drawn as often as allowed{weightless}"
+        )
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The rows of one step, in order: addresses for `read`, and what `draws` records."""
+
+    step: int
+    row_ids: np.ndarray
+    allowed: np.ndarray
+    """False for rows that are read only because their group's statistics need them."""
+    weights: np.ndarray
+    """Importance weight of each row, at most 1 within a source."""
+    epochs: np.ndarray
+    """How often each row was drawn by now, this time included."""
+    sources: tuple[str | None, ...]
+    """The named source of each row; None for those of a plain sampler."""
+    drawn_from: dict[str, int]
+    """The version of each table that was looked at: it tells which rows there were."""
+
+    def __len__(self) -> int:
+        return len(self.row_ids)

@@ -1,0 +1,292 @@
+"""The light index of rows that may be drawn: tens of bytes a row, fed from new versions only."""
+
+from collections.abc import Mapping, Sequence
+
+import lance
+import numpy as np
+import polars as pl
+
+from ..schema import TABLES
+from ..side import SideColumn
+from ..store import Store
+from ..tail import Tail
+from .arrays import Growing, Places, repeats
+from .conditions import Conditions, hashed
+from .pool import NO_VERSION, Units
+from .priority import Priority
+from .strategies import Strategy
+from .weighing import Weighing
+
+_ALWAYS = ("experience_id", "group_id", "step", "policy_version")
+_NOWHERE = np.empty(0, np.int64)
+_NO_HASHES = np.empty(0, np.uint64)
+
+
+class Index:
+    """Rows of `experiences` in one canonical order, cut into units: single rows, or whole groups.
+
+    The order is by step, group and id, so that the same rows give the same index on any machine
+    and however they arrived. A unit may be drawn when any of its rows may. `where` and `query` may
+    look into other tables; what they say of a row then follows them.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        grouped: bool,
+        where: str | None = None,
+        query: str | None = None,
+        run_id: str | None = None,
+        strategy: Strategy | None = None,
+        sides: Sequence[SideColumn] = (),
+        until: Mapping[str, int] | None = None,
+    ) -> None:
+        """Follow rows of `run_id` (all when None), only those that were stored `until` versions.
+
+        `where`, `query`, `strategy` and `sides` are as for `Sampler`.
+        """
+        self._store, self.grouped, self._run_id = store, grouped, run_id
+        self._until = dict(until) if until is not None else None
+        self._conditions = Conditions(store, where=where, query=query, until=self._until)
+        self.weighing: Weighing | None = None
+        """What units weigh, when the strategy asks for a priority."""
+        if strategy is not None and strategy.priority is not None:
+            priority = Priority(strategy.priority, sides)
+            self.weighing = Weighing(store, priority, strategy.masses, until=self._until)
+        facts = self.weighing.priority.facts if self.weighing else ()
+        self._columns = sorted({*_ALWAYS, *self._conditions.columns, *facts})
+        self._ledger = np.empty(0, np.uint64), np.empty(0, np.int32)
+        self._is_broken = False
+        self.rebuilt = False
+        """Whether the last `refresh` changed the places of units."""
+        self.touched = _NOWHERE
+        """Units whose priority the last `refresh` changed, when it was no rebuild."""
+        self._clear()
+
+    def _clear(self) -> None:
+        until = self._until.get("experiences") if self._until is not None else None
+        self._tail = Tail(self._columns, run_id=self._run_id, until=until)
+        self._last: tuple[object, ...] | None = None
+        self._row_ids, self._hashes = Growing(np.uint64), Growing(np.uint64)
+        self._allowed = Growing(np.bool_)
+        self._places = Places()
+        self._starts, self._names = Growing(np.int64), Growing(np.uint64)
+        self._starts.extend(np.zeros(1, np.int64))
+        self.units = Units(
+            drawable=Growing(np.bool_) if self.grouped else self._allowed,
+            versions=Growing(np.int32, fill=NO_VERSION),
+            times=Growing(np.int32),
+            masses=self.weighing.clear() if self.weighing else None,
+        )
+
+    def __len__(self) -> int:
+        return len(self.units.versions)
+
+    @property
+    def row_ids(self) -> np.ndarray:
+        """The address of each row."""
+        return self._row_ids.values
+
+    @property
+    def hashes(self) -> np.ndarray:
+        """A hash of each row's id."""
+        return self._hashes.values
+
+    @property
+    def allowed(self) -> np.ndarray:
+        """Whether each row may be drawn."""
+        return self._allowed.values
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Unit u is rows starts[u] to starts[u + 1]."""
+        return self._starts.values if self.grouped else np.arange(len(self) + 1)
+
+    @property
+    def names(self) -> np.ndarray:
+        """A hash of what each unit is called."""
+        return self._names.values if self.grouped else self._hashes.values
+
+    @property
+    def versions(self) -> np.ndarray:
+        """Oldest policy version of each unit, NO_VERSION where none of its rows has one."""
+        return self.units.versions.values
+
+    @property
+    def drawable(self) -> np.ndarray:
+        """Whether each unit has a row that may be drawn."""
+        return self.units.drawable.values
+
+    @property
+    def times(self) -> np.ndarray:
+        """How often each unit was drawn."""
+        return self.units.times.values
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays that it holds."""
+        held = [*vars(self).values(), *vars(self.units).values(), *self._ledger]
+        kinds = Growing | Places | np.ndarray
+        arrays = {id(array): array.nbytes for array in held if isinstance(array, kinds)}
+        return sum(arrays.values()) + (self.weighing.nbytes if self.weighing else 0)
+
+    @property
+    def drawn_from(self) -> dict[str, int]:
+        """The version of each table that it was read from."""
+        versions = {"experiences": self._tail.version} | self._conditions.versions
+        versions |= self.weighing.versions if self.weighing else {}
+        return dict(sorted(versions.items()))
+
+    # following the store
+
+    def refresh(self) -> bool:
+        """Read what was stored since the last call; tell whether anything is new or other.
+
+        Rows that sort before known ones (a late group, a second import) make it read all again, as
+        do rows of a known group, rows that are gone, and new rows in tables that `where` or
+        `query` look into: then places of units change, and `rebuilt` says so.
+        """
+        self.rebuilt, self.touched = False, _NOWHERE
+        try:
+            return self._follow()
+        except BaseException:
+            self._is_broken = True
+            raise
+
+    def _follow(self) -> bool:
+        if self._store.is_past and self._tail.version and not self._is_broken:
+            return False
+        if self._is_broken or self._conditions.follow():
+            self._rebuild()
+            self._conditions.follow()
+        changed = self.weighing.follow() if self.weighing else _NO_HASHES
+        dataset = self._store.dataset("experiences")
+        known = len(self)
+        rows = self._read(dataset) if self._tail.moved(dataset) or self.rebuilt else None
+        if rows is not None and self._tail.restarted and known:  # these are all that are left
+            self._rebuild(tail=self._tail)
+        if rows is not None and rows.height:
+            if self._last is not None and self._unit(rows, 0) <= self._last:
+                self._rebuild()
+                rows = self._read(dataset)
+            self._extend(rows)
+        if self.weighing and not self.rebuilt:
+            places = self._places.find(self.hashes, changed)
+            self.touched = np.unique(self._units_at(places[places >= 0]))
+            self.weighing.again(self, self.touched, dataset)
+        self._is_broken = False
+        return self.rebuilt or len(self) > known or len(self.touched) > 0
+
+    def _rebuild(self, *, tail: Tail | None = None) -> None:
+        """Forget all rows; how often they were drawn stays, by their names."""
+        self.rebuilt = True
+        drawn = np.flatnonzero(self.times)
+        names = np.concatenate([self.names[drawn], self._ledger[0]])
+        times = np.concatenate([self.times[drawn], self._ledger[1]])
+        names, first = np.unique(names, return_index=True)
+        self._ledger = names, times[first]
+        self._clear()
+        self._tail = tail or self._tail
+
+    def _read(self, dataset: lance.LanceDataset) -> pl.DataFrame:
+        """Return the new rows in canonical order."""
+        table = self._tail.read(dataset)
+        allowed = self._conditions.allowed(table)
+        rows = pl.DataFrame(pl.from_arrow(table.select([*_ALWAYS, "_rowid"]))).with_columns(
+            pl.Series("allowed", allowed),
+            pl.Series("place", np.arange(len(table), dtype=np.int64)),
+            pl.col("step").fill_null(0),
+            pl.col("policy_version").fill_null(NO_VERSION).clip(None, NO_VERSION).cast(pl.Int32),
+            hash=pl.col("experience_id").hash(0),
+        )
+        extra = self.weighing.of(table, rows) if self.weighing else pl.DataFrame()
+        rows = rows.sort(list(dict.fromkeys([*self._called, "experience_id"])))
+        rows = rows.with_columns(extra[rows["place"]]) if extra.width else rows
+        if self.grouped:
+            parts = [pl.col(c).cast(pl.String) for c in self._called]
+            rows = rows.with_columns(name=pl.concat_str(parts, separator="\x1f").hash(0))
+        return rows
+
+    @property
+    def _called(self) -> list[str]:
+        """The columns that tell units apart."""
+        return ["step", "group_id"] if self.grouped else ["step", "experience_id"]
+
+    def _unit(self, rows: pl.DataFrame, i: int) -> tuple[object, ...]:
+        return tuple(rows[name][i] for name in self._called)
+
+    def _extend(self, rows: pl.DataFrame) -> None:
+        """Add rows that sort behind all known ones."""
+        self._last = self._unit(rows, rows.height - 1)
+        first, known = len(self._row_ids), len(self)
+        self._row_ids.extend(rows["_rowid"].to_numpy())
+        self._hashes.extend(rows["hash"].to_numpy())
+        self._places.extend(self._hashes.values)
+        allowed, versions = rows["allowed"].to_numpy(), rows["policy_version"].to_numpy()
+        self._allowed.extend(allowed)
+        if self.grouped:
+            names = rows["name"].to_numpy()
+            cuts = np.flatnonzero(np.append(True, names[1:] != names[:-1]))
+            self._names.extend(names[cuts])
+            self._starts.extend(first + np.append(cuts[1:], rows.height))
+            self.units.drawable.extend(np.logical_or.reduceat(allowed, cuts))
+            versions = np.minimum.reduceat(versions, cuts)
+        self.units.versions.extend(versions)
+        self.units.times.extend(self._times_of(self.names[known:]))
+        if self.weighing:
+            self.weighing.keep(self, np.arange(known, len(self)), rows)
+
+    def _times_of(self, names: np.ndarray) -> np.ndarray:
+        """Return how often units were drawn before they were in the index."""
+        known, times = self._ledger
+        if not len(known):
+            return np.zeros(len(names), np.int32)
+        at = np.minimum(np.searchsorted(known, names), len(known) - 1)
+        return np.where(known[at] == names, times[at], 0).astype(np.int32)
+
+    # looking up
+
+    def count(self, units: np.ndarray) -> None:
+        """Count these units as drawn, once for each time that they are listed."""
+        np.add.at(self.times, units, 1)
+
+    def sizes(self, units: np.ndarray) -> np.ndarray:
+        """Return the number of rows of each unit."""
+        if not self.grouped:
+            return np.ones(len(units), np.int64)
+        return self.starts[units + 1] - self.starts[units]
+
+    def rows_of(self, units: np.ndarray) -> np.ndarray:
+        """Return the places of all rows of the given units, unit by unit."""
+        if not self.grouped:
+            return units
+        sizes = self.sizes(units)
+        before = np.cumsum(sizes) - sizes
+        return np.arange(int(sizes.sum())) + np.repeat(self.starts[units] - before, sizes)
+
+    def _units_at(self, rows: np.ndarray) -> np.ndarray:
+        """Return the unit of each of these rows."""
+        return np.searchsorted(self.starts, rows, side="right") - 1 if self.grouped else rows
+
+    def unit_of(self, experience_ids: Sequence[str]) -> np.ndarray:
+        """Return the unit that holds each of these experiences, -1 where there is none."""
+        hashes = hashed(pl.Series(experience_ids, dtype=pl.String))
+        places = self._places.find(self.hashes, hashes)
+        return np.where(places >= 0, self._units_at(places), -1)
+
+    def find(self, experience_ids: Sequence[str]) -> np.ndarray:
+        """Return the units that hold these experiences, in their order.
+
+        An experience that is listed k times stands for k draws of its unit. Ids that are not in
+        the index are passed over.
+        """
+        units = self.unit_of(experience_ids)
+        there = units >= 0
+        nth = repeats(hashed(pl.Series(experience_ids, dtype=pl.String))[there])
+        units = units[there]
+        key = units * (int(nth.max(initial=0)) + 1) + nth
+        return units[np.sort(np.unique(key, return_index=True)[1])]
+
+
+assert set(_ALWAYS) <= set(TABLES["experiences"].names), "the index reads declared columns"

@@ -1,0 +1,172 @@
+"""What units of an index weigh: the priorities of their rows, kept as new rows and values come."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import lance
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from ..store import Store
+from .arrays import Growing
+from .latest import Latest
+from .priority import Priority
+
+if TYPE_CHECKING:
+    from .index import Index
+
+_AT_ONCE = 65_536
+"""Units that are weighed again together when side columns changed."""
+_CHUNKS = 8
+
+
+class Weighing:
+    """Masses of units. A priority that changes from draw to draw keeps the columns it is made of.
+
+    Of any other only its value is kept, and worked out again when a side column of the row changed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        priority: Priority,
+        masses: Callable[[np.ndarray], np.ndarray],
+        *,
+        until: Mapping[str, int] | None,
+    ) -> None:
+        """Weigh by `masses` of the priorities."""
+        self.priority = priority
+        self._store, self._masses_of = store, masses
+        self._latest = [Latest(store, side, until=until) for side in priority.sides]
+        self.clear()
+
+    def clear(self) -> Growing:
+        """Forget all units; return the new array of masses."""
+        self.masses = Growing(np.float64)
+        self._kept: pl.DataFrame | None = None
+        return self.masses
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """The versions of the tables that side columns were read from."""
+        return {name: v for latest in self._latest for name, v in latest.versions.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what it holds beside the masses."""
+        kept = int(self._kept.estimated_size()) if self._kept is not None else 0
+        return kept + sum(latest.nbytes for latest in self._latest)
+
+    def follow(self) -> np.ndarray:
+        """Read new rows of side tables; return the hashes of experiences that have other values."""
+        changed = [latest.refresh() for latest in self._latest]
+        return np.unique(np.concatenate(changed)) if changed else np.empty(0, np.uint64)
+
+    def of(self, table: pa.Table, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return what is to be kept of new rows: their priority, or what it is made of."""
+        if self.priority.dynamic:
+            sides = [latest.of(rows["hash"].to_numpy()) for latest in self._latest]
+            facts = [pl.Series(name, table.column(name)) for name in self.priority.facts]
+            return pl.DataFrame(
+                [column.alias(f"kept {column.name}") for column in [*facts, *sides]]
+            )
+        table = self._with_sides(table.select(self.priority.facts), rows["hash"].to_numpy())
+        values = self.priority.of(table)
+        bad = self.priority.check(values, rows["allowed"].to_numpy())
+        if bad is not None:
+            raise self.priority.refusal(rows["experience_id"][bad], values[bad])
+        return values.fill_null(float("nan")).alias("priority").to_frame()
+
+    def _with_sides(self, rows: pa.Table, hashes: np.ndarray) -> pa.Table:
+        columns: dict[str, Any] = {name: rows.column(name) for name in rows.column_names}
+        columns |= {latest.column.alias: latest.of(hashes).to_arrow() for latest in self._latest}
+        # an expression of constants needs rows too
+        return pa.table(columns or {"constant": np.zeros(len(hashes), np.int8)})
+
+    def keep(self, index: "Index", new: np.ndarray, rows: pl.DataFrame) -> None:
+        """Keep what the priorities of new units are, or what they are made of."""
+        self.masses.extend(np.ones(len(new)))
+        if not self.priority.dynamic:
+            self._set(index, new, rows["priority"].to_numpy())
+            return
+        kept = [c for c in rows.columns if c.startswith("kept ")]
+        frame = rows.select("policy_version", *kept).rename(
+            {c: c.removeprefix("kept ") for c in kept}
+        )
+        self._kept = frame if self._kept is None else self._kept.vstack(frame)
+        if self._kept.n_chunks() > _CHUNKS:
+            self._kept = self._kept.rechunk()
+
+    def _set(self, index: "Index", units: np.ndarray, priorities: np.ndarray) -> None:
+        """Set the masses of units from the priorities of all their rows."""
+        if index.grouped:
+            priorities = _means(index, units, priorities)
+        self.masses.values[units] = self._masses_of(priorities)
+
+    def again(self, index: "Index", units: np.ndarray, dataset: lance.LanceDataset) -> None:
+        """Work out again the priorities of units, since side columns of their rows changed."""
+        for start in range(0, len(units), _AT_ONCE):
+            some = units[start : start + _AT_ONCE]
+            rows = index.rows_of(some)
+            if self.priority.dynamic:
+                self._keep_again(rows, index.hashes[rows])
+                continue
+            facts = take(dataset, index.row_ids[rows], self.priority.facts)
+            values = self.priority.of(self._with_sides(facts, index.hashes[rows]))
+            self._check(index, values, rows, dataset)
+            self._set(index, some, values.fill_null(float("nan")).to_numpy())
+
+    def _keep_again(self, rows: np.ndarray, hashes: np.ndarray) -> None:
+        assert self._kept is not None, "there are units"
+        for latest in self._latest:
+            new = latest.of(hashes)
+            known = self._kept[new.name].rechunk()
+            self._kept = self._kept.with_columns(known.scatter(rows, new))
+
+    def weigh(self, index: "Index", units: np.ndarray, policy_version: int) -> None:
+        """Set the masses of these units for a draw at `policy_version`, all others to 0.
+
+        For a priority that uses `age` or `times_drawn`.
+        """
+        self.masses.values[:] = 0.0
+        if not len(units) or self._kept is None:
+            return
+        rows = index.rows_of(units)
+        age = pl.lit(policy_version, pl.Int64) - pl.col("policy_version").cast(pl.Int64)
+        times = pl.Series(
+            "times_drawn", np.repeat(index.times[units], index.sizes(units)), pl.Int64
+        )
+        facts = self._kept[rows].with_columns(times, age=age.clip(0, None)).drop("policy_version")
+        values = self.priority.of(facts.to_arrow())
+        self._check(index, values, rows, self._store.dataset("experiences"))
+        self._set(index, units, values.fill_null(float("nan")).to_numpy())
+
+    def _check(
+        self, index: "Index", values: pl.Series, rows: np.ndarray, dataset: lance.LanceDataset
+    ) -> None:
+        bad = self.priority.check(values, index.allowed[rows])
+        if bad is not None:
+            ids = take(dataset, index.row_ids[rows[bad : bad + 1]], ["experience_id"])
+            raise self.priority.refusal(ids.column(0)[0].as_py(), values[bad])
+
+
+def take(dataset: lance.LanceDataset, row_ids: np.ndarray, columns: Sequence[str]) -> pa.Table:
+    """Read columns of these rows, in their order."""
+    if not columns:
+        return pa.table({})
+    # the public `take_row_ids` of lancedb neither keeps the order nor reads a pinned version
+    return dataset._take_rows(  # pyright: ignore[reportPrivateUsage]
+        row_ids.tolist(), columns=list(columns)
+    )
+
+
+def _means(index: "Index", units: np.ndarray, priorities: np.ndarray) -> np.ndarray:
+    """Return the mean over each unit's allowed rows that have a priority, NaN if none has."""
+    if not len(units):
+        return np.empty(0)
+    counts = index.allowed[index.rows_of(units)] & ~np.isnan(priorities)
+    starts = np.append(0, np.cumsum(index.sizes(units))[:-1]).astype(np.int64)
+    total = np.add.reduceat(np.where(counts, priorities, 0.0), starts)
+    number = np.add.reduceat(counts.astype(np.int64), starts)
+    return np.where(number > 0, total / np.maximum(number, 1), np.nan)

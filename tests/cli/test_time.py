@@ -1,0 +1,185 @@
+"""Time on the command line: snapshots, branches, and `--at` on what reads."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+from builders import experiences, task
+from filelock import FileLock
+
+from rlake.store import Store, connect
+
+Command = Callable[..., CompletedProcess[str]]
+
+RUNNING = {
+    "run_id": "demo",
+    "attempt": 1,
+    "job": "train",
+    "name": "demo",
+    "config": "{}",
+    "code_version": "0",
+    "status": "running",
+    "start_step": 1,
+}
+PIPELINE = """
+name: answered
+source: {table: tasks}
+operators: [{keep: {where: "length(answer) < 3"}}]
+sink: {file: out.jsonl}
+"""
+
+
+def last_json(said: CompletedProcess[str]) -> dict[str, Any]:
+    assert said.returncode == 0, said.stderr
+    return json.loads(said.stdout.splitlines()[-1])
+
+
+def refused(said: CompletedProcess[str]) -> str:
+    assert (said.returncode, said.stdout) == (2, "")
+    return said.stderr
+
+
+def count(rlake: Command, table: str, *options: object) -> int:
+    said = rlake("sql", f"SELECT count(*) AS n FROM {table}", "--json", *options)
+    assert said.returncode == 0, said.stderr
+    return json.loads(said.stdout)[0]["n"]
+
+
+def test_snapshots_are_taken_listed_compared_and_dropped(rlake: Command, lake: Store) -> None:
+    assert "no snapshots yet" in rlake("snapshot", "list").stdout
+    assert rlake("snapshot", "create", "one", "--note", "why").returncode == 0
+    lake.append("experiences", experiences(4, run_id="demo"))
+    said = rlake("snapshot", "diff", "one").stdout.splitlines()
+    assert [line.split() for line in said if line.startswith("experiences ")] == [
+        ["experiences", "4", "0", "1", "to", "2"]
+    ]
+    assert ["demo", "explorer", "4", "0"] in [line.split() for line in said]
+    found = last_json(rlake("snapshot", "diff", "one", "now", "--json"))
+    assert found["experiences"][0] == {
+        "run_id": "demo",
+        "source": "explorer",
+        "added": 4,
+        "removed": 0,
+    }
+    assert "the same rows at `now` and `now`" in rlake("snapshot", "diff", "now").stdout
+    [listed] = last_json(rlake("snapshot", "list", "--json"))["snapshots"]
+    assert (listed["name"], listed["note"]) == ("one", "why")
+    assert last_json(rlake("snapshot", "drop", "one", "--json"))["dropped"] == "one"
+    assert "there is no snapshot `one`" in refused(rlake("snapshot", "drop", "one"))
+
+
+def test_everything_that_reads_can_look_at_a_snapshot(
+    rlake: Command, lake: Store, tmp_path: Path
+) -> None:
+    lake.snapshot("one")
+    lake.append("tasks", [task(n) for n in range(3, 6)])
+    assert (count(rlake, "tasks"), count(rlake, "tasks", "--at", "one")) == (4, 1)
+    rows = {
+        t["table"]: t["rows"] for t in last_json(rlake("tables", "--json", "--at", "one"))["tables"]
+    }
+    assert rows["tasks"] == 1
+    new = task(4).task_id
+    assert rlake("show", new).returncode == 0
+    assert "nothing in" in refused(rlake("show", new, "--at", "one"))
+    (tmp_path / "answered.yaml").write_text(PIPELINE)
+    done = last_json(rlake("pipeline", "run", "answered.yaml", "--at", "one", "--json"))
+    assert (done["rows_in"], done["rows_out"]) == (1, 1)
+    assert last_json(rlake("pipeline", "run", "answered.yaml", "--json"))["rows_in"] == 4
+    assert rlake("pipeline", "explain", "answered.yaml", "--at", "one").returncode == 0
+    for words in (
+        ("sql", "SELECT 1"),
+        ("tables",),
+        ("show", new),
+        ("pipeline", "run", "answered.yaml"),
+        ("pipeline", "explain", "answered.yaml"),
+        ("verify", "--run", "demo", "--step", "1"),
+    ):
+        assert "there is no snapshot `on`; did you mean `one`?" in refused(
+            rlake(*words, "--at", "on")
+        )
+
+
+def test_a_store_is_restored_and_the_way_back_is_told(rlake: Command, lake: Store) -> None:
+    lake.snapshot("one")
+    lake.append("tasks", [task(3)])
+    said = rlake("snapshot", "restore", "one")
+    assert said.stdout.splitlines() == [
+        "restored 1 table to `one`: `tasks` to version 4",
+        "undo it with `rlake snapshot restore before-restore-one-1`",
+    ]
+    assert count(rlake, "tasks") == 1
+    done = last_json(rlake("snapshot", "restore", "before-restore-one-1", "--json"))
+    assert done["tables"] == {"tasks": 5}
+    assert count(rlake, "tasks") == 2
+
+
+def test_a_live_job_forbids_a_restore_a_killed_one_does_not(rlake: Command, lake: Store) -> None:
+    lake.snapshot("one")
+    lake.append("runs", [RUNNING])
+    assert lake.runs_folder is not None
+    folder = lake.runs_folder / "demo"
+    assert "`train` of run `demo` is running, and would" in refused(
+        rlake("snapshot", "restore", "one")
+    )
+    folder.mkdir(parents=True)
+    with FileLock(folder / ".train.lock"):
+        said = rlake("snapshot", "restore", "one", "--force")
+        assert (said.returncode, lake.count("runs")) == (1, 1)
+        assert "`train` of run `demo` is running in another process" in said.stderr
+    assert rlake("snapshot", "restore", "one").returncode == 0
+    assert lake.count("runs") == 0
+
+
+def test_a_branch_is_made_used_listed_merged_and_dropped(rlake: Command, lake: Store) -> None:
+    lake.append("experiences", experiences(4))
+    assert "no branches; make one" in rlake("branch", "list").stdout
+    made = last_json(rlake("branch", "create", "trial", "--json"))
+    assert made["store"] == f"{lake.uri}@trial"
+    on_trial = ("--store", made["store"])
+    trial = connect(made["store"])
+    trial.append("tasks", [task(5)])
+    verdict = {"scorer": "s", "scorer_version": "1", "value": 1.0}
+    trial.append("scores", [verdict | {"experience_id": f"g000/0{n}"} for n in range(3)])
+    lake.append("scores", [verdict | {"experience_id": "g000/00", "value": 0.0}])
+    assert (count(rlake, "tasks", *on_trial), count(rlake, "tasks")) == (2, 1)
+    assert "on branch" not in rlake("snapshot", "create", "mine", *on_trial).stderr
+    assert count(rlake, "tasks", *on_trial, "--at", "mine") == 2
+    assert "there is no snapshot `mine`" in refused(rlake("sql", "SELECT 1", "--at", "mine"))
+    [listed] = last_json(rlake("branch", "list", "--json"))["branches"]
+    assert listed["rows_added"] == {"tasks": 1, "scores": 3, "snapshots": 1}
+    assert "tasks +1, scores +3" in rlake("branch", "list").stdout
+    merged = last_json(rlake("branch", "merge", "trial", "--json"))["tables"]["scores"]
+    assert (merged["rows"], merged["already"], merged["num_conflicts"]) == (2, 0, 1)
+    said = rlake("branch", "merge", "trial").stdout.splitlines()
+    assert ["scores", "0", "2", "0", "1"] in [line.split() for line in said]
+    assert said[-1] == "conflict in scores: g000/00 s 1"
+    assert "with 5 rows of its own" in rlake("branch", "drop", "trial").stdout
+    assert "has no branch `trial`" in refused(rlake("branch", "drop", "trial"))
+    assert "has no branch `trial`" in refused(rlake("tables", *on_trial))
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("branch", "create", "a b"), "a branch cannot be called 'a b'"),
+        (("branch", "create", "trial"), "branch `trial` exists already"),
+        (("branch", "create", "new", "--at", "none"), "there is no snapshot `none`"),
+        (("branch", "merge", "trail"), "did you mean `trial`?"),
+        (("branch", "drop", "trail"), "did you mean `trial`?"),
+        (("snapshot", "create", "a b"), "a snapshot cannot be called 'a b'"),
+        (("snapshot", "restore", "none"), "there is no snapshot `none`"),
+        (("snapshot", "diff", "none"), "there is no snapshot `none`"),
+        (("tables", "--store", "lake@trail"), "did you mean `trial`?"),
+        (("tables", "--store", "none@trial"), "there is no store at"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    rlake: Command, lake: Store, words: tuple[str, ...], error: str
+) -> None:
+    lake.branch("trial")
+    said = refused(rlake(*words))
+    assert error in said
+    assert len(said.splitlines()) == 1

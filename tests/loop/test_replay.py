@@ -1,0 +1,283 @@
+"""Training on rows again: by priority, from several sources, from queries, with other rewards."""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tiny import config, offline, table, written
+
+import rlake
+from rlake.loop.rebuilding import rebuild
+from rlake.loop.run import run
+from rlake.store import Store
+from rlake.store.errors import ConfigError, JobError, QueryError, StarvedError
+from rlake.store.verify import verify
+
+BY_SURPRISE = {
+    "with_columns": ["priority=derived:priority"],
+    "sampler": {"prioritized": {"alpha": 0.7, "beta": 0.5}},
+    "new_priority": "0.1 + surprise",
+}
+
+
+def draws(store: Store) -> pl.DataFrame:
+    return table(
+        store,
+        "draws_current d JOIN experiences e USING (experience_id) ORDER BY d.step, position",
+        "d.*, e.policy_version, e.step AS batch, e.group_id, e.run_id AS made_by",
+    )
+
+
+def is_proven(store: Store, steps: int, *, run_id: str = "demo") -> bool:
+    """Whether each step's rows are unchanged, and are drawn again the same."""
+    proofs = [(verify(store, run_id, s), rebuild(store, run_id, s)) for s in range(1, steps + 1)]
+    return all(rows.holds and again.is_same for rows, again in proofs)
+
+
+# with an explorer
+
+
+REPLAYS: list[dict[str, Any]] = [
+    {"epochs": 3},
+    {"epochs": 2, "sampler": "uniform"},
+    {"epochs": 3, **BY_SURPRISE},
+    {"epochs": 2, "sampler": {"prioritized": {"priority": "exp(-0.5 * age) / (1 + times_drawn)"}}},
+]
+
+
+@pytest.mark.parametrize("trainer", REPLAYS, ids=["fifo", "uniform", "surprise", "age"])
+def test_a_replay_draws_fresh_rows_again_and_every_step_can_be_proven(
+    store: Store, trainer: dict[str, Any]
+) -> None:
+    run(store, config(trainer={"steps": 6, "batch_size": 4, **trainer}, schedule={"max_lag": 3}))
+    drawn = draws(store)
+    assert drawn["step"].unique().sort().to_list() == list(range(1, 7))
+    assert (drawn["lag"] <= 3).all()
+    times = drawn.group_by("experience_id").len()["len"]
+    assert 1 < times.max() <= trainer["epochs"]  # type: ignore[operator]
+    made = store.sql("SELECT count(DISTINCT group_id) FROM experiences").fetchall()[0][0]
+    later = -(-4 // trainer["epochs"])
+    assert made < 4 * 6, "rows that are drawn again need not be made"
+    assert made >= 4 + 5 * later
+    assert is_proven(store, 6)
+
+
+def test_weights_make_up_for_priorities(store: Store) -> None:
+    trainer = {"steps": 5, "batch_size": 3, "epochs": 3, **BY_SURPRISE}
+    run(store, config(trainer=trainer, schedule={"max_lag": 9}))
+    drawn = draws(store)
+    assert drawn["weight"].max() == 1.0
+    assert drawn.filter(pl.col("step") > 2)["weight"].n_unique() > 1
+    derived = table(store, "derived ORDER BY step, experience_id")
+    assert derived["name"].unique().to_list() == ["priority"]
+    assert set(derived["step"]) == {1, 2, 3, 4, 5}
+    assert (derived["value"] > 0.1).all()
+    assert set(derived["experience_id"]) == set(drawn["experience_id"])
+
+
+def test_expert_rows_are_mixed_in_with_their_share_and_the_source_is_on_record(
+    store: Store,
+) -> None:
+    experts = written(12, group_size=3, source="expert", run_id="gold", step=1)
+    store.append("experiences", experts)
+    mixed = {
+        "expert": {"share": 0.5, "run": "gold", "sampler": "uniform"},
+        "own": {"share": 0.5},
+    }
+    trainer = {"steps": 6, "batch_size": 3, "sampler": {"mixed": mixed}}
+    run(store, config(trainer=trainer))
+    drawn = draws(store)
+    by_source = drawn.group_by("source").agg(pl.col("group_id").n_unique(), pl.len()).sort("source")
+    assert by_source["len"].to_list() == [27, 27], "nine groups of three each, half of 18"
+    assert set(drawn.filter(source="expert")["made_by"]) == {"gold"}
+    assert set(drawn.filter(source="own")["made_by"]) == {"demo"}
+    own = drawn.filter(source="own")
+    assert set(Counter(own["experience_id"]).values()) == {1}
+    assert set(own["lag"]) == {0}, "the explorer keeps pace with its share"
+    assert is_proven(store, 6)
+
+
+def test_a_replay_that_is_interrupted_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, empty_store: Path
+) -> None:
+    trainer = {"steps": 8, "batch_size": 3, "epochs": 2, "checkpoint_every": 3, **BY_SURPRISE}
+    settings = config(trainer=trainer, schedule={"max_lag": 3, "max_ahead": 1})
+    stores = [shutil.copytree(empty_store, tmp_path / name) for name in ("whole", "parts")]
+    whole, parts = (rlake.connect(place) for place in stores)
+    run(whole, settings)
+
+    def stop_after(job: str, step: int, values: object) -> None:
+        if job == "train" and step == 5:
+            raise JobError("enough")
+
+    with pytest.raises(JobError, match="enough"):
+        run(parts, settings, listener=stop_after)
+    run(parts, settings, resume=True)
+    told = ("step", "experience_id", "weight", "lag", "advantage", "epoch", "digest")
+    assert draws(parts).select(told).equals(draws(whole).select(told))
+    digests = "policies_current ORDER BY policy_version"
+    assert table(parts, digests, "digest").equals(table(whole, digests, "digest"))
+    assert is_proven(parts, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"trainer": {"epochs": 2}}, r"schedule.max_lag is missing: a run that draws rows again"),
+        ({"trainer": {"source": "SELECT 1"}}, "trainer.source is for runs on what is stored"),
+        ({"trainer": {"at": "then"}}, "trainer.at is for runs on what is stored"),
+        (
+            {"trainer": {"sampler": "unifrom"}},
+            "there is no sampler `unifrom`; did you mean `uniform`",
+        ),
+        (
+            {"trainer": {"sampler": {"fifo": {}, "uniform": {}}}},
+            "a sampler is one of fifo, uniform, prioritized, mixed, got `fifo` and `uniform`",
+        ),
+        (
+            {"trainer": {"sampler": {"mixed": {"a": {"share": 0.5}, "b": {"share": 0.4}}}}},
+            "the shares of `mixed` add up to 0.9, expected 1: a 0.5, b 0.4",
+        ),
+        (
+            {"trainer": {"sampler": {"mixed": {"a": {"share": 0.5}, "b": {"share": 0.5}}}}},
+            "trainer.sampler.mixed has 2 sources of the run's own rows",
+        ),
+        (
+            {"explorer": None, "schedule": {"new_per_step": 2}},
+            "schedule.new_per_step is for runs with an explorer",
+        ),
+    ],
+)
+def test_draws_that_make_no_sense_are_refused_before_any_work(
+    changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config(**changes)
+
+
+# on what is stored
+
+
+def train(store: Store, **changes: Any) -> pl.DataFrame:
+    run(store, offline(**changes))
+    return draws(store)
+
+
+def test_any_query_can_be_trained_on(store: Store) -> None:
+    store.append("experiences", written(12))
+    query = "SELECT experience_id FROM experiences e JOIN groups USING (group_id) WHERE reward = 1"
+    drawn = train(store, trainer={"source": query, "batch_size": 3})
+    assert sorted(drawn["experience_id"]) == [
+        i for (i,) in store.sql(f"{query} ORDER BY ALL").fetchall()
+    ]
+    assert is_proven(store, 2)
+
+
+def test_a_snapshot_is_trained_on_as_it_was(store: Store) -> None:
+    store.append("experiences", written(4))
+    store.snapshot("then")
+    store.append("experiences", written(8)[4:])
+    drawn = train(store, trainer={"at": "then", "batch_size": 2})
+    assert sorted(drawn["experience_id"]) == [r.experience_id for r in written(4)]
+
+
+def test_another_reward_than_the_stored_one_is_trained_on(store: Store) -> None:
+    rows = written(6, group_size=3)
+    store.append("experiences", rows)
+    strict = [0.0, 1.0, 5.0, 2.0, 2.0, 2.0]
+    scores: Sequence[dict[str, Any]] = [
+        {"experience_id": r.experience_id, "scorer": "strict", "scorer_version": "2", "value": v}
+        for r, v in zip(rows, strict, strict=True)
+    ]
+    store.append("scores", scores)
+    drawn = train(
+        store,
+        algorithm={"grpo": {"group_size": 3}},
+        trainer={"with_columns": ["reward=score:strict@2"], "batch_size": 2, "steps": 1},
+    )
+    credit = dict(zip(drawn["experience_id"], drawn["advantage"], strict=True))
+    mean, deviation = 2.0, 7.0**0.5
+    told = [credit[str(r.experience_id)] for r in rows]
+    assert told[:3] == pytest.approx([(v - mean) / deviation for v in strict[:3]], rel=1e-4)
+    assert told[3:] == pytest.approx([0.0] * 3)
+    [reward] = table(store, "metrics WHERE name = 'train/reward_mean'", "value")["value"]
+    assert reward == pytest.approx(2.0)
+    assert is_proven(store, 1)
+
+
+def test_a_reward_that_nobody_gave_is_refused_with_the_nearest(store: Store) -> None:
+    store.append("experiences", written(2))
+    [row] = [{"experience_id": "g000/00", "scorer": "strict", "scorer_version": "2", "value": 1.0}]
+    store.append("scores", [row])
+    with pytest.raises(LookupError, match="`strikt`; did you mean `strict`"):
+        train(store, trainer={"with_columns": ["reward=score:strikt"]})
+    assert store.count("draws") == store.count("runs") == 0
+
+
+def test_stored_rows_are_drawn_by_priority_with_weights(store: Store) -> None:
+    rows = [
+        *written(8, priority=0.0),
+        *written(8, priority=1.0, step=2),
+    ]
+    named = [
+        {**vars(r), "experience_id": f"{i:02d}", "group_id": f"g{i:02d}"}
+        for i, r in enumerate(rows)
+    ]
+    store.append("experiences", [rlake.Experience(**r) for r in named])
+    drawn = train(
+        store,
+        trainer={"steps": 4, "batch_size": 2, "sampler": {"prioritized": {"beta": 1.0}}},
+    )
+    assert sorted(drawn["experience_id"]) == [f"{i:02d}" for i in range(8, 16)]
+    assert set(drawn["weight"]) == {1.0}, "equal chances weigh the same"
+    assert json.loads(drawn["sampler"][0])["strategy"] == "prioritized"
+    assert is_proven(store, 4)
+
+
+def test_stored_sources_are_mixed_too(store: Store) -> None:
+    store.append("experiences", written(6, run_id="a", step=1))
+    others = [
+        rlake.Experience(**{**vars(r), "experience_id": f"b/{i}", "group_id": "b"})
+        for i, r in enumerate(written(6, run_id="b", step=1))
+    ]
+    store.append("experiences", others)
+    mixed = {
+        "a": {"share": 0.25, "run": "a", "epochs": 1},
+        "b": {"share": 0.75, "run": "b", "sampler": "uniform"},
+    }
+    drawn = train(store, trainer={"steps": 4, "batch_size": 4, "sampler": {"mixed": mixed}})
+    assert Counter(drawn["made_by"]) == {"a": 4, "b": 12}
+    assert is_proven(store, 4)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "error", "words"),
+    [
+        ({"new_priority": "abs(advantge)"}, QueryError, "`trainer.new_priority`.*`advantge`"),
+        ({"new_priority": "'high'"}, QueryError, "must be a number, got string"),
+        ({"new_priority": "reward - 2"}, JobError, "is -2.0 for experience `g000/00`"),
+        ({"sampler": {"prioritized": {"priority": "reward >"}}}, QueryError, "does not parse"),
+        ({"sampler": {"prioritized": {"priority": "reward - 1"}}}, QueryError, "is -1.0 for"),
+        ({"source": "SELECT 'nobody' AS experience_id"}, QueryError, "nobody|not in the store|1"),
+        ({"source": "SELECT reward FROM experiences"}, QueryError, "experience_id"),
+        ({"at": "never"}, LookupError, "there is no snapshot `never`"),
+    ],
+)
+def test_draws_that_cannot_be_made_say_why(
+    store: Store, trainer: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    store.append("experiences", written(4))
+    with pytest.raises(error, match=words):
+        train(store, trainer={"steps": 1, **trainer})
+
+
+def test_a_step_that_priorities_leave_empty_says_so(store: Store) -> None:
+    store.append("experiences", written(4))
+    sampler = {"prioritized": {"priority": "0 * reward"}}
+    with pytest.raises((ConfigError, StarvedError, QueryError), match="4 of priority 0"):
+        train(store, trainer={"steps": 1, "batch_size": 2, "sampler": sampler})

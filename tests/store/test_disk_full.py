@@ -1,0 +1,95 @@
+"""A disk that fills in mid-commit: nothing is stored, readers go on, the next append works."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import task
+
+from rlake.store import Store
+
+APPEND = """
+import json, random, resource, signal, sys
+from pathlib import Path
+import rlake
+from rlake.store.errors import StoreError
+place, stream = sys.argv[1], sys.argv[2] == "stream"
+lake = rlake.connect(place)
+rows = [{"task_id": f"t{i}", "taskset": "s", "split": "x",
+         "messages": random.Random(i).randbytes(25_000).hex()} for i in range(40)]
+def append():
+    if stream:
+        return lake.append_stream("tasks", (rows[i : i + 8] for i in range(0, 40, 8)))
+    return lake.append("tasks", rows)
+def failed():
+    try:
+        append()
+    except StoreError as error:
+        return [str(error), lake.count("tasks"), rlake.connect(place).count("tasks")]
+def worked():
+    return [append().rows, append().already, lake.count("tasks")]
+"""
+
+LIMITED = (
+    APPEND
+    + """
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that the write fails, as on a full disk
+most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), most))
+told = failed()
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+print(json.dumps([told, worked()]))
+"""
+)
+
+FILLED = (
+    APPEND
+    + """
+lake.append("tasks", rows[:1])
+filler = Path(place).parent / "filler"
+filler.write_bytes(b"x" * (3 << 20))
+told = failed()
+filler.unlink()
+print(json.dumps([told, worked()]))
+"""
+)
+
+
+def run(*command: object) -> list[Any]:
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("how", ["rows", "stream"])
+@pytest.mark.parametrize("limit", [100_000, 200])  # in the rows' file, and in the version's
+def test_a_write_that_finds_no_room_stores_nothing_and_works_later(
+    store: Store, how: str, limit: int
+) -> None:
+    store.append("tasks", [task(0)])
+    failed, worked = run(sys.executable, "-c", LIMITED, store.uri, how, limit)
+    assert failed[0].startswith("cannot write to `tasks`: ")
+    assert failed[0].endswith("nothing was stored")
+    assert "File too large" in failed[0]
+    assert failed[1:] == [1, 1], "readers see what was there before"
+    assert worked == [40, 40, 41]
+    assert store.sql("SELECT count(*), count(DISTINCT task_id) FROM tasks").fetchall() == [(41, 41)]
+
+
+def test_a_full_disk_says_so_and_takes_the_append_when_there_is_room(tmp_path: Path) -> None:
+    """A disk of 4 MB, mounted where only the process that writes to it sees it."""
+    alone = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=4m tmpfs "$0" && exec "$@"']
+    if subprocess.run([*alone, tmp_path, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a disk of 4 MB cannot be mounted here")
+    lake = tmp_path / "lake"
+    failed, worked = run(*alone, tmp_path, sys.executable, "-c", FILLED, lake, "rows")
+    assert "No space left on device" in failed[0]
+    assert failed[0].endswith("nothing was stored")
+    assert failed[1:] == [1, 1]
+    assert worked == [39, 40, 40]
+    assert not lake.exists(), "it was on the small disk"

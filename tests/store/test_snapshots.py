@@ -1,0 +1,458 @@
+"""Snapshots: taken while others write, compared, given up, and gone back to."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from builders import experiences, task
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rlake.store import Store, connect, snapshots
+from rlake.store.differences import diff
+from rlake.store.errors import NotFoundError, QueryError, StoreError
+from rlake.store.locks import locked
+from rlake.store.sampling import Sampler
+from rlake.store.sampling.index import Index
+from rlake.store.schema import REFERRING_FIRST, TABLES
+from rlake.store.snapshots import restore
+from rlake.store.tail import Tail
+
+TESTS = str(Path(__file__).parents[1])
+
+
+def job(status: str, *, run: str = "demo") -> dict[str, Any]:
+    return {
+        "run_id": run,
+        "attempt": 1,
+        "job": "train",
+        "name": run,
+        "config": "{}",
+        "code_version": "0",
+        "status": status,
+        "start_step": 1,
+    }
+
+
+def drawn(experience_id: str, step: int) -> dict[str, Any]:
+    return {
+        "run_id": "demo",
+        "attempt": 1,
+        "step": step,
+        "position": 0,
+        "experience_id": experience_id,
+        "epoch": 1,
+        "weight": 1.0,
+        "sampler": "fifo",
+        "digest": "d",
+    }
+
+
+def ids(store: Store) -> list[str]:
+    return sorted(store.scan("experiences").collect()["experience_id"])
+
+
+@contextmanager
+def python(code: str, *arguments: object) -> Iterator["subprocess.Popen[str]"]:
+    """Run code in another process; lines written to it let it go on."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def said(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def go_on(process: "subprocess.Popen[str]") -> str:
+    assert process.stdin is not None
+    print(file=process.stdin, flush=True)
+    return said(process)
+
+
+# names
+
+
+def test_a_snapshot_is_named_once(store: Store) -> None:
+    store.snapshot("first")
+    with pytest.raises(QueryError, match="`first` exists already"):
+        store.snapshot("first")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a b", "a/b", "é", "..", ".a", "a\n", "a.", "a..b", "a.lock", "now", "a" * 151]
+)
+def test_a_snapshot_has_a_plain_name(store: Store, name: str) -> None:
+    with pytest.raises(QueryError, match="a snapshot cannot be called"):
+        store.snapshot(name)
+    store.snapshot("plain-name_1.0")
+    assert store.at("plain-name_1.0").count("snapshots") == 0
+
+
+def test_a_snapshot_that_was_killed_half_way_can_be_taken_again(store: Store) -> None:
+    store.append("tasks", [task(0)])
+    store.dataset("tasks").tags.create("snapshot-again", 1)  # all that the killed one did
+    store.snapshot("again")
+    assert store.dataset("tasks").tags.list()["snapshot-again"]["version"] == 2
+
+
+def test_the_past_takes_no_snapshots_drops_none_and_is_not_restored(store: Store) -> None:
+    store.snapshot("first")
+    past = store.at("first")
+    for change in (past.snapshot, lambda n: snapshots.drop(past, n), lambda n: restore(past, n)):
+        with pytest.raises(StoreError, match="it shows the past"):
+            change("first")
+
+
+# while others write
+
+
+WRITES = """
+import sys
+import rlake
+from builders import experiences, task
+store = rlake.connect(sys.argv[1])
+for i, one in enumerate(experiences(100_000)):
+    store.append("experiences", [one])
+    store.append("draws", [{"run_id": "demo", "attempt": 1, "step": i + 1, "position": 0,
+        "experience_id": one.experience_id, "epoch": 1, "weight": 1.0, "sampler": "fifo",
+        "digest": "d"}])
+    if i == 3:
+        print("writing", flush=True)
+"""
+
+
+def test_a_snapshot_taken_while_others_write_has_every_row_that_its_rows_refer_to(
+    store: Store,
+) -> None:
+    dangling = (
+        "SELECT count(*) FILTER (e.experience_id IS NULL), count(*) FROM draws d "
+        "LEFT JOIN experiences e USING (experience_id)"
+    )
+    with python(WRITES, store.uri) as writer:
+        assert said(writer) == "writing"
+        seen = []
+        for n in range(6):
+            store.snapshot(f"s{n}")
+            seen += store.at(f"s{n}").sql(dangling).fetchall() + store.sql(dangling).fetchall()
+    assert [missing for missing, _ in seen] == [0] * 12
+    assert seen[-1][1] > seen[0][1], "it did write meanwhile"
+
+
+def test_every_table_is_read_before_those_that_it_refers_to() -> None:
+    assert sorted(REFERRING_FIRST) == sorted(TABLES)
+    place = {name: i for i, name in enumerate(REFERRING_FIRST)}
+    for name, table in TABLES.items():
+        for other, key in (("experiences", "experience_id"), ("tasks", "task_id")):
+            if key in table.names and name != other:
+                assert place[name] < place[other], f"{name} refers to {other}"
+
+
+# differences
+
+
+def test_a_difference_counts_rows_by_table_run_and_source(store: Store) -> None:
+    store.append("experiences", experiences(4, run_id="a"))
+    store.snapshot("one")
+    store.append("tasks", [task(0), task(1)])
+    store.append("experiences", experiences(8, run_id="a")[4:])
+    imported = experiences(9, run_id="b", source="imported")[8:]
+    store.append("experiences", imported)
+    store.snapshot("two")
+    found = diff(store, "one", "two")
+    assert {(d.table, d.added, d.removed) for d in found.tables} == {
+        ("tasks", 2, 0),
+        ("experiences", 5, 0),
+        ("snapshots", 1, 0),
+    }
+    assert found.experiences == [
+        {"run_id": "a", "source": "explorer", "added": 4, "removed": 0},
+        {"run_id": "b", "source": "imported", "added": 1, "removed": 0},
+    ]
+    back = {d.table: (d.added, d.removed) for d in diff(store, "two", "one").tables}
+    assert back == {"tasks": (0, 2), "experiences": (0, 5), "snapshots": (0, 1)}
+    assert diff(store, "two").tables[0].table == "snapshots", "its own row is all that came"
+
+
+def test_compaction_is_no_difference_and_deletion_is_one(store: Store) -> None:
+    for e in experiences(4):
+        store.append("experiences", [e])
+    store.snapshot("one")
+    assert store.maintain()["experiences"].after.fragments == 1
+    assert [d.table for d in diff(store, "one").tables] == ["snapshots"]
+    store.dataset("experiences").delete("rollout < 3")
+    [change] = [d for d in diff(store, "one").tables if d.table == "experiences"]
+    assert (change.added, change.removed) == (0, 3)
+
+
+def test_a_difference_from_what_is_not_there_names_the_nearest(store: Store) -> None:
+    store.snapshot("first")
+    with pytest.raises(NotFoundError, match="no snapshot `frist`; did you mean `first`"):
+        diff(store, "first", "frist")
+
+
+# dropping
+
+
+def test_a_dropped_name_is_gone_with_its_tags_and_may_be_given_again(store: Store) -> None:
+    store.append("tasks", [task(0)])
+    store.snapshot("first")
+    snapshots.drop(store, "first")
+    assert list(snapshots.current(store)) == []
+    assert store.dataset("tasks").tags.list() == {}
+    for use in (store.at, lambda n: snapshots.drop(store, n)):
+        with pytest.raises(NotFoundError, match="there is no snapshot `first`"):
+            use("first")
+    store.append("tasks", [task(1)])
+    store.snapshot("first")
+    assert store.at("first").count("tasks") == 2
+
+
+def test_a_drop_that_was_killed_half_way_is_completed_by_dropping_again(store: Store) -> None:
+    store.snapshot("first")
+    versions = [{"name": n, "version": v} for n, v in store.versions().items()]
+    store.append("snapshots", [{"name": "first", "tables": versions, "is_dropped": True}])
+    assert "snapshot-first" in store.dataset("tasks").tags.list(), "killed before the tags went"
+    with pytest.raises(NotFoundError):
+        snapshots.drop(store, "first")
+    assert store.dataset("tasks").tags.list() == {}
+
+
+@pytest.mark.parametrize("status", ["running", "failed"])
+def test_what_an_unfinished_run_works_on_is_dropped_only_by_force(
+    store: Store, status: str
+) -> None:
+    store.append("runs", [job(status)])
+    for name in ("demo.rows", "demo.tasks", "demo.other", "done.rows"):
+        store.snapshot(name)
+    store.append("runs", [job("done", run="done")])
+    for name in ("demo.rows", "demo.tasks"):
+        with pytest.raises(QueryError, match=f"`{name}` is what run `demo` works on, and its `tra"):
+            snapshots.drop(store, name)
+    for name in ("demo.other", "done.rows"):
+        snapshots.drop(store, name)
+    snapshots.drop(store, "demo.rows", force=True)
+    assert list(snapshots.current(store)) == ["demo.tasks"]
+
+
+# going back
+
+
+def test_a_restore_makes_tables_as_they_were_and_can_be_undone(store: Store) -> None:
+    store.append("tasks", [task(0)])
+    store.append("experiences", experiences(4))
+    store.snapshot("one")
+    store.append("experiences", experiences(8)[4:])
+    store.append("scores", [{"experience_id": "g000/00", "scorer": "s", "scorer_version": "1"}])
+    store.maintain()
+    before = store.versions()
+    done = restore(store, "one")
+    assert (store.count("tasks"), len(ids(store)), store.count("scores")) == (1, 4, 0)
+    assert done.tables.keys() == {"experiences", "scores"}, "the others had not changed"
+    assert len(ids(store.at(before))) == 8, "history stays"
+    assert restore(store, done.undo).tables.keys() == {"experiences", "scores"}
+    assert (len(ids(store)), store.count("scores")) == (8, 1)
+    assert restore(store, done.undo).tables == {}, "nothing is left to do"
+    assert list(snapshots.current(store)) == [
+        "one",
+        "before-restore-one-1",
+        "before-restore-before-restore-one-1-1",
+    ]
+
+
+def test_after_a_restore_vanished_ids_are_stored_anew_here_and_in_other_processes(
+    store: Store,
+) -> None:
+    other = """
+import sys
+import rlake
+from builders import experiences
+store = rlake.connect(sys.argv[1])
+print(store.append("experiences", experiences(8)).already, flush=True)
+sys.stdin.readline()
+print(store.append("experiences", experiences(8, reward=1.0)[4:]).rows, flush=True)
+"""
+    store.append("experiences", experiences(4))
+    store.snapshot("one")
+    store.append("experiences", experiences(8)[4:])
+    third = connect(store.uri)
+    assert third.append("experiences", experiences(8)).already == 8
+    with python(other, store.uri) as process:
+        assert said(process) == "8"
+        restore(store, "one")
+        assert go_on(process) == "4", "also with other content"
+    for each in (store, third):
+        assert each.append("experiences", experiences(8, reward=1.0)[4:]).already == 4
+        assert len(ids(each)) == 8
+
+
+FOLLOWS = """
+import sys
+import rlake
+from rlake.store.sampling import Sampler
+store = rlake.connect(sys.argv[1])
+sampler = Sampler(store, max_draws=None)
+while True:
+    print(sampler.supply(1, 0).fresh, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_readers_notice_that_rows_are_gone(store: Store) -> None:
+    store.append("experiences", experiences(4))
+    store.snapshot("one")
+    store.append("experiences", experiences(8)[4:])
+    tail = Tail(["experience_id"])
+    index = Index(connect(store.uri), grouped=True)
+    sampler = Sampler(store, max_draws=1)
+    assert (tail.read(store.dataset("experiences")).num_rows, tail.restarted) == (8, False)
+    assert index.refresh()
+    assert sampler.draw(6, step=1, policy_version=0) is not None
+    with python(FOLLOWS, store.uri) as process:
+        assert said(process) == "8"
+        restore(store, "one")
+        assert go_on(process) == "4"
+        # as many rows come as went: their number alone tells nothing
+        store.append("experiences", experiences(12)[8:])
+        assert go_on(process) == "8"
+    rows = tail.read(store.dataset("experiences"))
+    assert (rows.num_rows, tail.restarted) == (8, True)
+    assert index.refresh()
+    assert (index.rebuilt, len(index)) == (True, 2)
+    assert sampler.supply(1, 0).fresh == 4, "the four that came; the others were drawn"
+    assert tail.read(store.dataset("experiences")).num_rows == 0
+    assert not tail.restarted
+
+
+def test_an_index_that_loses_all_its_rows_is_empty(store: Store) -> None:
+    store.snapshot("empty")
+    store.append("experiences", experiences(4))
+    sampler = Sampler(store)
+    assert sampler.supply(1, 0).fresh == 4
+    restore(store, "empty")
+    assert sampler.supply(1, 0).fresh == 0
+    store.append("experiences", experiences(2))
+    assert sampler.supply(1, 0).fresh == 2
+
+
+def test_nothing_is_restored_while_a_job_runs(store: Store) -> None:
+    store.snapshot("one")
+    store.append("runs", [job("running")])
+    with pytest.raises(QueryError, match="`train` of run `demo` is running, and would lose its"):
+        restore(store, "one")
+    assert store.count("runs") == 1
+    restore(store, "one", force=True)
+    assert store.count("runs") == 0
+    with pytest.raises(NotFoundError, match="no snapshot `on`; did you mean `one`"):
+        restore(store, "on")
+
+
+def test_a_restore_waits_for_writers_and_they_for_it(store: Store) -> None:
+    store.snapshot("one")
+    store.append("tasks", [task(0)])
+    goes = threading.Thread(target=lambda: restore(store, "one"))
+    with locked(store, "tasks"):
+        goes.start()
+        goes.join(0.3)
+        assert goes.is_alive()
+        assert connect(store.uri).count("tasks") == 1
+    goes.join(30)
+    assert store.count("tasks") == 0
+
+
+KILLED = """
+import os, sys
+import lance, rlake
+from rlake.store.snapshots import restore
+left = int(sys.argv[2])
+whole = lance.LanceDataset.restore
+def dying(self):
+    global left
+    if not left:
+        os.kill(os.getpid(), 9)
+    left -= 1
+    whole(self)
+lance.LanceDataset.restore = dying
+restore(rlake.connect(sys.argv[1]), "one")
+"""
+
+
+@pytest.mark.parametrize("done", [1, 2])
+def test_a_restore_that_was_killed_is_completed_by_doing_it_again(store: Store, done: int) -> None:
+    store.snapshot("one")
+    store.append("tasks", [task(0)])
+    store.append("experiences", experiences(4))
+    store.append("draws", [drawn("g000/00", 1)])
+    with python(KILLED, store.uri, done) as process:
+        process.wait(60)
+    counts = [store.count(name) for name in ("draws", "experiences", "tasks")]
+    assert counts.count(0) == done, "it was killed half-way"
+    again = restore(store, "one")
+    assert [store.count(name) for name in ("draws", "experiences", "tasks")] == [0, 0, 0]
+    assert again.undo == "before-restore-one-1", "that of the killed one, which has all rows"
+    restore(store, again.undo)
+    assert [store.count(name) for name in ("draws", "experiences", "tasks")] == [1, 4, 1]
+
+
+def test_two_restores_of_one_snapshot_have_an_undo_each(store: Store) -> None:
+    store.snapshot("one")
+    undone = []
+    for n in range(2):
+        store.append("tasks", [task(n)])
+        undone.append(restore(store, "one").undo)
+    assert undone == ["before-restore-one-1", "before-restore-one-2"]
+    assert [store.at(name).scan("tasks").collect()["answer"].item() for name in undone] == [
+        "0",
+        "2",
+    ]
+
+
+@given(
+    st.lists(
+        st.sampled_from(["append", "back", "forward", "compact", "delete", "read"]), max_size=12
+    )
+)
+@settings(max_examples=12, deadline=None, derandomize=True)
+@example(["append", "read", "back", "read", "append", "read", "forward", "read"])
+@example(["append", "back", "append", "compact", "read", "forward", "read"])
+def test_a_tail_knows_the_rows_that_there_are(empty_store: Path, actions: list[str]) -> None:
+    """What a reader of new rows has collected is what is stored, whatever happened in between."""
+    with TemporaryDirectory() as folder:
+        shutil.copytree(empty_store, Path(folder, "store"))
+        store = connect(Path(folder, "store"))
+        tail, known = Tail(["experience_id"]), []
+        made = iter(experiences(24))
+        kept = []
+        for action in [*actions, "read"]:
+            dataset = store.dataset("experiences")
+            if action == "append":
+                store.append("experiences", [next(made), next(made)])
+                kept.append(store.dataset("experiences").version)
+            elif action in ("back", "forward") and kept:
+                store.open_at("experiences", kept[0 if action == "back" else -1]).restore()
+            elif action == "compact":
+                dataset.optimize.compact_files()
+            elif action == "delete":
+                dataset.delete("rollout = 1")
+            elif action == "read":
+                rows = tail.read(dataset)["experience_id"].to_pylist()
+                known = rows if tail.restarted else known + rows
+                assert sorted(known) == ids(store)

@@ -1,0 +1,128 @@
+"""Many processes write to one table and read it: nothing is lost, each writer's order is kept."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlake.loop.bench.writing import ROWS, go, line, start
+from rlake.store import Store, connect, locks
+from rlake.store.errors import BusyError, StoreError
+
+WRITERS, READERS = 8, 2
+
+READER = """
+import json, sys
+import rlake
+lake = rlake.connect(sys.argv[1], create=False)
+print("ready", flush=True)
+sys.stdin.readline()
+seen, looks, wrong = {}, 0, []
+while not seen or sum(seen.values()) < int(sys.argv[2]) or looks < 3:
+    rows = lake.sql(
+        "SELECT run_id, count(DISTINCT step), max(step), count(*) FROM experiences GROUP BY ALL"
+    ).fetchall()
+    for run, steps, newest, n in rows:
+        if steps != newest or n != 32 * steps or newest < seen.get(run, 0):
+            wrong.append((run, steps, newest, n, seen.get(run, 0)))
+        seen[run] = newest
+    looks += 1
+print(json.dumps([looks, wrong]), flush=True)
+"""
+
+ORDER = """
+    SELECT count(*) FROM (
+        SELECT step, lag(step) OVER (PARTITION BY run_id ORDER BY created_at) AS before
+        FROM experiences) WHERE step < before
+"""
+
+
+@pytest.fixture
+def ended() -> Iterator[list["subprocess.Popen[str]"]]:
+    """Processes that are not left behind."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("seconds", [3.0, pytest.param(60.0, marks=pytest.mark.slow)])
+def test_eight_writers_and_two_readers(
+    store: Store, seconds: float, ended: list["subprocess.Popen[str]"]
+) -> None:
+    writers = [start(f"write_for({store.uri!r}, {me}, {seconds})") for me in range(WRITERS)]
+    command = [sys.executable, "-c", READER, store.uri, str(2 * WRITERS)]
+    pipe = subprocess.PIPE
+    readers = [
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(READERS)
+    ]
+    ended += [*writers, *readers]
+    for process in (*writers, *readers):
+        assert line(process) == "ready"
+    for process in (*writers, *readers):
+        go(process)
+    taken = [json.loads(w.communicate(timeout=seconds + 60)[0]) for w in writers]
+    told = [json.loads(r.communicate(timeout=60)[0]) for r in readers]
+
+    assert all(looks >= 3 and wrong == [] for looks, wrong in told), told
+    appends = [len(t) for t in taken]
+    assert min(appends) >= 2, "nobody starved"
+    rows = store.sql(
+        "SELECT run_id, count(*), count(DISTINCT experience_id), max(step) FROM experiences "
+        "GROUP BY ALL ORDER BY ALL"
+    ).fetchall()
+    assert rows == [(str(me), ROWS * n, ROWS * n, n) for me, n in enumerate(appends)]
+    assert store.sql(ORDER).fetchall() == [(0,)]
+    if seconds >= 60:
+        assert np.percentile(np.concatenate(taken), 99) < 1.0
+
+
+def test_a_lock_is_granted_in_the_order_of_asking(store: Store) -> None:
+    order: list[int] = []
+
+    def take(me: int) -> None:
+        with locks.locked(store, "tasks"):
+            order.append(me)
+
+    threads = [threading.Thread(target=take, args=(me,)) for me in range(6)]
+    with locks.locked(store, "tasks"):
+        for thread in threads:
+            thread.start()
+            time.sleep(0.05)  # so that it is in the queue before the next one
+        assert order == []
+    for thread in threads:
+        thread.join(20)
+    assert order == list(range(6))
+
+
+def test_who_waits_too_long_is_told_so_and_leaves_nothing_behind(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with locks.locked(store, "tasks"), monkeypatch.context() as patch:
+        patch.setattr(locks, "LOCK_SECONDS", 0.2)
+        with pytest.raises(BusyError, match=r"gave up after 0.2 s: another process is writing"):
+            locks.locked(store, "tasks").__enter__()
+    with locks.locked(store, "tasks"):
+        pass
+    before = threading.active_count()
+    with locks.locked(store, "tasks"):
+        pass
+    assert threading.active_count() <= before
+
+
+def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    lake = connect(tmp_path / "lake")
+    place = tmp_path / "lake" / ".locks"
+    for file in place.iterdir():
+        file.unlink()
+    place.rmdir()
+    place.write_text("in the way")
+    with pytest.raises(StoreError, match="cannot write to `tasks`: .*; nothing was stored"):
+        lake.append("tasks", [{"task_id": "t", "taskset": "s", "split": "x", "messages": "[]"}])
