@@ -221,7 +221,8 @@ class Watch:
     def _refresh(self) -> list[dict[str, Any]]:
         dataset = self._job.store.dataset("runs")
         if self._tail.moved(dataset):
-            self._rows += self._tail.read(dataset).to_pylist()
+            rows = self._tail.read(dataset).to_pylist()
+            self._rows = rows if self._tail.restarted else self._rows + rows
         return self._rows
 
     def check(self, name: str) -> None:

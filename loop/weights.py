@@ -104,7 +104,10 @@ class Follower:
         """Return a version, or None while no attempt that counts has published it."""
         dataset = self._job.store.dataset("policies")
         if self._tail.moved(dataset):
-            for row in self._tail.read(dataset).to_pylist():
+            rows = self._tail.read(dataset).to_pylist()
+            if self._tail.restarted:
+                self._rows.clear()
+            for row in rows:
                 self._rows.setdefault(row["policy_version"], []).append(row)
         for row in reversed(self._rows.get(version, [])):
             if self._watch.counts(row["attempt"], version):

@@ -12,13 +12,13 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from .errors import BusyError, SchemaError, StoreError, reason
+from .errors import BusyError, SchemaError, StoreError, write_error
 from .keys import KeyIndex, Seen, newest
 from .leases import LOCK_SECONDS
 from .locks import locked
 from .records import now
 from .schema import TABLES, Table, table
-from .validate import Rows, conform
+from .validate import Rows, check, stamp
 
 if TYPE_CHECKING:
     from .store import Store
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 TRIES = 6
 """How often an append is tried before a store that is busy is called so."""
 _PAUSE_SECONDS = 0.05
+_ROWS_PER_FILE = 65_536
+"""While a file is written, its columns' pages and statistics are in memory: a kilobyte a row."""
 _AHEAD = timedelta(days=1)
 """How far a row's own `created_at` may be ahead: the table's clock follows it."""
 _TICK = timedelta(microseconds=1)
-_BUSY = ("conflict", "slowdown", "slow down", "throttl", " 500 ", " 502 ", " 503 ", " 504 ",
-         "timed out", "timeout", "connection")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,9 @@ class Appender:
 
     def append_all(self, name: str, parts: Sequence[Rows]) -> list[Appended]:
         """Append several writers' rows, in their order, in one commit; tell each what was done."""
-        writing = _tried(lambda: self._write(name, lambda new: new.together(parts)))
+        declared = table(name)
+        rows = [check(declared, part) for part in parts]  # before anybody waits for it
+        writing = _tried(lambda: self._write(name, lambda new: new.together(rows)))
         return [Appended(n, already, writing.dataset.version) for n, already in writing.counts]
 
     def append_stream(self, name: str, batches: Iterator[Rows]) -> Appended:
@@ -81,8 +83,9 @@ class Appender:
                 f"{store!r} is read only: it shows the past; append to the store itself"
             )
         keys = self._keys[name]
-        with self._writing[name], locked(store, name):
+        with self._writing[name], locked(store, name) as check_lock:
             dataset = store.dataset(name)
+            check_lock()
             keys.refresh(dataset)
             writing = _Writing(declared, keys, dataset)
             fresh = read(writing)
@@ -96,11 +99,13 @@ class Appender:
         name, dataset = writing.declared.name, writing.dataset
         reader = pa.RecordBatchReader.from_batches(writing.declared.schema, rows)
         try:
-            written = lance.write_dataset(reader, dataset, mode="append")
+            written = lance.write_dataset(
+                reader, dataset, mode="append", max_rows_per_file=_ROWS_PER_FILE
+            )
         except (OSError, ValueError, RuntimeError) as error:
             if writing.error is not None:
                 raise writing.error from None
-            raise _failed(name, error) from error
+            raise write_error(name, error) from error
         assert isinstance(written, lance.LanceDataset)
         if written.version == dataset.version + 1:  # else others wrote too: the next one looks
             self._keys[name].committed(written, writing.hashes, writing.newest)
@@ -125,24 +130,23 @@ class _Writing:
         seen: Seen = {}
         try:
             for data in batches:
-                rows = self._conform(data)
+                rows = self._stamped(check(self.declared, data))
                 fresh = self._fresh(rows, [rows.num_rows], seen)
                 yield from fresh.to_batches()
         except BaseException as error:
             self.error = error
             raise
 
-    def together(self, parts: Sequence[Rows]) -> Iterator[pa.RecordBatch]:
+    def together(self, parts: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
         """Yield what is new of batches that are in memory: their ids are compared at once."""
-        tables = [self._conform(data) for data in parts]
+        tables = [self._stamped(rows) for rows in parts]
         rows = pa.concat_tables(tables) if len(tables) > 1 else tables[0]
         yield from self._fresh(rows, [t.num_rows for t in tables], None).to_batches()
 
-    def _conform(self, data: Rows) -> pa.Table:
-        stamp = max(now(), self.newest + _TICK)
-        rows = conform(self.declared, data, stamp=stamp)
-        self.newest = stamp + rows.num_rows * _TICK
-        return rows
+    def _stamped(self, rows: pa.Table) -> pa.Table:
+        first = max(now(), self.newest + _TICK)
+        self.newest = first + rows.num_rows * _TICK
+        return stamp(rows, first)
 
     def _fresh(self, rows: pa.Table, sizes: Sequence[int], seen: Seen | None) -> pa.Table:
         """Leave out what is stored; `sizes` are those of the parts that the rows came in."""
@@ -159,14 +163,6 @@ class _Writing:
             )
         self.newest = max(self.newest, newest(fresh))
         return fresh
-
-
-def _failed(name: str, error: Exception) -> StoreError:
-    """Turn what Lance says of a commit into our kind of error."""
-    said = f"cannot write to `{name}`: {reason(error)}"
-    if any(word in str(error).lower() for word in _BUSY):
-        return BusyError(f"{said}; try it again, what is stored already is left out")
-    return StoreError(f"{said}; nothing was stored")
 
 
 def _tried(write: Callable[[], _Writing]) -> _Writing:

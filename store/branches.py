@@ -118,9 +118,10 @@ def create(store: "Store", name: str, *, at: str | None = None) -> "Store":
     with _changing(store, f"cannot make the branch `{name}`"):
         if name in _known(store, _LAST):
             raise QueryError(f"branch `{name}` exists already; choose another name")
-        for table in TABLES:
-            _remove(store, table, name)
         versions = store.at(at).versions() if at else store.versions()
+        for table, version in versions.items():
+            _check_own(store, table, version)
+            _remove(store, table, name)
         for table in sorted(versions, key=_LAST.__eq__):
             _leave(store, table, name, versions[table])
         relocation.settle(store.on_branch(name))
@@ -194,6 +195,15 @@ def _check_name(name: str) -> None:
         )
 
 
+def _check_own(store: "Store", table: str, version: int) -> None:
+    for _, newest in store.lines(table)[:1]:
+        if version < newest:
+            raise QueryError(
+                f"that snapshot is older than branch `{store.branch_name}`; "
+                f"make the branch from `{store.root}`, or from the branch that has the snapshot"
+            )
+
+
 def _check_done(store: "Store") -> None:
     for run, job in unfinished(store):
         raise QueryError(
@@ -224,12 +234,6 @@ def _known(store: "Store", table: str) -> Mapping[str, Any]:
 
 def _leave(store: "Store", table: str, name: str, version: int) -> None:
     """Let a table's branch leave from a version, which a tag keeps."""
-    for _, newest in store.lines(table)[:1]:
-        if version < newest:
-            raise QueryError(
-                f"that snapshot is older than branch `{store.branch_name}`; "
-                f"make the branch from `{store.root}`, or from the branch that has the snapshot"
-            )
     dataset = store.open_at(table)
     dataset.tags.create(f"{tag_prefix(name)}base", (store.branch_name, version))
     dataset.create_branch(name, (store.branch_name, version))

@@ -10,13 +10,11 @@ from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from .appending import Appended, Appender
 from .errors import ConflictError, SchemaError, StarvedError, StoreError
-from .keys import EPOCH
-from .schema import TIME, table
-from .validate import Rows, conform
+from .schema import table
+from .validate import Rows, check
 
 MAX_BYTES = 8 << 20
 """Of one commit: a table's rows are committed when that much of it waits."""
@@ -85,8 +83,7 @@ class Committer:
         """
         declared = table(name)
         try:
-            # stamped when they are committed, so that time does not run backwards
-            rows = _without_times(conform(declared, data, stamp=EPOCH))
+            rows = check(declared, data)
         except SchemaError as error:
             refused: Future[Appended] = Future()
             refused.set_exception(error)
@@ -203,12 +200,3 @@ class Committer:
         else:
             for submission, appended in zip(batch, done, strict=True):
                 submission.future.set_result(appended)
-
-
-def _without_times(rows: pa.Table) -> pa.Table:
-    """Make the times NULL that `conform` filled in."""
-    times = rows.column("created_at")
-    filled = pc.less(times.cast(pa.int64()), rows.num_rows)
-    place = rows.schema.get_field_index("created_at")
-    given = pc.if_else(filled, pa.scalar(None, TIME), times)
-    return rows.set_column(place, pa.field("created_at", TIME), given)

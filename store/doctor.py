@@ -102,7 +102,7 @@ def _table(store: "Store", name: str) -> Iterator[Finding]:
         return
     yield from _future(name, dataset)
     yield from _untidy(store, name, dataset)
-    versions = len(dataset.version_refs())
+    versions = len(cleaning.versions(dataset))
     if rows or versions > 1:
         files = len(dataset.get_fragments())
         yield Finding("ok", f"`{name}`: {rows:,} rows in {files} files, {versions} versions")
@@ -147,7 +147,7 @@ def _untidy(store: "Store", name: str, dataset: lance.LanceDataset) -> Iterator[
     small = compaction.small_files(dataset, thorough=True)
     if len(small) >= _MANY_FILES:
         yield Finding("warning", f"`{name}`: {len(small)} small files slow every query", _MAINTAIN)
-    versions = len(dataset.version_refs())
+    versions = len(cleaning.versions(dataset))
     if versions >= _MANY_VERSIONS:
         yield Finding("warning", f"`{name}`: {versions} versions slow every commit", _MAINTAIN)
     if indexes.is_due(name, dataset):

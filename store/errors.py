@@ -1,8 +1,8 @@
 """What can go wrong, in words that say what was got, what was expected, and the way out."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-import re
 from difflib import get_close_matches
 from typing import ClassVar
 
@@ -120,7 +120,7 @@ _GIVE_KEYS = (
     "environment"
 )
 _S3_SAYS = {
-    r"InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied|InvalidToken|ExpiredToken|403 Forbidden": (
+    r"InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied|(Invalid|Expired)Token|403 Forbidden": (
         f"the credentials were refused ({{}}); {_GIVE_KEYS}"
     ),
     r"(?i)failed to get AWS credentials": f"no credentials were found; {_GIVE_KEYS}",
@@ -131,6 +131,16 @@ _S3_SAYS = {
     r"NoSuchBucket": "there is no such bucket ({})",
 }
 _LONGEST = 300
+_BUSY = ("conflict", "slowdown", "slow down", "throttl", " 500 ", " 502 ", " 503 ", " 504 ",
+         "timed out", "timeout", "connection")  # fmt: skip
+
+
+def write_error(name: str, error: Exception) -> StoreError:
+    """Turn what the table format says of a write to a table into our kind of error."""
+    said = f"cannot write to `{name}`: {reason(error)}"
+    if any(word in str(error).lower() for word in _BUSY):
+        return BusyError(f"{said}; try it again, what is stored already is left out")
+    return StoreError(f"{said}; nothing was stored")
 
 
 def reason(error: BaseException) -> str:

@@ -138,7 +138,7 @@ def _not_embedded(store: "Store", embedder: str, experience_id: str) -> NotFound
     if stored:
         return NotFoundError(
             f"experience `{experience_id}` has no vector by `{embedder}` yet; make it with "
-            f"`rlake embed --embedder {embedder}`"
+            f"`rlake embed --embedder {embedder.rpartition('@')[0] or embedder}`"
         )
     close = store.sql(
         "SELECT experience_id FROM embeddings "

@@ -4,14 +4,15 @@ A lease is a small Lance table without rows, whose newest version says who holds
 a commit that succeeds only for the version that was looked at. A holder renews it while it works.
 One that stays as it is for LEASE_SECONDS, by the waiter's own clock, is taken over: its holder was
 killed, or sleeps. In case it sleeps, the new holder fences the table before it looks: it commits
-a change that changes nothing, over which Lance refuses every append that was begun before.
+a change that changes nothing, over which Lance refuses every append that was begun before. And a
+holder makes sure that it still is one after it has looked: from then on, a fence would stop it.
 """
 
 import os
 import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,7 +23,7 @@ from uuid import uuid4
 import lance
 import pyarrow as pa
 
-from .errors import BusyError, ConflictError, SchemaError, StoreError, reason
+from .errors import BusyError, ConflictError, SchemaError, StoreError, write_error
 from .schema import TABLES
 
 if TYPE_CHECKING:
@@ -35,21 +36,25 @@ LOCK_SECONDS = 60.0
 LEASE_SECONDS = 10.0
 """How long a lease stays with a holder that does not renew it."""
 _POLL_SECONDS = 0.05
+_FENCE_TRIES = 50
 _KEPT_VERSIONS = 500
 _KEPT_MINUTES = 10  # longer than any look at a lease
 _FAILURES = (OSError, RuntimeError, ValueError)  # Lance's, for whatever the store answers
 
 
 @contextmanager
-def leased(store: "Store", name: str) -> Iterator[None]:
-    """Hold the lease `name`; BusyError when it is not free in LOCK_SECONDS."""
+def leased(store: "Store", name: str) -> Iterator[Callable[[], None]]:
+    """Hold the lease `name`; BusyError when it is not free in LOCK_SECONDS.
+
+    Yields what a writer calls between its look and its commit: BusyError when the lease is lost.
+    """
     lease = _Lease(store, name)
     lease.acquire()
     try:
         if lease.is_suspect and name in TABLES:
             fence(store, name)
         with lease.renewed():
-            yield
+            yield lease.check
     except (SchemaError, ConflictError):
         lease.release(suspect=False)
         raise
@@ -61,7 +66,7 @@ def leased(store: "Store", name: str) -> Iterator[None]:
 
 def fence(store: "Store", name: str) -> None:
     """Make sure that no append that was begun before this call can be committed after it."""
-    while True:
+    for _ in range(_FENCE_TRIES):
         dataset = store.open_at(name)
         fragments = [fragment.metadata for fragment in dataset.get_fragments()]
         try:
@@ -73,9 +78,10 @@ def fence(store: "Store", name: str) -> None:
             )
         except _FAILURES as error:
             if store.open_at(name).version == dataset.version:  # nobody was faster
-                raise StoreError(f"cannot write to `{name}`: {reason(error)}") from error
+                raise write_error(name, error) from error
         else:
             return
+    raise BusyError(f"cannot write to `{name}`: others were faster {_FENCE_TRIES} times; try again")
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,15 @@ class _Lease:
             if now.version != seen.version:
                 seen, since = now, monotonic()
 
+    def check(self) -> None:
+        """Raise BusyError when another took the lease over."""
+        with self._changing:
+            if self._look().version != self._version:
+                raise BusyError(
+                    f"cannot write to `{self._name}`: the lease ran out and was taken over; try "
+                    "it again, what is stored already is left out"
+                )
+
     @contextmanager
     def renewed(self) -> Iterator[None]:
         """Renew the lease from a thread until the work is done, or the lease is lost."""
@@ -143,7 +158,7 @@ class _Lease:
         except _FAILURES as error:
             if "was not found" in str(error):
                 return _State(0)
-            raise StoreError(f"cannot write to `{self._name}`: {reason(error)}") from error
+            raise write_error(self._name, error) from error
         meta = dataset.schema.metadata or {}
         if dataset.version % _KEPT_VERSIONS == 0:
             with suppress(*_FAILURES):
@@ -167,7 +182,7 @@ class _Lease:
         except _FAILURES as error:
             now = self._look()
             if now.version == seen:
-                raise StoreError(f"cannot write to `{self._name}`: {reason(error)}") from error
+                raise write_error(self._name, error) from error
             if now.change != meta["change"]:  # else it was done, and only the answer was lost
                 return False
         else:

@@ -4,7 +4,7 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 
 
-def locked(store: "Store", name: str) -> AbstractContextManager[None]:
+def locked(store: "Store", name: str) -> AbstractContextManager[Callable[[], None]]:
     """Hold the lock `name` of a store: a file lock in a folder, a lease elsewhere.
+
+    Yields what to call between a look and a commit that depends on it: it raises BusyError when
+    the lock was lost meanwhile, as only a lease can be.
 
     Writers that wait for a file lock get it in the order in which they came. Raises BusyError when
     it is not free in LOCK_SECONDS, StoreError when it cannot be made.
@@ -29,7 +32,7 @@ def locked(store: "Store", name: str) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _file_lock(folder: Path, name: str) -> Iterator[None]:
+def _file_lock(folder: Path, name: str) -> Iterator[Callable[[], None]]:
     place = folder / LOCKS
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -49,7 +52,7 @@ def _file_lock(folder: Path, name: str) -> Iterator[None]:
             f"gave up after {LOCK_SECONDS:g} s: another process is writing `{name}` of `{folder}`"
         )
     try:
-        yield
+        yield lambda: None
     finally:
         lock.release()
 

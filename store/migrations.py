@@ -29,11 +29,12 @@ def schema_of(dataset: lance.LanceDataset) -> int:
     Raises NotAStoreError when rlake did not make it, or a newer one did.
     """
     version = int((dataset.schema.metadata or {}).get(_VERSION.encode(), b"0"))
+    place = dataset.uri.rsplit("/", 1)[0]
     if version == 0:
-        raise NotAStoreError(f"`{dataset.uri}` is a table that rlake did not make")
+        raise NotAStoreError(f"`{place}` holds tables that rlake did not make")
     if version > SCHEMA_VERSION:
         raise NotAStoreError(
-            f"`{dataset.uri}` has schema {version}, this rlake reads up to {SCHEMA_VERSION}; "
+            f"`{place}` has schema {version}, this rlake reads up to {SCHEMA_VERSION}; "
             "upgrade it with `pip install --upgrade rlake`"
         )
     return version

@@ -25,11 +25,13 @@ def connect(
     """Open the store at a folder or `s3://` address, making it when it is not there.
 
     For `s3://`, `storage_options` are `aws_access_key_id`, `aws_secret_access_key`, `region`,
-    `endpoint`, `allow_http` and what else object_store knows, or their environment variables:
-    `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`;
-    the command line reads these. Writers exclude each other by locks: file locks in a folder (on
-    NFS, if it has them), leases elsewhere. A folder without file locks opens as `file:///folder`,
-    with leases; all its writers must then name it so.
+    `endpoint`, `allow_http` and what else object_store knows; where they are not given, and for
+    the command line, the environment counts: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
+    `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`.
+
+    Writers exclude each other: by file locks in a folder, on NFS too where it has them, else by
+    leases in the store. A folder without file locks opens as `file:///folder`, with leases; all
+    its writers must then name it so.
 
     `PLACE@NAME` opens a branch of it, unless a folder is called so.
 

@@ -48,7 +48,7 @@ class SideColumn:
         """Return the text that `parse` reads."""
         named, said = dict(self.filters), _NAMED_BY[self.table]
         name = self.value if self.table == "feedback" else named[said]
-        version = named.get(said if self.table == "feedback" else _TIES[self.table])
+        version = named.get(said if self.table == "feedback" else self.tie)
         text = ".text" if self.value == "text" else ""
         at = f"@{version}" if version else ""
         return f"{self.alias}={_KINDS[self.table]}:{name}{text}{at}"
@@ -60,7 +60,6 @@ class SideColumn:
         It reads the view `superseded_from` for derived values: those that a superseded attempt of
         a trainer made do not count.
         """
-        tie = _TIES[self.table]
         found = " AND ".join(f"{name} = {literal(v)}" for name, v in self.filters) or "true"
         rows = self.table
         if self.table == "derived":
@@ -69,7 +68,7 @@ class SideColumn:
         if self.table == "feedback":
             found += f" AND {self.value} IS NOT NULL"
         return (
-            f"SELECT experience_id, arg_max_null({self.value}, (created_at, {tie})) "
+            f"SELECT experience_id, arg_max_null({self.value}, (created_at, {self.tie})) "
             f'AS "{self.alias}" FROM {rows} WHERE {found} GROUP BY experience_id'
         )
 
@@ -81,7 +80,7 @@ class SideColumn:
     @property
     def reads(self) -> list[str]:
         """The columns of the side table that tell the value, and which row counts."""
-        names = ["experience_id", "created_at", self.value, _TIES[self.table]]
+        names = ["experience_id", "created_at", self.value, self.tie]
         names += [name for name, _ in self.filters]
         names += ["run_id", "attempt", "step"] if self.table == "derived" else []
         return list(dict.fromkeys(names))
@@ -92,7 +91,7 @@ class SideColumn:
             rows = rows.filter(pl.col(name) == value)
         if self.table == "feedback":  # a comment does not take a label back
             rows = rows.filter(pl.col(self.value).is_not_null())
-        newest = pl.col(self.value).sort_by("created_at", _TIES[self.table]).last()
+        newest = pl.col(self.value).sort_by("created_at", self.tie).last()
         return rows.group_by("experience_id").agg(newest.alias(self.alias))
 
 
@@ -247,7 +246,7 @@ def check(store: "Store", columns: Sequence[SideColumn]) -> None:
 
 
 def _unknown(store: "Store", column: SideColumn) -> NotFoundError:
-    by, tie = _NAMED_BY[column.table], _TIES[column.table]
+    by, tie = _NAMED_BY[column.table], column.tie
     noun, wanted = _NOUNS[column.table], dict(column.filters)
     keys = [by, *(k for k in wanted if k != by)]
     stored = store.scan(column.table).select(keys).unique().collect()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import duckdb
 import lance
@@ -83,23 +84,43 @@ class Store:
         table(name)
         if self._pinned is not None:
             return self.open_at(name, self._pinned[name])
-        handle = self._handles.get(name)
-        if handle is None or handle.latest_version != handle.version:
-            handle = self._handles[name] = self.open_at(name)
+        handle, newest = self._handles.get(name), self._newest(name)
+        if handle is None or handle.version != newest:
+            handle = self._handles[name] = self._open(name, branches.place(self, name), newest)
         return handle
 
     def open_at(self, name: str, version: int | None = None) -> lance.LanceDataset:
         """Open a table at a version of its own, whatever this store is pinned to."""
+        return self._open(name, branches.place(self, name, version), version)
+
+    def _open(self, name: str, address: str, version: int | None) -> lance.LanceDataset:
         try:
-            return lance.dataset(
-                branches.place(self, name, version),
-                version=version,
-                storage_options=self.storage_options,
-            )
+            return lance.dataset(address, version=version, storage_options=self.storage_options)
         except (OSError, ValueError, RuntimeError) as error:
             raise StoreError(
                 f"cannot open table `{name}` of `{self.uri}`: {reason(error)}"
             ) from error
+
+    def _newest(self, name: str) -> int:
+        """Return the number of a table's newest version.
+
+        By a path Lance lists all versions to find it; by this kind of address it starts from the
+        one noted last, whatever their number. (It reads rows slower, so it is for this only.)
+        """
+        watched = self._watched.get(name)
+        if watched is None:
+            address = branches.place(self, name)
+            if self.folder is not None:
+                address = f"file-object-store://{quote(address)}"
+            watched = self._watched[name] = self._open(name, address, None)
+        return watched.latest_version
+
+    @property
+    def _watched(self) -> dict[str, lance.LanceDataset]:
+        """This thread's tables that are only asked for their newest version."""
+        if not hasattr(self._local, "watched"):
+            self._local.watched = {}
+        return self._local.watched
 
     @property
     def _handles(self) -> dict[str, lance.LanceDataset]:

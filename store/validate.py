@@ -21,14 +21,18 @@ _LONGEST = 100
 """Longest value that an error shows."""
 
 
-def conform(table: Table, data: Rows, *, stamp: datetime | None = None) -> pa.Table:
+def conform(table: Table, data: Rows) -> pa.Table:
     """Return `data` with exactly the columns of `table`, typed as declared.
 
-    Missing columns that may be NULL become NULL. A `created_at` that is missing or NULL becomes
-    `stamp` (now, if not given), one microsecond later with each row, so that it orders them.
-    Raises SchemaError for an unknown, missing or mistyped column, NULL where a value is required,
-    NaN or infinity, and per-token columns of another length than `token_ids`.
+    Missing columns that may be NULL become NULL, a missing or NULL `created_at` becomes now. Raises
+    SchemaError for an unknown, missing or mistyped column, NULL where a value is required, NaN or
+    infinity, and per-token columns of another length than `token_ids`.
     """
+    return stamp(check(table, data), now())
+
+
+def check(table: Table, data: Rows) -> pa.Table:
+    """Do what `conform` does, but leave a missing `created_at` NULL, for `stamp` to fill in."""
     given = _columns(table, data)
     size = len(next(iter(given.values()))) if given else 0
     unknown = [name for name in given if name not in table.names]
@@ -37,12 +41,25 @@ def conform(table: Table, data: Rows, *, stamp: datetime | None = None) -> pa.Ta
             f"column `{unknown[0]}` is not a column of `{table.name}`"
             f"{nearest(unknown[0], table.names)}"
         )
-    times = _times(stamp or now(), size)
-    columns = [_column(table, c, given.get(c.name), size, times) for c in table.columns]
+    columns = [_column(table, c, given.get(c.name), size) for c in table.columns]
     rows = pa.Table.from_arrays(columns, schema=table.schema)
     if table.name == "experiences":
         _check_experiences(rows)
     return rows
+
+
+def stamp(rows: pa.Table, first: datetime) -> pa.Table:
+    """Fill in the `created_at` that are NULL: `first`, and a microsecond later with each row.
+
+    So `created_at` orders the rows of an append.
+    """
+    place = rows.schema.get_field_index("created_at")
+    times = rows.column(place)
+    if not times.null_count:
+        return rows
+    start = pa.scalar(first, TIME).cast(pa.int64()).as_py()
+    ticks = pa.array(np.arange(start, start + rows.num_rows)).cast(TIME)
+    return rows.set_column(place, rows.schema.field(place), pc.coalesce(times, ticks))
 
 
 def _columns(table: Table, data: Rows) -> dict[str, Any]:
@@ -68,28 +85,18 @@ def _row(table: Table, row: object) -> Mapping[str, Any]:
     return row
 
 
-def _column(
-    table: Table, column: Column, given: Any, size: int, times: pa.Array
-) -> pa.ChunkedArray:
+def _column(table: Table, column: Column, given: Any, size: int) -> pa.ChunkedArray:
     if given is None:
         values = pa.chunked_array([pa.nulls(size, column.type)])
     else:
         values = _typed(table, column, given)
-    if column.name == "created_at" and values.null_count:
-        values = pc.coalesce(values, times)
-    if column.required and values.null_count:
+    if column.required and column.name != "created_at" and values.null_count:
         where = "is missing" if given is None else f"is NULL in {values.null_count} of {size} rows"
         raise SchemaError(
             f"column `{column.name}` of `{table.name}` {where}; every row must have it"
         )
     _check_finite(table, column, values)
     return values
-
-
-def _times(first: datetime, size: int) -> pa.Array:
-    """Return `size` times that follow each other microsecond by microsecond."""
-    start = pa.scalar(first, TIME).cast(pa.int64()).as_py()
-    return pa.array(np.arange(start, start + size)).cast(TIME)
 
 
 def _typed(table: Table, column: Column, given: Any) -> pa.ChunkedArray:

@@ -26,7 +26,7 @@ INDEXES = ".indexes"
 """Folder of a store that holds what can be made again."""
 WORTH_ROWS = 100_000
 """Vectors of one embedder from which on there is an index: fewer are compared in a moment."""
-_PROBES = 20
+_PROBED_SHARE = 0.2
 _ROWS_AT_ONCE = 8192
 _OLD = timedelta(minutes=10)
 _MISSING = (OSError, ValueError)
@@ -93,7 +93,7 @@ def indexed(store: "Store", embedder: str, query: np.ndarray, *, k: int) -> Near
             "q": query,
             "k": k,
             "metric": "cosine",
-            "minimum_nprobes": _PROBES,
+            "minimum_nprobes": int(_PROBED_SHARE * _partitions(copy.count_rows())) + 1,
         },
     )
     known = Nearest(
@@ -134,7 +134,7 @@ def _best(one: Nearest, other: Nearest, k: int) -> Nearest:
 
 def _cosine(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
     """Return the cosine of each row with the query; 0 for a row of zeros."""
-    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(query)
+    norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors)) * np.linalg.norm(query)
     return np.divide(
         vectors @ query, norms, out=np.zeros(len(vectors), np.float32), where=norms > 0
     )
@@ -185,19 +185,23 @@ def _index(copy: lance.LanceDataset) -> None:
     rows = copy.count_rows()
     [trained] = [i.num_rows_indexed for i in copy.describe_indices()] or [0]
     if rows >= 2 * trained:
-        partitions = max(1, int(rows**0.5))
         copy.create_index(
             "vector",
             "IVF_FLAT",
             name="vector_idx",
             metric="cosine",
-            num_partitions=partitions,
+            num_partitions=_partitions(rows),
             replace=True,
         )
     elif rows > trained:
         copy.optimize.compact_files()
         copy.optimize.optimize_indices()
     copy.cleanup_old_versions(older_than=_OLD)
+
+
+def _partitions(rows: int) -> int:
+    """Return how many clusters so many vectors are cut into: about as many as one then has rows."""
+    return max(1, int(rows**0.5))
 
 
 def _open(store: "Store", embedder: str) -> lance.LanceDataset | None:

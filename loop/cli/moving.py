@@ -103,8 +103,15 @@ def import_(
     messages, groups and the tasks of experiences are filled in. Token ids and log-probs that a file
     has are kept as they are. A second import of the same file adds nothing.
     """
+    from ...store.errors import ConfigError
     from ...store.files import check_select, import_rows, open_input
 
+    names_tasks = taskset or (split and not file.is_dir())
+    if table == "preferences" and names_tasks and format != "preferences":
+        raise ConfigError(
+            "`--taskset` and `--split` are for tasks; preferences have none, but those of "
+            "`--format preferences` bring theirs"
+        )
     if tokenizer is not None:
         from ..conversations import load_tokenizer
 

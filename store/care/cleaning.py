@@ -1,8 +1,9 @@
 """Old versions that nobody needs are removed, and files that killed writers left behind."""
 
+import os
 from bisect import bisect_right
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 ORPHAN_SECONDS = 24 * 3600.0
 """How old a file must be that no version knows: longer than any writer takes to its commit."""
 _MANY_VERSIONS = 200
+_LAST_NAME = (1 << 64) - 1
 _HOLDING_DATA = ("data", "_deletions", "_indices")
 
 
@@ -24,19 +26,34 @@ def removable(store: "Store", name: str, *, grace: float) -> list[int]:
     Kept are the first one, each that a tag names (snapshots and branches have tags), and all that
     were the newest one at some moment of the last `grace` seconds: readers may hold those.
     """
-    dataset = store.open_at(name)
-    versions = sorted(ref["version"] for ref in dataset.version_refs())
-    since = datetime.now() - timedelta(seconds=grace)  # Lance tells local times
-    old = bisect_right(versions, since, key=lambda v: _made_at(store, name, v))
+    dataset = store.dataset(name)
+    kept = versions(dataset)
+    since = time() - grace
+    old = bisect_right(kept, since, key=lambda v: _made_at(store, name, v))
     tagged = {tag["version"] for tag in dataset.tags.list().values()}
-    return [v for v in versions[1 : max(1, old - 1)] if v not in tagged]
+    return [v for v in kept[1 : max(1, old - 1)] if v not in tagged]
 
 
 def is_due(store: "Store", name: str, *, grace: float) -> bool:
-    """Tell whether there are so many removable versions that looking for the newest one is slow."""
-    if store.dataset(name).version < _MANY_VERSIONS:
+    """Tell whether so many versions are removable that a clean-up pays."""
+    dataset = store.dataset(name)
+    if dataset.version <= _MANY_VERSIONS:
         return False
-    return len(removable(store, name, grace=grace)) >= _MANY_VERSIONS
+    tagged = {tag["version"] for tag in dataset.tags.list().values()}
+    free = [v for v in versions(dataset) if v not in tagged]
+    if len(free) <= _MANY_VERSIONS:
+        return False
+    return _made_at(store, name, free[_MANY_VERSIONS]) < time() - grace
+
+
+def versions(dataset: lance.LanceDataset) -> list[int]:
+    """Return the versions that a table has, oldest first."""
+    if "://" in dataset.uri:
+        return sorted(ref["version"] for ref in dataset.version_refs())
+    # their files tell the same, in a tenth of the time; newer ones sort first by name
+    names = (entry.name.partition(".") for entry in os.scandir(f"{dataset.uri}/_versions"))
+    numbers = (int(number) for number, _, kind in names if kind == "manifest")
+    return sorted(_LAST_NAME - n if n > _LAST_NAME // 2 else n for n in numbers)
 
 
 def remove(dataset: lance.LanceDataset, versions: Sequence[int]) -> int:
@@ -67,20 +84,28 @@ def orphans(dataset: lance.LanceDataset, *, older_than: float = ORPHAN_SECONDS) 
         return []
     before = time() - older_than
     # listed before the versions are read: what is committed in between is no orphan
-    old = [p for p in files(folder) if p.stat().st_mtime < before]
+    old = [path for path in _files(folder) if _changed_at(path) < before]
     if not old:
         return []
-    known = dataset.tracked_files().read_all().select(["base_uri", "path"]).to_pylist()
-    tracked = {f"{file['base_uri']}/{file['path']}" for file in known}
-    return [path for path in old if str(path) not in tracked]
+    tracked = set(dataset.tracked_files().read_all().column("path").to_pylist())
+    return [path for path in old if path.relative_to(folder).as_posix() not in tracked]
 
 
-def files(folder: Path) -> list[Path]:
-    """Return the data, deletion and index files of a local table, without those of its branches."""
-    return [p for part in _HOLDING_DATA for p in (folder / part).rglob("*") if p.is_file()]
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the data, deletion and index files of a local table, without those of its branches."""
+    for part in _HOLDING_DATA:
+        yield from (path for path in (folder / part).rglob("*") if path.is_file())
 
 
-def _made_at(store: "Store", name: str, version: int) -> datetime:
-    made = store.open_at(name, version).get_version()["timestamp"]
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # a writer's own, which it removed meanwhile
+        return time()
+
+
+def _made_at(store: "Store", name: str, version: int) -> float:
+    dataset = store.open_at(name, version)
+    made = dataset.get_version()["timestamp"]
     assert isinstance(made, datetime), "a version tells when it was made"
-    return made
+    return made.timestamp()

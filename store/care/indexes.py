@@ -23,11 +23,11 @@ class Index:
 
 
 INDEXES = (
-    Index("experiences", "experience_id", "BTREE", 50_000),
+    Index("experiences", "experience_id", "BTREE", 100_000),
     Index("experiences", "response_text", "INVERTED", 10_000),
-    Index("scores", "experience_id", "BTREE", 50_000),
-    Index("derived", "experience_id", "BTREE", 50_000),
-    Index("draws", "experience_id", "BTREE", 50_000),
+    Index("scores", "experience_id", "BTREE", 100_000),
+    Index("derived", "experience_id", "BTREE", 100_000),
+    Index("draws", "experience_id", "BTREE", 100_000),
 )
 """What queries of the command line and of the trainer look up; an index that speeds none is not
 here. Below `worth_rows` a scan is as fast."""

@@ -11,6 +11,7 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import lance
 from filelock import FileLock, Timeout
 
 from .. import vectors
@@ -52,8 +53,8 @@ def look(store: "Store", name: str, *, measured: bool = True) -> Look:
     dataset = store.open_at(name)
     return Look(
         fragments=len(dataset.get_fragments()),
-        num_bytes=_num_bytes(dataset.uri) if measured else 0,
-        versions=len(dataset.version_refs()),
+        num_bytes=_num_bytes(dataset) if measured else 0,
+        versions=len(cleaning.versions(dataset)),
         new_rows=indexes.new_rows(name, dataset),
         query_ms=_query_ms(store, name) if measured else None,
     )
@@ -127,14 +128,16 @@ def _alone(store: "Store") -> Iterator[str | None]:
         yield None
         return
     place = store.folder / LOCKS / f"{store.lock_name('maintain')}.lock"
-    place.parent.mkdir(parents=True, exist_ok=True)
     note = place.with_suffix(".json")
     lock = FileLock(place, timeout=0, fallback_to_soft=False)
     try:
+        place.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         yield _who(note)
         return
+    except (OSError, NotImplementedError) as error:
+        raise StoreError(f"cannot maintain `{store.uri}`: {reason(error)}") from error
     try:
         me = {"pid": os.getpid(), "host": socket.gethostname()}
         note.write_text(json.dumps({**me, "since": datetime.now(UTC).isoformat("T", "seconds")}))
@@ -151,21 +154,11 @@ def _who(note: Path) -> str:
         return "another process maintains it"
 
 
-def _num_bytes(uri: str) -> int:
-    """Return the bytes of a local table's folder, with those of its branches left out."""
-    if "://" in uri:
-        return 0
-    folder = Path(uri)
-    parts = [p for p in folder.iterdir() if p.name not in ("tree", "_refs")]
-    paths = (file for part in parts for file in (part, *part.rglob("*")))
-    return sum(_size(path) for path in paths)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size if path.is_file() else 0
-    except FileNotFoundError:  # removed meanwhile, by a writer
-        return 0
+def _num_bytes(dataset: lance.LanceDataset) -> int:
+    """Return the bytes of a table's files, with those of its branches left out."""
+    files = dataset.all_files().read_all().select(["path", "size_bytes"])
+    sizes = zip(*(column.to_pylist() for column in files.columns), strict=True)
+    return sum(size for path, size in sizes if not path.startswith("tree/"))
 
 
 def _query_ms(store: "Store", name: str) -> float:

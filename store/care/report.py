@@ -59,7 +59,7 @@ class Report:
 
     def __getitem__(self, table: str) -> Cared:
         """Return what was done for one table."""
-        return next(cared for cared in self.tables if cared.table == table)
+        return {cared.table: cared for cared in self.tables}[table]
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Return a line for each table that holds anything: name, then before and after."""

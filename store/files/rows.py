@@ -1,4 +1,4 @@
-"""A file's rows as rows of ours, by a SELECT or a named format, with the place of each for errors."""
+"""A file's rows as rows of ours, by a SELECT or a named format, and the place of each."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

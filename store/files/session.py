@@ -164,16 +164,10 @@ class InputSession(Console):
         relation = self._con.sql(f"SELECT * FROM read_json({path}, {inferred})")
         assert relation is not None, "a SELECT always has a relation"
         types = dict(zip(relation.columns, relation.types, strict=True))
-        self._source = of_texts(list(types), self._objects)
+        file = self._file  # the source must not hold the session, which holds it
+        self._source = of_texts(list(types), lambda: _objects(file))
         self._con.register("file_rows", self._source)
         return f"SELECT {', '.join(_typed(n, t) for n, t in types.items())} FROM file_rows"
-
-    def _objects(self) -> Iterator[str]:
-        if self._file.kind == "json":
-            yield from objects(self._file.path)
-            return
-        with self._file.path.open(encoding="utf-8", newline="\n") as lines:
-            yield from (line for line in lines if line.strip())
 
     def _csv_reader(self, path: str) -> str:
         names, delimiter = _csv_header(self._file.path)
@@ -190,6 +184,15 @@ class InputSession(Console):
         described = self._con.execute(f"DESCRIBE SELECT * FROM {reader}").fetchall()
         types = {str(name): str(kind) for name, kind, *_ in described}
         return types | {name: "TIMESTAMPTZ" for name in types if name == "created_at"}
+
+
+def _objects(file: InputFile) -> Iterator[str]:
+    """Yield the text of each object of a file of JSON."""
+    if file.kind == "json":
+        yield from objects(file.path)
+        return
+    with file.path.open(encoding="utf-8", newline="\n") as lines:
+        yield from (line for line in lines if line.strip())
 
 
 def in_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:

@@ -1,5 +1,6 @@
 """Rows on disk between being read and being stored: a table is locked only to be written."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 
-from ..errors import StoreError
+from ..errors import StoreError, reason
 from .counting import Counts
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -64,8 +65,8 @@ def spooled() -> Iterator[Spool]:
 
 
 def _failed(error: OSError) -> StoreError:
-    why = error.strerror or str(error).splitlines()[0]
+    why = os.strerror(error.errno) if error.errno else reason(error)
     return StoreError(
-        f"cannot write a temporary file: {why}; nothing was stored; name a folder with room in "
-        "TMPDIR"
+        f"cannot write a temporary file: {why}; name a folder with room in TMPDIR; nothing was "
+        "stored"
     )

@@ -1,6 +1,7 @@
 """Conditions: which rows may be drawn, by an SQL condition on a row or by a query for their ids."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import duckdb
 import lance
@@ -74,6 +75,8 @@ class Conditions:
             self._check_query(self._query)
         if self._where is None:
             return
+        tree = syntax(f"SELECT ({self._where}\n)", what=f"`where` {self._where!r}")
+        check_steady(tree, what=f"`where` {self._where!r}")
         empty = TABLES["experiences"].schema.empty_table()
         found = self._ask(empty, f"SELECT ({self._where}\n) FROM new_rows AS experiences")
         kind = found.column(0).type
@@ -95,6 +98,7 @@ class Conditions:
             raise query_error(error, what) from error
 
     def _check_query(self, query: str) -> None:
+        check_steady(syntax(query, what=_what(query)), what=_what(query))
         columns = self._console_of_all().sql(query, what=_what(query)).columns
         if "experience_id" not in columns:
             given = ", ".join(f"`{c}`" for c in columns)
@@ -131,6 +135,24 @@ class Conditions:
                 f"store{such}; draw from stored rows only"
             )
         return np.sort(hashed(ids["experience_id"].cast(pl.String)))
+
+
+def check_steady(tree: object, *, what: str) -> None:
+    """Raise QueryError for a function whose value is not a function of the rows alone."""
+    called = {str(node["function_name"]) for node in nodes(tree) if node.get("function_name")}
+    for name in sorted(called & _unsteady()):
+        raise QueryError(
+            f"{what} calls `{name}`, which gives another value each time: such a draw could not "
+            "be repeated"
+        )
+
+
+@cache
+def _unsteady() -> frozenset[str]:
+    """Return the functions of SQL whose value may change from call to call."""
+    query = "SELECT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT'"
+    with duckdb.connect(":memory:") as con:
+        return frozenset(name for (name,) in con.execute(query).fetchall())
 
 
 def hashed(ids: pl.Series) -> np.ndarray:

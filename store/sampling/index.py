@@ -1,10 +1,11 @@
 """The light index of rows that may be drawn: tens of bytes a row, fed from new versions only."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import lance
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 from ..schema import TABLES
 from ..side import SideColumn
@@ -15,9 +16,15 @@ from .conditions import Conditions, hashed
 from .pool import NO_VERSION, Units
 from .priority import Priority
 from .strategies import Strategy
-from .weighing import Weighing
+from .weighing import Weighing, take
 
 _ALWAYS = ("experience_id", "group_id", "step", "policy_version")
+_HEAVY = {
+    *(f.name for f in TABLES["experiences"].schema if pa.types.is_list(f.type)),
+    *("messages", "tools", "prompt_text", "response_text", "metadata"),
+}
+_AT_ONCE = 4096
+"""Rows whose texts and lists are in memory together."""
 _NOWHERE = np.empty(0, np.int64)
 _NO_HASHES = np.empty(0, np.uint64)
 
@@ -55,7 +62,9 @@ class Index:
             priority = Priority(strategy.priority, sides)
             self.weighing = Weighing(store, priority, strategy.masses, until=self._until)
         facts = self.weighing.priority.facts if self.weighing else ()
-        self._columns = sorted({*_ALWAYS, *self._conditions.columns, *facts})
+        columns = {*_ALWAYS, *self._conditions.columns, *facts}
+        self._heavy = sorted(columns & _HEAVY)
+        self._columns = sorted(columns - _HEAVY)
         self._ledger = np.empty(0, np.uint64), np.empty(0, np.int32)
         self._is_broken = False
         self.rebuilt = False
@@ -192,21 +201,36 @@ class Index:
     def _read(self, dataset: lance.LanceDataset) -> pl.DataFrame:
         """Return the new rows in canonical order."""
         table = self._tail.read(dataset)
-        allowed = self._conditions.allowed(table)
         rows = pl.DataFrame(pl.from_arrow(table.select([*_ALWAYS, "_rowid"]))).with_columns(
-            pl.Series("allowed", allowed),
-            pl.Series("place", np.arange(len(table), dtype=np.int64)),
             pl.col("step").fill_null(0),
             pl.col("policy_version").fill_null(NO_VERSION).clip(None, NO_VERSION).cast(pl.Int32),
             hash=pl.col("experience_id").hash(0),
         )
-        extra = self.weighing.of(table, rows) if self.weighing else pl.DataFrame()
+        rows = pl.concat(self._judged(table, rows, dataset))
         rows = rows.sort(list(dict.fromkeys([*self._called, "experience_id"])))
-        rows = rows.with_columns(extra[rows["place"]]) if extra.width else rows
         if self.grouped:
             parts = [pl.col(c).cast(pl.String) for c in self._called]
             rows = rows.with_columns(name=pl.concat_str(parts, separator="\x1f").hash(0))
         return rows
+
+    def _judged(
+        self, table: pa.Table, rows: pl.DataFrame, dataset: lance.LanceDataset
+    ) -> Iterator[pl.DataFrame]:
+        """Yield the rows with whether they may be drawn and what their priority needs.
+
+        Texts and lists are read of some rows at a time only.
+        """
+        size = _AT_ONCE if self._heavy else max(1, len(table))
+        for start in range(0, max(1, len(table)), size):
+            part, some = table.slice(start, size), rows.slice(start, size)
+            if self._heavy:
+                heavy = take(dataset, some["_rowid"].to_numpy(), self._heavy)
+                for name in self._heavy:
+                    part = part.append_column(name, heavy.column(name))
+            some = some.with_columns(pl.Series("allowed", self._conditions.allowed(part)))
+            if self.weighing:
+                some = some.with_columns(self.weighing.of(part, some).get_columns())
+            yield some
 
     @property
     def _called(self) -> list[str]:

@@ -11,13 +11,10 @@ from ..errors import QueryError, nearest, reason
 from ..query import Console, nodes, query_error, syntax
 from ..schema import TABLES
 from ..side import SideColumn
+from .conditions import check_steady
 
 DYNAMIC = ("age", "times_drawn")
 """Names that a priority may use, and whose values change from draw to draw."""
-
-_UNSTEADY = """
-SELECT DISTINCT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT'
-"""
 
 
 class Priority:
@@ -84,7 +81,7 @@ class Priority:
                 f"{self._what} has a subquery, expected an expression over the columns of one "
                 "row; join other tables by `with_columns`"
             )
-        self._check_steady({str(n["function_name"]) for n in found if n.get("function_name")})
+        check_steady(tree, what=self._what)
         named = {str(n).lower() for node in found for n in node.get("column_names", ())}
         return named & {name.lower() for name in known}
 
@@ -102,15 +99,6 @@ class Priority:
                 "one number a row"
             )
         return set(names)
-
-    def _check_steady(self, functions: set[str]) -> None:
-        with duckdb.connect(":memory:") as con:
-            unsteady = {name for (name,) in con.execute(_UNSTEADY).fetchall()}
-        for name in sorted(functions & unsteady):
-            raise QueryError(
-                f"{self._what} calls `{name}`, which gives another value each time: such a draw "
-                "could not be repeated"
-            )
 
     def _check(self, facts: Sequence[str], sides: Sequence[SideColumn]) -> None:
         """Work it out for no rows: names and types are seen then."""

@@ -330,7 +330,7 @@ def test_a_store_of_a_newer_schema_is_refused(
         ),
         (["import", "tasks", "tasks.jsonl", "--format", "chat", "--sql", "SELECT 1"], "`--sql`"),
         (["import", "preferences", "tasks.jsonl", "--split", "test"], "preferences have none"),
-        (["export", "sft", "--out", "x.csv"], "`sft` is written to `.jsonl`, got `x.csv`"),
+        (["export", "sft", "--out", "x.csv"], "`sft` is written to `.jsonl`, "),
         (["export", "sft", "--out", "no/x.jsonl"], "there is no folder `no`"),
         (["export", "sft", "--out", "x.jsonl", "--where", "rewrad > 0"], "did you mean `reward`?"),
         (["export", "sft", "--out", "x.jsonl", "--where", "true"], "no rows to export as sft"),

@@ -38,7 +38,7 @@ def test_a_full_disk_is_said_and_nothing_is_stored_or_written(lake: Store, tmp_p
     write(tmp_path / "many.jsonl", many)
     said = on_a_full_disk(tmp_path, "import", "experiences", "many.jsonl")
     assert said.returncode == 1
-    assert said.stderr.startswith("error: cannot write to `tasks`: ")
+    assert said.stderr.startswith("error: cannot write a temporary file: File too large; ")
     assert said.stderr.endswith("; nothing was stored\n")
     assert (lake.count("tasks"), lake.count("experiences")) == (1, 0)
 

@@ -3,6 +3,8 @@
 Run with datasets 5.2: `python tests/files/make_datasets.py`.
 """
 
+# pyright: reportMissingImports=false, reportArgumentType=false
+
 import shutil
 from pathlib import Path
 from typing import Any

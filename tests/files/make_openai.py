@@ -3,6 +3,8 @@
 Run with openai 3: `python tests/files/make_openai.py`. A server on loopback answers.
 """
 
+# pyright: reportMissingImports=false, reportArgumentType=false
+
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer

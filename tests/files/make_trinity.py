@@ -4,6 +4,8 @@ Run with torch, safetensors, sqlalchemy, aiosqlite and ray, and trinity-rft with
 more: `python tests/files/make_trinity.py`.
 """
 
+# pyright: reportMissingImports=false, reportArgumentType=false
+
 import asyncio
 import pickle
 from pathlib import Path

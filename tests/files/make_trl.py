@@ -3,6 +3,8 @@
 Run with trl 1.16, datasets 5.2, transformers 5.19 and torch: `python tests/files/make_trl.py`.
 """
 
+# pyright: reportMissingImports=false, reportArgumentType=false
+
 import json
 import shutil
 import tempfile

@@ -4,6 +4,8 @@ The module that holds it needs a GPU stack to be imported; the function needs `j
 Run with the path of the source: `python tests/files/make_verl.py .../verl/trainer/ppo/ray_trainer.py`.
 """
 
+# pyright: reportMissingImports=false, reportArgumentType=false
+
 import ast
 import json
 import os

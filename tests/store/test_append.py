@@ -5,13 +5,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import lance
 import polars as pl
 import pytest
 from builders import experiences, rows, task
 
 from rlake.store import Appended, Experience, RlakeError, Store, connect
-from rlake.store.errors import ConflictError, NotFoundError, SchemaError, StoreError
+from rlake.store.appending import TRIES
+from rlake.store.errors import BusyError, ConflictError, NotFoundError, SchemaError, StoreError
 
 
 def ids(store: Store) -> list[str]:
@@ -278,6 +281,51 @@ def test_a_stream_is_read_batch_by_batch(store: Store) -> None:
     assert store.append_stream("experiences", batches()).rows == 80
 
 
+def busy(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+    """Let commits fail a number of times, as they do when others are faster; return the tries."""
+    tries: list[int] = []
+    write = lance.write_dataset
+
+    def refused(*args: Any, **more: Any) -> Any:
+        tries.append(len(tries))
+        if len(tries) <= times:
+            raise OSError("Retryable commit conflict for version 2: preempted")
+        return write(*args, **more)
+
+    monkeypatch.setattr(lance, "write_dataset", refused)
+    return tries
+
+
+def test_an_append_that_others_preempted_is_tried_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = busy(monkeypatch, 3)
+    assert store.append("tasks", [task(0), task(1)]).rows == 2
+    assert (len(tries), store.count("tasks")) == (4, 2)
+
+
+def test_a_store_that_stays_busy_is_said_to_be(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = busy(monkeypatch, 100)
+    with pytest.raises(BusyError, match=r"`tasks`: Retryable commit conflict.*; try it again"):
+        store.append("tasks", [task(0)])
+    assert len(tries) == TRIES
+    assert store.count("tasks") == 0
+
+
+def test_what_is_wrong_with_the_rows_is_not_tried_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.append("experiences", experiences(1, reward=1.0))
+    tries = busy(monkeypatch, 100)
+    with pytest.raises(ConflictError):
+        store.append("experiences", experiences(1, reward=0.0))
+    with pytest.raises(SchemaError):
+        store.append("experiences", [{"nothing": 1}])
+    assert tries == []
+
+
 def test_an_append_of_nothing_commits_nothing(store: Store) -> None:
     assert store.append("tasks", []) == Appended(0, 0, 1)
     assert store.append_stream("tasks", []) == Appended(0, 0, 1)
@@ -319,8 +367,10 @@ def test_nothing_of_the_store_updates_a_row() -> None:
     verbs = {name for name in dir(Store) if not name.startswith("_")}
     assert verbs.isdisjoint({"update", "delete", "merge", "upsert", "overwrite", "drop"})
     assert verbs == {
-        "append", "append_stream", "at", "check_schema", "committed", "count", "dataset", "folder",
-        "is_past", "maintain", "open_at", "scan", "snapshot", "sql", "versions", "wait_for",
+        "append", "append_stream", "at", "branch", "committed", "committer", "count", "dataset",
+        "folder", "is_past", "lines", "lock_name", "maintain", "on_branch", "open_at",
+        "runs_folder", "scan", "search", "similar", "snapshot", "sql", "storage_options",
+        "versions", "wait_for",
     }  # fmt: skip
 
 

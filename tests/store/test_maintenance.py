@@ -149,6 +149,8 @@ def test_files_of_killed_writers_go_after_a_day_and_those_of_others_stay(store: 
     before = digests(store)
     assert store.folder is not None
     data = store.folder / "tasks.lance" / "data"
+    linked = store.folder.with_name("linked")
+    linked.symlink_to(store.folder)
     for path in store.folder.glob("*.lance/**/*"):
         os.utime(path, (0, 0))
     lost, fresh = data / "lost.lance", data / "fresh.lance"
@@ -156,8 +158,9 @@ def test_files_of_killed_writers_go_after_a_day_and_those_of_others_stay(store: 
         path.write_bytes(b"half of a batch")
     an_age = time.time() - cleaning.ORPHAN_SECONDS - 60
     os.utime(lost, (an_age, an_age))
-    store.maintain(grace=0)
+    connect(linked).maintain(grace=0)
     assert not lost.exists()
+    connect(linked).on_branch("trial").maintain(grace=0)
     assert fresh.exists(), "its writer may be about to commit"
     assert digests(connect(store.uri)) == digests(connect(store.uri).at("then")) == before
     assert connect(store.uri).on_branch("trial").count("tasks") == 4
@@ -270,3 +273,26 @@ def test_a_report_is_readable_and_speaks_json(store: Store) -> None:
     told = json.loads(json.dumps(report.as_dict()))
     assert told["tables"]["tasks"]["after"]["fragments"] == 1
     assert isinstance(store.dataset("tasks").to_table(), pa.Table)
+
+
+@pytest.mark.parametrize("noted", ['{"version":2}', '{"version":900}', "not JSON", None])
+def test_the_newest_version_is_found_whatever_is_noted(store: Store, noted: str | None) -> None:
+    fill(store, 5)
+    assert store.folder is not None
+    note = store.folder / "tasks.lance" / "_versions" / "latest_version_hint.json"
+    note.unlink()
+    if noted is not None:
+        note.write_text(noted)
+    other = connect(store.uri)
+    assert (other.versions()["tasks"], other.count("tasks")) == (6, 5)
+    fill(other, 1, first=9)
+    assert (store.versions()["tasks"], store.count("tasks")) == (7, 6)
+
+
+@pytest.mark.parametrize("name", ["a b", "50%20", "x#y?z", "é数", "it's [here]"])
+def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
+    store = connect(tmp_path / name)
+    fill(store, 2)
+    assert connect(tmp_path / name).count("tasks") == 2
+    assert store.maintain(grace=0)["tasks"].after.fragments == 1
+    assert store.count("tasks") == 2

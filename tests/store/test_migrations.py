@@ -19,6 +19,7 @@ from rlake.store import Store, connect
 from rlake.store.errors import StoreError
 from rlake.store.ids import row_digests
 from rlake.store.schema import SCHEMA_VERSION, TABLES, Table
+from rlake.store.snapshots import restore
 from rlake.store.validate import conform
 
 TESTS = str(Path(__file__).parents[1])
@@ -254,3 +255,25 @@ def test_a_store_whose_maker_was_killed_opens(tmp_path: Path, tables: int) -> No
     opened = connect(lake)
     assert set(opened.versions()) == set(TABLES)
     assert opened.append("tasks", [task(0)]).rows == 1
+
+
+def test_a_branch_at_a_snapshot_of_an_older_schema_takes_rows_of_the_new_one(old: Path) -> None:
+    lake = connect(old)
+    trial = lake.branch("trial", at="before")
+    made = experiences(8, reward=1.0, token_ids=[1, 2])
+    assert (trial.count("experiences"), trial.count("derived")) == (4, 0)
+    assert trial.append("experiences", made).rows == 4
+    trial.append("derived", [{"experience_id": "g000/00", "name": "n", "version": "1"}])
+    check(trial)
+
+
+def test_a_store_restored_to_an_older_schema_is_up_to_date(old: Path) -> None:
+    lake = connect(old)
+    lake.append("derived", [{"experience_id": "g000/00", "name": "n", "version": "1"}])
+    undo = restore(lake, "before").undo
+    assert (lake.count("experiences"), lake.count("derived")) == (4, 0)
+    assert lake.append("experiences", experiences(8, reward=1.0, token_ids=[1, 2])).rows == 4
+    check(connect(old))
+    restore(lake, undo)
+    assert lake.count("derived") == 1
+    check(connect(old))

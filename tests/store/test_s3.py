@@ -1,4 +1,4 @@
-"""A store on `s3://`, at a real S3 API server: exactly once without file locks, and clear refusals."""
+"""A store on `s3://`, at a real S3 API server: exactly once, and refusals that are told."""
 
 import json
 import os

@@ -4,16 +4,22 @@ import random
 import shutil
 from collections import Counter
 from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import experiences
-from drawing import draws, flat, ids, names
+from drawing import a_store, draws, flat, ids, names
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
 
 from rlake.store import Store, connect
 from rlake.store.sampling import Fifo, Freshness, Prioritized, Sampler, Uniform
 
+EXAMPLES = settings(max_examples=12, deadline=None)
 STRATEGIES = [
     Fifo(),
     Uniform(),
@@ -27,7 +33,7 @@ STRATEGIES = [
 
 
 @pytest.mark.parametrize("unit", ["rows", "groups"])
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
+@pytest.mark.parametrize("strategy", [STRATEGIES[0], STRATEGIES[-1]], ids=lambda s: s.name)
 def test_a_draw_is_the_same_however_the_rows_arrived(
     tmp_path: Path, empty_store: Path, strategy: Any, unit: str
 ) -> None:
@@ -70,7 +76,7 @@ def test_another_seed_or_step_is_another_draw(store: Store) -> None:
 
 @pytest.mark.parametrize("unit", ["rows", "groups"])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
-@pytest.mark.parametrize("kept", [0, 1, 3])
+@pytest.mark.parametrize("kept", [0, 2])
 def test_a_restored_sampler_goes_on_as_if_nothing_had_happened(
     store: Store, strategy: Any, unit: str, kept: int
 ) -> None:
@@ -107,7 +113,7 @@ def test_epochs_are_restored(store: Store) -> None:
     }
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
+@pytest.mark.parametrize("strategy", [STRATEGIES[0], STRATEGIES[-1]], ids=lambda s: s.name)
 def test_compaction_between_draws_repeats_and_loses_nothing(store: Store, strategy: Any) -> None:
     sampler = Sampler(store, strategy=strategy)
     seen: list[str] = []
@@ -123,3 +129,148 @@ def test_compaction_between_draws_repeats_and_loses_nothing(store: Store, strate
     seen += draws(sampler, rest, [11])[0]
     assert rest == 20
     assert Counter(seen) == Counter(names(60))
+
+
+@EXAMPLES
+@given(
+    order=st.permutations(range(24)),
+    cuts=st.sets(st.integers(1, 23), max_size=4),
+    strategy=st.sampled_from(STRATEGIES),
+    max_draws=st.sampled_from([1, 2, None]),
+    grouped=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_draws_are_a_function_of_rows_and_earlier_draws(
+    empty_store: Path,
+    *,
+    order: list[int],
+    cuts: set[int],
+    strategy: Any,
+    max_draws: int | None,
+    grouped: bool,
+    seed: int,
+) -> None:
+    made = [
+        replace(e, policy_version=i // 8, step=1 + i // 8) for i, e in enumerate(experiences(24))
+    ]
+    options: dict[str, Any] = {
+        "strategy": strategy,
+        "max_draws": max_draws,
+        "grouped": grouped,
+        "seed": seed,
+        "freshness": Freshness(2),
+    }
+    n = 2 if grouped else 5
+    with a_store(empty_store) as there, a_store(empty_store) as here:
+        there.append("experiences", made)
+        whole = draws(Sampler(there, **options), n, [1, 2], version=2)
+        edges = [0, *sorted(cuts), 24]
+        following = Sampler(here, **options)
+        for start, end in pairwise(edges):
+            here.append("experiences", [made[i] for i in order[start:end]])
+            following.supply(n, 1)
+        assert draws(following, n, [1], version=2) == whole[:1]
+        resumed = Sampler(here, **options)
+        resumed.restore(whole[0])
+        assert draws(resumed, n, [2], version=2) == draws(following, n, [2], version=2) == whole[1:]
+
+
+def test_a_step_is_rebuilt_from_the_versions_that_it_was_drawn_from(store: Store) -> None:
+    options: dict[str, Any] = {
+        "strategy": Prioritized("p / (1.0 + age)", beta=1.0),
+        "with_columns": ["p=derived:priority"],
+        "where": "experience_id NOT IN (SELECT experience_id FROM scores WHERE value < 0)",
+        "max_draws": 2,
+    }
+    sampler = Sampler(store, **options)
+    made = experiences(40)
+    taken = []
+    for step in range(1, 6):
+        some = made[8 * step - 8 : 8 * step]
+        store.append("experiences", [replace(e, policy_version=step - 1) for e in some])
+        values = [
+            {"experience_id": e.experience_id, "name": "priority", "version": str(step),
+             "value": float(step + e.rollout)}
+            for e in some[::2]
+        ]  # fmt: skip
+        store.append("derived", values)
+        verdict = {"scorer": "s", "scorer_version": "1", "value": -1.0}
+        store.append("scores", [verdict | {"experience_id": some[0].experience_id}])
+        taken.append(sampler.draw(4, step=step, policy_version=step))
+    whole = [ids(sampler, draw) for draw in taken]
+    store.maintain()
+    for name in ("experiences", "derived", "scores", "runs"):
+        store.open_at(name).cleanup_old_versions(older_than=timedelta(0))
+    for i, draw in enumerate(taken):
+        assert draw is not None
+        then = Sampler(store, **options, until=draw.drawn_from)
+        then.restore(flat(whole[:i]))
+        again = then.draw(4, step=i + 1, policy_version=i + 1)
+        assert again is not None
+        assert ids(then, again) == whole[i]
+        assert again.weights.tolist() == draw.weights.tolist()
+        assert again.drawn_from == draw.drawn_from
+
+
+def test_what_is_drawn_again_is_what_is_stored_in_every_column(store: Store) -> None:
+    made = [
+        replace(
+            e,
+            run_id="r",
+            step=1,
+            policy_version=i,
+            segments=[{"policy_version": i, "num_tokens": 2}],
+            token_ids=[i, 2, 3],
+            loss_mask=[False, True, True],
+            logprobs=[0.0, -0.5, -float(i)],
+            token_rewards=[0.0, 0.0, 1.0],
+            teacher_logprobs=[0.0, -1.0, -2.0],
+            prompt_length=1,
+            reward=float(i),
+            rewards={"a": float(i), "b": None},
+            metrics={"seconds": 0.5},
+            advantage=-1.0,
+            priority=1.0 + i,
+            messages=[{"role": "user", "content": "héllo"}],
+            tools=[{"name": "calc"}],
+            metadata={"k": [1, None]},
+            finish_reason="stop",
+            num_turns=1,
+        )
+        for i, e in enumerate(experiences(12))
+    ]
+    store.append_stream("experiences", [made[:5], made[5:]])
+    columns = store.dataset("experiences").schema.names
+    stored = store.scan("experiences").collect().select(columns)
+    sampler = Sampler(store, strategy=Prioritized(replacement=True), max_draws=None)
+    for step in (1, 2):
+        draw = sampler.draw(30, step=step, policy_version=20)
+        assert draw is not None
+        read = sampler.read(draw, columns).drop("allowed")
+        wanted = read.select("experience_id").join(
+            stored, on="experience_id", how="left", maintain_order="left"
+        )
+        assert_frame_equal(read, wanted.select(read.columns))
+        store.maintain()
+
+
+def test_a_group_that_was_drawn_twice_in_a_step_is_drawn_twice_again(store: Store) -> None:
+    store.append("experiences", experiences(12, reward=[1.0, 0.0, 1.0, 1.0]))
+    options: dict[str, Any] = {
+        "strategy": Uniform(replacement=True),
+        "grouped": True,
+        "where": "reward > 0",
+        "max_draws": None,
+    }
+    sampler = Sampler(store, **options)
+    draw = sampler.draw(8, step=1, policy_version=0)
+    assert draw is not None
+    rows = sampler.read(draw, ["experience_id"])
+    resumed = Sampler(store, **options)
+    recorded = rows.filter("allowed")["experience_id"].to_list()
+    again = resumed.redraw(recorded, step=1)
+    assert ids(resumed, again) == rows["experience_id"].to_list()
+    assert again.epochs.tolist() == draw.epochs.tolist()
+    restored = Sampler(store, **options)
+    restored.restore(recorded)
+    assert draws(restored, 3, [2]) == draws(sampler, 3, [2]) == draws(resumed, 3, [2])

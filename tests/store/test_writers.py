@@ -15,10 +15,8 @@ from rlake.loop.bench.writing import ROWS, go, line, start
 from rlake.store import Store, connect, locks
 from rlake.store.errors import BusyError, StoreError
 
-WRITERS, READERS = 8, 2
-
 READER = """
-import json, sys
+import json, sys, time
 import rlake
 lake = rlake.connect(sys.argv[1], create=False)
 print("ready", flush=True)
@@ -33,6 +31,7 @@ while not seen or sum(seen.values()) < int(sys.argv[2]) or looks < 3:
             wrong.append((run, steps, newest, n, seen.get(run, 0)))
         seen[run] = newest
     looks += 1
+    time.sleep(0.1)
 print(json.dumps([looks, wrong]), flush=True)
 """
 
@@ -53,16 +52,16 @@ def ended() -> Iterator[list["subprocess.Popen[str]"]]:
         process.communicate()
 
 
-@pytest.mark.parametrize("seconds", [3.0, pytest.param(60.0, marks=pytest.mark.slow)])
-def test_eight_writers_and_two_readers(
-    store: Store, seconds: float, ended: list["subprocess.Popen[str]"]
+@pytest.mark.parametrize(
+    ("many", "few", "seconds"), [(4, 1, 3.0), pytest.param(8, 2, 60.0, marks=pytest.mark.slow)]
+)
+def test_many_writers_and_readers(
+    store: Store, many: int, few: int, seconds: float, ended: list["subprocess.Popen[str]"]
 ) -> None:
-    writers = [start(f"write_for({store.uri!r}, {me}, {seconds})") for me in range(WRITERS)]
-    command = [sys.executable, "-c", READER, store.uri, str(2 * WRITERS)]
+    writers = [start(f"write_for({store.uri!r}, {me}, {seconds})") for me in range(many)]
+    command = [sys.executable, "-c", READER, store.uri, str(2 * many)]
     pipe = subprocess.PIPE
-    readers = [
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(READERS)
-    ]
+    readers = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(few)]
     ended += [*writers, *readers]
     for process in (*writers, *readers):
         assert line(process) == "ready"
@@ -124,5 +123,5 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         file.unlink()
     place.rmdir()
     place.write_text("in the way")
-    with pytest.raises(StoreError, match="cannot write to `tasks`: .*; nothing was stored"):
+    with pytest.raises(StoreError, match=r"cannot write to `tasks`: .*; nothing was stored"):
         lake.append("tasks", [{"task_id": "t", "taskset": "s", "split": "x", "messages": "[]"}])

@@ -50,6 +50,16 @@ class Row:
             self._values[name] = json.loads(self._texts[name])
         return self._values.get(name)
 
+    def parsed(self, name: str) -> Any:
+        """Return a value; of JSON that is kept as text, what it says."""
+        value, text = self.get(name), self.json(name)
+        if not isinstance(value, str) or text is None:
+            return value
+        try:
+            return json.loads(text)
+        except ValueError:
+            return value
+
     def json(self, name: str) -> Raw | None:
         """Return a value as JSON text: as it was spelled, where the file holds JSON."""
         if name not in self:

@@ -40,9 +40,7 @@ def tasks(row: Row) -> list[Ours]:
 
 
 def _talk(row: Row) -> list[Raw]:
-    turns = row.get("conversations")
-    if isinstance(turns, str):
-        turns = json.loads(turns)
+    turns = row.parsed("conversations")
     if not isinstance(turns, list) or not turns:
         raise wrong(f"`conversations` must be a list of turns, got {short(turns)}")
     system = row.text("system")
