@@ -61,6 +61,11 @@ def diagnose(store: "Store", *, is_live: IsLive | None = None) -> list[Finding]:
     return [*found, *_branches(store)]
 
 
+def _n(count: int, one: str, several: str = "") -> str:
+    """Return a number with its noun."""
+    return f"{count:,} {one if count == 1 else several or f'{one}s'}"
+
+
 def _parts() -> Finding:
     told = ", ".join(f"{part} {installed(part)}" for part in _PARTS)
     return Finding("ok", f"rlake {installed('rlake')}, Python {platform.python_version()}, {told}")
@@ -105,7 +110,9 @@ def _table(store: "Store", name: str) -> Iterator[Finding]:
     versions = len(cleaning.versions(dataset))
     if rows or versions > 1:
         files = len(dataset.get_fragments())
-        yield Finding("ok", f"`{name}`: {rows:,} rows in {files} files, {versions} versions")
+        yield Finding(
+            "ok", f"`{name}`: {_n(rows, 'row')} in {_n(files, 'file')}, {_n(versions, 'version')}"
+        )
 
 
 def _files(store: "Store", name: str, dataset: lance.LanceDataset) -> Iterator[Finding]:
@@ -119,7 +126,7 @@ def _files(store: "Store", name: str, dataset: lance.LanceDataset) -> Iterator[F
             paths = ", ".join(f"`{file.path}`" for file in fragment.data_files())
             yield Finding(
                 "error",
-                f"`{name}`: {fragment.physical_rows} rows in {paths} cannot be read: "
+                f"`{name}`: {_n(fragment.physical_rows, 'row')} in {paths} cannot be read: "
                 f"{reason(error)}",
                 _lost(store),
             )
@@ -138,7 +145,7 @@ def _future(name: str, dataset: lance.LanceDataset) -> Iterator[Finding]:
     if rows:
         yield Finding(
             "warning",
-            f"`{name}`: {rows:,} rows are from the future: a clock was, or is, wrong",
+            f"`{name}`: {_n(rows, 'row')} from the future: a clock was, or is, wrong",
             "set the clock right; rows that come after them are stamped later than they are",
         )
 
@@ -152,14 +159,14 @@ def _untidy(store: "Store", name: str, dataset: lance.LanceDataset) -> Iterator[
         yield Finding("warning", f"`{name}`: {versions} versions slow every commit", _MAINTAIN)
     if indexes.is_due(name, dataset):
         rows = indexes.new_rows(name, dataset)
-        yield Finding("note", f"`{name}`: {rows:,} rows are not in its indexes yet", _MAINTAIN)
+        yield Finding("note", f"`{name}`: {_n(rows, 'row')} not in its indexes yet", _MAINTAIN)
     lost = cleaning.orphans(dataset)
     if lost:
         size = sum(path.stat().st_size for path in lost)
         yield Finding(
             "note",
-            f"`{name}`: {len(lost)} files of {size / 1e6:.1f} MB belong to no version, such as "
-            f"`{lost[0].name}`: their writer was killed",
+            f"`{name}`: {_n(len(lost), 'file')} of {size / 1e6:.1f} MB that no version knows, such "
+            f"as `{lost[0].name}`: their writer was killed",
             _MAINTAIN,
         )
 
@@ -193,7 +200,7 @@ def _snapshots(store: "Store") -> Iterator[Finding]:
                     f"give it up with `rlake snapshot drop {snapshot.name}`",
                 )
     if taken:
-        yield Finding("ok", f"{len(taken)} snapshots")
+        yield Finding("ok", _n(len(taken), "snapshot"))
 
 
 def _branches(store: "Store") -> Iterator[Finding]:
@@ -214,4 +221,4 @@ def _branches(store: "Store") -> Iterator[Finding]:
                     f"give it up with `rlake branch drop {name}`",
                 )
     if known:
-        yield Finding("ok", f"{len(known)} branches")
+        yield Finding("ok", _n(len(known), "branch", "branches"))

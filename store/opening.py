@@ -48,8 +48,9 @@ def connect(
     root, branch = branches.split(address)
     if branch is not None and ("://" in address or not Path(address).exists()):
         return branches.opened(connect(root, create=False, storage_options=storage_options), branch)
-    if "://" not in address:
-        _check_place(Path(address), create=create)
+    place = address.removeprefix("file://")
+    if "://" not in place:
+        _check_place(Path(place), create=create)
     options = {**(_BOUNDS if address.startswith("s3") else {}), **(storage_options or {})}
     store = Store(address, storage_options=options)
     try:

@@ -186,7 +186,10 @@ def _check_idle(store: "Store") -> None:
 
 
 def _undo(store: "Store", snapshot: Snapshot) -> str:
-    """Take the snapshot to go back to, or return that of the same restore that was killed."""
+    """Return what to go back to: that of the same restore that was killed, or a new snapshot.
+
+    When the store is as some snapshot has it, it is that one.
+    """
     named, prefix = current(store), f"before-restore-{snapshot.name}"
     for name, taken in reversed(named.items()):
         if name.rpartition("-")[0] == prefix and all(
@@ -194,6 +197,9 @@ def _undo(store: "Store", snapshot: Snapshot) -> str:
             for table, version in store.versions().items()
             if table != "snapshots"
         ):
+            return name
+    for name, taken in reversed(named.items()):
+        if all(_is_same(store, table, taken.versions[table]) for table in _RESTORED):
             return name
     number = 1
     while f"{prefix}-{number}" in named:

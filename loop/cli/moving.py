@@ -230,4 +230,6 @@ def export(
         return
     print(f"wrote {counted(done.rows, 'row')} to {out}")
     if done.left_out:
-        print(f"left out for having no text, or no difference: {counted(done.left_out, 'row')}")
+        print(
+            f"left out for having no text, no reward or no difference: {counted(done.left_out, 'row')}"
+        )

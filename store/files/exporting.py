@@ -11,12 +11,13 @@ import duckdb
 import pyarrow as pa
 
 from ..errors import ConfigError, InputError, QueryError
-from ..query import query_error
+from ..query import Console, query_error
 from ..store import Store
 from .filling import look_up
 from .jsontext import Raw, dumps, elements, listed, one_line
 from .rows import Progress
 from .session import STEP_ROWS, in_batches
+from .stored import stored_rows
 from .turns import turns
 from .writing import Line, kind_of, write_batches, write_lines
 
@@ -33,7 +34,7 @@ class Exported:
     path: Path
     rows: int
     left_out: int
-    """Rows that were selected and have nothing to write: no text, or two equal answers."""
+    """Rows that have nothing to write: no text, for kto no reward, for dpo two equal answers."""
 
 
 @dataclass(frozen=True)
@@ -112,18 +113,20 @@ def export(
     path, shape = Path(out), EXPORTS[what]
     kind_of(path, what)
     lake = store if store.is_past else store.at(store.versions())  # it may be read twice
+    console = stored_rows(lake)
     query = sql or _query(what, shape, where)
-    given = set(lake.sql(query).columns)
+    columns = console.sql(query).columns
+    given = set(columns)
     if shape.needs and not any(needed <= given for needed in shape.needs):
         needs = ", or ".join(" and ".join(f"`{c}`" for c in sorted(n)) for n in shape.needs)
-        names = ", ".join(f"`{c}`" for c in lake.sql(query).columns)
+        names = ", ".join(f"`{c}`" for c in columns)
         raise QueryError(f"the SELECT for {what} must give {needs}; got {names}")
     left_out = 0
 
     def chunks() -> Iterator[list[Line]]:
         nonlocal left_out
         left_out = done = nbytes = 0
-        for batch in _batches(lake, query):
+        for batch in _batches(console, query):
             lines = list(_lines(lake, what, shape, batch))
             left_out += lines.count(None)
             done += batch.num_rows
@@ -134,14 +137,14 @@ def export(
 
     try:
         if shape.line is None and what == "experiences":
-            schema = lake.sql(query).limit(0).to_arrow_table().schema
-            rows = write_batches(path, schema, _batches(lake, query), what)
+            schema = console.sql(query).limit(0).to_arrow_table().schema
+            rows = write_batches(path, schema, _batches(console, query), what)
         else:
             rows = write_lines(path, chunks, what)
     except InputError as error:
         if str(error) != "no rows":
             raise
-        more = f", of {left_out} that have no text or no difference" if left_out else ""
+        more = f", of {left_out} that have no text, no reward or no difference" if left_out else ""
         raise InputError(f"no rows to export as {what}{more}; nothing was written") from None
     return Exported(path, rows, left_out)
 
@@ -155,9 +158,9 @@ def _query(what: str, shape: Shape, where: str | None) -> str:
     return f"SELECT {', '.join(shape.reads)} FROM experiences WHERE {kept}"
 
 
-def _batches(store: Store, query: str) -> Iterator[pa.RecordBatch]:
+def _batches(console: Console, query: str) -> Iterator[pa.RecordBatch]:
     with _reading():
-        yield from in_batches(store.sql(query).to_arrow_reader(STEP_ROWS))
+        yield from in_batches(console.sql(query).to_arrow_reader(STEP_ROWS))
 
 
 @contextmanager

@@ -168,7 +168,7 @@ class Pool:
         masses = self._filled(self._mass_of(places), self._heavy())
         places, masses = places[masses > 0], masses[masses > 0]
         with np.errstate(over="ignore"):  # a tiny mass comes last
-            times = rng.standard_exponential(len(places)) / masses
+            times = -np.log1p(-rng.random(len(places))) / masses
         return places[np.argsort(times, kind="stable")[:n]]
 
     def chances(self, places: np.ndarray) -> np.ndarray:

@@ -67,6 +67,20 @@ def test_the_doctor_exits_with_1_when_something_is_wrong(rlake: Command, tried: 
     assert rlake("doctor", "--json").returncode == 1
 
 
+def test_the_doctor_tells_a_killed_run_from_one_that_runs(rlake: Command, tried: Store) -> None:
+    row = {"run_id": "r", "attempt": 1, "job": "train", "name": "r", "config": "{}"}
+    more = {"code_version": "0", "start_step": 1, "status": "running"}
+    tried.append("runs", [row | more])
+    assert tried.runs_folder is not None
+    lock = FileLock(tried.runs_folder / "r" / ".train.lock")
+    (tried.runs_folder / "r").mkdir(parents=True)
+    with lock:
+        assert "ok       `train` of run `r` is running" in rlake("doctor").stdout
+    said = rlake("doctor").stdout
+    assert "warning  `train` of run `r` is on record as running, and no process is it" in said
+    assert "-> go on with `--resume`" in said
+
+
 def test_rules_are_added_listed_applied_and_dropped(rlake: Command, tried: Store) -> None:
     assert "no rules stand" in rlake("retention", "list").stdout
     rule = ("--table", "experiences", "--where", "reward < 1")

@@ -5,7 +5,6 @@ Run with trl 1.16, datasets 5.2, transformers 5.19 and torch: `python tests/file
 
 # pyright: reportMissingImports=false, reportArgumentType=false
 
-import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -92,7 +91,6 @@ def write(name: str, prompts: list[Any]) -> None:
         trainer.train()
         written = sorted(Path(folder, "completions").glob("*.parquet"))
         shutil.copy(written[-1], HERE / f"{name}.parquet")
-    print(json.dumps([p.name for p in written]))
 
 
 if __name__ == "__main__":

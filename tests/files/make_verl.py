@@ -1,7 +1,7 @@
 """Makes verl.jsonl with the writer of verl's trainer, taken out of verl 0.8.0's source.
 
 The module that holds it needs a GPU stack to be imported; the function needs `json` and `os` alone.
-Run with the path of the source: `python tests/files/make_verl.py .../verl/trainer/ppo/ray_trainer.py`.
+Run with the path of `verl/trainer/ppo/ray_trainer.py`: `python tests/files/make_verl.py PATH`.
 """
 
 # pyright: reportMissingImports=false, reportArgumentType=false

@@ -52,14 +52,14 @@ def test_a_sound_store_has_nothing_wrong(filled: Store) -> None:
     for part in ("Python 3", "pylance 14", "lancedb 0.", "duckdb 2", "polars 2", "pyarrow 2"):
         assert part in parts
     said = [f.what for f in told(filled, "ok")]
-    assert any(what.startswith("`tasks`: 4 rows in 1 files, ") for what in said)
-    assert {"1 snapshots", "1 branches"} <= {*said}
+    assert any(what.startswith("`tasks`: 4 rows in 1 file, ") for what in said)
+    assert {"1 snapshot", "1 branch"} <= {*said}
 
 
 def test_a_missing_file_is_named(filled: Store) -> None:
     lost = data_of(filled, "tasks")[0]
     lost.unlink()
-    found = one(filled, "error", "`tasks`: 1 rows in")
+    found = one(filled, "error", "`tasks`: 1 row in")
     assert lost.name in found.what
     assert "snapshot restore" in found.way_out
 
@@ -103,13 +103,13 @@ def test_files_of_no_version_are_named_when_they_are_old(filled: Store) -> None:
     assert not any("lost.lance" in f.what for f in told(filled, "note"))
     long_ago = datetime.now().timestamp() - cleaning.ORPHAN_SECONDS - 60
     os.utime(lost, (long_ago, long_ago))
-    assert "rlake maintain" in one(filled, "note", "`tasks`: 1 files of 0.0 MB").way_out
+    assert "rlake maintain" in one(filled, "note", "`tasks`: 1 file of 0.0 MB").way_out
 
 
 def test_rows_from_the_future_are_counted(filled: Store) -> None:
     rows = [{**task(50).row(), "created_at": datetime.now(UTC) + timedelta(days=1)}]
     filled.append("tasks", rows)
-    assert "clock" in one(filled, "warning", "`tasks`: 1 rows are from the future").what
+    assert "clock" in one(filled, "warning", "`tasks`: 1 row from the future").what
 
 
 def test_a_run_that_was_killed_is_told_from_one_that_runs(filled: Store) -> None:
@@ -147,7 +147,7 @@ def test_what_maintain_would_mend_is_told(filled: Store, monkeypatch: pytest.Mon
     for words, level in (
         ("`tasks`: 4 small files", "warning"),
         ("`tasks`: 5 versions", "warning"),
-        ("`experiences`: 8 rows are not in its indexes", "note"),
+        ("`experiences`: 8 rows not in its indexes", "note"),
     ):
         assert "rlake maintain" in one(filled, level, words).way_out
     filled.maintain(grace=0)

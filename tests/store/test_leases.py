@@ -12,7 +12,7 @@ import pytest
 from builders import experiences, task
 
 from rlake.store import Store, connect, leases
-from rlake.store.errors import BusyError, ConflictError, StoreError
+from rlake.store.errors import BusyError, ConflictError, NotAStoreError, StoreError
 from rlake.store.schema import TABLES
 from rlake.store.validate import conform
 
@@ -66,6 +66,14 @@ def test_a_store_with_leases_appends_and_reads_as_any_other(lake: Store) -> None
     assert lake.sql("SELECT count(*) FROM experiences").fetchall() == [(10,)]
 
 
+def test_a_folder_that_is_no_store_is_refused_as_well(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("")
+    with pytest.raises(NotAStoreError, match="is not a store: it holds 1 other entries"):
+        connect(f"file://{tmp_path}")
+    with pytest.raises(NotAStoreError, match="there is no store at"):
+        connect(f"file://{tmp_path}/none", create=False)
+
+
 def test_a_lease_of_a_killed_writer_is_taken_over(
     lake: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +120,7 @@ def test_a_writer_that_slept_before_it_looked_does_not_write_without_the_lease(
     lake: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, look = connect(lake.uri), lake.dataset
-    monkeypatch.setattr(leases._Lease, "_renew", lambda *_: None)  # noqa: SLF001
+    monkeypatch.setattr("rlake.store.leases._Lease._renew", lambda *_: None)
 
     def late(name: str) -> lance.LanceDataset:
         other.append("tasks", [task(0)])  # takes the lease over, and gives it back

@@ -144,6 +144,17 @@ def test_an_old_snapshot_answers_with_null_in_new_columns(old: Path) -> None:
     assert lake.sql(query).fetchall() == [(12, 4)], "the present is as it was"
 
 
+def test_an_old_snapshot_shows_tables_empty_that_came_later(old: Path) -> None:
+    lake = connect(old)
+    lake.append("derived", [{"experience_id": "e", "name": "n", "version": "1", "value": 1.0}])
+    for n in range(3):
+        lake.append("derived", [{"experience_id": f"{n}", "name": "n", "version": "1"}])
+    lake.maintain(grace=0.0)
+    assert lake.at("before").count("derived") == 0
+    assert lake.at("before").sql("SELECT count(*) FROM derived").fetchall() == [(0,)]
+    assert lake.count("derived") == 4
+
+
 def test_every_view_works_at_an_old_snapshot(old: Path) -> None:
     past = connect(old).at("before")
     views = past.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal AND NOT temporary")

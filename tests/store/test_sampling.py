@@ -424,6 +424,22 @@ def test_texts_are_judged_some_rows_at_a_time(store: Store) -> None:
     assert sampler.draw(1, step=2, policy_version=0) is None
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_many_rows_are_drawn_as_often_as_allowed(store: Store, strategy: Any) -> None:
+    many(store, 600)
+    sampler = Sampler(store, strategy=strategy, max_draws=2)
+    seen: Counter[int] = Counter()
+    step = 0
+    while left := sampler.supply(200, 0).draws:
+        step += 1
+        draw = sampler.draw(min(200, left), step=step, policy_version=0)
+        assert draw is not None
+        seen.update(draw.row_ids.tolist())
+    assert len(seen) == 600
+    assert set(seen.values()) == {2}
+    assert sampler.supply(1, 0).used_up == 600
+
+
 def test_the_index_takes_less_than_100_bytes_a_row(store: Store) -> None:
     n = 20_000
     many(store, n)

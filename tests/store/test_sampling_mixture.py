@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from rlake.store import Store
 from rlake.store.errors import QueryError
-from rlake.store.sampling import Fifo, Freshness, Mixture, Prioritized, Sampler, Source, Uniform
+from rlake.store.sampling import (
+    Fifo,
+    Freshness,
+    Mixture,
+    Prioritized,
+    Sampler,
+    Source,
+    Uniform,
+    split,
+)
 
 
 def stored(store: Store, n: int = 48) -> None:
@@ -101,6 +110,11 @@ def test_shares_in_thirds_may_be_written_short(store: Store) -> None:
     assert sorted(splits) == [(0, 0, 1), (0, 1, 0), (1, 0, 0)]
 
 
+def test_a_source_is_never_more_than_one_behind_its_share() -> None:
+    given = np.array([split({"a": 0.3, "b": 0.7}, 1, step)["a"] for step in range(1, 31)])
+    assert np.abs(given.cumsum() - 0.3 * np.arange(1, 31)).max() < 1
+
+
 # drawing
 
 
@@ -181,6 +195,30 @@ def test_a_restored_mixture_goes_on_as_if_nothing_had_happened(store: Store, kep
     np.testing.assert_array_equal(redrawn.weights, again.weights)
     np.testing.assert_array_equal(redrawn.epochs, again.epochs)
     assert draws(resumed, 5, range(kept + 2, 7)) == whole[kept + 1 :]
+
+
+def test_a_step_of_a_mixture_is_rebuilt_from_the_versions_that_it_was_drawn_from(
+    store: Store,
+) -> None:
+    stored(store, 24)
+    store.snapshot("before")
+
+    def mixture(until: dict[str, int] | None = None) -> Mixture:
+        sources = {
+            "past": Source(share=0.5, at="before", strategy=Uniform()),
+            "now": Source(share=0.5, strategy=Uniform(), max_draws=3),
+        }
+        return Mixture(store, sources, until=until)
+
+    first = mixture()
+    draw = first.draw(10, step=1, policy_version=0)
+    assert draw is not None
+    store.append("experiences", experiences(48)[24:])
+    store.maintain()
+    again = mixture(draw.drawn_from).draw(10, step=1, policy_version=0)
+    assert again is not None
+    assert ids(first, again) == ids(first, draw)
+    assert (again.sources, again.drawn_from) == (draw.sources, draw.drawn_from)
 
 
 def test_the_order_in_which_sources_are_named_does_not_matter(store: Store) -> None:
