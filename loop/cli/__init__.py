@@ -22,7 +22,7 @@ from . import (  # each adds its commands to the app
     showing,
     snapshots,
 )
-from .app import app
+from .app import PANELS, app
 
 __all__ = [
     "app",
@@ -41,6 +41,8 @@ __all__ = [
     "showing",
     "snapshots",
 ]
+
+app.registered_commands.sort(key=lambda command: PANELS.index(str(command.rich_help_panel)))
 
 DONE, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 """Exit codes; the last two as shells count them, 128 and the signal's number."""

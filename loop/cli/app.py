@@ -9,8 +9,9 @@ if TYPE_CHECKING:
 
 DEFAULT_STORE = "./lake"
 
-JOBS, ROWS, PIPELINES = "Jobs", "Rows", "Pipelines"
-"""Headings of the help page."""
+JOBS, ROWS, PIPELINES, PROOF, CARE = "Jobs", "Rows", "Pipelines", "Time and proof", "Care"
+PANELS = (JOBS, ROWS, PIPELINES, PROOF, CARE)
+"""Headings of the help page, in their order."""
 
 app = typer.Typer(
     name="rlake",

@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from .app import ROWS, AtOption, ForceOption, JsonOption, StoreOption, app, open_store
+from .app import PROOF, AtOption, ForceOption, JsonOption, StoreOption, app, open_store
 from .printing import counted, print_json, print_rows
 
 commands = typer.Typer(help="Let the store go two ways, and bring back what was found out.")
-app.add_typer(commands, name="branch", rich_help_panel=ROWS, no_args_is_help=True)
+app.add_typer(commands, name="branch", rich_help_panel=PROOF, no_args_is_help=True)
 
 NameArgument = Annotated[str, typer.Argument(help="The branch's name.")]
 

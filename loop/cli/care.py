@@ -5,13 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import ROWS, JsonOption, StoreOption, app, open_store
+from .app import CARE, JsonOption, StoreOption, app, open_store
 from .printing import print_json, print_rows, screen
 
 _MARKS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 
 
-@app.command(rich_help_panel=ROWS)
+@app.command(rich_help_panel=CARE)
 def maintain(
     store: StoreOption = None,
     dry_run: Annotated[
@@ -47,7 +47,7 @@ def maintain(
     print(f"{'this would be done' if dry_run else 'done'} in {report.seconds:.2f} s")
 
 
-@app.command(rich_help_panel=ROWS)
+@app.command(rich_help_panel=CARE)
 def doctor(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Look for what is wrong with a store, and say the way out; exit with 1 when something is."""
     from ...store.doctor import diagnose
@@ -74,7 +74,7 @@ def _print_finding(finding: Any) -> None:
 
 
 rules = typer.Typer(help="Rules, in SQL, of which rows may be forgotten; `maintain` applies them.")
-app.add_typer(rules, name="retention", rich_help_panel=ROWS, no_args_is_help=True)
+app.add_typer(rules, name="retention", rich_help_panel=CARE, no_args_is_help=True)
 
 
 @rules.command()

@@ -8,7 +8,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from . import telling
-from .app import ROWS, JsonOption, StoreOption, app, open_store
+from .app import PROOF, JsonOption, StoreOption, app, open_store
 from .printing import counted, print_json, screen
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _MANY = 6
 """Most lines under one heading; all are in `--json`."""
 
 
-@app.command(rich_help_panel=ROWS)
+@app.command(rich_help_panel=PROOF)
 def lineage(
     policy: Annotated[
         str | None,

@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from .app import ROWS, AtOption, JsonOption, StoreOption, app, open_store
+from .app import PROOF, AtOption, JsonOption, StoreOption, app, open_store
 from .printing import counted, print_json, screen
 
 
-@app.command(rich_help_panel=ROWS)
+@app.command(rich_help_panel=PROOF)
 def verify(
     run: Annotated[str, typer.Option(metavar="NAME", help="The run.")],
     step: Annotated[

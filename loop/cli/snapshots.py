@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import ROWS, ForceOption, JsonOption, StoreOption, app, open_store
+from .app import PROOF, ForceOption, JsonOption, StoreOption, app, open_store
 from .printing import counted, print_heading, print_json, print_rows
 
 if TYPE_CHECKING:
     from ...store import Store
 
 commands = typer.Typer(help="Name the store as it is, compare such moments, and go back to one.")
-app.add_typer(commands, name="snapshot", rich_help_panel=ROWS, no_args_is_help=True)
+app.add_typer(commands, name="snapshot", rich_help_panel=PROOF, no_args_is_help=True)
 
 NameArgument = Annotated[str, typer.Argument(help="The snapshot's name.")]
 
