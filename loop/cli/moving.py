@@ -230,6 +230,5 @@ def export(
         return
     print(f"wrote {counted(done.rows, 'row')} to {out}")
     if done.left_out:
-        print(
-            f"left out for having no text, no reward or no difference: {counted(done.left_out, 'row')}"
-        )
+        why = "no text, no reward or no difference"
+        print(f"left out for having {why}: {counted(done.left_out, 'row')}")

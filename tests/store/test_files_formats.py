@@ -284,6 +284,21 @@ def test_the_buffer_of_trinity_is_read_without_running_its_pickles(store: Store)
     assert (kept["eid"]["batch"], kept["info"]["use_count"], kept["msg_id"]) == (3, 0, "aaaaaa")
 
 
+def test_conversations_of_a_trinity_table_for_sft_are_read_from_their_column(
+    store: Store, tmp_path: Path
+) -> None:
+    talk = json.dumps([ask("q"), answer("a")], separators=(",", ": "))
+    con = sqlite3.connect(tmp_path / "a.db")
+    con.execute("CREATE TABLE sft (id INTEGER PRIMARY KEY, message_list JSON)")
+    con.execute("CREATE TABLE sft_blob (id INTEGER PRIMARY KEY, experience_bytes BLOB)")
+    con.execute("INSERT INTO sft VALUES (1, ?)", [talk])
+    con.commit()
+    con.close()
+    done = bring(store, "experiences", tmp_path / "a.db")
+    assert (done.rows, done.not_read) == (1, {"no blob": 1})
+    assert stored(store, "messages, token_ids") == [(talk, None)]
+
+
 class Bomb:
     """What a hostile pickle holds: a call of the system's shell."""
 

@@ -12,7 +12,7 @@ from drawing import draws, flat, ids, names
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlake.store import Store
+from rlake.store import Store, connect
 from rlake.store.errors import QueryError
 from rlake.store.sampling import (
     Fifo,
@@ -69,8 +69,6 @@ def test_each_step_is_split_to_the_nearest_and_a_period_exactly(
 @pytest.fixture(scope="module")
 def mixtures(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Make mixtures of given shares, without opening a store for each."""
-    from rlake.store import connect
-
     store = connect(tmp_path_factory.mktemp("mixed") / "store")
     made: dict[tuple[float, ...], Mixture] = {}
 

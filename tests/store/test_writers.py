@@ -31,7 +31,7 @@ while not seen or sum(seen.values()) < int(sys.argv[2]) or looks < 3:
             wrong.append((run, steps, newest, n, seen.get(run, 0)))
         seen[run] = newest
     looks += 1
-    time.sleep(0.1)
+    time.sleep(0.25)
 print(json.dumps([looks, wrong]), flush=True)
 """
 

@@ -22,6 +22,7 @@ _TYPES = {"I32": "<i4", "I64": "<i8", "F32": "<f4", "F64": "<f8", "F16": "<f2", 
           "U8": "u1"}  # fmt: skip
 _READ = ("tokens", "logprobs", "action_mask", "token_level_reward", "teacher_logprobs",
          "advantages")  # fmt: skip
+_OLD = "the blob is a pickle of Python objects, which can run any program"
 LEFT_OUT = "left_out"
 """Key of a row that could not be read: why."""
 NOT_READ = "not_read"
@@ -30,13 +31,12 @@ NOT_READ = "not_read"
 
 def experiences(row: Row) -> list[Ours]:
     """Give one experience; what could not be read of it is told by LEFT_OUT or NOT_READ."""
-    if "message_list" in row:
-        return [{"messages": row.conversation("message_list")}]
     blob = row.get("experience_bytes")
-    if not isinstance(blob, bytes):
-        return [{LEFT_OUT: "no blob"}]
-    if not blob.startswith(_MAGIC):
-        return [{LEFT_OUT: "the blob is a pickle of Python objects, which can run any program"}]
+    if not isinstance(blob, bytes) or not blob.startswith(_MAGIC):
+        why = "no blob" if blob is None else _OLD
+        if "message_list" in row:  # of a table for SFT
+            return [{"messages": row.conversation("message_list"), NOT_READ: why}]
+        return [{LEFT_OUT: why}]
     try:
         written, tensors = _parts(blob)
     except (ValueError, struct.error) as error:
@@ -47,7 +47,7 @@ def experiences(row: Row) -> list[Ours]:
     except (ValueError, LookupError, TypeError) as error:
         told, why = {}, f"texts and settings in the blob's pickle: {error}"
     if "0:chosen" in tensors:
-        return [{LEFT_OUT: "a pair of token ids without messages"}]
+        return [{LEFT_OUT: "a pair, which only tables for DPO have"}]
     return [_experience(row, told, tensors) | {NOT_READ: why or _unread(tensors)}]
 
 
