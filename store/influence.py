@@ -29,7 +29,7 @@ class ExperienceLineage:
     children: list[Row]
     """Experiences made from it, the first ones."""
     pipeline: Row | None
-    """The pipeline run that stored it; None when an explorer or an import did."""
+    """The pipeline run or import that stored it; None when an explorer did."""
     draws: list[Row]
     """Every draw; `counts` is false for those of superseded attempts."""
     policies: list[Row]

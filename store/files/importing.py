@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ..errors import ConfigError, InputError
+from ..ids import content_id
 from ..schema import TABLES, table
 from ..store import Appended, Store
 from ..validate import conform
@@ -101,6 +102,8 @@ def import_rows(
         if not rows.read:
             raise _nothing(rows, file, session)
         done = {n: _store(store, n, spool, progress) for n in IMPORTABLE if n in spool.names}
+    if any(found.rows for found in done.values()):
+        _note(store, name, file, done, rows_in=session.num_rows)
     stored = {n: found.rows for n, found in done.items() if n != name}
     return Imported(
         name,
@@ -160,6 +163,26 @@ def _store(store: Store, name: str, spool: Spool, progress: Progress | None) -> 
             yield batch
 
     return store.append_stream(name, told())
+
+
+def _note(
+    store: Store, name: str, file: InputFile, done: dict[str, Appended], *, rows_in: int
+) -> None:
+    """Write down which file the rows of these table versions came from."""
+    versions = [{"name": n, "version": found.version} for n, found in done.items()]
+    row = {
+        "lineage_id": content_id("import", name, file.name, versions),
+        "pipeline": "import",
+        "source": f"file {file.name}",
+        "sink": name,
+        "operators": [],
+        "source_versions": [],
+        "sink_versions": versions,
+        "rows_in": rows_in,
+        "rows_out": done[name].rows,
+        "rows_dropped": 0,
+    }
+    store.append("lineage", [row])
 
 
 def _nothing(rows: FileRows, file: InputFile, session: InputSession) -> InputError:

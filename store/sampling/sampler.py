@@ -10,7 +10,7 @@ import lance
 import numpy as np
 import polars as pl
 
-from ..errors import QueryError
+from ..errors import QueryError, StoreError
 from ..side import SideColumn, parse_all
 from ..store import Store
 from .arrays import repeats
@@ -233,8 +233,16 @@ class Sampler:
         self._count(self._index.find(experience_ids))
 
     def read(self, draw: Draw, columns: Sequence[str]) -> pl.DataFrame:
-        """Read the payload of a draw, one row for each of `row_ids`, in order."""
+        """Read the payload of a draw, one row for each of `row_ids`, in order.
+
+        Raises StoreError when some of them were deleted since they were drawn.
+        """
         table = take(self._dataset(), draw.row_ids, columns)
+        if table.num_rows != len(draw):
+            raise StoreError(
+                f"{len(draw) - table.num_rows} of {len(draw)} drawn rows are gone: a retention rule "
+                "or a restore took them since; draw again"
+            )
         return pl.DataFrame(pl.from_arrow(table)).with_columns(pl.Series("allowed", draw.allowed))
 
     def _dataset(self) -> lance.LanceDataset:

@@ -18,6 +18,7 @@ from rlake.store.files import (
     import_rows,
     open_input,
 )
+from rlake.store.influence import of_experience
 
 
 def bring(
@@ -158,8 +159,19 @@ def test_an_import_of_many_batches_is_one_commit(store: Store, tmp_path: Path) -
     assert {n: after[n] - before[n] for n in after if after[n] != before[n]} == {
         "tasks": 1,
         "experiences": 1,
+        "lineage": 1,
     }
     assert store.count("experiences") == 5000
+
+
+def test_a_row_tells_the_file_that_it_came_from(store: Store, tmp_path: Path) -> None:
+    row = {"experience_id": "e1", "prompt_text": "1+1=", "response_text": "2"}
+    bring(store, "experiences", write(tmp_path / "a.jsonl", row))
+    made = of_experience(store, "e1").pipeline
+    assert made is not None
+    assert made["source"] == f"file {tmp_path / 'a.jsonl'}"
+    bring(store, "experiences", write(tmp_path / "a.jsonl", row))
+    assert store.count("lineage") == 1, "a second import stored nothing"
 
 
 def test_tokens_and_rewards_keep_their_values(store: Store, tmp_path: Path) -> None:

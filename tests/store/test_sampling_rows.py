@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlake.store import Experience, Store
-from rlake.store.errors import QueryError
+from rlake.store.errors import QueryError, StoreError
 from rlake.store.sampling import Fifo, Prioritized, Sampler, Uniform
 
 EXAMPLES = settings(max_examples=10, deadline=None)
@@ -241,3 +241,13 @@ def test_the_index_takes_less_than_100_bytes_a_row(store: Store) -> None:
             sampler = Sampler(store, strategy=strategy, grouped=grouped)
             sampler.supply(1, 0)
             assert 20 < sampler.nbytes / n < 100
+
+
+def test_rows_that_were_deleted_since_they_were_drawn_are_missed(store: Store) -> None:
+    store.append("experiences", experiences(8))
+    sampler = Sampler(store)
+    draw = sampler.draw(8, step=1, policy_version=0)
+    assert draw is not None
+    store.dataset("experiences").delete("rollout = 3")
+    with pytest.raises(StoreError, match="2 of 8 drawn rows are gone"):
+        sampler.read(draw, ["reward"])
