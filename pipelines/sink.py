@@ -8,7 +8,6 @@ import polars as pl
 from ..operators import Operator
 from ..store import Appended, Store, Task
 from ..store.errors import ConfigError, SchemaError, StoreError, nearest
-from ..store.records import now
 from ..store.schema import TABLES, table
 from .source import File, Source, Table, rows_of
 
@@ -64,8 +63,6 @@ def write(
         return _append_derived(rows, store, operators, lineage_id)
     if sink.table == "preferences":
         return _append_pairs(rows, store, pipeline)
-    if "created_at" in rows.columns:
-        rows = rows.with_columns(pl.col("created_at").fill_null(pl.lit(now())))
     return store.append(sink.table, rows)
 
 
