@@ -15,6 +15,8 @@ from rlake.loop.bench.writing import ROWS, go, line, start
 from rlake.store import Store, connect, locks
 from rlake.store.errors import BusyError, StoreError
 
+PROC_LOCKS = Path("/proc/locks")
+
 READER = """
 import json, sys, time
 import rlake
@@ -83,6 +85,7 @@ def test_many_writers_and_readers(
         assert np.percentile(np.concatenate(taken), 99) < 1.0
 
 
+@pytest.mark.skipif(not PROC_LOCKS.exists(), reason="only Linux tells who waits for a lock")
 def test_a_lock_is_granted_in_the_order_of_asking(store: Store) -> None:
     order: list[int] = []
 
@@ -92,13 +95,23 @@ def test_a_lock_is_granted_in_the_order_of_asking(store: Store) -> None:
 
     threads = [threading.Thread(target=take, args=(me,)) for me in range(6)]
     with locks.locked(store, "tasks"):
-        for thread in threads:
+        for place, thread in enumerate(threads):
             thread.start()
-            time.sleep(0.05)  # so that it is in the queue before the next one
+            until_waiting(store, place + 1)
         assert order == []
     for thread in threads:
         thread.join(20)
     assert order == list(range(6))
+
+
+def until_waiting(store: Store, n: int) -> None:
+    """Wait until the system has n in the queue of the lock of `tasks`."""
+    assert store.folder is not None
+    inode = f":{(store.folder / '.locks' / 'tasks.lock').stat().st_ino} "
+    deadline = time.monotonic() + 20
+    while sum("->" in held and inode in held for held in PROC_LOCKS.read_text().splitlines()) < n:
+        assert time.monotonic() < deadline, f"{n} threads never waited"
+        time.sleep(0.001)
 
 
 def test_who_waits_too_long_is_told_so_and_leaves_nothing_behind(
