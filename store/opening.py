@@ -5,7 +5,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import lance
-import lancedb
 
 from . import branches
 from .errors import NotAStoreError, RlakeError, StoreError, reason
@@ -54,14 +53,13 @@ def connect(
     options = {**(_BOUNDS if address.startswith("s3") else {}), **(storage_options or {})}
     store = Store(address, storage_options=options)
     try:
-        db = lancedb.connect(address, storage_options=store.storage_options)
-        present = _present(db)
+        present = _present(store)
         if not present and not create:
             raise NotAStoreError(
                 f"there is no store at `{uri}`; `rlake import` or `rlake run` makes one"
             )
         if not _is_whole(store, present):
-            _make(store, db)
+            _make(store)
     except (OSError, RuntimeError, ValueError) as error:
         if isinstance(error, RlakeError):
             raise
@@ -85,7 +83,13 @@ def _check_place(place: Path, *, create: bool) -> None:
         )
 
 
-def _present(db: lancedb.DBConnection) -> set[str]:
+def _present(store: Store) -> set[str]:
+    """Return the names of our tables that are there."""
+    if store.folder is not None:
+        return {place.stem for place in store.folder.glob("*.lance")} & set(TABLES)
+    import lancedb  # takes most of a second, and only an address needs it
+
+    db = lancedb.connect(store.uri, storage_options=store.storage_options)
     return set(db.list_tables(limit=1000).tables) & set(TABLES)
 
 
@@ -105,10 +109,10 @@ def _is_whole(store: Store, present: set[str]) -> bool:
     return is_whole and versions == [SCHEMA_VERSION]
 
 
-def _make(store: Store, db: lancedb.DBConnection) -> None:
+def _make(store: Store) -> None:
     """Make the tables that are missing, and bring those of an older schema up to date."""
     with locked(store, "store"):
-        there = [name for name in _present(db) if _opens(store, name)]
+        there = [name for name in _present(store) if _opens(store, name)]
         for name in there:  # before anything is added to what may be someone else's
             schema_of(store.open_at(name))
         for name in sorted(TABLES, key="runs".__eq__):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = {"torch", "transformers", "vllm", "ray", "data_juicer", "matplotlib", "pandas"}
+HEAVY = {"torch", "transformers", "vllm", "ray", "data_juicer", "matplotlib", "pandas", "lancedb"}
 
 HELP = """
 sys.argv = ["rlake", "--help"]
@@ -35,7 +35,7 @@ def loaded_by(code: str, cwd: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "code",
-    ["import rlake", "import rlake\nrlake.connect", "import rlake.loop.cli", HELP],
+    ["import rlake", "import rlake\nrlake.connect('lake')", "import rlake.loop.cli", HELP],
     ids=["import rlake", "rlake.connect", "import rlake.loop.cli", "rlake --help"],
 )
 def test_nothing_heavy_is_loaded_before_it_is_needed(code: str, tmp_path: Path) -> None:
