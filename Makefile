@@ -4,6 +4,8 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+# Processes that share the default tests; each file runs in one of them.
+WORKERS ?= 2
 # Without --no-compile pip compiles every file of torch, most of them never imported: a minute more.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
@@ -17,7 +19,7 @@ quickstart: .venv/.train  ## train a tiny model on a CPU and look at every row i
 	$(BIN)/rlake quickstart
 
 test: .venv/.dev  ## the default tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-slow: .venv/.dev  ## the slow tests
 	$(BIN)/python -m pytest -m "slow and not gpu" --timeout 900
