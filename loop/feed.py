@@ -14,7 +14,7 @@ from ..store.sampling import Draw, Mixture, Sampler, Supply
 from ..store.verify import FACTS
 from .algorithms import Algorithm
 from .batch import Examples, examples, trainable
-from .drawing import Horizon, sampler
+from .drawing import Drawing, Horizon, sampler
 from .models import tokenizer_digest
 from .priorities import Priorities
 from .runs import Job, Watch, pinned
@@ -47,7 +47,7 @@ class Feed:
         self._online = config.explorer is not None
         # an offline run trains on what was stored when it began, whatever is imported later
         self._source = job.store if self._online else pinned(job, "rows")
-        self.sampler = sampler(self._source, config, grouped=algorithm.grouped)
+        self.sampler = self._sampler()
         self._horizon = Horizon(config)
         columns = side.parse_all(config.trainer.with_columns)
         self._side = [c for c in columns if c.alias != "priority"]  # that is the sampler's
@@ -58,6 +58,14 @@ class Feed:
         self._trained: pl.DataFrame | None = None
         expression = config.trainer.new_priority
         self._priorities = Priorities(job, expression) if expression is not None else None
+
+    def _sampler(self) -> Drawing:
+        config, grouped = self._job.config, self._algorithm.grouped
+        if self._online or config.trainer.new_priority is None:
+            return sampler(self._source, config, grouped=grouped)
+        then = self._source.versions()  # all but the priorities that the run itself will make
+        until = {name: then[name] for name in then if name not in ("derived", "runs")}
+        return sampler(self._job.store, config, grouped=grouped, until=until)
 
     def total_steps(self) -> int:
         """Return how many steps the run has: as configured, or until all rows are used up."""

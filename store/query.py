@@ -10,11 +10,12 @@ import duckdb
 import lance
 import pyarrow as pa
 
-from .errors import QueryError, nearest
+from .errors import QueryError, RlakeError, StoreError, nearest, reason
 from .migrations import missing
 from .schema import TABLES
 
 _EXPLAIN = re.compile(r"^\s*explain\s+(analyze\s+|\([^)]*\)\s*)?", re.IGNORECASE)
+_BROKEN = re.compile(r"reading the stream registered as '(?:stored_)?(\w+)' failed: (.*)", re.DOTALL)
 _LONGEST = 200
 _SETTINGS = """
 SET TimeZone = 'UTC';
@@ -162,8 +163,17 @@ def nodes(tree: object) -> Iterator[dict[str, Any]]:
         yield from nodes(child)
 
 
-def query_error(error: duckdb.Error, what: str = "the query") -> QueryError:
-    """Turn what DuckDB says, at parsing or while rows are read, into our kind of error."""
+def query_error(error: duckdb.Error, what: str = "the query") -> RlakeError:
+    """Turn what DuckDB says, at parsing or while rows are read, into our kind of error.
+
+    A file of the store that cannot be read is a StoreError: no other query would help.
+    """
+    broken = _BROKEN.search(str(error))
+    if broken and broken[1] in TABLES:
+        return StoreError(
+            f"cannot read table `{broken[1]}`: {reason(Exception(broken[2]))}; "
+            "`rlake doctor` says which files are damaged"
+        )
     lines = [line for line in str(error).splitlines() if line.strip()]
     message = lines[0].strip()
     close = re.search(r'(?:Did you mean|Candidate bindings:) "(?!pg_|duckdb_)([^"]+)"', str(error))

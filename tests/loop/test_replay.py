@@ -239,6 +239,31 @@ def test_stored_rows_are_drawn_by_priority_with_weights(store: Store) -> None:
     assert is_proven(store, 4)
 
 
+def test_an_offline_replay_goes_by_the_priorities_that_its_own_steps_give(store: Store) -> None:
+    rows = [
+        rlake.Experience(**{**vars(r), "experience_id": f"{i:02d}", "group_id": f"g{i:02d}"})
+        for i, r in enumerate(written(8))
+    ]
+    store.append("experiences", rows)
+    trainer = {
+        "steps": 12,
+        "batch_size": 2,
+        "epochs": 12,
+        "with_columns": ["priority=derived:priority"],
+        "sampler": {"prioritized": {}},
+        "new_priority": "CASE WHEN experience_id IN ('03', '05') THEN 1 ELSE 0 END",
+    }
+    drawn = train(store, trainer=trainer)
+    told = [set(part["experience_id"]) for part in drawn.partition_by("step")]
+    seen = [set[str]().union(*told[:i]) for i in range(len(told))]
+    allowed = [
+        {"03", "05"} | ({f"{i:02d}" for i in range(8)} - before) for before in seen
+    ]  # rows that no step has judged yet weigh as much as the heaviest
+    assert all(step <= may for step, may in zip(told, allowed, strict=True))
+    assert told[-1] == {"03", "05"}
+    assert is_proven(store, 12)
+
+
 def test_stored_sources_are_mixed_too(store: Store) -> None:
     store.append("experiences", written(6, run_id="a", step=1))
     others = [
