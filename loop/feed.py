@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from ..store import side
-from ..store.errors import ConfigError, StarvedError
+from ..store.errors import ConfigError, StarvedError, nearest
 from ..store.ids import combine, row_digests
 from ..store.sampling import Draw, Mixture, Sampler, Supply
 from ..store.verify import FACTS
@@ -70,8 +70,10 @@ class Feed:
     def total_steps(self) -> int:
         """Return how many steps the run has: as configured, or until all rows are used up."""
         trainer = self._job.config.trainer
+        self._check_runs()
         if self._online:
             assert trainer.steps is not None, "a run with an explorer says its steps"
+            self.sampler.check(trainer.batch_size)
             return trainer.steps
         supply = self.sampler.supply(trainer.batch_size, 0)
         if not supply.fresh:
@@ -146,18 +148,49 @@ class Feed:
             raise ConfigError(f"no stored row matches `trainer.evaluate_loss_where`: {where}")
         return parts
 
+    def _check_runs(self) -> None:
+        """Raise ConfigError for a source that draws from a run that the store does not know."""
+        sources = (self._job.config.trainer.sampler.mixed or {}).items()
+        query = "SELECT run_id FROM runs UNION SELECT run_id FROM experiences"
+        named = {name: source.run for name, source in sources if source.run is not None}
+        known = {str(run) for (run,) in self._job.store.sql(query).fetchall()} if named else set()
+        for name, run in named.items():
+            if run not in known:
+                raise ConfigError(
+                    f"source `{name}` draws from run `{run}`, of which nothing is stored"
+                    f"{nearest(run, known - {'None', self._job.run_id})}"
+                )
+
     def _wait(self, step: int) -> Draw:
         schedule = self._job.config.schedule
         return self._job.store.wait_for(
             lambda: self._look(step),
             tables=("experiences", "runs"),
             seconds=schedule.wait_seconds,
-            describe=lambda: (
-                f"step {step} of run `{self._job.run_id}`: {self._supply(step)}; "
-                "is its explorer running?"
-            ),
+            describe=lambda: self._described_wait(step),
             stop=self._stop,
         )
+
+    def _described_wait(self, step: int) -> str:
+        supply = self._supply(step)
+        return f"step {step} of run `{self._job.run_id}`: {supply}; {self._missing(supply)}"
+
+    def _missing(self, supply: Supply) -> str:
+        """Say what to look at when a step's rows do not come."""
+        own, _ = own_source(self._job.config)
+        short = [name for name, part in supply.parts.items() if not part.enough and name != own]
+        if short:
+            return (
+                f"nothing that this run does adds rows to source `{short[0]}`: look at what it is"
+            )
+        part = supply.parts.get(own or "", supply)
+        mine = f"SELECT count(*) FROM experiences WHERE run_id = '{self._job.run_id}'"
+        [(stored,)] = self._job.store.sql(mine).fetchall()
+        if stored and not part.fresh + part.stale + part.used_up + part.weightless:
+            return (
+                f"{stored} rows are stored, and `where` or a `drop_reason` leaves all of them out"
+            )
+        return "is its explorer running?"
 
     def _supply(self, step: int) -> Supply:
         size, horizon = self._job.config.trainer.batch_size, self._horizon.of(step)
@@ -186,9 +219,11 @@ class Feed:
         if known < horizon:
             return 0
         if not supply.fresh:
+            way_out = "raise `schedule.max_lag`, `trainer.epochs` or `schedule.new_per_step`"
+            if supply.weightless:
+                way_out = "give some of them a priority above 0"
             raise StarvedError(
-                f"step {step} of run `{self._job.run_id}` can never be drawn: {supply}; raise "
-                "`schedule.max_lag`, `trainer.epochs` or `schedule.new_per_step`"
+                f"step {step} of run `{self._job.run_id}` can never be drawn: {supply}; {way_out}"
             )
         return min(size, supply.fresh)
 

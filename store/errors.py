@@ -97,6 +97,26 @@ def as_store_error(what: str) -> Iterator[None]:
         raise StoreError(f"{what}: {reason(error)}; do it again") from error
 
 
+_LIBRARY = re.compile(r"^(?:\w+: )?External error: (?:LanceError\(\w+\): )?")
+
+
+def damaged(what: str, error: BaseException) -> StoreError:
+    """Return the error for what cannot be read, as from a file that is gone or broken."""
+    said = _LIBRARY.sub("", reason(error))
+    return StoreError(f"cannot read {what}: {said}; `rlake doctor` says which files are damaged")
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn what the table format raises while it reads into StoreError; ours stay as they are."""
+    try:
+        yield
+    except RlakeError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        raise damaged(what, error) from error
+
+
 def nearest(name: str, known: object) -> str:
     """Return `; did you mean `x`?` for the closest known name, or what is known when none is close.
 

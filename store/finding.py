@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 from . import vectors
-from .errors import NotFoundError, QueryError
+from .errors import NotFoundError, QueryError, reading
 from .query import columns_of, literal
 
 if TYPE_CHECKING:
@@ -36,11 +36,12 @@ def search(store: "Store", text: str, *, k: int = 10, where: str | None = None) 
     dataset = store.dataset("experiences")
 
     def ranked(n: int) -> tuple[pl.DataFrame, bool]:
-        hits = dataset.to_table(
-            columns=["experience_id", "_score"],
-            full_text_query=lance.query.MatchQuery(text, "response_text"),
-            limit=n,
-        )
+        with reading("table `experiences`"):
+            hits = dataset.to_table(
+                columns=["experience_id", "_score"],
+                full_text_query=lance.query.MatchQuery(text, "response_text"),
+                limit=n,
+            )
         found = _frame(hits.column("experience_id"), hits.column("_score").to_numpy())
         return found, found.height == n
 
@@ -142,6 +143,7 @@ def _not_embedded(store: "Store", embedder: str, experience_id: str) -> NotFound
         )
     close = store.sql(
         "SELECT experience_id FROM embeddings "
+        f"WHERE levenshtein(experience_id, {wanted}) <= {len(experience_id) // 3} "
         f"ORDER BY levenshtein(experience_id, {wanted}) LIMIT 1"
     ).fetchall()
     hint = f"; did you mean `{close[0][0]}`?" if close else ""

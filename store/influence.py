@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .errors import NotFoundError, nearest
+from .errors import NotFoundError
 from .makers import Asked, Row, maker
 from .query import literal
 from .store import Store
@@ -92,12 +92,13 @@ def of_experience(store: Store, experience_id: str) -> ExperienceLineage:
 
 
 def _no_experience(ask: Asked, experience_id: str) -> NotFoundError:
+    distance = f"levenshtein(experience_id, {literal(experience_id)})"
     close = ask(
-        "SELECT experience_id FROM experiences "
-        f"ORDER BY levenshtein(experience_id, {literal(experience_id)}) LIMIT 1"
+        f"SELECT experience_id FROM experiences WHERE {distance} <= {len(experience_id) // 3} "
+        f"ORDER BY {distance} LIMIT 1"
     )
-    known = [row["experience_id"] for row in close]
-    return NotFoundError(f"there is no experience `{experience_id}`{nearest(experience_id, known)}")
+    hint = f"; did you mean `{close[0]['experience_id']}`?" if close else ""
+    return NotFoundError(f"there is no experience `{experience_id}`{hint}")
 
 
 def _ancestors(ask: Asked, row: Row) -> Iterator[Row]:

@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 from . import branches
-from .errors import QueryError, StoreError
+from .errors import QueryError, StoreError, reading
 from .ids import row_digests
 from .schema import TABLES, Table
 
@@ -61,7 +61,8 @@ def merge(store: "Store", name: str) -> dict[str, Merged]:
         raise QueryError(
             f"branch `{name}` left from `{parent}`, and is merged into that, got `{store.uri}`"
         )
-    ids = store.dataset("experiences").to_table(columns=["experience_id"])
+    with reading("table `experiences`"):
+        ids = store.dataset("experiences").to_table(columns=["experience_id"])
     known = pl.DataFrame(pl.from_arrow(ids))["experience_id"]
     there = branches.opened(store, name)
     merged = {}

@@ -10,12 +10,12 @@ import duckdb
 import lance
 import pyarrow as pa
 
-from .errors import QueryError, RlakeError, StoreError, nearest, reason
+from .errors import QueryError, RlakeError, damaged, nearest
 from .migrations import missing
 from .schema import TABLES
 
 _EXPLAIN = re.compile(r"^\s*explain\s+(analyze\s+|\([^)]*\)\s*)?", re.IGNORECASE)
-_BROKEN = re.compile(r"reading the stream registered as '(?:stored_)?(\w+)' failed: (.*)", re.DOTALL)
+_BROKEN = re.compile(r"the stream registered as '(?:stored_)?(\w+)' failed: (.*)", re.DOTALL)
 _LONGEST = 200
 _SETTINGS = """
 SET TimeZone = 'UTC';
@@ -170,10 +170,7 @@ def query_error(error: duckdb.Error, what: str = "the query") -> RlakeError:
     """
     broken = _BROKEN.search(str(error))
     if broken and broken[1] in TABLES:
-        return StoreError(
-            f"cannot read table `{broken[1]}`: {reason(Exception(broken[2]))}; "
-            "`rlake doctor` says which files are damaged"
-        )
+        return damaged(f"table `{broken[1]}`", Exception(broken[2]))
     lines = [line for line in str(error).splitlines() if line.strip()]
     message = lines[0].strip()
     close = re.search(r'(?:Did you mean|Candidate bindings:) "(?!pg_|duckdb_)([^"]+)"', str(error))

@@ -71,7 +71,11 @@ def verify(store: Store, run_id: str, step: int) -> Verdict:
         f"WHERE run_id = {literal(run_id)} AND step = {step} ORDER BY position"
     ).pl()
     if not drawn.height:
-        raise NotFoundError(f"run `{run_id}` has no step {step} on record; see `steps`")
+        known = steps_of(store, run_id)
+        raise NotFoundError(
+            f"run `{run_id}` has no step {step} on record; it has {len(known)}, "
+            f"{known[0]} to {known[-1]}"
+        )
     now, unreadable = _digests(store, sorted(set(drawn["experience_id"])))
     rows = drawn.with_columns(
         now=pl.col("experience_id").replace_strict(

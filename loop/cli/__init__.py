@@ -1,6 +1,7 @@
 """The command line `rlake`: what was asked for is done, or one line says why not."""
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ app.registered_commands.sort(key=lambda command: PANELS.index(str(command.rich_h
 
 DONE, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 """Exit codes; the last two as shells count them, 128 and the signal's number."""
+_FROM_LANCE = re.compile(r"LanceError\(|/lance/rust/")
 
 
 def main() -> None:
@@ -114,12 +116,14 @@ def _misused(error: typer.TyperException) -> int:
 
 
 def _failed(error: Exception) -> int:
-    from ...store.errors import RlakeError
+    from ...store.errors import RlakeError, damaged
 
     if type(error).__module__.startswith(("duckdb", "_duckdb")):
         from ...store.query import query_error
 
         error = query_error(error)  # pyright: ignore[reportArgumentType]
+    elif _FROM_LANCE.search(str(error)):
+        error = damaged(f"the store ({type(error).__name__})", error)
     if isinstance(error, RlakeError):
         _say(str(error))
         return error.exit_code

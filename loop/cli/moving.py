@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -61,7 +62,10 @@ def import_(
     table: Annotated[
         Literal["tasks", "experiences", "preferences"], typer.Argument(help="What the rows are.")
     ],
-    file: Annotated[Path, typer.Argument(help="A file, or a dataset's folder; see below.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Files, or a dataset's folder; see below."),
+    ],
     store: StoreOption = None,
     sql: Annotated[
         str | None,
@@ -97,14 +101,50 @@ def import_(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Import rows of a file: all of them or, when one is wrong, none.
+    """Import rows of files: of each all rows or, when one is wrong, none.
 
     Columns are named like ours (see `rlake tables tasks`), or the format says what they are; ids,
     messages, groups and the tasks of experiences are filled in. Token ids and log-probs that a file
     has are kept as they are. A second import of the same file adds nothing.
     """
-    from ...store.errors import ConfigError
     from ...store.files import check_select, import_rows, open_input
+
+    if tokenizer is not None:
+        from ..conversations import load_tokenizer
+
+        made = load_tokenizer(tokenizer)
+    else:
+        made = None
+    told = []
+    for file in files:
+        _check_named(table, file, format, taskset, split)
+        with (
+            _progress(f"importing {file}") as progress,
+            open_input(file, format=format, skip_bad=skip_bad, split=split) as source,
+        ):
+            lake = _open_or_make(store, partial(check_select, table, source, sql=sql))
+            done = import_rows(
+                lake,
+                table,
+                source,
+                sql=sql,
+                taskset=taskset,
+                split=split,
+                tokenizer=made,
+                progress=progress,
+            )
+        told.append(vars(done) | {"file": str(file), "store": lake.uri})
+        if not as_json:
+            _say(done, file, lake.uri)
+    if as_json:
+        print_json(told[0] if len(told) == 1 else {"files": told})
+
+
+def _check_named(
+    table: str, file: Path, format: str | None, taskset: str | None, split: str | None
+) -> None:
+    """Refuse options that are for tasks where there are none."""
+    from ...store.errors import ConfigError
 
     names_tasks = taskset or (split and not file.is_dir())
     if table == "preferences" and names_tasks and format != "preferences":
@@ -112,31 +152,6 @@ def import_(
             "`--taskset` and `--split` are for tasks; preferences have none, but those of "
             "`--format preferences` bring theirs"
         )
-    if tokenizer is not None:
-        from ..conversations import load_tokenizer
-
-        made = load_tokenizer(tokenizer)
-    else:
-        made = None
-    with (
-        _progress(f"importing {file}") as progress,
-        open_input(file, format=format, skip_bad=skip_bad, split=split) as source,
-    ):
-        lake = _open_or_make(store, lambda: check_select(table, source, sql=sql))
-        done = import_rows(
-            lake,
-            table,
-            source,
-            sql=sql,
-            taskset=taskset,
-            split=split,
-            tokenizer=made,
-            progress=progress,
-        )
-    if as_json:
-        print_json(vars(done) | {"file": str(file), "store": lake.uri})
-        return
-    _say(done, file, lake.uri)
 
 
 def _say(done: "Imported", file: Path, place: str) -> None:

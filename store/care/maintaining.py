@@ -15,7 +15,7 @@ import lance
 from filelock import FileLock, Timeout
 
 from .. import vectors
-from ..errors import StoreError, reason
+from ..errors import StoreError, reading, reason
 from ..locks import LOCKS
 from ..schema import TABLES
 from . import cleaning, compaction, indexes, retention
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS = 600.0
 """How long a version is kept after a newer one came: a query that reads it may take that long."""
-_FAILURES = (OSError, RuntimeError)
+_FAILURES = (OSError, RuntimeError, ValueError)
 
 
 def maintain(
@@ -51,13 +51,14 @@ def maintain(
 def look(store: "Store", name: str, *, measured: bool = True) -> Look:
     """Return how a table stands; a look-up by key is only timed when it is to be `measured`."""
     dataset = store.open_at(name)
-    return Look(
-        fragments=len(dataset.get_fragments()),
-        num_bytes=_num_bytes(dataset) if measured else 0,
-        versions=len(cleaning.versions(dataset)),
-        new_rows=indexes.new_rows(name, dataset),
-        query_ms=_query_ms(store, name) if measured else None,
-    )
+    with reading(f"table `{name}`"):
+        return Look(
+            fragments=len(dataset.get_fragments()),
+            num_bytes=_num_bytes(dataset) if measured else 0,
+            versions=len(cleaning.versions(dataset)),
+            new_rows=indexes.new_rows(name, dataset),
+            query_ms=_query_ms(store, name) if measured else None,
+        )
 
 
 def _is_due(store: "Store", name: str, *, grace: float) -> bool:

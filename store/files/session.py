@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from ..errors import InputError, QueryError
+from ..errors import InputError, QueryError, RlakeError
 from ..query import Console, literal, query_error
 from ..schema import TABLES
 from ..store import Store
@@ -89,7 +89,7 @@ class InputSession(Console):
         assert relation is not None, "a SELECT always has a relation"
         return relation
 
-    def refused(self, error: duckdb.Error) -> QueryError:
+    def refused(self, error: duckdb.Error) -> RlakeError:
         """Turn what DuckDB says of the SELECT into our kind of error."""
         if isinstance(error, duckdb.PermissionException):
             return QueryError(
@@ -114,7 +114,7 @@ class InputSession(Console):
         """Return the rows of a SELECT, a few at a time."""
         return self.select(query).to_arrow_reader(STEP_ROWS)
 
-    def failed(self, error: duckdb.Error) -> InputError | QueryError:
+    def failed(self, error: duckdb.Error) -> RlakeError:
         """Turn what goes wrong while rows are read into our kind of error."""
         wrong = self._source.wrong if self._source else None
         return wrong or self.refused(error)

@@ -70,6 +70,17 @@ def test_an_import_says_what_it_did(rlake: Command) -> None:
     assert said.stdout.startswith("imported 3 preferences, and 6 experiences, and 3 tasks that")
 
 
+def test_several_files_are_imported_one_after_the_other(rlake: Command) -> None:
+    files = [FILES / "trl_text.parquet", FILES / "trl_chat.parquet"]
+    said = rlake("import", "experiences", *files)
+    assert [line.split(", read as")[0][-16:] for line in said.stdout.splitlines()] == [
+        "trl_text.parquet",
+        "trl_chat.parquet",
+    ]
+    again = json.loads(rlake("import", "experiences", *files, "--json").stdout)
+    assert [(done["rows"], done["already"]) for done in again["files"]] == [(0, 4), (0, 4)]
+
+
 def test_an_export_of_a_snapshot_shows_the_store_as_it_was(rlake: Command) -> None:
     write("a.jsonl", {"messages": [say("user", "q"), say("assistant", "a")]})
     rlake("import", "experiences", "a.jsonl")
