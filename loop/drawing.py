@@ -5,6 +5,8 @@ from itertools import count
 from math import ceil
 
 from ..store import Store
+from ..store.errors import ConfigError, nearest
+from ..store.query import literal
 from ..store.sampling import (
     Fifo,
     Freshness,
@@ -13,6 +15,7 @@ from ..store.sampling import (
     Sampler,
     Source,
     Strategy,
+    Supply,
     Uniform,
     split,
 )
@@ -106,6 +109,35 @@ def own_where(config: RunConfig) -> str | None:
     """Return the SQL condition on those of the explorer's rows that may be trained on."""
     _, own = own_source(config)
     return config.trainer.and_where(own.where if own is not None else None)
+
+
+def check_runs(store: Store, sources: Mapping[str, SourceConfig]) -> None:
+    """Raise ConfigError for a source that draws from a run that the store does not know."""
+    named = {name: source.run for name, source in sources.items() if source.run is not None}
+    if not named:
+        return
+    rows = store.sql("SELECT run_id FROM runs UNION SELECT run_id FROM experiences").fetchall()
+    known = {run for (run,) in rows if run is not None}
+    for name, run in named.items():
+        if run not in known:
+            raise ConfigError(
+                f"source `{name}` draws from run `{run}`, of which nothing is stored"
+                f"{nearest(run, known)}"
+            )
+
+
+def missing(store: Store, config: RunConfig, supply: Supply) -> str:
+    """Say what to look at when the rows of an online step do not come."""
+    own, _ = own_source(config)
+    short = [name for name, part in supply.parts.items() if not part.enough and name != own]
+    if short:
+        return f"nothing in this run adds rows to source `{short[0]}`: look at what it draws from"
+    part = supply.parts.get(own or "", supply)
+    stored = f"SELECT count(*) FROM experiences WHERE run_id = {literal(config.name)}"
+    [(num_rows,)] = store.sql(stored).fetchall()
+    if num_rows and not part.fresh + part.stale + part.used_up + part.weightless:
+        return f"of {num_rows} stored rows `where` or their `drop_reason` leaves out all"
+    return "is its explorer running?"
 
 
 class Horizon:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from ..store import side
-from ..store.errors import ConfigError, StarvedError, nearest
+from ..store.errors import ConfigError, StarvedError
 from ..store.ids import combine, row_digests
 from ..store.sampling import Draw, Mixture, Sampler, Supply
 from ..store.verify import FACTS
 from .algorithms import Algorithm
 from .batch import Examples, examples, trainable
-from .drawing import Drawing, Horizon, sampler
+from .drawing import Drawing, Horizon, check_runs, missing, sampler
 from .models import tokenizer_digest
 from .priorities import Priorities
 from .runs import Job, Watch, pinned
@@ -70,7 +70,7 @@ class Feed:
     def total_steps(self) -> int:
         """Return how many steps the run has: as configured, or until all rows are used up."""
         trainer = self._job.config.trainer
-        self._check_runs()
+        check_runs(self._job.store, trainer.sampler.mixed or {})
         if self._online:
             assert trainer.steps is not None, "a run with an explorer says its steps"
             self.sampler.check(trainer.batch_size)
@@ -148,19 +148,6 @@ class Feed:
             raise ConfigError(f"no stored row matches `trainer.evaluate_loss_where`: {where}")
         return parts
 
-    def _check_runs(self) -> None:
-        """Raise ConfigError for a source that draws from a run that the store does not know."""
-        sources = (self._job.config.trainer.sampler.mixed or {}).items()
-        query = "SELECT run_id FROM runs UNION SELECT run_id FROM experiences"
-        named = {name: source.run for name, source in sources if source.run is not None}
-        known = {str(run) for (run,) in self._job.store.sql(query).fetchall()} if named else set()
-        for name, run in named.items():
-            if run not in known:
-                raise ConfigError(
-                    f"source `{name}` draws from run `{run}`, of which nothing is stored"
-                    f"{nearest(run, known - {'None', self._job.run_id})}"
-                )
-
     def _wait(self, step: int) -> Draw:
         schedule = self._job.config.schedule
         return self._job.store.wait_for(
@@ -173,24 +160,8 @@ class Feed:
 
     def _described_wait(self, step: int) -> str:
         supply = self._supply(step)
-        return f"step {step} of run `{self._job.run_id}`: {supply}; {self._missing(supply)}"
-
-    def _missing(self, supply: Supply) -> str:
-        """Say what to look at when a step's rows do not come."""
-        own, _ = own_source(self._job.config)
-        short = [name for name, part in supply.parts.items() if not part.enough and name != own]
-        if short:
-            return (
-                f"nothing that this run does adds rows to source `{short[0]}`: look at what it is"
-            )
-        part = supply.parts.get(own or "", supply)
-        mine = f"SELECT count(*) FROM experiences WHERE run_id = '{self._job.run_id}'"
-        [(stored,)] = self._job.store.sql(mine).fetchall()
-        if stored and not part.fresh + part.stale + part.used_up + part.weightless:
-            return (
-                f"{stored} rows are stored, and `where` or a `drop_reason` leaves all of them out"
-            )
-        return "is its explorer running?"
+        way_out = missing(self._job.store, self._job.config, supply)
+        return f"step {step} of run `{self._job.run_id}`: {supply}; {way_out}"
 
     def _supply(self, step: int) -> Supply:
         size, horizon = self._job.config.trainer.batch_size, self._horizon.of(step)

@@ -35,6 +35,8 @@ class Rescored:
     """Of the stored rewards."""
     value_mean: float | None
     """Of the verdicts."""
+    failure: str | None = None
+    """What went wrong at one of the rows that could not be judged."""
 
 
 def rescore(
@@ -107,11 +109,10 @@ def _compared(
     [found] = store.sql(
         "SELECT count(*), count(*) FILTER (value IS NULL AND detail IS NOT NULL), "
         "count(*) FILTER (value IS DISTINCT FROM reward), count(*) FILTER (value > reward), "
-        "count(*) FILTER (value < reward), avg(reward), avg(value) "
+        "count(*) FILTER (value < reward), avg(reward), avg(value), "
+        "min(detail) FILTER (value IS NULL) "
         f"FROM scores JOIN experiences USING (experience_id) "
         f"WHERE {verdict} AND experience_id IN ({chosen})"
     ).fetchall()
-    rows, failed, changed, better, worse, reward_mean, value_mean = found
-    return Rescored(
-        scorer, version, rows, new, failed, changed, better, worse, reward_mean, value_mean
-    )
+    rows, *counts_and_means = found
+    return Rescored(scorer, version, rows, new, *counts_and_means)

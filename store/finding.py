@@ -143,7 +143,7 @@ def _not_embedded(store: "Store", embedder: str, experience_id: str) -> NotFound
         )
     close = store.sql(
         "SELECT experience_id FROM embeddings "
-        f"WHERE levenshtein(experience_id, {wanted}) <= {len(experience_id) // 3} "
+        f"WHERE levenshtein(experience_id, {wanted}) <= {len(experience_id) // 2} "
         f"ORDER BY levenshtein(experience_id, {wanted}) LIMIT 1"
     ).fetchall()
     hint = f"; did you mean `{close[0][0]}`?" if close else ""

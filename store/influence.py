@@ -52,7 +52,7 @@ def of_experience(store: Store, experience_id: str) -> ExperienceLineage:
     key = literal(experience_id)
     found = ask(f"SELECT {_LIGHT} FROM experiences WHERE experience_id = {key}")
     if not found:
-        raise _no_experience(ask, experience_id)
+        raise _no_experience(store, ask, experience_id)
     task = "SELECT task_id, taskset, split, prompt_text, answer FROM tasks WHERE task_id = "
     mine = f"WHERE experience_id = {key}"
     return ExperienceLineage(
@@ -91,14 +91,30 @@ def of_experience(store: Store, experience_id: str) -> ExperienceLineage:
     )
 
 
-def _no_experience(ask: Asked, experience_id: str) -> NotFoundError:
+def _no_experience(store: Store, ask: Asked, experience_id: str) -> NotFoundError:
     distance = f"levenshtein(experience_id, {literal(experience_id)})"
     close = ask(
-        f"SELECT experience_id FROM experiences WHERE {distance} <= {len(experience_id) // 3} "
+        f"SELECT experience_id FROM experiences WHERE {distance} <= {len(experience_id) // 2} "
         f"ORDER BY {distance} LIMIT 1"
     )
     hint = f"; did you mean `{close[0]['experience_id']}`?" if close else ""
-    return NotFoundError(f"there is no experience `{experience_id}`{hint}")
+    return NotFoundError(
+        forgotten(store, experience_id) or f"there is no experience `{experience_id}`{hint}"
+    )
+
+
+def forgotten(store: Store, experience_id: str) -> str | None:
+    """Say by which retention rule an experience was deleted, None when by none."""
+    found = store.sql(
+        "SELECT reason, created_at FROM drops WHERE operator = 'retention' "
+        f"AND experience_id = {literal(experience_id)} LIMIT 1"
+    ).fetchall()
+    for reason, when in found:
+        return (
+            f"experience `{experience_id}` was deleted {when:%Y-%m-%d %H:%M} by retention rule "
+            f"{reason}; a snapshot of before still shows it, with `--at`"
+        )
+    return None
 
 
 def _ancestors(ask: Asked, row: Row) -> Iterator[Row]:

@@ -122,7 +122,7 @@ def _failed(error: Exception) -> int:
         from ...store.query import query_error
 
         error = query_error(error)  # pyright: ignore[reportArgumentType]
-    elif _FROM_LANCE.search(str(error)):
+    elif not isinstance(error, RlakeError) and _FROM_LANCE.search(str(error)):
         error = damaged(f"the store ({type(error).__name__})", error)
     if isinstance(error, RlakeError):
         _say(str(error))

@@ -1,11 +1,15 @@
 """Commands of branches: branch create, list, merge, drop."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .app import PROOF, AtOption, ForceOption, JsonOption, StoreOption, app, open_store
 from .printing import counted, print_json, print_rows
+
+if TYPE_CHECKING:
+    from ...store import Store
+    from ...store.branches import Branch
 
 commands = typer.Typer(help="Let the store go two ways, and bring back what was found out.")
 app.add_typer(commands, name="branch", rich_help_panel=PROOF, no_args_is_help=True)
@@ -32,7 +36,7 @@ def create(
 @commands.command("list")
 def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List the branches, and by how many rows their tables grew."""
-    from ...store.branches import current, rows_added
+    from ...store.branches import current
 
     lake = open_store(store)
     found = [
@@ -40,7 +44,7 @@ def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
             "name": b.name,
             "parent": b.parent,
             "created_at": b.created_at,
-            "rows_added": {t: n for t, n in rows_added(lake, b).items() if n},
+            "rows_added": _rows_added(lake, b),
         }
         for b in current(lake).values()
     ]
@@ -52,11 +56,23 @@ def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
         print_rows(list(found[0]), [_shown(row) for row in found])
 
 
+def _rows_added(lake: "Store", branch: "Branch") -> dict[str, int] | None:
+    """Return by how many rows tables of a branch grew; None when it is damaged."""
+    from ...store.branches import rows_added
+    from ...store.errors import StoreError
+
+    try:
+        return {table: n for table, n in rows_added(lake, branch).items() if n}
+    except StoreError:
+        return None
+
+
 def _shown(row: dict[str, object]) -> list[object]:
     """Return a row as it is printed: the main line has no name, and rows come with their table."""
     added = row["rows_added"]
-    assert isinstance(added, dict)
-    words = ", ".join(f"{table} {n:+,}" for table, n in added.items()) or "none"
+    words = "it cannot be read: see `rlake doctor`"
+    if isinstance(added, dict):
+        words = ", ".join(f"{table} {n:+,}" for table, n in added.items()) or "none"
     return [row["name"], row["parent"] or "the store itself", row["created_at"], words]
 
 
@@ -92,12 +108,14 @@ def drop(
 ) -> None:
     """Remove a branch with its rows, its runs' checkpoints and its weights."""
     from ...store.branches import drop as remove
-    from ...store.branches import find, rows_added
+    from ...store.branches import find
 
     lake = open_store(store)
-    lost = sum(n for n in rows_added(lake, find(lake, name)).values() if n > 0)
+    added = _rows_added(lake, find(lake, name))
+    lost = None if added is None else sum(n for n in added.values() if n > 0)
     remove(lake, name, force=force)
     if as_json:
         print_json({"dropped": name, "rows": lost, "store": lake.uri})
     else:
-        print(f"dropped branch `{name}` of {lake.uri}, with {counted(lost, 'row')} of its own")
+        rows = "what was left" if lost is None else counted(lost, "row")
+        print(f"dropped branch `{name}` of {lake.uri}, with {rows} of its own")

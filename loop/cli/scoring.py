@@ -26,8 +26,9 @@ def rescore(
     """Judge stored rows by a reward function; its verdicts are rows of `scores`.
 
     Rows that it has judged before are passed over, so a call that was killed is gone on with. A run
-    trains on what it says with `trainer.with_columns: [reward=score:NAME@VERSION]`.
+    trains on what it says when `trainer.with_columns` lists `reward=score:NAME@VERSION`.
     """
+    from ...store.errors import JobError
     from ..rescoring import rescore as judge
 
     lake = open_store(store)
@@ -38,6 +39,11 @@ def rescore(
             version=version,
             where=where,
             listener=lambda n, all_: shown.update(f"judged {n:,} of {counted(all_, 'row')}"),
+        )
+    if done.rows and done.failed == done.rows:
+        raise JobError(
+            f"`{done.scorer}` could judge none of {counted(done.rows, 'row')}, such as: "
+            f"{done.failure}; mend it and judge again, with another `--version` if you name them"
         )
     if as_json:
         print_json(vars(done))
@@ -53,7 +59,7 @@ def rescore(
     )
     print(f"mean: {_mean(done.reward_mean)} stored, {_mean(done.value_mean)} now")
     if done.failed:
-        print(f"could not be judged: {counted(done.failed, 'row')}; `detail` in `scores` says why")
+        print(f"could not be judged: {counted(done.failed, 'row')}, such as: {done.failure}")
     print(f"read it as `score:{done.scorer}@{done.version}`")
 
 

@@ -54,6 +54,7 @@ def show(
 def _find(lake: "Store", id: str) -> tuple[str, str]:
     """Return what kind of thing an id names, and the whole id when only its beginning was given."""
     from ...store.errors import NotFoundError
+    from ...store.influence import forgotten
 
     for kind, (table, key) in KINDS.items():
         if _rows(lake, f"SELECT 1 FROM {table} WHERE {key} = {_quoted(id)} LIMIT 1"):
@@ -69,6 +70,7 @@ def _find(lake: "Store", id: str) -> tuple[str, str]:
             several = f"`{id}` begins {number} ids, such as {kind} `{ids[0]}`; give more of it"
     raise NotFoundError(
         several
+        or forgotten(lake, id)
         or f"nothing in {lake.uri} has the id `{id}`; "
         'ids are found with `rlake sql "SELECT experience_id FROM experiences"`'
     )

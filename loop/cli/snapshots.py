@@ -116,9 +116,11 @@ def restore(
     if as_json:
         print_json({**asdict(done), "store": lake.uri})
         return
+    if not done.tables:
+        print(f"nothing to restore: the tables are as they were at `{name}`")
+        return
     changed = ", ".join(f"`{t}` to version {v}" for t, v in done.tables.items())
-    count = counted(len(done.tables), "table")
-    print(f"restored {count} to `{name}`{': ' if changed else ''}{changed}")
+    print(f"restored {counted(len(done.tables), 'table')} to `{name}`: {changed}")
     print(f"undo it with `rlake snapshot restore {done.undo}`")
 
 

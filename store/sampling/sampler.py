@@ -240,8 +240,8 @@ class Sampler:
         table = take(self._dataset(), draw.row_ids, columns)
         if table.num_rows != len(draw):
             raise StoreError(
-                f"{len(draw) - table.num_rows} of {len(draw)} drawn rows are gone: a retention rule "
-                "or a restore took them since; draw again"
+                f"{len(draw) - table.num_rows} of {len(draw)} drawn rows are gone: a retention "
+                "rule or a restore took them since; draw again"
             )
         return pl.DataFrame(pl.from_arrow(table)).with_columns(pl.Series("allowed", draw.allowed))
 

@@ -349,3 +349,39 @@ def test_a_command_used_wrongly_says_how_to_use_it(
     assert_refused(rlake(*args), words)
     assert lake.versions() == before
     assert sorted(p.name for p in Path().iterdir()) == ["lake", "tasks.jsonl"]
+
+
+# damage
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sql", "SELECT avg(reward) FROM experiences"],
+        ["sql", "SELECT avg(reward) FROM experiences", "--json"],
+        ["show", "a/0"],
+        ["search", "four"],
+        ["export", "sft", "--out", "sft.jsonl"],
+        ["rescore", "--reward", "exact_match"],
+        ["lineage", "--experience", "a/0"],
+        ["branch", "merge", "trial"],
+        ["maintain"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_is_gone_is_a_failure_that_is_named(
+    rlake: Command, lake: Store, command: list[str]
+) -> None:
+    task = lake.scan("tasks").collect()["task_id"][0]
+    lake.append(
+        "experiences",
+        [
+            {"experience_id": "a/0", "task_id": task, "group_id": "a", "rollout": 0,
+             "source": "human", "prompt_text": "2+2=", "response_text": "four"}
+        ],
+    )  # fmt: skip
+    lake.branch("trial")
+    for path in Path("lake/experiences.lance/data").iterdir():
+        path.unlink()
+    said = rlake(*command)
+    assert_refused(said, "`experiences`: Not found: ", ".lance; `rlake doctor` says", code=1)

@@ -10,6 +10,7 @@ import pytest
 from builders import experiences, task
 
 from rlake.store import Store
+from rlake.store.care import retention
 
 Command = Callable[..., CompletedProcess[str]]
 
@@ -153,3 +154,20 @@ def test_lineage_used_wrongly_says_how(
     done = rlake("lineage", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert told in done.stderr
+
+
+def test_an_experience_that_a_retention_rule_deleted_is_still_told_of(
+    rlake: Command, trained: Store
+) -> None:
+    gone = "gone/00"
+    made = replace(experiences(1)[0], experience_id=gone, group_id="gone", run_id=None)
+    trained.append("experiences", [made])
+    trained.snapshot("before")
+    retention.add(trained, "one", table="experiences", where=f"experience_id = '{gone}'")
+    assert sum(f.rows for f in trained.maintain().forgotten) == 1
+    for command in (["lineage", "--experience"], ["show"]):
+        said = rlake(*command, gone)
+        assert said.returncode == 2
+        assert f"experience `{gone}` was deleted" in said.stderr
+        assert "by retention rule one: experiences where" in said.stderr
+        assert rlake(*command, gone, "--at", "before").returncode == 0

@@ -61,7 +61,7 @@ def test_a_row_that_cannot_be_judged_stops_nothing_and_says_why(
     rlake: Command, tried: Store
 ) -> None:
     done = rlake("rescore", "--reward", "my_rewards:lenient")
-    assert "could not be judged: 3 rows" in done.stdout
+    assert "could not be judged: 3 rows, such as: ValueError: no opinion" in done.stdout
     assert verdicts(tried) == [
         (0.5, None, 6),
         (None, "ValueError: no opinion on the last", 3),
@@ -125,3 +125,11 @@ def test_nothing_to_judge_is_said(rlake: Command, tried: Store) -> None:
     done = rlake("rescore", "--reward", "exact_match", "--where", "reward > 9")
     assert done.returncode == 0
     assert "judged 0 rows" in done.stdout
+
+
+def test_a_reward_that_can_judge_no_row_is_a_failure_and_says_why(
+    rlake: Command, tried: Store
+) -> None:
+    done = rlake("rescore", "--reward", "json:loads")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "`loads` could judge none of 12 rows, such as: TypeError" in done.stderr

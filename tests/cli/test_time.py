@@ -1,6 +1,7 @@
 """Time on the command line: snapshots, branches, and `--at` on what reads."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -183,3 +184,18 @@ def test_what_is_wrong_is_one_line(
     said = refused(rlake(*words))
     assert error in said
     assert len(said.splitlines()) == 1
+
+
+def test_a_branch_that_is_damaged_hides_no_other_and_can_be_dropped(
+    rlake: Command, lake: Store
+) -> None:
+    lake.branch("broken")
+    lake.branch("whole")
+    shutil.rmtree("lake/tasks.lance/tree/broken")
+    listed = json.loads(rlake("branch", "list", "--json").stdout)["branches"]
+    assert {b["name"]: b["rows_added"] for b in listed} == {"broken": None, "whole": {}}
+    assert "it cannot be read: see `rlake doctor`" in rlake("branch", "list").stdout
+    assert "with what was left of its own" in rlake("branch", "drop", "broken", "--force").stdout
+    assert [
+        b["name"] for b in json.loads(rlake("branch", "list", "--json").stdout)["branches"]
+    ] == ["whole"]

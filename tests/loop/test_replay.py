@@ -12,6 +12,7 @@ import pytest
 from tiny import config, offline, table, written
 
 import rlake
+from rlake.loop.config import RunConfig
 from rlake.loop.rebuilding import rebuild
 from rlake.loop.run import run
 from rlake.store import Store
@@ -306,3 +307,42 @@ def test_a_step_that_priorities_leave_empty_says_so(store: Store) -> None:
     sampler = {"prioritized": {"priority": "0 * reward"}}
     with pytest.raises((ConfigError, StarvedError, QueryError), match="4 of priority 0"):
         train(store, trainer={"steps": 1, "batch_size": 2, "sampler": sampler})
+
+
+# what can never be drawn
+
+
+def starving(store: Store, mixed: dict[str, Any] | None = None, **trainer: Any) -> RunConfig:
+    """Build a run that explores, and whose trainer waits in vain for a second at most."""
+    if mixed is not None:
+        trainer["sampler"] = {"mixed": {"own": {"share": 0.5}, "other": {"share": 0.5, **mixed}}}
+    return config(trainer=trainer, schedule={"wait_seconds": 1, "max_ahead": 0})
+
+
+def test_a_source_that_can_never_be_filled_is_refused_before_any_work(store: Store) -> None:
+    store.append("experiences", written(4, run_id="golden", step=1))
+    store.snapshot("small")
+    with pytest.raises(ConfigError, match=r"run `goldne`, of which nothing.*did you mean `golden`"):
+        run(store, starving(store, {"run": "goldne"}))
+    with pytest.raises(QueryError, match="source `other`: such a step can never be drawn"):
+        run(store, starving(store, {"at": "small"}, batch_size=6))
+    assert store.sql("SELECT count(*) FROM draws").fetchall() == [(0,)]
+
+
+def test_who_waits_in_vain_is_told_what_leaves_the_rows_out(store: Store) -> None:
+    with pytest.raises(StarvedError, match=r"of [1-9][0-9]* stored rows `where` or their `drop_re"):
+        run(store, starving(store, where="reward > 5"))
+
+
+def test_who_waits_in_vain_is_told_which_source_has_too_few(store: Store) -> None:
+    nothing = "SELECT experience_id FROM experiences WHERE false"
+    with pytest.raises(StarvedError, match="nothing in this run adds rows to source `other`"):
+        run(store, starving(store, {"source": nothing}))
+
+
+def test_priorities_of_0_are_what_an_online_step_that_starves_names(store: Store) -> None:
+    settings = config(
+        trainer={"sampler": {"prioritized": {"priority": "0"}}}, schedule={"max_lag": 2}
+    )
+    with pytest.raises(StarvedError, match="of priority 0; give some of them a priority above 0"):
+        run(store, settings)
