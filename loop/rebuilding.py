@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from ..store import Store
-from ..store.errors import NotFoundError
+from ..store.errors import NotFoundError, StoreError, reading
 from ..store.query import literal
 from .algorithms import resolve
 from .config import RunConfig
@@ -30,8 +30,17 @@ class Rebuilt:
 def rebuild(store: Store, run_id: str, step: int) -> Rebuilt:
     """Draw a step of a run again, and compare rows, order, sources and weights with `draws`.
 
-    Raises NotFoundError when the run has no such step.
+    Where rows cannot be read, it cannot be drawn again. Raises NotFoundError when the run has no
+    such step.
     """
+    try:
+        with reading("the rows that it was drawn from"):
+            return _rebuild(store, run_id, step)
+    except StoreError as error:
+        return Rebuilt(run_id, step, is_same=False, detail=f"drawn again: {error}")
+
+
+def _rebuild(store: Store, run_id: str, step: int) -> Rebuilt:
     where = f"run_id = {literal(run_id)}"
     drawn = store.sql(
         "SELECT experience_id, source, weight, drawn_from FROM draws_current "

@@ -199,3 +199,10 @@ def test_a_branch_that_is_damaged_hides_no_other_and_can_be_dropped(
     assert [
         b["name"] for b in json.loads(rlake("branch", "list", "--json").stdout)["branches"]
     ] == ["whole"]
+
+
+def test_nothing_is_undone_where_nothing_was_to_be_restored(rlake: Command, lake: Store) -> None:
+    lake.snapshot("here")
+    said = rlake("snapshot", "restore", "here")
+    assert said.returncode == 0
+    assert said.stdout == "nothing to restore: the tables are as they were at `here`\n"

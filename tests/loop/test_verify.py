@@ -84,6 +84,16 @@ def flip(folder: Path, pattern: bytes) -> None:
     raise AssertionError("no file holds the bytes")
 
 
+def test_a_step_whose_file_is_gone_is_told_row_by_row(copy: Path) -> None:
+    for path in (copy / "experiences.lance" / "data").iterdir():
+        path.unlink()
+    done = CliRunner().invoke(app, ["verify", "--store", str(copy), "--run", "small"])
+    assert done.exit_code == 1
+    assert "`small/000002/0000/00` unreadable" in done.output
+    assert "NOT drawn again: cannot read" in done.output
+    assert done.output.splitlines()[-1] == "2 steps of `small`: 2 differ"
+
+
 def test_a_step_in_another_order_is_not_the_step(copy: Path) -> None:
     store = rlake.connect(copy)
     store.dataset("draws").update({"position": "15 - position"}, "step = 2")
