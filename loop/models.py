@@ -30,6 +30,7 @@ def load_folder(
     """Load a causal language model and its tokenizer from a folder in the Hugging Face format."""
     try:
         import torch
+        from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
     except ImportError as error:
@@ -38,10 +39,9 @@ def load_folder(
     try:
         model = AutoModelForCausalLM.from_pretrained(str(path), dtype=getattr(torch, dtype))
         tokenizer = AutoTokenizer.from_pretrained(str(path))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(
-            f"`model.path` {str(path)!r} is not a model that can be loaded: "
-            f"{str(error).splitlines()[0]}"
+            f"`{path}` is not a model that can be loaded: {str(error).splitlines()[0]}"
         ) from error
     return model, tokenizer
 

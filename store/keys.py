@@ -69,19 +69,28 @@ class KeyIndex:
         if seen is None and not known.any() and len(set(listed)) == len(listed):
             return np.arange(len(listed)), listed
         stored: Seen = {} if seen is None else seen
-        stored.update(self._stored(rows.filter(pa.array(known)), dataset))
+        there = self._stored(rows.filter(pa.array(known)), dataset)
+        stored.update(there)
         keep = []
         content = rows.drop_columns(["created_at"])
         for i, (key, digest) in enumerate(zip(self._keys(rows), row_digests(content), strict=True)):
             if key in stored and stored[key] != digest:
-                raise ConflictError(
-                    f"{self._named(key)} is in `{self._table.name}` already with other content; "
-                    "stored rows do not change: give the new row an id of its own"
-                )
+                raise self._conflict(key, is_stored=key in there)
             if key not in stored:
                 stored[key] = digest
                 keep.append(i)
         return np.array(keep, np.int64), [listed[i] for i in keep]
+
+    def _conflict(self, key: tuple[object, ...], *, is_stored: bool) -> ConflictError:
+        if is_stored:
+            return ConflictError(
+                f"{self._named(key)} is in `{self._table.name}` already with other content; "
+                "stored rows do not change: give the new row an id of its own"
+            )
+        return ConflictError(
+            f"{self._named(key)} comes twice among the new rows of `{self._table.name}`, with "
+            "other content; give each row an id of its own"
+        )
 
     def _stored(self, rows: pa.Table, dataset: lance.LanceDataset) -> Seen:
         """Read the stored rows that may have the keys of `rows`, as key -> digest of content."""

@@ -33,8 +33,9 @@ def maintain(
     from ...store.care.report import COLUMNS
 
     lake = open_store(store)
+    kept = GRACE_SECONDS if grace is None else grace
     with screen(stderr=True).status("maintaining"):
-        report = lake.maintain(dry_run=dry_run, grace=GRACE_SECONDS if grace is None else grace)
+        report = lake.maintain(dry_run=dry_run, grace=kept)
     if as_json:
         print_json({**report.as_dict(), "store": lake.uri})
         return
@@ -45,6 +46,10 @@ def maintain(
     for forgotten in report.forgotten:
         print(forgotten)
     print(f"{'this would be done' if dry_run else 'done'} in {report.seconds:.2f} s")
+    screen().print(
+        f"(versions that were the newest in the last {kept:g} s stay, for who is reading them)",
+        style="dim",
+    )
 
 
 @app.command(rich_help_panel=CARE)

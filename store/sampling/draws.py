@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..errors import QueryError
+
 
 @dataclass(frozen=True)
 class Freshness:
@@ -72,3 +74,9 @@ class Draw:
 
     def __len__(self) -> int:
         return len(self.row_ids)
+
+
+def check_size(n: int, unit: str) -> None:
+    """Raise QueryError for a step of no rows."""
+    if n < 1:
+        raise QueryError(f"a step must draw 1 or more {unit}, got {n}")

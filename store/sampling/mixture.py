@@ -12,7 +12,7 @@ import polars as pl
 from ..errors import QueryError, StarvedError, nearest
 from ..side import SideColumn
 from ..store import Store
-from .draws import Draw, Freshness, Supply
+from .draws import Draw, Freshness, Supply, check_size
 from .sampler import Sampler
 from .strategies import Strategy, canonical
 
@@ -123,8 +123,7 @@ class Mixture:
 
     def check(self, n: int) -> None:
         """Raise QueryError when no step could ever draw `n` units, where that can be known."""
-        if n < 1:
-            raise QueryError(f"a step must draw 1 or more {self._unit}, got {n}")
+        check_size(n, self._unit)
         for (name, sampler), share in zip(self._samplers.items(), self._shares, strict=True):
             try:
                 sampler.check(max(1, floor(n * share)))
@@ -135,6 +134,7 @@ class Mixture:
         self, n: int, *, step: int, policy_version: int, horizon: int | None = None
     ) -> Draw | None:
         """Draw `n` units for a step, or None when a source has not so many fresh ones."""
+        check_size(n, self._unit)
         self._refresh()
         counts = self.split(n, step)
         if not self._count(counts, policy_version, horizon).enough:

@@ -14,7 +14,7 @@ from ..errors import QueryError, StoreError
 from ..side import SideColumn, parse_all
 from ..store import Store
 from .arrays import repeats
-from .draws import Draw, Freshness, Supply
+from .draws import Draw, Freshness, Supply, check_size
 from .index import Index
 from .pool import Pool
 from .strategies import Fifo, Strategy, canonical
@@ -157,8 +157,7 @@ class Sampler:
 
         In a store that shows the past nothing can be added: there must be enough rows now.
         """
-        if n < 1:
-            raise QueryError(f"a step must draw 1 or more {self._unit}, got {n}")
+        check_size(n, self._unit)
         supply = self.supply(n, 0)
         dynamic = self._weighing is not None
         hope = supply.weightless if dynamic else 0  # what weighs nothing now may do so later
@@ -185,6 +184,7 @@ class Sampler:
         self, n: int, *, step: int, policy_version: int, horizon: int | None = None
     ) -> Draw | None:
         """Draw `n` units for a step, or None when there are not so many fresh ones."""
+        check_size(n, self._unit)
         self.refresh()
         return self.choose(n, step=step, policy_version=policy_version, horizon=horizon)
 

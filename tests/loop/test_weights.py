@@ -181,9 +181,19 @@ def test_versions_of_a_superseded_attempt_are_not_followed(store: Store, tmp_pat
 
 
 def test_a_folder_that_is_no_model_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"`model.path` '.*' is not a model") as caught:
+    with pytest.raises(ConfigError, match=r"`.*` is not a model that can be loaded") as caught:
         load_folder(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_whose_weights_were_cut_off_is_refused_in_one_line(tmp_path: Path) -> None:
+    model, tokenizer = tiny()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"`.*` is not a model that can be loaded"):
+        load_folder(tmp_path)
 
 
 def test_a_tiny_model_is_a_function_of_its_seed_alone() -> None:

@@ -392,3 +392,10 @@ def test_sql_that_writes_is_refused(store: Store, query: str) -> None:
     with pytest.raises(ValueError, match="is read with one SELECT"):
         store.sql(query)
     assert store.sql("SELECT reward FROM experiences").fetchall() == [(0.0,), (0.0,)]
+
+
+def test_an_id_that_comes_twice_in_one_append_with_other_content_is_told_so(store: Store) -> None:
+    one, other = experiences(1, reward=1.0) + experiences(1, reward=0.0)
+    with pytest.raises(ConflictError, match="comes twice among the new rows of `experiences`"):
+        store.append("experiences", [one, other])
+    assert store.count("experiences") == 0

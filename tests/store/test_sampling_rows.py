@@ -251,3 +251,10 @@ def test_rows_that_were_deleted_since_they_were_drawn_are_missed(store: Store) -
     store.dataset("experiences").delete("rollout = 3")
     with pytest.raises(StoreError, match="2 of 8 drawn rows are gone"):
         sampler.read(draw, ["reward"])
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_a_step_of_no_rows_is_refused(store: Store, n: int) -> None:
+    store.append("experiences", experiences(4))
+    with pytest.raises(QueryError, match=f"a step must draw 1 or more rows, got {n}"):
+        Sampler(store).draw(n, step=1, policy_version=0)
