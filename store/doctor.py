@@ -56,6 +56,7 @@ def diagnose(store: "Store", *, is_live: IsLive | None = None) -> list[Finding]:
         found += told
     if not broken:  # SQL opens all tables
         found += _runs(store, is_live)
+        found += _shortened(store)
     if "snapshots" not in broken:
         found += _snapshots(store)
     return [*found, *_branches(store)]
@@ -184,6 +185,27 @@ def _runs(store: "Store", is_live: IsLive | None) -> Iterator[Finding]:
         else:
             known = "is running" if lives else "is on record as running, in a place not seen here"
             yield Finding("ok" if lives else "note", f"`{job}` of run `{run}` {known}")
+
+
+def _shortened(store: "Store") -> Iterator[Finding]:
+    """Find tables that stand at an older version than one that was trained on.
+
+    Without its newest manifest, a table opens as it was before, and nothing else tells.
+    """
+    known = store.sql(
+        "SELECT seen.name, max(seen.version) FROM "
+        "(SELECT unnest(drawn_from) AS seen FROM (SELECT DISTINCT drawn_from FROM draws)) "
+        "GROUP BY ALL ORDER BY ALL"
+    ).fetchall()
+    for name, version in known:
+        newest = store.open_at(name).version
+        if newest < version:
+            yield Finding(
+                "error",
+                f"`{name}` stands at version {newest}, and rows were drawn from version {version}: "
+                "its newest versions are gone",
+                _lost(store),
+            )
 
 
 def _snapshots(store: "Store") -> Iterator[Finding]:

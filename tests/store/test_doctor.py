@@ -80,6 +80,19 @@ def test_a_table_that_does_not_open_is_named(filled: Store) -> None:
     assert any("cannot open table `tasks`" in f.what for f in found)
 
 
+def test_a_table_that_lost_its_newest_version_is_named(filled: Store) -> None:
+    version = filled.dataset("experiences").version
+    draw = {"run_id": "r", "attempt": 1, "step": 1, "position": 0, "experience_id": "g000/00",
+            "epoch": 1, "weight": 1.0, "sampler": "fifo", "digest": "",
+            "drawn_from": [{"name": "experiences", "version": version}]}  # fmt: skip
+    filled.append("draws", [draw])
+    assert told(filled, "error") == []
+    manifests = Path(filled.uri) / "experiences.lance" / "_versions"
+    min(manifests.glob("*.manifest")).unlink()  # they count down: the newest sorts first
+    found = one(filled, "error", "its newest versions are gone")
+    assert f"`experiences` stands at version {version - 1}" in found.what
+
+
 def test_a_snapshot_whose_version_is_gone_is_named(filled: Store) -> None:
     filled.snapshot("s")
     filled.append("tasks", [task(9)])
