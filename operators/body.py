@@ -88,6 +88,9 @@ def describe(body: Body) -> str:
             return "no condition is shown for a function"
 
 
+_PLACE = "place_of_the_row"
+
+
 def evaluate(query: str, rows: pl.DataFrame) -> pl.DataFrame:
     """Run one SELECT over the table `input`; it can reach nothing else.
 
@@ -144,12 +147,15 @@ def _sql(query: str, frame: pl.LazyFrame) -> pl.LazyFrame:
 def _value(sql: str, frame: pl.LazyFrame, into: str) -> pl.LazyFrame:
     query = f"SELECT ({sql}\n) AS value FROM input"
     schema = frame.collect_schema()
-    kind = evaluate(query, schema.to_frame()).schema["value"]
+    empty = evaluate(query, schema.to_frame())
+    kind = empty.schema["value"]
     if kind.is_decimal():
         kind = pl.Float64()
+    if not empty.height:  # an aggregate gives a row of nothing, and is refused below
+        query += f" ORDER BY {_PLACE}"  # windows and subqueries give the rows in any order
 
     def add(rows: pl.DataFrame) -> pl.DataFrame:
-        values = evaluate(query, rows)["value"]
+        values = evaluate(query, rows.with_row_index(_PLACE))["value"]
         if len(values) != rows.height:
             raise OperatorError(
                 f"`{sql}` gives {len(values)} values for {rows.height} rows, expected one a row; "

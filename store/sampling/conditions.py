@@ -14,6 +14,7 @@ from ..query import Console, columns_of, nodes, query_error, syntax, tables_of
 from ..schema import TABLES
 from ..store import Store
 
+_PLACE = "place_of_the_row"
 _HEAVY = (pa.types.is_list, pa.types.is_large_list)
 
 
@@ -62,8 +63,12 @@ class Conditions:
             kept = kept & np.isin(hashes, self._chosen)
         if self._where is None or not len(rows):
             return kept
-        query = f"SELECT coalesce(({self._where}\n), false) FROM new_rows AS experiences"
-        return kept & self._ask(rows, query).column(0).to_numpy(zero_copy_only=False)
+        # a subquery is a join, and a join may give the rows in any order
+        placed = rows.append_column(_PLACE, pa.array(np.arange(len(rows))))
+        query = f"SELECT coalesce(({self._where}\n), false), {_PLACE} FROM new_rows AS experiences"
+        told = self._ask(placed, query)
+        order = np.argsort(told.column(1).to_numpy())
+        return kept & told.column(0).to_numpy(zero_copy_only=False)[order]
 
     def _version(self, name: str) -> int:
         if self._until is not None and name in self._until:

@@ -120,6 +120,29 @@ def test_sql_of_an_operator_reaches_no_file(tmp_path: Any) -> None:
         thief()(FOUR)
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("avg(reward) OVER (PARTITION BY group_id)", [0.5, 0.0, 0.5, 0.0, 0.5]),
+        ("(reward IN (SELECT max(reward) FROM input))::INT", [1, 0, 0, 0, 0]),
+    ],
+)
+def test_an_sql_value_belongs_to_its_row_though_windows_and_joins_change_the_order(
+    value: str, expected: list[float]
+) -> None:
+    made = rows(experiences(5)).with_columns(
+        group_id=pl.Series(["g2", "g1", "g2", "g1", "g2"]),
+        reward=pl.Series([1.0, 0.0, 0.25, 0.0, 0.25]),
+    )
+
+    @operator("derive", writes=("value",))
+    def told() -> Value:
+        return Value(value)
+
+    parts = pl.concat([made[:2], made[2:]], rechunk=False)
+    assert told()(parts)["value"].to_list() == expected
+
+
 def test_an_sql_value_must_give_one_value_a_row() -> None:
     with pytest.raises(OperatorError, match=r"gives 1 values for 4 rows"):
         keep(where="max(reward) = 1")(FOUR)

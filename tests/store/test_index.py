@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from builders import experiences, task
 from hypothesis import example, given, settings
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from rlake.store import Experience, Store, connect
 from rlake.store.errors import QueryError
+from rlake.store.sampling.conditions import Conditions
 from rlake.store.sampling.index import Index
 from rlake.store.sampling.pool import NO_VERSION
 from rlake.store.tail import Tail
@@ -228,6 +230,25 @@ def test_where_follows_the_tables_that_it_looks_into(store: Store) -> None:
     index.refresh()
     assert index.allowed.tolist() == [False, True, False, False]
     assert not index.refresh()
+
+
+def test_where_tells_of_each_row_itself_in_however_many_pieces_the_rows_come(
+    store: Store,
+) -> None:
+    where = "experience_id IN (SELECT experience_id FROM scores WHERE value > 0.5)"
+    conditions = Conditions(store, where=where, query=None, until=None)
+    ids = [f"e{i}" for i in range(12)]
+    verdict = {"scorer": "s", "scorer_version": "1"}
+    store.append(
+        "scores",
+        [verdict | {"experience_id": e, "value": float(i % 3 == 1)} for i, e in enumerate(ids)],
+    )
+    conditions.follow()
+    nulls = pa.nulls(1, pa.string())
+    pieces = [pa.record_batch({"experience_id": [e], "drop_reason": nulls}) for e in ids]
+    for _ in range(100):  # the order in which a join gives its rows is that of its threads
+        told = conditions.allowed(pa.Table.from_batches(pieces))
+        assert told.tolist() == [i % 3 == 1 for i in range(12)]
 
 
 def test_where_compares_with_all_rows_not_only_with_new_ones(store: Store) -> None:
