@@ -1,7 +1,6 @@
 """From a configuration to what draws a step's rows, and to how many new ones each step takes up."""
 
 from collections.abc import Callable, Mapping
-from itertools import count
 from math import ceil
 
 from ..store import Store
@@ -146,7 +145,6 @@ class Horizon:
     def __init__(self, config: RunConfig) -> None:
         self._new_units = new_units(config)
         self._is_needed = config.is_replay
-        self._steps = count(1)
         self._known = [0]
 
     def of(self, step: int) -> int | None:
@@ -154,5 +152,5 @@ class Horizon:
         if not self._is_needed:
             return None
         while len(self._known) <= step:
-            self._known.append(self._known[-1] + self._new_units(next(self._steps)))
+            self._known.append(self._known[-1] + self._new_units(len(self._known)))
         return self._known[step]

@@ -96,7 +96,7 @@ class Feed:
         """Take up the ledger: earlier steps' rows are drawn, a killed attempt's come again."""
         run = f"run_id = '{self._job.run_id}'"
         drawn = self._job.store.sql(
-            "SELECT experience_id, source, step FROM draws_current "
+            "SELECT experience_id, source FROM draws_current "
             f"WHERE {run} AND step < {start_step} ORDER BY step, position"
         ).pl()
         self.sampler.restore(drawn["experience_id"].to_list(), sources=drawn["source"].to_list())

@@ -11,6 +11,7 @@ import pyarrow as pa
 from . import vectors
 from .errors import NotFoundError, QueryError, reading
 from .query import columns_of, literal
+from .taking import take
 
 if TYPE_CHECKING:
     from .store import Store
@@ -76,9 +77,7 @@ def similar(
         best = pl.DataFrame(
             {"_rowid": found.row_ids[:n], "score": found.similarity[:n].astype(np.float64)}
         )
-        rows = dataset._take_rows(  # pyright: ignore[reportPrivateUsage]
-            best["_rowid"].to_list(), columns=["experience_id", "_rowid"]
-        )
+        rows = take(dataset, best["_rowid"].to_list(), ["experience_id", "_rowid"])
         # a row that the index knows may be gone
         there = best.join(pl.DataFrame(pl.from_arrow(rows)), on="_rowid", maintain_order="left")
         others = there.filter(pl.col("experience_id") != experience_id)

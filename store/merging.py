@@ -12,6 +12,7 @@ from . import branches
 from .errors import QueryError, StoreError, reading
 from .ids import row_digests
 from .schema import TABLES, Table
+from .taking import take
 
 if TYPE_CHECKING:
     from .store import Store
@@ -146,9 +147,7 @@ class _Stored:
     def _same(self, rows: pa.Table, both: pl.DataFrame) -> Iterator[bool]:
         """Tell of rows whether the stored ones have the same content; time is no content."""
         names = [n for n in self._table.names if n != "created_at"]
-        stored = self._dataset._take_rows(  # pyright: ignore[reportPrivateUsage]
-            both["_rowid"].to_list(), columns=names
-        )
+        stored = take(self._dataset, both["_rowid"].to_list(), names)
         pairs = zip(row_digests(rows.select(names)), row_digests(stored), strict=True)
         return (mine == theirs for mine, theirs in pairs)
 

@@ -85,12 +85,17 @@ class SideColumn:
         names += ["run_id", "attempt", "step"] if self.table == "derived" else []
         return list(dict.fromkeys(names))
 
+    @property
+    def chosen(self) -> pl.Expr:
+        """Whether a row of the side table is one of this column's."""
+        wanted = [pl.col(name) == value for name, value in self.filters]
+        if self.table == "feedback":  # a comment does not take a label back
+            wanted.append(pl.col(self.value).is_not_null())
+        return pl.all_horizontal(*wanted, pl.lit(True))  # noqa: FBT003
+
     def latest(self, rows: pl.LazyFrame) -> pl.LazyFrame:
         """Return `experience_id` and the alias, out of rows of the side table that count."""
-        for name, value in self.filters:
-            rows = rows.filter(pl.col(name) == value)
-        if self.table == "feedback":  # a comment does not take a label back
-            rows = rows.filter(pl.col(self.value).is_not_null())
+        rows = rows.filter(self.chosen)
         newest = pl.col(self.value).sort_by("created_at", self.tie).last()
         return rows.group_by("experience_id").agg(newest.alias(self.alias))
 
@@ -272,13 +277,14 @@ def _leave_superseded(store: "Store", table: str, rows: pl.LazyFrame) -> pl.Lazy
     """Leave out what a superseded attempt of a trainer derived, as `superseded_from` does."""
     if table != "derived":
         return rows
-    starts = (
-        store.scan("runs")
-        .filter(pl.col("job") == "train")
-        .select("run_id", "attempt", from_step="start_step")
-        .unique()
-    )
-    later = (
+    starts = store.scan("runs").filter(pl.col("job") == "train")
+    return without_superseded(rows, superseded_from(starts))
+
+
+def superseded_from(starts: pl.LazyFrame) -> pl.LazyFrame:
+    """Return (run_id, attempt, from_step) as the view does, from the starts of trainers."""
+    starts = starts.select("run_id", "attempt", from_step="start_step").unique()
+    return (
         starts.select("run_id", "attempt")
         .unique()
         .join(starts, on="run_id", suffix="_later")
@@ -286,12 +292,16 @@ def _leave_superseded(store: "Store", table: str, rows: pl.LazyFrame) -> pl.Lazy
         .group_by("run_id", "attempt")
         .agg(pl.col("from_step").min())
     )
+
+
+def without_superseded(rows: pl.LazyFrame, superseded: pl.LazyFrame) -> pl.LazyFrame:
+    """Leave out rows of steps that a later attempt of their run did again."""
     counts = pl.any_horizontal(
         pl.col("from_step").is_null(),
         pl.col("step").is_null(),
         pl.col("step") < pl.col("from_step"),
     )
-    return rows.join(later, on=["run_id", "attempt"], how="left").filter(counts)
+    return rows.join(superseded, on=["run_id", "attempt"], how="left").filter(counts)
 
 
 assert set(_TIES) <= set(TABLES), "side columns are of declared tables"

@@ -1,22 +1,20 @@
 """Commands that find experiences: search, similar, embed."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import ROWS, JsonOption, StoreOption, app, open_store
+from .app import ROWS, AtOption, JsonOption, StoreOption, app, open_store
 from .printing import counted, print_json, print_rows, screen
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from ...store import Store
 
 CountOption = Annotated[int, typer.Option("-k", min=1, max=1000, help="How many, the best first.")]
 WhereOption = Annotated[
     str | None, typer.Option(help='Among which experiences, in SQL: "reward >= 1"; else all.')
 ]
-AtOption = Annotated[str | None, typer.Option(help="A snapshot's name: the store as it was.")]
 
 
 @app.command(rich_help_panel=ROWS)
@@ -29,7 +27,7 @@ def search(
     as_json: JsonOption = False,
 ) -> None:
     """Find experiences by the words of their responses."""
-    found = _store_at(store, at).search(text, k=k, where=where)
+    found = open_store(store, at=at).search(text, k=k, where=where)
     _print_found(found, as_json=as_json)
 
 
@@ -46,7 +44,7 @@ def similar(
     as_json: JsonOption = False,
 ) -> None:
     """Find experiences whose responses are like that of another; `rlake embed` comes first."""
-    found = _store_at(store, at).similar(experience_id, k=k, embedder=embedder, where=where)
+    found = open_store(store, at=at).similar(experience_id, k=k, embedder=embedder, where=where)
     _print_found(found, as_json=as_json)
 
 
@@ -77,11 +75,6 @@ def embed(
     print(f"{done.embedder}: embedded {counted(done.rows, 'response')}, {done.already:,} before")
     if done.without_text:
         print(f"without text, and so without a vector: {counted(done.without_text, 'row')}")
-
-
-def _store_at(place: Any, at: str | None) -> "Store":
-    lake = open_store(place)
-    return lake.at(at) if at else lake
 
 
 def _print_found(found: "pl.DataFrame", *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from . import telling
-from .app import PROOF, JsonOption, StoreOption, app, open_store
+from .app import PROOF, AtOption, JsonOption, StoreOption, app, open_store
 from .printing import counted, print_json, screen
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def lineage(
         str | None, typer.Option(metavar="NAME", help="The policy's run; else the only one.")
     ] = None,
     store: StoreOption = None,
-    at: Annotated[str | None, typer.Option(help="A snapshot's name: the store as it was.")] = None,
+    at: AtOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what made a policy, down to its rows; or what became of an experience."""
@@ -38,8 +38,7 @@ def lineage(
     if (policy is None) == (experience is None):
         raise typer.BadParameter("give either --policy or --experience")
     asked = _policy(policy, run) if policy is not None else None
-    lake = open_store(store)
-    lake = lake.at(at) if at else lake
+    lake = open_store(store, at=at)
     if asked is not None:
         found = of_policy(lake, *asked)
         tree = _policy_tree(found)

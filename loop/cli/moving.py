@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .app import ROWS, JsonOption, StoreOption, app, open_store
+from .app import ROWS, AtOption, JsonOption, StoreOption, app, open_store
 from .printing import counted, print_json, screen
 
 if TYPE_CHECKING:
@@ -230,14 +230,13 @@ def export(
             "also `label`; for dpo `chosen_id` and `rejected_id`.",
         ),
     ] = None,
-    at: Annotated[str | None, typer.Option(help="A snapshot's name: the store as it was.")] = None,
+    at: AtOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Export rows to a file, whole or not at all."""
     from ...store import files
 
-    lake = open_store(store)
-    lake = lake.at(at) if at else lake
+    lake = open_store(store, at=at)
     with _progress(f"exporting to {out}") as progress:
         done = files.export(lake, what, out, where=where, sql=sql, progress=progress)
     if as_json:

@@ -65,10 +65,9 @@ class Conditions:
             return kept
         # a subquery is a join, and a join may give the rows in any order
         placed = rows.append_column(_PLACE, pa.array(np.arange(len(rows))))
-        query = f"SELECT coalesce(({self._where}\n), false), {_PLACE} FROM new_rows AS experiences"
-        told = self._ask(placed, query)
-        order = np.argsort(told.column(1).to_numpy())
-        return kept & told.column(0).to_numpy(zero_copy_only=False)[order]
+        told = f"SELECT coalesce(({self._where}\n), false) FROM new_rows AS experiences"
+        told = self._ask(placed, f"{told} ORDER BY {_PLACE}")
+        return kept & told.column(0).to_numpy(zero_copy_only=False)
 
     def _version(self, name: str) -> int:
         if self._until is not None and name in self._until:

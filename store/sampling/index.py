@@ -11,12 +11,13 @@ from ..schema import TABLES
 from ..side import SideColumn
 from ..store import Store
 from ..tail import Tail
+from ..taking import take
 from .arrays import Growing, Places, repeats
 from .conditions import Conditions, hashed
 from .pool import NO_VERSION, Units
 from .priority import Priority
 from .strategies import Strategy
-from .weighing import Weighing, take
+from .weighing import Weighing
 
 _ALWAYS = ("experience_id", "group_id", "step", "policy_version")
 _HEAVY = {
@@ -224,7 +225,7 @@ class Index:
         for start in range(0, max(1, len(table)), size):
             part, some = table.slice(start, size), rows.slice(start, size)
             if self._heavy:
-                heavy = take(dataset, some["_rowid"].to_numpy(), self._heavy)
+                heavy = take(dataset, some["_rowid"].to_list(), self._heavy)
                 for name in self._heavy:
                     part = part.append_column(name, heavy.column(name))
             some = some.with_columns(pl.Series("allowed", self._conditions.allowed(part)))

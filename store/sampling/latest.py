@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from ..side import SideColumn
+from ..side import SideColumn, superseded_from, without_superseded
 from ..store import Store
 from ..tail import Tail
 from .arrays import Growing, Places
@@ -80,10 +80,7 @@ class Latest:
     def _newest(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return hash, value and time of the newest row of each experience among these."""
         column = self.column
-        for name, value in column.filters:
-            rows = rows.filter(pl.col(name) == value)
-        if column.table == "feedback":  # a comment does not take a label back
-            rows = rows.filter(pl.col(column.value).is_not_null())
+        rows = rows.filter(column.chosen)
         if self._superseded is not None:
             rows = self._superseded.without(rows)
         order = ["created_at", column.tie]
@@ -146,25 +143,11 @@ class _Superseded:
         rows = rows.select(self._starts.columns)
         known = rows if self._tail.restarted else self._starts.vstack(rows)
         self._starts = known.unique().sort(known.columns)
-        later = (
-            self._starts.select("run_id", "attempt")
-            .unique()
-            .join(self._starts, on="run_id", suffix="_later")
-            .filter(pl.col("attempt_later") > pl.col("attempt"))
-            .group_by("run_id", "attempt")
-            .agg(from_step=pl.col("start_step").min())
-            .sort("run_id", "attempt")
-        )
+        later = superseded_from(self._starts.lazy()).sort("run_id", "attempt").collect()
         moved = not later.equals(self._from)
         self._from = later
         return moved
 
     def without(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Leave out rows that superseded work made."""
-        counts = pl.any_horizontal(
-            pl.col("from_step").is_null(),
-            pl.col("step").is_null(),
-            pl.col("step") < pl.col("from_step"),
-        )
-        joined = rows.join(self._from, on=["run_id", "attempt"], how="left")
-        return joined.filter(counts)
+        return without_superseded(rows.lazy(), self._from.lazy()).collect()

@@ -13,12 +13,12 @@ import polars as pl
 from ..errors import QueryError, StoreError
 from ..side import SideColumn, parse_all
 from ..store import Store
+from ..taking import take
 from .arrays import repeats
 from .draws import Draw, Freshness, Supply, check_size
 from .index import Index
 from .pool import Pool
 from .strategies import Fifo, Strategy, canonical
-from .weighing import take
 
 
 class Sampler:
@@ -237,7 +237,7 @@ class Sampler:
 
         Raises StoreError when some of them were deleted since they were drawn.
         """
-        table = take(self._dataset(), draw.row_ids, columns)
+        table = take(self._dataset(), draw.row_ids.tolist(), columns)
         if table.num_rows != len(draw):
             raise StoreError(
                 f"{len(draw) - table.num_rows} of {len(draw)} drawn rows are gone: a retention "

@@ -1,6 +1,6 @@
 """What units of an index weigh: the priorities of their rows, kept as new rows and values come."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -9,6 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 from ..store import Store
+from ..taking import take
 from .arrays import Growing
 from .latest import Latest
 from .priority import Priority
@@ -112,7 +113,7 @@ class Weighing:
             if self.priority.dynamic:
                 self._keep_again(rows, index.hashes[rows])
                 continue
-            facts = take(dataset, index.row_ids[rows], self.priority.facts)
+            facts = take(dataset, index.row_ids[rows].tolist(), self.priority.facts)
             values = self.priority.of(self._with_sides(facts, index.hashes[rows]))
             self._check(index, values, rows, dataset)
             self._set(index, some, values.fill_null(float("nan")).to_numpy())
@@ -147,18 +148,8 @@ class Weighing:
     ) -> None:
         bad = self.priority.check(values, index.allowed[rows])
         if bad is not None:
-            ids = take(dataset, index.row_ids[rows[bad : bad + 1]], ["experience_id"])
+            ids = take(dataset, [int(index.row_ids[rows[bad]])], ["experience_id"])
             raise self.priority.refusal(ids.column(0)[0].as_py(), values[bad])
-
-
-def take(dataset: lance.LanceDataset, row_ids: np.ndarray, columns: Sequence[str]) -> pa.Table:
-    """Read columns of these rows, in their order."""
-    if not columns:
-        return pa.table({})
-    # the public `take_row_ids` of lancedb neither keeps the order nor reads a pinned version
-    return dataset._take_rows(  # pyright: ignore[reportPrivateUsage]
-        row_ids.tolist(), columns=list(columns)
-    )
 
 
 def _means(index: "Index", units: np.ndarray, priorities: np.ndarray) -> np.ndarray:
