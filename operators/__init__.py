@@ -7,7 +7,7 @@ from . import rewards
 from .advantage import group_zscore, leave_one_out
 from .apply import Applied, Operator
 from .augment import best_of_group
-from .body import Batches, Explained, Value
+from .body import Batches, Declared, Explained, Rows, Value
 from .clean import clean_whitespace
 from .decorator import OperatorFunction, operator
 from .filter import drop_flat_groups, keep
@@ -19,9 +19,11 @@ from .scoring import score
 __all__ = [
     "Applied",
     "Batches",
+    "Declared",
     "Explained",
     "Operator",
     "OperatorFunction",
+    "Rows",
     "Value",
     "best_of_group",
     "clean_whitespace",

@@ -1,9 +1,10 @@
 """The forms that an operator's body may have, and how each is applied to a LazyFrame."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import duckdb
 import lance
@@ -12,9 +13,13 @@ import pyarrow as pa
 
 from ..store.errors import OperatorError
 from ..store.query import Console, query_error
+from .waiting import answers
 
 BATCH_ROWS = 1024
 """Rows that a `Batches` function sees at a time."""
+
+ERROR = "error_of_the_row"
+"""Column in which a body of `Rows` says what went wrong with single rows."""
 
 _NO_ROWS = pa.table({"nothing": pa.array([], pa.int64())})
 _idle: deque[Console] = deque(maxlen=4)
@@ -42,21 +47,51 @@ class Batches:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """A function of one row, plain or `async`, for what waits: a model, a judge, a subprocess.
+
+    `function` gets a row as a mapping and returns the declared `columns` as another. At most
+    `at_once` calls of an `async` function are under way; a call that raises, or takes longer than
+    `seconds`, is the error of that row alone.
+    """
+
+    function: Callable[[dict[str, Any]], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
+    columns: Mapping[str, pl.DataType | type[pl.DataType]]
+    at_once: int = 16
+    seconds: float = 60.0
+
+
+@dataclass(frozen=True)
 class Explained:
     """A filter's or a reshape's body, with the reason that each dropped row is given.
 
     A reason is a text, or a Polars expression over the columns that came in.
     """
 
-    rows: "pl.Expr | FrameFunction | str | Value | Batches"
+    rows: "pl.Expr | FrameFunction | str | Value | Batches | Rows"
     reason: str | pl.Expr
 
 
-Body = pl.Expr | Sequence[pl.Expr] | FrameFunction | str | Value | Batches | Explained
+PlainBody = pl.Expr | Sequence[pl.Expr] | FrameFunction | str | Value | Batches | Rows | Explained
+"""What an operator does, in any of the forms that it may be written in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """A body with what is declared otherwise for these parameters than in `@operator`."""
+
+    body: PlainBody
+    kind: str | None = None
+    reads: Sequence[str] | None = None
+    writes: Sequence[str] | None = None
+    sees: str | None = None
+
+
+Body = PlainBody | Declared
 """What the function under `@operator` may return."""
 
 
-def produce(body: Body, frame: pl.LazyFrame, *, into: str | None) -> pl.LazyFrame:
+def produce(body: PlainBody, frame: pl.LazyFrame, *, into: str | None) -> pl.LazyFrame:
     """Apply a body to a frame; `into` names the column of a body that is one value a row."""
     match body:
         case Explained(rows=rows):
@@ -69,13 +104,15 @@ def produce(body: Body, frame: pl.LazyFrame, *, into: str | None) -> pl.LazyFram
             return _value(sql, frame, into or "value")
         case Batches():
             return _batches(body, frame)
+        case Rows():
+            return _rows(body, frame)
         case Sequence():
             return frame.with_columns(*body)
         case _:
             return body(frame)
 
 
-def describe(body: Body) -> str:
+def describe(body: PlainBody) -> str:
     """Return a body's text, for the reason of a filter that gives none."""
     match body:
         case Explained(rows=rows):
@@ -175,6 +212,29 @@ def _batches(body: Batches, frame: pl.LazyFrame) -> pl.LazyFrame:
         return rows.with_columns(pl.concat([empty, *made]).get_columns())
 
     return frame.map_batches(add, schema=schema)
+
+
+def _rows(body: Rows, frame: pl.LazyFrame) -> pl.LazyFrame:
+    schema = {**frame.collect_schema(), **body.columns, ERROR: pl.String()}
+
+    def add(rows: pl.DataFrame) -> pl.DataFrame:
+        told = answers(body.function, rows.to_dicts(), at_once=body.at_once, seconds=body.seconds)
+        made = [_declared(body, values) for values, _ in told]
+        values = pl.DataFrame(made, schema=dict(body.columns), orient="row")
+        errors = pl.Series(ERROR, [error for _, error in told], pl.String)
+        return rows.with_columns(*values.get_columns(), errors)
+
+    return frame.map_batches(add, schema=schema)
+
+
+def _declared(body: Rows, values: Mapping[str, Any] | None) -> dict[str, Any]:
+    if values is None:
+        return dict.fromkeys(body.columns)
+    if set(values) != set(body.columns):
+        raise OperatorError(
+            f"a row function returned {sorted(values)}, expected exactly {sorted(body.columns)}"
+        )
+    return dict(values)
 
 
 def _one_batch(body: Batches, part: pl.DataFrame) -> pl.DataFrame:

@@ -7,10 +7,11 @@ from typing import Any, Generic, ParamSpec, get_args
 import polars as pl
 
 from ..store.errors import OperatorError, QueryError, nearest
-from ..store.query import columns_of
-from .apply import Kind, Operator
-from .body import Batches, Body, Explained, Value
+from ..store.query import columns_of, names_in
+from .apply import Kind, Operator, Sees
+from .body import Batches, Body, Declared, Explained, PlainBody, Rows, Value
 from .parameters import Parameters, jsonable
+from .scope import sees_of
 
 P = ParamSpec("P")
 
@@ -29,21 +30,31 @@ class OperatorFunction(Generic[P]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Operator:
         """Build the operator; raises OperatorError for parameters that do not fit."""
         values = self.parameters.bind(args, kwargs)
-        body = self._function(**values)  # pyright: ignore[reportCallIssue]
+        made = self._function(**values)  # pyright: ignore[reportCallIssue]
+        given = made if isinstance(made, Declared) else Declared(body=made)
         declared = dict(self._declared)
+        for name in ("kind", "reads", "writes", "sees"):
+            if getattr(given, name) is not None:
+                declared[name] = getattr(given, name)
+        body, kind = given.body, declared["kind"]
         try:
-            reads, rest = _reads(body, declared.pop("reads"))
+            reads, rest = _reads(body, declared["reads"])
+            sees = declared["sees"] or ("group" if declared["whole_groups"] else sees_of(body))
         except QueryError as error:
             raise OperatorError(f"operator `{self.name}`: {error}") from error
         return Operator(
             name=self.name,
+            kind=kind,
             params=jsonable(self.name, values),
             path=f"{self._function.__module__}:{self._function.__qualname__}",
+            version=declared["version"],
             body=body,
             reads=reads,
-            reads_rest=rest or declared.pop("reads_rest", False),
-            writes=_writes(body, self.kind, declared.pop("writes")),
-            **{k: v for k, v in declared.items() if k != "reads_rest"},
+            reads_rest=rest or declared["reads_rest"],
+            writes=_writes(body, kind, declared["writes"]),
+            sees=sees,
+            whole_groups=declared["whole_groups"],
+            links=declared["links"],
         )
 
 
@@ -54,17 +65,24 @@ def operator(
     reads: Sequence[str] | None = None,
     reads_rest: bool = False,
     writes: Sequence[str] | None = None,
+    sees: Sees | None = None,
     whole_groups: bool = False,
     links: Sequence[str] = (),
 ) -> Callable[[Callable[P, Body]], OperatorFunction[P]]:
     """Make an operator of a function; its parameters are the configuration, and are recorded.
 
     The function returns a Polars expression (or several), a function of the LazyFrame, an SQL text
-    for DuckDB over the table `input`, an SQL `Value`, or `Batches`; `Explained` adds the reason for
-    dropped rows. A filter's body is true where a row is kept, or returns the rows kept, or all rows
-    with the column `keep`. An augment's body returns the new rows only, with `parent_id`; their
-    `run_id` and `step` become NULL, since no run explored them. A reshape's body returns rows of
-    another table that name the rows they were made from in `links`.
+    for DuckDB over the table `input`, an SQL `Value`, `Batches` or `Rows`; `Explained` adds the
+    reason for dropped rows, `Declared` what depends on the parameters. A filter's body is true
+    where a row is kept, or returns the rows kept, or all rows with the column `keep`. An augment's
+    body returns the new rows only, with `parent_id`; their `run_id` and `step` become NULL, since
+    no run explored them. A reshape's body returns rows of another table that name the rows they
+    were made from in `links`.
+
+    `sees` says what it looks at to treat a row: that `row` alone, its `group`, or `all` rows; that
+    is how rows may be cut into parts. It is found out where the body tells, else it is `all` for a
+    function of the LazyFrame and for an SQL text. `whole_groups` says that it computes over groups
+    as a whole, or, as a filter, never cuts one.
 
     >>> @operator("filter")
     ... def short(*, limit: int = 10) -> pl.Expr:
@@ -84,6 +102,7 @@ def operator(
             reads=reads,
             reads_rest=reads_rest,
             writes=writes,
+            sees=sees,
             whole_groups=whole_groups,
             links=tuple(links),
         )
@@ -91,13 +110,14 @@ def operator(
     return decorate
 
 
-def _reads(body: Body, declared: Sequence[str] | None) -> tuple[tuple[str, ...], bool]:
+def _reads(body: PlainBody, declared: Sequence[str] | None) -> tuple[tuple[str, ...], bool]:
     """Return the columns that a body reads, and whether it may read others."""
     if declared is not None:
         return tuple(declared), False
     body = body.rows if isinstance(body, Explained) else body
     if isinstance(body, Value):
-        return tuple(sorted(columns_of(body.sql))), False
+        known = columns_of(body.sql)
+        return tuple(sorted(known)), bool(names_in(body.sql) - known)
     several = list(body) if isinstance(body, Sequence) and not isinstance(body, str) else [body]
     found: dict[str, None] = {}
     for one in several:
@@ -107,13 +127,13 @@ def _reads(body: Body, declared: Sequence[str] | None) -> tuple[tuple[str, ...],
     return tuple(found), False
 
 
-def _writes(body: Body, kind: Kind, declared: Sequence[str] | None) -> tuple[str, ...]:
+def _writes(body: PlainBody, kind: Kind, declared: Sequence[str] | None) -> tuple[str, ...]:
     if declared is not None:
         return tuple(declared)
     if kind == "prioritize":
         return ("priority",)
     if kind in ("clean", "derive"):
-        if isinstance(body, Batches):
+        if isinstance(body, Batches | Rows):
             return tuple(body.columns)
         several = body if isinstance(body, Sequence) and not isinstance(body, str) else [body]
         return tuple(e.meta.output_name() for e in several if isinstance(e, pl.Expr))

@@ -117,8 +117,16 @@ def columns_of(condition: str, *, table_name: str = "experiences") -> set[str]:
 
     Raises QueryError when it does not parse as one condition.
     """
-    names = {name for node in nodes(_parsed(condition)) for name in node.get("column_names", ())}
-    return names & set(TABLES[table_name].names)
+    return names_in(condition) & set(TABLES[table_name].names)
+
+
+def names_in(condition: str) -> set[str]:
+    """Return all names of columns, of fields and of parameters that an SQL condition holds.
+
+    >>> sorted(names_in("list_sum(list_transform(rewards, lambda r: r.value)) > level"))
+    ['level', 'r', 'rewards', 'value']
+    """
+    return {name for node in nodes(_parsed(condition)) for name in node.get("column_names", ())}
 
 
 def tables_of(condition: str) -> set[str]:

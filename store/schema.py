@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from .errors import NotFoundError, nearest
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised by one with each change of a table; a store of a newer schema is refused.
 
 Columns and tables are only ever added, with `since`: an older store is brought up to date when it
@@ -38,6 +38,16 @@ OPERATORS = pa.list_(
             pa.field("fingerprint", TEXT),
             pa.field("rows_in", INT),
             pa.field("rows_out", INT),
+        ]
+    )
+)
+COSTS = pa.list_(
+    pa.struct(
+        [
+            pa.field("operator", TEXT),
+            pa.field("rows", INT),
+            pa.field("remembered", INT),
+            pa.field("seconds", REAL),
         ]
     )
 )
@@ -182,6 +192,8 @@ _DECLARED = (
         Column("label", TEXT, "the label"),
         Column("score", REAL, "the label as a number"),
         Column("comment", TEXT, "in words"),
+        _later(3, "queue", TEXT, "the labelling queue that asked; NULL for feedback of its own"),
+        _later(3, "compared_id", TEXT, "the other experience, where two were compared"),
         _CREATED,
     ),
     _table(
@@ -276,6 +288,9 @@ _DECLARED = (
         _must("rows_in", INT, "rows read"),
         _must("rows_out", INT, "rows written"),
         _must("rows_dropped", INT, "rows dropped, each with a reason in `drops`"),
+        _later(3, "definition", TEXT, "digest of its source, operators and sink"),
+        _later(3, "rows_failed", INT, "rows on which an operator raised, each in `failures`"),
+        _later(3, "costs", COSTS, "of each operator: rows treated, rows remembered, seconds"),
         _CREATED,
     ),
     _table(
@@ -287,6 +302,17 @@ _DECLARED = (
         Column("task_id", TEXT, "the row, if it was a task"),
         _must("operator", TEXT, "the operator that dropped it"),
         _must("reason", TEXT, "why"),
+        _CREATED,
+    ),
+    _table(
+        "failures",
+        "an operator's error on one row; the others went on",
+        "lineage_id operator experience_id task_id",
+        _must("lineage_id", TEXT, "the pipeline run"),
+        Column("experience_id", TEXT, "the row, if it was an experience"),
+        Column("task_id", TEXT, "the row, if it was a task"),
+        _must("operator", TEXT, "the operator that raised"),
+        _must("error", TEXT, "what it raised"),
         _CREATED,
     ),
     _table(
@@ -302,6 +328,47 @@ _DECLARED = (
         Column("run_id", TEXT, "the run whose trainer made it"),
         Column("attempt", INT, "the attempt of that run"),
         Column("step", INT, "the training step after which it was made"),
+        _CREATED,
+    ),
+    _table(
+        "task_values",
+        "a value of a task that was worked out later: a difficulty, a quality, a novelty",
+        "task_id name version",
+        _must("task_id", TEXT, "whose value it is"),
+        _must("name", TEXT, "the name of the value, such as difficulty"),
+        _must("version", TEXT, "what made it; of a name, the newest row counts"),
+        Column("value", REAL, "the value as a number"),
+        Column("text", TEXT, "the value as text"),
+        Column("lineage_id", TEXT, "the pipeline run that made it"),
+        _CREATED,
+    ),
+    _table(
+        "selections",
+        "a task that a selector chose for a batch of the explorer",
+        "run_id attempt step position",
+        _RUN,
+        _ATTEMPT,
+        _must("step", INT, "the explorer's batch, from 1"),
+        _must("position", INT, "place in the batch, from 0"),
+        _must("task_id", TEXT, "the task"),
+        _must("selector", TEXT, "how it was chosen, with parameters"),
+        Column("score", REAL, "what it was chosen by"),
+        Column("expected", REAL, "the pass rate that the selector expected"),
+        _CREATED,
+    ),
+    _table(
+        "estimates",
+        "what a selector believes of a task's difficulty; the newest row of a task counts",
+        "run_id attempt step task_id",
+        _RUN,
+        _ATTEMPT,
+        _must("step", INT, "the explorer's batch after which it was believed; 0 for the start"),
+        _must("task_id", TEXT, "the task"),
+        Column("alpha", REAL, "successes counted, the first parameter of the Beta distribution"),
+        Column("beta", REAL, "failures counted, the second parameter"),
+        Column("pass_rate", REAL, "the accuracy observed in that batch; NULL if it was not tried"),
+        Column("capability", REAL, "how far the policy is from the weak to the strong reference"),
+        Column("rho", REAL, "weight of the pseudo pass rate"),
         _CREATED,
     ),
     _table(

@@ -1,0 +1,46 @@
+"""What an operator looks at to treat a row, as far as its body tells."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import polars as pl
+
+from ..store.query import nodes, syntax
+from .body import Batches, Explained, PlainBody, Rows, Value
+
+Sees = Literal["row", "group", "all"]
+"""What an operator looks at to treat a row: that row alone, its group, or all rows."""
+
+_WIDER = frozenset({"WINDOW", "SUBQUERY"})
+"""Classes of SQL expressions that look at other rows."""
+
+
+def sees_of(body: PlainBody) -> Sees:
+    """Return what a body looks at; `all` when it does not tell.
+
+    >>> sees_of(pl.col("reward") > 0), sees_of(pl.col("reward").rank())
+    ('row', 'all')
+    """
+    match body:
+        case Explained(rows=rows):
+            return sees_of(rows)
+        case Batches() | Rows():
+            return "row"
+        case Value(sql=sql):
+            tree = syntax(f"SELECT ({sql}\n)", what="the expression")
+            return "all" if any(n.get("class") in _WIDER for n in nodes(tree)) else "row"
+        case pl.Expr():
+            return "row" if _is_by_row(body) else "all"
+        case str():
+            return "all"
+        case Sequence():
+            return "row" if all(_is_by_row(e) for e in body) else "all"
+        case _:
+            return "all"
+
+
+def _is_by_row(expression: pl.Expr) -> bool:
+    try:
+        return expression.meta.is_row_separable()
+    except pl.exceptions.PolarsError:  # of structs it does not tell
+        return False
