@@ -11,15 +11,16 @@ from ..store import Experience, Task
 from ..store.errors import JobError
 from ..store.sampling.index import Index
 from .algorithms import Algorithm
+from .chains import explored, explorers, record
 from .config import SamplingConfig
+from .curriculum import Curriculum
 from .drawing import new_units, own_where
 from .metrics import Metrics
 from .models import load_folder, put
 from .pacing import Pacer
 from .policy import Sampling
-from .rollouts import rewards_of, store_rows, try_tasks, workflow_of
-from .runs import Job, Watch, pinned, recorded
-from .tasks import Curriculum, select
+from .rollouts import fitting, rewards_of, store_rows, try_tasks, workflow_of
+from .runs import Job, Watch, recorded
 from .transformers_policy import TransformersPolicy
 from .weights import Follower, Published, load_into
 
@@ -53,6 +54,7 @@ class Explorer:
         self._pacer = self._new_pacer()
         self._workflow = workflow_of(config.explorer.workflow)
         self._rewards = rewards_of(config.explorer.rewards)
+        self._chain = explorers(config.explorer.operators)
         self._index = Index(
             job.store,
             grouped=algorithm.grouped,
@@ -76,8 +78,9 @@ class Explorer:
         batch, place = self._recover()
         metrics = Metrics(self._job)
         with recorded(self._job, start_step=batch):
-            tasks = select(pinned(self._job, "tasks"), config.tasks.where)
-            curriculum = Curriculum(tasks, batch_size=self._batch_tasks, seed=config.seed)
+            curriculum = Curriculum(
+                self._job, batch_size=self._batch_tasks, group_size=self._group_size
+            )
             while self._pacer.step <= (config.trainer.steps or 0) and not self._stop.is_set():
                 started = perf_counter()
                 rows = self._explore(curriculum, batch, place)
@@ -86,6 +89,8 @@ class Explorer:
                 self._note(metrics, batch, rows, perf_counter() - started)
                 batch, place = batch + 1, 0
             metrics.flush()
+            if not self._stop.is_set():
+                curriculum.finish(until=batch)
             if self._pacer.step <= (config.trainer.steps or 0):
                 raise JobError(f"the run was stopped before batch {batch} was stored")
 
@@ -96,11 +101,18 @@ class Explorer:
         rows: list[Experience] = []
         for start in range(0, len(tasks), chunk):
             made = self._try(tasks[start : start + chunk], batch)
-            made = store_rows(self._job.store, made)
+            rows += self._store(made)
             self._pace()
-            rows += made
         self._check(rows)
         return rows
+
+    def _store(self, made: list[Experience]) -> list[Experience]:
+        """Store the rows of finished groups as the operators leave them; return the run's own."""
+        if not self._chain:
+            return store_rows(self._job.store, made)
+        rows, treated = explored(self._chain, fitting(made))
+        record(self._job.store, treated, lineage_id=f"{self._job.run_id}/explore")
+        return store_rows(self._job.store, rows)[: len(made)]
 
     def _try(self, tasks: Sequence[tuple[int, Task]], batch: int) -> list[Experience]:
         """Try tasks, unless the run is stopped meanwhile."""

@@ -14,6 +14,7 @@ from ..store.sampling import Draw, Mixture, Sampler, Supply
 from ..store.verify import FACTS
 from .algorithms import Algorithm
 from .batch import Examples, examples, trainable
+from .chains import STORED, record, trainers, treated
 from .drawing import Drawing, Horizon, check_runs, missing, sampler
 from .models import tokenizer_digest
 from .priorities import Priorities
@@ -55,6 +56,8 @@ class Feed:
         self._watch = Watch(job)
         self._recorded: dict[int, pl.DataFrame] = {}
         self._credit = algorithm.advantage()
+        self._chain = trainers(config.trainer, credit=self._credit, grouped=algorithm.grouped)
+        self._columns = list(dict.fromkeys([*_COLUMNS, *self._chain.reads(STORED)]))
         self._trained: pl.DataFrame | None = None
         expression = config.trainer.new_priority
         self._priorities = Priorities(job, expression) if expression is not None else None
@@ -218,20 +221,20 @@ class Feed:
         return draw
 
     def _prepare(self, draw: Draw, step: int) -> tuple[Examples, dict[str, float]]:
-        rows = self.sampler.read(draw, _COLUMNS)
+        rows = self.sampler.read(draw, self._columns)
         digests = pl.Series("digest", row_digests(rows.select(FACTS).to_arrow()))
+        rows = rows.with_columns(advantage=pl.lit(None, pl.Float64))
+        rows = self._treated(side.attach(self._source, rows, self._side), step)
         rows = rows.with_columns(
             digests,
             weight=pl.Series(draw.weights),
             epoch=pl.Series(draw.epochs),
             source=pl.Series(list(draw.sources), dtype=pl.String),
-            advantage=pl.lit(None, pl.Float64),
         )
-        rows = side.attach(self._source, rows, self._side)
         if self._credit is not None:
             rows = self._credit(rows.lazy()).collect(engine="in-memory")  # bit for bit the same
         rows = tokenize(rows.filter("allowed"), self._tokenizer)
-        usable = self._trainable(rows)
+        usable = self._trainable(rows) & rows["left_out"].is_null()
         if self._credit is not None:
             usable &= rows["advantage"].is_not_null()
         rows = rows.with_columns(weight=pl.when(usable).then("weight").otherwise(0.0))
@@ -247,10 +250,24 @@ class Feed:
             "train/lag_mean": float(lag.mean() or 0.0),  # type: ignore[arg-type]
             "train/lag_max": float(lag.max() or 0.0),  # type: ignore[arg-type]
         }
+        if self._chain:
+            measured["train/left_out_rows"] = float(rows["left_out"].count())
         reward = rows["reward"].mean()
         if reward is not None:
             measured["train/reward_mean"] = float(reward)  # type: ignore[arg-type]
         return examples(kept, needs_logprobs=self._algorithm.needs_logprobs), measured
+
+    def _treated(self, rows: pl.DataFrame, step: int) -> pl.DataFrame:
+        """Let the operators treat a step's rows, and note why they leave some out.
+
+        These stay in the step, so that statistics of groups see whole groups, and weigh nothing.
+        """
+        if not self._chain:
+            return rows.with_columns(left_out=pl.lit(None, pl.String))
+        rows, made = treated(self._chain, rows)
+        attempt = f"{self._job.run_id}/{self._job.attempt:03d}/{step:06d}"
+        record(self._job.store, made, lineage_id=attempt, drops=True)
+        return rows
 
     def _trainable(self, rows: pl.DataFrame) -> pl.Series:
         return trainable(rows, vocabulary=self._vocabulary, max_length=self._max_length)

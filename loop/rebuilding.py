@@ -1,5 +1,6 @@
 """A step's batch, drawn again: from the seed, the step, and what was stored when it was drawn."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -7,9 +8,11 @@ import polars as pl
 from ..store import Store
 from ..store.errors import NotFoundError, StoreError, reading
 from ..store.query import literal
+from ..store.sampling import Draw
 from .algorithms import resolve
+from .chains import STORED, trainers, treated
 from .config import RunConfig
-from .drawing import Horizon, sampler
+from .drawing import Drawing, Horizon, sampler
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,9 @@ def _rebuild(store: Store, run_id: str, step: int) -> Rebuilt:
         raise NotFoundError(f"run `{run_id}` has no step {step} on record; see `steps`")
     if drawn["drawn_from"][0] is None:
         return Rebuilt(run_id, step, is_same=False, detail="on record: what it was drawn from")
-    [(text,), *_] = store.sql(
-        f"SELECT config FROM runs WHERE {where} AND job = 'train' ORDER BY created_at DESC"
+    [(text, functions), *_] = store.sql(
+        f"SELECT config, functions FROM runs WHERE {where} AND job = 'train' "
+        "ORDER BY created_at DESC"
     ).fetchall()
     config = RunConfig.model_validate_json(text)
     until = {table["name"]: table["version"] for table in drawn["drawn_from"][0]}
@@ -73,7 +77,10 @@ def _rebuild(store: Store, run_id: str, step: int) -> Rebuilt:
     rows = again.read(draw, ["experience_id"]).with_columns(
         source=pl.Series(list(draw.sources), dtype=pl.String), weight=pl.Series(draw.weights)
     )
-    return Rebuilt(run_id, step, *_compare(rows.filter("allowed"), drawn))
+    is_same, detail = _compare(rows.filter("allowed"), drawn)
+    if is_same and config.trainer.operators:
+        is_same, detail = _treat(config, functions, again, draw, drawn)
+    return Rebuilt(run_id, step, is_same, detail)
 
 
 def _groups(store: Store, drawn: pl.DataFrame) -> int:
@@ -89,6 +96,33 @@ def _groups(store: Store, drawn: pl.DataFrame) -> int:
     times = drawn["experience_id"].value_counts(name="times")
     each = rows.join(times, on="experience_id").group_by("run_id", "group_id")
     return int(each.agg(pl.col("times").max())["times"].sum())
+
+
+def _treat(
+    config: RunConfig,
+    functions: Sequence[Mapping[str, str]] | None,
+    again: Drawing,
+    draw: Draw,
+    drawn: pl.DataFrame,
+) -> tuple[bool, str]:
+    """Tell whether the operators of then leave out the rows that had no weight for it."""
+    algorithm = resolve(config.algorithm)
+    credit = algorithm.advantage()
+    chain = trainers(config.trainer, credit=credit, grouped=algorithm.grouped)
+    then = {f["name"]: f["value"] for f in functions or ()}
+    changed = [name for name, digest in chain.functions.items() if then.get(name) != digest]
+    if changed:
+        return False, f"treated by the same operators: `{changed[0]}` is another now"
+    if config.trainer.with_columns:  # their values are those of now
+        return True, ""
+    rows, _ = treated(chain, again.read(draw, ["experience_id", "group_id", *chain.reads(STORED)]))
+    weights = drawn.rename({"weight": "then"}).select("then")
+    both = pl.concat([rows.filter("allowed"), weights], how="horizontal")
+    wrong = both.filter(pl.col("left_out").is_not_null(), pl.col("then") != 0)
+    if wrong.height:
+        row = wrong.row(0, named=True)
+        return False, f"the same: `{row['experience_id']}` was trained on, though {row['left_out']}"
+    return True, ""
 
 
 def _compare(rows: pl.DataFrame, drawn: pl.DataFrame) -> tuple[bool, str]:

@@ -2,17 +2,22 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from inspect import iscoroutinefunction
+from typing import Any
 
 import polars as pl
 
 from ..operators.provenance import digest
-from ..operators.scoring import judged
+from ..operators.scoring import SECONDS, judged, reward_of
+from ..operators.verdict import Spec, looks_at
 from ..store import Store
 from ..store.query import columns_of, literal
-from .rollouts import rewards_of
 
 _ROWS = 256
 """Rows judged and stored together: so many are in memory, and are judged again after a kill."""
+_ROWS_WAITED_FOR = 64
+"""The same, of an `async` reward: an answer that is asked for again may cost money."""
 
 
 @dataclass(frozen=True)
@@ -41,66 +46,98 @@ class Rescored:
 
 def rescore(
     store: Store,
-    reward: str,
+    reward: Spec,
     *,
     version: str | None = None,
     where: str | None = None,
+    at_once: int = 16,
+    seconds: float = SECONDS,
     listener: Callable[[int, int], None] | None = None,
 ) -> Rescored:
     """Judge stored rows by a reward function, and store what it says in `scores`.
 
-    `reward` is the name of one of ours or `package.module:function`; `version` says which state of
-    it, else a digest of its source does. Rows that this scorer and version judged before are
-    passed over, so that a killed call is gone on with by the same call. A row for which the
-    function raises has the value NULL, and the error as `detail`. `listener` is told how many of
-    how many rows are done.
+    `reward` is the name of one of ours or `package.module:function`, or `{name: parameters}`;
+    `version` says which state of it, else a digest of its source and parameters does. Rows that
+    this scorer and version judged before are passed over, so that a killed call is gone on with by
+    the same call. A row for which the function raises has the value NULL, and the error as
+    `detail`. Of an `async` function, at most `at_once` calls are under way, each for `seconds`; a
+    judge of groups is given each group whole, also where `where` chooses some of its rows.
+    `listener` is told how many of how many rows are done.
 
-    Raises ConfigError when there is no such function, QueryError when `where` is no condition.
+    Raises OperatorError when there is no such function or parameter, QueryError when `where` is no
+    condition.
     """
-    [(scorer, (function, _))] = rewards_of(reward).items()
+    scorer, function = reward_of(reward)
     version = version or digest(function)
     columns_of(where or "true")  # or it is no condition
     verdict = f"scorer = {literal(scorer)} AND scorer_version = {literal(version)}"
     past = store.at(store.versions())
     chosen = f"SELECT experience_id FROM experiences WHERE ({where or 'true'}\n)"
     unjudged = past.sql(
-        f"{chosen} AND experience_id NOT IN (SELECT experience_id FROM scores WHERE {verdict})"
+        f"SELECT experience_id, group_id FROM experiences WHERE experience_id IN ({chosen}) "
+        f"AND experience_id NOT IN (SELECT experience_id FROM scores WHERE {verdict})"
     ).pl()
-    done = 0
-    for rows in _batches(past, unjudged):
-        verdicts = list(judged(function, rows.iter_rows(named=True)))
+    done, by_group = 0, looks_at(function) == "group"
+    for ids in _parts(past, unjudged, by_group=by_group, size=_size(function)):
+        rows = _rows(past, ids)
+        verdicts = judged(function, rows.iter_rows(named=True), at_once=at_once, seconds=seconds)
         made = rows.select(
             "experience_id",
             scorer=pl.lit(scorer),
             scorer_version=pl.lit(version),
             value=pl.Series([value for value, _ in verdicts], dtype=pl.Float64),
             detail=pl.Series([detail for _, detail in verdicts], dtype=pl.String),
-        )
+        ).join(unjudged, on="experience_id", how="semi", maintain_order="left")
         store.append("scores", made)
-        done += rows.height
+        done += made.height
         if listener is not None:
             listener(done, unjudged.height)
     return _compared(store, scorer, version, chosen, verdict, done)
 
 
-def _batches(store: Store, ids: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield rows of `experiences` with what a reward may ask of their tasks."""
+def _size(function: Callable[..., Any]) -> int:
+    """Return how many rows are judged and stored together: fewer, where judging waits."""
+    inner = function.func if isinstance(function, partial) else function
+    return _ROWS_WAITED_FOR if iscoroutinefunction(inner) else _ROWS
+
+
+def _parts(
+    store: Store, unjudged: pl.DataFrame, *, by_group: bool, size: int
+) -> Iterator[pl.DataFrame]:
+    """Yield the row addresses of parts of the rows; of groups to be judged, all rows of some."""
     dataset = store.dataset("experiences")
-    light = dataset.to_table(columns=["experience_id"], with_row_id=True)
-    places = pl.DataFrame(pl.from_arrow(light)).join(ids, on="experience_id", how="semi")
-    for part in places["_rowid"].sort().to_frame().iter_slices(_ROWS):
-        payload = dataset._take_rows(  # pyright: ignore[reportPrivateUsage]
-            part["_rowid"].to_list(), columns=dataset.schema.names
-        )
-        rows = pl.DataFrame(pl.from_arrow(payload))
-        tasks = ", ".join(literal(i) for i in rows["task_id"].unique())
-        told = store.dataset("tasks").to_table(
-            columns=["task_id", "answer", "messages", "metadata"], filter=f"task_id IN ({tasks})"
-        )
-        asked = pl.DataFrame(pl.from_arrow(told)).rename(
-            {"messages": "task_messages", "metadata": "task_metadata"}
-        )
-        yield rows.join(asked, on="task_id", how="left", maintain_order="left")
+    light = dataset.to_table(columns=["experience_id", "group_id"], with_row_id=True)
+    places = pl.DataFrame(pl.from_arrow(light)).select("_rowid", "experience_id", "group_id")
+    if not by_group:
+        wanted = places.join(unjudged, on="experience_id", how="semi").sort("_rowid")
+        yield from wanted.iter_slices(size)
+        return
+    wanted = places.join(unjudged, on="group_id", how="semi").sort("_rowid")
+    waiting: list[pl.DataFrame] = []
+    for _, group in wanted.group_by("group_id", maintain_order=True):
+        waiting.append(group)
+        if sum(map(len, waiting)) >= size:
+            yield pl.concat(waiting)
+            waiting = []
+    if waiting:
+        yield pl.concat(waiting)
+
+
+def _rows(store: Store, part: pl.DataFrame) -> pl.DataFrame:
+    """Return rows of `experiences` with what a reward may ask of their tasks."""
+    dataset = store.dataset("experiences")
+    payload = dataset._take_rows(  # pyright: ignore[reportPrivateUsage]
+        part["_rowid"].to_list(), columns=dataset.schema.names
+    )
+    rows = pl.DataFrame(pl.from_arrow(payload))
+    tasks = ", ".join(literal(i) for i in rows["task_id"].unique())
+    told = store.dataset("tasks").to_table(
+        columns=["task_id", "answer", "messages", "metadata"], filter=f"task_id IN ({tasks})"
+    )
+    asked = pl.DataFrame(pl.from_arrow(told)).rename(
+        {"messages": "task_messages", "metadata": "task_metadata"}
+    )
+    return rows.join(asked, on="task_id", how="left", maintain_order="left")
 
 
 def _compared(

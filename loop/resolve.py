@@ -43,12 +43,16 @@ def call(spec: str | Mapping[str, Mapping[str, Any]], home: ModuleType, what: st
 
 
 def public_functions(home: ModuleType) -> dict[str, Callable[..., Any]]:
-    """Return the functions that a module defines and does not hide."""
+    """Return the functions that a module lists in `__all__`, or defines and does not hide."""
+    listed = getattr(home, "__all__", None)
     return {
         k: v
         for k, v in vars(home).items()
         if callable(v)
         and not isinstance(v, type)
-        and not k.startswith("_")
-        and getattr(v, "__module__", None) == home.__name__
+        and (k in listed if listed is not None else _is_own(k, v, home))
     }
+
+
+def _is_own(name: str, value: Any, home: ModuleType) -> bool:
+    return not name.startswith("_") and getattr(value, "__module__", None) == home.__name__

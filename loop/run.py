@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ..store import Store
 from ..store.errors import ConfigError
 from .algorithms import resolve
+from .chains import explorers, trainers
 from .config import RunConfig
 from .explorer import Explorer, Listener
 from .rollouts import rewards_of, workflow_of
@@ -57,9 +58,12 @@ def run(
 def check(config: RunConfig) -> None:
     """Look up every name in a configuration, before any work; ConfigError for an unknown one."""
     algorithm = resolve(config.algorithm)
+    credit = algorithm.advantage()
+    trainers(config.trainer, credit=credit, grouped=algorithm.grouped)
     if config.explorer is not None:
         workflow_of(config.explorer.workflow)
         rewards_of(config.explorer.rewards)
+        explorers(config.explorer.operators)
         if algorithm.needs_logprobs and config.explorer.sampling.temperature == 0:
             raise ConfigError(
                 "`explorer.sampling.temperature` is 0: all tries at a task would be the same; "

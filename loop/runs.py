@@ -10,12 +10,14 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from ..operators import resolve
 from ..operators.provenance import digest
 from ..store import Store
 from ..store.errors import ConfigError, JobError
 from ..store.records import now
 from ..store.snapshots import current
 from ..store.tail import Tail
+from .chains import Chain
 from .config import ExplorerConfig, RunConfig
 from .rollouts import rewards_of, workflow_of
 
@@ -128,16 +130,19 @@ def _record(
 
 
 def _functions(job: Job) -> list[dict[str, str]] | None:
-    """Return what the job runs of users' code: the workflow and the rewards, by their digests.
+    """Return what the job runs of users' code: workflow, rewards and operators, by their digests.
 
-    A trainer runs none of it, and need not have it installed.
+    A trainer runs operators only, and need not have the others installed.
     """
     if job.name == "train":
-        return None
+        trained = Chain([resolve(spec) for spec in job.config.trainer.operators]).functions
+        return [{"name": name, "value": value} for name, value in trained.items()] or None
     explorer = job.config.explorer or ExplorerConfig()
     used = {f"workflow:{explorer.workflow}": digest(workflow_of(explorer.workflow))}
     for name, (reward, _) in rewards_of(explorer.rewards).items():
         used[f"reward:{name}"] = digest(reward)
+    if job.name == "explore":
+        used |= Chain([resolve(spec) for spec in explorer.operators]).functions
     return [{"name": name, "value": value} for name, value in used.items()]
 
 

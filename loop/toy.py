@@ -1,10 +1,13 @@
-"""Tasks that need no download: sums, and an expert who often gets them wrong."""
+"""Tasks that need no download: sums, an expert who often gets them wrong, and what SQL makes."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+import polars as pl
 
+from ..operators.body import evaluate
 from ..store import Task
+from ..store.errors import SchemaError, nearest
 
 
 def addition(
@@ -31,6 +34,57 @@ def addition(
     for i, (a, b) in enumerate(sums):
         split = "eval" if i in held else "train"
         yield Task.ask(f"{a}+{b}=", str(a + b).zfill(width), taskset=taskset, split=split)
+
+
+def mixed_sums(
+    *,
+    digits: Sequence[int] = (1, 2, 3),
+    each: int = 100,
+    seed: int = 0,
+    taskset: str = "mixed_sums",
+) -> Iterator[Task]:
+    """Yield `each` random sums of numbers with so many digits; a few are easy, most are hard.
+
+    The metadata say how many `digits` the numbers have; the answer has one more.
+
+    >>> [t.answer and len(t.answer) for t in mixed_sums(digits=(1, 3), each=1)]
+    [2, 4]
+    """
+    rng = np.random.default_rng(seed)
+    for size in digits:
+        ends = 10**size
+        pairs = rng.choice(ends * ends, min(each, ends * ends), replace=False)
+        for a, b in (divmod(int(pair), ends) for pair in pairs):
+            question, answer = f"{a:0{size}}+{b:0{size}}=", str(a + b).zfill(size + 1)
+            yield Task.ask(question, answer, taskset=taskset, metadata={"digits": size})
+
+
+def from_sql(
+    *, sql: str, taskset: str = "default", held_out: int = 0, seed: int = 0
+) -> Iterator[Task]:
+    """Yield a task for each row of one SELECT with the columns `prompt_text` and `answer`.
+
+    DuckDB's `range` makes a grid, and `format` or `||` fills a template. Other columns become the
+    metadata. `held_out` random ones are for measuring.
+
+    >>> sql = "SELECT format('{}*{}=', a, b) AS prompt_text, a * b AS answer, a AS times " \\
+    ...     "FROM range(2, 4) x(a), range(5) y(b)"
+    >>> tasks = list(from_sql(sql=sql))
+    >>> len(tasks), tasks[-1].prompt_text, tasks[-1].answer, tasks[-1].metadata
+    (10, '3*4=', '12', {'times': 3})
+
+    Raises QueryError when it is no SELECT, SchemaError when a column is missing.
+    """
+    rows = evaluate(f"SELECT * FROM ({sql}\n) ORDER BY ALL", pl.DataFrame({"nothing": []}))
+    for name in ("prompt_text", "answer"):
+        if name not in rows.columns:
+            raise SchemaError(f"the SELECT gives no column `{name}`{nearest(name, rows.columns)}")
+    held = set(np.random.default_rng(seed).permutation(rows.height)[:held_out].tolist())
+    for i, row in enumerate(rows.to_dicts()):
+        prompt, answer = row.pop("prompt_text"), row.pop("answer")
+        split = "eval" if i in held else "train"
+        told = None if answer is None else str(answer)
+        yield Task.ask(str(prompt), told, taskset=taskset, split=split, metadata=row or None)
 
 
 def forgetful_answers(

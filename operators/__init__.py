@@ -4,17 +4,69 @@ The names here are the registry: an operator is usable by name when it is import
 """
 
 from . import rewards
-from .advantage import group_zscore, leave_one_out
+from .advantage import (
+    balanced,
+    batch_zscore,
+    centered_batch_zscore,
+    gigpo,
+    greedy_baseline,
+    group_centered,
+    group_zscore,
+    leave_one_out,
+    log_mean_exp,
+    max_rl,
+    pass_at_k,
+    reinforce,
+    step_zscore,
+)
 from .apply import Applied, Operator
-from .augment import best_of_group
+from .augment import best_of_group, expert_answers
 from .body import Batches, Declared, Explained, Rows, Value
-from .clean import clean_whitespace
+from .clean import clean_whitespace, cut_at, normalize_unicode, strip_think, thought
+from .data_juicer import data_juicer
 from .decorator import OperatorFunction, operator
-from .filter import drop_flat_groups, keep
+from .demonstration import best_of_n, kto_labels, rejection_sample
+from .difficulty import difficulty, solution_steps
+from .failure import drop_failed, failure_kind
+from .filter import (
+    drop_truncated,
+    drop_unscored,
+    keep,
+    keep_length_between,
+    keep_reward_between,
+    sample,
+)
+from .filter_groups import dapo_dynamic_sampling, drop_flat_groups, keep_best
+from .messages import repair_messages
 from .names import resolve
+from .near_duplicates import drop_near_duplicates, drop_near_embeddings
 from .preference import pairs
-from .prioritize import priority
+from .prioritize import (
+    absolute_advantage,
+    freshness,
+    near_half,
+    priority,
+    rarity,
+    td_error,
+)
+from .quality import format_score, repetition_score
+from .redaction import num_private, redact
+from .relabelling import hindsight
+from .retry import retry_tasks
+from .rewording import paraphrase
 from .scoring import score
+from .shaping import (
+    group_statistics,
+    length_penalty,
+    overlong_penalty,
+    pass_rate,
+    shape_reward,
+    unlikeliness_reward,
+)
+from .steps import good_prefix
+from .tasksets import mix, prompt_into_messages, text_quality, weighted_sum
+from .tokens import surprise
+from .vectors import embedding, novelty
 
 __all__ = [
     "Applied",
@@ -25,16 +77,76 @@ __all__ = [
     "OperatorFunction",
     "Rows",
     "Value",
+    "absolute_advantage",
+    "balanced",
+    "batch_zscore",
     "best_of_group",
+    "best_of_n",
+    "centered_batch_zscore",
     "clean_whitespace",
+    "cut_at",
+    "dapo_dynamic_sampling",
+    "data_juicer",
+    "difficulty",
+    "drop_failed",
     "drop_flat_groups",
+    "drop_near_duplicates",
+    "drop_near_embeddings",
+    "drop_truncated",
+    "drop_unscored",
+    "embedding",
+    "expert_answers",
+    "failure_kind",
+    "format_score",
+    "freshness",
+    "gigpo",
+    "good_prefix",
+    "greedy_baseline",
+    "group_centered",
+    "group_statistics",
     "group_zscore",
+    "hindsight",
     "keep",
+    "keep_best",
+    "keep_length_between",
+    "keep_reward_between",
+    "kto_labels",
     "leave_one_out",
+    "length_penalty",
+    "log_mean_exp",
+    "max_rl",
+    "mix",
+    "near_half",
+    "normalize_unicode",
+    "novelty",
+    "num_private",
     "operator",
+    "overlong_penalty",
     "pairs",
+    "paraphrase",
+    "pass_at_k",
+    "pass_rate",
     "priority",
+    "prompt_into_messages",
+    "rarity",
+    "redact",
+    "reinforce",
+    "rejection_sample",
+    "repair_messages",
+    "repetition_score",
     "resolve",
+    "retry_tasks",
     "rewards",
+    "sample",
     "score",
+    "shape_reward",
+    "solution_steps",
+    "step_zscore",
+    "strip_think",
+    "surprise",
+    "td_error",
+    "text_quality",
+    "thought",
+    "unlikeliness_reward",
+    "weighted_sum",
 ]

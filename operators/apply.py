@@ -10,8 +10,9 @@ import polars as pl
 
 from ..store.errors import OperatorError, QueryError, RlakeError, nearest
 from ..store.ids import content_id
-from . import laws
-from .body import ERROR, Explained, PlainBody, describe, produce
+from . import laws, pieces
+from .body import ERROR, PLACE, Explained, PlainBody, describe, produce
+from .pieces import RowsFailed
 from .scope import Sees
 from .waiting import told
 
@@ -22,14 +23,6 @@ Frame = TypeVar("Frame", pl.LazyFrame, pl.DataFrame)
 
 KEEP, REASON = "keep", "reason"
 """Columns by which a filter's body may mark every row, instead of leaving rows out."""
-
-
-class RowsFailed(OperatorError):
-    """A body raised on the rows that it was given; on fewer of them it may not."""
-
-    def __init__(self, who: str, error: Exception) -> None:
-        self.told = told(error)
-        super().__init__(f"{who} {(self.told.splitlines() or [''])[0]}")
 
 
 @dataclass(frozen=True)
@@ -68,11 +61,16 @@ class Operator:
     """Whether it computes over, or keeps and drops, groups as a whole."""
     links: tuple[str, ...]
     """For a reshape: columns of the new rows that name rows that came in."""
+    code: tuple[str, ...] = ()
+    """Digests of the source of what users wrote of it: its function, or one that a parameter names.
+
+    Ours have a version instead, raised when their meaning changes.
+    """
 
     @cached_property
     def fingerprint(self) -> str:
         """Hash of what it does: the same function, version and parameters give the same text."""
-        return content_id(self.path, self.version, dict(self.params))
+        return content_id(self.path, self.version, dict(self.params), *self.code)
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.params.items())})"
@@ -86,7 +84,11 @@ class Operator:
         if isinstance(frame, pl.DataFrame):
             return self.apply(frame, max_failed=0).rows
         self.check_columns(frame)
-        return self._finish(self._produce(frame).drop(ERROR, strict=False), frame)
+        produced = self._produce(frame)
+        schema = produced.collect_schema()
+        if ERROR in schema:
+            produced = produced.map_batches(self._none_failed, schema=schema).drop(ERROR)
+        return self._finish(produced, frame, frame)
 
     def apply(self, rows: pl.DataFrame, *, max_failed: int | None = None) -> Applied:
         """Apply it to rows in memory and check the law of its kind.
@@ -99,49 +101,27 @@ class Operator:
         the rows are, or more than `max_failed` rows fail.
         """
         self.check_columns(rows.lazy())
-        parts = list(_pieces(self, rows, _Limit(self, rows.height, max_failed)))
-        if len(parts) == 1:
-            return parts[0]
-        made = pl.concat([p.rows for p in parts], how="vertical_relaxed")
-        return Applied(
-            _in_order(made, rows) if self.kind != "reshape" else made,
-            pl.concat([p.dropped for p in parts]),
-            pl.concat([p.failed for p in parts]),
-        )
+        return pieces.apply(self, rows, max_failed)
 
-    def apply_once(self, rows: pl.DataFrame) -> Applied:
-        """Apply it to rows that are not cut; raises RowsFailed when the body raises."""
+    def apply_once(self, rows: pl.DataFrame, *, among: pl.DataFrame | None = None) -> Applied:
+        """Apply it to rows that are not cut; raises RowsFailed when the body raises.
+
+        `among` are all rows that there are, when these are a part of them.
+        """
         frame, key = rows.lazy(), laws.id_column(rows.columns)
         with self._boundary():
             # the streaming engine adds up in another order each time: other last bits
             produced = self._produce(frame).collect(engine="in-memory")
-        failed = _errors(produced, key)
-        produced = self._explained(produced.drop(ERROR, strict=False), rows, failed)
+        failed = _errors(produced, rows[key])
+        produced = self._explained(produced, rows) if failed.height else produced
+        produced = produced.drop(ERROR, strict=False)
         laws.check_produced(self, rows, produced)
         with self._boundary():
-            made = self._finish(produced.lazy(), frame).collect(engine="in-memory")
+            all_rows = frame if among is None else among.lazy()
+            made = self._finish(produced.lazy(), frame, all_rows).collect(engine="in-memory")
             dropped = self._dropped(produced.lazy(), frame).collect(engine="in-memory")
         laws.check(self, rows, made, dropped)
-        return Applied(made, dropped.select(key, REASON), failed)
-
-    def failed(self, rows: pl.DataFrame, error: str) -> Applied:
-        """Return what becomes of rows on which the body raised: nothing is set, and they say so."""
-        key = laws.id_column(rows.columns)
-        failed = rows.select(key, pl.lit(error).alias("error"))
-        none = failed.head(0).select(key, pl.col("error").alias(REASON))
-        if self.kind == "filter":
-            return Applied(
-                self._empty(rows.schema), failed.select(key, pl.col("error").alias(REASON)), failed
-            )
-        if self.kind == "reshape":
-            return Applied(
-                self._empty(rows.schema), failed.select(key, pl.col("error").alias(REASON)), failed
-            )
-        if self.kind in ("clean", "augment"):
-            return Applied(rows, none, failed)
-        after = self.columns_after(rows.schema)
-        nulls = [pl.lit(None, after[name]).alias(name) for name in self.writes]
-        return Applied(rows.with_columns(nulls).select(after.names()), none, failed)
+        return Applied(made, _with_errors(dropped.select(key, REASON), failed), failed)
 
     def split(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the rows kept, and the rows dropped with the column `reason` beside.
@@ -168,6 +148,9 @@ class Operator:
         """Raise OperatorError when a column that it reads is not there."""
         names = frame.collect_schema().names()
         laws.id_column(names, self)
+        for name in (KEEP, REASON) if self.kind == "filter" else ():
+            if name in names:
+                raise self.error(f"a filter marks rows in a column `{name}` of its own; rename it")
         for name in self.reads:
             if name not in names:
                 raise self.error(f"reads column `{name}`, which is not there{nearest(name, names)}")
@@ -184,45 +167,50 @@ class Operator:
         except Exception as error:
             if isinstance(error, RlakeError) and not isinstance(error, QueryError):
                 raise
-            raise RowsFailed(f"operator `{self.name}` ({self.kind}): failed with", error) from error
+            who = f"operator `{self.name}` ({self.kind})"
+            raise RowsFailed(f"{who}: failed with {told(error)}", told(error)) from error
 
-    def _explained(
-        self, produced: pl.DataFrame, rows: pl.DataFrame, failed: pl.DataFrame
-    ) -> pl.DataFrame:
+    def _none_failed(self, produced: pl.DataFrame) -> pl.DataFrame:
+        errors = _errors(produced, produced[laws.id_column(produced.columns)])
+        pieces.Limit(self, produced.height, 0).count(errors)
+        return produced
+
+    def _explained(self, produced: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
         """Give rows that failed within a body that goes on what belongs to the kind."""
-        if failed.is_empty():
-            return produced
-        key = laws.id_column(rows.columns)
-        told = produced.select(key).join(failed, on=key, how="left", maintain_order="left")
-        is_failed = pl.lit(told["error"].is_not_null())
+        failed = pl.col(ERROR).is_not_null()
+        if self.kind in ("augment", "reshape"):
+            return produced.filter(~failed)
         if self.kind == "filter":
-            given = pl.col(REASON) if REASON in produced.columns else pl.lit(None, pl.String)
-            reason = pl.coalesce(pl.lit(told["error"]), given)
+            kept = pl.col(KEEP) if KEEP in produced.columns else pl.lit(True)  # noqa: FBT003
             return produced.with_columns(
-                pl.when(is_failed).then(False).otherwise(KEEP).alias(KEEP),  # noqa: FBT003
-                reason.alias(REASON),
+                (kept & ~failed).alias(KEEP),
+                pl.coalesce(ERROR, *(REASON for n in produced.columns if n == REASON)).alias(
+                    REASON
+                ),
             )
         old = [n for n in self.writes if self.kind == "clean" and n in rows.columns]
         return produced.with_columns(
-            pl.when(is_failed).then(pl.lit(rows[n])).otherwise(n).alias(n) for n in old
+            pl.when(failed).then(pl.lit(rows[n])).otherwise(n).alias(n) for n in old
         )
-
-    def _empty(self, given: pl.Schema) -> pl.DataFrame:
-        return self.columns_after(given).to_frame()
 
     def _produce(self, frame: pl.LazyFrame) -> pl.LazyFrame:
         into = KEEP if self.kind == "filter" else self.writes[0] if len(self.writes) == 1 else None
         made = produce(self.body, frame, into=into)
         if not isinstance(made, pl.LazyFrame):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise self.error(f"its body returned a {type(made).__name__}, expected a LazyFrame")
+        if isinstance(self.body, str) and self.kind not in ("augment", "reshape"):
+            return _in_order(made, frame)
         return made
 
-    def _finish(self, produced: pl.LazyFrame, frame: pl.LazyFrame) -> pl.LazyFrame:
+    def _finish(
+        self, produced: pl.LazyFrame, frame: pl.LazyFrame, among: pl.LazyFrame
+    ) -> pl.LazyFrame:
         if self.kind == "filter":
             kept = self._marked(produced, frame).filter(KEEP)
             return kept.drop(KEEP, REASON)
         if self.kind == "augment":
-            return pl.concat([frame, self._named(produced, frame)], how="diagonal_relaxed")
+            new = self._named(produced, frame, among)
+            return pl.concat([frame, new], how="diagonal_relaxed")
         return produced
 
     def _dropped(self, produced: pl.LazyFrame, frame: pl.LazyFrame) -> pl.LazyFrame:
@@ -232,7 +220,7 @@ class Operator:
         if self.kind == "reshape":
             used = pl.concat([produced.select(pl.col(c).alias(key)) for c in self.links])
             # the reason is told over all rows: it may speak of the group
-            told = frame.select(key, self._reason().alias(REASON))
+            told = self._told(frame).select(key, REASON)
             return told.join(used, on=key, how="anti", maintain_order="left")
         return frame.select(key, pl.lit("").alias(REASON)).head(0)
 
@@ -247,11 +235,18 @@ class Operator:
             marked = produced.with_columns(pl.col(KEEP).fill_null(False))  # noqa: FBT003
         else:
             kept = produced.select(key, *self.writes).with_columns(pl.lit(True).alias(KEEP))  # noqa: FBT003
-            marked = frame.join(kept, on=key, how="left", maintain_order="left")
+            marked = frame.drop(self.writes, strict=False)
+            marked = marked.join(kept, on=key, how="left", maintain_order="left")
             marked = marked.with_columns(pl.col(KEEP).fill_null(False))  # noqa: FBT003
         if REASON in names and REASON not in before and KEEP in names:
             return marked.with_columns(pl.coalesce(REASON, self._reason()))
         return marked.with_columns(self._reason().alias(REASON))
+
+    def _told(self, frame: pl.LazyFrame) -> pl.LazyFrame:
+        given = self.body.reason if isinstance(self.body, Explained) else None
+        if callable(given):
+            return given(frame)
+        return frame.with_columns(self._reason().alias(REASON))
 
     def _reason(self) -> pl.Expr:
         given = self.body.reason if isinstance(self.body, Explained) else None
@@ -259,7 +254,9 @@ class Operator:
             return given
         return pl.lit(given or f"keep is false: {describe(self.body)}")
 
-    def _named(self, produced: pl.LazyFrame, frame: pl.LazyFrame) -> pl.LazyFrame:
+    def _named(
+        self, produced: pl.LazyFrame, frame: pl.LazyFrame, among: pl.LazyFrame
+    ) -> pl.LazyFrame:
         """Name new rows without an id after their parent, in a group of their own and of no run.
 
         Such a row that is there already was made before, and is left out.
@@ -272,7 +269,7 @@ class Operator:
             "{}/{}-{}{}", "parent_id", pl.lit(self.name), pl.lit(self.fingerprint[:8]), again
         )
         given = pl.col(key) if key in names else pl.lit(None, pl.String)
-        known = frame.select(pl.col(key).alias("_id"), pl.lit(True).alias("_known"))  # noqa: FBT003
+        known = among.select(pl.col(key).alias("_id"), pl.lit(True).alias("_known"))  # noqa: FBT003
         named = (
             produced.with_columns(_id=fresh)
             .join(known, on="_id", how="left", maintain_order="left")
@@ -286,75 +283,28 @@ class Operator:
         return named.with_columns(pl.lit(None, given_types[n]).alias(n) for n in of_a_run)
 
 
-@dataclass
-class _Limit:
-    """How many rows may fail."""
-
-    op: Operator
-    rows: int
-    max_failed: int | None
-    failed: int = 0
-
-    def count(self, failed: pl.DataFrame) -> None:
-        self.failed += failed.height
-        if self.max_failed is not None and self.failed > self.max_failed:
-            raise self.op.error(
-                f"failed on {self.failed} of {self.rows} rows, more than the {self.max_failed} "
-                f"allowed; the last error: {failed['error'][-1]}"
-            )
+def _in_order(made: pl.LazyFrame, frame: pl.LazyFrame) -> pl.LazyFrame:
+    """Put rows that came out of SQL, in any order, into that of the rows given."""
+    key, names = laws.id_column(frame.collect_schema().names()), made.collect_schema().names()
+    if key not in names:
+        return made
+    place = frame.select(key).with_row_index(PLACE)
+    placed = made.join(place, on=key, how="left", maintain_order="left")
+    return placed.sort(PLACE, nulls_last=True, maintain_order=True).select(names)
 
 
-def _pieces(op: Operator, rows: pl.DataFrame, limit: _Limit) -> Iterator[Applied]:
-    """Apply it to all rows or, where it raises, to halves, down to what is treated as one."""
-    try:
-        applied = op.apply_once(rows)
-        limit.count(applied.failed)
-        yield applied
-        return
-    except RowsFailed as error:
-        halves = _halves(op, rows)
-        if op.sees == "all" or not rows.height or _fails_without_rows(op, rows.schema):
-            raise
-        if not halves:
-            applied = op.failed(rows, error.told)
-            limit.count(applied.failed)
-            yield applied
-    for half in halves:
-        yield from _pieces(op, half, limit)
+def _with_errors(dropped: pl.DataFrame, failed: pl.DataFrame) -> pl.DataFrame:
+    """Let the error of a row that failed be the reason of its drop."""
+    if failed.is_empty():
+        return dropped
+    [key, _] = dropped.columns
+    told = dropped.join(failed, on=key, how="left", maintain_order="left")
+    return told.select(key, pl.coalesce("error", REASON).alias(REASON))
 
 
-def _halves(op: Operator, rows: pl.DataFrame) -> list[pl.DataFrame]:
-    """Cut rows in two, groups kept whole where the operator looks at them; empty if it cannot."""
-    unit = "group_id" if op.sees == "group" and "group_id" in rows.columns else None
-    if unit is None:
-        half = rows.height // 2
-        return [rows[:half], rows[half:]] if half else []
-    groups = rows[unit].unique(maintain_order=True)
-    first = groups[: len(groups) // 2]
-    if not len(first):
-        return []
-    is_first = pl.col(unit).is_in(first.implode(), nulls_equal=True)
-    return [rows.filter(is_first), rows.filter(~is_first)]
-
-
-def _in_order(made: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Put rows made in pieces in the order that they were given in; new ones stand behind."""
-    key = laws.id_column(rows.columns)
-    place = pl.DataFrame({key: rows[key], "_place": range(rows.height)})
-    both = made.join(place, on=key, how="left", maintain_order="left")
-    return both.sort("_place", nulls_last=True, maintain_order=True).drop("_place")
-
-
-def _fails_without_rows(op: Operator, given: pl.Schema) -> bool:
-    try:
-        op.columns_after(given)
-    except OperatorError:
-        return True
-    return False
-
-
-def _errors(produced: pl.DataFrame, key: str) -> pl.DataFrame:
-    if ERROR not in produced.columns:
-        return pl.DataFrame(schema={key: pl.String, "error": pl.String})
-    bad = produced.filter(pl.col(ERROR).is_not_null())
-    return bad.select(key, pl.col(ERROR).alias("error"))
+def _errors(produced: pl.DataFrame, ids: pl.Series) -> pl.DataFrame:
+    """Return the ids and errors of rows, given the ids in the order of the rows produced."""
+    told = produced.get_column(ERROR, default=pl.Series([], dtype=pl.String)).alias("error")
+    if len(told) not in (0, len(ids)):  # new rows of some rows alone, each with its parent
+        ids = produced["parent_id"].alias(ids.name)
+    return pl.DataFrame([ids if len(told) else ids.clear(), told]).drop_nulls("error")

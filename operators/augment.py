@@ -2,7 +2,10 @@
 
 import polars as pl
 
+from ..store.errors import OperatorError
+from . import made
 from .body import FrameFunction
+from .chance import chance
 from .decorator import operator
 
 
@@ -41,3 +44,60 @@ def best_of_group(*, min_reward: float | None = None) -> FrameFunction:
         return copies.with_columns(**{n: e for n, e in changes.items() if n in names})
 
     return best
+
+
+@operator(
+    "augment", reads=(*made.READS, "group_id", "reward", "answer"), reads_rest=True, sees="group"
+)
+def expert_answers(
+    *,
+    solved_above: float | None = 0.0,
+    share: float = 1.0,
+    reward: float | None = 1.0,
+    seed: int = 0,
+) -> FrameFunction:
+    """Add the task's reference answer as an `expert` row, to groups that did not solve their task.
+
+    As in LUFFY (arXiv:2504.14945), what the policy cannot find out it is shown. The column `answer`
+    must be a whole reply, as in GSM8K, not just a result; it stands beside the experience's
+    columns: `SELECT e.*, t.answer FROM experiences e JOIN tasks t USING (task_id)`. A group counts
+    as solved when a reward in it is above `solved_above`, and one without any reward is left as it
+    is; None adds to every group. Of those groups
+    a `share` gets one, chosen by `seed`. The new row has the reward `reward`, no tokens, and the
+    first row of the group as its parent; it is a group of its own. To mix experts and other rows by
+    shares, put `mix` with `by: source` behind it, or mix them where they are drawn.
+
+    >>> rows = pl.DataFrame({"experience_id": ["a"], "task_id": "t", "group_id": "g",
+    ...     "reward": [0.0], "messages": None, "prompt_text": "2+2=", "response_text": "5",
+    ...     "answer": "It is 4.", "source": "explorer"}, schema_overrides={"messages": pl.String})
+    >>> rows.pipe(expert_answers()).select("parent_id", "source", "response_text", "reward").row(1)
+    ('a', 'expert', 'It is 4.', 1.0)
+    """
+    if not 0 <= share <= 1:
+        raise OperatorError(f"`share` must be from 0 to 1, got {share}")
+
+    def shown(row: made.Row) -> made.Made:
+        asked = made.question(row, made.conversation(row) or _asked(row))
+        if not asked:
+            return None
+        reply = {"role": "assistant", "content": row["answer"]}
+        return made.retold([*asked, reply], source="expert", reward=reward)
+
+    def add(frame: pl.LazyFrame) -> pl.LazyFrame:
+        first = pl.col("experience_id") == pl.col("experience_id").min().over("group_id")
+        best = pl.col("reward").max().over("group_id")
+        lucky = pl.col("group_id").map_elements(
+            lambda name: chance(seed, name) < share, return_dtype=pl.Boolean
+        )
+        given = first & pl.col("answer").is_not_null() & lucky
+        needy = given if solved_above is None else given & (best <= solved_above)
+        own = frame.collect_schema().names()
+        chosen = frame.filter(needy & (pl.col("source") != "expert" if "source" in own else True))
+        return made.new_rows(chosen, shown)
+
+    return add
+
+
+def _asked(row: made.Row) -> list[dict[str, str]]:
+    prompt = row.get("prompt_text")
+    return [] if prompt is None else [{"role": "user", "content": prompt}]

@@ -13,13 +13,16 @@ import pyarrow as pa
 
 from ..store.errors import OperatorError
 from ..store.query import Console, query_error
-from .waiting import answers
+from .waiting import answers, told
 
 BATCH_ROWS = 1024
 """Rows that a `Batches` function sees at a time."""
 
 ERROR = "error_of_the_row"
 """Column in which a body of `Rows` says what went wrong with single rows."""
+
+PLACE = "place_of_the_row"
+"""Column in which the order of rows is kept where an engine does not."""
 
 _NO_ROWS = pa.table({"nothing": pa.array([], pa.int64())})
 _idle: deque[Console] = deque(maxlen=4)
@@ -51,8 +54,9 @@ class Rows:
     """A function of one row, plain or `async`, for what waits: a model, a judge, a subprocess.
 
     `function` gets a row as a mapping and returns the declared `columns` as another. At most
-    `at_once` calls of an `async` function are under way; a call that raises, or takes longer than
-    `seconds`, is the error of that row alone.
+    `at_once` calls of an `async` function are under way, each for `seconds` at most; a plain one is
+    called row by row, and bounds its own time. A call that raises, takes too long, or returns
+    other columns or types, is the error of that row alone.
     """
 
     function: Callable[[dict[str, Any]], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
@@ -60,16 +64,23 @@ class Rows:
     at_once: int = 16
     seconds: float = 60.0
 
+    def __post_init__(self) -> None:
+        if self.at_once < 1 or not self.seconds > 0:
+            raise OperatorError(
+                f"`at_once` and `seconds` must be above 0, got {self.at_once} and {self.seconds}"
+            )
+
 
 @dataclass(frozen=True)
 class Explained:
     """A filter's or a reshape's body, with the reason that each dropped row is given.
 
-    A reason is a text, or a Polars expression over the columns that came in.
+    A reason is a text, or a Polars expression over the columns that came in; of a reshape also a
+    function that adds the column `reason` to the rows that came in.
     """
 
     rows: "pl.Expr | FrameFunction | str | Value | Batches | Rows"
-    reason: str | pl.Expr
+    reason: str | pl.Expr | FrameFunction
 
 
 PlainBody = pl.Expr | Sequence[pl.Expr] | FrameFunction | str | Value | Batches | Rows | Explained
@@ -123,9 +134,6 @@ def describe(body: PlainBody) -> str:
             return str(body)
         case _:
             return "no condition is shown for a function"
-
-
-_PLACE = "place_of_the_row"
 
 
 def evaluate(query: str, rows: pl.DataFrame) -> pl.DataFrame:
@@ -189,16 +197,18 @@ def _value(sql: str, frame: pl.LazyFrame, into: str) -> pl.LazyFrame:
     if kind.is_decimal():
         kind = pl.Float64()
     if not empty.height:  # an aggregate gives a row of nothing, and is refused below
-        query += f" ORDER BY {_PLACE}"  # windows and subqueries give the rows in any order
+        # windows and subqueries give the rows in any order
+        query = f"SELECT ({sql}\n) AS value, {PLACE} FROM input ORDER BY {PLACE}"
 
     def add(rows: pl.DataFrame) -> pl.DataFrame:
-        values = evaluate(query, rows.with_row_index(_PLACE))["value"]
-        if len(values) != rows.height:
+        placed = rows.with_row_index(PLACE)
+        found = evaluate(query, placed)
+        if not found.get_column(PLACE, default=pl.Series()).equals(placed[PLACE]):
             raise OperatorError(
-                f"`{sql}` gives {len(values)} values for {rows.height} rows, expected one a row; "
+                f"`{sql}` gives {found.height} values for {rows.height} rows, expected one a row; "
                 "write an aggregate as `avg(x) OVER (PARTITION BY group_id)`"
             )
-        return rows.with_columns(values.cast(kind).alias(into))
+        return rows.with_columns(found["value"].cast(kind).alias(into))
 
     return frame.map_batches(add, schema={**schema, into: kind})
 
@@ -218,31 +228,66 @@ def _rows(body: Rows, frame: pl.LazyFrame) -> pl.LazyFrame:
     schema = {**frame.collect_schema(), **body.columns, ERROR: pl.String()}
 
     def add(rows: pl.DataFrame) -> pl.DataFrame:
-        told = answers(body.function, rows.to_dicts(), at_once=body.at_once, seconds=body.seconds)
-        made = [_declared(body, values) for values, _ in told]
-        values = pl.DataFrame(made, schema=dict(body.columns), orient="row")
-        errors = pl.Series(ERROR, [error for _, error in told], pl.String)
-        return rows.with_columns(*values.get_columns(), errors)
+        given = rows.iter_rows(named=True)
+        answered = answers(body.function, given, at_once=body.at_once, seconds=body.seconds)
+        errors = [error or _wrong_keys(body, values) for values, error in answered]
+        both = zip(answered, errors, strict=True)
+        made = [values if values and error is None else {} for (values, _), error in both]
+        columns = [
+            _column(name, kind, [values.get(name) for values in made], errors)
+            for name, kind in body.columns.items()
+        ]
+        is_right = pl.lit(pl.Series(errors, dtype=pl.String).is_null())
+        return rows.with_columns(
+            *(pl.when(is_right).then(pl.lit(column)).alias(column.name) for column in columns),
+            pl.Series(ERROR, errors, pl.String),
+        )
 
     return frame.map_batches(add, schema=schema)
 
 
-def _declared(body: Rows, values: Mapping[str, Any] | None) -> dict[str, Any]:
-    if values is None:
-        return dict.fromkeys(body.columns)
-    if set(values) != set(body.columns):
-        raise OperatorError(
-            f"a row function returned {sorted(values)}, expected exactly {sorted(body.columns)}"
-        )
-    return dict(values)
+def _wrong_keys(body: Rows, values: object) -> str | None:
+    if isinstance(values, Mapping) and set(values) == set(body.columns):
+        return None
+    got = sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
+    return f"the row function returned {got}, expected exactly {sorted(body.columns)}"
+
+
+def _column(
+    name: str,
+    kind: pl.DataType | type[pl.DataType],
+    values: list[Any],
+    errors: list[str | None],
+) -> pl.Series:
+    """Make a column of answers; one that does not fit its type is the error of its row."""
+    with suppress(TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
+        return pl.Series(name, values, kind, strict=True)
+    for i, value in enumerate(values):
+        try:
+            pl.Series(name, [value], kind, strict=True)
+        except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
+            values[i] = None
+            errors[i] = f"TypeError: `{name}` must be {kind}, got {value!r:.100}"
+    return pl.Series(name, values, kind, strict=True)
 
 
 def _one_batch(body: Batches, part: pl.DataFrame) -> pl.DataFrame:
     [batch] = part.rechunk().to_arrow().to_batches()
     made = body.function(batch)
+    if not isinstance(made, pa.RecordBatch):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OperatorError(
+            f"a batch function returned a {type(made).__name__}, expected a pyarrow.RecordBatch"
+        )
     if made.num_rows != part.height or set(made.schema.names) != set(body.columns):
         raise OperatorError(
             f"a batch function returned {made.num_rows} rows of {sorted(made.schema.names)} for "
             f"{part.height} rows, expected as many rows of {sorted(body.columns)}"
         )
-    return _as(pl.DataFrame(pl.from_arrow(made)), body.columns)
+    found = pl.DataFrame(pl.from_arrow(made))
+    try:
+        return _as(found, body.columns)
+    except pl.exceptions.PolarsError as error:
+        raise OperatorError(
+            f"a batch function returned columns of {dict(found.schema)}, expected "
+            f"{dict(body.columns)}: {told(error)}"
+        ) from error

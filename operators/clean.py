@@ -1,8 +1,16 @@
-"""Cleaning: the same rows, with better values."""
+"""Cleaning of texts: the same rows, with better values."""
+
+import re
+from typing import Literal
 
 import polars as pl
 
+from ..store.errors import OperatorError
 from .decorator import operator
+
+_INVISIBLE = (
+    r"[\x00-\x08\x0B\x0C\x0E-\x1F\x7F\u{AD}\u{200B}-\u{200F}\u{2028}-\u{202E}\u{2060}\u{FEFF}]"
+)
 
 
 @operator("clean")
@@ -18,3 +26,83 @@ def clean_whitespace(*, column: str = "response_text") -> pl.Expr:
     text = pl.col(column).str.replace_all("\r\n?", "\n")
     text = text.str.replace_all(r"[^\S\n]+", " ").str.replace_all(r" ?\n ?", "\n")
     return text.str.replace_all(r"\n{3,}", "\n\n").str.strip_chars()
+
+
+@operator("clean")
+def normalize_unicode(
+    *, column: str = "response_text", form: Literal["NFC", "NFKC"] = "NFC"
+) -> pl.Expr:
+    """Write equal characters in one way, and leave out those that are not seen.
+
+    `NFC` puts letters and their accents together; `NFKC` also turns what only looks different, as
+    wide letters and ligatures, into the plain form, and so changes powers (x² becomes x2). Control
+    characters, soft hyphens and marks of no width go; tabs and ends of lines stay.
+
+    >>> rows = pl.DataFrame({"experience_id": ["a"], "response_text": ["cafe\\u0301\\u200b"]})
+    >>> rows.pipe(normalize_unicode())["response_text"][0]
+    'café'
+    """
+    return pl.col(column).str.replace_all(_INVISIBLE, "").str.normalize(form)
+
+
+@operator("clean")
+def strip_think(*, column: str = "response_text", tag: str = "think") -> pl.Expr:
+    """Leave out what was thought aloud, between `<think>` and `</think>`.
+
+    Where the end is missing, all from `<think>` on goes; where the beginning is missing (a chat
+    template may have written it into the prompt), all up to `</think>`. `thought` keeps what goes
+    here in a column of its own.
+
+    >>> rows = pl.DataFrame({"experience_id": list("ab"), "response_text": [
+    ...     "<think>2 and 2</think>\\n4", "2 and 2 is </think> 4"]})
+    >>> rows.pipe(strip_think())["response_text"].to_list()
+    ['4', '4']
+    """
+    start, end = _tags(tag)
+    text = pl.col(column)
+    has_any = text.str.contains(f"{start}|{end}")
+    closed = text.str.replace_all(rf"(?s){start}.*?{end}", "")
+    rest = closed.str.replace(rf"(?s)^.*{end}", "").str.replace(rf"(?s){start}.*$", "")
+    return pl.when(has_any).then(rest.str.strip_chars()).otherwise(text).alias(column)
+
+
+@operator("derive", writes=("thought",))
+def thought(*, column: str = "response_text", tag: str = "think") -> pl.Expr:
+    """Set `thought` to what `strip_think` leaves out of a text, NULL where that is nothing.
+
+    >>> rows = pl.DataFrame({"experience_id": ["a"],
+    ...                      "response_text": ["<think>2 and 2</think> 4 <think>or 5"]})
+    >>> rows.pipe(thought())["thought"][0]
+    '2 and 2\\nor 5'
+    """
+    start, end = _tags(tag)
+    text = pl.col(column)
+    # the beginning that the prompt has, so that all thoughts look alike
+    first = pl.concat_str(pl.lit(f"<{tag}>"), text)
+    is_headless = text.str.contains(rf"(?s)^.*?{end}") & ~text.str.contains(
+        rf"(?s)^.*?{start}.*?{end}"
+    )
+    whole = pl.when(is_headless).then(first).otherwise(text)
+    found = whole.str.extract_all(rf"(?s){start}.*?(?:{end}|$)")
+    inner = pl.element().str.replace_all(f"{start}|{end}", "").str.strip_chars()
+    told = found.list.eval(inner.filter(inner != "")).list.join("\n")
+    return pl.when(told != "").then(told).alias("thought")
+
+
+@operator("clean")
+def cut_at(*, stops: list[str], column: str = "response_text") -> pl.Expr:
+    """Cut a text before the first of some strings that it holds, as an engine does with `stop`.
+
+    >>> rows = pl.DataFrame({"experience_id": ["a"], "response_text": ["A: 4\\nQ: 3+3?"]})
+    >>> rows.pipe(cut_at(stops=["\\nQ:", "</s>"]))["response_text"][0]
+    'A: 4'
+    """
+    if not stops or "" in stops:
+        raise OperatorError(f"`stops` must be strings that are not empty, got {stops}")
+    return pl.col(column).str.replace(rf"(?s)(?:{'|'.join(map(re.escape, stops))}).*$", "")
+
+
+def _tags(tag: str) -> tuple[str, str]:
+    if not re.fullmatch(r"\w+", tag):
+        raise OperatorError(f"`tag` must be a word, as `think`, got {tag!r}")
+    return rf"(?i:<{tag}>)", rf"(?i:</{tag}>)"

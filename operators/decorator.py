@@ -11,6 +11,7 @@ from ..store.query import columns_of, names_in
 from .apply import Kind, Operator, Sees
 from .body import Batches, Body, Declared, Explained, PlainBody, Rows, Value
 from .parameters import Parameters, jsonable
+from .provenance import users_code
 from .scope import sees_of
 
 P = ParamSpec("P")
@@ -55,6 +56,7 @@ class OperatorFunction(Generic[P]):
             sees=sees,
             whole_groups=declared["whole_groups"],
             links=declared["links"],
+            code=users_code(self._function, values.values()),
         )
 
 

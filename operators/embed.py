@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .ngrams import characters, mixed, rolled
+
 NGRAMS = (2, 3, 4)
 """Lengths of the pieces of text that are counted."""
 
 VERSION = "1"
 """Of all embedders here; raised when one gives other vectors than before."""
-
-_BASE = np.uint64(0x100000001B3)
 
 
 def hashed_ngrams(texts: Sequence[str], *, dims: int = 256) -> np.ndarray:
@@ -24,13 +24,13 @@ def hashed_ngrams(texts: Sequence[str], *, dims: int = 256) -> np.ndarray:
     >>> float(a @ b) > 0.8 > 0.3 > float(a @ c)
     True
     """
-    codes, starts = _characters(texts)
+    codes, starts = characters(texts)
     counts = np.zeros(len(texts) * dims)
     rows = np.repeat(np.arange(len(texts)), np.diff(starts))
     for n in NGRAMS:
         if len(codes) < n:
             continue
-        hashes = _mixed(_rolled(codes, n))
+        hashes = mixed(rolled(codes, n))
         inside = rows[: len(hashes)] == rows[n - 1 :]
         places = rows[: len(hashes)] * dims + (hashes % np.uint64(dims)).astype(np.int64)
         signs = np.where(hashes >> np.uint64(63), 1.0, -1.0)
@@ -40,27 +40,3 @@ def hashed_ngrams(texts: Sequence[str], *, dims: int = 256) -> np.ndarray:
     totals = np.abs(counters).sum(axis=1, keepdims=True)
     shares = np.abs(counters) / np.maximum(totals, 1)
     return (np.sign(counters) * np.sqrt(shares)).astype(np.float32)
-
-
-def _characters(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the characters of all texts, one behind the other, and where each text begins."""
-    plain = [" ".join(text.casefold().split()) for text in texts]
-    padded = [f" {text} " if text else "" for text in plain]
-    joined = "".join(padded).encode("utf-32-le", "surrogatepass")
-    return np.frombuffer(joined, np.uint32), np.cumsum([0, *map(len, padded)])
-
-
-def _rolled(codes: np.ndarray, n: int) -> np.ndarray:
-    """Hash each piece of n characters."""
-    wide, size = codes.astype(np.uint64), len(codes) - n + 1
-    hashes = np.full(size, n, np.uint64)
-    for i in range(n):
-        hashes = hashes * _BASE + wide[i : i + size]
-    return hashes
-
-
-def _mixed(hashes: np.ndarray) -> np.ndarray:
-    """Spread the bits (the finalizer of splitmix64)."""
-    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return hashes ^ (hashes >> np.uint64(31))

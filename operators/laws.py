@@ -123,7 +123,7 @@ def _check_filter(
     _reasons(op, dropped, key)
     if op.whole_groups and "group_id" in before.columns:
         gone = before.join(dropped, on=key, how="semi")["group_id"]
-        cut = after.filter(pl.col("group_id").is_in(gone.unique().implode()))
+        cut = after.filter(pl.col("group_id").is_in(gone.unique().implode(), nulls_equal=True))
         if cut.height:
             raise op.error(f"it declares `whole_groups`, but cut the group {cut['group_id'][0]!r}")
 
@@ -177,10 +177,13 @@ def _unique(op: "Operator", rows: pl.DataFrame, key: str) -> None:
 
 
 def _no_strangers(op: "Operator", named: pl.Series, known: pl.Series, column: str) -> None:
-    strange = named.filter(~named.is_in(known.implode(), nulls_equal=True))
-    if len(strange):
+    if named.equals(known) and not known.null_count():
+        return
+    given = known.drop_nulls().to_frame(column)
+    strange = named.to_frame(column).join(given, on=column, how="anti", maintain_order="left")
+    if strange.height:
         raise op.error(
-            f"`{column}` holds {strange[0]!r}, which is not the id of a row that was given"
+            f"`{column}` holds {strange[column][0]!r}, which is not the id of a row that was given"
         )
 
 

@@ -1,6 +1,6 @@
 """Names of operators and rewards: our public functions, or `package.module:function`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from inspect import isfunction
 from types import ModuleType
@@ -12,6 +12,9 @@ from .decorator import OperatorFunction
 
 Spec = str | Mapping[str, Mapping[str, Any] | None]
 """An operator in YAML: `name`, or `{name: {parameter: value}}`."""
+
+RECIPE = "data_juicer_recipe"
+"""Name that stands for the operators of one of Data-Juicer's recipes."""
 
 
 def resolve(spec: Spec | Operator) -> Operator:
@@ -39,6 +42,19 @@ def resolve(spec: Spec | Operator) -> Operator:
     return found(**params)
 
 
+def resolve_all(specs: Iterable[Spec | Operator]) -> list[Operator]:
+    """Build the operators that a list stands for; a recipe of Data-Juicer's stands for several."""
+    found: list[Operator] = []
+    for spec in specs:
+        if isinstance(spec, Mapping) and list(spec) == [RECIPE]:
+            from .data_juicer.recipe import operators_of
+
+            found += operators_of(_taken_apart(spec)[1])
+        else:
+            found.append(resolve(spec))
+    return found
+
+
 def public() -> dict[str, OperatorFunction[...]]:
     """Return our operators by name: the namespace of `rlake.operators` is the registry."""
     names = vars(import_module(__package__ or "")).items()
@@ -57,14 +73,16 @@ def named(name: str, home: ModuleType, what: str) -> Callable[..., Any]:
         if not callable(found):
             raise OperatorError(f"{what} `{name}` is a {type(found).__name__}, expected a function")
         return found
-    own = {
-        n: f
-        for n, f in vars(home).items()
-        if isfunction(f) and f.__module__ == home.__name__ and not n.startswith("_")
-    }
+    own = {n: f for n, f in vars(home).items() if isfunction(f) and _is_public(n, f, home)}
     if name not in own:
         raise OperatorError(f"there is no {what} `{name}`{nearest(name, own)}")
     return own[name]
+
+
+def _is_public(name: str, function: Callable[..., Any], home: ModuleType) -> bool:
+    if hasattr(home, "__all__"):
+        return name in home.__all__
+    return function.__module__ == home.__name__ and not name.startswith("_")
 
 
 def imported(name: str, what: str) -> Any:

@@ -4,9 +4,12 @@ from typing import Literal
 
 import polars as pl
 
+from ..store.errors import OperatorError
 from ..store.ids import content_id
-from .body import Explained
+from .body import Declared, Explained
+from .chance import chance
 from .decorator import operator
+from .replies import ASIDE, ID, REWARD, SEES, UNIT, Across, DistinctBy, columns, with_aside
 
 _PAIR = pl.Schema(
     {
@@ -17,69 +20,154 @@ _PAIR = pl.Schema(
         "margin": pl.Float64,
     }
 )
+_MARGIN = pl.col("reward") - pl.col("reward_worse")
+
+Strategy = Literal["max_min", "best_against_rest", "all", "random"]
+"""Which better and worse replies become a pair."""
 
 
-@operator(
-    "reshape",
-    reads=("experience_id", "task_id", "group_id", "reward"),
-    writes=tuple(_PAIR),
-    links=("chosen_id", "rejected_id"),
-)
+@operator("reshape", writes=tuple(_PAIR), links=("chosen_id", "rejected_id"))
 def pairs(
-    *, strategy: Literal["max_min", "best_against_rest"] = "max_min", min_margin: float = 0.0
-) -> Explained:
-    """Turn groups into rows of `preferences`: the best answer against a worse one.
+    *,
+    strategy: Strategy = "max_min",
+    min_margin: float = 0.0,
+    across: Across = "group",
+    max_pairs: int | None = None,
+    distinct_by: DistinctBy | None = "messages",
+    last_step: bool = False,
+    seed: int = 0,
+) -> Declared:
+    """Turn groups into rows of `preferences`: a better reply against a worse one.
 
-    `max_min` pairs the best with the worst, `best_against_rest` with every worse one. A pair's
-    rewards differ by more than `min_margin`. Of equal rewards the first id is taken. Every row
-    that is in no pair is dropped, with the reason.
+    `max_min` pairs the best with the worst (the default of online DPO, arXiv:2405.07863),
+    `best_against_rest` the best with every worse one, `all` every better with every worse one, the
+    widest margins first; `random` draws pairs by `seed`. Rewards of a pair differ by `min_margin`
+    at least, and are never equal: `all` with a `min_margin` gives all pairs by margin. Of one group
+    (or, across tasks, one task) come at most `max_pairs`: unless it is given, 1 of `random` and 100
+    of the others.
+
+    Equal replies of a group count once, with the largest reward, so that no pair holds the same
+    reply twice. They are equal when the whole conversations are (`messages`), or just the last
+    replies (`response_text`); None compares no texts. With `last_step`, of a try that became
+    several rows only the last counts. Of equal rewards the first id is taken. Every row that is in
+    no pair is dropped, with the reason.
 
     >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "task_id": "t", "group_id": "g",
-    ...                      "reward": [0.0, 1.0]})
-    >>> rows.pipe(pairs()).select("chosen_id", "rejected_id", "margin").rows()
+    ...                      "reward": [0.0, 1.0], "response_text": ["5", "4"]})
+    >>> best = rows.pipe(pairs(distinct_by="response_text"))
+    >>> best.select("chosen_id", "rejected_id", "margin").rows()
     [('b', 'a', 1.0)]
     """
+    most = max_pairs if max_pairs is not None else 1 if strategy == "random" else 100
+    if most < 1:
+        raise OperatorError(f"`max_pairs` must be 1 or more, got {most}")
+    unit = UNIT[across]
+
+    def counted(frame: pl.LazyFrame) -> pl.LazyFrame:
+        return with_aside(frame, unit=unit, distinct_by=distinct_by, last_step=last_step)
 
     def make(frame: pl.LazyFrame) -> pl.LazyFrame:
-        scored = frame.filter(pl.col("reward").is_not_null())
-        scored = scored.select("experience_id", "task_id", "group_id", "reward")
-        best = scored.sort("reward", "experience_id", descending=[True, False])
-        best = best.unique("group_id", keep="first", maintain_order=True)
-        worse = scored.sort("reward", "experience_id")
-        if strategy == "max_min":
-            worse = worse.unique("group_id", keep="first", maintain_order=True)
-        both = best.join(worse, on="group_id", suffix="_worse").sort(
-            "group_id", "experience_id_worse"
-        )
-        margin = pl.col("reward") - pl.col("reward_worse")
-        both = both.filter((margin > 0) & (margin > min_margin))
-        pair = both.select(
-            "task_id",
-            pl.col("experience_id").alias("chosen_id"),
-            pl.col("experience_id_worse").alias("rejected_id"),
-            margin.alias("margin"),
-        )
-        name = pl.struct("chosen_id", "rejected_id").map_elements(_pair_id, return_dtype=pl.String)
-        return pair.select(name.alias("preference_id"), *list(_PAIR)[1:])
+        scored = counted(frame).filter(pl.col(ASIDE).is_null())
+        scored = scored.select("experience_id", "task_id", _unit=pl.col(unit), reward=REWARD)
+        both = _combined(_ranked(scored), strategy, most, seed)
+        both = both.filter((_MARGIN > 0) & (min_margin <= _MARGIN))
+        return _as_pairs(_first(both, most))
 
-    return Explained(make, reason=_why_not(min_margin))
+    def explain(frame: pl.LazyFrame) -> pl.LazyFrame:
+        return counted(frame).with_columns(_why_not(unit, min_margin).alias("reason"))
+
+    reads = columns(distinct_by, last_step=last_step)
+    return Declared(body=Explained(make, reason=explain), reads=reads, sees=SEES[across])
+
+
+def _ranked(scored: pl.LazyFrame) -> pl.LazyFrame:
+    """Add each row's place among its unit's, from the best (`top`) and from the worst (`low`)."""
+    place = pl.int_range(pl.len()).over("_unit")
+    up = scored.sort("reward", "experience_id").with_columns(low=place)
+    return up.sort("reward", "experience_id", descending=[True, False]).with_columns(top=place)
+
+
+def _combined(rows: pl.LazyFrame, strategy: Strategy, most: int, seed: int) -> pl.LazyFrame:
+    """Return better rows beside worse ones, with `order`: which of a unit's pairs come first."""
+    best, worst = rows.filter(pl.col("top") == 0), rows.filter(pl.col("low") == 0)
+    if strategy == "random":
+        return _drawn(rows, best, worst, seed)
+    # a pair among the `most` widest margins has a row of the `most` best and one of the worst
+    better = rows.filter(pl.col("top") < most) if strategy == "all" else best
+    worse = worst if strategy == "max_min" else rows.filter(pl.col("low") < most)
+    both = better.join(worse, on="_unit", suffix="_worse")
+    # of equal margins, not one row over and over
+    return both.with_columns(order=(pl.col("top") + pl.col("low_worse")).cast(pl.Float64))
+
+
+def _drawn(rows: pl.LazyFrame, best: pl.LazyFrame, worst: pl.LazyFrame, seed: int) -> pl.LazyFrame:
+    """Put a unit's rows in a circle by chance and pair neighbours; the widest pair is the last.
+
+    Each pair is as likely to be neighbours as any other, and no row is in more than two.
+    """
+    drawn = ID.map_elements(lambda name: chance(seed, name), return_dtype=pl.Float64)
+    circle = rows.with_columns(order=drawn).sort("order", "experience_id")
+    following = [
+        pl.coalesce(pl.col(n).shift(-1), pl.col(n).first()).over("_unit").alias(f"{n}_worse")
+        for n in ("experience_id", "reward")
+    ]
+    circle = circle.with_columns(following)
+    turned = [pl.col("experience_id", "reward"), pl.col("experience_id_worse", "reward_worse")]
+    there = circle.select("_unit", "task_id", "order", *turned)
+    back = circle.select(
+        "_unit",
+        "task_id",
+        "order",
+        experience_id="experience_id_worse",
+        reward="reward_worse",
+        experience_id_worse="experience_id",
+        reward_worse="reward",
+    )
+    widest = best.join(worst, on="_unit", suffix="_worse").with_columns(order=pl.lit(2.0))
+    every = pl.concat([there, back, widest.select(there.collect_schema().names())])
+    return every.unique(
+        ["_unit", "experience_id", "experience_id_worse"], keep="first", maintain_order=True
+    )
+
+
+def _first(both: pl.LazyFrame, most: int) -> pl.LazyFrame:
+    """Keep the first pairs of each unit: by the widest margin, unless chance put them in order."""
+    by_chance = "top" not in both.collect_schema().names()
+    wide = [] if by_chance else [-_MARGIN]
+    both = both.sort("_unit", *wide, "order", "experience_id", "experience_id_worse")
+    return both.filter(pl.int_range(pl.len()).over("_unit") < most)
+
+
+def _as_pairs(both: pl.LazyFrame) -> pl.LazyFrame:
+    pair = both.sort("_unit", "experience_id", "experience_id_worse").select(
+        "task_id",
+        chosen_id="experience_id",
+        rejected_id="experience_id_worse",
+        margin=_MARGIN,
+    )
+    name = pl.struct("chosen_id", "rejected_id").map_elements(_pair_id, return_dtype=pl.String)
+    return pair.select(name.alias("preference_id"), *list(_PAIR)[1:])
 
 
 def _pair_id(pair: dict[str, str]) -> str:
     return content_id(pair["chosen_id"], pair["rejected_id"])
 
 
-def _why_not(min_margin: float) -> pl.Expr:
-    reward = pl.col("reward")
-    top, low = reward.max().over("group_id"), reward.min().over("group_id")
-    few = reward.count().over("group_id") < 2
-    some = top - low > min_margin
+def _why_not(unit: str, min_margin: float) -> pl.Expr:
+    """Tell of a row that is in no pair why."""
+    who = unit.removesuffix("_id")
+    rewards = REWARD.filter(pl.col(ASIDE).is_null())
+    top, low = rewards.max().over(unit), rewards.min().over(unit)
+    none = f"its {who} gives no pair: "
+    equal = pl.format(f"{none}all rewards are {{}}", top.round_sig_figs(6))
     return (
-        pl.when(reward.is_null())
-        .then(pl.lit("its reward is NULL"))
-        .when(few)
-        .then(pl.lit("its group gives no pair: fewer than two rewards"))
-        .when(~some | (top == low))
-        .then(pl.lit(f"its group gives no pair: rewards do not differ by more than {min_margin:g}"))
-        .otherwise(pl.lit("others of its group were paired"))
+        pl.when(pl.col(ASIDE).is_not_null())
+        .then(ASIDE)
+        .when(rewards.count().over(unit) < 2)
+        .then(pl.lit(f"{none}it has no second reply with a reward"))
+        .when(top == low)
+        .then(equal)
+        .when(top - low < min_margin)
+        .then(pl.lit(f"{none}rewards differ by less than {min_margin:g}"))
+        .otherwise(pl.lit(f"others of its {who} were paired"))
     )

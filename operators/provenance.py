@@ -1,7 +1,8 @@
 """What a function was when it was used: a digest of its source, to be compared later."""
 
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -31,6 +32,36 @@ def digest(function: Callable[..., Any]) -> str:
     except (OSError, TypeError):
         source = _package_version(one.__module__)
     return content_id(f"{one.__module__}:{one.__qualname__}", source, length=_DIGITS)
+
+
+def users_code(function: Callable[..., Any], values: Iterable[object]) -> tuple[str, ...]:
+    """Digest a function, and those that parameter values are or name, but for those of rlake.
+
+    >>> users_code(digest, ["exact_match", 3])
+    ()
+    """
+    used = [function, *_functions(list(values))]
+    return tuple(digest(f) for f in used if callable(f) and not _is_ours(f))
+
+
+def _functions(value: object) -> Iterator[object]:
+    """Yield the functions in a value, and those named as `package.module:function` and loaded."""
+    if isinstance(value, str):
+        module, _, name = value.partition(":")
+        if name:
+            yield getattr(sys.modules.get(module), name, None)
+    elif isinstance(value, Mapping):
+        yield from _functions([*value.keys(), *value.values()])
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _functions(one)
+    else:
+        yield value
+
+
+def _is_ours(function: object) -> bool:
+    module = getattr(function, "__module__", None) or ""
+    return module.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _package_version(module: str | None) -> str | None:

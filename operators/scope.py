@@ -18,12 +18,13 @@ _WIDER = frozenset({"WINDOW", "SUBQUERY"})
 def sees_of(body: PlainBody) -> Sees:
     """Return what a body looks at; `all` when it does not tell.
 
-    >>> sees_of(pl.col("reward") > 0), sees_of(pl.col("reward").rank())
+    >>> sees_of(pl.col("reward") > 0), sees_of(pl.col("reward") - pl.col("reward").mean())
     ('row', 'all')
     """
     match body:
-        case Explained(rows=rows):
-            return sees_of(rows)
+        case Explained(rows=rows, reason=reason):
+            tells_more = isinstance(reason, pl.Expr) and not _is_by_row(reason)
+            return "all" if tells_more else sees_of(rows)
         case Batches() | Rows():
             return "row"
         case Value(sql=sql):
@@ -41,6 +42,8 @@ def sees_of(body: PlainBody) -> Sees:
 
 def _is_by_row(expression: pl.Expr) -> bool:
     try:
-        return expression.meta.is_row_separable()
-    except pl.exceptions.PolarsError:  # of structs it does not tell
+        # asked of the whole, it does not tell of an aggregate within, as in `x - x.mean()`
+        is_by_row = expression.meta.is_row_separable()
+    except pl.exceptions.PolarsError:  # of Python functions and of lists it does not tell
         return False
+    return is_by_row and all(_is_by_row(part) for part in expression.meta.pop())

@@ -1,89 +1,201 @@
 """Scoring stored rows: a reward function applied again, or for the first time."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from inspect import isawaitable
+from typing import Any, cast
 
 import polars as pl
 import pyarrow as pa
 
-from ..store.errors import SchemaError
+from ..store.errors import OperatorError, SchemaError
 from ..store.records import Experience, Task
 from . import rewards
-from .body import Batches
+from .body import Batches, Declared
 from .decorator import operator
 from .names import named
+from .provenance import digest
+from .verdict import Spec, Verdict, looks_at, with_parameters
+from .waiting import answers
+
+SECONDS = 300.0
+"""Longest time of one call that waits: a judge that is asked again, or a queue for a sandbox."""
+
+Row = Mapping[str, Any]
+Judged = tuple[float | None, str | None]
+"""The reward of a row, and its reason, or what went wrong."""
 
 _COLUMNS = {
-    "reward": pl.Float64,
-    "scorer": pl.String,
-    "scorer_version": pl.String,
-    "detail": pl.String,
+    "reward": pl.Float64(),
+    "scorer": pl.String(),
+    "scorer_version": pl.String(),
+    "detail": pl.String(),
 }
+_READS = ("experience_id", "task_id", "answer")
 
 
-@operator(
-    "derive", reads=("experience_id", "task_id", "answer"), reads_rest=True, writes=tuple(_COLUMNS)
-)
+@operator("derive", reads_rest=True, writes=tuple(_COLUMNS))
 def score(
-    *, reward: str | Callable[..., Any] = "exact_match", scorer_version: str = "1"
-) -> Batches:
+    *,
+    reward: str | dict[str, dict[str, Any] | None] | Callable[..., Any] = "exact_match",
+    scorer_version: str | None = None,
+    at_once: int = 16,
+    seconds: float | int = SECONDS,
+) -> Declared:
     """Set `reward` by a reward function: one of ours by name, `package.module:function`, or itself.
 
-    The rows need the task's `answer` beside the experience's columns (and `task_messages` or
-    `task_metadata`, for a reward that reads them): `SELECT e.*, t.answer, t.messages AS
-    task_messages FROM experiences e JOIN tasks t USING (task_id)`. A reward that is None, or not
-    finite, or raises, is NULL; `detail` keeps what went wrong. `scorer` and `scorer_version` say
-    who judged; raise the version when a function's meaning changes.
+    `{name: {parameter: value}}` gives it parameters. The rows need the task's `answer` beside the
+    experience's columns (and `task_messages` or `task_metadata`, for a reward that reads them):
+    `SELECT e.*, t.answer, t.messages AS task_messages FROM experiences e JOIN tasks t USING
+    (task_id)`. A reward that is None, or not finite, or raises, is NULL; `detail` keeps what went
+    wrong, or the reason that it gave. `scorer` (the name) and `scorer_version` (by default a digest
+    of its source and parameters) say who judged, as with `rlake rescore`. Of an `async` reward, at
+    most `at_once` calls are under way, each for `seconds`. A judge of groups sees whole groups.
 
     >>> rows = pl.DataFrame({"experience_id": ["a"], "task_id": "t", "answer": "4",
     ...                      "response_text": "4"})
     >>> rows.pipe(score(reward="exact_match")).select("reward", "scorer", "detail").rows()
     [(1.0, 'exact_match', None)]
     """
-    function = named(reward, rewards, "reward") if isinstance(reward, str) else reward
-    who = reward if isinstance(reward, str) else f"{reward.__module__}:{reward.__qualname__}"
+    name, function = reward_of(reward)
+    version = scorer_version or digest(function)
 
-    def judge(batch: pa.RecordBatch) -> pa.RecordBatch:
-        verdicts = list(judged(function, batch.to_pylist()))
+    def judge(rows: Sequence[Row]) -> dict[str, list[Any]]:
+        verdicts = judged(function, rows, at_once=at_once, seconds=seconds)
+        return {
+            "reward": [value for value, _ in verdicts],
+            "scorer": [name] * len(verdicts),
+            "scorer_version": [version] * len(verdicts),
+            "detail": [detail for _, detail in verdicts],
+        }
+
+    def batch(rows: pa.RecordBatch) -> pa.RecordBatch:
+        made = judge(rows.to_pylist())
+        kinds = (pa.float64(), pa.string(), pa.string(), pa.string())
         return pa.record_batch(
-            {
-                "reward": pa.array([v for v, _ in verdicts], pa.float64()),
-                "scorer": pa.array([who] * len(verdicts), pa.string()),
-                "scorer_version": pa.array([scorer_version] * len(verdicts), pa.string()),
-                "detail": pa.array([d for _, d in verdicts], pa.string()),
-            }
+            {n: pa.array(v, k) for (n, v), k in zip(made.items(), kinds, strict=True)}
         )
 
-    return Batches(judge, columns=_COLUMNS)
+    def groups(frame: pl.LazyFrame) -> pl.LazyFrame:
+        schema = {**frame.collect_schema(), **_COLUMNS}
+        return frame.map_batches(
+            lambda rows: rows.with_columns(
+                pl.Series(n, v, _COLUMNS[n]) for n, v in judge(rows.to_dicts()).items()
+            ),
+            schema=schema,
+        )
+
+    if looks_at(function) == "group":
+        return Declared(body=groups, reads=(*_READS, "group_id"), sees="group")
+    return Declared(body=Batches(batch, columns=_COLUMNS), reads=_READS, sees="row")
+
+
+def reward_of(spec: Spec | Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
+    """Return the name and the function of a reward, its parameters set.
+
+    >>> reward_of({"overlong": {"max_tokens": 20, "cache": 10}})[0]
+    'overlong'
+
+    Raises OperatorError for an unknown name, or parameters that do not fit.
+    """
+    if callable(spec):
+        return getattr(spec, "__name__", type(spec).__name__), with_parameters("it", spec, {})
+    if isinstance(spec, str):
+        name, parameters = spec, {}
+    elif len(spec) == 1:
+        [(name, parameters)] = spec.items()
+    else:
+        raise OperatorError(f"expected one reward, got {list(spec)}")
+    function = named(name, rewards, "reward")
+    return short(name), with_parameters(name, function, parameters or {})
+
+
+def short(name: str) -> str:
+    """Return what a reward is called in `rewards` and `scores`: its function's name.
+
+    >>> short("my.rewards:lenient")
+    'lenient'
+    """
+    return name.rpartition(":")[2]
 
 
 def judged(
-    function: Callable[..., Any], rows: Iterable[Mapping[str, Any]]
-) -> Iterator[tuple[float | None, str | None]]:
-    """Yield the reward of each row and, when it is None, what went wrong, if anything did.
+    function: Callable[..., Any],
+    rows: Iterable[Row],
+    *,
+    at_once: int = 16,
+    seconds: float = SECONDS,
+) -> list[Judged]:
+    """Return the reward of each row, with its reason or, when it is None, what went wrong.
 
-    The rows are those of `experiences`, with what `score` says of their tasks.
+    The rows are those of `experiences`, with what `score` says of their tasks. A judge of groups is
+    given those with the same `group_id` together; its errors are those of the whole group.
     """
-    for row in rows:
-        # the boundary of user code: a row that cannot be judged is a row with its error
-        try:
-            value = function(_task(row), Experience.from_row(row))
-            yield _finite(value), None
-        except Exception as error:  # noqa: BLE001
-            yield None, f"{type(error).__name__}: {error}"
+    given = list(rows)
+    if looks_at(function) == "row":
+
+        async def one(row: Row) -> Judged:
+            return verdict(await said(function(task_of(row), Experience.from_row(row))))
+
+        return [_either(a) for a in answers(one, given, at_once=at_once, seconds=seconds)]
+
+    async def group(places: list[int]) -> list[Judged]:
+        tries = [Experience.from_row(given[i]) for i in places]
+        return verdicts(await said(function(task_of(given[places[0]]), tries)), len(tries))
+
+    units = _groups(given)
+    told: dict[int, Judged] = {}
+    asked: Any = answers(group, units, at_once=at_once, seconds=seconds)
+    for places, (values, error) in zip(units, asked, strict=True):
+        told |= zip(places, _each(values, error, len(places)), strict=True)
+    return [told[i] for i in range(len(given))]
 
 
-def _finite(value: Any) -> float | None:
+async def said(made: Any | Awaitable[Any]) -> Any:
+    """Return what a reward function returned, waiting for it if it is `async`."""
+    return await made if isawaitable(made) else made
+
+
+def verdict(value: Any) -> Judged:
+    """Return a reward and its reason; raises SchemaError for what is not a finite number."""
+    detail = None
+    if isinstance(value, Verdict):
+        value, detail = value.value, value.detail
     if value is None:
-        return None
+        return None, detail
     number = float(value)
     if number - number != 0:
         raise SchemaError(f"the reward is {number}, expected a finite number or None")
-    return number
+    return number, detail
 
 
-def _task(row: Mapping[str, Any]) -> Task:
+def verdicts(values: Any, number: int) -> list[Judged]:
+    """Return the rewards of a group; raises SchemaError unless there is one for each try."""
+    if not isinstance(values, Sequence) or len(cast(Sequence[Any], values)) != number:
+        raise SchemaError(f"a judge of groups gave {values!r} for {number} tries, expected a list")
+    return [verdict(value) for value in cast(Sequence[Any], values)]
+
+
+def _each(values: list[Judged] | None, error: str | None, number: int) -> list[Judged]:
+    return [(None, error)] * number if values is None else values
+
+
+def _either(answer: tuple[Judged | None, str | None]) -> Judged:
+    values, error = answer
+    return (None, error) if values is None else values
+
+
+def _groups(rows: Sequence[Row]) -> list[list[int]]:
+    """Return the places of the rows of each group; one without a group is alone."""
+    found: dict[Any, list[int]] = {}
+    for i, row in enumerate(rows):
+        group = row.get("group_id")
+        found.setdefault((None, i) if group is None else group, []).append(i)
+    return list(found.values())
+
+
+def task_of(row: Row) -> Task:
+    """Return what a row tells of its task: its answer, conversation and metadata."""
     messages, metadata = row.get("task_messages"), row.get("task_metadata")
     return Task(
         messages=json.loads(messages) if messages else [],

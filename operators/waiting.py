@@ -1,7 +1,7 @@
 """Waiting for many answers at once: a bounded number of calls, each with its time limit."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from inspect import isawaitable
 from typing import Any, TypeVar
@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 Row = TypeVar("Row")
 
+_LONGEST = 500
+
 
 def answers(
     function: Callable[[Row], T | Awaitable[T]],
-    rows: Sequence[Row],
+    rows: Iterable[Row],
     *,
     at_once: int = 16,
     seconds: float = 60.0,
@@ -26,11 +28,17 @@ def answers(
     [(3.0, None), (None, 'ZeroDivisionError: division by zero')]
     """
 
-    async def all_of_them() -> list[tuple[T | None, str | None]]:
-        free = asyncio.Semaphore(at_once)
-        return list(await asyncio.gather(*(_one(function, row, free, seconds) for row in rows)))
+    todo, made = enumerate(rows), dict[int, tuple[T | None, str | None]]()
 
-    return run_apart(all_of_them())
+    async def some_of_them() -> None:
+        for i, row in todo:
+            made[i] = await _one(function, row, seconds)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(some_of_them() for _ in range(at_once)))
+
+    run_apart(all_of_them())
+    return [made[i] for i in range(len(made))]
 
 
 def run_apart(work: Coroutine[Any, Any, T]) -> T:
@@ -44,24 +52,27 @@ def run_apart(work: Coroutine[Any, Any, T]) -> T:
 
 
 def told(error: BaseException) -> str:
-    """Return an error as the text that is kept of it, in one line.
+    """Return an error as the text that is kept of it, in one line of at most 500 characters.
 
     >>> told(ValueError("no\\nnumber"))
     'ValueError: no number'
     """
     words = " ".join(str(error).split())
+    words = words if len(words) <= _LONGEST else f"{words[:_LONGEST]}..."
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 async def _one(
-    function: Callable[[Row], T | Awaitable[T]], row: Row, free: asyncio.Semaphore, seconds: float
+    function: Callable[[Row], T | Awaitable[T]], row: Row, seconds: float
 ) -> tuple[T | None, str | None]:
-    async with free:
-        limit = asyncio.timeout(seconds)
-        try:
-            async with limit:
-                made = function(row)
-                return (await made if isawaitable(made) else made), None
-        except Exception as error:  # noqa: BLE001 - the boundary of user code: a row with its error
-            late = f"TimeoutError: it took longer than {seconds:g} s"
-            return None, late if limit.expired() else told(error)
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            made = function(row)
+            return (await made if isawaitable(made) else made), None
+    except (Exception, asyncio.CancelledError) as error:  # the boundary of user code
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        late = f"TimeoutError: it took longer than {seconds:g} s"
+        return None, late if limit.expired() else told(error)

@@ -7,16 +7,18 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from ..operators import Operator, resolve
+from ..operators import Operator
+from ..operators.names import resolve_all
 from ..store.errors import ConfigError, InputError, nearest
+from .executors import executor_of
 from .source import File, Sql, Table
 
-_KEYS = ("name", "source", "operators", "sink")
+_KEYS = ("name", "source", "operators", "sink", "executor", "max_failed", "on_empty")
 _PLACES: dict[str, type[Table | Sql | File]] = {"table": Table, "sql": Sql, "file": File}
 
 
 def parse(text: str | Path) -> dict[str, Any]:
-    """Return name, source, operators and sink of a pipeline: from a YAML file, or the text itself.
+    """Return the fields of a pipeline: from a YAML file, or the text itself.
 
     Raises ConfigError for unknown keys or values, InputError for a file that cannot be read.
     """
@@ -30,12 +32,18 @@ def parse(text: str | Path) -> dict[str, Any]:
     if not isinstance(tree["name"], str):
         raise ConfigError(f"`name` must be text, got {tree['name']!r}")
     sink = tree.get("sink")
-    return {
+    made = {
         "name": tree["name"],
         "source": _place(tree["source"], "source", tuple(_PLACES)),
         "operators": _operators(tree.get("operators")),
         "sink": None if sink is None else _place(sink, "sink", ("table", "file")),
     }
+    if tree.get("executor") is not None:
+        made["executor"] = executor_of(tree["executor"])
+    share = tree.get("max_failed")
+    if share is not None and (isinstance(share, bool) or not isinstance(share, int | float)):
+        raise ConfigError(f"`max_failed` must be a share between 0 and 1, got {share!r}")
+    return made | {k: tree[k] for k in ("max_failed", "on_empty") if tree.get(k) is not None}
 
 
 def _tree(text: str | Path) -> Mapping[str, Any]:
@@ -60,7 +68,7 @@ def _tree(text: str | Path) -> Mapping[str, Any]:
 def _operators(specs: Any) -> list[Operator]:
     if specs is not None and not isinstance(specs, list):
         raise ConfigError(f"`operators` must be a list, got {specs!r}")
-    return [resolve(spec) for spec in specs or ()]
+    return resolve_all(specs or ())
 
 
 def _place(given: Any, what: str, kinds: tuple[str, ...]) -> Table | Sql | File:

@@ -1,7 +1,7 @@
 """Embedding: the responses that have no vector yet get one, a bounded batch at a time."""
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,16 +9,10 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ..operators import embed as ours
-from ..operators.names import named
-from ..operators.provenance import digest
+from ..operators.vectors import embedded, embedder_of
 from ..store import Store
-from ..store.errors import OperatorError
 from ..store.query import columns_of, literal
 from ..store.records import now
-
-Embedder = Callable[[Sequence[str]], np.ndarray]
-"""Texts to vectors [texts, length]."""
 
 _ROWS = 4096
 _BYTES = 8 << 20
@@ -55,8 +49,7 @@ def embed(
     Raises OperatorError when there is no such function, or it returns something else; QueryError
     when `where` is no condition.
     """
-    function = named(embedder, ours, "embedder")
-    name = f"{embedder}@{digest(function) if ':' in embedder else ours.VERSION}"
+    _, name = embedder_of(embedder)
     columns_of(where or "true")  # or it is no condition
     past = store.at(store.versions())
     told = _to_do(past, name, where or "true")
@@ -65,7 +58,7 @@ def embed(
     done, length = 0, _length(past, name)
     for part in _parts(todo):
         rows = _texts(past, part)
-        vectors = _vectors(function, embedder, rows["response_text"].to_list(), length)
+        vectors = embedded(embedder, rows["response_text"].to_list(), length=length)
         length = vectors.shape[1]
         store.append("embeddings", _rows(rows["experience_id"], name, vectors, made_by))
         done += rows.height
@@ -104,26 +97,6 @@ def _texts(store: Store, part: pl.DataFrame) -> pl.DataFrame:
         columns=["experience_id", "response_text"], filter=f"experience_id IN ({ids})"
     )
     return pl.DataFrame(pl.from_arrow(found))
-
-
-def _vectors(
-    function: Embedder, embedder: str, texts: Sequence[str], length: int | None
-) -> np.ndarray:
-    try:
-        given = np.asarray(function(texts), np.float32)
-    except Exception as error:  # the boundary of user code
-        raise OperatorError(
-            f"embedder `{embedder}` failed: {type(error).__name__}: {error}"
-        ) from error
-    if given.ndim != 2 or len(given) != len(texts) or given.shape[1] != (length or given.shape[1]):
-        numbers = "length" if length is None else str(length)
-        raise OperatorError(
-            f"embedder `{embedder}` returned an array of shape {list(given.shape)}, expected "
-            f"[{len(texts)}, {numbers}]"
-        )
-    if not np.isfinite(given).all():
-        raise OperatorError(f"embedder `{embedder}` returned NaN or infinity, expected numbers")
-    return given
 
 
 def _rows(ids: pl.Series, name: str, vectors: np.ndarray, made_by: str) -> pa.Table:

@@ -1,27 +1,25 @@
 """Pipeline: a source, operators and a sink; each run leaves its `lineage` and its `drops`."""
 
-import json
-import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-import polars as pl
-
-from ..operators import Operator, resolve
-from ..operators.laws import check_ids
-from ..operators.names import Spec
-from ..store import Appended, Store
-from ..store.records import now
+from ..operators import Operator
+from ..operators.names import Spec, resolve_all
+from ..store import Store
+from ..store.errors import ConfigError
 from . import plan as plans
-from . import sink as sinks
 from . import source as sources
 from .config import parse
+from .executors import Executor, executor_of
+from .explaining import explained
 from .plan import Plan
-from .report import Dropped, Report
-from .source import File, Source, Sql, Table
+from .report import Listener, Report
+from .running import Run
+from .source import File, Source, Table
+from .threads import Local
+from .unseen import unseen
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,24 @@ class Pipeline:
     source: Source
     operators: Sequence[Operator | Spec] = ()
     sink: Table | File | None = None
+    executor: Executor | str | Mapping[str, Any] = field(default_factory=Local)
+    """Where its parts are treated: `local`, `ray`, or one of them with settings."""
+    max_failed: float = 0.05
+    """Share of an operator's rows on which it may raise; one row may, unless the share is 0."""
+    on_empty: Literal["warn", "error"] = "warn"
+    """What a filter that drops all rows means: to the next run with other rows it may not, so that
+    by default the report warns, and jobs that run after this one go on."""
+
+    def __post_init__(self) -> None:
+        """Check the settings; raises ConfigError."""
+        executor_of(self.executor)
+        if not 0 <= self.max_failed <= 1:
+            raise ConfigError(
+                f"`max_failed` is a share between 0 and 1, got {self.max_failed!r}; 0 stops at the "
+                "first row that fails, 1 never"
+            )
+        if self.on_empty not in ("warn", "error"):
+            raise ConfigError(f"`on_empty` is `warn` or `error`, got {self.on_empty!r}")
 
     @classmethod
     def from_yaml(cls, text: str | Path) -> Self:
@@ -59,132 +75,52 @@ class Pipeline:
 
     def plan(self) -> Plan:
         """Check everything that can be checked before any work, and return what will be done."""
-        return plans.make(self.name, self.source, [resolve(o) for o in self.operators], self.sink)
+        return plans.make(self.name, self.source, resolve_all(self.operators), self.sink)
 
     def explain(self, store: Store | None = None) -> str:
         """Return the plan in words; with a store, checked against its rows where rows matter.
 
+        A store also tells which rows a run would read, and what earlier runs did and cost.
+
         Raises what `run` would raise before it reads.
         """
         plan = self.plan()
-        if store is not None:
-            self._check_rows(plan, store)
-        return str(plan)
+        if store is None:
+            return str(plan)
+        self._check_rows(plan, store)
+        return str(explained(self, plan, store))
 
-    def run(self, store: Store, *, at: str | None = None) -> Report:
-        """Read, apply the operators, store the rows in one commit, and say what happened.
+    def run(
+        self,
+        store: Store,
+        *,
+        at: str | None = None,
+        full: bool = False,
+        executor: Executor | str | Mapping[str, Any] | None = None,
+        listener: Listener | None = None,
+    ) -> Report:
+        """Read what is new, apply the operators, store what they make, and say what happened.
 
-        With `at` the source is the store as it was at that snapshot.
+        With `at` the source is the store as it was at that snapshot. Rows that an earlier run of
+        the same pipeline treated are not read again where the operators allow it, but with `full`.
 
-        First come the rows' reasons in `drops`, then the sink, and last the row of `lineage`, which
+        Rows go through in parts of bounded bytes; only an operator that sees all rows waits for
+        them, with the columns that it reads, while the others lie in temporary files. The order of
+        rows is that of the source, those made from others behind them. What each part's rows were
+        dropped for, or failed with, is stored before its rows, and last the row of `lineage`, which
         makes the run count. After a kill in between, run it again: ids follow from content, so
         nothing is stored twice.
+
+        Raises OperatorError when an operator breaks its law or fails on a larger share of rows than
+        `max_failed`; what parts before it made is stored then, and does not count.
         """
-        started = monotonic()
         plan = self.plan()
+        chosen = executor_of(self.executor if executor is None else executor)
         past = store.at(at or store.versions())
         self._check_rows(plan, past)
-        rows = sources.read(self.source, past, columns=plan.columns)
-        run = _Run(self, plan, store, past, rows)
-        return run.finish(started)
+        new = unseen(self, plan, past, full=full, is_past=at is not None)
+        return Run(self, plan, store, past, new, executor=chosen, listener=listener).done()
 
     def _check_rows(self, plan: Plan, store: Store) -> None:
         if any(op.whole_groups for op in plan.operators):
             sources.check_groups(self.source, store)
-
-
-class _Run:
-    """One run under way."""
-
-    def __init__(
-        self, pipeline: Pipeline, plan: Plan, store: Store, past: Store, rows: pl.DataFrame
-    ) -> None:
-        self._pipeline, self._plan, self._store, self._past = pipeline, plan, store, past
-        self.lineage_id = f"{now():%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}"
-        self._rows_in = rows.height
-        self._steps: list[dict[str, Any]] = []
-        self._drops: list[pl.DataFrame] = []
-        self._read = self._ids_from_store(rows)
-        if plan.operators:
-            check_ids(rows, "the source")
-        self._rows = self._apply(rows)
-
-    def _ids_from_store(self, rows: pl.DataFrame) -> pl.Series:
-        """Return the ids of rows that the source read from `experiences`."""
-        empty = pl.Series("experience_id", [], pl.String)
-        if (
-            not isinstance(self._pipeline.source, Table | Sql)
-            or "experience_id" not in rows.columns
-        ):
-            return empty
-        if isinstance(self._pipeline.source, Table):
-            return rows["experience_id"]
-        stored = sources.rows_of(self._past.sql("SELECT experience_id FROM experiences"))
-        return rows["experience_id"].filter(
-            rows["experience_id"].is_in(stored["experience_id"].implode())
-        )
-
-    def _apply(self, rows: pl.DataFrame) -> pl.DataFrame:
-        for op in self._plan.operators:
-            applied = op.apply(rows)
-            self._steps.append(
-                {
-                    "name": op.name,
-                    "kind": op.kind,
-                    "params": json.dumps(op.params, ensure_ascii=False),
-                    "fingerprint": op.fingerprint,
-                    "rows_in": rows.height,
-                    "rows_out": applied.rows.height,
-                }
-            )
-            self._drops.append(applied.dropped.with_columns(pl.lit(op.name).alias("operator")))
-            rows = applied.rows
-        return rows
-
-    def finish(self, started: float) -> Report:
-        """Write drops, sink and lineage, in this order."""
-        drops = pl.concat(self._drops) if self._drops else pl.DataFrame()
-        if drops.height:
-            self._store.append(
-                "drops", drops.with_columns(pl.lit(self.lineage_id).alias("lineage_id"))
-            )
-        sink = self._pipeline.sink
-        done = Appended(self._rows.height, 0, 0)
-        if sink is not None:
-            done = sinks.write(
-                sink,
-                self._rows,
-                self._store,
-                self._pipeline.name,
-                self._read,
-                operators=self._plan.operators,
-                lineage_id=self.lineage_id,
-            )
-        self._store.append("lineage", [self._lineage(done, drops.height)])
-        return Report(
-            pipeline=self._pipeline.name,
-            lineage_id=self.lineage_id,
-            rows_in=self._rows_in,
-            rows_out=done.rows,
-            already=done.already,
-            dropped=Dropped.counted(drops),
-            seconds=monotonic() - started,
-            rows=self._rows if sink is None else None,
-        )
-
-    def _lineage(self, done: Appended, dropped: int) -> dict[str, Any]:
-        sink, source = self._pipeline.sink, self._pipeline.source
-        made = {sink.table: done.version} if isinstance(sink, Table) else {}
-        read = sources.versions_read(source, self._past)
-        return {
-            "lineage_id": self.lineage_id,
-            "pipeline": self._pipeline.name,
-            "source": self._plan.source,
-            "sink": self._plan.sink,
-            "operators": self._steps,
-            "source_versions": [{"name": n, "version": v} for n, v in read.items()],
-            "sink_versions": [{"name": n, "version": v} for n, v in made.items()],
-            "rows_in": self._rows_in,
-            "rows_out": done.rows,
-            "rows_dropped": dropped,
-        }

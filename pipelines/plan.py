@@ -3,12 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import polars as pl
+
 from ..operators import Operator
 from ..store.errors import OperatorError
 from ..store.schema import TABLES
 from . import sink as sinks
 from . import source as sources
+from .needs import needed
 from .source import File, Source, Table
+
+_SEES = {"row": "single rows", "group": "groups", "all": "all rows"}
 
 
 @dataclass(frozen=True)
@@ -25,13 +30,20 @@ class Plan:
     """Columns of the rows that come out."""
 
     def __str__(self) -> str:
-        read = f"\n            reads only {', '.join(self.columns)}" if self.columns else ""
-        lines = [f"pipeline    {self.name}", f"source      {self.source}{read}"]
-        for place, op in enumerate(self.operators, 1):
-            lines += [f"{place:<11} {op.kind} {op}", f"            {_told(op)}"]
+        return "\n".join(self.lines())
+
+    def lines(
+        self, *, source: Sequence[str] = (), steps: Sequence[Sequence[str]] = ()
+    ) -> list[str]:
+        """Return the plan in words, with more to be said of its source and its steps."""
+        read = [f"reads only {', '.join(self.columns)}"] if self.columns else []
+        lines = [line("pipeline", self.name), line("source", self.source)]
+        lines += [line("", told) for told in (*read, *source)]
+        for place, op in enumerate(self.operators):
+            lines += [line(str(place + 1), f"{op.kind} {op}"), line("", _told(op))]
+            lines += [line("", told) for told in (*steps[place : place + 1],) for told in told]
         more = f" and {len(self.out) - 8} more" if len(self.out) > 8 else ""
-        lines += [f"sink        {self.sink}", f"            {', '.join(self.out[:8])}{more}"]
-        return "\n".join(lines)
+        return [*lines, line("sink", self.sink), line("", f"{', '.join(self.out[:8])}{more}")]
 
 
 def make(
@@ -47,10 +59,21 @@ def make(
     for op in operators:
         out = op.columns_after(out)
     sinks.check(sink, source, operators, out)
-    columns = _columns(source, operators, sink)
-    kept = out.names() if not columns or sink is not None else columns
+    columns = needed(given, operators, sink) if isinstance(source, Table) else ()
+    columns = columns if len(columns) < len(given) else ()
     told = "none: the rows are returned" if sink is None else str(sink)
-    return Plan(name, sources.describe(source), columns, tuple(operators), told, tuple(kept))
+    made = _stored(out, operators, sink)
+    return Plan(name, sources.describe(source), columns, tuple(operators), told, made)
+
+
+def _stored(
+    out: pl.Schema, operators: Sequence[Operator], sink: Table | File | None
+) -> tuple[str, ...]:
+    """Return the columns that a sink takes: of one for derived values, the id and these."""
+    if not isinstance(sink, Table) or sink.table not in ("derived", "task_values"):
+        return tuple(out)
+    wanted = {*(n for op in operators for n in op.writes), TABLES[sink.table].key[0]}
+    return tuple(name for name in out if name in wanted)
 
 
 def check_order(operators: Sequence[Operator]) -> None:
@@ -71,26 +94,20 @@ def check_order(operators: Sequence[Operator]) -> None:
             )
 
 
-def _columns(
-    source: Source, operators: Sequence[Operator], sink: Table | File | None
-) -> tuple[str, ...]:
-    """Return the columns of `experiences` that are enough, or none when all are needed."""
-    if not isinstance(source, Table) or source.table != "experiences":
-        return ()
-    if not isinstance(sink, Table) or sink.table != "preferences":
-        return ()
-    if any(op.reads_rest for op in operators):
-        return ()
-    read = {"experience_id", "group_id"}.union(*(op.reads for op in operators))
-    names = [*TABLES["experiences"].names, *(c.alias for c in source.side)]
-    return tuple(c for c in dict.fromkeys(names) if c in read)
+def line(head: str, told: str) -> str:
+    """Return one line of a plan."""
+    return f"{head:<11} {told}"
 
 
 def _told(op: Operator) -> str:
+    """Say what an operator reads, writes and sees, and where it may stand."""
     reads = ", ".join(op.reads) + (" and any other" if op.reads and op.reads_rest else "")
     parts = [f"reads {reads or 'any column'}"]
     if op.writes:
         parts.append(f"{'makes' if op.kind == 'reshape' else 'writes'} {', '.join(op.writes)}")
+    parts.append(f"sees {_SEES[op.sees]}")
     if op.whole_groups:
-        parts.append("whole groups")
+        parts.append("whole: no row filter before it")
+    if op.kind == "reshape":
+        parts.append("stands last")
     return "; ".join(parts)

@@ -1,8 +1,15 @@
-"""Report: what one run of a pipeline did."""
+"""Report: what one run of a pipeline did, and Progress: what it did so far."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import polars as pl
+
+MOST_REASONS = 1_000
+"""Reasons that are counted one by one for each operator; a reason may name the row's own number."""
+OTHER = "other reasons, each in `drops`"
+_SHOWN = 5
+"""Reasons of an operator that a report shows."""
 
 
 @dataclass(frozen=True)
@@ -13,13 +20,67 @@ class Dropped:
     reason: str
     rows: int
 
-    @classmethod
-    def counted(cls, drops: pl.DataFrame) -> "tuple[Dropped, ...]":
-        """Count the rows of `drops` by operator and reason, in the order of the operators."""
-        if not drops.height:
-            return ()
-        counts = drops.group_by("operator", "reason", maintain_order=True).len()
-        return tuple(cls(o, r, n) for o, r, n in counts.rows())
+
+@dataclass(frozen=True)
+class Step:
+    """What an operator did to the rows so far."""
+
+    operator: str
+    kind: str
+    rows_in: int = 0
+    rows_out: int = 0
+    failed: int = 0
+    """Rows on which it raised, each with its error in `failures`."""
+    remembered: int = 0
+    """Rows whose result was found in the memory of costly operators."""
+    seconds: float = 0.0
+    """In all threads together."""
+    last_error: str | None = None
+
+    def __add__(self, other: "Step") -> "Step":
+        """Add what it did to more rows."""
+        return Step(
+            self.operator,
+            self.kind,
+            self.rows_in + other.rows_in,
+            self.rows_out + other.rows_out,
+            self.failed + other.failed,
+            self.remembered + other.remembered,
+            self.seconds + other.seconds,
+            other.last_error or self.last_error,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is; a listener gets one after each part of the rows."""
+
+    stage: int
+    """Operators that treat rows part by part are one stage, one that sees all rows is another."""
+    stages: int
+    rows: int
+    """Rows of this stage."""
+    treated: int
+    """Of them, rows that went through it."""
+    seconds: float
+    """Since this stage began."""
+    steps: tuple[Step, ...]
+    """All operators of the pipeline, in their order."""
+    dropped: tuple[Dropped, ...]
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows that went through this stage each second."""
+        return self.treated / self.seconds if self.seconds else 0.0
+
+    @property
+    def failed(self) -> int:
+        """Rows on which some operator raised."""
+        return sum(s.failed for s in self.steps)
+
+
+Listener = Callable[[Progress], None]
+"""What is told how far a run is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +90,17 @@ class Report:
     pipeline: str
     lineage_id: str
     rows_in: int
+    """Rows read."""
+    rows_seen_before: int = 0
+    """Rows of the source that earlier runs treated, and that this one did not read."""
     rows_out: int
     """Rows written; without a sink, rows returned."""
     already: int
     """Rows that the sink had already."""
     dropped: tuple[Dropped, ...]
+    steps: tuple[Step, ...] = ()
+    """What each operator did, and what it cost."""
+    warnings: tuple[str, ...] = ()
     seconds: float
     rows: pl.DataFrame | None = field(default=None, repr=False)
     """The rows themselves, when there is no sink."""
@@ -43,10 +110,26 @@ class Report:
         """Rows dropped by all operators, for all reasons."""
         return sum(d.rows for d in self.dropped)
 
+    @property
+    def rows_failed(self) -> int:
+        """Rows on which some operator raised, each with its error in `failures`."""
+        return sum(s.failed for s in self.steps)
+
     def __str__(self) -> str:
+        before = f" ({self.rows_seen_before} seen before)" if self.rows_seen_before else ""
         lines = [
-            f"{self.pipeline}: {self.rows_in} rows in, {self.rows_out} out, {self.already} there "
-            f"already, {self.rows_dropped} dropped, in {self.seconds:.2f} s"
+            f"{self.pipeline}: {self.rows_in} rows in{before}, {self.rows_out} out, {self.already} "
+            f"there already, {self.rows_dropped} dropped, in {self.seconds:.2f} s"
         ]
-        lines += [f"  {d.rows:>6}  {d.operator}: {d.reason}" for d in self.dropped]
+        for step in self.steps:
+            reasons = [d for d in self.dropped if d.operator == step.operator]
+            lines += [f"  {d.rows:>6}  {d.operator}: {d.reason}" for d in reasons[:_SHOWN]]
+            rest = reasons[_SHOWN:]
+            if rest:
+                rows = sum(d.rows for d in rest)
+                lines.append(f"  {rows:>6}  {step.operator}: {len(rest)} other reasons")
+            if step.failed:
+                told = f"failed, the last with: {step.last_error}"
+                lines.append(f"  {step.failed:>6}  {step.operator} {told}")
+        lines += [f"warning: {w}" for w in self.warnings]
         return "\n".join(lines)

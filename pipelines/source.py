@@ -109,7 +109,9 @@ def schema(source: Source) -> pl.Schema:
     Raises QueryError, InputError or NotFoundError when it cannot be read.
     """
     if isinstance(source, Table):
-        table(source.table)
+        declared = table(source.table)
+        if not source.where and not source.with_columns:  # else it has to be seen what they say
+            return pl.DataFrame(pl.from_arrow(declared.schema.empty_table())).schema
     if isinstance(source, pl.LazyFrame | pl.DataFrame):
         return source.lazy().collect_schema()
     return read(source, cast("Store", Blank()), limit=0).schema
@@ -204,10 +206,14 @@ def rows_of(relation: duckdb.DuckDBPyRelation, *, limit: int | None = None) -> p
         found = (relation if limit is None else relation.limit(limit)).to_arrow_table()
     except duckdb.Error as error:
         raise query_error(error) from error
-    plain = [
+    return in_utc(pl.DataFrame(pl.from_arrow(found.cast(plain(found.schema)))))
+
+
+def plain(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with the types under DuckDB's own, such as text for JSON."""
+    return pa.schema(
         pa.field(
             f.name, f.type.storage_type if isinstance(f.type, pa.BaseExtensionType) else f.type
         )
-        for f in found.schema
-    ]
-    return in_utc(pl.DataFrame(pl.from_arrow(found.cast(pa.schema(plain)))))
+        for f in schema
+    )

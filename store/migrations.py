@@ -7,7 +7,7 @@ go on, their rows have NULL in the new columns; when started again, they refuse 
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lance
 import polars as pl
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from .errors import NotAStoreError, StoreError, reason
 from .locks import locked
-from .schema import SCHEMA_VERSION, table
+from .schema import SCHEMA_VERSION, TABLES, table
 
 if TYPE_CHECKING:
     from .store import Store
@@ -64,6 +64,17 @@ def migrate(store: "Store", name: str) -> None:
 def missing(name: str, schema: pa.Schema) -> list[pa.Field]:
     """Return the declared columns that a version of a table lacks."""
     return [field for field in table(name).schema if field.name not in schema.names]
+
+
+def scanned(dataset: lance.LanceDataset, columns: Sequence[str], **options: Any) -> pa.Table:
+    """Scan columns of a table; those that an old version of it lacks are NULL in every row."""
+    name = (dataset.schema.metadata or {}).get(b"rlake.table", b"").decode()
+    later = {f.name: f for f in missing(name, dataset.schema)} if name in TABLES else {}
+    there = [c for c in columns if c not in later]
+    rows = dataset.scanner(columns=there, **options).to_table()
+    for column in (c for c in columns if c in later):
+        rows = rows.append_column(later[column], pa.nulls(len(rows), later[column].type))
+    return rows
 
 
 def complete(frame: pl.LazyFrame, columns: Sequence[pa.Field]) -> pl.LazyFrame:

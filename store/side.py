@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from .errors import NotFoundError, QueryError, nearest
+from .migrations import scanned
 from .query import literal
 from .schema import TABLES
 
@@ -66,7 +67,7 @@ class SideColumn:
             rows = "derived LEFT JOIN superseded_from AS s USING (run_id, attempt)"
             found += " AND (s.step IS NULL OR derived.step IS NULL OR derived.step < s.step)"
         if self.table == "feedback":
-            found += f" AND {self.value} IS NOT NULL"
+            found += f" AND {self.value} IS NOT NULL AND compared_id IS NULL"
         return (
             f"SELECT experience_id, arg_max_null({self.value}, (created_at, {self.tie})) "
             f'AS "{self.alias}" FROM {rows} WHERE {found} GROUP BY experience_id'
@@ -83,14 +84,15 @@ class SideColumn:
         names = ["experience_id", "created_at", self.value, self.tie]
         names += [name for name, _ in self.filters]
         names += ["run_id", "attempt", "step"] if self.table == "derived" else []
+        names += ["compared_id"] if self.table == "feedback" else []
         return list(dict.fromkeys(names))
 
     @property
     def chosen(self) -> pl.Expr:
         """Whether a row of the side table is one of this column's."""
         wanted = [pl.col(name) == value for name, value in self.filters]
-        if self.table == "feedback":  # a comment does not take a label back
-            wanted.append(pl.col(self.value).is_not_null())
+        if self.table == "feedback":  # a comment takes no label back, two that compare are none
+            wanted += [pl.col(self.value).is_not_null(), pl.col("compared_id").is_null()]
         return pl.all_horizontal(*wanted, pl.lit(True))  # noqa: FBT003
 
     def latest(self, rows: pl.LazyFrame) -> pl.LazyFrame:
@@ -228,7 +230,7 @@ def attach(store: "Store", rows: pl.DataFrame, columns: Sequence[SideColumn]) ->
     ids = ", ".join(literal(i) for i in rows["experience_id"].unique().sort()) or "NULL"
     for column in columns:
         wanted = f"experience_id IN ({ids})"
-        told = store.dataset(column.table).to_table(columns=column.reads, filter=wanted)
+        told = scanned(store.dataset(column.table), column.reads, filter=wanted)
         counting = _leave_superseded(store, column.table, pl.LazyFrame(pl.from_arrow(told)))
         values = rows.select("experience_id").join(
             column.latest(counting).collect(),

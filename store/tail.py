@@ -6,6 +6,8 @@ import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .migrations import scanned
+
 _CREATED = "_row_created_at_version"
 
 
@@ -74,6 +76,6 @@ class Tail:
         if any(f.fragment_id < self._newest for f in new):
             return None
         if not new:  # for no fragments the scanner would read all
-            return dataset.scanner(columns=sorted(columns), limit=0, with_row_id=True).to_table()
-        rows = dataset.scanner(columns=sorted(columns), fragments=new, with_row_id=True).to_table()
+            return scanned(dataset, sorted(columns), limit=0, with_row_id=True)
+        rows = scanned(dataset, sorted(columns), fragments=new, with_row_id=True)
         return rows.filter(pc.greater(rows.column(_CREATED), self._version))

@@ -41,9 +41,9 @@ CREATE OR REPLACE VIEW scores_current AS
     SELECT * FROM scores QUALIFY row_number() OVER (
         PARTITION BY experience_id, scorer ORDER BY created_at DESC, scorer_version DESC) = 1;
 
--- The newest label of each annotator on each experience.
+-- The newest label of each annotator on each experience; what compares two is none of either.
 CREATE OR REPLACE VIEW feedback_current AS
-    SELECT * FROM feedback QUALIFY row_number() OVER (
+    SELECT * FROM feedback WHERE compared_id IS NULL QUALIFY row_number() OVER (
         PARTITION BY experience_id, annotator ORDER BY created_at DESC, feedback_id DESC) = 1;
 
 -- The newest value of each derived column, superseded attempts left out.
@@ -100,3 +100,84 @@ CREATE OR REPLACE VIEW backlog AS
     LEFT JOIN newest n ON e.run_id = n.run_id
     JOIN trainer t ON e.run_id = t.run_id
     GROUP BY ALL;
+
+-- The newest value of each name of a task.
+CREATE OR REPLACE VIEW task_values_current AS
+    SELECT * FROM task_values QUALIFY row_number() OVER (
+        PARTITION BY task_id, name ORDER BY created_at DESC, version DESC) = 1;
+
+-- What each run came to with a task: a try passed when the entry `accuracy` of its metrics or
+-- rewards, else its reward, is 1 or more; tries that could not be judged count in num_rollouts only.
+CREATE OR REPLACE VIEW task_rates AS
+    SELECT run_id, task_id, count(*) AS num_rollouts, count(passed) AS num_scored,
+           count(*) FILTER (passed) AS num_passed,
+           count(*) FILTER (passed) / nullif(count(passed), 0) AS pass_rate,
+           max(step) AS step
+    FROM (SELECT run_id, task_id, step, coalesce(
+              list_filter(metrics, lambda m: m.name = 'accuracy')[1].value,
+              list_filter(rewards, lambda r: r.name = 'accuracy')[1].value,
+              reward) >= 1.0 AS passed
+          FROM experiences)
+    GROUP BY run_id, task_id;
+
+-- The label that each person gives each item of a labelling queue: their newest, unless it was to
+-- leave the item to others. An item is an experience, or two that are compared.
+CREATE OR REPLACE VIEW labels AS
+    SELECT * FROM (
+        SELECT coalesce(queue, '') AS queue, experience_id, compared_id, annotator, label, score, comment, created_at
+        FROM feedback QUALIFY row_number() OVER (
+            PARTITION BY coalesce(queue, ''), experience_id, compared_id, annotator
+            ORDER BY created_at DESC, feedback_id DESC) = 1)
+    WHERE label IS NOT NULL;
+
+-- How far the people of a queue agree, over the items that several labelled: the share of pairs of
+-- labels that are equal, averaged over items, and Krippendorff's alpha for nominal labels (1: always;
+-- 0: as by chance; NULL: nobody ever used a second label).
+CREATE OR REPLACE VIEW agreement AS
+    WITH counted AS (
+        SELECT queue, experience_id, compared_id, label, count(*) AS n FROM labels GROUP BY ALL),
+    items AS (
+        SELECT queue, experience_id, compared_id, sum(n)::DOUBLE AS m, sum(n * n)::DOUBLE AS squares
+        FROM counted GROUP BY ALL HAVING sum(n) >= 2),
+    totals AS (
+        SELECT queue, sum(n)::DOUBLE AS n, sum(n * n)::DOUBLE AS squares FROM (
+            SELECT c.queue, c.label, sum(c.n) AS n FROM counted c JOIN items i
+              ON c.queue = i.queue AND c.experience_id = i.experience_id
+             AND c.compared_id IS NOT DISTINCT FROM i.compared_id GROUP BY ALL)
+        GROUP BY queue),
+    people AS (SELECT queue, count(DISTINCT annotator) AS num_annotators FROM labels GROUP BY queue)
+    SELECT i.queue, count(*) AS num_items, sum(i.m)::BIGINT AS num_labels, any_value(p.num_annotators) AS num_annotators,
+           avg((i.squares - i.m) / (i.m * (i.m - 1))) AS agreement,
+           1 - (any_value(t.n) - 1) * sum((i.m * i.m - i.squares) / (i.m - 1))
+               / nullif(any_value(t.n) * any_value(t.n) - any_value(t.squares), 0) AS alpha
+    FROM items i JOIN totals t USING (queue) JOIN people p USING (queue) GROUP BY i.queue;
+
+-- Of each two people of a queue: over the items that both labelled, the share of equal labels, and
+-- Cohen's kappa (NULL when both always used one and the same label).
+CREATE OR REPLACE VIEW agreement_of_two AS
+    WITH pairs AS (
+        SELECT a.queue, a.annotator AS first, b.annotator AS second, a.label AS one, b.label AS other
+        FROM labels a JOIN labels b ON a.queue = b.queue AND a.experience_id = b.experience_id
+         AND a.compared_id IS NOT DISTINCT FROM b.compared_id AND a.annotator < b.annotator),
+    observed AS (
+        SELECT queue, first, second, count(*) AS n, avg((one = other)::INT) AS agreement
+        FROM pairs GROUP BY ALL),
+    ones AS (SELECT queue, first, second, one AS label, count(*) AS n FROM pairs GROUP BY ALL),
+    others AS (SELECT queue, first, second, other AS label, count(*) AS n FROM pairs GROUP BY ALL),
+    expected AS (
+        SELECT queue, first, second, sum(ones.n * others.n)::DOUBLE AS products
+        FROM ones JOIN others USING (queue, first, second, label) GROUP BY ALL)
+    SELECT queue, first AS annotator, second AS other_annotator, n AS num_items, agreement,
+           (agreement - coalesce(products, 0) / (n * n)) / nullif(1 - coalesce(products, 0) / (n * n), 0) AS kappa
+    FROM observed LEFT JOIN expected USING (queue, first, second);
+
+-- What most people of a queue say of an item; NULL when as many say something else.
+CREATE OR REPLACE VIEW adjudicated AS
+    WITH counted AS (
+        SELECT queue, experience_id, compared_id, label, count(*) AS n, avg(score) AS score
+        FROM labels GROUP BY ALL)
+    SELECT queue, experience_id, compared_id, sum(n)::BIGINT AS num_labels, max(n) AS num_agreeing,
+           CASE WHEN count(*) FILTER (n = most) = 1 THEN arg_max(label, n) END AS label,
+           CASE WHEN count(*) FILTER (n = most) = 1 THEN arg_max_null(score, n) END AS score
+    FROM (SELECT *, max(n) OVER (PARTITION BY queue, experience_id, compared_id) AS most FROM counted)
+    GROUP BY queue, experience_id, compared_id;

@@ -7,7 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from . import care, draws, imports, queries, steps, time, writing
+from . import (
+    care,
+    chains,
+    curricula,
+    data_juicer,
+    draws,
+    imports,
+    queries,
+    steps,
+    texts,
+    time,
+    writing,
+)
 from .figure import Bench, Figure, say
 
 FIGURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
@@ -26,6 +38,11 @@ FIGURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "commits": care.commits,
     "care": care.care,
     "similar": care.similar,
+    "chain_1m": chains.chain_1m,
+    "chain_200k": chains.chain_200k,
+    "curricula": curricula.curricula,
+    "data_juicer": data_juicer.data_juicer,
+    "near_duplicates": texts.near_duplicates,
 }
 """What can be measured, by name."""
 

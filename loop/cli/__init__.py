@@ -14,6 +14,7 @@ from . import (  # each adds its commands to the app
     care,
     finding,
     jobs,
+    labelling,
     lineage,
     looking,
     moving,
@@ -22,6 +23,7 @@ from . import (  # each adds its commands to the app
     scoring,
     showing,
     snapshots,
+    tasks,
 )
 from .app import PANELS, app
 
@@ -31,6 +33,7 @@ __all__ = [
     "care",
     "finding",
     "jobs",
+    "labelling",
     "lineage",
     "looking",
     "main",
@@ -41,6 +44,7 @@ __all__ = [
     "scoring",
     "showing",
     "snapshots",
+    "tasks",
 ]
 
 app.registered_commands.sort(key=lambda command: PANELS.index(str(command.rich_help_panel)))

@@ -25,6 +25,12 @@ VIEWS = {
     "scores_current": "a scorer's newest verdict on an experience",
     "feedback_current": "an annotator's newest label of an experience",
     "derived_current": "the newest value of a derived column of an experience",
+    "task_rates": "what a run came to with a task",
+    "task_values_current": "the newest value of a name of a task",
+    "labels": "the label that a person gives an item of a labelling queue",
+    "agreement": "a labelling queue: how far its people agree",
+    "agreement_of_two": "two people of a queue: Cohen's kappa",
+    "adjudicated": "an item: what most people say of it",
 }
 """Views that people ask for, and what a row is."""
 

@@ -1,10 +1,11 @@
 """The configuration of a run: one typed tree, from YAML or Python, with unknown keys refused."""
 
 from .draws import SamplerConfig, SourceConfig
-from .jobs import EvaluateConfig, ExplorerConfig, SamplingConfig, ScheduleConfig, TasksConfig
+from .jobs import EvaluateConfig, ExplorerConfig, SamplingConfig, ScheduleConfig
 from .model import ModelConfig, TinyModel
 from .reading import build, load, recipes
 from .section import Section
+from .tasks import SelectorConfig, TasksConfig
 from .trainer import TrainerConfig
 from .tree import RunConfig
 
@@ -17,6 +18,7 @@ __all__ = [
     "SamplingConfig",
     "ScheduleConfig",
     "Section",
+    "SelectorConfig",
     "SourceConfig",
     "TasksConfig",
     "TinyModel",

@@ -1,12 +1,10 @@
 """How the rows of a step are drawn: one strategy, or several sources with shares."""
 
-from collections.abc import Mapping
-from typing import Any, Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from ...store.errors import nearest
-from .section import Float, Int, Section
+from .section import Choice, Float, Int, Section
 
 
 class FifoConfig(Section):
@@ -33,35 +31,14 @@ class PrioritizedConfig(Section):
     """Whether a unit may be drawn twice in one step."""
 
 
-class StrategyConfig(Section):
+class StrategyConfig(Choice):
     """One way of drawing: the one key that is given, with its parameters."""
+
+    noun: ClassVar[str] = "sampler"
 
     fifo: FifoConfig | None = None
     uniform: UniformConfig | None = None
     prioritized: PrioritizedConfig | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, value: Any) -> Any:
-        """Take the name alone, as in `sampler: uniform`, for the strategy with its defaults."""
-        if not isinstance(value, str | Mapping):
-            return value
-        given = {value: {}} if isinstance(value, str) else dict(value)
-        chosen = {name: part for name, part in given.items() if part is not None}
-        unknown = [name for name in given if name not in cls.model_fields]
-        if unknown:
-            raise ValueError(
-                f"there is no sampler `{unknown[0]}`{nearest(unknown[0], cls.known())}"
-            )
-        if len(chosen) != 1:
-            named = " and ".join(f"`{name}`" for name in chosen) or "none"
-            raise ValueError(f"a sampler is one of {', '.join(cls.known())}, got {named}")
-        return chosen
-
-    @classmethod
-    def known(cls) -> list[str]:
-        """Return the names of all strategies."""
-        return list(cls.model_fields)
 
 
 class SourceConfig(Section):

@@ -1,19 +1,10 @@
-"""What is tried, by whom, how far explorer and trainer may be apart, and how it is measured."""
+"""Who tries, how far explorer and trainer may be apart, and how it is measured."""
 
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
-from .section import Float, Int, Section
-
-
-class TasksConfig(Section):
-    """Which tasks are tried."""
-
-    make: str | dict[str, dict[str, Any]] | None = None
-    """A function that gives tasks, as `name` or `{name: {parameter: value}}`; stored once."""
-    where: str = "split = 'train'"
-    """SQL condition over the table `tasks`."""
+from .section import Float, Int, OperatorSpec, Section, WeightOrParameters
 
 
 class SamplingConfig(Section):
@@ -28,8 +19,11 @@ class ExplorerConfig(Section):
 
     workflow: str = "single_turn"
     """Name of a workflow of ours, or `package.module:function`."""
-    rewards: str | dict[str, Float] = "exact_match"
-    """A reward function, or several with their weights."""
+    rewards: str | dict[str, WeightOrParameters] = "exact_match"
+    """A reward function, or several with their weights, or with their parameters.
+
+    `{math_equivalence: 1.0, overlong: {max_tokens: 512, cache: 128, weight: 0.5}}`
+    """
     group_size: Int | None = Field(default=None, ge=1)
     """Tries at each task; None takes the algorithm's."""
     tasks_per_batch: Int | None = Field(default=None, ge=1)
@@ -37,6 +31,11 @@ class ExplorerConfig(Section):
     tasks_per_commit: Int | None = Field(default=None, ge=1)
     """Tasks that are sampled and stored together; None: the whole batch."""
     sampling: SamplingConfig = SamplingConfig()
+    operators: tuple[OperatorSpec, ...] = ()
+    """A pipeline's chain, applied to each group's rows before they are stored; all rows stay.
+
+    What a filter drops has it as its `drop_reason`, and is not trained on.
+    """
     try_seconds: Float = Field(default=600.0, gt=0)
     """Longest time of one try; then it becomes a row that says so."""
     max_failed_batches: Int = Field(default=3, ge=1)

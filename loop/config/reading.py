@@ -1,6 +1,6 @@
 """From YAML, recipes and overrides to the tree, or one line that says what is wrong."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args
@@ -98,7 +98,14 @@ def _section(path: Sequence[int | str]) -> type[Section]:
     """Return the class that describes the part of the tree at `path`."""
     section: type[Section] = RunConfig
     for name in path:
-        kind = section.model_fields[str(name)].annotation
-        options = [kind, *get_args(kind)]
-        section = next(o for o in options if isinstance(o, type) and issubclass(o, Section))
+        if name in section.model_fields:  # else it is a name of the user's, as in `mix`
+            section = next(_sections(section.model_fields[str(name)].annotation))
     return section
+
+
+def _sections(kind: Any) -> Iterator[type[Section]]:
+    """Yield the sections that a type is made of."""
+    if isinstance(kind, type) and issubclass(kind, Section):
+        yield kind
+    for part in get_args(kind):
+        yield from _sections(part)

@@ -1,8 +1,12 @@
 """What all parts of the tree share: unknown keys and lossy numbers are refused."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from ...store.errors import nearest
 
 
 def _no_bool(value: Any) -> Any:
@@ -12,8 +16,26 @@ def _no_bool(value: Any) -> Any:
     return value
 
 
+OperatorSpec = str | dict[str, dict[str, Any] | None]
+"""An operator: `name`, or `{name: {parameter: value}}`."""
 Int = Annotated[int, BeforeValidator(_no_bool)]
 Float = Annotated[float, BeforeValidator(_no_bool)]
+
+
+def _weight_or_parameters(value: Any) -> float | dict[str, Any]:
+    """Tell the two apart here: the error of a union would name its branches."""
+    if isinstance(value, dict):
+        return value
+    number = _no_bool(value)
+    try:
+        return float(number)
+    except (TypeError, ValueError):
+        told = "input should be a valid number, or parameters, got {got}"
+        raise PydanticCustomError("weight", told, {"got": repr(value)}) from None
+
+
+WeightOrParameters = Annotated[float | dict[str, Any], PlainValidator(_weight_or_parameters)]
+"""What a reward may be given: its weight, or its parameters with `weight` among them."""
 Share = Annotated[Float, Field(ge=0, lt=1)]
 
 
@@ -23,3 +45,33 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+
+class Choice(Section):
+    """A part of the tree that is one of several: the one key that is given, with its parameters."""
+
+    noun: ClassVar[str]
+    """What is chosen, for messages."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        """Take the name alone, as in `sampler: uniform`, for that with its defaults."""
+        if not isinstance(value, str | Mapping):
+            return value
+        given = {value: {}} if isinstance(value, str) else dict(value)
+        chosen = {name: part for name, part in given.items() if part is not None}
+        unknown = [name for name in given if name not in cls.model_fields]
+        if unknown:
+            raise ValueError(
+                f"there is no {cls.noun} `{unknown[0]}`{nearest(unknown[0], cls.known())}"
+            )
+        if len(chosen) != 1:
+            named = " and ".join(f"`{name}`" for name in chosen) or "none"
+            raise ValueError(f"a {cls.noun} is one of {', '.join(cls.known())}, got {named}")
+        return chosen
+
+    @classmethod
+    def known(cls) -> list[str]:
+        """Return the names of all that may be chosen."""
+        return list(cls.model_fields)

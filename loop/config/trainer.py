@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from .draws import FifoConfig, SamplerConfig
-from .section import Float, Int, Section, Share
+from .section import Float, Int, OperatorSpec, Section, Share
 
 
 class TrainerConfig(Section):
@@ -23,6 +23,12 @@ class TrainerConfig(Section):
     """Side columns: `reward=score:strict@2` trains on another reward than the one stored first.
 
     Others, as `priority=derived:priority`, are for priorities and for credit to read.
+    """
+    operators: tuple[OperatorSpec, ...] = ()
+    """A pipeline's chain, applied to a step's rows before the advantage.
+
+    What a filter drops is drawn with weight 0, and its reason stands in `drops`; what sets `reward`
+    shapes it.
     """
     sampler: SamplerConfig = SamplerConfig(fifo=FifoConfig())
     new_priority: str | None = None

@@ -4,9 +4,10 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from .jobs import EvaluateConfig, ExplorerConfig, ScheduleConfig, TasksConfig
+from .jobs import EvaluateConfig, ExplorerConfig, ScheduleConfig
 from .model import ModelConfig
 from .section import Int, Section
+from .tasks import TasksConfig
 from .trainer import TrainerConfig
 
 

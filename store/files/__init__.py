@@ -1,9 +1,10 @@
 """Files become rows of the store and rows become files: import and export."""
 
-from .exporting import EXPORTS, Exported, export, export_dpo, export_experiences, export_sft
+from .exporting import Exported, export, export_dpo, export_experiences, export_sft
 from .formats import FORMATS
 from .importing import Imported, check_select, import_rows
 from .reading import KIND_NAMES, InputFile, open_input
+from .shapes import EXPORTS
 from .tokens import Tokens
 
 __all__ = [

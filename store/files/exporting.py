@@ -1,30 +1,26 @@
 """Export: rows of the store as files that other trainers load, written whole or not at all."""
 
-import json
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
 
+from .. import side
 from ..errors import ConfigError, InputError, QueryError
 from ..query import Console, query_error
 from ..store import Store
 from .filling import look_up
-from .jsontext import Raw, dumps, elements, listed, one_line
 from .rows import Progress
 from .session import STEP_ROWS, in_batches
+from .shapes import EXPORTS, PAIR_LINES, TALK, LeftOut, Row, Shape, plain
 from .stored import stored_rows
-from .turns import turns
 from .writing import Line, kind_of, write_batches, write_lines
 
-_TALK = ("messages", "prompt_text", "response_text", "tools")
-Talk = list[str]
-"""The text of each message, spelled as it came."""
-Row = dict[str, object]
+_DESIRABLE = "reward > 0"
 
 
 @dataclass(frozen=True)
@@ -34,26 +30,20 @@ class Exported:
     path: Path
     rows: int
     left_out: int
-    """Rows that have nothing to write: no text, for kto no reward, for dpo two equal answers."""
+    """Rows that have nothing to write."""
+    why: Mapping[str, int] = field(default_factory=dict)
+    """Why rows were left out, and how many for each reason."""
+    labels: Mapping[bool, int] = field(default_factory=dict)
+    """Of kto: how many rows have each label."""
 
+    @property
+    def kto_weights(self) -> tuple[float, float] | None:
+        """TRL's `desirable_weight` and `undesirable_weight` with which both classes weigh the same.
 
-@dataclass(frozen=True)
-class Shape:
-    """What a line of an export is made of, and how."""
-
-    about: str
-    """Half a line, for people who choose one."""
-    line: Callable[[Row], Line | None] | None = None
-    """Makes a line of a row; None for a row that has none."""
-    reads: tuple[str, ...] = _TALK
-    """Columns of `experiences` that it reads."""
-    kept: str = "drop_reason IS NULL"
-    """Which experiences it is made of."""
-    needs: tuple[frozenset[str], ...] = (
-        frozenset({"messages"}),
-        frozenset({"prompt_text", "response_text"}),
-    )
-    """Columns of which a SELECT must give one set."""
+        None where it is no export for kto, or one class has no rows. The smaller weight is 1.
+        """
+        good, bad = self.labels.get(True, 0), self.labels.get(False, 0)
+        return (max(1.0, bad / good), max(1.0, good / bad)) if good and bad else None
 
 
 def export_sft(
@@ -99,63 +89,109 @@ def export(
     *,
     where: str | None = None,
     sql: str | None = None,
+    rows: pa.Table | None = None,
+    with_columns: Sequence[str] = (),
+    label: str | None = None,
+    as_text: bool = False,
     progress: Progress | None = None,
 ) -> Exported:
     """Write one of EXPORTS to a file or folder, whose suffix says how: see `writing.SUFFIXES`.
 
-    Rows are those of `where`, or of a SELECT that gives what the export is made of. Raises
-    QueryError, ConfigError, InputError when there is nothing to write, JobError when writing fails.
+    Rows are those of the table (with side columns, where `with_columns` names some) for which
+    `where` holds, or those of a SELECT, or `rows`, such as a pipeline returned, that give what the
+    export is made of. `label` is, for kto, an SQL condition over all of them, before `where`:
+    `reward > avg(reward) OVER (PARTITION BY group_id)`. With `as_text` lines hold plain text in
+    place of messages, and what is more than a question and an answer is left out.
+
+    Raises QueryError, ConfigError, InputError when there is nothing to write, JobError when writing
+    fails.
     """
-    if where is not None and sql is not None:
-        raise ConfigError(
-            "`--where` and `--sql` exclude each other; put the condition in the SELECT"
-        )
     path, shape = Path(out), EXPORTS[what]
+    chosen = _Chosen(what, where, sql, rows, with_columns, label)
+    chosen.check()
+    if as_text and not shape.has_plain:
+        known = ", ".join(f"`{name}`" for name, one in EXPORTS.items() if one.has_plain)
+        raise ConfigError(f"`{what}` has no form in plain text; {known} have one")
     kind_of(path, what)
     lake = store if store.is_past else store.at(store.versions())  # it may be read twice
+    side.check(lake, side.parse_all(with_columns))
     console = stored_rows(lake)
-    query = sql or _query(what, shape, where)
-    columns = console.sql(query).columns
-    given = set(columns)
-    if shape.needs and not any(needed <= given for needed in shape.needs):
-        needs = ", or ".join(" and ".join(f"`{c}`" for c in sorted(n)) for n in shape.needs)
-        names = ", ".join(f"`{c}`" for c in columns)
-        raise QueryError(f"the SELECT for {what} must give {needs}; got {names}")
-    left_out = 0
-
-    def chunks() -> Iterator[list[Line]]:
-        nonlocal left_out
-        left_out = done = nbytes = 0
-        for batch in _batches(console, query):
-            lines = list(_lines(lake, what, shape, batch))
-            left_out += lines.count(None)
-            done += batch.num_rows
-            nbytes += batch.nbytes
-            if progress is not None:
-                progress("writing", done, nbytes)
-            yield [line for line in lines if line is not None]
-
+    if rows is not None:
+        console.put("input", rows)
+    query = chosen.query()
+    _check_given(console, what, shape, query)
+    lines = _Lines(lake, what, shape, console, query, as_text=as_text, progress=progress)
     try:
-        if shape.line is None and what == "experiences":
+        if shape.line is None and not shape.is_pairs:
             schema = console.sql(query).limit(0).to_arrow_table().schema
-            rows = write_batches(path, schema, _batches(console, query), what)
+            written = write_batches(path, schema, _batches(console, query), what)
         else:
-            rows = write_lines(path, chunks, what)
+            written = write_lines(path, lines.chunks, what)
     except InputError as error:
         if str(error) != "no rows":
             raise
-        more = f", of {left_out} that have no text, no reward or no difference" if left_out else ""
-        raise InputError(f"no rows to export as {what}{more}; nothing was written") from None
-    return Exported(path, rows, left_out)
+        why = "".join(f"; {n} left out: {reason}" for reason, n in lines.why.items())
+        raise InputError(f"no rows to export as {what}{why}; nothing was written") from None
+    return Exported(path, written, lines.why.total(), dict(lines.why), dict(lines.labels))
 
 
-def _query(what: str, shape: Shape, where: str | None) -> str:
-    if what == "dpo":
-        return "SELECT * FROM preferences" + (f" WHERE ({where}\n)" if where else "")
-    if what == "experiences":
-        return "SELECT * FROM experiences" + (f" WHERE ({where}\n)" if where else "")
-    kept = f"{shape.kept} AND ({where}\n)" if where else shape.kept
-    return f"SELECT {', '.join(shape.reads)} FROM experiences WHERE {kept}"
+@dataclass(frozen=True)
+class _Chosen:
+    """Which rows are exported."""
+
+    what: str
+    where: str | None
+    sql: str | None
+    rows: pa.Table | None
+    with_columns: Sequence[str]
+    label: str | None
+
+    def check(self) -> None:
+        """Raise ConfigError for what does not go together."""
+        if self.sql is not None and (self.where is not None or self.rows is not None):
+            raise ConfigError(
+                "`--where` and `--sql` exclude each other; put the condition in the SELECT"
+            )
+        if self.sql is not None and (self.with_columns or self.label):
+            raise ConfigError("a SELECT names its own columns; leave `--with` and `--label` out")
+        if self.label is not None and self.what != "kto":
+            raise ConfigError(f"`--label` is for kto; {self.what} has no labels")
+        if self.with_columns and (EXPORTS[self.what].is_pairs or self.rows is not None):
+            raise ConfigError("side columns stand beside stored experiences; leave `--with` out")
+
+    def query(self) -> str:
+        """Return the SELECT that gives them."""
+        if self.sql is not None:
+            return self.sql
+        shape = EXPORTS[self.what]
+        given = set(TALK) if self.rows is None else set(self.rows.column_names)
+        reads = [n for n in shape.reads if n in ("*", "label") or n in given]
+        conditions = [f"({self.where}\n)"] if self.where else []
+        if shape.line is not None and (self.rows is None or "drop_reason" in given):
+            conditions.insert(0, "drop_reason IS NULL")
+        chosen = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        # joins and windows give rows in any order
+        order = " ORDER BY experience_id" if self.with_columns or self.label else ""
+        return f"SELECT {', '.join(reads)} FROM {self._source(shape)}{chosen}{order}"
+
+    def _source(self, shape: Shape) -> str:
+        if shape.is_pairs:
+            return "preferences" if self.rows is None else "input"
+        table = side.from_sql(side.parse_all(self.with_columns))
+        table = table if self.rows is None else "input"
+        if self.what != "kto":
+            return f"{table} AS experiences"
+        # of all rows, so that a window sees whole groups
+        label = self.label or _DESIRABLE
+        return f"(SELECT *, ({label}\n)::BOOLEAN AS label FROM {table} AS experiences)"
+
+
+def _check_given(console: Console, what: str, shape: Shape, query: str) -> None:
+    columns = console.sql(query).columns
+    if shape.needs and not any(needed <= set(columns) for needed in shape.needs):
+        needs = ", or ".join(" and ".join(f"`{c}`" for c in sorted(n)) for n in shape.needs)
+        names = ", ".join(f"`{c}`" for c in columns)
+        raise QueryError(f"the SELECT for {what} must give {needs}; got {names}")
 
 
 def _batches(console: Console, query: str) -> Iterator[pa.RecordBatch]:
@@ -171,115 +207,60 @@ def _reading() -> Iterator[None]:
         raise query_error(error) from error
 
 
-def _lines(store: Store, what: str, shape: Shape, batch: pa.RecordBatch) -> Iterator[Line | None]:
-    rows = batch.to_pylist()
-    if what == "dpo":
-        yield from _pairs(store, rows)
-        return
-    assert shape.line is not None, "what has lines makes them"
-    for row in rows:
-        yield shape.line(row)
+class _Lines:
+    """The lines of an export, and the count of what has none."""
 
+    def __init__(
+        self,
+        store: Store,
+        what: str,
+        shape: Shape,
+        console: Console,
+        query: str,
+        *,
+        as_text: bool,
+        progress: Progress | None,
+    ) -> None:
+        self._store, self._what, self._shape = store, what, shape
+        self._console, self._query, self._as_text = console, query, as_text
+        self._progress = progress
+        self.why: Counter[str] = Counter()
+        self.labels: Counter[bool] = Counter()
 
-def _conversation(row: Row) -> Talk:
-    """Return the row's conversation, or nothing when it has none that ends with an answer."""
-    text = row.get("messages")
-    if text:
-        talk = elements(one_line(str(text)))
-        if talk and _message(talk[-1]).get("role") == "assistant":
-            return talk
-    prompt, response = row.get("prompt_text"), row.get("response_text")
-    if prompt is None or response is None:
-        return []
-    asked, said = {"role": "user", "content": prompt}, {"role": "assistant", "content": response}
-    return [dumps(asked), dumps(said)]
+    def chunks(self) -> Iterator[list[Line]]:
+        """Yield lines, some at a time; a table's file reads them twice."""
+        self.why.clear()
+        self.labels.clear()
+        done = nbytes = 0
+        for batch in _batches(self._console, self._query):
+            yield list(self._made(batch))
+            done += batch.num_rows
+            nbytes += batch.nbytes
+            if self._progress is not None:
+                self._progress("writing", done, nbytes)
 
+    def _made(self, batch: pa.RecordBatch) -> Iterator[Line]:
+        rows = batch.to_pylist()
+        stored = self._stored(rows) if self._shape.is_pairs else {}
+        for row in rows:
+            try:
+                line = self._line(row, stored)
+            except LeftOut as left_out:
+                self.why[str(left_out)] += 1
+                continue
+            if self._what == "kto":
+                self.labels[bool(line["label"])] += 1
+            yield line
 
-def _message(text: str) -> dict[str, object]:
-    return json.loads(text)
+    def _line(self, row: Row, stored: Mapping[str, Row]) -> Line:
+        if self._shape.is_pairs:
+            two = (stored.get(str(row[name])) for name in ("chosen_id", "rejected_id"))
+            line = PAIR_LINES[self._what](row, *two)
+        else:
+            assert self._shape.line is not None, "what has lines makes them"
+            line = self._shape.line(row)
+        return plain(line) if self._as_text else line
 
-
-def _tools(row: Row) -> dict[str, Any]:
-    return {"tools": one_line(str(row["tools"]))} if row.get("tools") else {}
-
-
-def _sft(row: Row) -> Line | None:
-    talk = _conversation(row)
-    if len(talk) < 2:
-        return None
-    return {"prompt": listed(talk[:-1]), "completion": listed(talk[-1:])} | _tools(row)
-
-
-def _kto(row: Row) -> Line | None:
-    line = _sft(row)
-    if line is None or row.get("label") is None:
-        return None
-    tools = {k: line[k] for k in ("tools",) if k in line}
-    return {
-        "prompt": line["prompt"],
-        "completion": line["completion"],
-        "label": row["label"],
-    } | tools
-
-
-def _chat(row: Row) -> Line | None:
-    talk = _conversation(row)
-    if not talk:
-        return None
-    has_text = row.get("messages") and len(talk) == len(elements(str(row["messages"])))
-    whole: Raw = one_line(str(row["messages"])) if has_text else listed(talk)
-    return {"messages": whole} | _tools(row)
-
-
-def _sharegpt(row: Row) -> Line | None:
-    said = turns([_message(m) for m in _conversation(row)])
-    if not said:
-        return None
-    system = {"system": said.pop(0)["value"]} if said[0]["from"] == "system" else {}
-    return {"conversations": said} | system | _tools(row)
-
-
-def _pairs(store: Store, rows: list[Row]) -> Iterator[Line | None]:
-    ids = {str(row[name]) for row in rows for name in ("chosen_id", "rejected_id") if row[name]}
-    stored = look_up(store, "experiences", "experience_id", ids, _TALK)
-    for row in rows:
-        yield _pair(stored.get(str(row["chosen_id"])), stored.get(str(row["rejected_id"])))
-
-
-def _pair(chosen: Row | None, rejected: Row | None) -> Line | None:
-    good, bad = _conversation(chosen or {}), _conversation(rejected or {})
-    same = 0
-    while same < min(len(good), len(bad)) and _message(good[same]) == _message(bad[same]):
-        same += 1
-    if not same or same in (len(good), len(bad)):
-        return None
-    pair = {
-        "prompt": listed(good[:same]),
-        "chosen": listed(good[same:]),
-        "rejected": listed(bad[same:]),
-    }
-    return pair | _tools(chosen or {})
-
-
-_LABELLED: Collection[str] = (*_TALK, "reward > 0 AS label")
-
-EXPORTS = {
-    "sft": Shape('{"prompt", "completion"}: conversations and their last answer, for TRL', _sft),
-    "dpo": Shape(
-        '{"prompt", "chosen", "rejected"}: the pairs of `preferences`, for TRL',
-        needs=(frozenset({"chosen_id", "rejected_id"}),),
-    ),
-    "kto": Shape(
-        '{"prompt", "completion", "label"}: true where the reward is above 0, for TRL',
-        _kto,
-        reads=tuple(_LABELLED),
-        needs=(
-            frozenset({"messages", "label"}),
-            frozenset({"prompt_text", "response_text", "label"}),
-        ),
-    ),
-    "chat": Shape('{"messages", "tools"}: whole conversations, as OpenAI fine-tuning', _chat),
-    "sharegpt": Shape('{"conversations": [{"from", "value"}], "system", "tools"}', _sharegpt),
-    "experiences": Shape("all columns, or those of any SELECT", needs=()),
-}
-"""What can be exported, by name."""
+    def _stored(self, rows: Sequence[Row]) -> Mapping[str, Row]:
+        ids = {str(row[name]) for row in rows for name in ("chosen_id", "rejected_id") if row[name]}
+        return look_up(self._store, "experiences", "experience_id", ids, TALK)

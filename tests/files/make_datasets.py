@@ -3,7 +3,7 @@
 Run with datasets 5.2: `python tests/files/make_datasets.py`.
 """
 
-# pyright: reportMissingImports=false, reportArgumentType=false
+# pyright: reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
 
 import shutil
 from pathlib import Path

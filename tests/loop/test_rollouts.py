@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,9 +12,11 @@ from builders import task
 from tiny import table, tiny
 
 from rlake.loop.policy import Completion, Policy, Sampling, ScriptedPolicy
-from rlake.loop.rollouts import Reward, rewards_of, store_rows, try_tasks, workflow_of
+from rlake.loop.rollouts import rewards_of, store_rows, try_tasks, workflow_of
 from rlake.loop.transformers_policy import TransformersPolicy
 from rlake.loop.workflows import Workflow, experience, single_turn
+from rlake.operators.rewards import Reward, Verdict
+from rlake.operators.verdict import of_group
 from rlake.store import Experience, Store, Task
 from rlake.store.errors import ConfigError
 
@@ -23,12 +26,13 @@ def tries(
     *,
     tasks: Sequence[Task] = (),
     workflow: Workflow = single_turn,
-    rewards: dict[str, tuple[Reward, float]] | None = None,
+    rewards: dict[str, Any] | None = None,
     group_size: int = 2,
     seed: int = 0,
     step: int = 1,
     first: int = 0,
     run_id: str = "demo",
+    try_seconds: float | None = None,
 ) -> list[Experience]:
     """Try tasks and return the rows."""
     return asyncio.run(
@@ -42,6 +46,7 @@ def tries(
             seed=seed,
             run_id=run_id,
             step=step,
+            try_seconds=try_seconds,
         )
     )
 
@@ -188,7 +193,7 @@ def test_a_reward_that_is_no_number_leaves_the_row_without_one(bad: float) -> No
     [row] = judged({"odd": (lambda task, experience: bad, 1.0)}, "2")
     assert row.reward is None
     assert row.drop_reason is not None
-    assert f"reward `odd` failed: ValueError: it gave {bad}" in row.drop_reason
+    assert f"reward `odd` failed: the reward is {bad}" in row.drop_reason
 
 
 def test_a_reward_that_raises_costs_its_own_row_only_and_the_tokens_are_kept() -> None:
@@ -201,6 +206,84 @@ def test_a_reward_that_raises_costs_its_own_row_only_and_the_tokens_are_kept() -
     ]
     assert rows[1].token_ids is not None
     assert rows[1].rewards == {"fails": None, "length": 1.0}
+
+
+async def waits(task: Task, experience: Experience) -> Verdict:
+    await asyncio.sleep(60 if experience.response_text == "3" else 0.001)
+    return Verdict(1.0, "looked at")
+
+
+def test_an_async_reward_is_waited_for_but_not_longer_than_a_try() -> None:
+    began = time.monotonic()
+    rewards = {"waits": (waits, 0.5), "length": (length, 1.0)}
+    rows = tries(
+        answers("2", "3", "4"), tasks=[task(1)], group_size=3, rewards=rewards, try_seconds=0.2
+    )
+    assert [r.reward for r in rows] == [1.5, None, 1.5]
+    assert rows[1].drop_reason == "reward `waits` failed: it took longer than 0.2 s"
+    assert rows[1].rewards == {"waits": None, "length": 1.0}
+    assert rows[1].token_ids is not None
+    assert rows[0].metadata == {"reward_details": {"waits": "looked at"}}
+    assert time.monotonic() - began < 20
+
+
+@of_group
+async def share_of_longest(
+    task: Task, experiences: list[Experience], *, bonus: float = 0.0
+) -> list[float]:
+    longest = max(len(e.response_text or "") for e in experiences)
+    return [len(e.response_text or "") / longest + bonus for e in experiences]
+
+
+@of_group
+def one_too_few(task: Task, experiences: list[Experience]) -> list[float]:
+    return [1.0] * (len(experiences) - 1)
+
+
+def test_a_reward_of_groups_compares_the_tries_of_each_group() -> None:
+    rewards = {"length": (length, 1.0), "longest": (share_of_longest, 2.0)}
+    rows = tries(answers("2", "22", "4", "4444"), group_size=2, rewards=rewards)
+    assert [r.rewards for r in rows] == [
+        {"length": 1.0, "longest": 1.0},
+        {"length": 2.0, "longest": 2.0},
+        {"length": 1.0, "longest": 0.5},
+        {"length": 4.0, "longest": 2.0},
+    ]
+    assert [r.reward for r in rows] == [2.0, 4.0, 1.5, 6.0]
+
+
+def test_a_reward_of_groups_leaves_failed_tries_out_and_may_fail_itself() -> None:
+    rows = tries(
+        answers("4", "44"), workflow=breaks_at_one, group_size=2, rewards={"x": (one_too_few, 1.0)}
+    )
+    assert [r.reward for r in rows] == [None] * 4
+    assert ["a judge of groups gave [1.0]" in (r.drop_reason or "") for r in rows] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"overlong": {"max_tokens": 5}}, "needs `cache`"),
+        ({"overlong": {"max_tokens": 5, "cache": 1, "weight": "much"}}, "must be a number"),
+        ({"exact_match": {"weigth": 1.0}}, "no parameter `weigth`"),
+    ],
+)
+def test_a_reward_configured_wrongly_says_how(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rewards_of(spec)
+
+
+def test_weights_and_parameters_stand_together() -> None:
+    spec = {"exact_match": 2.0, "overlong": {"max_tokens": 5, "cache": 1, "weight": 0.5}}
+    named = rewards_of({**spec, "numeric_answer": None})
+    assert [weight for _, weight in named.values()] == [2.0, 0.5, 1.0]
+    long = Experience(task_id="t", token_ids=[1] * 9, prompt_length=0)
+    assert named["overlong"][0](Task.ask("?"), long) == -1.0
 
 
 async def breaks_at_one(task: Task, policy: Policy) -> Experience:

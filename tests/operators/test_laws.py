@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import polars as pl
@@ -11,23 +12,47 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlake import operators
-from rlake.operators import Explained, Operator, OperatorFunction, operator
+from rlake.operators import Applied, Explained, Operator, OperatorFunction, operator
 from rlake.operators.laws import check
+from rlake.operators.scope import sees_of
 from rlake.store.errors import OperatorError
 
 PUBLIC = {n: f for n, f in vars(operators).items() if isinstance(f, OperatorFunction)}
 
-EXAMPLES: dict[str, Any] = {"where": "reward > 0.5", "expression": "abs(reward)"}
+EXAMPLES: dict[str, Any] = {
+    "where": "reward > 0.5",
+    "expression": "abs(reward)",
+    "operator": {"clean_email_mapper": {}},
+    "formula": "reward + coalesce(rewards['format'], 0)",
+    "baseline": "rollout",
+    "prediction": "reward",
+    "half_life": 2.0,
+    "k": 2,
+    "max_tokens": 8,
+    "cache": 4,
+    "shares": {"default": 1.0},
+    "weights": {"difficulty": -1.0},
+    "policy": "rlake.operators.rewording:echo",
+    "share": 0.5,
+    "stops": ["a", "think"],
+}
 """Values for parameters that have no default, by name."""
 
+CHOSEN: dict[str, dict[str, Any]] = {
+    "keep_reward_between": {"low": 0.05},
+    "keep_length_between": {"high": 4},
+    "drop_near_duplicates": {"within": "group"},
+}
+"""Values for parameters that have one, by operator."""
+
 reward_values = st.none() | st.sampled_from([0.0, 1.0, 0.1]) | st.floats(-5, 5, width=32)
+
+response_texts = st.text(max_size=8) | st.sampled_from(["ok", "OK ", "<think>a</think>b", "a@b.de"])
 
 
 @st.composite
 def frames(draw: st.DrawFn) -> pl.DataFrame:
-    made = draw(
-        st.lists(st.tuples(st.integers(0, 3), reward_values, st.text(max_size=8)), max_size=12)
-    )
+    made = draw(st.lists(st.tuples(st.integers(0, 3), reward_values, response_texts), max_size=12))
     records = [
         one
         for i, (group, reward, text) in enumerate(made)
@@ -38,19 +63,28 @@ def frames(draw: st.DrawFn) -> pl.DataFrame:
             group_id=f"g{group}",
             response_text=text,
             source=draw(st.sampled_from(["explorer", "synthetic"])),
+            finish_reason=draw(st.sampled_from([None, "stop", "length", "error"])),
             token_ids=[1, 2],
             run_id="small",
             step=3,
         )
     ]
-    return rows(records).with_columns(answer=pl.lit("1"))
+    return rows(records).with_columns(
+        answer=pl.lit("1"),
+        taskset=pl.lit("default"),
+        difficulty=pl.lit(0.25),
+        num_scored=pl.lit(8),
+        num_passed=pl.lit(2),
+    )
 
 
-def built(function: OperatorFunction[...]) -> Operator:
+@cache
+def built(name: str) -> Operator:
+    function = PUBLIC[name]
     needed = [
         n for n, p in function.parameters.signature.parameters.items() if p.default is p.empty
     ]
-    return function(**{name: EXAMPLES[name] for name in needed})
+    return function(**{name: EXAMPLES[name] for name in needed}, **CHOSEN.get(name, {}))
 
 
 def by_id(frame: pl.DataFrame, drop: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
@@ -122,14 +156,114 @@ LAWS: dict[str, Callable[[Operator, pl.DataFrame, pl.DataFrame, pl.DataFrame], N
 }
 
 
+def parts_of(op: Operator, before: pl.DataFrame, is_first: list[bool]) -> list[pl.DataFrame]:
+    """Cut rows in two: by groups, or by rows; what looks at all of them gets them again."""
+    if op.sees == "all":
+        return [before]
+    unit = "group_id" if op.sees == "group" else "experience_id"
+    places = {name: i for i, name in enumerate(before[unit].unique(maintain_order=True))}
+    mask = pl.Series([is_first[places[n] % len(is_first)] for n in before[unit]], dtype=pl.Boolean)
+    return [before.filter(mask), before.filter(~mask)]
+
+
+def sees_no_more_than_it_says(
+    op: Operator, before: pl.DataFrame, whole: Applied, is_first: list[bool]
+) -> None:
+    parts = [op.apply(part) for part in parts_of(op, before, is_first)]
+    made = pl.concat([p.rows for p in parts], how="vertical_relaxed")
+    key = "experience_id" if op.kind != "reshape" else made.columns[0]
+    if op.kind == "augment":  # a copy that was made before may stand in the other part
+        made = made.sort("parent_id", nulls_last=False).unique(key, keep="first")
+    assert made.sort(key).equals(whole.rows.sort(key))
+    for name in ("dropped", "failed"):
+        told = pl.concat([getattr(p, name) for p in parts]).sort("experience_id")
+        assert told.equals(getattr(whole, name).sort("experience_id"))
+
+
 @pytest.mark.parametrize("name", PUBLIC)
-@settings(max_examples=25, deadline=None)
-@given(before=frames())
-def test_every_public_operator_obeys_the_law_of_its_kind(name: str, before: pl.DataFrame) -> None:
-    op = built(PUBLIC[name])
-    applied = op.apply(before)
-    LAWS[op.kind](op, before, applied.rows, applied.dropped)
-    assert op(before.lazy()).collect().to_dicts() == applied.rows.to_dicts()
+@settings(max_examples=12, deadline=None)
+@given(before=frames(), is_first=st.lists(st.booleans(), min_size=2, max_size=6))
+def test_every_public_operator_obeys_its_law_and_sees_no_more_than_it_says(
+    name: str, before: pl.DataFrame, is_first: list[bool]
+) -> None:
+    op = built(name)
+    whole = op.apply(before)
+    LAWS[op.kind](op, before, whole.rows, whole.dropped)
+    assert op(before.lazy()).collect().to_dicts() == whole.rows.to_dicts()
+    sees_no_more_than_it_says(op, before, whole, is_first)
+
+
+@operator("derive", sees="row", writes=("advantage",))
+def looks_at_other_rows() -> Any:
+    return lambda frame: frame.with_columns(advantage=pl.col("reward") - pl.col("reward").mean())
+
+
+@operator("filter", sees="row")
+def looks_at_its_group() -> Any:
+    return Explained(pl.col("reward") == pl.col("reward").max().over("group_id"), reason="worse")
+
+
+@operator("filter", sees="group")
+def looks_at_other_groups() -> Any:
+    return Explained(pl.col("group_id") == pl.col("group_id").max(), reason="not of the last group")
+
+
+@operator("filter", sees="row")
+def tells_of_other_rows() -> Any:
+    return Explained(pl.col("reward") > 0, reason=pl.format("one of {}", pl.len()))
+
+
+@operator("augment", sees="row")
+def copies_the_first() -> Any:
+    return lambda frame: frame.head(1).with_columns(
+        parent_id=pl.col("experience_id"), experience_id=pl.lit(None, pl.String)
+    )
+
+
+@operator("reshape", links=("chosen_id",), sees="row")
+def numbers_all_rows() -> Any:
+    return lambda frame: frame.select(chosen_id="experience_id", number=pl.int_range(pl.len()))
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        looks_at_other_rows,
+        looks_at_its_group,
+        looks_at_other_groups,
+        tells_of_other_rows,
+        copies_the_first,
+        numbers_all_rows,
+    ],
+    ids=lambda planted: planted.name,
+)
+def test_an_operator_that_sees_more_than_it_says_is_caught(planted: OperatorFunction[...]) -> None:
+    before = rows(experiences(8, reward=(1.0, 0.0, 0.5, 0.2, 0.1)))
+    op = planted()
+    whole = op.apply(before)
+    with pytest.raises(AssertionError):
+        sees_no_more_than_it_says(op, before, whole, [True, False])
+
+
+@pytest.mark.parametrize(
+    ("expression", "sees"),
+    [
+        (pl.col("reward") * 2 > 1, "row"),
+        (pl.when(pl.col("reward") > 1).then(pl.col("response_text")), "row"),
+        (pl.col("rewards").list.len().is_in([1, 2]), "row"),
+        (pl.col("reward") - pl.col("reward").mean(), "all"),
+        (pl.col("reward") / pl.len(), "all"),
+        (pl.col("task_id").is_in(pl.col("parent_id").implode()), "all"),
+        (pl.when(pl.col("reward") > pl.len()).then(1), "all"),
+        (pl.col("reward").max().over("group_id"), "all"),
+        (pl.col("reward").map_batches(lambda s: s - s.mean(), return_dtype=pl.Float64), "all"),
+    ],
+    ids=str,
+)
+def test_what_an_expression_looks_at_is_found_also_deep_within(
+    expression: pl.Expr, sees: str
+) -> None:
+    assert sees_of(expression) == sees
 
 
 def test_every_kind_has_a_public_operator() -> None:
@@ -159,6 +293,31 @@ def cleans_what_it_does_not_say() -> Any:
 @operator("clean")
 def cleans_into_another_type() -> Any:
     return pl.col("reward").cast(pl.String)
+
+
+@operator("clean", writes=("experience_id",))
+def cleans_ids() -> Any:
+    return pl.col("experience_id").str.to_uppercase()
+
+
+@operator("clean", writes=("experience_id",))
+def cleans_ids_away() -> Any:
+    return pl.lit(None, pl.String).alias("experience_id")
+
+
+@operator("clean")
+def cleans_what_is_not_there() -> Any:
+    return pl.col("response_text").alias("answer_text")
+
+
+@operator("derive", writes=("quality",))
+def derives_each_row_twice() -> Any:
+    return lambda frame: pl.concat([frame, frame]).with_columns(quality=1.0)
+
+
+@operator("derive", writes=("quality",))
+def derives_and_retypes() -> Any:
+    return lambda frame: frame.with_columns(pl.col("reward").cast(pl.Float32), quality=1.0)
 
 
 @operator("derive", writes=("quality",))
@@ -203,6 +362,16 @@ def filters_by_a_number() -> Any:
     return pl.col("reward") * 2
 
 
+@operator("filter")
+def filters_to_no_id() -> Any:
+    return lambda frame: frame.with_columns(experience_id=pl.lit(None, pl.String))
+
+
+@operator("filter")
+def filters_and_adds() -> Any:
+    return lambda frame: frame.filter(pl.col("reward") > 0).with_columns(quality=1.0)
+
+
 @operator("filter", whole_groups=True)
 def filters_groups_apart() -> Any:
     return pl.col("reward") > 0
@@ -218,6 +387,16 @@ def prioritizes_to_infinity() -> Any:
     return 1 / pl.col("reward")
 
 
+@operator("prioritize")
+def prioritizes_to_no_number() -> Any:
+    return 0 * pl.col("reward") / (pl.col("reward") - 1)
+
+
+@operator("prioritize")
+def prioritizes_by_a_text() -> Any:
+    return pl.col("response_text")
+
+
 @operator("prioritize", writes=("priority", "advantage"))
 def prioritizes_twice() -> Any:
     return [pl.lit(1.0).alias("priority"), pl.lit(1.0).alias("advantage")]
@@ -227,6 +406,20 @@ def prioritizes_twice() -> Any:
 def augments_without_parent() -> Any:
     return lambda frame: frame.head(1).with_columns(
         experience_id=pl.lit("new"), parent_id=pl.lit("x")
+    )
+
+
+@operator("augment")
+def augments_without_any_parent() -> Any:
+    return lambda frame: frame.head(1).with_columns(
+        experience_id=pl.lit("new"), parent_id=pl.lit(None, pl.String)
+    )
+
+
+@operator("augment")
+def augments_twice_with_one_id() -> Any:
+    return lambda frame: frame.head(2).with_columns(
+        parent_id=pl.col("experience_id"), experience_id=pl.lit("new")
     )
 
 
@@ -246,6 +439,19 @@ def reshapes_strangers() -> Any:
 
 
 @operator("reshape", links=("chosen_id",))
+def reshapes_nothing_known() -> Any:
+    return lambda frame: frame.select(chosen_id=pl.lit(None, pl.String))
+
+
+@operator("reshape", links=("chosen_id",))
+def reshapes_without_a_reason() -> Any:
+    return Explained(
+        lambda frame: frame.select(chosen_id="experience_id").head(1),
+        reason=pl.lit(None, pl.String),
+    )
+
+
+@operator("reshape", links=("chosen_id",))
 def reshapes_without_links() -> Any:
     return lambda frame: frame.select("task_id")
 
@@ -257,6 +463,11 @@ def reshapes_without_links() -> Any:
         (cleans_by_sorting, "same ids in the same order"),
         (cleans_what_it_does_not_say, "changed the column `reward` without declaring"),
         (cleans_into_another_type, "not types"),
+        (cleans_ids, "same ids in the same order"),
+        (cleans_ids_away, "same ids in the same order"),
+        (cleans_what_is_not_there, "`answer_text` was not there"),
+        (derives_each_row_twice, "same ids in the same order"),
+        (derives_and_retypes, "changed the column `reward` without declaring"),
         (derives_nothing, "no column `quality`"),
         (derives_more_than_it_says, "added the column `other`"),
         (derives_by_sql_without_rows, "same ids in the same order"),
@@ -265,14 +476,22 @@ def reshapes_without_links() -> Any:
         (filters_and_changes, "changed the column `reward`"),
         (filters_without_a_reason, "without a reason"),
         (filters_by_a_number, "expected true or false"),
+        (filters_to_no_id, "`experience_id` holds None, which is not the id"),
+        (filters_and_adds, "added the column `quality`"),
         (filters_groups_apart, "cut the group 'g000'"),
         (prioritizes_below_zero, r"finite and not negative, got -1.0 for experience_id 'g000/01'"),
         (prioritizes_to_infinity, "finite and not negative, got inf"),
+        (prioritizes_to_no_number, "finite and not negative, got nan"),
+        (prioritizes_by_a_text, "must be a number, got String"),
         (prioritizes_twice, "exactly one column"),
         (augments_without_parent, "`parent_id` holds 'x'"),
+        (augments_without_any_parent, "`parent_id` holds None"),
+        (augments_twice_with_one_id, "'new' is not the id of one row"),
         (augments_with_old_ids, "fresh id"),
         (augments_with_new_columns, "column `quality`, which old rows have not"),
         (reshapes_strangers, "not the id of a row that was given"),
+        (reshapes_nothing_known, "`chosen_id` holds None"),
+        (reshapes_without_a_reason, "without a reason"),
         (reshapes_without_links, "no column `chosen_id`"),
     ],
     ids=lambda value: getattr(value, "name", ""),
@@ -293,3 +512,9 @@ def test_a_new_row_of_an_augment_that_names_a_run_breaks_the_law(column: str) ->
     in_the_run = applied.rows.with_columns(pl.col(column).forward_fill())
     with pytest.raises(OperatorError, match=f"belong to no run, expected `{column}` NULL, got"):
         check(op, before, in_the_run, applied.dropped)
+
+
+def test_a_group_without_a_name_may_not_be_cut_either() -> None:
+    before = rows(experiences(4, reward=(1.0, 0.0))).with_columns(group_id=pl.lit(None, pl.String))
+    with pytest.raises(OperatorError, match="cut the group None"):
+        filters_groups_apart().apply(before)

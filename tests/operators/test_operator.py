@@ -158,7 +158,7 @@ def test_an_sql_value_must_give_one_value_a_row() -> None:
         ({"drop_flat_groups": {"min_std": "much"}}, r"`min_std` of `drop_flat_groups` got 'much'"),
         ({"drop_flat_groups": {"min_std": True}}, r"`min_std` of `drop_flat_groups` got True"),
         ({"drop_flat_groups": {"min_std": float("nan")}}, "finite number"),
-        ({"pairs": {"strategy": "best"}}, "'max_min' or 'best_against_rest'"),
+        ({"pairs": {"strategy": "best"}}, "'max_min', 'best_against_rest', 'all' or "),
         ({"leave_one_out": {"x": 1}}, "`leave_one_out` has no parameter `x`; it has no parameters"),
         ("keep", "missing a required argument: 'where'"),
         ({"keep": {"where": "reward >"}}, "operator `keep`: `where` 'reward >' does not parse"),
@@ -198,7 +198,8 @@ def test_columns_read_and_written_are_known_without_running() -> None:
         ("advantage",),
     )
     assert keep(where="reward > 0 AND len(response_text) < 9").reads == ("response_text", "reward")
-    assert pairs().reads == ("experience_id", "task_id", "group_id", "reward")
+    texts = ("messages", "response_text")
+    assert pairs().reads == ("experience_id", "task_id", "group_id", "reward", *texts)
 
 
 def test_a_missing_column_is_told_with_the_nearest_one() -> None:

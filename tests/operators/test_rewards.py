@@ -1,6 +1,7 @@
 """Rewards as plain functions, and applied over stored rows."""
 
 import json
+import sys
 from pathlib import Path
 
 import polars as pl
@@ -8,7 +9,8 @@ import pytest
 from builders import experiences, rows
 
 from rlake.operators import score
-from rlake.operators.rewards import exact_match, numeric_answer
+from rlake.operators.rewards import exact_match, math_equivalence, numeric_answer
+from rlake.operators.scoring import judged
 from rlake.store import Experience, Task
 from rlake.store.errors import OperatorError
 
@@ -87,6 +89,30 @@ def test_numeric_answer_agrees_with_the_judgement_of_every_published_solution() 
             told.append(numeric_answer(task, said(row[model]["solution"])))
     assert len(judged) == 4 * 1319
     assert told == judged
+
+
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
+def test_math_equivalence_agrees_with_the_labels_of_real_solutions(
+    every: int, gsm8k: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The labels compare final numbers; mathematics may add other ways of writing them, no more."""
+    rows, labels = [], []
+    for line in (gsm8k / "example_model_solutions.jsonl").read_text().splitlines()[::every]:
+        row = json.loads(line)
+        for model in ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification"):
+            said = row[model]["solution"]
+            rows.append({"task_id": "t", "answer": row["ground_truth"], "response_text": said})
+            labels.append(float(row[model]["is_correct"]))
+    verdicts = judged(math_equivalence, rows)
+    differ = [
+        (label, verdict, row["answer"][-30:], row["response_text"][-60:])
+        for label, verdict, row in zip(labels, verdicts, rows, strict=True)
+        if verdict[0] != label
+    ]
+    agreement = 1 - len(differ) / len(rows)
+    with capsys.disabled():
+        sys.stdout.write(f"\n{agreement:.2%} of {len(rows):,} labels agree {differ or ''}\n")
+    assert agreement >= 0.99, differ
 
 
 def picky(task: Task, experience: Experience) -> float | None:

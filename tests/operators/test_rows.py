@@ -1,14 +1,11 @@
 """What single operators do to rows: cleaning, flat groups, priorities, copies and pairs."""
 
-from typing import Any
-
 import polars as pl
 import pytest
 from builders import RIGHT_AND_WRONG, experiences, rows
 
-from rlake.operators import best_of_group, clean_whitespace, drop_flat_groups, pairs, priority
+from rlake.operators import best_of_group, clean_whitespace, drop_flat_groups, priority
 from rlake.store.errors import OperatorError
-from rlake.store.ids import content_id
 
 
 def test_clean_whitespace_is_idempotent_and_keeps_paragraphs_and_null() -> None:
@@ -66,44 +63,6 @@ def test_best_of_group_copies_the_best_row_once_however_often_it_runs() -> None:
 def test_best_of_group_may_ask_for_a_reward() -> None:
     frame = rows(experiences(8, reward=(0.0, 0.2, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)))
     assert best_of_group(min_reward=0.5)(frame)["parent_id"].drop_nulls().to_list() == ["g001/00"]
-
-
-def test_pairs_take_the_best_and_the_worst_of_each_group() -> None:
-    frame = rows(experiences(8, reward=(0.2, 1.0, 0.0, None, 1.0, 1.0, 1.0, 1.0)))
-    applied = pairs().apply(frame)
-    assert applied.rows.drop("task_id").rows() == [
-        (content_id("g000/01", "g000/02"), "g000/01", "g000/02", 1.0)
-    ]
-    assert dict(applied.dropped.iter_rows()) == {
-        "g000/00": "others of its group were paired",
-        "g000/03": "its reward is NULL",
-        **dict.fromkeys(
-            [f"g001/0{i}" for i in range(4)],
-            "its group gives no pair: rewards do not differ by more than 0",
-        ),
-    }
-
-
-@pytest.mark.parametrize(
-    ("params", "expected"),
-    [
-        (
-            {"strategy": "best_against_rest"},
-            [("g000/01", "g000/00", 0.5), ("g000/01", "g000/02", 1.0)],
-        ),
-        ({"strategy": "best_against_rest", "min_margin": 0.5}, [("g000/01", "g000/02", 1.0)]),
-        ({"min_margin": 1.0}, []),
-        (
-            {"min_margin": -1.0, "strategy": "best_against_rest"},
-            [("g000/01", "g000/00", 0.5), ("g000/01", "g000/02", 1.0)],
-        ),
-    ],
-)
-def test_pairs_by_strategy_and_margin(
-    params: dict[str, Any], expected: list[tuple[Any, ...]]
-) -> None:
-    made = pairs(**params)(rows(experiences(3, reward=(0.5, 1.0, 0.0))))
-    assert made.select("chosen_id", "rejected_id", "margin").rows() == expected
 
 
 def test_flat_and_right_groups_are_told_apart_in_rows() -> None:

@@ -108,7 +108,7 @@ def derive(store: Store, *operators: Any, source: Any = None) -> tuple[int, int]
         operators=operators,
         sink=Table("derived"),
     )
-    report = pipeline.run(store)
+    report = pipeline.run(store, full=True)
     return report.rows_out, report.already
 
 

@@ -1,0 +1,100 @@
+"""The curriculum: which tasks each batch tries, what was learned of them, and the record of both.
+
+A batch is a function of the run's seed, its number, the tasks and other runs' rows as they were
+when the run began, and what the run's own batches before it came to. All of that is stored, so a
+run that is resumed, or split in two processes, chooses the same tasks.
+"""
+
+from math import ceil
+
+from ...store import Store, Task
+from ...store.sampling.mixture import split
+from ..config import TasksConfig
+from ..runs import Job, pinned
+from ..tasks import select
+from .history import History, before
+from .part import Part, parts
+from .record import Record
+
+
+class Curriculum:
+    """Batches of tasks, from 1, to be asked for in order."""
+
+    def __init__(self, job: Job, *, batch_size: int, group_size: int) -> None:
+        """Go on from what the run's batches came to.
+
+        Raises ConfigError when no task matches, or a selector cannot fill a batch.
+        """
+        config, past = job.config.tasks, pinned(job, "tasks")
+        self._batch_size = batch_size
+        self._tasks = select(past, config.where)
+        self._parts = parts(
+            past,
+            config,
+            self._tasks,
+            seed=job.config.seed,
+            batch_size=batch_size,
+            group_size=group_size,
+        )
+        for part in self._parts:
+            part.check(self._most(part))
+        self._firsts = [dict.fromkeys((part.name for part in self._parts), 0)]
+        self._record = Record(job, every=config.record_every)
+        self._learning = any(part.learner for part in self._parts)
+        done = self._record.restore(self._parts) if self._learning else 0
+        if self._learning and not done:
+            self._start(past, job.run_id, config)
+        self._history = History(job.store, job.run_id, config, after=done)
+
+    def _start(self, past: Store, run_id: str, config: TasksConfig) -> None:
+        for part in self._parts:
+            if part.history is not None and part.learner is not None:
+                part.learner.start(part.seen(before(past, run_id, config, part.history)))
+
+    def _most(self, part: Part) -> int:
+        """Return the most tasks that a batch asks of a part."""
+        share = part.share / sum(p.share for p in self._parts)
+        return ceil(share * self._batch_size - 1e-9)
+
+    def batch(self, number: int) -> list[Task]:
+        """Return the tasks of batch `number`, when all batches before it are stored."""
+        self.learn(until=number)
+        recorded = self._record.selected(number)
+        if recorded is not None:
+            by_id = {task.task_id: task for task in self._tasks}
+            return [by_id[task_id] for task_id in recorded]
+        first, counts = self._given(number)
+        chosen = [
+            (part, part.choose(counts[part.name], first[part.name], number)) for part in self._parts
+        ]
+        self._record.select(number, chosen)
+        return [part.tasks[place] for part, one in chosen for place in one.places]
+
+    def learn(self, *, until: int) -> None:
+        """Take in what the batches before `until` came to."""
+        if not self._learning:
+            return
+        for number, found in self._history.until(until):
+            for part in self._parts:
+                if part.learner is not None:
+                    part.learner.learn(part.seen(found))
+            self._record.believe(number, self._parts, found)
+
+    def finish(self, *, until: int) -> None:
+        """Take in all batches before `until`, and record what is believed of all tasks."""
+        self.learn(until=until)
+        if self._learning:
+            self._record.complete(until - 1, self._parts)
+
+    def _given(self, number: int) -> tuple[dict[str, int], dict[str, int]]:
+        """Return how many tasks of each part the batches before gave, and how many this one does.
+
+        Each batch's counts follow from its number, so that no epoch depends on where a run began.
+        """
+        shares = {part.name: part.share for part in self._parts}
+        while len(self._firsts) <= number:
+            counts = split(shares, self._batch_size, len(self._firsts))
+            last = self._firsts[-1]
+            self._firsts.append({name: last[name] + n for name, n in counts.items()})
+        first, after = self._firsts[number - 1], self._firsts[number]
+        return first, {name: after[name] - first[name] for name in after}

@@ -1,0 +1,57 @@
+"""Labels that come from files, and items that go to them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from ...store import Appended, Store
+from ...store.errors import InputError, nearest
+from ...store.files.annotations import Asked, Given
+from ...store.ids import content_id
+from .queue import Item, shown
+
+__all__ = ["Given", "asked", "store_labels"]
+
+
+def store_labels(
+    store: Store, given: Sequence[Given], *, queue: str | None, source: str
+) -> Appended:
+    """Append labels to `feedback`, all or none; those that are there already are left out.
+
+    Raises InputError for a label of an experience that is not stored.
+    """
+    _check_known(store, given, source)
+    rows = {}
+    for one in given:
+        row = vars(one) | {"queue": queue}
+        name = content_id(*(row[k] for k in sorted(row)))
+        rows[name] = row | {"feedback_id": name}
+    stored = set(store.scan("feedback").select("feedback_id").collect()["feedback_id"])
+    new = [row for name, row in rows.items() if name not in stored]
+    if not new:
+        return Appended(0, len(rows), store.versions()["feedback"])
+    done = store.append("feedback", new)
+    return Appended(done.rows, done.already + len(rows) - len(new), done.version)
+
+
+def asked(store: Store, items: Iterable[Item]) -> Iterator[Asked]:
+    """Yield what a tool needs to ask for labels of items."""
+    for item in items:
+        told = shown(store, item)
+        yield Asked(
+            experience_id=item.experience_id,
+            prompt=told["prompt"] or "",
+            response=told["first"] or "",
+            answer=told["answer"],
+            compared_id=item.compared_id,
+            other_response=told.get("second"),
+        )
+
+
+def _check_known(store: Store, given: Sequence[Given], source: str) -> None:
+    named = {i for one in given for i in (one.experience_id, one.compared_id) if i}
+    known = set(store.scan("experiences").select("experience_id").collect()["experience_id"])
+    strange = sorted(named - known)
+    if strange:
+        raise InputError(
+            f"{source} has labels of {len(strange)} experiences that are not stored, such as "
+            f"`{strange[0]}`{nearest(strange[0], known) if len(known) < 10_000 else ''}"
+        )

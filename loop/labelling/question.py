@@ -1,0 +1,76 @@
+"""What people are asked of an item: a question, and the answers that they choose from."""
+
+import re
+from dataclasses import dataclass
+
+from ...store.errors import ConfigError
+
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+_MOST = 20
+_LONGEST = 40
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer: the label that is stored, and the number that stands for it."""
+
+    label: str
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of each item of a queue."""
+
+    text: str
+    choices: tuple[Choice, ...]
+
+    def choice(self, label: str) -> Choice:
+        """Return the choice with a label; raises ConfigError when there is none."""
+        found = next((c for c in self.choices if c.label == label), None)
+        if found is None:
+            known = ", ".join(f"`{c.label}`" for c in self.choices)
+            raise ConfigError(f"there is no label `{label}` here, expected one of {known}")
+        return found
+
+
+PAIR = Question(
+    "Which answer is better?", (Choice("first", 1.0), Choice("second", 0.0), Choice("tie", 0.5))
+)
+"""The question that compares two tries; its score is how far the first one is better."""
+
+
+def parse_choices(text: str) -> tuple[Choice, ...]:
+    """Read the choices of a command line: labels, labels with scores, or a range of scores.
+
+    >>> parse_choices("good=1,bad=0")
+    (Choice(label='good', score=1.0), Choice(label='bad', score=0.0))
+    >>> [c.label for c in parse_choices("1..3")]
+    ['1', '2', '3']
+
+    Raises ConfigError for fewer than two labels, more than 20, or one that is there twice.
+    """
+    span = _RANGE.fullmatch(text.strip())
+    if span:
+        low, high = int(span[1]), int(span[2])
+        made = [Choice(str(i), float(i)) for i in range(low, min(high, low + _MOST) + 1)]
+    else:
+        made = [_choice(part) for part in text.split(",") if part.strip()]
+    labels = [c.label for c in made]
+    if not 2 <= len(made) <= _MOST or len(set(labels)) < len(labels):
+        raise ConfigError(
+            f"`{text}` gives the labels {labels}, expected 2 to {_MOST} different ones, such as "
+            "`good=1,bad=0` or `1..5`"
+        )
+    return tuple(made)
+
+
+def _choice(part: str) -> Choice:
+    label, is_scored, score = part.partition("=")
+    label = label.strip()
+    if not label or len(label) > _LONGEST:
+        raise ConfigError(f"a label has 1 to {_LONGEST} characters, got {label!r}")
+    try:
+        return Choice(label, float(score) if is_scored else None)
+    except ValueError:
+        raise ConfigError(f"the score of label `{label}` must be a number, got `{score}`") from None

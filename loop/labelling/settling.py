@@ -1,0 +1,85 @@
+"""Settling: what most people said of an item becomes one label, or one preference."""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from ...store import Store
+from ...store.ids import content_id
+from ...store.query import literal
+
+MAJORITY = "majority"
+"""The annotator of labels that were settled."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a call of `settle` did."""
+
+    labels: int
+    """Labels stored, by the annotator `majority`."""
+    preferences: int
+    ties: int
+    """Items on which there is no majority."""
+    waiting: int
+    """Items that have too few reviews."""
+
+
+def settle(store: Store, queue: str, *, reviews: int = 1) -> Settled:
+    """Store the majority's label of each item that has its reviews; pairs become preferences.
+
+    A label is a row of `feedback` by the annotator `majority`, so that a run can train on it:
+    `with_columns: [reward=feedback:score@majority]`. A second call adds nothing but what is new.
+    """
+    found = store.sql(
+        f"SELECT * FROM adjudicated WHERE queue = {literal(queue)} "
+        "ORDER BY experience_id, compared_id"
+    ).pl()
+    enough = found.filter(pl.col("num_labels") >= reviews)
+    said = enough.filter(pl.col("label").is_not_null())
+    labels = _append_labels(store, queue, said.filter(pl.col("compared_id").is_null()))
+    pairs = _append_pairs(store, queue, said.filter(pl.col("compared_id").is_not_null()))
+    return Settled(labels, pairs, enough.height - said.height, found.height - enough.height)
+
+
+def _append_labels(store: Store, queue: str, said: pl.DataFrame) -> int:
+    rows = [
+        {
+            "feedback_id": content_id(MAJORITY, queue, row["experience_id"], row["label"]),
+            "experience_id": row["experience_id"],
+            "annotator": MAJORITY,
+            "label": row["label"],
+            "score": row["score"],
+            "comment": f"{row['num_agreeing']} of {row['num_labels']} in queue {queue}",
+        }
+        for row in said.to_dicts()
+    ]
+    stored = _stored(store, "feedback", "feedback_id")
+    new = [row for row in rows if row["feedback_id"] not in stored]
+    return store.append("feedback", new).rows if new else 0
+
+
+def _append_pairs(store: Store, queue: str, said: pl.DataFrame) -> int:
+    task_of = store.scan("experiences").select("experience_id", "task_id")
+    rows = said.lazy().filter(pl.col("label").is_in(["first", "second"]))
+    rows = rows.join(task_of, on="experience_id", how="inner", maintain_order="left").collect()
+    made = []
+    for row in rows.to_dicts():
+        both = (row["experience_id"], row["compared_id"])
+        chosen, rejected = both if row["label"] == "first" else both[::-1]
+        made.append(
+            {
+                "preference_id": content_id(chosen, rejected),
+                "task_id": row["task_id"],
+                "chosen_id": chosen,
+                "rejected_id": rejected,
+                "source": f"human queue {queue}",
+            }
+        )
+    stored = _stored(store, "preferences", "preference_id")
+    new = [row for row in made if row["preference_id"] not in stored]
+    return store.append("preferences", new).rows if new else 0
+
+
+def _stored(store: Store, table: str, key: str) -> set[str]:
+    return set(store.scan(table).select(key).collect()[key])

@@ -1,0 +1,112 @@
+"""The form in a terminal: an item, a line that says what one thinks of it, the next item."""
+
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from ...store import Store
+from .question import Choice
+from .queue import Item, Queue, progress, shown
+
+_SHOWN = 6000
+"""Most characters of a text that are shown."""
+_HELP = "a number labels, with words behind it as a comment; s skips, b goes back, q ends"
+
+
+class TerminalForm:
+    """Asks one person for labels, line by line."""
+
+    def __init__(
+        self,
+        store: Store,
+        queue: Queue,
+        annotator: str,
+        *,
+        console: Console,
+        ask: Callable[[str], str],
+    ) -> None:
+        """`ask` shows a prompt and returns a line; it raises EOFError when there is none."""
+        self._store, self._queue, self._annotator = store, queue, annotator
+        self._console, self._ask = console, ask
+        self._before: list[Item] = []
+
+    def run(self, *, limit: int | None = None) -> int:
+        """Ask until the queue is done, `limit` items are, or the person ends; return labels."""
+        done = 0
+        item = self._queue.next(self._store, self._annotator)
+        while item is not None and (limit is None or done < limit):
+            self._show(item)
+            answer = self._answer(item)
+            if answer == "q":
+                break
+            if answer == "b":
+                item = self._before.pop()
+                continue
+            done += answer == "label"
+            self._before.append(item)
+            item = self._queue.next(self._store, self._annotator)
+        return done
+
+    def _answer(self, item: Item) -> str:
+        """Ask until the line says something; store it, and return what it was."""
+        for line in self._lines():
+            word, _, comment = line.strip().partition(" ")
+            if word in ("q", ""):
+                if word == "q":
+                    return "q"
+                continue
+            if word == "b" and self._before:
+                return "b"
+            if word == "s":
+                self._queue.add(self._store, item, self._annotator, None, comment=comment.strip())
+                return "skip"
+            choice = self._choice(word)
+            if choice is not None:
+                self._queue.add(self._store, item, self._annotator, choice, comment=comment.strip())
+                return "label"
+            self._console.print(Text(f"`{word}` is none of these: {_HELP}", style="yellow"))
+        return "q"
+
+    def _lines(self) -> Iterator[str]:
+        while True:
+            try:
+                yield self._ask("> ")
+            except EOFError:
+                return
+
+    def _choice(self, word: str) -> Choice | None:
+        choices = self._queue.question.choices
+        named = {c.label: c for c in choices}
+        if word in named:
+            return named[word]
+        numbered = {str(i): c for i, c in enumerate(choices, 1)}
+        return None if named.keys() & numbered.keys() else numbered.get(word)
+
+    def _show(self, item: Item) -> None:
+        told = shown(self._store, item)
+        at = progress(self._queue, self._store, self._annotator)
+        self._console.rule(f"{at.done} of {at.items} done, {at.mine} by you")
+        titles = {"prompt": "task", "answer": "expected", "first": "reply", "second": "other reply"}
+        if item.compared_id:
+            titles["first"], titles["second"] = "first", "second"
+        for name, title in titles.items():
+            if told.get(name) is not None:
+                self._console.print(Panel(Text(_cut(str(told[name]))), title=title))
+        numbers = "  ".join(
+            f"{self._key(i, c)}" for i, c in enumerate(self._queue.question.choices, 1)
+        )
+        self._console.print(Text(f"{self._queue.question.text}  {numbers}", style="bold"))
+        self._console.print(Text(_HELP, style="dim"))
+
+    def _key(self, number: int, choice: Choice) -> str:
+        return (
+            choice.label if self._choice(str(number)) is not choice else f"{number} {choice.label}"
+        )
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _SHOWN:
+        return text
+    return f"{text[:_SHOWN]}… ({len(text) - _SHOWN:,} more characters)"

@@ -1,0 +1,127 @@
+"""The form in a browser: one page, and the three requests that it makes."""
+
+import hmac
+import json
+import secrets
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import HTMLResponse, JSONResponse
+
+from ...store import Store
+from ...store.errors import RlakeError
+from .queue import Queue, progress, shown
+
+BODY_BYTES = 64 << 10
+"""Longest request that is read."""
+_LONGEST_NAME = 80
+_POLICY = "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; connect-src 'self'"
+
+
+def app(store: Store, queue: Queue, *, hosts: tuple[str, ...], token: str | None = None) -> FastAPI:
+    """Return the application that serves the form.
+
+    Requests are answered under the names in `hosts` only, so that no other site can be made to
+    stand for this one. What the page asks for carries a key that only the page knows; with a
+    `token`, the page itself is given to those alone who have it.
+    """
+    served = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    key = secrets.token_urlsafe(24)
+
+    @served.middleware("http")
+    async def guarded(request: Request, call_next: Any) -> Response:
+        host = (request.headers.get("host") or "").rpartition(":")[0] or request.headers.get("host")
+        if host not in hosts:
+            return _refused(421, f"this form is not served as `{host}`")
+        given = request.query_params.get("token") or ""
+        if request.url.path == "/":
+            if token is not None and not hmac.compare_digest(given, token):
+                return _refused(403, "this address lacks its token")
+        elif not hmac.compare_digest(request.headers.get("x-rlake-key") or "", key):
+            return _refused(403, "this request does not come from the page")
+        return await call_next(request)
+
+    @served.get("/")
+    def form() -> Response:
+        nonce = secrets.token_urlsafe(12)
+        html = files(__package__ or "").joinpath("page.html").read_text(encoding="utf-8")
+        told = {
+            "key": key,
+            "queue": queue.name,
+            "question": queue.question.text,
+            "labels": [c.label for c in queue.question.choices],
+        }
+        # no `</script>` of a label ends the script
+        text = json.dumps(told).replace("<", "\\u003c")
+        headers = {
+            "Content-Security-Policy": _POLICY.format(nonce),
+            "Referrer-Policy": "no-referrer",
+        }
+        return HTMLResponse(
+            html.replace("{{nonce}}", nonce).replace("{{settings}}", text), headers=headers
+        )
+
+    @served.get("/item")
+    def item(annotator: str, key: str | None = None) -> Response:
+        return _told(lambda: _next(store, queue, _name(annotator), key))
+
+    @served.post("/label")
+    async def label(request: Request) -> Response:
+        body = await _body(request)
+        if body is None:
+            return _refused(413, f"a request has at most {BODY_BYTES:,} bytes")
+        return await run_in_threadpool(lambda: _told(lambda: _add(store, queue, body)))
+
+    return served
+
+
+def _next(store: Store, queue: Queue, annotator: str, key: str | None) -> dict[str, Any]:
+    item = queue.named(key) if key else queue.next(store, annotator)
+    told: dict[str, Any] = {"progress": vars(progress(queue, store, annotator)), "item": None}
+    return told if item is None else told | {"item": {"key": item.key} | shown(store, item)}
+
+
+def _add(store: Store, queue: Queue, body: bytes) -> dict[str, Any]:
+    try:
+        given = json.loads(body)
+        annotator, key = _name(given["annotator"]), str(given["key"])
+        label, comment = given.get("label"), str(given.get("comment") or "")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _WrongRequest(f"expected annotator, key, label and comment: {error}") from error
+    choice = None if label is None else queue.question.choice(str(label))
+    queue.add(store, queue.named(key), annotator, choice, comment=comment)
+    return {"stored": True}
+
+
+class _WrongRequest(RlakeError):
+    """What was sent is not what the page sends."""
+
+
+def _name(annotator: object) -> str:
+    name = str(annotator).strip()
+    if not name or len(name) > _LONGEST_NAME:
+        raise _WrongRequest(f"an annotator has 1 to {_LONGEST_NAME} characters")
+    return name
+
+
+def _told(answer: Any) -> Response:
+    try:
+        return JSONResponse(answer())
+    except RlakeError as error:  # what the person can mend is said to them
+        return _refused(400, str(error))
+
+
+def _refused(status: int, why: str) -> Response:
+    return JSONResponse({"error": why}, status_code=status)
+
+
+async def _body(request: Request) -> bytes | None:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > BODY_BYTES:
+            return None
+        parts.append(part)
+    return b"".join(parts)

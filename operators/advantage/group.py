@@ -1,0 +1,82 @@
+"""Advantages from the rewards of a row's group."""
+
+from typing import Literal
+
+import polars as pl
+
+from ...store.errors import OperatorError
+from ..body import Declared
+from ..decorator import operator
+from .statistics import GROUP, advantage, centered, differ, inverse, listed, mean, reward, zscore
+
+
+@operator("derive", whole_groups=True)
+def group_zscore(
+    *, epsilon: float = 1e-6, std: Literal["group", "batch"] = "group"
+) -> pl.Expr | Declared:
+    """Set `advantage` to (reward - mean) / (std + epsilon) of its group (GRPO, arXiv:2402.03300).
+
+    With `std="batch"` it is the deviation of all rows' rewards, the mean that of the group
+    (arXiv:2508.08221).
+
+    >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "group_id": "g", "reward": [1.0, 0.0]})
+    >>> rows.pipe(group_zscore(epsilon=0.0))["advantage"].round(3).to_list()
+    [0.707, -0.707]
+    """
+    if std == "group":
+        return advantage(zscore(reward, GROUP, epsilon=epsilon))
+    scaled = centered(reward, GROUP) * inverse(listed(reward).std(ddof=1) + epsilon)
+    return Declared(
+        body=advantage(pl.when(differ(reward, GROUP)).then(scaled).otherwise(0.0)), sees="all"
+    )
+
+
+@operator("derive", whole_groups=True)
+def group_centered(*, shift: float = 0.0) -> pl.Expr:
+    """Set `advantage` to the reward less its group's mean, which is moved by `shift` before.
+
+    Without a shift: Dr. GRPO (arXiv:2503.20783), and OPMD with the mean as its baseline
+    (arXiv:2505.17826). With one, AsymRE (arXiv:2506.20520): below 0, such as -0.1, good answers
+    count more than bad ones, and each answer of a group of equal rewards gets -shift.
+
+    >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "group_id": "g", "reward": [1.0, 0.0]})
+    >>> rows.pipe(group_centered())["advantage"].to_list()
+    [0.5, -0.5]
+    >>> rows.pipe(group_centered(shift=-0.25))["advantage"].to_list()
+    [0.75, -0.25]
+    """
+    return advantage(centered(reward, GROUP) - shift)
+
+
+@operator("derive", whole_groups=True)
+def leave_one_out() -> pl.Expr:
+    """Set `advantage` to the reward less its group's other rewards' mean (RLOO, arXiv:2402.14740).
+
+    >>> rows = pl.DataFrame({"experience_id": list("abc"), "group_id": "g",
+    ...                      "reward": [1.0, 0.0, 0.5]})
+    >>> rows.pipe(leave_one_out())["advantage"].to_list()
+    [0.75, -0.75, 0.0]
+    """
+    num_others = reward.count().over(GROUP) - 1
+    # the mean of the others lies as far on the other side of the mean of all, divided by them
+    apart = centered(reward, GROUP)
+    return advantage(pl.when(num_others > 0).then(apart + apart / num_others).otherwise(0.0))
+
+
+@operator("derive", whole_groups=True)
+def log_mean_exp(*, tau: float = 1.0) -> pl.Expr:
+    """Set `advantage` to the reward less tau * log(mean(exp(reward / tau))) of its group.
+
+    The baseline of OPMD that follows from its regularised objective (arXiv:2505.17826, as in Kimi
+    k1.5, arXiv:2501.12599): near the best reward for a small `tau`, near the mean for a large one.
+
+    >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "group_id": "g", "reward": [1.0, 0.0]})
+    >>> rows.pipe(log_mean_exp(tau=1.0))["advantage"].round(3).to_list()
+    [0.38, -0.62]
+    """
+    if tau <= 0:
+        raise OperatorError(f"`tau` of `log_mean_exp` must be above 0, got {tau}")
+    top = reward.max().over(GROUP)
+    scaled = ((reward - top) / tau).exp()  # less the largest, so that none overflows
+    baseline = top + tau * mean(scaled, GROUP).log()
+    return advantage(pl.when(differ(reward, GROUP)).then(reward - baseline).otherwise(0.0))

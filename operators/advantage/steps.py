@@ -1,0 +1,158 @@
+"""Advantages of rollouts that are several rows, one a step."""
+
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import polars as pl
+
+from ...store.errors import OperatorError
+from ..body import Declared
+from ..decorator import operator
+from .statistics import GROUP, centered, reward, zscore
+
+_ROLLOUT = (GROUP, "rollout")
+_PLACE, _LENGTH, _OUTCOME = "place_in_rollout", "rows_of_rollout", "outcome_of_rollout"
+_OWN, _RETURN, _EPISODE = "reward_of_step", "return_of_step", "return_of_episode"
+
+
+@operator("derive", whole_groups=True, writes=("advantage",))
+def step_zscore(
+    *, order: str | None = None, per_step: bool = False, epsilon: float = 1e-6
+) -> Declared:
+    """Give all steps of a rollout the z-score of its last step's reward within the group.
+
+    GRPO (arXiv:2402.03300) over rollouts of several rows: each rollout counts once, however many
+    steps it took. `per_step` divides by their number. Steps follow each other by the column
+    `order`; without it, by the number behind the `.` of their id, as explorers name them. When the
+    last reward is NULL, all steps of the rollout have no advantage.
+
+    >>> rows = pl.DataFrame({"experience_id": ["g/00", "g/00.1", "g/01"], "group_id": "g",
+    ...                      "rollout": [0, 0, 1], "reward": [None, 1.0, 0.0]})
+    >>> rows.pipe(step_zscore(epsilon=0.0))["advantage"].round(3).to_list()
+    [0.707, 0.707, -0.707]
+    """
+
+    def set_advantage(frame: pl.LazyFrame) -> pl.LazyFrame:
+        placed = _placed(frame, order).with_columns(_outcome())
+        once = pl.when(pl.col(_PLACE) == 1).then(pl.col(_OUTCOME))
+        # of one row a rollout, then told to its other rows
+        scored = placed.with_columns(zscore(once, GROUP, epsilon=epsilon).alias(_EPISODE))
+        credit = pl.col(_EPISODE).max().over(_ROLLOUT)
+        if per_step:
+            credit /= pl.col(_LENGTH)
+        return scored.with_columns(advantage=credit).drop(_PLACE, _LENGTH, _OUTCOME, _EPISODE)
+
+    return Declared(body=set_advantage, reads=_reads(order, "reward"))
+
+
+@operator("derive", whole_groups=True, writes=("advantage",))
+def gigpo(
+    *,
+    state: str = "prompt_text",
+    step_reward: str | None = None,
+    order: str | None = None,
+    omega: float = 1.0,
+    gamma: float = 0.95,
+    normalise: Literal["none", "std"] = "none",
+    epsilon: float = 1e-6,
+) -> Declared:
+    """Give each step the credit of its rollout, and of its action at its state (GiGPO).
+
+    arXiv:2505.10978: the rollout's return is compared with those of its group; the discounted
+    return from the step on with those of all steps of the group at the same `state` (an anchor: a
+    hash or a text of what the environment showed); advantage = first + omega * second. Both are
+    less the mean, with `normalise="std"` over the deviation plus `epsilon`. A step whose state is
+    NULL, or comes once, has no second part.
+
+    `step_reward` names the column of each step's own reward; without it, the last step's `reward`
+    is all that there is. A rollout of which one is NULL has no advantage. `order` is as in
+    `step_zscore`.
+
+    >>> rows = pl.DataFrame({"experience_id": ["g/00", "g/00.1", "g/01"], "group_id": "g",
+    ...                      "rollout": [0, 0, 1], "reward": [None, 1.0, 0.0],
+    ...                      "prompt_text": ["start", "door", "start"]})
+    >>> rows.pipe(gigpo(gamma=0.5))["advantage"].to_list()
+    [0.75, 0.5, -0.75]
+    """
+    if not 0 <= gamma <= 1:
+        raise OperatorError(f"`gamma` of `gigpo` must be from 0 to 1, got {gamma}")
+
+    def set_advantage(frame: pl.LazyFrame) -> pl.LazyFrame:
+        found = _with_returns(_placed(frame, order), step_reward, gamma)
+        once = pl.when(pl.col(_PLACE) == 1).then(pl.col(_EPISODE))
+        scored = found.with_columns(_norm(once, GROUP).alias(_OUTCOME))
+        anchored = pl.when(pl.col(state).is_not_null()).then(pl.col(_RETURN))
+        by_state = _norm(anchored, GROUP, state).fill_null(0.0)
+        of_rollout = pl.col(_OUTCOME).max().over(_ROLLOUT)  # NULL where it has none
+        made = scored.with_columns(advantage=of_rollout + omega * by_state)
+        return made.drop(_PLACE, _LENGTH, _OUTCOME, _OWN, _RETURN, _EPISODE)
+
+    def _norm(value: pl.Expr, *over: str) -> pl.Expr:
+        scaled = normalise == "std"
+        return zscore(value, *over, epsilon=epsilon) if scaled else centered(value, *over)
+
+    return Declared(body=set_advantage, reads=_reads(order, step_reward or "reward", state))
+
+
+def _reads(order: str | None, *names: str) -> tuple[str, ...]:
+    read = ("experience_id", *_ROLLOUT, *names, *([order] if order else []))
+    return tuple(dict.fromkeys(read))
+
+
+def _placed(frame: pl.LazyFrame, order: str | None) -> pl.LazyFrame:
+    """Add the place of each row in its rollout, from 1, and how many there are."""
+    number = pl.col("experience_id").str.extract(r"\.(\d+)$").cast(pl.Int64, strict=False)
+    step = pl.col(order) if order else number.fill_null(0)
+
+    def add(rows: pl.DataFrame) -> pl.DataFrame:
+        by = rows.select(*_ROLLOUT, step.alias("step"), id="experience_id")
+        in_order = by.select(pl.arg_sort_by(by.columns)).to_series()
+        rollout = by[in_order].select(pl.struct(_ROLLOUT).rle_id()).to_series().to_numpy()
+        starts = np.flatnonzero(np.diff(rollout.astype(np.int64), prepend=-1))
+        lengths = np.diff(starts, append=rows.height)
+        place, length = np.empty((2, rows.height), np.int64)
+        place[in_order] = 1 + np.arange(rows.height) - starts[rollout]
+        length[in_order] = lengths[rollout]
+        return rows.with_columns(pl.Series(_PLACE, place), pl.Series(_LENGTH, length))
+
+    schema = {**frame.collect_schema(), _PLACE: pl.Int64(), _LENGTH: pl.Int64()}
+    return frame.map_batches(add, schema=schema)
+
+
+def _outcome() -> pl.Expr:
+    return reward.sort_by(_PLACE).last().over(_ROLLOUT).alias(_OUTCOME)
+
+
+def _with_returns(frame: pl.LazyFrame, step_reward: str | None, gamma: float) -> pl.LazyFrame:
+    is_last = pl.col(_PLACE) == pl.col(_LENGTH)
+    own = pl.col(step_reward) if step_reward else pl.when(is_last).then(reward).otherwise(0.0)
+    schema = dict.fromkeys((_RETURN, _EPISODE), pl.Float64())
+    named = frame.with_columns(own.cast(pl.Float64).alias(_OWN))
+    whole = {**named.collect_schema(), **schema}
+
+    def add(rows: pl.DataFrame) -> pl.DataFrame:
+        order = rows.select(pl.arg_sort_by(*_ROLLOUT, _PLACE)).to_series().to_numpy()
+        own = rows[_OWN].to_numpy()[order]  # NULL is NaN, which no sum hides
+        left = (rows[_LENGTH] - rows[_PLACE]).to_numpy()[order]
+        first = (rows[_PLACE] - 1).to_numpy()[order]
+        back = np.empty(rows.height, np.int64)
+        back[order] = np.arange(rows.height)
+        sums = _returns(own, left, 1.0)
+        episode = sums[np.arange(rows.height) - first][back]
+        later = np.where(np.isnan(episode), np.nan, _returns(own, left, gamma)[back])
+        made = [pl.Series(_RETURN, later), pl.Series(_EPISODE, episode)]
+        return rows.with_columns(one.fill_nan(None) for one in made)
+
+    return named.map_batches(add, schema=whole)
+
+
+def _returns(own: np.ndarray, left: np.ndarray, gamma: float) -> np.ndarray:
+    """Return the discounted sums from each row on, of rows in order with how many are `left`."""
+    sums = own.astype(np.float64)
+    by_left = np.argsort(left, kind="stable")
+    ends = np.cumsum(np.bincount(left)) if len(left) else np.array([], np.int64)
+    for start, end in pairwise(ends):
+        rows = by_left[start:end]
+        sums[rows] += gamma * sums[rows + 1]
+    return sums

@@ -1,0 +1,208 @@
+"""Data-Juicer's operators, by name and with their own parameters, on our rows in this process.
+
+`python -m rlake.operators.data_juicer` prints which of them can be used here, and what the others
+need.
+"""
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields as dataclass_fields
+from typing import Any
+
+from ...store.errors import OperatorError
+from ..apply import Operator
+from ..body import Declared
+from ..decorator import OperatorFunction
+from . import library, rows, whole
+from .places import Place
+from .steps import META, STATS, Step
+
+__all__ = ["data_juicer"]
+
+_FUSED = ("general_fused_op", "fused_sequential_batch_op")
+_OF_COLUMNS = re.compile(r"(field_key|input_keys?|meta_tag_key|group_by_keys|text_key_second)")
+_TEXT = "text"
+
+
+def _data_juicer(
+    *,
+    operator: str | Mapping[str, Any],
+    column: str = "response_text",
+    columns: Mapping[str, str] | None = None,
+    prefix: str = "",
+    by: str = whole.BATCH,
+    release: str | None = None,
+) -> Declared:
+    """Apply one of Data-Juicer's operators, given as `name` or `{name: {parameter: value}}`.
+
+    `column` holds the texts: a text column, or a path into a list of messages, such as
+    `messages[-1].content`, `messages[].content` or `messages[assistant].content`. `columns` says
+    where else an operator's fields are (`{query: prompt_text, messages: "messages[]"}`); a
+    `field_key` and the like name columns themselves, `__dj__stats__.text_len` the column
+    `text_len`.
+
+    The kind is the operator's: a Filter is a `filter`, its statistics are columns named by their
+    keys, with `prefix` before them, and a dropped row's reason tells them; a Mapper is a `clean`, a
+    `derive` when it sets tags or fields, an `augment` when it makes several texts of one. A
+    Deduplicator and a Selector are filters over all rows. A Grouper sets `batch_id`; an Aggregator
+    sets what it makes of the rows that are equal in the column `by`. Of several texts in a row all
+    must pass a filter, and statistics are lists. A row without text passes no filter, and stays as
+    it is otherwise.
+
+    `release` is the version of Data-Juicer, and belongs to the fingerprint; another than the
+    installed one is refused.
+
+    >>> import polars as pl
+    >>> table = pl.DataFrame({"experience_id": ["a", "b"], "response_text": ["4", "It is four."]})
+    >>> short = data_juicer(operator={"text_length_filter": {"min_len": 2}})
+    >>> table.pipe(short).rows()
+    [('b', 'It is four.', 11)]
+    >>> short.apply(table).dropped.rows()
+    [('a', 'text_len 1 not in [2, ∞)')]
+
+    Raises OperatorError for a name or parameter that Data-Juicer has not, and for an operator that
+    needs a package, a model or an interface that is not there: none is ever installed or loaded
+    from elsewhere.
+    """
+    if release != library.release():
+        raise OperatorError(
+            f"this was made for Data-Juicer {release}, and {library.release()} is installed; "
+            f"install `py-data-juicer=={release}`, or leave `release` out"
+        )
+    name, params = _named(operator)
+    text_key = params.pop("text_key", None)
+    if text_key not in (None, _TEXT):
+        column = text_key
+    fields = _fields(name, params, column, columns or {}, prefix)
+    if name in _FUSED:
+        steps = [Step(n, p) for n, p in _parts(name, params)]
+        _check_fused(name, steps)
+        return rows.body(steps, fields, prefix)
+    known = library.operators()
+    if name in known and library.kind_of(known[name]) not in ("filter", "mapper", "pipeline"):
+        return whole.body(name, params, fields, by=by, prefix=prefix)
+    return rows.body([Step(name, params)], fields, prefix)
+
+
+_OWN = ("operator", "column", "columns", "prefix", "by", "release")
+
+
+class DataJuicer(OperatorFunction[...]):
+    """The operator function `data_juicer`.
+
+    The name of an operator may stand as the parameter itself, as in YAML:
+    `data_juicer(text_length_filter={"min_len": 10}, column="prompt_text")`.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Operator:
+        """Build the operator; raises OperatorError for parameters that do not fit."""
+        others = [key for key in kwargs if key not in _OWN]
+        if "operator" not in kwargs and len(others) == 1:
+            kwargs["operator"] = {others[0]: kwargs.pop(others[0])}
+        elif "operator" not in kwargs and not args:
+            raise OperatorError(
+                f"`data_juicer` needs one of its operators, as `{{data_juicer: {{NAME: ...}}}}`, "
+                f"and takes {', '.join(_OWN[1:])} beside; got {', '.join(others) or 'none'}"
+            )
+        kwargs.setdefault("release", library.release())
+        made = super().__call__(*args, **kwargs)
+        own = {field.name: getattr(made, field.name) for field in dataclass_fields(made)}
+        return Named(**{**own, "name": _named(made.params["operator"])[0]})
+
+
+class Named(Operator):
+    """An operator of Data-Juicer's, with the name that it has there."""
+
+    def __str__(self) -> str:
+        params = _named(self.params["operator"])[1]
+        given = {n: v for n, v in self.params.items() if n not in ("operator", "release")}
+        given = {n: v for n, v in given.items() if v != _DEFAULTS[n]}
+        told = ", ".join(f"{n}={v!r}" for n, v in [*params.items(), *given.items()])
+        return f"{self.name}({told}) of Data-Juicer {self.params['release']}"
+
+
+_data_juicer.__name__ = _data_juicer.__qualname__ = "data_juicer"
+data_juicer = DataJuicer(
+    _data_juicer,
+    kind="filter",
+    version=1,
+    reads=None,
+    reads_rest=False,
+    writes=None,
+    sees=None,
+    whole_groups=False,
+    links=(),
+)
+_DEFAULTS = {n: p.default for n, p in data_juicer.parameters.signature.parameters.items()}
+
+
+def _named(given: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    if isinstance(given, str):
+        return given, {}
+    if len(given) != 1:
+        raise OperatorError(
+            f"one of Data-Juicer's operators is `name` or `{{name: {{parameter: value}}}}`, got "
+            f"{dict(given)!r}"
+        )
+    [(name, params)] = given.items()
+    if params is not None and not isinstance(params, Mapping):
+        raise OperatorError(f"parameters of `{name}` must be `parameter: value`, got {params!r}")
+    return str(name), dict(params or {})
+
+
+def _fields(
+    name: str, params: Mapping[str, Any], column: str, columns: Mapping[str, str], prefix: str
+) -> dict[str, Place]:
+    """Say where each field that the operator may look at is in our rows."""
+    own = {field: Place.parse(path) for field, path in columns.items()}
+    for media in library.media_of(name):
+        if media not in own:
+            raise OperatorError(
+                f"Data-Juicer's `{name}` looks at `{media}`; say which column holds their paths: "
+                f"`columns: {{{media}: COLUMN}}`"
+            )
+    named = dict.fromkeys(_columns_named(name, params))
+    names = [name for name, _ in _parts(name, params)] or [name]
+    if _TEXT not in own and (_TEXT in named or any(map(library.reads_text, names))):
+        own[_TEXT] = Place.parse(column)
+    for field in named:
+        home, _, key = field.partition(".")
+        own.setdefault(field, Place(prefix + key if home in (STATS, META) and key else home))
+    return own
+
+
+def _columns_named(name: str, params: Mapping[str, Any]) -> list[str]:
+    """Return the fields that parameters name."""
+    found: list[str] = []
+    for key, value in params.items():
+        if _OF_COLUMNS.fullmatch(key):
+            found += [value] if isinstance(value, str) else list(value)
+        if key == "filter_condition":
+            tree = ast.parse(value, mode="eval")
+            dotted = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
+            found += [ast.unparse(n) for n in dotted]
+            found += [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)]
+    inner = [f for _, p in _parts(name, params) for f in _columns_named(_, p)]
+    return [f for f in [*found, *inner] if f and f not in (STATS, META)]
+
+
+def _parts(name: str, params: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the operators that a fused one is made of; none of another."""
+    if name == "general_fused_op":
+        return [_named(one) for one in params.get("fused_op_list") or ()]
+    if name == "fused_sequential_batch_op":
+        specs: Sequence[Mapping[str, Any]] = params.get("op_specs") or ()
+        return [(s.get("class_name") or s["name"], dict(s.get("kwargs") or {})) for s in specs]
+    return []
+
+
+def _check_fused(name: str, steps: Sequence[Step]) -> None:
+    if not steps:
+        raise OperatorError(f"Data-Juicer's `{name}` is made of no operators; list some")
+    for step in steps:
+        if library.kind_of(step.op) not in ("filter", "mapper") or step.makes_rows:
+            raise OperatorError(
+                f"`{step.name}` cannot be a part of Data-Juicer's `{name}`, which takes filters, "
+                "and mappers that make one text of one; give it a line of its own"
+            )

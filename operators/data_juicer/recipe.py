@@ -1,0 +1,125 @@
+"""A Data-Juicer recipe: its YAML file, as it is, as operators of a pipeline."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...store.errors import ConfigError, InputError, nearest
+from ..apply import Operator
+from ..names import RECIPE
+from . import data_juicer, library
+
+_PARAMETERS = ("path", "column", "columns", "prefix", "by")
+_OTHERWISE = {
+    "custom_operator_paths": "import the module, or install it as a plug-in of Data-Juicer",
+    "validators": "check the rows with a `keep`",
+    "hpo_config": "run it with Data-Juicer",
+    "generated_dataset_config": "write the source of the pipeline so",
+    "decrypt_after_reading": "decrypt the source first",
+    "open_insight_mining": "run it with Data-Juicer",
+}
+"""Keys of a recipe that ask for something that pipelines do otherwise."""
+
+_MEDIA = ("image_key", "audio_key", "video_key", "image_bytes_key")
+
+
+def operators_of(params: Mapping[str, Any]) -> list[Operator]:
+    """Return the operators of a recipe: `{path: recipe.yaml}`, and parameters of `data_juicer`.
+
+    Of its global keys `text_keys` names the column of texts, where `text`, which every recipe says,
+    stands for `column`; with `op_fusion` filters in a row become one operator, which splits texts
+    into words and lines once. Where to read and write, with how many processes, and what to log is
+    the pipeline's to say: those keys count for nothing.
+
+    Raises InputError when the file cannot be read, ConfigError for keys that a recipe has not, or
+    that ask for what a pipeline does otherwise, and what `data_juicer` raises.
+    """
+    for key in params:
+        if key not in _PARAMETERS:
+            raise ConfigError(
+                f"`{RECIPE}` has no parameter `{key}`{nearest(str(key), _PARAMETERS)}"
+            )
+    if not isinstance(params.get("path"), str | Path):
+        raise ConfigError(f"`{RECIPE}` needs the `path` of a recipe, got {params.get('path')!r}")
+    path = Path(params["path"])
+    recipe = _read(path)
+    beside = {key: value for key, value in params.items() if key != "path"}
+    beside |= _texts(recipe, beside)
+    return [
+        data_juicer(operator={name: given}, **beside)
+        for name, given in _fused(recipe["process"], is_on=bool(recipe.get("op_fusion")))
+    ]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        told = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise InputError(f"cannot read the recipe `{path}`: {told}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"`{path}` is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, Mapping) or not isinstance(tree.get("process"), list):
+        raise ConfigError(f"the recipe `{path}` must have `process`, a list of operators")
+    known = _keys()
+    for key, value in tree.items():
+        if key not in known:
+            raise ConfigError(f"a recipe of Data-Juicer has no key `{key}`{nearest(key, known)}")
+        if key in _OTHERWISE and value:
+            raise ConfigError(f"`{key}` of the recipe `{path}` is not done here; {_OTHERWISE[key]}")
+    return dict(tree)
+
+
+def _keys() -> list[str]:
+    """Return the keys that a recipe may have, from Data-Juicer's own list of them all."""
+    library.operators()
+    told = files("data_juicer").joinpath("config", "config_all.yaml").read_text(encoding="utf-8")
+    return re.findall(r"^(\w+):", told, re.MULTILINE)
+
+
+def _texts(recipe: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that say where a recipe's fields are."""
+    given = recipe.get("text_keys") or "text"
+    text = given if isinstance(given, str) else given[0]
+    columns = dict(beside.get("columns") or {})
+    for key in _MEDIA:
+        if recipe.get(key) not in (None, "images", "audios", "videos", "image_bytes"):
+            field = "image_bytes" if key == "image_bytes_key" else key.removesuffix("_key") + "s"
+            columns.setdefault(field, recipe[key])
+    found: dict[str, Any] = {"columns": columns} if columns else {}
+    return found if text == "text" else {"column": text, **found}
+
+
+def _fused(process: Sequence[Any], *, is_on: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the operators in their order; with fusion, filters that share words or lines as one."""
+    taken = [_one(given) for given in process]
+    if not is_on:
+        yield from taken
+        return
+    for shared, several in groupby(taken, key=lambda one: _shared(one[0])):
+        group = list(several)
+        if shared is None or len(group) == 1:
+            yield from group
+        else:
+            yield "general_fused_op", {"fused_op_list": [{name: params} for name, params in group]}
+
+
+def _one(given: Any) -> tuple[str, Mapping[str, Any]]:
+    if isinstance(given, str):
+        return given, {}
+    if not isinstance(given, Mapping) or len(given) != 1:
+        raise ConfigError(f"an operator of a recipe is `name: {{parameter: value}}`, got {given!r}")
+    [(name, params)] = given.items()
+    return str(name), params or {}
+
+
+def _shared(name: str) -> str | None:
+    """Return what a filter splits texts into, which others may share."""
+    from data_juicer.ops.op_fusion import INTER_LINES, INTER_WORDS
+
+    return next((r.name for r in (INTER_LINES, INTER_WORDS) if name in r.modules), None)

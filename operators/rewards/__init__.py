@@ -1,0 +1,33 @@
+"""Rewards: functions `(task, experience) -> float | None`; None means that it does not apply.
+
+Keyword parameters are a reward's configuration. One may be `async`, return a `Verdict` with the
+reason beside the number, or, under `@of_group`, judge all tries of a group at once.
+"""
+
+from ..judging.pairwise import pairwise
+from ..judging.rubric import rubric
+from ..judging.ruler import ruler
+from ..verdict import Reward as Reward
+from ..verdict import Verdict
+from .code import code_tests
+from .countdown import countdown
+from .equivalence import math_equivalence
+from .length import overlong
+from .text import boxed, exact_match, format_reward, numeric_answer
+from .tools import tool_call_match
+
+__all__ = [
+    "Verdict",
+    "boxed",
+    "code_tests",
+    "countdown",
+    "exact_match",
+    "format_reward",
+    "math_equivalence",
+    "numeric_answer",
+    "overlong",
+    "pairwise",
+    "rubric",
+    "ruler",
+    "tool_call_match",
+]

@@ -1,0 +1,211 @@
+"""The program that confines itself, then runs `main.py` of a folder; it is run as a file.
+
+It makes namespaces (user, mount, process, network, IPC), a root of Python's own folders, read
+only, and of memory; sets the limits; becomes a user without rights; and starts Python anew. It
+stays outside, ends everything after the time allowed, and writes how it went to a pipe.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+NOBODY = 65534
+_USER, _OTHERS = 0x10000000, 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000
+"""Flags of unshare: the user namespace; those of mounts, processes, network and IPC."""
+_NOSUID, _NODEV, _READ_ONLY, _REMOUNT, _BIND = 2, 4, 1, 32, 4096
+_EVERYWHERE, _DETACH = 16384 | (1 << 18), 2
+_DEATH_SIGNAL, _NO_NEW_PRIVILEGES, _SUBREAPER, _SECCOMP = 1, 38, 36, 22
+_FOLDERS = ("/usr", "/lib", "/lib64", "/bin")
+_SOCKET_CALL = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
+"""By processor: its audit number, and that of the system call `socket`."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Stop(Exception):
+    """The time is over, or nobody wants to know any more."""
+
+
+def main() -> None:
+    """Run the code, and tell how it ended."""
+    limits = json.loads(sys.argv[1])
+    os.set_inheritable(limits["tells"], False)  # noqa: FBT003
+    said: dict[str, Any] = {}
+    _libc.prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    signal.signal(signal.SIGALRM, _stop)
+    signal.signal(signal.SIGTERM, _stop)
+    child = 0
+    try:
+        said["isolated"] = limits["namespaces"] and _unshare()
+        _libc.prctl(_SUBREAPER, 1)
+        child = os.fork() or _inside(limits, isolated=said["isolated"])
+        signal.setitimer(signal.ITIMER_REAL, limits["seconds"])
+        said["code"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if said["code"] > 128:  # the first process of a namespace tells of a signal so
+            said["code"] = 128 - said["code"]
+    except Stop:
+        said["late"] = True
+    except OSError as error:
+        said["refused"] = str(error)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    _end_all(child)
+    if said.get("code") == 127:
+        said["refused"] = "no way was found to take the rights of code away"
+    os.write(limits["tells"], json.dumps(said).encode())
+
+
+def _stop(*_: object) -> NoReturn:
+    raise Stop
+
+
+def _unshare() -> bool:
+    user, group = os.geteuid(), os.getegid()
+    if user == 0 and _libc.unshare(_OTHERS) == 0:
+        return True
+    if _libc.unshare(_USER | _OTHERS) != 0:
+        return False
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{NOBODY} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{NOBODY} {group} 1")
+    return True
+
+
+def _inside(limits: dict[str, Any], *, isolated: bool) -> NoReturn:
+    """Be the first process of the namespace: whatever is left when it ends is killed."""
+    try:
+        for one in (signal.SIGALRM, signal.SIGTERM):
+            signal.signal(one, signal.SIG_DFL)
+        if not isolated:
+            _start(limits, isolated=False)
+        _libc.prctl(_DEATH_SIGNAL, signal.SIGKILL)
+        _new_root(limits)
+        child = os.fork()
+        if child == 0:
+            _start(limits, isolated=True)
+        while True:
+            ended, status = os.wait()
+            if ended == child:
+                code = os.waitstatus_to_exitcode(status)
+                os._exit(code if code >= 0 else 128 - code)
+    except BaseException as error:  # noqa: BLE001 - nothing may go on outside of what was prepared
+        os.write(2, f"{type(error).__name__}: {error}\n".encode())
+        os._exit(127)
+
+
+def _new_root(limits: dict[str, Any]) -> None:
+    folder = limits["folder"]
+    source = Path(folder, "main.py").read_bytes()
+    _mount(None, "/", None, _EVERYWHERE)
+    size = f"size={limits['disk']},nr_inodes=4096,mode=755"
+    _mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV, size)
+    for name in dict.fromkeys((*_FOLDERS, os.path.realpath(sys.base_prefix))):
+        inner = Path(folder + name)
+        if Path(name).is_symlink():
+            inner.symlink_to(Path(name).readlink())
+        elif Path(name).is_dir() and not inner.exists():
+            inner.mkdir(parents=True)
+            _mount(name, str(inner), None, _BIND)
+            _mount(None, str(inner), None, _BIND | _REMOUNT | _READ_ONLY | _NOSUID | _NODEV)
+    for name in ("work", "tmp", "old", "dev"):
+        Path(folder, name).mkdir()
+        Path(folder, name).chmod(0o777)
+    Path(folder, "dev/null").touch()
+    _mount("/dev/null", f"{folder}/dev/null", None, _BIND)
+    Path(folder, "work/main.py").write_bytes(source)
+    os.chdir(folder)
+    _check(_libc.pivot_root(b".", b"old"), "pivot_root")
+    os.chdir("/work")
+    _check(_libc.umount2(b"/old", _DETACH), "umount2")
+    Path("/old").rmdir()
+
+
+def _start(limits: dict[str, Any], *, isolated: bool) -> NoReturn:
+    if not isolated:
+        _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        _no_sockets()
+    if os.geteuid() == 0:
+        if not isolated:
+            os.chown(limits["folder"], NOBODY, NOBODY)
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        if isolated:  # so that its processes are counted apart from those of other sandboxes
+            _check(_libc.unshare(_USER), "unshare")
+    _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    seconds = int(limits["seconds"]) + 1
+    for what, most in (
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_AS, limits["memory"]),
+        (resource.RLIMIT_FSIZE, limits["disk"]),
+        (resource.RLIMIT_NPROC, limits["processes"]),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(what, (most, most))
+    python = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]  # pyright: ignore
+    os.execve(python, [python, "-I", "-B", "main.py"], {"PATH": "/usr/bin", "LANG": "C.UTF-8"})
+
+
+def _no_sockets() -> None:
+    """Let the kernel refuse sockets to this process and all that it starts (seccomp)."""
+    audit, socket = _SOCKET_CALL[os.uname().machine]
+    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
+    refuse, allow = 0x00050000 | 1, 0x7FFF0000
+    steps = [(load, 0, 0, 4), (equal, 0, 3, audit), (load, 0, 0, 0)]
+    steps += [(at_least, 1, 0, 0x40000000), (equal, 0, 1, socket)]
+    steps += [(give, 0, 0, refuse), (give, 0, 0, allow)]
+    packed = b"".join(
+        code.to_bytes(2, "little") + bytes([true, false]) + value.to_bytes(4, "little")
+        for code, true, false, value in steps
+    )
+    text = ctypes.create_string_buffer(packed, len(packed))
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+    program = Program(len(steps), ctypes.addressof(text))
+    _check(_libc.prctl(_SECCOMP, 2, ctypes.byref(program), 0, 0), "seccomp")
+
+
+def _end_all(child: int) -> None:
+    """Kill all that is left below this process, also what has left its session."""
+    until = time.monotonic() + 2
+    left = [child] if child else []
+    while left and time.monotonic() < until:
+        for one in left:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(one, signal.SIGKILL)
+                os.waitpid(one, 0)
+        left = _children()  # those that it leaves come to us; in a namespace there are none
+
+
+def _children() -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            words = stat.read_text().rpartition(")")[2].split()
+            if int(words[1]) == os.getpid():
+                found.append(int(stat.parent.name))
+    return found
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    texts = [None if t is None else t.encode() for t in (source, target, kind)]
+    _check(_libc.mount(*texts, ctypes.c_ulong(flags), data.encode() or None), f"mount {target}")
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What a reward function is, says, and may be given: the same live, in pipelines and later."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeVar, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from ..store.errors import OperatorError, nearest
+from ..store.records import Experience, Task
+
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A reward with the reason for it, kept as `detail` of the row."""
+
+    value: float | None
+    detail: str | None = None
+
+
+Said = float | Verdict | None
+"""What a reward function returns: None means that it does not apply."""
+
+Reward = Callable[[Task, Experience], Said | Awaitable[Said]]
+"""A reward function, plain or `async`: live in the explorer, later over stored rows."""
+
+GroupReward = Callable[[Task, Sequence[Experience]], Sequence[Said] | Awaitable[Sequence[Said]]]
+"""A reward function that judges all tries of a group at once, under `@of_group`."""
+
+Spec = str | Mapping[str, Mapping[str, Any] | None]
+"""A reward in YAML: `name`, or `{name: {parameter: value}}`."""
+
+
+def of_group(function: F) -> F:
+    """Mark a reward function as one that is given the tries of a whole group at once.
+
+    >>> @of_group
+    ... def share_of_best(task, experiences):
+    ...     return [1.0 / len(experiences)] * len(experiences)
+    >>> looks_at(share_of_best)
+    'group'
+    """
+    function.__dict__["looks_at"] = "group"
+    return function
+
+
+def looks_at(function: Callable[..., Any]) -> Literal["row", "group"]:
+    """Return what a reward function is given: one try, or the tries of a group."""
+    inner = function.func if isinstance(function, partial) else function
+    return getattr(inner, "looks_at", "row")
+
+
+def with_parameters(
+    name: str, function: Callable[..., Any], parameters: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return a reward function with its parameters set: all but its first two.
+
+    >>> def longer(task, experience, *, than: int):
+    ...     return float(len(experience.response_text or "") > than)
+    >>> with_parameters("longer", longer, {"than": 3}).keywords
+    {'than': 3}
+
+    Raises OperatorError for one that is unknown, missing, or of another type.
+    """
+    known = _parameters(function)
+    for given in parameters:
+        if known is not None and given not in known:
+            what = nearest(given, known) if known else "; it has no parameters"
+            raise OperatorError(f"the reward `{name}` has no parameter `{given}`{what}")
+    missing = [n for n, p in (known or {}).items() if p.default is p.empty and n not in parameters]
+    if missing:
+        told = ", ".join(f"`{n}`" for n in missing)
+        raise OperatorError(
+            f"the reward `{name}` needs {told}; write `{{{name}: {{{missing[0]}: ...}}}}`"
+        )
+    if not parameters:
+        return function
+    return partial(function, **_checked(name, function, parameters))
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
+    """Return what a reward may be given beside the task and the try, None if anything goes."""
+    try:
+        found = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return {}
+    if any(p.kind is p.VAR_KEYWORD for p in found):
+        return None
+    positional = [p for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = [p for p in found if p not in positional[:2] and p.kind is not p.VAR_POSITIONAL]
+    return {p.name: p for p in rest}
+
+
+def _checked(
+    name: str, function: Callable[..., Any], parameters: Mapping[str, Any]
+) -> dict[str, Any]:
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):  # annotations that are known to type checkers only
+        hints = {}
+    values = {}
+    for key, value in parameters.items():
+        try:
+            kind = TypeAdapter(hints.get(key, Any), config=_STRICT)
+            values[key] = kind.validate_python(value)
+        except ValidationError as error:
+            told = error.errors()[0]["msg"]
+            raise OperatorError(
+                f"parameter `{key}` of the reward `{name}` got {value!r}: "
+                f"{told[0].lower()}{told[1:]}"
+            ) from None
+    return values

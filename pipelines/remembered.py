@@ -1,0 +1,166 @@
+"""Memory: costly operators answer from what they answered before about the same values."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+import polars as pl
+
+from ..operators import Applied, Batches, Explained, Operator, Rows
+from ..operators.laws import id_column
+from ..operators.provenance import digest
+from ..store import Store
+from ..store.ids import content_id, row_digests
+from .memories import DIGEST, LIMIT_BYTES, Memories
+
+_AT_ONCE = 1024
+"""Rows treated before it is looked at whether their answers are due to be kept."""
+_KEEP_SECONDS = 1.0
+"""Of work, after which answers are kept: about what a killed run has done in vain."""
+_KEEP, _REASON, _ERROR = "is_kept", "reason_it_went", "error_it_raised"
+_KINDS = ("clean", "derive", "filter", "prioritize")
+
+
+class Memory:
+    """Applies operators, and answers for the costly ones from what they answered before.
+
+    Threads may share it.
+    """
+
+    def __init__(self, store: Store, *, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.memories = Memories(store, limit_bytes=limit_bytes)
+        """Where the answers are."""
+
+    def apply(
+        self, op: Operator, rows: pl.DataFrame, *, max_failed: int | None = None
+    ) -> tuple[Applied, int]:
+        """Apply an operator; return what it made, and for how many rows it was remembered.
+
+        Only an operator that `is_costly` is looked up, and it gets only the columns that it reads.
+        Equal values are treated once. Errors are not remembered. Raises what `Operator.apply` does.
+        """
+        if not is_costly(op) or not rows.height:
+            return op.apply(rows, max_failed=max_failed), 0
+        op.check_columns(rows.lazy())
+        asked, key = _Asked(op, rows), memory_key(op, rows.schema)
+        found = self.memories.find(key, asked.digests, asked.answer)
+        made, errors = [found], [pl.DataFrame(schema={DIGEST: pl.String, _ERROR: pl.String})]
+        with self._kept(key, str(op), made) as keep:
+            for part in asked.todo(found).iter_slices(_AT_ONCE):
+                left = None if max_failed is None else max_failed - sum(e.height for e in errors)
+                good, bad = asked.treat(part, max_failed=left)
+                made.append(good)
+                errors.append(bad)
+                keep()
+        is_found = asked.digests.is_in(found[DIGEST].implode())
+        return asked.applied(pl.concat([*made, *errors], how="diagonal")), int(is_found.sum())
+
+    @contextmanager
+    def _kept(
+        self, key: str, operator: str, made: list[pl.DataFrame]
+    ) -> Iterator[Callable[[], None]]:
+        """Keep the answers that come to `made` now and then, and at the end, also of an error."""
+        kept, since = len(made), monotonic()
+
+        def keep(*, now: bool = False) -> None:
+            nonlocal kept, since
+            if made[kept:] and (now or monotonic() - since > _KEEP_SECONDS):
+                self.memories.add(key, operator, pl.concat(made[kept:]))
+                kept, since = len(made), monotonic()
+
+        try:
+            yield keep
+        finally:
+            keep(now=True)
+
+    def count(self, op: Operator, given: pl.Schema) -> int:
+        """Return for how many different values an operator's answers are remembered."""
+        return self.memories.count(memory_key(op, given)) if is_costly(op) else 0
+
+
+def is_costly(op: Operator) -> bool:
+    """Tell whether an operator's answers are worth keeping, and follow from what it reads alone.
+
+    Expressions and SQL are computed sooner than they are looked up.
+
+    >>> from rlake.operators import keep
+    >>> is_costly(keep(where="reward > 0"))
+    False
+    """
+    body = op.body.rows if isinstance(op.body, Explained) else op.body
+    is_ours_to_keep = op.kind in _KINDS and op.sees == "row" and bool(op.reads)
+    return isinstance(body, Batches | Rows) and is_ours_to_keep and not op.reads_rest
+
+
+def memory_key(op: Operator, given: pl.Schema) -> str:
+    """Name what is remembered of a costly operator: what it does, and the types that it reads."""
+    body = op.body.rows if isinstance(op.body, Explained) else op.body
+    assert isinstance(body, Batches | Rows), "only these are costly"
+    reads = {name: str(given[name]) for name in op.reads}
+    makes = {name: str(kind) for name, kind in body.columns.items()}
+    return content_id(op.fingerprint, digest(body.function), reads, makes, length=32)
+
+
+class _Asked:
+    """Rows for which a costly operator is asked: digests, answers, and what comes of both."""
+
+    def __init__(self, op: Operator, rows: pl.DataFrame) -> None:
+        self._op, self._rows, self._id = op, rows, id_column(rows.columns, op)
+        given = (self._id, *op.reads, *(n for n in op.writes if n in rows.columns))
+        self._given = rows.select(*dict.fromkeys(given))
+        values = rows.select(*dict.fromkeys(op.reads))
+        table = values.to_arrow(compat_level=pl.CompatLevel.oldest())
+        self.digests = pl.Series(DIGEST, row_digests(table), pl.String)
+        after = op.columns_after(self._given.schema)
+        marks = {_KEEP: pl.Boolean(), _REASON: pl.String()} if op.kind == "filter" else {}
+        written = {name: after[name] for name in op.writes}
+        self.answer = pl.Schema({DIGEST: pl.String(), **written, **marks})
+        """The columns of an answer."""
+
+    def todo(self, found: pl.DataFrame) -> pl.DataFrame:
+        """Return one row for each digest of which no answer was found."""
+        rows = self._given.with_columns(self.digests)
+        rows = rows.filter(~pl.col(DIGEST).is_in(found[DIGEST].implode()))
+        return rows.unique(DIGEST, keep="first", maintain_order=True)
+
+    def treat(
+        self, part: pl.DataFrame, *, max_failed: int | None
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Apply the operator to rows; return its answers, and the errors of those that failed."""
+        applied = self._op.apply(part.drop(DIGEST), max_failed=max_failed)
+        asked = part.select(self._id, DIGEST)
+        errors = asked.join(applied.failed, on=self._id, maintain_order="left")
+        made = asked.join(applied.failed, on=self._id, how="anti", maintain_order="left")
+        told = applied.rows.select(self._id, *self._op.writes)
+        if self._op.kind == "filter":
+            told = told.with_columns(pl.lit(True).alias(_KEEP))  # noqa: FBT003
+            why = applied.dropped.rename({"reason": _REASON})
+            made = made.join(why, on=self._id, how="left", maintain_order="left")
+        made = made.join(told, on=self._id, how="left", maintain_order="left")
+        if self._op.kind == "filter":
+            made = made.with_columns(pl.col(_KEEP).fill_null(value=False))
+        return made.select(self.answer.names()), errors.select(
+            DIGEST, pl.col("error").alias(_ERROR)
+        )
+
+    def applied(self, answers: pl.DataFrame) -> Applied:
+        """Give every row the answer to its values."""
+        told = self._given.select(self._id).with_columns(self.digests)
+        told = told.join(answers, on=DIGEST, how="left", maintain_order="left")
+        failed = told.filter(pl.col(_ERROR).is_not_null())
+        failed = failed.select(self._id, pl.col(_ERROR).alias("error"))
+        rows = self._rows.with_columns(self._written(told))
+        rows = rows.select(self._op.columns_after(self._rows.schema).names())
+        if self._op.kind != "filter":
+            none = failed.head(0).rename({"error": "reason"})
+            return Applied(rows, none, failed)
+        is_kept = told[_KEEP].fill_null(value=False)
+        why = pl.coalesce(_ERROR, _REASON).alias("reason")
+        return Applied(rows.filter(is_kept), told.filter(~is_kept).select(self._id, why), failed)
+
+    def _written(self, told: pl.DataFrame) -> list[pl.Series]:
+        written = [told[name] for name in self._op.writes]
+        if self._op.kind != "clean":
+            return written
+        is_good = told[_ERROR].is_null()  # a row that failed stays as it was
+        return [values.zip_with(is_good, self._rows[values.name]) for values in written]

@@ -1,0 +1,276 @@
+"""One run of a pipeline: its stages part by part, and what it leaves in the store."""
+
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from ..operators import Operator
+from ..operators.laws import check_ids, id_column
+from ..store import Appended, Store
+from ..store.errors import OperatorError
+from ..store.records import now
+from . import source as sources
+from . import writing
+from .executors import Executor
+from .held import Held
+from .needs import given_to, needed
+from .opening import opened
+from .parts import cut, in_order
+from .plan import Plan
+from .remembered import Memory
+from .report import Listener, Report, Step
+from .source import Sql, Table, rows_of
+from .spilling import Spill, Spilled
+from .stages import Stage, stages
+from .telling import Notes, Told
+from .treating import Treated, Work, stepped, widened
+from .unseen import Unseen, tables_read
+
+if TYPE_CHECKING:
+    from .pipeline import Pipeline
+
+
+class Run:
+    """One run under way."""
+
+    def __init__(
+        self,
+        pipeline: "Pipeline",
+        plan: Plan,
+        store: Store,
+        past: Store,
+        unseen: Unseen,
+        *,
+        executor: Executor,
+        listener: Listener | None,
+    ) -> None:
+        self._pipeline, self._plan, self._store, self._past = pipeline, plan, store, past
+        self._unseen, self._executor = unseen, executor
+        self.lineage_id = f"{now():%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}"
+        self._began = monotonic()
+        self._memory = Memory(store)
+        self._stages = stages(plan.operators)
+        self._told = Told(plan.operators, pipeline.max_failed, listener, len(self._stages))
+        self._notes = Notes(store, self.lineage_id)
+        self._rows_in = 0
+
+    def done(self) -> Report:
+        """Do all of it: drops and failures, the rows, and last the row of lineage."""
+        writer, done = None, Appended(0, 0, 0)
+        with ExitStack() as stack:
+            if not self._unseen.is_nothing:
+                stack.enter_context(self._executor.running())
+                held = self._opened(stack)
+                read = self._ids_from_store(held)
+                for number, stage in enumerate(self._stages[:-1], 1):
+                    held = self._between(number, stage, held, stack)
+                writer = self._writer(held, read)
+                stack.callback(writer.close)
+                done = self._written(held, writer)
+            self._notes.flush()
+            self._store.append("lineage", [self._lineage(done)])
+        return Report(
+            pipeline=self._pipeline.name,
+            lineage_id=self.lineage_id,
+            rows_in=self._rows_in,
+            rows_seen_before=self._unseen.rows_before,
+            rows_out=done.rows,
+            already=done.already,
+            dropped=self._told.dropped,
+            steps=self._told.steps,
+            warnings=self._told.empty,
+            seconds=monotonic() - self._began,
+            rows=writer.rows if isinstance(writer, writing.Collected) else None,
+        )
+
+    def _opened(self, stack: ExitStack) -> Held:
+        operators, source = self._plan.operators, self._pipeline.source
+        given = sources.schema(source)
+        columns = needed(given, operators, self._pipeline.sink)
+        spill = self._spill(pl.Schema({n: given[n] for n in columns}), stack)
+        held = opened(source, self._past, columns, spill, addresses=self._unseen.addresses)
+        if operators:
+            check_ids(held.light([id_column(list(held.schema))]), "the source")
+        self._rows_in = held.height
+        return held
+
+    def _ids_from_store(self, held: Held) -> pl.Series:
+        """Return the ids of rows that the source read from `experiences`, if they may come back."""
+        sink, source = self._pipeline.sink, self._pipeline.source
+        is_read = isinstance(source, Table | Sql) and "experience_id" in held.schema
+        if not is_read or not isinstance(sink, Table) or sink.table != "experiences":
+            return pl.Series("experience_id", [], pl.String)
+        ids = held.light(["experience_id"])["experience_id"]
+        if isinstance(source, Table):
+            return ids
+        stored = rows_of(self._past.sql("SELECT experience_id FROM experiences"))
+        return ids.filter(ids.is_in(stored["experience_id"].implode()))
+
+    def _spill(self, schema: pl.Schema, stack: ExitStack) -> Spill:
+        executor = self._executor
+        spill = Spill(schema, folder=executor.folder, in_files=executor.in_files)
+        return stack.enter_context(spill)
+
+    def _writer(self, held: Held, read: pl.Series) -> writing.Writer:
+        return writing.opened(
+            self._pipeline.sink,
+            self._store,
+            self._work(self._stages[-1], held).schema,
+            pipeline=self._pipeline.name,
+            read=read,
+            operators=self._plan.operators,
+            lineage_id=self.lineage_id,
+        )
+
+    def _work(self, stage: Stage, held: Held) -> Work:
+        return Work.of(held, stage.operators, self._told.most_failed(stage, held.height))
+
+    def _between(self, number: int, stage: Stage, held: Held, stack: ExitStack) -> Held:
+        """Take the rows through a stage that others follow."""
+        if stage.sees_all:
+            return self._seen_together(number, stage, held, stack)
+        work = self._work(stage, held)
+        spill = self._spill(work.schema, stack)
+        for rows in self._treated(number, stage, work):
+            spill.put(rows)
+        return Held.all_of(spill.done())
+
+    def _written(self, held: Held, writer: writing.Writer) -> Appended:
+        """Take the rows through the last stage to the sink."""
+        stage = self._stages[-1]
+        for rows in self._treated(len(self._stages), stage, self._work(stage, held)):
+            self._notes.flush()
+            writer.put(rows)
+        if self._told.empty and self._pipeline.on_empty == "error":
+            self._notes.flush()
+            raise OperatorError("; ".join(self._told.empty))
+        return writer.done()
+
+    def _treated(self, number: int, stage: Stage, work: Work) -> Iterator[pl.DataFrame]:
+        """Yield the rows that come out of a stage in their order, which is that of the source.
+
+        Rows of parts that do not follow each other, and rows that were made from others, wait.
+        """
+        parts = self._parts(stage, work.held)
+        follow, height = in_order(parts), work.held.height
+        self._told.begin(number, height)
+        with Spill(work.schema, folder=self._executor.folder) as waiting:
+            places = [np.empty(0, np.int64)]
+            planned = [work.held.part(p) for p in parts]
+            for treated in self._executor.treated(work, planned, self._store, self._memory):
+                self._note(stage, treated)
+                now_due = int(np.searchsorted(treated.places, height)) if follow else 0
+                if now_due:
+                    yield treated.rows[:now_due]
+                if now_due < treated.rows.height:
+                    waiting.put(treated.rows[now_due:])
+                    places.append(treated.places[now_due:])
+            self._told.end(stage)
+            yield from self._waited(stage, work, waiting.done(), np.concatenate(places))
+
+    def _parts(self, stage: Stage, held: Held) -> list[np.ndarray]:
+        groups = None
+        if stage.by_group:
+            one_group = "group_id" not in held.schema
+            groups = pl.Series("group_id", [None] * held.height, pl.String)
+            groups = groups if one_group else held.light(["group_id"])["group_id"]
+        return cut(held.sizes(), part_bytes=self._executor.part_bytes, groups=groups)
+
+    def _waited(
+        self, stage: Stage, work: Work, waiting: Spilled, places: np.ndarray
+    ) -> Iterator[pl.DataFrame]:
+        if not waiting.height:
+            return
+        if stage.makes_rows:
+            key = id_column(list(work.schema))
+            made = waiting.light([key]).filter(pl.lit(pl.Series(places >= work.held.height)))
+            check_ids(made, " and ".join(f"`{op.name}`" for op in stage.operators))
+        order = np.argsort(places, kind="stable")
+        sizes = waiting.sizes([])[order]
+        for part in cut(sizes, part_bytes=self._executor.part_bytes):
+            yield waiting.read(order[part], list(work.schema))
+
+    def _seen_together(self, number: int, stage: Stage, held: Held, stack: ExitStack) -> Held:
+        """Give an operator all rows, of the columns that it reads, and put beside what it says."""
+        [op] = stage.operators
+        names = given_to(op, held.schema)
+        self._told.begin(number, held.height)
+        if not held.height:
+            return Held.all_of(self._spill(op.columns_after(held.schema), stack).done())
+        began, rows = perf_counter(), held.light(list(held.schema) if names is None else names)
+        applied, remembered = self._memory.apply(
+            op, rows, max_failed=self._told.most_failed(stage, held.height)
+        )
+        self._note(stage, stepped(op, rows, applied, remembered, perf_counter() - began))
+        self._told.end(stage)
+        if names is None or op.kind == "reshape":
+            spill = self._spill(applied.rows.schema, stack)
+            spill.put(applied.rows)
+            return Held.all_of(spill.done())
+        known = widened(op, rows, applied.rows)
+        if op.kind == "filter":
+            key = id_column(rows.columns)
+            held = held.kept(rows[key].is_in(known[key].implode()).to_numpy())
+        return held.with_columns(known.select(op.writes)) if op.writes else held
+
+    def _note(self, stage: Stage, treated: Treated) -> None:
+        """Keep why rows went and what failed; raises OperatorError when too much did."""
+        self._told.add(stage, treated)
+        labels = self._told.labels[stage.first :]
+        for label, dropped, failed in zip(labels, treated.dropped, treated.failed, strict=False):
+            self._notes.put("drops", label, dropped)
+            self._notes.put("failures", label, failed)
+        try:
+            self._told.check_failed(stage)
+        except OperatorError:
+            self._notes.flush()
+            raise
+
+    def _lineage(self, done: Appended) -> dict[str, Any]:
+        sink, source = self._pipeline.sink, self._pipeline.source
+        made = {sink.table: done.version} if isinstance(sink, Table) and done.version else {}
+        read = {*sources.versions_read(source, self._past), *tables_read(source)}
+        versions = self._past.versions()
+        steps, operators = self._told.steps, self._plan.operators
+        return {
+            "lineage_id": self.lineage_id,
+            "pipeline": self._pipeline.name,
+            "source": self._plan.source,
+            "sink": self._plan.sink,
+            "operators": [_ran(o, s) for o, s in zip(operators, steps, strict=True)],
+            "source_versions": [
+                {"name": n, "version": v} for n, v in versions.items() if n in read
+            ],
+            "sink_versions": [{"name": n, "version": v} for n, v in made.items()],
+            "rows_in": self._rows_in,
+            "rows_out": done.rows,
+            "rows_dropped": sum(d.rows for d in self._told.dropped),
+            "definition": self._unseen.definition,
+            "rows_failed": sum(s.failed for s in steps),
+            "costs": [
+                {
+                    "operator": s.operator,
+                    "rows": s.rows_in,
+                    "remembered": s.remembered,
+                    "seconds": s.seconds,
+                }
+                for s in steps
+            ],
+        }
+
+
+def _ran(op: Operator, step: Step) -> dict[str, Any]:
+    return {
+        "name": op.name,
+        "kind": op.kind,
+        "params": json.dumps(op.params, ensure_ascii=False),
+        "fingerprint": op.fingerprint,
+        "rows_in": step.rows_in,
+        "rows_out": step.rows_out,
+    }

@@ -1,0 +1,180 @@
+"""Spill: rows between two stages, in memory while they are few, else in temporary files."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import polars as pl
+
+from ..store.errors import StoreError, reason
+
+CHUNK_BYTES = 8 << 20
+"""Of a chunk, which is one file: what is read at once to get at some of its rows."""
+MEMORY_BYTES = 32 << 20
+"""Of all rows in memory; more go to files."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows that were put one after another: in memory, or in a file."""
+
+    rows: int
+    num_bytes: int
+    frame: pl.DataFrame | None
+    path: str | None = None
+
+    def read(self, columns: Sequence[str] | None) -> pl.DataFrame:
+        """Return the rows, with these columns."""
+        if self.frame is not None:
+            return self.frame if columns is None else self.frame.select(columns)
+        assert self.path is not None, "a chunk without rows in memory has a file"
+        return pl.read_ipc(self.path, columns=None if columns is None else list(columns))
+
+
+@dataclass(frozen=True)
+class Spilled:
+    """Rows that were spilled, to be read by their places; may be sent to other processes."""
+
+    schema: pl.Schema
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def height(self) -> int:
+        """The number of rows."""
+        return sum(c.rows for c in self.chunks)
+
+    @property
+    def in_files(self) -> bool:
+        """Whether nothing but paths need be sent to read them elsewhere."""
+        return all(c.path is not None for c in self.chunks)
+
+    def sizes(self, columns: Sequence[str]) -> np.ndarray:
+        """Return about how many bytes each row has."""
+        each = [np.full(c.rows, c.num_bytes / max(c.rows, 1)) for c in self.chunks]
+        return np.concatenate([np.empty(0), *each])
+
+    def light(self, columns: Sequence[str]) -> pl.DataFrame:
+        """Return some columns of all rows."""
+        empty = pl.DataFrame(schema={n: self.schema[n] for n in columns})
+        return pl.concat([empty, *(c.read(columns) for c in self.chunks)])
+
+    def read(self, places: np.ndarray, columns: Sequence[str]) -> pl.DataFrame:
+        """Return rows by their places, in the order of the places."""
+        ends = np.cumsum([c.rows for c in self.chunks])
+        starts = ends - np.array([c.rows for c in self.chunks], ends.dtype)
+        which = np.searchsorted(ends, places, side="right")
+        pieces = [pl.DataFrame(schema={n: self.schema[n] for n in columns})]
+        found: list[np.ndarray] = []
+        for i in np.unique(which).tolist():
+            mine = np.flatnonzero(which == i)
+            within = places[mine] - starts[i]
+            rows = self.chunks[i].read(columns)
+            pieces.append(rows if _is_all(within, rows.height) else _taken(rows, within))
+            found.append(mine)
+        rows = pl.concat(pieces)
+        order = np.concatenate([np.empty(0, np.int64), *found])
+        return rows if _is_rising(order) else rows[np.argsort(order)]
+
+
+class Spill:
+    """Takes rows, and gives them back as `Spilled`; its files go when it is closed."""
+
+    def __init__(
+        self, schema: pl.Schema, *, folder: str | None = None, in_files: bool = False
+    ) -> None:
+        self._schema, self._parent, self._in_files = schema, folder, in_files
+        self._folder: TemporaryDirectory[str] | None = None
+        self._chunks: list[Chunk] = []
+        self._waiting: list[pl.DataFrame] = []
+        self._files = 0
+        self._bytes = 0
+        """Of the rows that wait to become a chunk."""
+
+    def put(self, rows: pl.DataFrame) -> None:
+        """Append rows; all have the columns of the schema."""
+        for piece in _pieces(rows):
+            self._waiting.append(piece)
+            self._bytes += _size(piece)
+            if self._bytes >= CHUNK_BYTES:
+                self._flush()
+
+    def done(self) -> Spilled:
+        """Return what was put, to be read."""
+        self._flush()
+        if self._in_files or self._folder is not None:
+            self._chunks = [self._written(c) for c in self._chunks]
+        return Spilled(self._schema, tuple(self._chunks))
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        rows = pl.concat(self._waiting)
+        self._chunks.append(Chunk(rows.height, self._bytes, rows))
+        self._waiting, self._bytes = [], 0
+        in_memory = sum(c.num_bytes for c in self._chunks if c.frame is not None)
+        if in_memory > MEMORY_BYTES:
+            self._chunks = [self._written(c) for c in self._chunks]
+
+    def _written(self, chunk: Chunk) -> Chunk:
+        if chunk.frame is None:
+            return chunk
+        try:
+            if self._folder is None:
+                self._folder = TemporaryDirectory(prefix="rlake-pipeline-", dir=self._parent)
+            self._files += 1
+            path = str(Path(self._folder.name) / f"{self._files:06d}.arrow")
+            # this level of compatibility leaves out the texts of rows that were filtered out
+            chunk.frame.write_ipc(path, compat_level=pl.CompatLevel.oldest())
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else reason(error)
+            raise StoreError(
+                f"cannot write a temporary file: {why}; name a folder with room in TMPDIR"
+            ) from error
+        return Chunk(chunk.rows, chunk.num_bytes, None, path)
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._chunks, self._waiting = [], []
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _pieces(rows: pl.DataFrame) -> Iterable[pl.DataFrame]:
+    """Cut rows into pieces of about a chunk each, since a frame may have many of them."""
+    many = max(1, round(_size(rows) / CHUNK_BYTES))
+    return rows.iter_slices(max(1, -(-rows.height // many))) if rows.height else ()
+
+
+def _size(rows: pl.DataFrame) -> int:
+    return int(rows.estimated_size())
+
+
+def _taken(rows: pl.DataFrame, places: np.ndarray) -> pl.DataFrame:
+    first = int(places[0])
+    if len(places) == int(places[-1]) - first + 1 and _is_rising(places):
+        return rows[first : first + len(places)]
+    return rows[places]
+
+
+def _is_all(places: np.ndarray, height: int) -> bool:
+    return len(places) == height and _is_rising(places)
+
+
+def _is_rising(places: np.ndarray) -> bool:
+    return bool((np.diff(places) > 0).all())

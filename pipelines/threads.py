@@ -1,0 +1,50 @@
+"""The local executor: parts are treated by a few threads, and come back in order."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import ClassVar
+
+from pydantic import ConfigDict, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from ..store import Store
+from .held import Part
+from .treating import Remembers, Treated, Work, treat
+
+PART_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class Local:
+    """Threads of this process; one part more than there are threads is in memory."""
+
+    name: ClassVar[str] = "local"
+    in_files: ClassVar[bool] = False
+    """Whether rows between stages must be in files."""
+    folder: ClassVar[str | None] = None
+    threads: PositiveInt = 2
+    part_bytes: PositiveInt = PART_BYTES
+    """Bytes of a part's rows, as far as their sizes can be told before they are read."""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Have what it runs on; threads start with the parts."""
+        yield
+
+    def treated(
+        self, work: Work, parts: Sequence[Part], store: Store, memory: Remembers
+    ) -> Iterator[Treated]:
+        """Yield what becomes of each part, in order."""
+        waiting: deque[Future[Treated]] = deque()
+        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="rlake-part")
+        try:
+            for part in parts:
+                waiting.append(pool.submit(treat, work, part, memory))
+                if len(waiting) > self.threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)

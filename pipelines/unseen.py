@@ -1,0 +1,284 @@
+"""Which rows of its source a pipeline has not treated yet, as its last row in `lineage` tells."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from ..operators import Operator
+from ..store import Store, side
+from ..store.ids import content_id
+from ..store.query import literal, nodes, syntax, tables_of
+from ..store.schema import TABLES
+from . import source as sources
+from .plan import Plan
+from .source import File, Source, Sql, Table
+
+if TYPE_CHECKING:
+    from .pipeline import Pipeline
+
+OF_RUNS = frozenset({"lineage", "drops", "failures"})
+"""Tables that each run of a pipeline writes, and no view reads."""
+
+_CREATED = "_row_created_at_version"
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """The rows of a source that a run has to read."""
+
+    addresses: pl.Series | None
+    """Row addresses (`_rowid`) of the source table that are to be read; None: everything."""
+    definition: str | None
+    """Digest of name, source, operators and sink, by which later runs find this one.
+
+    None for a run over the store as it was: later runs do not go on from it.
+    """
+    rows_before: int
+    """Rows of the source that earlier runs treated, and that are not read again."""
+    is_nothing: bool = False
+    """Whether nothing came since the last run: there is nothing to do."""
+    why: str = ""
+    """What is read, and why it is not less, in words."""
+
+
+def unseen(
+    pipeline: "Pipeline", plan: Plan, past: Store, *, full: bool = False, is_past: bool = False
+) -> Unseen:
+    """Return what a run that reads `past` has to read, by the newest run with its definition.
+
+    Of an operator that sees single rows, these are the rows that came since; of one that sees
+    groups, the groups of such rows; of a source with side columns, also rows that got a new value
+    there. Everything is read when the result depends on all rows: of an operator that sees all, a
+    query, a file. What the pipeline itself added to its source is never its input.
+
+    With `full`, and of the store as it was (`is_past`), everything is read.
+
+    A run that was killed left no row in `lineage`, so the next one reads the same again.
+    """
+    definition = define(pipeline, plan)
+    if is_past:
+        return Unseen(None, None, 0, why="everything that was there then")
+    last = None if full else _last(past, definition)
+    why = _why_everything(pipeline.source, plan.operators, pipeline.sink)
+    if last is None:
+        told = "everything, as asked for" if full else "everything: there was no such run yet"
+        own = None if full else _without_own(pipeline, plan, past)
+        return Unseen(own, definition, 0, why=told)
+    before = {v["name"]: v["version"] for v in last["source_versions"]}
+    if _stands(pipeline, before, past, last["created_at"]):
+        rows = _num_rows(pipeline.source, past)
+        told = f"nothing: no row came since {_when(last)}"
+        return Unseen(_no_rows(), definition, rows, is_nothing=True, why=told)
+    if why or not isinstance(pipeline.source, Table):
+        own = _without_own(pipeline, plan, past)
+        return Unseen(own, definition, 0, why=f"everything, as {why}")
+    addresses = _new(pipeline, pipeline.source, plan, past, before)
+    if addresses is None:
+        return Unseen(None, definition, 0, why="everything, as values of side columns were undone")
+    rows_before = _num_rows(pipeline.source, past) - len(addresses)
+    is_nothing = not len(addresses)
+    told = f"{len(addresses):,} rows that came since {_when(last)}"
+    if any(op.sees == "group" for op in plan.operators) and not is_nothing:
+        told += ", with the rest of their groups"
+    if is_nothing:
+        told = f"nothing: no row came since {_when(last)}"
+    return Unseen(addresses, definition, rows_before, is_nothing=is_nothing, why=told)
+
+
+def define(pipeline: "Pipeline", plan: Plan) -> str:
+    """Digest what a pipeline does: its name, source, operators and sink."""
+    steps = [op.fingerprint for op in plan.operators]
+    return content_id(plan.name, plan.source, steps, plan.sink)
+
+
+def tables_read(source: Source) -> set[str]:
+    """Return the tables that a source reads, by its name, its side columns and its SQL.
+
+    >>> sorted(tables_read(Table("experiences", with_columns=["derived:quality"])))
+    ['derived', 'experiences', 'runs']
+    """
+    if isinstance(source, Table):
+        beside = {c.table for c in source.side}
+        beside |= {"runs"} if "derived" in beside else set()  # it says which attempts count
+        asked = tables_of(source.where) if source.where else set()
+        return {source.table} | beside | asked
+    query = source.sql if isinstance(source, Sql | File) else None
+    if query is None:
+        return set()
+    tree = syntax(query.strip().rstrip(";"), what="the query")
+    named = {str(n["table_name"]) for n in nodes(tree) if n.get("table_name")} - {"input"}
+    if named <= set(TABLES):
+        return named
+    return (named & set(TABLES)) | (set(TABLES) - OF_RUNS)  # a view may read any of the others
+
+
+def _why_everything(
+    source: Source, operators: tuple[Operator, ...], sink: Table | File | None
+) -> str:
+    """Say why every run reads everything; empty when new rows are enough."""
+    if not isinstance(source, Table):
+        what = "query" if isinstance(source, Sql) else "file" if isinstance(source, File) else ""
+        return f"a {what} is read whole" if what else "a frame in memory is read whole"
+    if sink is None:
+        return "the rows are returned"
+    if isinstance(sink, File):
+        return "a file is written whole"
+    if source.where and tables_of(source.where):
+        return f"`where` asks {', '.join(sorted(tables_of(source.where)))}"
+    for op in operators:
+        if op.sees == "all" or (
+            op.sees == "group" and "group_id" not in TABLES[source.table].names
+        ):
+            return f"`{op.name}` sees all rows"
+    return ""
+
+
+def _last(store: Store, definition: str) -> dict[str, Any] | None:
+    """Return the newest run with this definition."""
+    found = store.dataset("lineage").to_table(
+        columns=["lineage_id", "source_versions", "created_at"],
+        filter=f"definition = {literal(definition)}",
+    )
+    rows = found.sort_by([("created_at", "descending"), ("lineage_id", "descending")])
+    return rows.slice(0, 1).to_pylist()[0] if rows.num_rows else None
+
+
+def _stands(pipeline: "Pipeline", before: Mapping[str, int], store: Store, when: datetime) -> bool:
+    """Tell whether a run would read what the last one read, and find its result in place."""
+    source, sink = pipeline.source, pipeline.sink
+    if sink is None or isinstance(source, pl.LazyFrame | pl.DataFrame):
+        return False
+    if isinstance(sink, File) and not Path(sink.file).exists():
+        return False
+    if isinstance(source, File) and not _is_older(Path(source.file), when):
+        return False
+    now = store.versions()
+    return all(before.get(name) == now[name] for name in tables_read(source))
+
+
+def _is_older(file: Path, when: datetime) -> bool:
+    """Tell whether a file was last written before a time; one elsewhere cannot be asked."""
+    try:
+        return file.stat().st_mtime < when.timestamp()
+    except OSError:
+        return False
+
+
+def _new(
+    pipeline: "Pipeline", source: Table, plan: Plan, store: Store, before: Mapping[str, int]
+) -> pl.Series | None:
+    """Return the addresses of rows that came, or whose group or side columns got something new.
+
+    None when everything has to be read, since what counted before does not count any more.
+    """
+    rows = _light(pipeline, source, plan, store)
+    is_new = pl.col(_CREATED) > before[source.table]
+    for column in source.side:
+        ids = _with_new_values(column, store, before)
+        if ids is None:
+            return None
+        is_new |= pl.col("experience_id").is_in(ids.implode())
+    new = rows.filter(is_new)
+    new = _without(_made(pipeline, plan), new)
+    if any(op.sees == "group" for op in plan.operators):
+        groups = new["group_id"].unique()
+        new = rows.filter(pl.col("group_id").is_in(groups.implode(), nulls_equal=True))
+        new = _without(_made(pipeline, plan), new)
+    return _chosen(source, store, new)["_rowid"].rename("addresses")
+
+
+def _light(pipeline: "Pipeline", source: Table, plan: Plan, store: Store) -> pl.DataFrame:
+    """Read the address of every row, the version that it came with, and what chooses it."""
+    names = (
+        {*TABLES[source.table].key}
+        if source.side or source.where or _made(pipeline, plan)
+        else set()
+    )
+    names |= {"group_id"} if any(op.sees == "group" for op in plan.operators) else set()
+    columns = [*sorted(names), _CREATED]
+    found = store.dataset(source.table).to_table(columns=columns, with_row_id=True)
+    return pl.DataFrame(pl.from_arrow(found))
+
+
+def _with_new_values(
+    column: side.SideColumn, store: Store, before: Mapping[str, int]
+) -> pl.Series | None:
+    """Return the experiences about which a side table got rows; None when it lost some."""
+    if column.table == "derived" and _superseded(store, before.get("runs")):
+        return None
+    names = sorted({*column.reads} - {"created_at"})
+    since = before.get(column.table, 0)
+    found = store.dataset(column.table).to_table(columns=names, filter=f"{_CREATED} > {since}")
+    rows = pl.DataFrame(pl.from_arrow(found))
+    return rows.filter(column.chosen)["experience_id"].unique()
+
+
+def _superseded(store: Store, since: int | None) -> bool:
+    """Tell whether a trainer was resumed: values that it derived before may not count any more."""
+    if since is None:
+        return True
+    wanted = f"{_CREATED} > {since} AND job = 'train' AND attempt > 1"
+    return store.dataset("runs").count_rows(filter=wanted) > 0
+
+
+def _chosen(source: Table, store: Store, rows: pl.DataFrame) -> pl.DataFrame:
+    """Keep the rows for which the source's `where` holds."""
+    if not source.where or not rows.height:
+        return rows
+    key = TABLES[source.table].key
+    names = ", ".join(f'"{n}"' for n in key)
+    found = sources.rows_of(
+        store.sql(f"SELECT {names} FROM {source.rows} WHERE ({source.where}\n)")
+    )
+    return rows.join(found, on=key, how="semi", maintain_order="left", nulls_equal=True)
+
+
+def _num_rows(source: Source, store: Store) -> int:
+    """Return how many rows a source has; 0 for one that would have to be read for it."""
+    if not isinstance(source, Table):
+        return 0
+    if not source.where:
+        return store.count(source.table)
+    query = f"SELECT count(*) FROM {source.rows} WHERE ({source.where}\n)"
+    return store.sql(query).fetchall()[0][0]
+
+
+def _without_own(pipeline: "Pipeline", plan: Plan, store: Store) -> pl.Series | None:
+    """Return the addresses of all rows but those that the pipeline made; None when it made none."""
+    source = pipeline.source
+    if not isinstance(source, Table) or not _made(pipeline, plan):
+        return None
+    rows = _light(pipeline, source, plan, store)
+    left = _without(_made(pipeline, plan), rows)
+    return None if left.height == rows.height else _chosen(source, store, left)["_rowid"]
+
+
+def _adds_to_source(pipeline: "Pipeline") -> bool:
+    source, sink = pipeline.source, pipeline.sink
+    return isinstance(source, Table) and isinstance(sink, Table) and source.table == sink.table
+
+
+def _made(pipeline: "Pipeline", plan: Plan) -> list[str]:
+    """Return what stands in the ids of rows that it added to its source, behind the parent's."""
+    if not _adds_to_source(pipeline):
+        return []
+    return [f"/{op.name}-{op.fingerprint[:8]}" for op in plan.operators if op.kind == "augment"]
+
+
+def _without(made: list[str], rows: pl.DataFrame) -> pl.DataFrame:
+    if not made:
+        return rows
+    key = "experience_id" if "experience_id" in rows.columns else "task_id"
+    return rows.filter(~pl.col(key).str.contains_any(made))
+
+
+def _no_rows() -> pl.Series:
+    return pl.Series("addresses", [], pl.UInt64)
+
+
+def _when(last: Mapping[str, Any]) -> str:
+    return f"{last['created_at']:%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,15 @@
+"""Labels in the files of other tools: what they made is read, what they are to ask is written."""
+
+from collections.abc import Mapping
+
+from . import argilla, label_studio, plain
+from .format import AnnotationFormat, Asked, Given, answers, write
+
+FORMATS: Mapping[str, AnnotationFormat] = {
+    "label_studio": AnnotationFormat(label_studio.read, label_studio.write),
+    "argilla": AnnotationFormat(argilla.read, argilla.write),
+    "jsonl": AnnotationFormat(plain.read, plain.write),
+}
+"""All of them by name."""
+
+__all__ = ["FORMATS", "AnnotationFormat", "Asked", "Given", "answers", "write"]

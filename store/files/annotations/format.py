@@ -1,0 +1,98 @@
+"""What is asked of people and what they say, whatever tool's file it stands in."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError, StoreError, reason
+from ..lines import json_line
+
+MOST_BYTES = 1 << 30
+"""Largest file of labels that is read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """One person's label of one item."""
+
+    experience_id: str
+    annotator: str
+    compared_id: str | None = None
+    label: str | None = None
+    score: float | None = None
+    comment: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One item that people are asked to label."""
+
+    experience_id: str
+    prompt: str
+    response: str
+    answer: str | None = None
+    compared_id: str | None = None
+    other_response: str | None = None
+
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class AnnotationFormat:
+    """How a tool writes labels, and what it takes to ask for some."""
+
+    read: Callable[[Record], Iterator[Given]]
+    """The labels of one record; it raises ValueError or KeyError for one that is none."""
+    write: Callable[[Asked], dict[str, Any]]
+    """The record that asks for a label."""
+
+
+def answers(path: Path, form: AnnotationFormat) -> list[Given]:
+    """Return all labels of a file: a JSON list of records, or one record a line.
+
+    Raises InputError, with the record's number, for a file or a record that cannot be read.
+    """
+    found = []
+    for number, record in enumerate(_records(path), 1):
+        try:
+            if not isinstance(record, Mapping):
+                raise ValueError(f"it is a {type(record).__name__}, expected an object")
+            found += form.read(record)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            missing = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise InputError(f"record {number} of `{path}` holds no labels: {missing}") from error
+    return found
+
+
+def write(path: Path, items: Iterable[Asked], form: AnnotationFormat) -> int:
+    """Write the records that ask for labels: a JSON list, or lines in a `.jsonl` file."""
+    records = [json_line(form.write(item)) for item in items]
+    is_lines = path.suffix == ".jsonl"
+    text = "\n".join(records) if is_lines else "[\n" + ",\n".join(records) + "\n]"
+    beside = path.with_name(f".{path.name}.writing")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(text + "\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise StoreError(f"cannot write `{path}`: {reason(error)}") from error
+    return len(records)
+
+
+def _records(path: Path) -> list[Any]:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"`{path}` has more than {MOST_BYTES:,} bytes; split it")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        told = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise InputError(f"cannot read `{path}`: {told}") from error
+    try:
+        if text.lstrip().startswith("["):
+            return json.loads(text)
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except ValueError as error:
+        raise InputError(f"`{path}` is neither a JSON list nor lines of JSON: {error}") from error

@@ -1,0 +1,30 @@
+"""Labels in records whose keys are the columns of `feedback`."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from .format import Asked, Given, Record
+
+_KEYS = ("experience_id", "compared_id", "annotator", "label", "score", "comment")
+
+
+def read(record: Record) -> Iterator[Given]:
+    """Yield the label of one record; keys of other columns are passed over."""
+    given = {key: record.get(key) for key in _KEYS}
+    score = given["score"]
+    if isinstance(score, bool) or not isinstance(score, int | float | None):
+        raise ValueError(f"`score` must be a number, got {score!r}")
+    yield Given(
+        experience_id=str(record["experience_id"]),
+        annotator=str(record["annotator"]),
+        compared_id=given["compared_id"],
+        label=None if given["label"] is None else str(given["label"]),
+        score=None if score is None else float(score),
+        comment=given["comment"],
+    )
+
+
+def write(item: Asked) -> dict[str, Any]:
+    """Return the item with an empty label, to be filled in."""
+    return asdict(item) | {"annotator": None, "label": None, "score": None, "comment": None}

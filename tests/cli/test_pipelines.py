@@ -1,0 +1,97 @@
+"""The commands that run pipelines: what is read, remembered and told, and exit codes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+from builders import RIGHT_AND_WRONG, experiences
+
+from rlake.store import Store
+
+Rlake = Callable[..., CompletedProcess[str]]
+
+PAIRS = """
+name: pairs
+source: {table: experiences}
+operators: [drop_flat_groups, pairs]
+sink: {table: preferences}
+"""
+
+
+@pytest.fixture
+def file(lake: Store, rlake: Rlake) -> Path:
+    """A pipeline's file in the current folder, and eight rows in the store."""
+    rows = experiences(12, reward=(*RIGHT_AND_WRONG, 1.0, 1.0, 1.0, 1.0))
+    lake.append("experiences", rows[:8])
+    Path("pairs.yaml").write_text(PAIRS)
+    return Path("pairs.yaml")
+
+
+def last_json(done: CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_run_reads_what_is_new_and_with_full_everything(
+    rlake: Rlake, lake: Store, file: Path
+) -> None:
+    said = rlake("pipeline", "run", file)
+    assert "pairs: 8 rows in, 1 out" in said.stdout
+    assert "4  drop_flat_groups: rewards of its group do not differ" in said.stdout
+    assert last_json(rlake("pipeline", "run", file, "--json"))["rows_in"] == 0
+    rows = experiences(12, reward=(*RIGHT_AND_WRONG, 1.0, 1.0, 1.0, 1.0))
+    lake.append("experiences", rows[8:])
+    new = last_json(rlake("pipeline", "run", file, "--json"))
+    assert (new["rows_in"], new["rows_seen_before"], new["rows_out"]) == (4, 8, 1)
+    full = last_json(rlake("pipeline", "run", file, "--full", "--json"))
+    assert (full["rows_in"], full["rows_out"], full["already"]) == (12, 0, 2)
+
+
+def test_an_executor_that_is_not_there_is_told(rlake: Rlake, file: Path) -> None:
+    said = rlake("pipeline", "run", file, "--executor", "locl")
+    assert said.returncode == 2
+    assert "`locl`" in said.stderr
+    assert "did you mean `local`" in said.stderr
+
+
+def test_explain_tells_what_a_run_would_read_and_what_runs_did(rlake: Rlake, file: Path) -> None:
+    before = rlake("pipeline", "explain", file).stdout
+    assert "now         a run reads everything: there was no such run yet" in before
+    rlake("pipeline", "run", file)
+    after = rlake("pipeline", "explain", file).stdout
+    assert "now         a run reads nothing: no row came since" in after
+    assert "so far      1 run, " in after
+    found = last_json(rlake("pipeline", "explain", file, "--json"))
+    assert [step["operator"] for step in found["steps"]] == ["drop_flat_groups", "pairs"]
+    assert (found["rows"], found["unseen"], found["runs"]) == (8, 0, 1)
+
+
+def test_watch_prints_a_line_for_each_run_and_ends_when_idle(rlake: Rlake, file: Path) -> None:
+    said = rlake("pipeline", "watch", file, "--until-idle", "0.1")
+    assert said.returncode == 0
+    [line] = said.stdout.splitlines()
+    assert line.startswith("pairs: 8 rows in, 1 out")
+    assert rlake("pipeline", "watch", file, "--until-idle", "0").stdout == ""
+
+
+def test_memory_is_shown_and_cleared(rlake: Rlake, lake: Store, file: Path) -> None:
+    import polars as pl
+
+    from rlake.operators import Rows, operator
+    from rlake.pipelines.remembered import Memory
+
+    @operator("derive", reads=("response_text",))
+    def words() -> Rows:
+        return Rows(lambda row: {"words": len(row["response_text"])}, {"words": pl.Int64})
+
+    assert rlake("pipeline", "memory").stdout == "remembered: 0 answers, 0.0 MiB\n"
+    rows = pl.DataFrame({"experience_id": ["a", "b"], "response_text": ["one", "three"]})
+    Memory(lake).apply(words(), rows)
+    shown = rlake("pipeline", "memory")
+    assert "words()" in shown.stdout
+    assert "remembered: 2 answers" in shown.stdout
+    assert last_json(rlake("pipeline", "memory", "--clear", "--json"))["is_cleared"] is True
+    assert rlake("pipeline", "memory").stdout.startswith("remembered: 0 answers")

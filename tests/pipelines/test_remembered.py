@@ -1,0 +1,260 @@
+"""Costly operators answer from memory, as they would have answered; a memory may go at any time."""
+
+import linecache
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import lance
+import polars as pl
+import pyarrow as pa
+import pytest
+from builders import experiences
+
+import rlake
+from rlake.operators import Batches, Explained, Operator, Rows, keep, operator
+from rlake.operators.decorator import OperatorFunction
+from rlake.pipelines import Pipeline, Table
+from rlake.pipelines.memories import DIGEST, TIDY_EVERY, Memories
+from rlake.pipelines.remembered import Memory
+from rlake.store import Store
+from rlake.store.errors import OperatorError
+
+ASKED: list[str] = []
+"""The texts that the costly functions below were asked about."""
+
+TEXTS = pl.DataFrame(
+    {
+        "experience_id": list("abcdef"),
+        "response_text": ["one", "two words", "three of words", "two words", None, "bad"],
+        "reward": [1.0, 0.0, 1.0, 0.0, None, 1.0],
+    }
+)
+
+
+@operator("derive", reads=("response_text",))
+def words(*, least: int = 0) -> Batches:
+    def count(batch: pa.RecordBatch) -> pa.RecordBatch:
+        texts = [t or "" for t in batch.column("response_text").to_pylist()]
+        ASKED.extend(texts)
+        return pa.record_batch({"words": [max(least, len(t.split())) for t in texts]})
+
+    return Batches(count, {"words": pl.Int64})
+
+
+@operator("filter", reads=("response_text",), writes=("size",))
+def brief(*, limit: int = 10) -> Explained:
+    def judge(row: dict[str, Any]) -> dict[str, Any]:
+        ASKED.append(row["response_text"])
+        if row["response_text"] == "bad":
+            raise ValueError("a bad text")
+        size = len(row["response_text"] or "")
+        return {"keep": size < limit, "reason": f"{size} characters", "size": size}
+
+    kinds = {"keep": pl.Boolean, "reason": pl.String, "size": pl.Int64}
+    return Explained(Rows(judge, kinds), reason="too long")
+
+
+@operator("clean", reads=("response_text",))
+def loud() -> Rows:
+    def shout(row: dict[str, Any]) -> dict[str, Any]:
+        ASKED.append(row["response_text"])
+        if row["response_text"] == "bad":
+            raise ValueError("a bad text")
+        return {"response_text": (row["response_text"] or "").upper()}
+
+    return Rows(shout, {"response_text": pl.String})
+
+
+@operator("prioritize", reads=("response_text",))
+def by_length() -> Rows:
+    def length(row: dict[str, Any]) -> dict[str, Any]:
+        ASKED.append(row["response_text"])
+        return {"priority": float(len(row["response_text"] or ""))}
+
+    return Rows(length, {"priority": pl.Float64})
+
+
+COSTLY = [words(), words(least=2), brief(), loud(), by_length()]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_asked() -> None:
+    ASKED.clear()
+
+
+@pytest.mark.parametrize("op", COSTLY, ids=str)
+def test_what_is_remembered_is_what_the_operator_itself_makes(store: Store, op: Operator) -> None:
+    memory, expected = Memory(store), op.apply(TEXTS)
+    for part in (TEXTS[:3], TEXTS, TEXTS.reverse(), TEXTS[:0]):
+        made, _ = memory.apply(op, part)
+        plain = op.apply(part)
+        for name in ("rows", "dropped", "failed"):
+            assert getattr(made, name).equals(getattr(plain, name)), name
+            assert getattr(made, name).schema == getattr(plain, name).schema
+    ASKED.clear()
+    made, remembered = memory.apply(op, TEXTS)
+    assert made.rows.equals(expected.rows)
+    num_failed = expected.failed.height
+    assert [text for text in ASKED if text != "bad"] == []
+    assert len(ASKED) == num_failed  # an error is not remembered
+    assert remembered == TEXTS.height - expected.failed.height
+
+
+def test_equal_texts_are_asked_about_once_also_from_other_rows_and_other_handles(
+    store: Store,
+) -> None:
+    Memory(store).apply(words(), TEXTS)
+    assert sorted(ASKED) == ["", "bad", "one", "three of words", "two words"]
+    others = TEXTS.with_columns(pl.col("experience_id") + "/2", reward=pl.lit(9.0))
+    ASKED.clear()
+    made, remembered = Memory(rlake.connect(store.uri)).apply(words(), others)
+    assert (ASKED, remembered) == ([], 6)
+    assert made.rows["reward"].to_list() == [9.0] * 6
+
+
+def test_only_what_a_changed_parameter_touches_is_worked_out_again(store: Store) -> None:
+    texts = ["one", "two words", "three of words", "four words in all"] * 2
+    rows = experiences(8, reward=0.0)
+    with_texts = pl.DataFrame([r.row() for r in rows]).with_columns(response_text=pl.Series(texts))
+    store.append("experiences", with_texts.drop("rewards", "metrics"))
+
+    def run(least: int, above: int, *, limit: int = 10) -> list[tuple[int, int]]:
+        ASKED.clear()
+        chain = [words(least=least), keep(where=f"words > {above}"), brief(limit=limit)]
+        report = Pipeline("p", Table("experiences"), chain, Table("derived")).run(store)
+        return [(step.rows_in, step.remembered) for step in report.steps]
+
+    assert run(0, 1) == [(8, 0), (8, 0), (6, 0)]
+    assert run(0, 2) == [(8, 8), (8, 0), (4, 4)]  # another threshold
+    assert ASKED == []
+    assert run(1, 2) == [(8, 0), (8, 0), (4, 4)]  # the costly step itself; the next sees the same
+    assert len(ASKED) == 4
+    assert run(1, 2, limit=11) == [(8, 8), (8, 0), (4, 0)]
+    costs = store.scan("lineage").sort("created_at").collect()["costs"].to_list()
+    assert [[c["remembered"] for c in run] for run in costs] == [
+        [0, 0, 0],
+        [8, 0, 4],
+        [0, 0, 4],
+        [8, 0, 0],
+    ]
+
+
+def _as_written(source: str, folder: Path) -> OperatorFunction[...]:
+    """Return the operator `score` of a module with this source, always of the same name."""
+    file = folder / "costly_here.py"
+    file.write_text(source)
+    names: dict[str, Any] = {"__name__": "costly_here"}
+    exec(compile(source, str(file), "exec"), names)
+    linecache.checkcache(str(file))
+    return names["score"]
+
+
+SOURCE = """
+import polars as pl
+from rlake.operators import Rows, operator
+
+@operator("derive", reads=("response_text",))
+def score() -> Rows:
+    def count(row):
+        return {"score": len(row["response_text"] or "") + 0}
+    return Rows(count, {"score": pl.Int64})
+"""
+
+
+def test_a_changed_function_is_not_answered_for_by_what_it_said_before(
+    store: Store, tmp_path: Path
+) -> None:
+    memory = Memory(store)
+    before = _as_written(SOURCE, tmp_path)()
+    same = _as_written(SOURCE, tmp_path)()
+    assert before.fingerprint == same.fingerprint
+    assert memory.apply(before, TEXTS)[0].rows["score"][0] == 3
+    after = _as_written(SOURCE.replace("+ 0", "+ 1"), tmp_path)()
+    assert after.fingerprint != before.fingerprint
+    made, remembered = memory.apply(after, TEXTS)
+    assert (made.rows["score"][0], remembered) == (4, 0)
+
+
+def test_a_memory_may_be_deleted_or_damaged_at_any_time(store: Store) -> None:
+    memory = Memory(store)
+    expected = memory.apply(words(), TEXTS)[0].rows
+    folder = Path(store.root) / "memory"
+    for harm in (_delete, _damage):
+        harm(folder)
+        made, remembered = memory.apply(words(), TEXTS)
+        assert (made.rows.equals(expected), remembered) == (True, 0)
+        memory.memories.clear()
+        memory.apply(words(), TEXTS)
+
+
+def _delete(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def _damage(folder: Path) -> None:
+    for file in folder.glob("*.lance/data/*"):
+        file.write_bytes(b"no longer what it was")
+
+
+def test_memories_stay_within_their_bytes_and_the_oldest_goes_first(store: Store) -> None:
+    rows = pl.DataFrame({"experience_id": [f"{i}" for i in range(500)]}).with_columns(
+        response_text="experience_id"
+    )
+    Memory(store).apply(words(), rows)
+    [one] = Memory(store).memories.listed()
+    assert one.operator == "words(least=0)"
+    small = Memory(store, limit_bytes=60_000)
+    for least in (1, 2, 3):
+        small.apply(words(least=least), rows)
+    kept = small.memories.listed()
+    assert [m.operator for m in kept][-1] == "words(least=3)"
+    assert "words(least=0)" not in [m.operator for m in kept]
+    assert sum(m.num_bytes for m in kept) <= 60_000
+    none = Memory(store, limit_bytes=10)
+    assert none.apply(words(least=4), rows)[0].rows.height == 500
+    assert none.memories.listed() == []
+
+
+def test_many_small_additions_become_few_files_and_all_are_found(store: Store) -> None:
+    memories, reader = Memories(store), Memories(store)
+    kinds = pl.Schema({DIGEST: pl.String, "words": pl.Int64})
+    for i in range(TIDY_EVERY + 1):
+        memories.add("k", "words()", pl.DataFrame([[f"{i}"], [i]], schema=kinds))
+        assert reader.find("k", pl.Series([f"{i}"]), kinds).rows() == [(f"{i}", i)]
+    files = list(Path(store.root).glob("memory/k.lance/data/*"))
+    dataset = lance.dataset(f"{store.root}/memory/k.lance")
+    assert len(dataset.get_fragments()) < 4 <= len(files)  # old files stay for readers
+    every = pl.Series([f"{i}" for i in range(TIDY_EVERY + 1)])
+    assert sorted(reader.find("k", every, kinds)["words"]) == list(range(TIDY_EVERY + 1))
+
+
+def test_threads_share_a_memory(store: Store) -> None:
+    memory, made = Memory(store), {}
+    parts = [TEXTS.with_columns(pl.col("response_text") + f" {i}") for i in range(4)]
+
+    def work(i: int) -> None:
+        made[i] = memory.apply(words(), parts[i])[0].rows
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(made[i].equals(words().apply(parts[i]).rows) for i in range(4))
+    [kept] = memory.memories.listed()
+    assert 4 * 4 + 1 <= kept.rows <= 4 * 5  # several may have asked about the text that all have
+
+
+def test_a_run_that_fails_keeps_what_it_paid_for(store: Store) -> None:
+    [failing] = [op for op in COSTLY if op.name == "brief"]
+    rows = pl.concat([_numbered(1024), TEXTS.select("experience_id", "response_text")])
+    with pytest.raises(OperatorError, match="more than the 0 allowed"):
+        Memory(store).apply(failing, rows, max_failed=0)
+    assert Memory(store).apply(failing, _numbered(1024))[1] == 1024
+
+
+def _numbered(n: int) -> pl.DataFrame:
+    ids = [f"n{i}" for i in range(n)]
+    return pl.DataFrame({"experience_id": ids, "response_text": ids})

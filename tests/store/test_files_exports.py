@@ -1,0 +1,213 @@
+"""Exports: rows of a pipeline, labels, margins, plain text, and why a row is left out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+from builders import experiences, rows, task
+
+from rlake.loop.cli import run
+from rlake.operators import best_of_n, kto_labels, pairs
+from rlake.pipelines import Pipeline, Table
+from rlake.store import Store
+from rlake.store.errors import ConfigError, InputError, QueryError
+from rlake.store.files import export
+
+REWARDS = (1.0, 0.0, 0.5, None, 1.0, 1.0, 0.0, 0.25)
+
+
+@pytest.fixture
+def tried(store: Store) -> Store:
+    """Return a store with two groups of tries, as text."""
+    store.append("tasks", [task(0), task(1)])
+    made = rows(experiences(8, reward=REWARDS)).with_columns(
+        prompt_text=pl.format("{}?", "group_id"), response_text=pl.format("reply {}", "rollout")
+    )
+    store.append("experiences", made)
+    return store
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def said(line: dict[str, Any]) -> str:
+    return line["prompt"][0]["content"] + line["completion"][0]["content"]
+
+
+def test_the_rows_that_a_pipeline_returns_are_exported(
+    tried: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = Pipeline(name="best", source=Table("experiences"), operators=[best_of_n(n=1)])
+    kept = best.run(tried).rows
+    assert kept is not None
+    done = export(tried, "sft", tmp_path / "a.jsonl", rows=kept.to_arrow())
+    assert (done.rows, sorted(map(said, lines(tmp_path / "a.jsonl")))) == (
+        2,
+        ["g000?reply 0", "g001?reply 0"],
+    )
+    monkeypatch.chdir(tmp_path)
+    chain = "name: best\nsource: {table: experiences}\noperators: [{best_of_n: {n: 1}}]\n"
+    Path("best.yaml").write_text(chain)
+    command = ["export", "sft", "--pipeline", "best.yaml", "--out", "b.jsonl"]
+    for _ in range(2):  # rows are returned again when nothing is new
+        assert run([*command, "--store", tried.uri]) == 0
+        assert Path("b.jsonl").read_text() == Path("a.jsonl").read_text()
+    Path("best.yaml").write_text(chain + "sink: {file: x.parquet}\n")
+    assert run([*command, "--store", tried.uri]) == 2
+
+
+def test_pairs_of_a_pipeline_go_out_with_their_margins(tried: Store, tmp_path: Path) -> None:
+    chain = Pipeline(
+        name="all", source=Table("experiences"), operators=[pairs(strategy="all", min_margin=0.5)]
+    )
+    made = chain.run(tried).rows
+    assert made is not None
+    done = export(tried, "reward", tmp_path / "a.jsonl", rows=made.to_arrow(), as_text=True)
+    told = [(x["prompt"], x["chosen"], x["rejected"], x["margin"]) for x in lines(done.path)]
+    assert ("g000?", "reply 0", "reply 1", 1.0) in told
+    assert ("g000?", "reply 2", "reply 1", 0.5) in told
+    assert (done.rows, done.left_out) == (made.height, 0)
+    export(tried, "reward", tmp_path / "a.parquet", rows=made.to_arrow())
+    table = pq.read_table(tmp_path / "a.parquet")
+    assert table.column_names == ["prompt", "chosen", "rejected", "margin"]
+    assert table.column("margin").to_pylist() == made["margin"].to_list()
+
+
+def test_a_pair_without_a_margin_is_none_for_a_reward_model(tried: Store, tmp_path: Path) -> None:
+    tried.append(
+        "preferences",
+        pl.DataFrame(
+            {
+                "preference_id": ["p"],
+                "task_id": [task(0).task_id],
+                "chosen_id": ["g000/00"],
+                "rejected_id": ["g000/01"],
+                "source": ["human"],
+            }
+        ),
+    )
+    assert export(tried, "dpo", tmp_path / "a.jsonl").rows == 1
+    with pytest.raises(InputError, match="as reward; 1 left out: its margin is NULL; nothing"):
+        export(tried, "reward", tmp_path / "b.jsonl")
+
+
+def test_labels_are_a_condition_over_whole_groups(tried: Store, tmp_path: Path) -> None:
+    mean = "reward > avg(reward) OVER (PARTITION BY group_id)"
+    done = export(
+        tried, "kto", tmp_path / "a.jsonl", label=mean, where="reward <= 0.5 OR reward IS NULL"
+    )
+    # of all rows of the first group the mean is 0.5, of those that are chosen it would be 0.25
+    assert [(said(x), x["label"]) for x in lines(done.path)] == [
+        ("g000?reply 1", False),
+        ("g000?reply 2", False),
+        ("g001?reply 2", False),
+        ("g001?reply 3", False),
+    ]
+    assert (done.why, done.kto_weights) == ({"its label is NULL": 1}, None)
+
+
+def test_labels_that_an_operator_made_are_a_side_column(tried: Store, tmp_path: Path) -> None:
+    chain = Pipeline(
+        name="labels",
+        source=Table("experiences"),
+        operators=[kto_labels(by="group_mean")],
+        sink=Table("derived"),
+    )
+    chain.run(tried)
+    done = export(
+        tried,
+        "kto",
+        tmp_path / "a.jsonl",
+        with_columns=["derived:desirable"],
+        label="desirable",
+    )
+    assert [(said(x)[-1], x["label"]) for x in lines(done.path)] == [
+        ("0", True),
+        ("1", False),
+        ("0", True),
+        ("1", True),
+        ("2", False),
+        ("3", False),
+    ]
+    assert done.why == {"its label is NULL": 2}
+    assert (done.labels, done.kto_weights) == ({True: 3, False: 3}, (1.0, 1.0))
+
+
+def test_weights_of_two_unequal_classes_balance_them(tried: Store, tmp_path: Path) -> None:
+    done = export(tried, "kto", tmp_path / "a.jsonl")
+    assert done.labels == {True: 5, False: 2}
+    assert done.kto_weights == (1.0, 2.5)
+
+
+def test_plain_text_is_one_question_and_one_answer(store: Store, tmp_path: Path) -> None:
+    asked, answered = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}
+    talks = {
+        "plain": [asked, answered],
+        "system": [{"role": "system", "content": "s"}, asked, answered],
+        "turns": [asked, answered, asked, answered],
+        "call": [asked, call],
+        "parts": [asked, {"role": "assistant", "content": [{"type": "text", "text": "a"}]}],
+    }
+    made = rows(experiences(6, reward=1.0)).with_columns(
+        experience_id=pl.Series([*talks, "tools"]),
+        messages=pl.Series([json.dumps(t) for t in [*talks.values(), [asked, answered]]]),
+        tools=pl.Series([None] * 5 + ['[{"type": "function"}]'], dtype=pl.String),
+    )
+    store.append("experiences", made)
+    done = export(store, "sft", tmp_path / "a.jsonl", as_text=True)
+    assert lines(done.path) == [{"prompt": "q", "completion": "a"}]
+    assert done.why == {
+        "plain text is one question of a user and one answer": 2,
+        "a message of it is more than text": 2,
+        "plain text has no tools": 1,
+    }
+    assert export(store, "sft", tmp_path / "b.jsonl").rows == 6
+    with pytest.raises(ConfigError, match="`chat` has no form in plain text"):
+        export(store, "chat", tmp_path / "c.jsonl", as_text=True)
+
+
+def test_each_pair_that_is_none_says_why(store: Store, tmp_path: Path) -> None:
+    asked, answered = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+    other = [{"role": "user", "content": "p"}, answered]
+    talks = [[asked, answered], [asked, answered], other, [asked, answered, asked, answered]]
+    made = rows(experiences(5, reward=1.0)).with_columns(
+        experience_id=pl.Series(list("abcde")),
+        messages=pl.Series([*map(json.dumps, talks), None], dtype=pl.String),
+        response_text=pl.lit(None, pl.String),
+    )
+    store.append("experiences", made)
+    values = ", ".join(f"('a', '{name}')" for name in ("b", "c", "d", "e", "gone"))
+    sql = f"SELECT * FROM (VALUES {values}) AS pairs(chosen_id, rejected_id)"
+    with pytest.raises(InputError) as caught:
+        export(store, "dpo", tmp_path / "a.jsonl", sql=sql)
+    for reason in (
+        "its answers are equal",
+        "its answers are to different questions",
+        "one of its answers is the beginning of the other",
+        "it has no question and answer in text",
+        "its experiences are not both stored",
+    ):
+        assert f"1 left out: {reason}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"what": "sft", "label": "true"}, "`--label` is for kto; sft has no labels"),
+        ({"what": "kto", "sql": "SELECT 1", "label": "true"}, "a SELECT names its own columns"),
+        ({"what": "dpo", "with_columns": ["score:x"]}, "leave `--with` out"),
+        ({"what": "kto", "label": "rewrad > 0"}, "did you mean `reward`"),
+        ({"what": "kto", "label": "response_text"}, "Could not convert string"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    tried: Store, tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises((ConfigError, QueryError), match=told):
+        export(tried, options.pop("what"), tmp_path / "a.jsonl", **options)
+    assert not list(tmp_path.glob("*.jsonl"))
