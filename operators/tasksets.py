@@ -24,7 +24,7 @@ def text_quality(*, column: str = "prompt_text") -> pl.Expr:
     >>> rows = pl.DataFrame({"task_id": list("ab"),
     ...                      "prompt_text": ["How many eggs are left?", "<p> <p> <p> </p> ###"]})
     >>> rows.pipe(text_quality())["text_quality"].round(2).to_list()
-    [0.97, 0.44]
+    [0.97, 0.42]
     """
     text = pl.col(column)
     visible = text.str.count_matches(r"\S").cast(pl.Float64)

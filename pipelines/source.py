@@ -114,27 +114,21 @@ def schema(source: Source) -> pl.Schema:
             return pl.DataFrame(pl.from_arrow(declared.schema.empty_table())).schema
     if isinstance(source, pl.LazyFrame | pl.DataFrame):
         return source.lazy().collect_schema()
-    return read(source, cast("Store", Blank()), limit=0).schema
+    return _empty(source, cast("Store", Blank())).schema
 
 
-def read(
-    source: Source, store: Store, *, columns: Sequence[str] = (), limit: int | None = None
-) -> pl.DataFrame:
-    """Return a source's rows; of a table, only `columns` when some are named."""
-    if isinstance(source, pl.LazyFrame | pl.DataFrame):
-        return source.lazy().collect(engine="streaming")
+def _empty(source: Table | Sql | File, store: Store) -> pl.DataFrame:
+    """Return a source's columns without its rows."""
     if isinstance(source, File):
         with open_input(source.file) as file:
             session = InputSession(file, store)
-            return rows_of(session.select(source.sql or "SELECT * FROM input"), limit=limit)
+            return rows_of(session.select(source.sql or "SELECT * FROM input"), limit=0)
     if isinstance(source, Sql):
-        return rows_of(store.sql(source.sql), limit=limit)
-    if not isinstance(store, Blank):
-        sides.check(store, source.side)
-    declared = [*table(source.table).names, *(c.alias for c in source.side)]
-    names = ", ".join(f'"{c}"' for c in columns or dict.fromkeys(declared))
+        return rows_of(store.sql(source.sql), limit=0)
+    declared = dict.fromkeys([*table(source.table).names, *(c.alias for c in source.side)])
+    names = ", ".join(f'"{c}"' for c in declared)
     where = f" WHERE ({source.where}\n)" if source.where else ""
-    return rows_of(store.sql(f"SELECT {names} FROM {source.rows}{where}"), limit=limit)
+    return rows_of(store.sql(f"SELECT {names} FROM {source.rows}{where}"), limit=0)
 
 
 def versions_read(source: Source, store: Store) -> dict[str, int]:

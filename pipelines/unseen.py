@@ -62,31 +62,45 @@ def unseen(
     definition = define(pipeline, plan)
     if is_past:
         return Unseen(None, None, 0, why="everything that was there then")
-    last = None if full else _last(past, definition)
-    why = _why_everything(pipeline.source, plan.operators, pipeline.sink)
+    if full:
+        return Unseen(None, definition, 0, why="everything, as asked for")
+    last = _last(past, definition)
     if last is None:
-        told = "everything, as asked for" if full else "everything: there was no such run yet"
-        own = None if full else _without_own(pipeline, plan, past)
-        return Unseen(own, definition, 0, why=told)
-    before = {v["name"]: v["version"] for v in last["source_versions"]}
-    if _stands(pipeline, before, past, last["created_at"]):
-        rows = _num_rows(pipeline.source, past)
-        told = f"nothing: no row came since {_when(last)}"
-        return Unseen(_no_rows(), definition, rows, is_nothing=True, why=told)
-    if why or not isinstance(pipeline.source, Table):
-        own = _without_own(pipeline, plan, past)
-        return Unseen(own, definition, 0, why=f"everything, as {why}")
-    addresses = _new(pipeline, pipeline.source, plan, past, before)
+        why = "everything: there was no such run yet"
+    elif _stands(pipeline, last, past):
+        return _nothing(definition, last, _num_rows(pipeline.source, past))
+    elif reason := _why_everything(pipeline.source, plan.operators, pipeline.sink):
+        why = f"everything, as {reason}"
+    else:
+        return _since(pipeline, plan, past, last, definition)
+    return Unseen(_without_own(pipeline, plan, past), definition, 0, why=why)
+
+
+def _since(
+    pipeline: "Pipeline", plan: Plan, past: Store, last: Mapping[str, Any], definition: str
+) -> Unseen:
+    """Return what came since a run, of a pipeline for which that is enough."""
+    assert isinstance(pipeline.source, Table), "of other sources everything is read"
+    addresses = _new(pipeline, pipeline.source, plan, past, _versions(last))
     if addresses is None:
         return Unseen(None, definition, 0, why="everything, as values of side columns were undone")
-    rows_before = _num_rows(pipeline.source, past) - len(addresses)
-    is_nothing = not len(addresses)
+    rows = _num_rows(pipeline.source, past)
+    if not len(addresses):
+        return _nothing(definition, last, rows)
+    groups = any(op.sees == "group" for op in plan.operators)
     told = f"{len(addresses):,} rows that came since {_when(last)}"
-    if any(op.sees == "group" for op in plan.operators) and not is_nothing:
-        told += ", with the rest of their groups"
-    if is_nothing:
-        told = f"nothing: no row came since {_when(last)}"
-    return Unseen(addresses, definition, rows_before, is_nothing=is_nothing, why=told)
+    told += ", with the rest of their groups" if groups else ""
+    return Unseen(addresses, definition, rows - len(addresses), why=told)
+
+
+def _nothing(definition: str, last: Mapping[str, Any], rows: int) -> Unseen:
+    told = f"nothing: no row came since {_when(last)}"
+    none = pl.Series("addresses", [], pl.UInt64)
+    return Unseen(none, definition, rows, is_nothing=True, why=told)
+
+
+def _versions(last: Mapping[str, Any]) -> dict[str, int]:
+    return {v["name"]: v["version"] for v in last["source_versions"]}
 
 
 def define(pipeline: "Pipeline", plan: Plan) -> str:
@@ -147,16 +161,16 @@ def _last(store: Store, definition: str) -> dict[str, Any] | None:
     return rows.slice(0, 1).to_pylist()[0] if rows.num_rows else None
 
 
-def _stands(pipeline: "Pipeline", before: Mapping[str, int], store: Store, when: datetime) -> bool:
+def _stands(pipeline: "Pipeline", last: Mapping[str, Any], store: Store) -> bool:
     """Tell whether a run would read what the last one read, and find its result in place."""
     source, sink = pipeline.source, pipeline.sink
     if sink is None or isinstance(source, pl.LazyFrame | pl.DataFrame):
         return False
     if isinstance(sink, File) and not Path(sink.file).exists():
         return False
-    if isinstance(source, File) and not _is_older(Path(source.file), when):
+    if isinstance(source, File) and not _is_older(Path(source.file), last["created_at"]):
         return False
-    now = store.versions()
+    now, before = store.versions(), _versions(last)
     return all(before.get(name) == now[name] for name in tables_read(source))
 
 
@@ -274,10 +288,6 @@ def _without(made: list[str], rows: pl.DataFrame) -> pl.DataFrame:
         return rows
     key = "experience_id" if "experience_id" in rows.columns else "task_id"
     return rows.filter(~pl.col(key).str.contains_any(made))
-
-
-def _no_rows() -> pl.Series:
-    return pl.Series("addresses", [], pl.UInt64)
 
 
 def _when(last: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from typing import Any
@@ -145,16 +146,21 @@ def _parsed(condition: str) -> dict[str, Any]:
     return syntax(query, what=f"`where` {condition!r}")
 
 
+_parser = threading.local()
+"""A connection that parses, for each thread: to open one takes longer than to parse."""
+
+
 def syntax(query: str, *, what: str) -> dict[str, Any]:
     """Return the syntax tree of one SELECT; QueryError, calling it `what`, when it is none."""
-    with duckdb.connect(":memory:") as con:
-        try:
-            statements = con.extract_statements(query)
-            if len(statements) != 1:
-                raise QueryError(f"{what} must be one expression, got {len(statements)} statements")
-            row = con.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
-        except duckdb.Error as error:
-            raise query_error(error, what) from error
+    if not hasattr(_parser, "con"):
+        _parser.con = duckdb.connect(":memory:")
+    try:
+        statements = _parser.con.extract_statements(query)
+        if len(statements) != 1:
+            raise QueryError(f"{what} must be one expression, got {len(statements)} statements")
+        row = _parser.con.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
+    except duckdb.Error as error:
+        raise query_error(error, what) from error
     assert row is not None, "json_serialize_sql returns one row"
     parsed = json.loads(row[0])
     if parsed["error"]:

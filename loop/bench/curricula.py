@@ -54,8 +54,8 @@ def curricula(bench: Bench) -> Iterator[Figure]:
             "rollouts",
             None if selector == SELECTORS[0] else uniform,
             f"to mean reward {TARGET} on the {POOL['carried'] + POOL['plain']} learnable of "
-            f"{sum(POOL.values())} tasks; median of seeds {{{each}}}; {late} stopped at step "
-            f"{STEPS}; {middle / uniform:.2f} of uniform selection",
+            f"{sum(POOL.values())} tasks; median of seeds {{{each}}}, {late} of which had not "
+            f"reached it at step {STEPS}; {middle / uniform:.2f} of uniform selection",
             min(rollouts.values()),
         )
 

@@ -1,4 +1,4 @@
-"""Commands that move rows between files and the store: import, export."""
+"""The command that moves rows from files into the store: import."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .app import ROWS, AtOption, JsonOption, StoreOption, app, open_store
+from .app import ROWS, JsonOption, StoreOption, app, open_store
 from .printing import counted, print_json, screen
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from ...store import Store
     from ...store.files import Imported
 
-_WEIGHTS = ("desirable_weight", "undesirable_weight")
 _SHOWN_EVERY = 0.2
 """Seconds between two updates of the progress line."""
 
@@ -41,23 +38,6 @@ Formats that name our columns, most told by the file's columns:
   tokens       prompt_ids and completion_ids (or response_ids), with logprobs of the response
   trinity      the SQL buffer of Trinity-RFT (SQLite); its pickles are not run
   gsm8k        {"question", "answer"} of GSM8K
-"""
-EXPORT_FORMATS = """\b
-What is written:
-  sft          {"prompt", "completion"}: conversations and their last answer, for TRL
-  dpo          {"prompt", "chosen", "rejected"}: the pairs of `preferences`, for TRL
-  reward       {"prompt", "chosen", "rejected", "margin"}: pairs for a reward model of TRL
-  kto          {"prompt", "completion", "label"}: true where the reward is above 0, for TRL
-  chat         {"messages", "tools"}: whole conversations, as OpenAI fine-tuning
-  sharegpt     {"conversations": [{"from", "value"}], "system", "tools"}
-  experiences  all columns, or those of any SELECT
-
-\b
-How, by the suffix of `--out`:
-  .jsonl       lines of JSON; messages and tools as they are spelled in the store
-  .parquet     Parquet
-  .arrow       an Arrow IPC file
-  none         a folder that Hugging Face datasets opens with load_from_disk
 """
 
 
@@ -123,7 +103,7 @@ def import_(
     for file in files:
         _check_named(table, file, format, taskset, split)
         with (
-            _progress(f"importing {file}") as progress,
+            progress_of(f"importing {file}") as progress,
             open_input(file, format=format, skip_bad=skip_bad, split=split) as source,
         ):
             lake = _open_or_make(store, partial(check_select, table, source, sql=sql))
@@ -169,20 +149,21 @@ def _say(done: "Imported", file: Path, place: str) -> None:
         print(f"there already: {counted(done.already, 'row')}")
     if done.skipped:
         print(f"left out for not parsing: {counted(done.skipped, 'line')}")
-    _say_counts("left out", done.left_out)
-    _say_counts("not read", done.not_read)
+    say_counts("left out", done.left_out)
+    say_counts("not read", done.not_read)
     if done.tokenized:
         print(f"tokenized: {counted(done.tokenized, 'row')}")
-    _say_counts("left as text", done.untokenized)
+    say_counts("left as text", done.untokenized)
 
 
-def _say_counts(what: str, counts: Mapping[str, int]) -> None:
+def say_counts(what: str, counts: Mapping[str, int]) -> None:
+    """Print a line for each reason, with the number of rows."""
     for reason, n in counts.items():
         print(f"{what}: {counted(n, 'row')} ({reason})")
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Callable[[str, int, int], None]]:
+def progress_of(what: str) -> Iterator[Callable[[str, int, int], None]]:
     """Show on a terminal what is done, for how many rows and bytes, and how fast."""
     begun: dict[str, float] = {}
     shown = 0.0
@@ -210,102 +191,3 @@ def _open_or_make(place: str, check: Callable[[], None]) -> "Store":
     except NotAStoreError:
         check()
     return open_store(place, create=True)
-
-
-@app.command(rich_help_panel=ROWS, epilog=EXPORT_FORMATS)
-def export(
-    what: Annotated[
-        Literal["sft", "dpo", "reward", "kto", "chat", "sharegpt", "experiences"],
-        typer.Argument(help="Conversations, pairs, or whole rows; see below."),
-    ],
-    out: Annotated[Path, typer.Option(help="The file, or a new folder; its suffix says how.")],
-    store: StoreOption = None,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            help='Which rows, in SQL: "reward >= 1"; of preferences for dpo and reward, else of '
-            "experiences."
-        ),
-    ] = None,
-    sql: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SELECT",
-            help="Rows of your own: with `messages`, or `prompt_text` and `response_text`; for kto "
-            "also `label`; for dpo and reward `chosen_id` and `rejected_id`.",
-        ),
-    ] = None,
-    pipeline: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="The rows that a pipeline without a sink returns, in place of all."
-        ),
-    ] = None,
-    with_columns: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--with", metavar="SIDE", help="Side columns, such as `reward=score:strict@2`."
-        ),
-    ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SQL",
-            help="For kto: which rows are desirable, told of all of them before `--where`. "
-            '"reward > avg(reward) OVER (PARTITION BY group_id)"; else "reward > 0".',
-        ),
-    ] = None,
-    text: Annotated[
-        bool,
-        typer.Option(
-            "--text", help="Plain text in place of messages, of one question and one answer."
-        ),
-    ] = False,
-    at: AtOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Export rows to a file, whole or not at all."""
-    from ...store import files
-
-    rows = None if pipeline is None else _returned(pipeline, open_store(store), at)
-    lake = open_store(store, at=at)
-    with _progress(f"exporting to {out}") as progress:
-        done = files.export(
-            lake,
-            what,
-            out,
-            where=where,
-            sql=sql,
-            rows=rows,
-            with_columns=with_columns or (),
-            label=label,
-            as_text=text,
-            progress=progress,
-        )
-    weights = dict(zip(_WEIGHTS, done.kto_weights, strict=True)) if done.kto_weights else {}
-    if as_json:
-        told = {"what": what, "rows": done.rows, "left_out": done.left_out, "out": str(out)}
-        print_json(told | {"why": done.why} | weights)
-        return
-    print(f"wrote {counted(done.rows, 'row')} to {out}")
-    _say_counts("left out", done.why)
-    if weights:
-        good, bad = (done.labels[is_good] for is_good in (True, False))
-        told = ", ".join(f"{name}={value:.4g}" for name, value in weights.items())
-        print(f"{good} desirable and {bad} undesirable rows weigh the same in TRL with {told}")
-
-
-def _returned(file: Path, lake: "Store", at: str | None) -> "pa.Table":
-    """Run a pipeline without a sink and return its rows."""
-    from ...pipelines import Pipeline
-    from ...store.errors import ConfigError
-
-    chain = Pipeline.from_yaml(file)
-    if chain.sink is not None:
-        raise ConfigError(
-            f"`{file}` has a sink, and an export takes the rows that a pipeline returns; leave "
-            "`sink` out"
-        )
-    rows = chain.run(lake, at=at, full=True).rows
-    assert rows is not None, "without a sink the rows are returned"
-    return rows.to_arrow()

@@ -39,6 +39,7 @@ def operators() -> dict[str, type[Any]]:
     release()
     with _quiet():
         try:
+            import data_juicer.core.data  # noqa: F401 - or it is loaded later, and says things
             from data_juicer.ops import OPERATORS
         except ImportError as error:
             raise MissingExtraError(

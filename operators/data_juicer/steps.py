@@ -36,6 +36,10 @@ class Step:
     def __post_init__(self) -> None:
         self.op = library.build(self.name, self.params)
 
+    def __reduce__(self) -> tuple[type["Step"], tuple[str, Mapping[str, Any]]]:
+        # built again where it is unpickled, behind the same guards
+        return Step, (self.name, self.params)
+
     @property
     def is_filter(self) -> bool:
         """Whether it is a filter, else a mapper."""

@@ -71,8 +71,9 @@ def format_reward(
     1.0
     """
     text = (f"<{tags[0]}>" if opened else "") + reply(experience).strip()
+    marks = [f"<{slash}{tag}>" for tag in tags for slash in ("", "/")]
+    if any(text.count(mark) != 1 for mark in marks):  # so that the pattern has no choice
+        return 0.0
     parts = r"\s*".join(rf"<{re.escape(t)}>(.+?)</{re.escape(t)}>" for t in tags)
     match = re.fullmatch(parts, text, re.DOTALL)
-    marks = [f"<{slash}{t}>" for t in tags for slash in ("", "/")]
-    once = all(text.count(mark) == 1 for mark in marks)
-    return float(match is not None and once and all(part.strip() for part in match.groups()))
+    return float(match is not None and all(part.strip() for part in match.groups()))

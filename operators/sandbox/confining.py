@@ -41,23 +41,21 @@ def main() -> None:
     _libc.prctl(_DEATH_SIGNAL, signal.SIGKILL)
     signal.signal(signal.SIGALRM, _stop)
     signal.signal(signal.SIGTERM, _stop)
-    child = 0
+    child, (inner, tells) = 0, os.pipe()
     try:
         said["isolated"] = limits["namespaces"] and _unshare()
         _libc.prctl(_SUBREAPER, 1)
-        child = os.fork() or _inside(limits, isolated=said["isolated"])
+        child = os.fork() or _inside(limits, tells, isolated=said["isolated"])
+        os.close(tells)
         signal.setitimer(signal.ITIMER_REAL, limits["seconds"])
         said["code"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if said["code"] > 128:  # the first process of a namespace tells of a signal so
-            said["code"] = 128 - said["code"]
+        said |= json.loads(os.read(inner, 4096) or b"{}")
     except Stop:
         said["late"] = True
     except OSError as error:
         said["refused"] = str(error)
     signal.setitimer(signal.ITIMER_REAL, 0)
     _end_all(child)
-    if said.get("code") == 127:
-        said["refused"] = "no way was found to take the rights of code away"
     os.write(limits["tells"], json.dumps(said).encode())
 
 
@@ -77,8 +75,11 @@ def _unshare() -> bool:
     return True
 
 
-def _inside(limits: dict[str, Any], *, isolated: bool) -> NoReturn:
-    """Be the first process of the namespace: whatever is left when it ends is killed."""
+def _inside(limits: dict[str, Any], tells: int, *, isolated: bool) -> NoReturn:
+    """Be the first process of the namespace: whatever is left when it ends is killed.
+
+    It tells how the code ended by a pipe that the code has not: an exit status anyone may choose.
+    """
     try:
         for one in (signal.SIGALRM, signal.SIGTERM):
             signal.signal(one, signal.SIG_DFL)
@@ -93,10 +94,12 @@ def _inside(limits: dict[str, Any], *, isolated: bool) -> NoReturn:
             ended, status = os.wait()
             if ended == child:
                 code = os.waitstatus_to_exitcode(status)
-                os._exit(code if code >= 0 else 128 - code)
+                os.write(tells, json.dumps({"code": code}).encode())
+                os._exit(0)
     except BaseException as error:  # noqa: BLE001 - nothing may go on outside of what was prepared
-        os.write(2, f"{type(error).__name__}: {error}\n".encode())
-        os._exit(127)
+        why = f"{type(error).__name__}: {error}"[:1000]
+        os.write(tells, json.dumps({"refused": why}).encode())
+        os._exit(1)
 
 
 def _new_root(limits: dict[str, Any]) -> None:

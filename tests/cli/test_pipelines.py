@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from builders import RIGHT_AND_WRONG, experiences
 
+from rlake.loop.cli.pipelines import told
+from rlake.pipelines.report import Dropped, Progress, Step
 from rlake.store import Store
 
 Rlake = Callable[..., CompletedProcess[str]]
@@ -75,6 +77,15 @@ def test_watch_prints_a_line_for_each_run_and_ends_when_idle(rlake: Rlake, file:
     [line] = said.stdout.splitlines()
     assert line.startswith("pairs: 8 rows in, 1 out")
     assert rlake("pipeline", "watch", file, "--until-idle", "0").stdout == ""
+
+
+def test_a_run_is_drawn_with_its_speed_and_what_it_drops_most() -> None:
+    dropped = (Dropped("keep", "not true: x", 2), Dropped("brief", "9 characters", 5))
+    steps = (Step("keep", "filter", 100, 98, failed=3),)
+    now = Progress(
+        stage=1, stages=1, rows=200, treated=100, seconds=0.5, steps=steps, dropped=dropped
+    )
+    assert told(now) == "200 rows/s; 7 dropped, most by brief: 9 characters; 3 failed"
 
 
 def test_memory_is_shown_and_cleared(rlake: Rlake, lake: Store, file: Path) -> None:

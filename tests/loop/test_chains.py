@@ -262,6 +262,7 @@ def test_a_resumed_run_with_chains_is_the_uninterrupted_one(tmp_path: Path, whol
         run(store, config(**{**BOTH, "trainer": {"steps": 5}}), resume=True)
 
 
+@pytest.mark.slow  # about 3 s
 def test_explorer_and_trainer_apart_make_the_same_run(tmp_path: Path, whole: Store) -> None:
     settings = config(**BOTH)
     other = threading.Thread(target=lambda: explore(rlake.connect(tmp_path / "lake"), settings))

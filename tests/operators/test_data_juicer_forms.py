@@ -1,6 +1,7 @@
 """Data-Juicer's operators in our terms: kinds, columns, paths, recipes, and what is refused."""
 
 import json
+import pickle
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -11,6 +12,7 @@ from builders import experiences
 
 from rlake.operators import Operator, data_juicer, resolve
 from rlake.operators.data_juicer import library
+from rlake.operators.data_juicer.steps import Step
 from rlake.operators.names import resolve_all
 from rlake.pipelines import Pipeline
 from rlake.store import Store
@@ -182,6 +184,12 @@ def test_a_row_on_which_a_filter_raises_keeps_its_error_and_the_others_go_on() -
         ("e1", "ZeroDivisionError: integer division or modulo by zero")
     ]
     assert applied.rows["response_text"].to_list() == ["fine" * 4, "bad"]
+
+
+def test_a_step_is_built_again_where_it_is_unpickled() -> None:
+    step = pickle.loads(pickle.dumps(Step("text_length_filter", {"min_len": 2})))
+    _, keep = step.run({"text": ["4", "four"]})
+    assert keep == [False, True]
 
 
 def test_images_are_read_from_the_column_that_is_named(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 from builders import experiences, rows
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlake.operators import format_score, repetition_score, surprise
@@ -64,8 +64,9 @@ def share_repeated(pieces: list[str] | list[int], n: int) -> float:
 words = st.lists(st.sampled_from(["a", "bb", "C", "."]), max_size=12).map(" ".join)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(texts=st.lists(st.none() | words, max_size=5), n=st.integers(1, 4))
+@example(texts=["a a", "bb"], n=2)
 def test_the_repetition_score_counts_ngrams_that_came_before(
     texts: list[str | None], n: int
 ) -> None:

@@ -271,7 +271,9 @@ CHAINS: dict[str, Sequence[Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    "name", ["rows", "groups", pytest.param("all", marks=pytest.mark.slow)]
+)  # about 2 s each
 @settings(max_examples=3, deadline=None)
 @given(when=arrivals)
 def test_however_rows_arrive_the_values_are_those_of_one_run(
@@ -295,6 +297,7 @@ def _by_groups(rows: list[Experience], when: list[int]) -> list[list[Experience]
     return [[r for i, r in enumerate(rows) if when[i // 4] == part] for part in range(4)]
 
 
+@pytest.mark.slow  # about 2 s
 @settings(max_examples=3, deadline=None)
 @given(when=st.lists(st.integers(0, 3), min_size=4, max_size=4))
 def test_however_groups_arrive_the_pairs_are_those_of_one_run(

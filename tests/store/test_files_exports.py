@@ -137,10 +137,23 @@ def test_labels_that_an_operator_made_are_a_side_column(tried: Store, tmp_path: 
     assert (done.labels, done.kto_weights) == ({True: 3, False: 3}, (1.0, 1.0))
 
 
-def test_weights_of_two_unequal_classes_balance_them(tried: Store, tmp_path: Path) -> None:
+def test_weights_of_two_unequal_classes_balance_them(
+    tried: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     done = export(tried, "kto", tmp_path / "a.jsonl")
     assert done.labels == {True: 5, False: 2}
     assert done.kto_weights == (1.0, 2.5)
+    command = ["export", "kto", "--store", tried.uri, "--out", str(tmp_path / "b.jsonl")]
+    assert run(command) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "left out: 1 row (its label is NULL)",
+        "5 desirable and 2 undesirable rows weigh the same in TRL with desirable_weight=1, "
+        "undesirable_weight=2.5",
+    ]
+    assert run([*command, "--label", "reward > 0.9", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rows"], told["why"]) == (7, {"its label is NULL": 1})
+    assert (told["desirable_weight"], told["undesirable_weight"]) == (4 / 3, 1.0)
 
 
 def test_plain_text_is_one_question_and_one_answer(store: Store, tmp_path: Path) -> None:
