@@ -8,7 +8,7 @@ import polars as pl
 
 from ..operators.body import evaluate
 from ..store import Store
-from ..store.errors import QueryError
+from ..store.errors import QueryError, nearest
 from ..store.query import columns_of
 from ..store.side import SideColumn, check, from_sql, parse
 
@@ -20,7 +20,7 @@ _ROWS = f"""
         count(*) FILTER (abs(b - a) > {_CLOSE} OR (a IS NULL) <> (b IS NULL)) AS changed,
         count(*) FILTER (b - a > {_CLOSE}) AS higher, count(*) FILTER (a - b > {_CLOSE}) AS lower,
         avg(a) FILTER (b IS NOT NULL) AS a_mean, avg(b) FILTER (a IS NOT NULL) AS b_mean,
-        CASE WHEN count(a + b) > 1 THEN corr(a, b) END AS correlation
+        CASE WHEN isfinite(corr(a, b)) THEN corr(a, b) END AS correlation
     FROM input
 """
 _CONFUSION = """
@@ -143,6 +143,11 @@ def _values(store: Store, a: str, b: str, where: str | None) -> pl.DataFrame:
 def _column(name: str, alias: str) -> SideColumn | None:
     if name == "reward":
         return None
+    if ":" not in name:
+        raise QueryError(
+            f"`{name}` is no reward{nearest(name, ('reward',))}; expected `reward`, or "
+            "`score:NAME@VERSION`, as `rlake rescore` says it"
+        )
     column = parse(f"{alias}_of_the_comparison={name}" if "=" not in name else name)
     if column.value in ("label", "text"):
         raise QueryError(f"`{name}` is text, expected a number: `reward` or `score:NAME@VERSION`")

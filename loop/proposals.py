@@ -16,7 +16,7 @@ from ..operators.waiting import answers
 from ..store import Store, Task
 from ..store.errors import ConfigError
 from ..store.query import literal
-from ..store.records import Message, now
+from ..store.records import Message, now, proper
 
 INSTRUCTION = (
     "Write new tasks like the examples: as hard or slightly harder, each about something else, and "
@@ -44,6 +44,8 @@ class Proposed:
     requests: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     """Why proposals were not kept, with their number."""
+    failure: str | None = None
+    """What went wrong with the last request that gave nothing."""
 
 
 def propose(
@@ -95,6 +97,7 @@ def propose(
                     kept.append(task)
                 else:
                     done.refused[(why or "").partition(":")[0]] += 1
+                    done.failure = (why or "") if text is None else done.failure
                     drop = _drop(lineage_id, task, why or "", sum(done.refused.values()))
                     drops[drop["task_id"]] = drop
         store.append("drops", [drop for name, drop in drops.items() if name not in told])
@@ -197,15 +200,13 @@ def _read(
             yield None, f"no answer: {question[:200]}"
         else:
             made = {"proposed_by": by} if by else None
-            yield (
-                Task.ask(question.strip(), str(answer).strip(), taskset=taskset, metadata=made),
-                None,
-            )
+            asked, known = proper(question.strip()), proper(str(answer).strip())
+            yield Task.ask(asked, known, taskset=taskset, metadata=made), None
 
 
 def _objects(text: str) -> Iterator[Mapping[str, Any]]:
     """Yield the JSON objects that a text holds, in a list, one a line, or between words."""
-    text = _THOUGHT.sub("", text)
+    text = _THOUGHT.sub("", proper(text))
     decoder, place = json.JSONDecoder(), 0
     while (place := text.find("{", place)) >= 0:
         try:
@@ -222,7 +223,7 @@ def _drop(lineage_id: str, task: Task | None, why: str, number: int) -> dict[str
         "lineage_id": lineage_id,
         "task_id": task.task_id if task is not None else f"{lineage_id}/{number}",
         "operator": "propose",
-        "reason": why,
+        "reason": proper(why),
     }
 
 

@@ -37,7 +37,7 @@ class Rescored:
     better: int
     worse: int
     reward_mean: float | None
-    """Of the stored rewards."""
+    """Of the stored rewards of the rows that have a verdict."""
     value_mean: float | None
     """Of the verdicts."""
     failure: str | None = None
@@ -60,8 +60,9 @@ def rescore(
     `version` says which state of it, else a digest of its source and parameters does. Rows that
     this scorer and version judged before are passed over, so that a killed call is gone on with by
     the same call. A row for which the function raises has the value NULL, and the error as
-    `detail`. Of an `async` function, at most `at_once` calls are under way, each for `seconds`; a
-    judge of groups is given each group whole, also where `where` chooses some of its rows.
+    `detail`; another `version` judges it again. Of an `async` function, at most `at_once` calls are
+    under way, each for `seconds`; a judge of groups is given each group whole, also where `where`
+    chooses some of its rows.
     `listener` is told how many of how many rows are done.
 
     Raises OperatorError when there is no such function or parameter, QueryError when `where` is no
@@ -146,7 +147,7 @@ def _compared(
     [found] = store.sql(
         "SELECT count(*), count(*) FILTER (value IS NULL AND detail IS NOT NULL), "
         "count(*) FILTER (value IS DISTINCT FROM reward), count(*) FILTER (value > reward), "
-        "count(*) FILTER (value < reward), avg(reward), avg(value), "
+        "count(*) FILTER (value < reward), avg(reward) FILTER (value IS NOT NULL), avg(value), "
         "min(detail) FILTER (value IS NULL) "
         f"FROM scores JOIN experiences USING (experience_id) "
         f"WHERE {verdict} AND experience_id IN ({chosen})"

@@ -6,7 +6,7 @@ from decimal import Decimal
 from ..store.records import Experience
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
-_NUMBER = rf"[-+]?[$€£]?[-+]?(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
+_NUMBER = rf"(?:[-+]?[$€£]?|[$€£][-+])(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
 _MARKED = re.compile(rf"(?:####|(?:^|\n)\s*A:)\s*({_NUMBER})")
 _ANY = re.compile(rf"(?<![\w.]){_NUMBER}")
 _MARK = re.compile(r"(?:####|(?:^|\n)\s*A:)([^\n]*)")

@@ -78,6 +78,9 @@ class Endpoint:
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
         }
+        headers = {"Accept-Encoding": "identity"}  # or a small reply may become a large one
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
         try:
             async with (
                 asyncio.timeout(self.seconds),
@@ -86,11 +89,11 @@ class Endpoint:
                     "POST",
                     f"{self.url.rstrip('/')}/chat/completions",
                     json=sent,
-                    headers={"Authorization": f"Bearer {key}"} if key else {},
+                    headers=headers,
                 ) as response,
             ):
                 body = b""
-                async for part in response.aiter_bytes():
+                async for part in response.aiter_raw():
                     body += part
                     if len(body) > _LARGEST:
                         raise NoAnswerError(f"{self.url} sent more than {_LARGEST} bytes")
@@ -139,7 +142,7 @@ def _read(response: Any, body: bytes) -> Any:
 
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body.decode(errors="replace")
 
 
@@ -153,8 +156,8 @@ def _wait(response: Any) -> float | None:
 def _content(body: Any) -> str:
     try:
         choice = body["choices"][0]
-        message = choice["message"]
-    except (TypeError, KeyError, IndexError):
+        message = dict(choice["message"])
+    except (TypeError, ValueError, KeyError, IndexError):
         raise NoAnswerError(f"the reply is no chat completion: {str(body)[:300]}") from None
     if message.get("refusal"):
         raise NoAnswerError(f"it refused: {message['refusal']}")

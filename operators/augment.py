@@ -9,7 +9,7 @@ from .chance import chance
 from .decorator import operator
 
 
-@operator("augment", reads=("experience_id", "group_id", "reward"), reads_rest=True)
+@operator("augment", reads=("experience_id", "group_id", "reward"), reads_rest=True, sees="group")
 def best_of_group(*, min_reward: float | None = None) -> FrameFunction:
     """Add a copy of each group's best row, as `synthetic` experience to imitate.
 
@@ -26,14 +26,16 @@ def best_of_group(*, min_reward: float | None = None) -> FrameFunction:
 
     def best(frame: pl.LazyFrame) -> pl.LazyFrame:
         names = frame.collect_schema().names()
-        good = pl.col("reward").is_not_null()
+        good = pl.col("reward").is_finite()
         if "source" in names:
             good &= pl.col("source") != "synthetic"
         if min_reward is not None:
             good &= pl.col("reward") >= min_reward
         order = ["group_id", "reward", "experience_id"]
         first = frame.filter(good).sort(order, descending=[False, True, False])
-        copies = first.unique("group_id", keep="first", maintain_order=True)
+        chosen = first.unique("group_id", keep="first").select("experience_id")
+        # in the order of their parents, however rows are cut into parts
+        copies = frame.join(chosen, on="experience_id", how="semi", maintain_order="left")
         own = [pl.lit(None, pl.String).alias(n) for n in ("experience_id", "group_id")]
         copies = copies.with_columns(pl.col("experience_id").alias("parent_id")).with_columns(own)
         changes = {

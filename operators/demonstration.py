@@ -10,11 +10,11 @@ from ..store.errors import OperatorError
 from .body import Declared
 from .chance import chance
 from .decorator import operator
-from .replies import ASIDE, REWARD, SEES, UNIT, Across, DistinctBy, columns, with_aside
+from .replies import ASIDE, REWARD, UNIT, DistinctBy, Within, columns, with_aside
+from .statistics import GROUP, centered, reward
+from .within import seen
 
 _MARKED = pl.Schema({"keep": pl.Boolean, "reason": pl.String})
-# sorted, since floats add up to other last bits in another order
-_MEAN = REWARD.implode().list.drop_nulls().list.sort().list.mean()
 
 
 @operator("filter")
@@ -22,11 +22,11 @@ def best_of_n(
     *,
     n: int = 1,
     min_reward: float | None = None,
-    across: Across = "group",
+    within: Within = "group",
     distinct_by: DistinctBy | None = "messages",
     last_step: bool = False,
 ) -> Declared:
-    """Keep the `n` best rows of each group (or, across tasks, of each task), to be imitated.
+    """Keep the `n` best rows of each group (or `within` a task, of each task), to be imitated.
 
     Rows without a reward, or with one below `min_reward`, are never kept. Equal replies count once;
     `distinct_by` and `last_step` are as in `pairs`. Of equal rewards the first ids are kept.
@@ -38,7 +38,7 @@ def best_of_n(
     (['a'], ['not among the best 1 of its group', 'not among the best 1 of its group'])
     """
     _at_least_one(n=n)
-    unit = UNIT[across]
+    unit = UNIT[within]
 
     def mark(frame: pl.LazyFrame) -> pl.LazyFrame:
         names = frame.collect_schema().names()
@@ -49,11 +49,11 @@ def best_of_n(
         counts = pl.col(ASIDE).is_null()
         order = pl.struct(~counts, -REWARD, "experience_id").rank("ordinal").over(unit)
         kept = counts & (order <= n)
-        rest = pl.coalesce(ASIDE, pl.lit(f"not among the best {n} of its {across}"))
+        rest = pl.coalesce(ASIDE, pl.lit(f"not among the best {n} of its {within}"))
         return rows.with_columns(keep=kept, reason=rest).select(*names, "keep", "reason")
 
     reads = columns(distinct_by, last_step=last_step)
-    return Declared(body=mark, reads=reads, sees=SEES[across])
+    return Declared(body=mark, reads=reads, sees=seen(within))
 
 
 @operator("filter")
@@ -61,7 +61,7 @@ def rejection_sample(
     *,
     n: int = 8,
     beta: float = 0.5,
-    across: Across = "group",
+    within: Within = "group",
     distinct_by: DistinctBy | None = "messages",
     last_step: bool = False,
     seed: int = 0,
@@ -75,7 +75,7 @@ def rejection_sample(
     pairs of RSO.
 
     Chance follows from `seed`, the round and the row's id, so that the same rows give the same
-    result. `across`, `distinct_by` and `last_step` are as in `pairs`; rows without a reward are
+    result. `within`, `distinct_by` and `last_step` are as in `pairs`; rows without a reward are
     never kept.
 
     >>> rows = pl.DataFrame({"experience_id": list("abc"), "task_id": "t", "group_id": "g",
@@ -87,8 +87,8 @@ def rejection_sample(
     _at_least_one(n=n)
     if not (beta > 0 and math.isfinite(beta)):
         raise OperatorError(f"`beta` must be above 0, got {beta}")
-    unit = UNIT[across]
-    late = f"rejection sampling had accepted {n} of its {across} before it"
+    unit = UNIT[within]
+    late = f"rejection sampling had accepted {n} of its {within} before it"
 
     def accept(rows: pl.DataFrame) -> pl.DataFrame:
         counted = rows.filter(pl.col(ASIDE).is_null()).sort(unit, "experience_id")
@@ -106,7 +106,7 @@ def rejection_sample(
         return rows.map_batches(accept, schema={**frame.collect_schema(), **_MARKED})
 
     reads = columns(distinct_by, last_step=last_step)
-    return Declared(body=mark, reads=reads, sees=SEES[across])
+    return Declared(body=mark, reads=reads, sees=seen(within))
 
 
 def accepted(
@@ -125,8 +125,8 @@ def accepted(
     round_, done = 0, 0
     while left and done < n:
         best = max(left.values())
-        for name, reward in list(left.items()):
-            if chance(seed, round_, name) >= math.exp((reward - best) / beta):
+        for name, worth in list(left.items()):
+            if chance(seed, round_, name) >= math.exp((worth - best) / beta):
                 continue
             del left[name]
             yield name
@@ -146,10 +146,11 @@ def kto_labels(
     """Set `desirable`, the label of KTO (arXiv:2402.01306), and `desirable_weight`, to balance it.
 
     By `threshold`, a row is desirable when its reward is above `above`; by `group_mean`, when it is
-    above the mean of its group's rewards, and a row at the mean is neither: NULL, as is one without
-    a reward. The weights are one number for each class, the smaller of which is 1, so that the
-    desirable rows together weigh `ratio` times what the undesirable ones do; the paper asks for a
-    ratio from 1 to 4/3. They are TRL's `desirable_weight` and `undesirable_weight`.
+    above the mean of its group's rewards, and a row at the mean is neither: NULL, as is one whose
+    reward is NULL or no finite number. The weights are one number for each class, the smaller of
+    which is 1, so that the desirable rows together weigh `ratio` times what the undesirable ones
+    do; the paper asks for a ratio from 1 to 4/3. They are TRL's `desirable_weight` and
+    `undesirable_weight`.
 
     >>> rows = pl.DataFrame({"experience_id": list("abc"), "group_id": "g",
     ...                      "reward": [1.0, 0.0, 0.0]})
@@ -160,10 +161,8 @@ def kto_labels(
         raise OperatorError(f"`ratio` must be above 0, got {ratio}")
 
     def label(frame: pl.LazyFrame) -> pl.LazyFrame:
-        border = _MEAN.over("group_id") if by == "group_mean" else pl.lit(above)
-        verdict = border < REWARD
-        if by == "group_mean":
-            verdict = pl.when(border != REWARD).then(verdict)
+        gain = centered(reward, GROUP) if by == "group_mean" else reward - above
+        verdict = pl.when(gain != 0).then(gain > 0) if by == "group_mean" else gain > 0
         labelled = frame.with_columns(desirable=verdict)
         good, bad = pl.col("desirable").sum(), (~pl.col("desirable")).sum()
         # of none in a class there is nothing to balance

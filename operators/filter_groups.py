@@ -1,32 +1,29 @@
 """Filters of groups, and of rows by their place in a group."""
 
-from typing import Literal
-
 import polars as pl
 
+from ..store.errors import OperatorError
 from .body import Declared, Explained, FrameFunction
 from .decorator import operator
 from .laws import id_column
+from .statistics import GROUP, finite, reward, std
+from .within import UNIT, Within, seen
 
-_UNIT = {"all": None, "task": "task_id", "group": "group_id"}
-_GROUP = "group_id"
 
-
-@operator("filter", whole_groups=True)
+@operator("filter", version=2, whole_groups=True)
 def drop_flat_groups(*, min_std: float = 0.0) -> Explained:
     """Drop groups whose rewards do not differ: no answer in them is better than another.
 
     A group stays, NULL rewards and all, when the sample standard deviation of its rewards exceeds
-    `min_std`.
+    `min_std`; that of equal rewards is exactly 0. NaN and infinity do not count.
 
     >>> rows = pl.DataFrame({"experience_id": list("abcd"), "group_id": list("gghh"),
     ...                      "reward": [1.0, 0.0, 1.0, 1.0]})
     >>> drop_flat_groups().split(rows)[1].select("experience_id", "reason").row(0)
     ('c', 'rewards of its group do not differ (std is not above 0)')
     """
-    reward = pl.col("reward")
-    spread = reward.std(ddof=1).over(_GROUP) > min_std
-    few = reward.count().over(_GROUP) < 2
+    spread = std(reward, GROUP) > min_std
+    few = reward.count().over(GROUP) < 2
     flat = f"rewards of its group do not differ (std is not above {min_std:g})"
     reason = (
         pl.when(few).then(pl.lit("its group has fewer than two rewards")).otherwise(pl.lit(flat))
@@ -50,16 +47,15 @@ def dapo_dynamic_sampling(
     >>> dapo_dynamic_sampling(column="accuracy").split(rows)[1]["reason"].to_list()
     ['2 of 2 answers of its group are right', '2 of 2 answers of its group are right']
     """
-    value = _accuracy(accuracy) if column is None else pl.col(column).cast(pl.Float64)
-    value = value.fill_nan(None)
-    right = (value > threshold).sum().over(_GROUP)
-    counted = value.count().over(_GROUP)
+    value = _accuracy(accuracy).fill_nan(None) if column is None else finite(column)
+    right = (value > threshold).sum().over(GROUP)
+    counted = value.count().over(GROUP)
     few = pl.format("{} of its group have an accuracy, expected two at least", counted)
     same = pl.format("{} of {} answers of its group are right", right, counted)
     reason = pl.when(counted < 2).then(few).otherwise(same)
     return Declared(
         body=Explained((right > 0) & (right < counted), reason=reason),
-        reads=(_GROUP, column) if column else (_GROUP, "reward", "rewards", "metrics"),
+        reads=(GROUP, column) if column else (GROUP, "reward", "rewards", "metrics"),
     )
 
 
@@ -68,7 +64,7 @@ def keep_best(
     *,
     best: int = 1,
     by: str = "reward",
-    within: Literal["group", "task", "all"] = "group",
+    within: Within = "group",
     ascending: bool = False,
 ) -> Declared:
     """Keep the best rows of each group (or task, or of all rows) by a column.
@@ -81,7 +77,9 @@ def keep_best(
     >>> keep_best().split(rows)[1].select("experience_id", "reason").rows()
     [('a', 'number 2 of 2 by reward in its group, the first 1 stay')]
     """
-    unit = _UNIT[within]
+    if best < 1:
+        raise OperatorError(f"`best` of `keep_best` must be 1 or more, got {best}")
+    unit = UNIT[within]
 
     def choose(frame: pl.LazyFrame) -> pl.LazyFrame:
         schema = frame.collect_schema()
@@ -107,13 +105,13 @@ def keep_best(
 
     body: FrameFunction = choose
     reads = (by, unit) if unit else (by,)
-    return Declared(body=body, reads=reads, sees="group" if within == "group" else "all")
+    return Declared(body=body, reads=reads, sees=seen(within))
 
 
 def _accuracy(name: str) -> pl.Expr:
     told = pl.coalesce(_entry("rewards", name), _entry("metrics", name))
     # of a group as a whole: where some have it, it was not computed for the others
-    some = told.count().over(_GROUP) > 0
+    some = told.count().over(GROUP) > 0
     return pl.when(some).then(told).otherwise(pl.col("reward").cast(pl.Float64))
 
 

@@ -10,11 +10,14 @@ from ..store.errors import OperatorError, nearest
 from .apply import Operator
 from .decorator import OperatorFunction
 
-Spec = str | Mapping[str, Mapping[str, Any] | None]
+Spec = str | Mapping[str, Mapping[str, Any] | str | None]
 """An operator in YAML: `name`, or `{name: {parameter: value}}`."""
 
 RECIPE = "data_juicer_recipe"
 """Name that stands for the operators of one of Data-Juicer's recipes."""
+
+_SHORT = {"data_juicer": "operator", RECIPE: "path"}
+"""The parameter that a text stands for: `{data_juicer_recipe: recipe.yaml}`."""
 
 
 def resolve(spec: Spec | Operator) -> Operator:
@@ -107,6 +110,8 @@ def _taken_apart(spec: Spec) -> tuple[str, dict[str, Any]]:
             f"an operator is `name` or `{{name: {{parameter: value}}}}`, got {spec!r}"
         )
     [(name, params)] = spec.items()
+    if name in _SHORT and isinstance(params, str):
+        return name, {_SHORT[name]: params}
     if params is not None and not isinstance(params, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OperatorError(f"parameters of `{name}` must be `parameter: value`, got {params!r}")
     return name, dict(params or {})

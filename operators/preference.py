@@ -9,7 +9,8 @@ from ..store.ids import content_id
 from .body import Declared, Explained
 from .chance import chance
 from .decorator import operator
-from .replies import ASIDE, ID, REWARD, SEES, UNIT, Across, DistinctBy, columns, with_aside
+from .replies import ASIDE, ID, REWARD, UNIT, DistinctBy, Within, columns, with_aside
+from .within import seen
 
 _PAIR = pl.Schema(
     {
@@ -31,7 +32,7 @@ def pairs(
     *,
     strategy: Strategy = "max_min",
     min_margin: float = 0.0,
-    across: Across = "group",
+    within: Within = "group",
     max_pairs: int | None = None,
     distinct_by: DistinctBy | None = "messages",
     last_step: bool = False,
@@ -43,8 +44,8 @@ def pairs(
     `best_against_rest` the best with every worse one, `all` every better with every worse one, the
     widest margins first; `random` draws pairs by `seed`. Rewards of a pair differ by `min_margin`
     at least, and are never equal: `all` with a `min_margin` gives all pairs by margin. Of one group
-    (or, across tasks, one task) come at most `max_pairs`: unless it is given, 1 of `random` and 100
-    of the others.
+    (or `within` a task, of one task) come at most `max_pairs`: unless it is given, 1 of `random`
+    and 100 of the others.
 
     Equal replies of a group count once, with the largest reward, so that no pair holds the same
     reply twice. They are equal when the whole conversations are (`messages`), or just the last
@@ -61,23 +62,27 @@ def pairs(
     most = max_pairs if max_pairs is not None else 1 if strategy == "random" else 100
     if most < 1:
         raise OperatorError(f"`max_pairs` must be 1 or more, got {most}")
-    unit = UNIT[across]
+    unit = UNIT[within]
 
     def counted(frame: pl.LazyFrame) -> pl.LazyFrame:
         return with_aside(frame, unit=unit, distinct_by=distinct_by, last_step=last_step)
 
     def make(frame: pl.LazyFrame) -> pl.LazyFrame:
-        scored = counted(frame).filter(pl.col(ASIDE).is_null())
-        scored = scored.select("experience_id", "task_id", _unit=pl.col(unit), reward=REWARD)
+        # a unit is named by where it begins: NULL is one too, and no join finds that
+        begins = pl.col("_place").min().over(unit)
+        placed = counted(frame).with_columns(_place=pl.int_range(pl.len()))
+        placed = placed.with_columns(_unit=begins)
+        scored = placed.filter(pl.col(ASIDE).is_null())
+        scored = scored.select("experience_id", "task_id", "_unit", reward=REWARD)
         both = _combined(_ranked(scored), strategy, most, seed)
         both = both.filter((_MARGIN > 0) & (min_margin <= _MARGIN))
-        return _as_pairs(_first(both, most))
+        return _as_pairs(_first(both, most), placed.select("experience_id", "_place"))
 
     def explain(frame: pl.LazyFrame) -> pl.LazyFrame:
         return counted(frame).with_columns(_why_not(unit, min_margin).alias("reason"))
 
     reads = columns(distinct_by, last_step=last_step)
-    return Declared(body=Explained(make, reason=explain), reads=reads, sees=SEES[across])
+    return Declared(body=Explained(make, reason=explain), reads=reads, sees=seen(within))
 
 
 def _ranked(scored: pl.LazyFrame) -> pl.LazyFrame:
@@ -138,12 +143,17 @@ def _first(both: pl.LazyFrame, most: int) -> pl.LazyFrame:
     return both.filter(pl.int_range(pl.len()).over("_unit") < most)
 
 
-def _as_pairs(both: pl.LazyFrame) -> pl.LazyFrame:
-    pair = both.sort("_unit", "experience_id", "experience_id_worse").select(
-        "task_id",
-        chosen_id="experience_id",
-        rejected_id="experience_id_worse",
-        margin=_MARGIN,
+def _as_pairs(both: pl.LazyFrame, placed: pl.LazyFrame) -> pl.LazyFrame:
+    """Return rows of `preferences`, in the order of their better replies."""
+    pair = (
+        both.join(placed, on="experience_id")
+        .sort("_place", "experience_id_worse")
+        .select(
+            "task_id",
+            chosen_id="experience_id",
+            rejected_id="experience_id_worse",
+            margin=_MARGIN,
+        )
     )
     name = pl.struct("chosen_id", "rejected_id").map_elements(_pair_id, return_dtype=pl.String)
     return pair.select(name.alias("preference_id"), *list(_PAIR)[1:])

@@ -1,16 +1,15 @@
 """Second tries: a failed one, with what was wrong with it, becomes a new task."""
 
-import re
 from typing import Any, Literal
 
 import polars as pl
 
 from ..store.errors import OperatorError
-from ..store.records import Task
+from ..store.records import Message, Task
 from . import made
 from .body import Declared, Explained
 from .decorator import operator
-from .steps import FAILED, before_failure
+from .steps import FAILED, before_failure, failure_pattern
 
 _TASK = pl.Schema(
     dict.fromkeys(
@@ -57,24 +56,22 @@ def retry_tasks(
         raise OperatorError(
             f"`prompt` may hold `{{feedback}}` and nothing else: {error}"
         ) from error
-    pattern = re.compile(failed)
+    pattern = failure_pattern(failed)
+
+    def begun(row: made.Row, talk: list[Message]) -> list[Message]:
+        if start == "failed_step":
+            return before_failure(talk, pattern)
+        told = row.get(feedback) if feedback else None
+        said = prompt.format(feedback=f" {told}" if told else "")
+        return [*talk, {"role": "user", "content": said}]
 
     def task_of(row: made.Row) -> Task | str:
-        reward, talk = row["reward"], made.conversation(row)
-        if reward is None:
-            return "its reward is NULL"
-        if reward > max_reward:
-            return f"its reward is above {max_reward:g}"
-        if not talk or talk[-1].get("role") == "user":
-            return "it has no conversation that ends with a reply"
-        if start == "failed_step":
-            messages = before_failure(talk, pattern)
-            if not messages:
-                return "no failed step is found in it"
-        else:
-            told = row.get(feedback) if feedback else None
-            said = prompt.format(feedback=f" {told}" if told else "")
-            messages = [*talk, {"role": "user", "content": said}]
+        talk = made.conversation(row)
+        if why := _why_not(row["reward"], talk, max_reward):
+            return why
+        messages = begun(row, talk)
+        if not messages:
+            return "no failed step is found in it"
         return Task(
             messages=messages,
             answer=row["answer"],
@@ -100,3 +97,14 @@ def retry_tasks(
     )
     more = (feedback,) if feedback else ()
     return Declared(body=body, reads=(*made.READS, "reward", "answer", *more))
+
+
+def _why_not(reward: float | None, talk: list[Message], max_reward: float) -> str | None:
+    """Return why a try gives no task, whatever the task would begin with."""
+    if reward is None:
+        return "its reward is NULL"
+    if reward > max_reward:
+        return f"its reward is above {max_reward:g}"
+    if not talk or talk[-1].get("role") == "user":
+        return "it has no conversation that ends with a reply"
+    return None

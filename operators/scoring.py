@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 from ..store.errors import OperatorError, SchemaError
-from ..store.records import Experience, Task
+from ..store.records import Experience, Task, proper
 from . import rewards
 from .body import Batches, Declared
 from .decorator import operator
@@ -160,7 +160,7 @@ def verdict(value: Any) -> Judged:
     """Return a reward and its reason; raises SchemaError for what is not a finite number."""
     detail = None
     if isinstance(value, Verdict):
-        value, detail = value.value, value.detail
+        value, detail = value.value, proper(value.detail) if value.detail else value.detail
     if value is None:
         return None, detail
     number = float(value)

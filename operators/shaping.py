@@ -6,9 +6,9 @@ from ..store.errors import OperatorError
 from .body import FrameFunction, Value
 from .decorator import operator
 from .formula import by_name
+from .statistics import GROUP, finite, mean, reward, std
 from .tokens import answer_logprobs
 
-_GROUP = "group_id"
 _TRAINED = pl.col("loss_mask").list.sum()
 
 
@@ -37,7 +37,8 @@ def pass_rate(*, accuracy: str = "reward", threshold: float = 0.5) -> Value:
     """Set `pass_rate` to the share of answers of the group whose accuracy is above `threshold`.
 
     `accuracy` is an SQL expression over the row. Where `reward` is shaped, name what is not:
-    `rewards['accuracy']`. Answers of which it is NULL do not count; a group without any has NULL.
+    `rewards['accuracy']`. Answers of which it is NULL, or no finite number, do not count; a group
+    without any has NULL.
 
     >>> rows = pl.DataFrame({"experience_id": list("abc"), "group_id": "g",
     ...                      "reward": [1.0, 0.0, None]})
@@ -49,29 +50,30 @@ def pass_rate(*, accuracy: str = "reward", threshold: float = 0.5) -> Value:
 
 def passing(accuracy: str, threshold: float) -> str:
     """Return the SQL of a group's pass rate."""
-    passed = f"({by_name(accuracy, what='accuracy')} > {threshold})::INT"
+    value = f"({by_name(accuracy, what='accuracy')})::DOUBLE"
+    # NaN is above all numbers, and would pass
+    passed = f"CASE WHEN isfinite({value}) THEN ({value} > {threshold})::INT END"
     # a mean of zeros and ones is exact, in any order of rows
-    return f"avg({passed}) OVER (PARTITION BY {_GROUP})"
+    return f"avg({passed}) OVER (PARTITION BY {GROUP})"
 
 
 @operator("derive", whole_groups=True, writes=("group_mean", "group_std", "group_min", "group_max"))
 def group_statistics(*, column: str = "reward") -> list[pl.Expr]:
     """Set mean, standard deviation (divisor n - 1), smallest and largest of a column in the group.
 
-    NULL values do not count.
+    Values that are NULL, NaN or infinite do not count.
 
     >>> rows = pl.DataFrame({"experience_id": list("abc"), "group_id": "g",
     ...                      "reward": [1.0, 0.0, None]})
     >>> rows.pipe(group_statistics()).select("group_mean", "group_min", "group_max").row(2)
     (0.5, 0.0, 1.0)
     """
-    value = pl.col(column).cast(pl.Float64)
-    listed = value.implode().list.drop_nulls().list.sort().list
+    value = finite(column)
     return [
-        listed.mean().over(_GROUP).alias("group_mean"),
-        listed.std(ddof=1).over(_GROUP).alias("group_std"),
-        value.min().over(_GROUP).alias("group_min"),
-        value.max().over(_GROUP).alias("group_max"),
+        mean(value, GROUP).alias("group_mean"),
+        std(value, GROUP).alias("group_std"),
+        value.min().over(GROUP).alias("group_min"),
+        value.max().over(GROUP).alias("group_max"),
     ]
 
 
@@ -111,11 +113,10 @@ def length_penalty(*, threshold: float = 0.5) -> pl.Expr:
     [0.5, 0.0, -0.5]
     """
     length = _TRAINED.cast(pl.Float64)
-    low, high = length.min().over(_GROUP), length.max().over(_GROUP)
+    low, high = length.min().over(GROUP), length.max().over(GROUP)
     share = pl.when(high > low).then(0.5 - (length - low) / (high - low)).otherwise(0.0)
-    passed = pl.col("reward") > threshold
-    penalty = pl.when(passed).then(share).otherwise(pl.min_horizontal(share, 0.0))
-    known = pl.col("reward").is_not_null() & length.is_not_null()
+    penalty = pl.when(reward > threshold).then(share).otherwise(pl.min_horizontal(share, 0.0))
+    known = reward.is_not_null() & length.is_not_null()
     return pl.when(known).then(penalty).alias("length_penalty")
 
 
@@ -145,14 +146,14 @@ def unlikeliness_reward(*, penalty: float = 0.25) -> FrameFunction:
             f"`penalty` of `unlikeliness_reward` must be from 0 to 1, got {penalty}"
         )
     likely = pl.col(_LIKELIHOOD)
-    order = pl.struct(-likely, "experience_id").rank("ordinal").over(_GROUP, likely.is_null())
-    num = likely.count().over(_GROUP)
-    lowered = pl.col("reward") * (1 - penalty * (num - (order - 1)) / num)
-    shaped = pl.when(pl.col("reward") > 0).then(lowered).otherwise(pl.col("reward"))
+    order = pl.struct(-likely, "experience_id").rank("ordinal").over(GROUP, likely.is_null())
+    num = likely.count().over(GROUP)
+    lowered = reward * (1 - penalty * (num - (order - 1)) / num)
+    shaped = pl.when(reward > 0).then(lowered).otherwise(reward)
 
     def shape(frame: pl.LazyFrame) -> pl.LazyFrame:
         known = answer_logprobs(frame, into=_LIKELIHOOD)
-        reward = pl.when(likely.is_not_null()).then(shaped).alias("reward")
-        return known.with_columns(reward).drop(_LIKELIHOOD)
+        told = pl.when(likely.is_not_null()).then(shaped).alias("reward")
+        return known.with_columns(told).drop(_LIKELIHOOD)
 
     return shape

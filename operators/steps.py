@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from ..store.errors import OperatorError
 from ..store.records import Message
 from ..store.schema import PER_TOKEN
 from . import made
@@ -35,7 +36,7 @@ def good_prefix(*, failed: str = FAILED) -> FrameFunction:
     >>> rows.pipe(good_prefix()).select("parent_id", "response_text").row(1)
     ('a', 'look')
     """
-    pattern = re.compile(failed)
+    pattern = failure_pattern(failed)
 
     def cut(row: made.Row) -> made.Made:
         talk = made.conversation(row)
@@ -48,6 +49,14 @@ def good_prefix(*, failed: str = FAILED) -> FrameFunction:
         return {**told, **_first_tokens(row, talk, kept)}
 
     return lambda frame: made.new_rows(frame, cut)
+
+
+def failure_pattern(failed: str) -> re.Pattern[str]:
+    """Return a regular expression; raises OperatorError when it does not parse."""
+    try:
+        return re.compile(failed)
+    except re.error as error:
+        raise OperatorError(f"`failed` {failed!r} does not parse: {error}") from error
 
 
 def before_failure(talk: Sequence[Message], pattern: re.Pattern[str]) -> list[Message]:

@@ -13,7 +13,7 @@ from .decorator import operator
 from .laws import id_column
 
 
-@operator("derive")
+@operator("derive", sees="row")
 def text_quality(*, column: str = "prompt_text") -> pl.Expr:
     """Set `text_quality` to how much a text looks like prose or a question, from 0 to 1.
 

@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from inspect import isawaitable
 from typing import Any, TypeVar
 
+from ..store.records import proper
+
 T = TypeVar("T")
 Row = TypeVar("Row")
 
@@ -57,7 +59,7 @@ def told(error: BaseException) -> str:
     >>> told(ValueError("no\\nnumber"))
     'ValueError: no number'
     """
-    words = " ".join(str(error).split())
+    words = " ".join(proper(str(error)).split())
     words = words if len(words) <= _LONGEST else f"{words[:_LONGEST]}..."
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from .pipeline import Pipeline
 
 
+_ADDS = ("augment", "reshape")
+"""Kinds of which more rows may come out than go in."""
+
+
 @dataclass(frozen=True)
 class Step:
     """What is known of an operator before it runs, out of the runs that had it before."""
@@ -31,9 +35,11 @@ class Step:
     sees: str
     rows_in: int | None
     """Rows expected; None where nothing tells."""
+    most_in: int | None
+    """Rows that it gets at most; None where it cannot be told."""
     rows_out: int | None
     is_exact: bool
-    """Whether `rows_out` follows from the kind; else it is the share of runs before."""
+    """Whether `rows_out` follows from the kinds; else it is by the share of runs before."""
     rows_before: int
     """Rows that it treated in all runs so far."""
     seconds_before: float
@@ -42,7 +48,7 @@ class Step:
 
     def lines(self) -> list[str]:
         """Return what is known, in words."""
-        told = f"{_number(self.rows_in)} rows in, {self._out} out"
+        told = f"{_number(self.rows_in, self.most_in)} rows in, {self._out} out"
         if self.rows_before and self.seconds_before:
             rate = self.rows_before / self.seconds_before
             told += f"; so far {self.rows_before:,} rows in {self.seconds_before:.2f} s"
@@ -54,7 +60,7 @@ class Step:
     @property
     def _out(self) -> str:
         if self.rows_out is None:
-            return "unknown" if self.kind != "filter" else f"at most {_number(self.rows_in)}"
+            return "unknown" if self.kind in _ADDS else _number(None, self.most_in)
         return f"{'' if self.is_exact else 'about '}{self.rows_out:,}"
 
 
@@ -116,11 +122,12 @@ def _steps(
     mine: list[dict[str, Any]],
     rows: int | None,
 ) -> Iterable[Step]:
-    memory, given = Memory(store), sources.schema(pipeline.source)
+    memory, given, most, is_exact = Memory(store), sources.schema(pipeline.source), rows, True
     for op in plan.operators:
         done = _Done.of(op, mine)
         done = done if done.rows_in else _Done.of(op, runs)
-        out, is_exact = _expected(op, rows, done)
+        out, follows = _expected(op, rows, done)
+        is_exact = is_exact and follows
         yield Step(
             op.name,
             op.kind,
@@ -129,6 +136,7 @@ def _steps(
             op.writes,
             op.sees,
             rows,
+            most,
             out,
             is_exact,
             done.treated,
@@ -136,6 +144,7 @@ def _steps(
             memory.count(op, given),
         )
         rows, given = out, op.columns_after(given)
+        most = None if op.kind in _ADDS else most
 
 
 @dataclass(frozen=True)
@@ -208,5 +217,8 @@ def _last(run: Mapping[str, Any]) -> str:
     )
 
 
-def _number(rows: int | None) -> str:
-    return "some" if rows is None else f"{rows:,}"
+def _number(rows: int | None, most: int | None) -> str:
+    """Return a number of rows, or what is known of it."""
+    if rows is not None:
+        return f"{rows:,}"
+    return "unknown" if most is None else f"at most {most:,}"

@@ -13,12 +13,12 @@ from . import plan as plans
 from . import source as sources
 from .config import parse
 from .executors import Executor, executor_of
+from .executors.local import Local
 from .explaining import explained
 from .plan import Plan
 from .report import Listener, Report
-from .running import Run
+from .running.run import Run
 from .source import File, Source, Table
-from .threads import Local
 from .unseen import unseen
 
 
@@ -103,6 +103,7 @@ class Pipeline:
 
         With `at` the source is the store as it was at that snapshot. Rows that an earlier run of
         the same pipeline treated are not read again where the operators allow it, but with `full`.
+        A value that it derived for a row before, and not any more, is taken back by a NULL.
 
         Rows go through in parts of bounded bytes; only an operator that sees all rows waits for
         them, with the columns that it reads, while the others lie in temporary files. The order of

@@ -7,10 +7,9 @@ import polars as pl
 
 from ..operators import Operator
 from ..store.errors import OperatorError
-from ..store.schema import TABLES
 from . import sink as sinks
 from . import source as sources
-from .needs import needed
+from .running.needs import needed
 from .source import File, Source, Table
 
 _SEES = {"row": "single rows", "group": "groups", "all": "all rows"}
@@ -70,9 +69,9 @@ def _stored(
     out: pl.Schema, operators: Sequence[Operator], sink: Table | File | None
 ) -> tuple[str, ...]:
     """Return the columns that a sink takes: of one for derived values, the id and these."""
-    if not isinstance(sink, Table) or sink.table not in ("derived", "task_values"):
+    if not isinstance(sink, Table) or sink.table not in sinks.VALUES:
         return tuple(out)
-    wanted = {*(n for op in operators for n in op.writes), TABLES[sink.table].key[0]}
+    wanted = {*(n for op in operators for n in op.writes), sinks.VALUES[sink.table]}
     return tuple(name for name in out if name in wanted)
 
 

@@ -1,6 +1,7 @@
 """Report: what one run of a pipeline did, and Progress: what it did so far."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -10,6 +11,8 @@ MOST_REASONS = 1_000
 OTHER = "other reasons, each in `drops`"
 _SHOWN = 5
 """Reasons of an operator that a report shows."""
+_NUMBER = re.compile(r"(?<![\w/.-])-?\d+(?:\.\d+)?(?![\w/])")
+"""A number by itself, and not a part of an id."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,30 @@ class Dropped:
     operator: str
     reason: str
     rows: int
+
+
+def summed(dropped: Iterable[Dropped]) -> list[Dropped]:
+    """Return reasons that differ in their numbers only as one, the most frequent first.
+
+    >>> summed([Dropped("short", "length 3 is not above 9", 2),
+    ...     Dropped("short", "length 7 is not above 9", 1)])
+    [Dropped(operator='short', reason='length 3 to 7 is not above 9', rows=3)]
+    """
+    alike: dict[tuple[str, str], list[Dropped]] = {}
+    for one in dropped:
+        alike.setdefault((one.operator, _NUMBER.sub("{}", one.reason)), []).append(one)
+    found = [
+        Dropped(operator, _ranged([d.reason for d in each]), sum(d.rows for d in each))
+        for (operator, _), each in alike.items()
+    ]
+    return sorted(found, key=lambda d: -d.rows)
+
+
+def _ranged(reasons: list[str]) -> str:
+    """Return one reason for some that differ in their numbers: from the smallest to the largest."""
+    slots = zip(*(_NUMBER.findall(reason) for reason in reasons), strict=True)
+    ends = iter([(min(s, key=float), max(s, key=float)) for s in slots])
+    return _NUMBER.sub(lambda _: " to ".join(dict.fromkeys(next(ends))), reasons[0])
 
 
 @dataclass(frozen=True)
@@ -122,14 +149,14 @@ class Report:
             f"there already, {self.rows_dropped} dropped, in {self.seconds:.2f} s"
         ]
         for step in self.steps:
-            reasons = [d for d in self.dropped if d.operator == step.operator]
+            reasons = summed(d for d in self.dropped if d.operator == step.operator)
             lines += [f"  {d.rows:>6}  {d.operator}: {d.reason}" for d in reasons[:_SHOWN]]
             rest = reasons[_SHOWN:]
             if rest:
                 rows = sum(d.rows for d in rest)
                 lines.append(f"  {rows:>6}  {step.operator}: {len(rest)} other reasons")
             if step.failed:
-                told = f"failed, the last with: {step.last_error}"
+                told = f"failed, the last with: {step.last_error}; a full run tries again"
                 lines.append(f"  {step.failed:>6}  {step.operator} {told}")
         lines += [f"warning: {w}" for w in self.warnings]
         return "\n".join(lines)

@@ -33,6 +33,11 @@ def check(
             raise ConfigError(
                 f"a file sink is written as {' or '.join(_SUFFIXES)}, got `{sink.file}`"
             )
+        if isinstance(source, File) and Path(source.file).absolute() == Path(sink.file).absolute():
+            raise ConfigError(
+                f"`{sink.file}` is both read and written, and what was dropped would be lost with "
+                "it; write to another file"
+            )
     if isinstance(sink, Table):
         _check_table(sink, source, operators, out)
 
@@ -87,6 +92,11 @@ def _check_facts(sink: Table, source: Source, operators: Sequence[Operator]) -> 
             "stored rows of `experiences` never change, and no operator here makes new ones; write "
             "to a file, verdicts to `scores`, pairs to `preferences`, or add an `augment`"
         )
+
+
+def takes_values(sink: Table | File | None) -> bool:
+    """Tell whether a sink takes one value a row, of which the newest counts."""
+    return isinstance(sink, Table) and sink.table in VALUES
 
 
 def made_by(operators: Sequence[Operator]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from ..store import Store
 from ..store import side as sides
 from ..store.errors import OperatorError, QueryError
 from ..store.files.reading import InputSession, open_input
-from ..store.query import Console, query_error
+from ..store.query import Console, nodes, query_error, syntax, tables_of
 from ..store.schema import TABLES, table
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
@@ -79,6 +79,10 @@ Source = Table | Sql | File | pl.LazyFrame | pl.DataFrame
 """What a pipeline may read."""
 
 
+OF_RUNS = frozenset({"lineage", "drops", "failures"})
+"""Tables that each run of a pipeline writes, and no view reads."""
+
+
 class Blank:
     """The tables of a store without rows, against which a pipeline is checked before any work."""
 
@@ -138,6 +142,27 @@ def versions_read(source: Source, store: Store) -> dict[str, int]:
         return {name: v for name, v in store.versions().items() if name in read}
     is_query = isinstance(source, Sql) or (isinstance(source, File) and source.sql is not None)
     return store.versions() if is_query else {}
+
+
+def tables_read(source: Source) -> set[str]:
+    """Return the tables that a source reads, by its name, its side columns and its SQL.
+
+    >>> sorted(tables_read(Table("experiences", with_columns=["derived:quality"])))
+    ['derived', 'experiences', 'runs']
+    """
+    if isinstance(source, Table):
+        beside = {c.table for c in source.side}
+        beside |= {"runs"} if "derived" in beside else set()  # it says which attempts count
+        asked = tables_of(source.where) if source.where else set()
+        return {source.table} | beside | asked
+    query = source.sql if isinstance(source, Sql | File) else None
+    if query is None:
+        return set()
+    tree = syntax(query.strip().rstrip(";"), what="the query")
+    named = {str(n["table_name"]) for n in nodes(tree) if n.get("table_name")} - {"input"}
+    if named <= set(TABLES):
+        return named
+    return (named & set(TABLES)) | (set(TABLES) - OF_RUNS)  # a view may read any of the others
 
 
 def check_groups(source: Source, store: Store) -> None:

@@ -11,17 +11,15 @@ import polars as pl
 from ..operators import Operator
 from ..store import Store, side
 from ..store.ids import content_id
-from ..store.query import literal, nodes, syntax, tables_of
+from ..store.query import literal, tables_of
 from ..store.schema import TABLES
 from . import source as sources
 from .plan import Plan
-from .source import File, Source, Sql, Table
+from .sink import takes_values
+from .source import File, Source, Sql, Table, tables_read
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline
-
-OF_RUNS = frozenset({"lineage", "drops", "failures"})
-"""Tables that each run of a pipeline writes, and no view reads."""
 
 _CREATED = "_row_created_at_version"
 
@@ -39,6 +37,8 @@ class Unseen:
     """
     rows_before: int
     """Rows of the source that earlier runs treated, and that are not read again."""
+    left: pl.Series | None = None
+    """Ids of rows that something came for, and that the source's `where` does not choose now."""
     is_nothing: bool = False
     """Whether nothing came since the last run: there is nothing to do."""
     why: str = ""
@@ -81,16 +81,22 @@ def _since(
 ) -> Unseen:
     """Return what came since a run, of a pipeline for which that is enough."""
     assert isinstance(pipeline.source, Table), "of other sources everything is read"
-    addresses = _new(pipeline, pipeline.source, plan, past, _versions(last))
-    if addresses is None:
+    touched = _new(pipeline, pipeline.source, plan, past, _versions(last))
+    if touched is None:
         return Unseen(None, definition, 0, why="everything, as values of side columns were undone")
+    addresses = _chosen(pipeline.source, past, touched)["_rowid"].rename("addresses")
     rows = _num_rows(pipeline.source, past)
-    if not len(addresses):
+    left = None
+    if takes_values(pipeline.sink) and len(addresses) < touched.height:
+        gone = touched.filter(~pl.col("_rowid").is_in(addresses.implode()))
+        left = gone[TABLES[pipeline.source.table].key[0]]
+    if not len(addresses) and left is None:
         return _nothing(definition, last, rows)
     groups = any(op.sees == "group" for op in plan.operators)
     told = f"{len(addresses):,} rows that came since {_when(last)}"
     told += ", with the rest of their groups" if groups else ""
-    return Unseen(addresses, definition, rows - len(addresses), why=told)
+    told += f"; takes back the values of {len(left):,} rows that left" if left is not None else ""
+    return Unseen(addresses, definition, rows - len(addresses), left, why=told)
 
 
 def _nothing(definition: str, last: Mapping[str, Any], rows: int) -> Unseen:
@@ -107,27 +113,6 @@ def define(pipeline: "Pipeline", plan: Plan) -> str:
     """Digest what a pipeline does: its name, source, operators and sink."""
     steps = [op.fingerprint for op in plan.operators]
     return content_id(plan.name, plan.source, steps, plan.sink)
-
-
-def tables_read(source: Source) -> set[str]:
-    """Return the tables that a source reads, by its name, its side columns and its SQL.
-
-    >>> sorted(tables_read(Table("experiences", with_columns=["derived:quality"])))
-    ['derived', 'experiences', 'runs']
-    """
-    if isinstance(source, Table):
-        beside = {c.table for c in source.side}
-        beside |= {"runs"} if "derived" in beside else set()  # it says which attempts count
-        asked = tables_of(source.where) if source.where else set()
-        return {source.table} | beside | asked
-    query = source.sql if isinstance(source, Sql | File) else None
-    if query is None:
-        return set()
-    tree = syntax(query.strip().rstrip(";"), what="the query")
-    named = {str(n["table_name"]) for n in nodes(tree) if n.get("table_name")} - {"input"}
-    if named <= set(TABLES):
-        return named
-    return (named & set(TABLES)) | (set(TABLES) - OF_RUNS)  # a view may read any of the others
 
 
 def _why_everything(
@@ -149,6 +134,15 @@ def _why_everything(
         ):
             return f"`{op.name}` sees all rows"
     return ""
+
+
+def runs_before(store: Store, definition: str | None) -> pl.Series:
+    """Return the `lineage_id` of each run with this definition."""
+    if definition is None:
+        return pl.Series("lineage_id", [], pl.String)
+    wanted = f"definition = {literal(definition)}"
+    found = store.dataset("lineage").to_table(columns=["lineage_id"], filter=wanted)
+    return pl.DataFrame(pl.from_arrow(found))["lineage_id"]
 
 
 def _last(store: Store, definition: str) -> dict[str, Any] | None:
@@ -184,8 +178,8 @@ def _is_older(file: Path, when: datetime) -> bool:
 
 def _new(
     pipeline: "Pipeline", source: Table, plan: Plan, store: Store, before: Mapping[str, int]
-) -> pl.Series | None:
-    """Return the addresses of rows that came, or whose group or side columns got something new.
+) -> pl.DataFrame | None:
+    """Return the rows that came, or whose group or side columns got something new, chosen or not.
 
     None when everything has to be read, since what counted before does not count any more.
     """
@@ -202,7 +196,7 @@ def _new(
         groups = new["group_id"].unique()
         new = rows.filter(pl.col("group_id").is_in(groups.implode(), nulls_equal=True))
         new = _without(_made(pipeline, plan), new)
-    return _chosen(source, store, new)["_rowid"].rename("addresses")
+    return new
 
 
 def _light(pipeline: "Pipeline", source: Table, plan: Plan, store: Store) -> pl.DataFrame:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ..store import Store
 from ..store.errors import ConfigError, StarvedError
 from .report import Report
-from .source import Sql, Table, describe
-from .unseen import OF_RUNS, tables_read, unseen
+from .source import OF_RUNS, Sql, Table, describe, tables_read
+from .unseen import unseen
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline

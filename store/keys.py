@@ -16,6 +16,8 @@ from .tail import Tail
 
 _IN_CHUNK = 500
 _IN_SET = 50_000
+_FEW = 4096
+"""Hashes for which Python's sets are faster than arrays."""
 
 Seen = dict[tuple[object, ...], str]
 """Keys with the digest of their row's content."""
@@ -66,7 +68,7 @@ class KeyIndex:
         hashes = self._hash(rows)
         known = self._known(hashes)
         listed = hashes.tolist()
-        if seen is None and not known.any() and len(set(listed)) == len(listed):
+        if seen is None and not known.any() and not _has_equal(hashes):
             return np.arange(len(listed)), listed
         stored: Seen = {} if seen is None else seen
         there = self._stored(rows.filter(pa.array(known)), dataset)
@@ -109,15 +111,22 @@ class KeyIndex:
 
     def _add(self, hashes: np.ndarray) -> None:
         """Note hashes; many are kept as a sorted array, which takes a tenth of a set's memory."""
-        self._new.update(hashes.tolist())
-        if len(self._new) > _IN_SET:
-            newer = np.fromiter(self._new, np.uint64, len(self._new))
-            self._old = np.union1d(self._old, newer)
+        if len(hashes) <= _FEW:
+            self._new.update(hashes.tolist())
+            if len(self._new) <= _IN_SET:
+                return
+            hashes = np.fromiter(self._new, np.uint64, len(self._new))
             self._new = set()
+        both = np.concatenate([self._old, np.sort(hashes)])
+        both.sort(kind="stable")  # two sorted runs are merged, which takes one pass
+        self._old = both
 
     def _known(self, hashes: np.ndarray) -> np.ndarray:
         """Tell which hashes were noted."""
-        known = np.fromiter((h in self._new for h in hashes.tolist()), np.bool_, len(hashes))
+        if len(hashes) <= _FEW:
+            known = np.fromiter((h in self._new for h in hashes.tolist()), np.bool_, len(hashes))
+        else:
+            known = np.isin(hashes, np.fromiter(self._new, np.uint64, len(self._new)))
         if len(self._old):
             at = np.minimum(np.searchsorted(self._old, hashes), len(self._old) - 1)
             known |= self._old[at] == hashes
@@ -131,3 +140,8 @@ class KeyIndex:
 
     def _named(self, key: tuple[object, ...]) -> str:
         return ", ".join(f"`{k}` {v!r}" for k, v in zip(self._table.key, key, strict=True))
+
+
+def _has_equal(hashes: np.ndarray) -> bool:
+    ordered = np.sort(hashes)
+    return bool((ordered[1:] == ordered[:-1]).any())

@@ -165,3 +165,12 @@ def rows_of(records: Iterable[Record]) -> list[dict[str, Any]]:
                 "set them, or let the explorer or `rlake import` do it"
             )
     return rows
+
+
+def proper(text: str) -> str:
+    """Return a text as it can be stored: half of a surrogate pair, which JSON may hold, is a `?`.
+
+    >>> proper("so\\ud83d")
+    'so?'
+    """
+    return text.encode("utf-8", "replace").decode()

@@ -46,12 +46,14 @@ CREATE OR REPLACE VIEW feedback_current AS
     SELECT * FROM feedback WHERE compared_id IS NULL QUALIFY row_number() OVER (
         PARTITION BY experience_id, annotator ORDER BY created_at DESC, feedback_id DESC) = 1;
 
--- The newest value of each derived column, superseded attempts left out.
+-- The newest value of each derived column, superseded attempts left out, and values taken back.
 CREATE OR REPLACE VIEW derived_current AS
-    SELECT d.* FROM derived d LEFT JOIN superseded_from s USING (run_id, attempt)
-    WHERE s.step IS NULL OR d.step IS NULL OR d.step < s.step
-    QUALIFY row_number() OVER (
-        PARTITION BY experience_id, name ORDER BY d.created_at DESC, version DESC) = 1;
+    SELECT * FROM (
+        SELECT d.* FROM derived d LEFT JOIN superseded_from s USING (run_id, attempt)
+        WHERE s.step IS NULL OR d.step IS NULL OR d.step < s.step
+        QUALIFY row_number() OVER (
+            PARTITION BY experience_id, name ORDER BY d.created_at DESC, version DESC) = 1)
+    WHERE value IS NOT NULL OR text IS NOT NULL;
 
 -- One row a group: NULL rewards are counted, and kept out of the statistics.
 CREATE OR REPLACE VIEW groups AS
@@ -101,10 +103,12 @@ CREATE OR REPLACE VIEW backlog AS
     JOIN trainer t ON e.run_id = t.run_id
     GROUP BY ALL;
 
--- The newest value of each name of a task.
+-- The newest value of each name of a task, values taken back left out.
 CREATE OR REPLACE VIEW task_values_current AS
-    SELECT * FROM task_values QUALIFY row_number() OVER (
-        PARTITION BY task_id, name ORDER BY created_at DESC, version DESC) = 1;
+    SELECT * FROM (
+        SELECT * FROM task_values QUALIFY row_number() OVER (
+            PARTITION BY task_id, name ORDER BY created_at DESC, version DESC) = 1)
+    WHERE value IS NOT NULL OR text IS NOT NULL;
 
 -- What each run came to with a task: a try passed when the entry `accuracy` of its metrics or
 -- rewards, else its reward, is 1 or more; tries that could not be judged count in num_rollouts only.

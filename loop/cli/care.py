@@ -55,11 +55,15 @@ def maintain(
 @app.command(rich_help_panel=CARE)
 def doctor(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Look for what is wrong with a store, and say the way out; exit with 1 when something is."""
-    from ...store.doctor import diagnose
+    from ...operators.sandbox import protection
+    from ...store.doctor import Finding, diagnose
     from ..runs import is_live
 
     lake = open_store(store)
     found = diagnose(lake, is_live=is_live)
+    confined = protection()
+    level = "ok" if confined.startswith("namespaces") else "note"
+    found.append(Finding(level, f"code under test is confined here by {confined}"))
     if as_json:
         print_json({"findings": [asdict(f) for f in found], "store": lake.uri})
     else:

@@ -27,7 +27,11 @@ app.add_typer(commands, name="feedback", rich_help_panel=ROWS, no_args_is_help=T
 Kind = Literal["disagreements", "borderline", "random"]
 Tool = Literal["label_studio", "argilla", "jsonl"]
 AnnotatorOption = Annotated[
-    str | None, typer.Option(help="Who labels, else the user's name.", show_default=False)
+    str | None,
+    typer.Option(
+        help="Who labels, else the user's name; on a page, who is named there first.",
+        show_default=False,
+    ),
 ]
 QueueOption = Annotated[str, typer.Option(metavar="NAME", help="The queue's name.")]
 WhereOption = Annotated[
@@ -57,6 +61,8 @@ LabelsOption = Annotated[
 ]
 ReviewsOption = Annotated[int, typer.Option(min=1, help="How many people label each item.")]
 
+_ANYWHERE = ("0.0.0.0", "::")
+"""Addresses that stand for all of this machine's, whatever name others call it by."""
 _WAITING = 64
 """Connections that wait, or are answered, at once."""
 
@@ -103,8 +109,9 @@ def label(
         limit=limit,
         seed=seed,
     )
+    made.check(lake)
     if web:
-        _serve(lake, made, host, port)
+        _serve(lake, made, host, port, annotator)
         return
     who = annotator or getuser()
     done = _in_terminal(lake, made, who)
@@ -129,7 +136,7 @@ def _line(prompt: str) -> str:
     return input()
 
 
-def _serve(lake: "Store", queue: "Queue", host: str, port: int) -> None:
+def _serve(lake: "Store", queue: "Queue", host: str, port: int, annotator: str | None) -> None:
     from ...store.errors import ConfigError
 
     try:
@@ -143,8 +150,9 @@ def _serve(lake: "Store", queue: "Queue", host: str, port: int) -> None:
     is_ours = host == "localhost" or _is_loopback(host)
     token = None if is_ours else secrets.token_urlsafe(16)
     names = ("127.0.0.1", "localhost", "[::1]") if is_ours else (host, "localhost", "127.0.0.1")
+    names = None if host in _ANYWHERE else names
     config = uvicorn.Config(
-        form(lake, queue, hosts=names, token=token),
+        form(lake, queue, hosts=names, token=token, annotator=annotator),
         host=host,
         port=port,
         log_level="warning",
@@ -160,13 +168,24 @@ def _serve(lake: "Store", queue: "Queue", host: str, port: int) -> None:
 @contextmanager
 def _bound(config: "uvicorn.Config") -> Iterator[tuple["socket.socket", str]]:
     """Listen, and say at which address: the port may have been chosen by the system."""
-    listening = config.bind_socket()
+    import socket
+
+    from ...store.errors import ConfigError
+
     try:
-        listening.listen(_WAITING)  # whoever reads the address may come at once
+        [family, *_, address] = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM
+        )[0]
+        listening = socket.create_server(address[:2], family=family, backlog=_WAITING)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot serve at {config.host}, port {config.port}: {error.strerror or error}; "
+            "choose another `--host` or `--port`"
+        ) from error
+    with listening:
         host, port = listening.getsockname()[:2]
+        host = socket.gethostname() if host in _ANYWHERE else host
         yield listening, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    finally:
-        listening.close()
 
 
 def _is_loopback(host: str) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,7 +99,8 @@ def explain(
 
         pipeline.explain(lake)  # its checks
         found = explained(pipeline, pipeline.plan(), lake)
-        print_json({k: v for k, v in asdict(found).items() if k != "plan"})
+        told = {f.name: getattr(found, f.name) for f in fields(found) if f.name != "plan"}
+        print_json(told | {"steps": [asdict(step) for step in found.steps]})
     else:
         print(pipeline.explain(lake))
 
@@ -151,7 +152,8 @@ def _drawn(name: str) -> Iterator[Callable[["Progress"], None]]:
         MofNCompleteColumn(),
         TextColumn("{task.fields[told]}"),
     )
-    with Bar(*columns, console=screen(stderr=True), transient=True) as bar:
+    console = screen(stderr=True)
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(name, total=None, told="")
 
         def draw(now: "Progress") -> None:
@@ -171,8 +173,9 @@ def told(now: "Progress") -> str:
     """Return the speed of a run, and what it dropped so far, the most frequent reason first."""
     words = [f"{now.rows_per_second:,.0f} rows/s"]
     if now.dropped:
-        most = max(now.dropped, key=lambda d: d.rows)
-        dropped = sum(d.rows for d in now.dropped)
+        from ...pipelines.report import summed
+
+        most, dropped = summed(now.dropped)[0], sum(d.rows for d in now.dropped)
         words.append(f"{dropped:,} dropped, most by {most.operator}: {most.reason}")
     if now.failed:
         words.append(f"{now.failed:,} failed")

@@ -46,15 +46,19 @@ def generate(
     import yaml
 
     from ...operators.asking import asker
-    from ...store.errors import InputError, JobError
+    from ...store.errors import ConfigError, InputError, JobError
     from ..proposals import INSTRUCTION, propose
 
-    spec: Any = yaml.safe_load(by) if by.lstrip().startswith("{") else by
+    try:
+        spec: Any = yaml.safe_load(by) if by.lstrip().startswith("{") else by
+    except yaml.YAMLError as error:
+        raise ConfigError(f"`--by {by}` is no YAML: {' '.join(str(error).split())}") from None
     who = spec if isinstance(spec, str) else str(spec.get("model"))
     try:
         words = instruction.read_text(encoding="utf-8") if instruction else INSTRUCTION
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read `{instruction}`: {error}") from error
+        told = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise InputError(f"cannot read `{instruction}`: {told}") from error
     lake = open_store(store)
     with screen(stderr=True).status("asking") as shown:
         done = propose(
@@ -71,8 +75,9 @@ def generate(
             listener=lambda d: shown.update(f"{d.stored} new tasks in {d.requests} requests"),
         )
     if done.requests and not done.stored:
-        [(why, times)] = done.refused.most_common(1) or [("the model proposed nothing", 0)]
-        raise JobError(f"no new task in {done.requests} requests; {times} times: {why}")
+        told = ", ".join(f"{n} of them: {why}" for why, n in done.refused.most_common(3))
+        failed = f"; {done.failure}" if done.failure else ""
+        raise JobError(f"no new task in {counted(done.requests, 'request')}; {told}{failed}")
     if as_json:
         print_json(vars(done) | {"refused": dict(done.refused)})
         return
@@ -80,4 +85,4 @@ def generate(
     print(f"{counted(done.stored, 'new task')} in {counted(done.requests, 'request')}", end="")
     print(f"; `{taskset}` has {have} of {number}")
     for why, times in done.refused.most_common():
-        print(f"not kept, {times} times: {why}")
+        print(f"not kept, {counted(times, 'proposal')}: {why}")

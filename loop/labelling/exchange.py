@@ -52,6 +52,7 @@ def _check_known(store: Store, given: Sequence[Given], source: str) -> None:
     strange = sorted(named - known)
     if strange:
         raise InputError(
-            f"{source} has labels of {len(strange)} experiences that are not stored, such as "
+            f"{source} labels {len(strange)} experience{'s' if len(strange) > 1 else ''} that "
+            f"{'are' if len(strange) > 1 else 'is'} not stored, such as "
             f"`{strange[0]}`{nearest(strange[0], known) if len(known) < 10_000 else ''}"
         )

@@ -15,6 +15,7 @@ import polars as pl
 from ...store import Store
 from ...store.errors import ConfigError, NotFoundError
 from ...store.query import columns_of, literal
+from ...store.records import proper
 from .question import PAIR, Choice, Question
 
 Kind = Literal["disagreements", "borderline", "random"]
@@ -72,7 +73,7 @@ class Queue:
         query = sql or _QUERIES[kind].format(where=where or "true", seed=literal(str(seed)))
         found = _chosen(store, query, in_pairs=in_pairs, limit=limit)
         begun = _begun(store, name)
-        items = tuple(dict.fromkeys([*begun, *found]))[: max(limit, len(begun))]
+        items = _stored(store, dict.fromkeys([*begun, *found]))[: max(limit, len(begun))]
         if not items:
             raise NotFoundError(
                 f"queue `{name}` is empty: no experience is chosen by its query; ask another"
@@ -82,12 +83,13 @@ class Queue:
     def next(self, store: Store, annotator: str) -> Item | None:
         """Return what this person labels next; None when there is nothing left for them.
 
-        An item that has its reviews, or that they labelled or skipped, does not come again. What
-        lacks fewest reviews comes first; among those, each person has an order of their own, so
-        that people who begin at one time seldom meet.
+        An item that has its reviews, or that they labelled or skipped, does not come again, nor
+        one whose rows were deleted. What lacks fewest reviews comes first; among those, each person
+        has an order of their own, so that people who begin at one time seldom meet.
         """
         reviews, mine = _reviews(store, self.name, annotator)
         left = [i for i in self.items if i not in mine and reviews.get(i, 0) < self.reviews]
+        left = _stored(store, left)
         return min(left, key=lambda i: (-reviews.get(i, 0), _own(annotator, i)), default=None)
 
     def add(
@@ -95,6 +97,20 @@ class Queue:
     ) -> None:
         """Store a label; a choice of None says that this person leaves the item to others."""
         store.append("feedback", [_row(self.name, item, annotator, choice, comment)])
+
+    def check(self, store: Store) -> None:
+        """Raise ConfigError when labels are stored under this name that the question has not."""
+        rows = store.sql(
+            f"SELECT DISTINCT label FROM labels WHERE queue = {literal(self.name)} ORDER BY label"
+        ).fetchall()
+        known = [c.label for c in self.question.choices]
+        strange = [label for (label,) in rows if label not in known]
+        if strange:
+            raise ConfigError(
+                f"queue `{self.name}` has labels `{strange[0]}`, and this question offers "
+                f"{', '.join(f'`{label}`' for label in known)}; give the same `--labels`, or "
+                "another `--queue`"
+            )
 
     def named(self, key: str) -> Item:
         """Return the item with a key; raises NotFoundError when it is not of this queue."""
@@ -141,6 +157,21 @@ def shown(store: Store, item: Item) -> dict[str, Any]:
     return told | ({"second": rows[item.compared_id]["response"]} if item.compared_id else {})
 
 
+def cut(text: str, most: int) -> str:
+    """Return the beginning of a text that is too long to be shown, and how much more there is."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
+
+
+def _stored(store: Store, items: Iterable[Item]) -> tuple[Item, ...]:
+    """Return the items whose rows are all there."""
+    named = {i: {i.experience_id, i.compared_id or i.experience_id} for i in items}
+    ids = store.scan("experiences").select("experience_id")
+    wanted = pl.Series(sorted(set().union(*named.values())), dtype=pl.String).implode()
+    found = ids.filter(pl.col("experience_id").is_in(wanted)).collect()
+    there = set(found["experience_id"])
+    return tuple(item for item, both in named.items() if both <= there)
+
+
 def _row(
     queue: str, item: Item, annotator: str, choice: Choice | None, comment: str
 ) -> dict[str, Any]:
@@ -148,10 +179,10 @@ def _row(
         "feedback_id": secrets.token_hex(12),
         "experience_id": item.experience_id,
         "compared_id": item.compared_id,
-        "annotator": annotator,
+        "annotator": proper(annotator),
         "label": choice.label if choice else None,
         "score": choice.score if choice else None,
-        "comment": comment or None,
+        "comment": proper(comment) or None,
         "queue": queue,
     }
 

@@ -29,11 +29,15 @@ def settle(store: Store, queue: str, *, reviews: int = 1) -> Settled:
     """Store the majority's label of each item that has its reviews; pairs become preferences.
 
     A label is a row of `feedback` by the annotator `majority`, so that a run can train on it:
-    `with_columns: [reward=feedback:score@majority]`. A second call adds nothing but what is new.
+    `with_columns: [reward=feedback:score@majority]`. A second call adds nothing until somebody has
+    labelled an item, or thought of it again.
     """
     found = store.sql(
-        f"SELECT * FROM adjudicated WHERE queue = {literal(queue)} "
-        "ORDER BY experience_id, compared_id"
+        "SELECT a.*, said_at FROM adjudicated a JOIN (SELECT queue, experience_id, compared_id, "
+        "max(created_at) AS said_at FROM labels GROUP BY ALL) s ON a.queue = s.queue "
+        "AND a.experience_id = s.experience_id "
+        "AND a.compared_id IS NOT DISTINCT FROM s.compared_id "
+        f"WHERE a.queue = {literal(queue)} ORDER BY a.experience_id, a.compared_id"
     ).pl()
     enough = found.filter(pl.col("num_labels") >= reviews)
     said = enough.filter(pl.col("label").is_not_null())
@@ -45,7 +49,7 @@ def settle(store: Store, queue: str, *, reviews: int = 1) -> Settled:
 def _append_labels(store: Store, queue: str, said: pl.DataFrame) -> int:
     rows = [
         {
-            "feedback_id": content_id(MAJORITY, queue, row["experience_id"], row["label"]),
+            "feedback_id": content_id(MAJORITY, queue, row["experience_id"], str(row["said_at"])),
             "experience_id": row["experience_id"],
             "annotator": MAJORITY,
             "label": row["label"],

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from ...store import Store
 from .question import Choice
-from .queue import Item, Queue, progress, shown
+from .queue import Item, Queue, cut, progress, shown
 
 _SHOWN = 6000
 """Most characters of a text that are shown."""
@@ -32,11 +32,11 @@ class TerminalForm:
         self._console, self._ask = console, ask
         self._before: list[Item] = []
 
-    def run(self, *, limit: int | None = None) -> int:
-        """Ask until the queue is done, `limit` items are, or the person ends; return labels."""
+    def run(self) -> int:
+        """Ask until nothing is left for this person, or they end; return how many labels."""
         done = 0
         item = self._queue.next(self._store, self._annotator)
-        while item is not None and (limit is None or done < limit):
+        while item is not None:
             self._show(item)
             answer = self._answer(item)
             if answer == "q":
@@ -73,7 +73,7 @@ class TerminalForm:
         while True:
             try:
                 yield self._ask("> ")
-            except EOFError:
+            except (EOFError, KeyboardInterrupt):  # what was said until then is stored
                 return
 
     def _choice(self, word: str) -> Choice | None:
@@ -93,7 +93,7 @@ class TerminalForm:
             titles["first"], titles["second"] = "first", "second"
         for name, title in titles.items():
             if told.get(name) is not None:
-                self._console.print(Panel(Text(_cut(str(told[name]))), title=title))
+                self._console.print(Panel(Text(cut(str(told[name]), _SHOWN)), title=title))
         numbers = "  ".join(
             f"{self._key(i, c)}" for i, c in enumerate(self._queue.question.choices, 1)
         )
@@ -104,9 +104,3 @@ class TerminalForm:
         return (
             choice.label if self._choice(str(number)) is not choice else f"{number} {choice.label}"
         )
-
-
-def _cut(text: str) -> str:
-    if len(text) <= _SHOWN:
-        return text
-    return f"{text[:_SHOWN]}… ({len(text) - _SHOWN:,} more characters)"

@@ -12,20 +12,29 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from ...store import Store
 from ...store.errors import RlakeError
-from .queue import Queue, progress, shown
+from .queue import Queue, cut, progress, shown
 
 BODY_BYTES = 64 << 10
 """Longest request that is read."""
 _LONGEST_NAME = 80
+_SHOWN = 100_000
+"""Most characters of a text that are sent."""
 _POLICY = "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; connect-src 'self'"
 
 
-def app(store: Store, queue: Queue, *, hosts: tuple[str, ...], token: str | None = None) -> FastAPI:
-    """Return the application that serves the form.
+def app(
+    store: Store,
+    queue: Queue,
+    *,
+    hosts: tuple[str, ...] | None,
+    token: str | None = None,
+    annotator: str | None = None,
+) -> FastAPI:
+    """Return the application that serves the form, to `annotator` until they say who they are.
 
     Requests are answered under the names in `hosts` only, so that no other site can be made to
-    stand for this one. What the page asks for carries a key that only the page knows; with a
-    `token`, the page itself is given to those alone who have it.
+    stand for this one; None: under any. What the page asks for carries a key that only the page
+    knows; with a `token`, the page itself is given to those alone who have it.
     """
     served = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     key = secrets.token_urlsafe(24)
@@ -33,7 +42,7 @@ def app(store: Store, queue: Queue, *, hosts: tuple[str, ...], token: str | None
     @served.middleware("http")
     async def guarded(request: Request, call_next: Any) -> Response:
         host = (request.headers.get("host") or "").rpartition(":")[0] or request.headers.get("host")
-        if host not in hosts:
+        if hosts is not None and host not in hosts:
             return _refused(421, f"this form is not served as `{host}`")
         given = request.query_params.get("token") or ""
         if request.url.path == "/":
@@ -50,6 +59,7 @@ def app(store: Store, queue: Queue, *, hosts: tuple[str, ...], token: str | None
         told = {
             "key": key,
             "queue": queue.name,
+            "annotator": annotator,
             "question": queue.question.text,
             "labels": [c.label for c in queue.question.choices],
         }
@@ -80,7 +90,11 @@ def app(store: Store, queue: Queue, *, hosts: tuple[str, ...], token: str | None
 def _next(store: Store, queue: Queue, annotator: str, key: str | None) -> dict[str, Any]:
     item = queue.named(key) if key else queue.next(store, annotator)
     told: dict[str, Any] = {"progress": vars(progress(queue, store, annotator)), "item": None}
-    return told if item is None else told | {"item": {"key": item.key} | shown(store, item)}
+    if item is None:
+        return told
+    texts = shown(store, item).items()
+    cut_ = {name: text if text is None else cut(str(text), _SHOWN) for name, text in texts}
+    return told | {"item": {"key": item.key} | cut_}
 
 
 def _add(store: Store, queue: Queue, body: bytes) -> dict[str, Any]:

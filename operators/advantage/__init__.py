@@ -1,6 +1,7 @@
 """Advantages: credit for each row, from the rewards of its group, of all rows, or of its steps.
 
-A reward that is NULL was not computed: the row is kept out of all statistics and gets no advantage.
+A reward that is NULL (or no finite number) was not computed: the row is kept out of all statistics
+and gets no advantage.
 Where rewards that are compared are equal, or there is only one, they say nothing: the advantage is
 0, unless a formula says otherwise. Standard deviations are those of a sample (divisor n - 1), as in
 the view `groups`.

@@ -1,13 +1,13 @@
 """Advantages of groups from which answers below the mean are left out."""
 
-from hashlib import blake2b
 from typing import Literal
 
 import polars as pl
 
 from ..body import FrameFunction
+from ..chance import chance
 from ..decorator import operator
-from .statistics import GROUP, advantage, centered, mean, reward, zscore
+from ..statistics import GROUP, advantage, centered, reward, zscore
 
 _LOW, _KEPT, _PLACE = "is_below_the_mean", "reward_kept", "place_by_lot"
 
@@ -40,7 +40,7 @@ def balanced(
     """
 
     def set_advantage(frame: pl.LazyFrame) -> pl.LazyFrame:
-        drawn = frame.with_columns((reward < mean(reward, GROUP)).alias(_LOW), _lot(seed))
+        drawn = frame.with_columns((centered(reward, GROUP) < 0).alias(_LOW), _lot(seed))
         is_kept = reward.is_not_null() if drop == "none" else _is_kept()
         kept = drawn.with_columns(pl.when(is_kept).then(reward).alias(_KEPT))
         one = pl.col(_KEPT)
@@ -53,11 +53,10 @@ def balanced(
 
 def _lot(seed: int) -> pl.Expr:
     def draw(ids: pl.Series) -> pl.Series:
-        drawn = (blake2b(f"{seed}/{one}".encode(), digest_size=8).digest() for one in ids)
-        return pl.Series([int.from_bytes(one) for one in drawn], dtype=pl.UInt64)
+        return pl.Series([chance(seed, one) for one in ids], dtype=pl.Float64)
 
     ids = pl.col("experience_id")
-    return ids.map_batches(draw, return_dtype=pl.UInt64, is_elementwise=True).alias(_PLACE)
+    return ids.map_batches(draw, return_dtype=pl.Float64, is_elementwise=True).alias(_PLACE)
 
 
 def _is_kept() -> pl.Expr:

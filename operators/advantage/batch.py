@@ -6,7 +6,18 @@ import polars as pl
 
 from ..body import Declared
 from ..decorator import operator
-from .statistics import GROUP, advantage, centered, differ, inverse, listed, reward, zero, zscore
+from ..statistics import (
+    GROUP,
+    advantage,
+    centered,
+    differ,
+    finite,
+    inverse,
+    listed,
+    reward,
+    zero,
+    zscore,
+)
 
 
 @operator("derive")
@@ -28,13 +39,13 @@ def greedy_baseline(*, baseline: str) -> pl.Expr:
     """Set `advantage` to the reward less the column `baseline` (ReMax, arXiv:2310.10505).
 
     In the paper that is the reward of the task's greedy answer; any column that does not depend on
-    the row's own answer will do. NULL where it is NULL.
+    the row's own answer will do. NULL where it is NULL, or no finite number.
 
     >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "reward": [1.0, 0.0], "greedy": 0.75})
     >>> rows.pipe(greedy_baseline(baseline="greedy"))["advantage"].to_list()
     [0.25, -0.75]
     """
-    return advantage(reward - pl.col(baseline))
+    return advantage(reward - finite(baseline))
 
 
 @operator("derive", sees="all")

@@ -7,7 +7,7 @@ import polars as pl
 from ...store.errors import OperatorError
 from ..body import Declared
 from ..decorator import operator
-from .statistics import GROUP, advantage, centered, differ, inverse, listed, mean, reward, zscore
+from ..statistics import GROUP, advantage, centered, differ, inverse, listed, mean, reward, zscore
 
 
 @operator("derive", whole_groups=True)
@@ -57,10 +57,11 @@ def leave_one_out() -> pl.Expr:
     >>> rows.pipe(leave_one_out())["advantage"].to_list()
     [0.75, -0.75, 0.0]
     """
-    num_others = reward.count().over(GROUP) - 1
+    num_others = reward.count().over(GROUP).cast(pl.Float64) - 1
     # the mean of the others lies as far on the other side of the mean of all, divided by them
     apart = centered(reward, GROUP)
-    return advantage(pl.when(num_others > 0).then(apart + apart / num_others).otherwise(0.0))
+    gain = apart + apart * inverse(num_others)
+    return advantage(pl.when(num_others > 0).then(gain).otherwise(0.0))
 
 
 @operator("derive", whole_groups=True)

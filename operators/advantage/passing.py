@@ -8,7 +8,7 @@ import polars as pl
 from ...store.errors import OperatorError
 from ..body import FrameFunction
 from ..decorator import operator
-from .statistics import GROUP, advantage, reward
+from ..statistics import GROUP, advantage, inverse, reward
 
 
 @operator("derive", whole_groups=True)
@@ -24,7 +24,7 @@ def max_rl(*, threshold: float = 0.5) -> pl.Expr:
     [3.0, -1.0, -1.0, -1.0]
     """
     rate = _num_passed(threshold) / _num_rewards()
-    gain = ((reward > threshold).cast(pl.Float64) - rate) / rate
+    gain = ((reward > threshold).cast(pl.Float64) - rate) * inverse(rate)
     return advantage(pl.when(rate > 0).then(gain).otherwise(0.0))
 
 
@@ -49,7 +49,7 @@ def pass_at_k(*, k: int, threshold: float = 0.5) -> FrameFunction:
     std = (mean * (1 - mean)).sqrt()
     with_failed = 1 - _share_of_sets(failed - 1, n - 1, k - 1)
     own = pl.when(reward > threshold).then(1.0).otherwise(with_failed)
-    credit = pl.when((n >= k) & (std > 0)).then((own - mean) / std).otherwise(0.0)
+    credit = pl.when((n >= k) & (std > 0)).then((own - mean) * inverse(std)).otherwise(0.0)
 
     def set_advantage(frame: pl.LazyFrame) -> pl.LazyFrame:
         num_failed = _num_rewards() - _num_passed(threshold)

@@ -9,7 +9,7 @@ import polars as pl
 from ...store.errors import OperatorError
 from ..body import Declared
 from ..decorator import operator
-from .statistics import GROUP, centered, reward, zscore
+from ..statistics import GROUP, centered, reward, zscore
 
 _ROLLOUT = (GROUP, "rollout")
 _PLACE, _LENGTH, _OUTCOME = "place_in_rollout", "rows_of_rollout", "outcome_of_rollout"

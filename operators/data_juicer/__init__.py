@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
-from ...store.errors import OperatorError
+from ...store.errors import OperatorError, nearest
 from ..apply import Operator
 from ..body import Declared
 from ..decorator import OperatorFunction
@@ -101,6 +101,11 @@ class DataJuicer(OperatorFunction[...]):
         if "operator" not in kwargs and len(others) == 1:
             kwargs["operator"] = {others[0]: kwargs.pop(others[0])}
         elif "operator" not in kwargs and not args:
+            strange = [key for key in others if key not in library.operators()]
+            if strange and len(strange) < len(others):
+                raise OperatorError(
+                    f"`data_juicer` has no parameter `{strange[0]}`{nearest(strange[0], _OWN[1:])}"
+                )
             raise OperatorError(
                 f"`data_juicer` needs one of its operators, as `{{data_juicer: {{NAME: ...}}}}`, "
                 f"and takes {', '.join(_OWN[1:])} beside; got {', '.join(others) or 'none'}"

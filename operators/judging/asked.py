@@ -27,7 +27,7 @@ async def answer(ask: Ask, question: str, read: Callable[[Any], T], *, tries: in
         text = await ask(messages)
         try:
             return read(_json_in(text))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             wrong = f"{error}, in {text[:200]!r}"
             asked = f"That cannot be read: {error}. Answer again, with the JSON only."
             messages += [

@@ -1,7 +1,6 @@
 """Filters of near-duplicates: of rows that are alike the first stays, and the others name it."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -12,13 +11,10 @@ from ..body import Declared, FrameFunction
 from ..decorator import operator
 from ..laws import id_column
 from ..vectors import embedded, embedder_of
+from ..within import UNIT, Within, seen
 from . import cosine, minhash
 from .greedy import Alike, blocks_of
 
-Within = Literal["all", "task", "group"]
-"""Among which rows near-duplicates are looked for."""
-
-_UNIT = {"all": None, "task": "task_id", "group": "group_id"}
 _SHINGLE = (2, 16)
 _TEXTS = 4096
 """That are embedded at once."""
@@ -104,7 +100,7 @@ def _check_share(threshold: float) -> None:
 def _first_stays(
     column: str, within: Within, find: Callable[[pl.Series, Sequence[object]], Alike], told: str
 ) -> Declared:
-    unit = _UNIT[within]
+    unit = UNIT[within]
 
     def mark(rows: pl.DataFrame) -> pl.DataFrame:
         known = _has_something(rows[column]).arg_true()
@@ -125,7 +121,7 @@ def _first_stays(
 
     body: FrameFunction = filter_
     reads = (column, unit) if unit else (column,)
-    return Declared(body=body, reads=reads, sees="group" if within == "group" else "all")
+    return Declared(body=body, reads=reads, sees=seen(within))
 
 
 def _has_something(values: pl.Series) -> pl.Series:

@@ -1,6 +1,7 @@
 """Rewards of code: what a program does in a sandbox, against its tests."""
 
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -80,11 +81,13 @@ async def _statements(code: str, tests: Sequence[str], limits: Limits) -> tuple[
     mark = secrets.token_hex(16)
     program = _HARNESS.format(tests=repr(list(tests)), code=repr(code))
     ended = await run_python(program, stdin=f"{mark}\n", limits=limits)
-    told = [line for line in ended.output.splitlines() if line.startswith(mark)]
-    if ended.how == "done" and told:
-        _, passed, *why = told[-1].split(" ", 2)
-        return int(passed), " ".join(why) or None
-    return 0, ended.detail if ended.how != "done" else "error: it ended before the tests"
+    if ended.how != "done":
+        return 0, ended.detail
+    told = re.findall(rf"^{mark} (\d{{1,9}})(?: (.*))?$", ended.output, re.MULTILINE)
+    passed, why = told[-1] if told else ("0", "error: it ended before the tests")
+    if int(passed) > len(tests):  # the code itself said so
+        return 0, "error: it ended before the tests"
+    return int(passed), why or None
 
 
 async def _programs(

@@ -35,7 +35,7 @@ def tool_call_match(
     wanted = [_as_text(call) for call in expected]
     try:
         made = [_as_text(call) for call in _calls(task, experience)]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for what nests very deeply
         return Verdict(0.0, f"a tool call is not JSON: {error}")
     missing, extra = Counter(wanted) - Counter(made), Counter(made) - Counter(wanted)
     if missing:

@@ -23,8 +23,12 @@ _NOSUID, _NODEV, _READ_ONLY, _REMOUNT, _BIND = 2, 4, 1, 32, 4096
 _EVERYWHERE, _DETACH = 16384 | (1 << 18), 2
 _DEATH_SIGNAL, _NO_NEW_PRIVILEGES, _SUBREAPER, _SECCOMP = 1, 38, 36, 22
 _FOLDERS = ("/usr", "/lib", "/lib64", "/bin")
-_SOCKET_CALL = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
-"""By processor: its audit number, and that of the system call `socket`."""
+_REFUSED = {
+    "x86_64": (0xC000003E, (41, 62, 101, 129, 200, 234, 297, 311, 424)),
+    "aarch64": (0xC00000B7, (198, 129, 117, 138, 130, 131, 240, 271, 424)),
+}
+"""By processor: its audit number, and the numbers of socket, kill, ptrace, rt_sigqueueinfo, tkill,
+tgkill, rt_tgsigqueueinfo, process_vm_writev and pidfd_send_signal."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -49,13 +53,14 @@ def main() -> None:
         os.close(tells)
         signal.setitimer(signal.ITIMER_REAL, limits["seconds"])
         said["code"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        child = 0
         said |= json.loads(os.read(inner, 4096) or b"{}")
     except Stop:
         said["late"] = True
     except OSError as error:
         said["refused"] = str(error)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    _end_all(child)
+    _end_all({child} - {0})
     os.write(limits["tells"], json.dumps(said).encode())
 
 
@@ -117,7 +122,7 @@ def _new_root(limits: dict[str, Any]) -> None:
             _mount(name, str(inner), None, _BIND)
             _mount(None, str(inner), None, _BIND | _REMOUNT | _READ_ONLY | _NOSUID | _NODEV)
     for name in ("work", "tmp", "old", "dev"):
-        Path(folder, name).mkdir()
+        Path(folder, name).mkdir(exist_ok=True)  # Python may be installed below one of them
         Path(folder, name).chmod(0o777)
     Path(folder, "dev/null").touch()
     _mount("/dev/null", f"{folder}/dev/null", None, _BIND)
@@ -132,7 +137,7 @@ def _new_root(limits: dict[str, Any]) -> None:
 def _start(limits: dict[str, Any], *, isolated: bool) -> NoReturn:
     if not isolated:
         _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-        _no_sockets()
+        _refuse_calls()
     if os.geteuid() == 0:
         if not isolated:
             os.chown(limits["folder"], NOBODY, NOBODY)
@@ -156,14 +161,19 @@ def _start(limits: dict[str, Any], *, isolated: bool) -> NoReturn:
     os.execve(python, [python, "-I", "-B", "main.py"], {"PATH": "/usr/bin", "LANG": "C.UTF-8"})
 
 
-def _no_sockets() -> None:
-    """Let the kernel refuse sockets to this process and all that it starts (seccomp)."""
-    audit, socket = _SOCKET_CALL[os.uname().machine]
+def _refuse_calls() -> None:
+    """Let the kernel refuse sockets and signals to this process and all that it starts (seccomp).
+
+    Signals, since without namespaces the code may be the same user as whoever started it.
+    """
+    audit, calls = _REFUSED[os.uname().machine]
     load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
     refuse, allow = 0x00050000 | 1, 0x7FFF0000
-    steps = [(load, 0, 0, 4), (equal, 0, 3, audit), (load, 0, 0, 0)]
-    steps += [(at_least, 1, 0, 0x40000000), (equal, 0, 1, socket)]
-    steps += [(give, 0, 0, refuse), (give, 0, 0, allow)]
+    last = len(calls)
+    steps = [(load, 0, 0, 4), (equal, 0, last + 3, audit), (load, 0, 0, 0)]
+    steps += [(at_least, last + 1, 0, 0x40000000)]
+    steps += [(equal, last - i, 0, call) for i, call in enumerate(calls)]
+    steps += [(give, 0, 0, allow), (give, 0, 0, refuse)]
     packed = b"".join(
         code.to_bytes(2, "little") + bytes([true, false]) + value.to_bytes(4, "little")
         for code, true, false, value in steps
@@ -177,25 +187,40 @@ def _no_sockets() -> None:
     _check(_libc.prctl(_SECCOMP, 2, ctypes.byref(program), 0, 0), "seccomp")
 
 
-def _end_all(child: int) -> None:
-    """Kill all that is left below this process, also what has left its session."""
+def _end_all(children: set[int]) -> None:
+    """Kill all that is left below this process, also what has left its session.
+
+    All are stopped before the first is killed: what goes on while others are killed may multiply.
+    Of namespaces the first process is killed, with which all others end; there is no `/proc` then.
+    """
     until = time.monotonic() + 2
-    left = [child] if child else []
-    while left and time.monotonic() < until:
-        for one in left:
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(one, signal.SIGKILL)
-                os.waitpid(one, 0)
-        left = _children()  # those that it leaves come to us; in a namespace there are none
+    stopped: set[int] = set()
+    while (new := (children | _below()) - stopped) and time.monotonic() < until:
+        for one in new:
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGSTOP)
+        stopped |= new
+    for one in stopped:
+        with suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        while time.monotonic() < until:  # those that others leave come to us
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(0.001)
 
 
-def _children() -> list[int]:
-    found = []
+def _below() -> set[int]:
+    """Return all processes that come from this one."""
+    children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            words = stat.read_text().rpartition(")")[2].split()
-            if int(words[1]) == os.getpid():
-                found.append(int(stat.parent.name))
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(stat.parent.name))
+    found, left = set[int](), children.get(os.getpid(), [])
+    while left:
+        found.add(one := left.pop())
+        left += children.get(one, [])
     return found
 
 

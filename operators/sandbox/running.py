@@ -34,7 +34,7 @@ _SAID: dict[How, str] = {
 }
 """What the last line of an error that nobody caught says of the limit that was met."""
 
-_NO_SOCKET = "PermissionError: [Errno 1] Operation not permitted"
+_NO_SOCKET = re.compile(r"\[Errno 1\] Operation not permitted>?$")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ def protection() -> str:
         return f"nothing, and does not run: {error}"
     if ended.isolated:
         return "namespaces: no network, no other process or file, another user, and limits"
-    return "limits and no sockets; files that any user may read or write are open to it"
+    open_to_it = "that any user may" if os.geteuid() == 0 else "that you may"
+    return f"limits, no sockets, no signals; files {open_to_it} read or write are open to it"
 
 
 async def _run(folder: str, stdin: str, limits: Limits) -> Ended:
@@ -202,7 +203,7 @@ def _ended(said: dict[str, Any], output: bytes, errors: bytes, limits: Limits) -
 
 def _by_its_words(errors: str, *, isolated: bool) -> How:
     lines = errors.strip().splitlines()
-    if not isolated and lines and lines[-1] == _NO_SOCKET:
+    if not isolated and lines and "socket" in errors and _NO_SOCKET.search(lines[-1]):
         return "network"
     for how, pattern in _SAID.items():
         if lines and re.search(pattern, lines[-1]):

@@ -56,6 +56,7 @@ def test_the_doctor_exits_with_1_when_something_is_wrong(rlake: Command, tried: 
     said = rlake("doctor")
     assert said.returncode == 0
     assert "`experiences`: 8 rows in 8 files" in said.stdout
+    assert "code under test is confined here by " in said.stdout
     assert {f["level"] for f in last_json(rlake("doctor", "--json"))["findings"]} >= {"ok"}
     assert tried.folder is not None
     lost = min((tried.folder / "experiences.lance" / "data").iterdir())

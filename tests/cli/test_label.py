@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -97,8 +98,64 @@ def test_labels_of_rows_that_are_not_stored_are_refused_as_a_whole(
     (tmp_path / "f.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     refused = rlake("feedback", "import", "f.jsonl")
     assert refused.returncode == 2
-    assert "1 experiences that are not stored, such as `x`" in refused.stderr
+    assert "labels 1 experience that is not stored, such as `x`" in refused.stderr
     assert labels(lake) == []
+
+
+def test_what_is_not_filled_in_or_there_twice_is_no_label(
+    rlake: Call, lake: Store, tmp_path: Path
+) -> None:
+    lake.append("experiences", experiences(3, reward=1.0))
+    assert rlake("feedback", "export", "--out", "asked.jsonl").returncode == 0
+    first, *rest = (tmp_path / "asked.jsonl").read_text(encoding="utf-8").splitlines()
+    filled = json.dumps(json.loads(first) | {"annotator": "ann", "label": "good"})
+    (tmp_path / "done.jsonl").write_text("\n".join([filled, filled, *rest]), encoding="utf-8")
+    assert "imported 1 label from" in rlake("feedback", "import", "done.jsonl").stdout
+    assert labels(lake) == [("ann", "good", None)]
+    nobody = json.dumps(json.loads(first) | {"label": "good"})
+    (tmp_path / "nobody.jsonl").write_text(nobody, encoding="utf-8")
+    refused = rlake("feedback", "import", "nobody.jsonl")
+    assert (
+        "record 1 of `nobody.jsonl` holds no labels: `annotator` must be a name" in refused.stderr
+    )
+
+
+def test_ctrl_c_ends_the_form_and_odd_bytes_are_a_comment(
+    rlake: Call, lake: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.append("experiences", experiences(3, reward=1.0))
+    lines = iter(["1 caf\udce9"])
+
+    def typed(*_: object) -> str:
+        for line in lines:
+            return line
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", typed)
+    done = rlake("label", "--annotator", "ann")
+    assert (done.returncode, done.stdout) == (0, "1 label by ann; 1 of 3 items are done\n")
+    assert labels(lake) == [("ann", "good", "caf?")]
+
+
+def test_a_queue_of_another_question_is_refused(
+    rlake: Call, lake: Store, typed: Callable[[str], None]
+) -> None:
+    lake.append("experiences", experiences(3, reward=1.0))
+    typed("1\nq\n")
+    assert rlake("label", "--annotator", "ann").returncode == 0
+    refused = rlake("label", "--annotator", "bob", "--labels", "yes,no")
+    assert refused.returncode == 2
+    assert (
+        "queue `review` has labels `good`, and this question offers `yes`, `no`" in refused.stderr
+    )
+
+
+def test_an_address_that_is_taken_is_told(rlake: Call, lake: Store) -> None:
+    lake.append("experiences", experiences(1, reward=1.0))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = rlake("label", "--web", "--port", taken.getsockname()[1])
+    assert refused.returncode == 2
+    assert "Address already in use" in refused.stderr
 
 
 @contextmanager
@@ -123,9 +180,12 @@ def key_of(html: str) -> str:
 
 
 def test_a_page_takes_labels_of_several_people_while_rows_are_appended(lake: Store) -> None:
-    lake.append("experiences", experiences(10, reward=1.0, response_text="<script>alert(1)"))
-    with page(lake, "--reviews", "2", "--labels", "good=1,</script>=0") as address:
+    long = "<script>alert(1)" + "x" * 10**6
+    lake.append("experiences", experiences(10, reward=1.0, response_text=long))
+    options = ("--reviews", "2", "--labels", "good=1,</script>=0", "--annotator", "ann")
+    with page(lake, *options) as address:
         html = httpx.get(address).text
+        assert '"annotator": "ann"' in html
         assert "alert(1)" not in html
         assert html.count("</script>") == 1
         headers = {"X-Rlake-Key": key_of(html)}
@@ -135,6 +195,7 @@ def test_a_page_takes_labels_of_several_people_while_rows_are_appended(lake: Sto
             with httpx.Client(base_url=address, headers=headers, timeout=30) as client:
                 while item := client.get("item", params={"annotator": who}).json()["item"]:
                     seen.append((who, item["key"]))
+                    assert item["first"].endswith("… (900,016 more characters)")
                     sent = {"annotator": who, "key": item["key"], "label": "good"}
                     assert client.post("label", json=sent).json() == {"stored": True}
 

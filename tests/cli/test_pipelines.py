@@ -106,3 +106,18 @@ def test_memory_is_shown_and_cleared(rlake: Rlake, lake: Store, file: Path) -> N
     assert "remembered: 2 answers" in shown.stdout
     assert last_json(rlake("pipeline", "memory", "--clear", "--json"))["is_cleared"] is True
     assert rlake("pipeline", "memory").stdout.startswith("remembered: 0 answers")
+
+
+def test_a_plan_of_expressions_is_told_in_json_and_nothing_else_is_printed(
+    rlake: Rlake, lake: Store
+) -> None:
+    Path("keep.yaml").write_text(
+        "name: kept\nsource: {table: experiences}\noperators: [{keep: {where: reward > 9}}]\n"
+        "sink: {file: kept.jsonl}\n"
+    )
+    lake.append("experiences", experiences(4, reward=0.0))
+    [step] = last_json(rlake("pipeline", "explain", "keep.yaml", "--json"))["steps"]
+    assert (step["rows_in"], step["most_in"], step["rows_out"]) == (4, 4, None)
+    done = rlake("pipeline", "run", "keep.yaml")
+    assert done.stdout.startswith("kept: 4 rows in, 0 out")
+    assert done.stderr == "", "a bar is drawn on terminals only"

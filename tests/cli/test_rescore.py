@@ -229,6 +229,14 @@ def test_a_reward_that_can_judge_no_row_is_a_failure_and_says_why(
     assert "`loads` could judge none of 12 rows, such as: TypeError" in done.stderr
 
 
+def test_half_a_character_in_a_reason_is_stored_as_a_question_mark(
+    rlake: Command, tried: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("my_rewards.lenient", lambda *_: rewards.Verdict(1.0, "well\ud83d"))
+    assert rlake("rescore", "--reward", "my_rewards:lenient").returncode == 0
+    assert verdicts(tried) == [(1.0, "well?", 12)]
+
+
 def told_apart(lake: Store, values: dict[str, list[float | None]]) -> None:
     """Store three groups of four tries, with verdicts of scorers beside their rewards."""
     lake.append("experiences", experiences(12, reward=values.pop("reward")))
@@ -300,9 +308,11 @@ def test_rescore_compares_with_an_older_verdict(rlake: Command, lake: Store) -> 
 
 
 def test_the_same_reward_differs_in_nothing(rlake: Command, lake: Store) -> None:
-    told_apart(lake, {"reward": [*OLD], "same": [*OLD]})
+    told_apart(lake, {"reward": [*OLD], "same": [*OLD], "flat": [0.5] * len(OLD)})
     told = json.loads(rlake("rewards", "diff", "reward", "score:same", "--json").stdout)
     assert told["rows"]["changed"] == 0
+    flat = json.loads(rlake("rewards", "diff", "reward", "score:flat", "--json").stdout)
+    assert flat["rows"]["correlation"] is None  # and not NaN, which is no JSON
     assert (told["groups"]["sign_changes"], told["tasks"]) == (0, [])
 
 
@@ -311,7 +321,8 @@ def test_a_difference_used_wrongly_says_how(rlake: Command, lake: Store) -> None
     for words, message in (
         (("reward", "score:strct"), "did you mean `strict`"),
         (("reward", "score:strict@2"), "of version `2`"),
-        (("reward", "strict"), "names no side column"),
+        (("reward", "strict"), "`strict` is no reward"),
+        (("rewrd", "reward"), "`rewrd` is no reward; did you mean `reward`?"),
         (("reward", "feedback:label"), "is text"),
         (("reward", "score:strict", "--where", "rewrd > 1"), "`rewrd`"),
     ):

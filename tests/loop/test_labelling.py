@@ -3,11 +3,14 @@
 from collections import Counter
 from itertools import combinations
 
+import httpx
 import numpy as np
 import pytest
 from builders import experiences
 
 from rlake.loop.labelling import Choice, Item, Question, Queue, parse_choices, progress, settle
+from rlake.loop.labelling.web import app
+from rlake.operators.waiting import run_apart
 from rlake.store import Store
 from rlake.store.errors import ConfigError, NotFoundError, QueryError
 
@@ -89,6 +92,19 @@ def test_a_query_without_ids_an_empty_queue_and_a_bad_condition_are_told(store: 
         queue(store, where="reward >")
 
 
+def test_an_item_is_done_when_it_has_its_reviews(store: Store) -> None:
+    store.append("experiences", experiences(12, reward=1.0))
+    made = queue(store, reviews=2)
+    first, other = made.next(store, "ann"), made.next(store, "bob")
+    assert first is not None
+    assert first != other, "people who begin at one time seldom meet"
+    made.add(store, first, "ann", GOOD)
+    assert vars(progress(made, store, "ann")) == {"items": 12, "done": 0, "labels": 1, "mine": 1}
+    assert made.next(store, "bob") == first
+    made.add(store, first, "bob", GOOD)
+    assert progress(made, store, "cyd").done == 1
+
+
 def test_nobody_gets_an_item_twice_and_each_gets_its_reviews(store: Store) -> None:
     store.append("experiences", experiences(12, reward=1.0))
     made, seen = queue(store, reviews=2), Counter[tuple[str, Item]]()
@@ -102,6 +118,18 @@ def test_nobody_gets_an_item_twice_and_each_gets_its_reviews(store: Store) -> No
     assert set(seen.values()) == {1}
     assert Counter(item for _, item in seen) == dict.fromkeys(made.items, 2)
     assert progress(made, store, "ann").done == 12
+
+
+def test_an_item_whose_row_was_deleted_is_passed_over(store: Store) -> None:
+    store.append("experiences", experiences(3, reward=1.0))
+    made = queue(store, reviews=2)
+    made.add(store, made.items[0], "ann", GOOD)
+    gone = made.items[0].experience_id
+    store.dataset("experiences").delete(f"experience_id = '{gone}'")
+    assert made.next(store, "bob") in made.items[1:]
+    assert set(queue(store, reviews=2).items) == set(made.items[1:])
+    with pytest.raises(NotFoundError, match="is empty"):
+        queue(store, sql="SELECT 'x' AS experience_id", name="other")
 
 
 def test_what_somebody_skips_comes_to_others(store: Store) -> None:
@@ -173,6 +201,19 @@ def test_agreement_is_as_its_definitions_say(store: Store, seed: int) -> None:
         assert two["kappa"] == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_page_for_other_machines_is_given_to_those_with_its_token(store: Store) -> None:
+    store.append("experiences", experiences(1, reward=1.0))
+    form = app(store, queue(store), hosts=None, token="secret")
+
+    async def status(path: str) -> int:
+        way = httpx.ASGITransport(app=form)
+        async with httpx.AsyncClient(transport=way, base_url="http://lab.example") as client:
+            return (await client.get(path)).status_code
+
+    paths = ("/", "/?token=guess", "/?token=secret", "/item?annotator=eve&token=secret")
+    assert [run_apart(status(path)) for path in paths] == [403, 403, 200, 403]
+
+
 def test_a_person_who_thinks_again_counts_once(store: Store) -> None:
     store.append("experiences", experiences(1, reward=1.0))
     made = queue(store)
@@ -196,10 +237,21 @@ def test_the_majority_becomes_a_label_that_a_run_can_train_on(store: Store) -> N
         "labels": 1, "preferences": 0, "ties": 1, "waiting": 1,
     }  # fmt: skip
     assert settle(store, "q", reviews=2).labels == 0
+    tie = "SELECT label, score FROM adjudicated WHERE experience_id = 'g000/01'"
+    assert store.sql(tie).fetchall() == [(None, None)]
     rows = store.scan("experiences", with_columns=["reward=feedback:score@majority"]).collect()
     assert dict(rows.select("experience_id", "reward").rows())["g000/00"] == 1.0
     assert rows["reward"].null_count() == 2
     assert store.sql("SELECT num_annotators FROM agreement").fetchall() == [(3,)]
+
+
+def test_a_majority_that_changes_back_is_settled_again(store: Store) -> None:
+    store.append("experiences", experiences(1, reward=0.0))
+    for said in ("good", "bad", "good"):
+        labelled(store, "q", {"ann": {"g000/00": said}})
+        assert (settle(store, "q").labels, settle(store, "q").labels) == (1, 0)
+        rows = store.scan("experiences", with_columns=["label=feedback:label@majority"]).collect()
+        assert rows["label"].to_list() == [said]
 
 
 def test_pairs_that_people_compared_become_preferences(store: Store) -> None:

@@ -139,6 +139,10 @@ async def from_a_template(messages: Messages) -> str:
     return "\n".join(line(f"How many {name} are {len(name)} of them?", 3) for name in THEMES)
 
 
+async def away(messages: Messages) -> str:
+    raise OSError("nobody is there")
+
+
 def test_the_command_stores_new_tasks_and_says_what_it_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +155,19 @@ def test_the_command_stores_new_tasks_and_says_what_it_refused(
     assert "3 new tasks in " in out
     assert "`new` has 3 of 3" in out
     assert run(shlex.split(command.replace("from_a_template", "missing"))) == 2
+    assert run(shlex.split(command.replace("from_a_template", "away").replace("new", "no"))) == 1
+    assert "the request failed; the request failed: OSError: nobody is there" in (
+        capsys.readouterr().err
+    )
+    assert run([*shlex.split(command), "--by", "{url: x"]) == 2
+    assert "`--by {url: x` is no YAML" in capsys.readouterr().err
+
+
+def test_half_a_character_of_a_proposal_is_a_question_mark(seeded: Store) -> None:
+    half = '{"question": "Why \\ud83d is it?", "answer": "4"}'
+    assert proposed(seeded, Scripted(half), number=1).stored == 1
+    rows = seeded.sql("SELECT prompt_text FROM tasks WHERE prompt_text LIKE 'Why%'").fetchall()
+    assert rows == [("Why ? is it?",)]
 
 
 def test_a_maker_by_sql_gives_a_grid_of_tasks(store: Store) -> None:

@@ -164,7 +164,7 @@ FORMULAS: list[tuple[Operator, Formula]] = [
 ]
 
 
-@pytest.mark.parametrize(("op", "formula"), FORMULAS, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(("op", "formula"), FORMULAS, ids=[str(op) for op, _ in FORMULAS])
 @settings(max_examples=12, deadline=None)
 @given(groups=groups_of_rewards, seed=st.integers(0, 99))
 def test_advantages_are_the_formulas_of_the_papers(
@@ -207,10 +207,20 @@ EVERY = [*(op for op, _ in FORMULAS), o.batch_zscore(per="token"), o.balanced(),
 
 
 @pytest.mark.parametrize("op", EVERY, ids=str)
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_a_reward_that_is_no_finite_number_counts_as_none(op: Operator, odd: float) -> None:
+    groups = [[1.0, 0.2, None, 0.7], [None, 1.0, 0.0]]
+    without = shuffled(groups, seed=1)
+    given = without.with_columns(pl.col("reward").fill_null(odd))
+    assert op(given)["advantage"].equals(op(without)["advantage"])
+
+
+@pytest.mark.parametrize("op", EVERY, ids=str)
 def test_the_same_rows_give_the_same_bits_in_any_order_and_engine(op: Operator) -> None:
     rng = np.random.default_rng(0)
     for seed in range(4):
-        groups: Groups = [[*rng.normal(size=5), None] for _ in range(3)]
+        # of one group, engines take what they divide by for one number
+        groups: Groups = [[*rng.normal(size=4), None] for _ in range(1 + seed % 3)]
         once = op(shuffled(groups, seed)).sort("experience_id")["advantage"].to_list()
         for engine in ("streaming", "in-memory"):
             again = op(shuffled(groups, seed + 1).lazy()).collect(engine=engine)

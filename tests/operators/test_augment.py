@@ -172,6 +172,14 @@ def test_replies_that_the_task_began_with_are_not_counted_as_sampled() -> None:
     assert [new[name] for name in TOKENS] == [None] * len(TOKENS)
 
 
+@pytest.mark.parametrize("function", [good_prefix, retry_tasks])
+def test_a_sign_of_failure_that_is_no_regular_expression_is_refused(
+    function: OperatorFunction[...],
+) -> None:
+    with pytest.raises(OperatorError, match=r"`failed` '\(' does not parse"):
+        function(failed="(")
+
+
 def test_a_try_that_fails_at_once_has_no_good_prefix() -> None:
     frame = walked([say("user", "go"), say("assistant", "fly"), say("tool", "error")])
     assert good_prefix()(frame).height == 1

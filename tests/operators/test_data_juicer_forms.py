@@ -335,3 +335,14 @@ def test_a_recipe_names_its_column_of_texts(tmp_path: Path) -> None:
     [op] = resolve_all([{"data_juicer_recipe": {"path": str(tmp_path / "recipe.yaml")}}])
     assert isinstance(op, Operator)
     assert op.reads == ("prompt_text",)
+    assert resolve_all([{"data_juicer_recipe": str(tmp_path / "recipe.yaml")}]) == [op]
+
+
+def test_an_operator_without_parameters_may_be_named_as_a_text() -> None:
+    [op] = resolve_all([{"data_juicer": "clean_ip_mapper"}])
+    assert op == data_juicer(operator="clean_ip_mapper")
+
+
+def test_a_parameter_beside_the_operator_that_does_not_exist_is_named() -> None:
+    with pytest.raises(OperatorError, match="no parameter `colum`; did you mean `column`"):
+        data_juicer(clean_ip_mapper={}, colum="prompt_text")

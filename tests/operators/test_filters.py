@@ -209,6 +209,7 @@ def test_a_sample_is_its_share_and_a_smaller_one_is_part_of_a_larger() -> None:
     [
         (lambda: keep_reward_between(), "a range needs `low`, `high` or both"),
         (lambda: keep_length_between(low=3, high=2), "`low` is 3, above `high`, which is 2"),
+        (lambda: keep_best(best=0), "`best` of `keep_best` must be 1 or more, got 0"),
         (lambda: sample(share=1.5), "`share` must be from 0 to 1, got 1.5"),
         (lambda: drop_failed(kinds=["time_out"]), "`kinds` of `drop_failed` got"),  # pyright: ignore[reportArgumentType]
     ],

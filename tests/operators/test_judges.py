@@ -114,6 +114,7 @@ def test_a_request_names_the_model_and_sends_the_key_of_its_variable(
     [sent] = server.asked
     assert (sent["model"], sent["temperature"], sent["max_tokens"]) == ("small", 0.5, 7)
     assert server.headers[0]["Authorization"] == "Bearer secret"
+    assert server.headers[0]["Accept-Encoding"] == "identity"
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
@@ -161,6 +162,8 @@ def test_nobody_there_is_said() -> None:
         ),
         ({"choices": [{"message": {"content": None}, "finish_reason": "length"}]}, "empty .length"),
         ({"choices": []}, "no chat completion"),
+        ({"choices": [{"message": "4"}]}, "no chat completion"),
+        (b"[" * 10**5, "no chat completion"),
         (b"<html>hello</html>", "no chat completion: <html>"),
         (b"x" * (2 << 20), "more than 1048576 bytes"),
     ],

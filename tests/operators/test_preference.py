@@ -146,10 +146,10 @@ def test_pairs_across_a_task_join_its_groups() -> None:
         task_id=pl.lit("t"), response_text=pl.Series(list("abcd"))
     )
     assert not len(pairs()(frame))
-    assert pairs(across="task")(frame).select("chosen_id", "rejected_id").rows() == [
+    assert pairs(within="task")(frame).select("chosen_id", "rejected_id").rows() == [
         ("g000/00", "g001/00")
     ]
-    assert (pairs().sees, pairs(across="task").sees) == ("group", "all")
+    assert (pairs().sees, pairs(within="task").sees) == ("group", "all")
 
 
 grouped = st.lists(
@@ -200,7 +200,18 @@ def test_every_strategy_gives_pairs_where_there_are_some_and_only_such(
         assert {group_of[a] for a, _ in ids} == {group_of[a] for a, _ in expected}
         assert ids == expected or strategy != "all"
         mixed = frame.sample(fraction=1.0, shuffle=True, seed=seed)
-        assert op(mixed).equals(found)
+        again = op(mixed)
+        assert again.sort("preference_id").equals(found.sort("preference_id"))
+        # as the rows stand, so that parts of them one after another give the same
+        places = {name: i for i, name in enumerate(mixed["experience_id"])}
+        order = [(places[chosen], rejected) for _, _, chosen, rejected, _ in again.rows()]
+        assert order == sorted(order)
+
+
+def test_rows_without_a_group_are_one_group() -> None:
+    frame = tries(1.0, 0.0, size=2).with_columns(group_id=pl.lit(None, pl.String))
+    assert named(pairs()(frame)) == [("00", "01", 1.0)]
+    assert best_of_n()(frame).height == 1
 
 
 def test_all_pairs_of_a_large_group_are_bounded_and_are_not_of_one_row() -> None:
@@ -280,7 +291,7 @@ def test_best_of_n_of_a_task_takes_the_best_of_its_groups() -> None:
     frame = tries(0.5, 1.0, 0.9, 0.1, size=2).with_columns(
         task_id=pl.lit("t"), response_text=pl.Series(list("abcd"))
     )
-    kept = best_of_n(across="task", n=2)(frame)
+    kept = best_of_n(within="task", n=2)(frame)
     assert kept["experience_id"].to_list() == ["g000/01", "g001/00"]
 
 
@@ -382,8 +393,20 @@ def test_kto_labels_by_the_mean_leave_out_what_is_neither() -> None:
     frame = tries(1.0, 0.0, 0.5, None, 0.3, 0.3, 0.3, 0.3, size=4)
     made = kto_labels(by="group_mean")(frame)
     assert made["desirable"].to_list() == [True, False, None, None, None, None, None, None]
+    equal = tries(0.1, 0.1, 0.1)  # the mean of these is a little more
+    assert set(kto_labels(by="group_mean")(equal)["desirable"]) == {None}
     one_class = kto_labels()(tries(1.0, 1.0))
     assert one_class["desirable_weight"].to_list() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("by", ["threshold", "group_mean"])
+def test_kto_gives_no_label_for_a_reward_that_is_no_number(by: Any) -> None:
+    frame = tries(1.0, 0.0, None)
+    given = frame.with_columns(pl.col("reward").fill_null(float("nan")))
+    labels = kto_labels(by=by)(given)["desirable"]
+    assert labels.to_list() == [True, False, None]
+    constant = frame.with_columns(reward=pl.lit(1.0))
+    assert kto_labels(by=by)(constant).height == 3
 
 
 def test_numbers_that_mean_nothing_are_refused() -> None:

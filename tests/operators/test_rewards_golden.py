@@ -192,6 +192,8 @@ def test_tool_calls_are_read_from_text_and_not_from_the_tasks_own_messages() -> 
     row = said(messages=[*history, {"role": "assistant", "content": text}])
     assert value("tool_call_match", task, row) == 1.0
     assert value("tool_call_match", Task.ask("?", "no JSON"), row) is None
+    deep = said(f"<tool_call>{'[' * 10**5}</tool_call>")
+    assert value("tool_call_match", task, deep) == 0.0  # not NULL: it is no way out of a penalty
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,18 @@
 """What single operators do to rows: cleaning, flat groups, priorities, copies and pairs."""
 
+import random
+
 import polars as pl
 import pytest
 from builders import RIGHT_AND_WRONG, experiences, rows
 
-from rlake.operators import best_of_group, clean_whitespace, drop_flat_groups, priority
+from rlake.operators import (
+    best_of_group,
+    clean_whitespace,
+    drop_flat_groups,
+    group_statistics,
+    priority,
+)
 from rlake.store.errors import OperatorError
 
 
@@ -34,9 +42,23 @@ def test_flat_groups_go_whole_with_the_reason_and_null_rewards_stay_with_their_g
 
 
 def test_rounding_does_not_make_a_flat_group_differ() -> None:
-    for size in range(2, 40):
-        frame = rows(experiences(size, reward=0.1, group_size=size))
-        assert drop_flat_groups()(frame).height == 0
+    rng = random.Random(0)
+    rewards = {
+        f"{size}/{i}": [rng.uniform(-3, 3)] * size for size in range(2, 40) for i in range(9)
+    }
+    frame = pl.DataFrame({"group_id": rewards.keys(), "reward": rewards.values()})
+    frame = frame.explode("reward").with_row_index("row")
+    frame = frame.with_columns(experience_id=pl.col("row").cast(pl.String))
+    assert drop_flat_groups()(frame).height == 0
+    assert set(group_statistics()(frame)["group_std"]) == {0.0}
+
+
+def test_a_reward_that_is_no_number_makes_no_group_differ() -> None:
+    frame = rows(experiences(4, reward=(0.1, 0.1, 0.5, 0.5), group_size=2))
+    for odd in (float("nan"), float("inf")):
+        given = frame.with_columns(reward=pl.when(rollout=1).then(odd).otherwise("reward"))
+        assert drop_flat_groups()(given).height == 0
+        assert best_of_group()(given)["parent_id"].drop_nulls().to_list() == ["g000/00", "g001/00"]
 
 
 def test_priority_names_the_row_that_is_not_finite_or_below_zero() -> None:

@@ -75,6 +75,14 @@ def test_the_pass_rate_is_the_share_of_known_answers_above_the_threshold(
     compared(column_of(BY_ACCURACY(LOWERED(frame)), "pass_rate"), expected)
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_a_reward_that_is_no_finite_number_does_not_pass(odd: float) -> None:
+    frame = frame_of([[(1.0, 2), (0.0, 3), (None, 4)]])
+    given = frame.with_columns(pl.col("reward").fill_null(odd))
+    for op in (PASS_RATE, group_statistics(), length_penalty()):
+        assert op(given).select(op.writes).equals(op(frame).select(op.writes))
+
+
 @settings(max_examples=20, deadline=None)
 @given(groups=some_groups, seed=st.integers(0, 9))
 def test_group_statistics_are_those_of_numpy(groups: list[list[Row]], seed: int) -> None:

@@ -204,6 +204,14 @@ def test_yaml_that_is_not_a_pipeline_is_told(text: str, told: str) -> None:
         Pipeline.from_yaml(text)
 
 
+def test_a_file_is_not_written_over_itself(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"experience_id": "a", "reward": 0.0}\n')
+    rows = Pipeline(name="x", source=File(str(file)), sink=File(f"{tmp_path}/./rows.jsonl"))
+    with pytest.raises(ConfigError, match="both read and written"):
+        rows.plan()
+
+
 def test_a_pipeline_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "look.yaml"
     path.write_text("name: look\nsource: {file: rows.csv, sql: FROM input}\n")

@@ -178,8 +178,8 @@ def test_rows_between_stages_lie_in_files_that_go_also_after_an_error(
     shuffled: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("rlake.pipelines.spilling.MEMORY_BYTES", 1)
-    monkeypatch.setattr("rlake.pipelines.spilling.CHUNK_BYTES", 2000)
+    monkeypatch.setattr("rlake.pipelines.running.spilling.MEMORY_BYTES", 1)
+    monkeypatch.setattr("rlake.pipelines.running.spilling.CHUNK_BYTES", 2000)
     on_disk: list[int] = []
 
     def look(progress: Progress) -> None:
@@ -267,8 +267,9 @@ SINKS = {
 
 
 @pytest.mark.parametrize(
-    ("sink", "commits"), [("derived", 3), ("preferences", 2), ("experiences", 1)]
-)
+    ("sink", "commits"),
+    [("derived", 3), pytest.param("preferences", 2, marks=pytest.mark.slow), ("experiences", 1)],
+)  # about 3 s each
 def test_a_run_that_was_killed_between_parts_stores_nothing_twice(
     shuffled: Store, sink: str, commits: int
 ) -> None:

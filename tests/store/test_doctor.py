@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import shutil
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,15 @@ from rlake.store.doctor import Finding, diagnose
 
 RUN = {"run_id": "r", "attempt": 1, "name": "r", "config": "{}", "code_version": "0",
        "start_step": 1, "status": "running"}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def start_method() -> Iterator[None]:
+    """Begin as a fresh interpreter does: a library may have settled how processes start."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(None, force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.fixture

@@ -10,8 +10,12 @@ _KEYS = ("experience_id", "compared_id", "annotator", "label", "score", "comment
 
 
 def read(record: Record) -> Iterator[Given]:
-    """Yield the label of one record; keys of other columns are passed over."""
+    """Yield the label of one record, unless nothing is filled in; other keys are passed over."""
     given = {key: record.get(key) for key in _KEYS}
+    if all(given[key] is None for key in ("label", "score", "comment")):
+        return
+    if not record["annotator"]:
+        raise ValueError(f"`annotator` must be a name, got {record['annotator']!r}")
     score = given["score"]
     if isinstance(score, bool) or not isinstance(score, int | float | None):
         raise ValueError(f"`score` must be a number, got {score!r}")

@@ -9,11 +9,11 @@ from typing import Protocol
 import numpy as np
 import polars as pl
 
-from ..operators import Applied, Operator
-from ..operators.laws import id_column
+from ...operators import Applied, Operator
+from ...operators.laws import id_column
+from ..report import Step
 from .held import Held, Part
 from .needs import given_to
-from .report import Step
 
 
 class Remembers(Protocol):

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from ..operators import Operator
-from ..operators.laws import IDS, id_column
-from ..store.errors import OperatorError
-from ..store.schema import TABLES
-from .source import File, Table
+from ...operators import Operator
+from ...operators.laws import IDS, id_column
+from ...store.errors import OperatorError
+from ...store.schema import TABLES
+from ..source import File, Table
 
 _GROUP = "group_id"
 

@@ -6,9 +6,9 @@ from time import monotonic
 
 import polars as pl
 
-from ..operators import Operator
-from ..store import Store
-from .report import MOST_REASONS, OTHER, Dropped, Listener, Progress, Step
+from ...operators import Operator
+from ...store import Store
+from ..report import MOST_REASONS, OTHER, Dropped, Listener, Progress, Step, summed
 from .stages import Stage
 from .treating import Treated
 
@@ -56,7 +56,8 @@ class Told:
         found = []
         for step, reasons in zip(self._steps, self._reasons, strict=True):
             if step.kind == "filter" and step.rows_in and not step.rows_out:
-                why = "; ".join(f"{n} for: {r}" for r, n in reasons.most_common(3))
+                each = summed(Dropped(step.operator, r, n) for r, n in reasons.items())
+                why = "; ".join(f"{d.rows} for: {d.reason}" for d in each[:3])
                 found.append(f"`{step.operator}` dropped all {step.rows_in} rows ({why})")
         return tuple(found)
 

@@ -7,10 +7,10 @@ from typing import Self
 import numpy as np
 import polars as pl
 
-from ..store import Store
-from ..store.errors import StoreError
-from ..store.schema import table
-from ..store.taking import take
+from ...store import Store
+from ...store.errors import StoreError
+from ...store.schema import table
+from ...store.taking import take
 from .spilling import Spilled
 
 _SAMPLE = 512

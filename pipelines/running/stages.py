@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..operators import Operator
+from ...operators import Operator
 
 
 @dataclass(frozen=True)

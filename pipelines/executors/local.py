@@ -9,9 +9,9 @@ from typing import ClassVar
 from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from ..store import Store
-from .held import Part
-from .treating import Remembers, Treated, Work, treat
+from ...store import Store
+from ..running.held import Part
+from ..running.treating import Remembers, Treated, Work, treat
 
 PART_BYTES = 32 << 20
 

@@ -5,8 +5,19 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
-reward = pl.col("reward")
 GROUP = "group_id"
+
+
+def finite(column: str) -> pl.Expr:
+    """Return a column of numbers; NULL where one is NaN or infinite, as where it was not computed.
+
+    Polars orders NaN above all numbers, so that it would count as a pass.
+    """
+    value = pl.col(column).cast(pl.Float64)
+    return pl.when(value.is_finite()).then(value)
+
+
+reward = finite("reward")
 
 
 def advantage(value: pl.Expr) -> pl.Expr:
@@ -24,6 +35,11 @@ def centered(value: pl.Expr, *over: str) -> pl.Expr:
     if over:
         return _of_groups(value, over, "centered")
     return pl.when(differ(value)).then(value - mean(value)).otherwise(zero(value))
+
+
+def std(value: pl.Expr, *over: str) -> pl.Expr:
+    """Return the standard deviation (divisor n - 1) in groups; exactly 0 where values are equal."""
+    return _of_groups(value, over, "std")
 
 
 def zscore(value: pl.Expr, *over: str, epsilon: float) -> pl.Expr:
@@ -61,7 +77,7 @@ def zero(value: pl.Expr) -> pl.Expr:
     return pl.when(value.is_not_null()).then(0.0)
 
 
-_How = Literal["mean", "centered", "zscore"]
+_How = Literal["mean", "std", "centered", "zscore"]
 
 
 def _of_groups(value: pl.Expr, over: tuple[str, ...], how: _How, epsilon: float = 0.0) -> pl.Expr:
@@ -94,17 +110,28 @@ def _worked_out(values: np.ndarray, group: np.ndarray, how: _How, epsilon: float
     in_order = in_order[~np.isnan(values[in_order])]
     ordered, at = values[in_order], group[in_order]
     count = np.bincount(at, minlength=size)
+    is_flat = _are_flat(ordered, count)
     with np.errstate(invalid="ignore", divide="ignore"):
         # bincount adds up one by one, in the order given
         means = np.bincount(at, ordered, minlength=size) / count
         if how == "mean":
             return means[group]
         told = values - means[group]
-        if how == "zscore":
+        if how != "centered":
             squares = np.bincount(at, (ordered - means[at]) ** 2, minlength=size)
-            told = told / (np.sqrt(squares / (count - 1)) + epsilon)[group]
+            stds = np.sqrt(squares / (count - 1))
+            stds[is_flat] = 0.0  # their mean may be wrong in its last bit
+            stds[count < 2] = np.nan
+            if how == "std":
+                return stds[group]
+            told = told / (stds + epsilon)[group]
+    return np.where(is_flat[group] & ~np.isnan(values), 0.0, told)
+
+
+def _are_flat(ordered: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Tell of each group whether its values, in order one group behind the other, are all equal."""
     last = np.cumsum(count) - 1
-    is_flat = np.ones(size, bool)
+    is_flat = np.ones(len(count), bool)
     some = count > 0
     is_flat[some] = ordered[last[some]] == ordered[last[some] - count[some] + 1]
-    return np.where(is_flat[group] & ~np.isnan(values), 0.0, told)
+    return is_flat

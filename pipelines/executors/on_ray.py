@@ -1,5 +1,6 @@
 """The Ray executor: parts are treated by Ray Data's tasks, which read their rows themselves."""
 
+import logging
 import pickle
 import sys
 import warnings
@@ -11,12 +12,12 @@ import pyarrow as pa
 from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from ..store import Store
-from ..store.errors import RlakeError, missing_extra
-from .held import Part
-from .remembered import Memory
-from .threads import PART_BYTES
-from .treating import Remembers, Treated, Work, treat
+from ...store import Store
+from ...store.errors import RlakeError, missing_extra
+from ..remembered import Memory
+from ..running.held import Part
+from ..running.treating import Remembers, Treated, Work, treat
+from .local import PART_BYTES
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -48,7 +49,13 @@ class Ray:
         with warnings.catch_warnings():
             # Ray starts its own programs; none of them goes on in a fork of this process
             warnings.filterwarnings("ignore", "lance is not fork-safe")
-            ray.init(address=self.address, include_dashboard=False, log_to_driver=False)
+            ray.init(
+                address=self.address,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        logging.getLogger("ray.data").setLevel(logging.ERROR)  # a run's own report says enough
         try:
             yield
         finally:

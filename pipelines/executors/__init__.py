@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..store.errors import ConfigError, nearest
+from ...store.errors import ConfigError, nearest
+from .local import Local
 from .on_ray import Ray
-from .threads import Local
 
 Executor = Local | Ray
 

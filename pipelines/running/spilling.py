@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 import polars as pl
 
-from ..store.errors import StoreError, reason
+from ...store.errors import StoreError, reason
 
 CHUNK_BYTES = 8 << 20
 """Of a chunk, which is one file: what is read at once to get at some of its rows."""

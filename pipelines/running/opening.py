@@ -7,14 +7,14 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ..operators.body import in_utc
-from ..store import Store
-from ..store import side as sides
-from ..store.files.reading import InputSession, open_input
-from ..store.query import query_error
-from ..store.schema import table
+from ...operators.body import in_utc
+from ...store import Store
+from ...store import side as sides
+from ...store.files.reading import InputSession, open_input
+from ...store.query import query_error
+from ...store.schema import table
+from ..source import File, Source, Sql, Table, plain, rows_of
 from .held import Held, Stored
-from .source import File, Source, Sql, Table, plain, rows_of
 from .spilling import Spill
 
 _BATCH_ROWS = 2048

@@ -10,30 +10,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from ..operators import Operator
-from ..operators.laws import check_ids, id_column
-from ..store import Appended, Store
-from ..store.errors import OperatorError
-from ..store.records import now
-from . import source as sources
-from . import writing
-from .executors import Executor
+from ...operators import Operator
+from ...operators.laws import check_ids, id_column
+from ...store import Appended, Store
+from ...store.errors import OperatorError
+from ...store.records import now
+from .. import sink as sinks
+from .. import source as sources
+from .. import writing
+from ..executors import Executor
+from ..plan import Plan
+from ..remembered import Memory
+from ..report import Listener, Report, Step
+from ..source import Sql, Table, rows_of, tables_read
+from ..unseen import Unseen, runs_before
 from .held import Held
 from .needs import given_to, needed
 from .opening import opened
 from .parts import cut, in_order
-from .plan import Plan
-from .remembered import Memory
-from .report import Listener, Report, Step
-from .source import Sql, Table, rows_of
 from .spilling import Spill, Spilled
 from .stages import Stage, stages
 from .telling import Notes, Told
 from .treating import Treated, Work, stepped, widened
-from .unseen import Unseen, tables_read
 
 if TYPE_CHECKING:
-    from .pipeline import Pipeline
+    from ..pipeline import Pipeline
 
 
 class Run:
@@ -67,10 +68,10 @@ class Run:
             if not self._unseen.is_nothing:
                 stack.enter_context(self._executor.running())
                 held = self._opened(stack)
-                read = self._ids_from_store(held)
+                read, before = self._ids_from_store(held), self._before(held)
                 for number, stage in enumerate(self._stages[:-1], 1):
                     held = self._between(number, stage, held, stack)
-                writer = self._writer(held, read)
+                writer = self._writer(held, read, before)
                 stack.callback(writer.close)
                 done = self._written(held, writer)
             self._notes.flush()
@@ -112,12 +113,25 @@ class Run:
         stored = rows_of(self._past.sql("SELECT experience_id FROM experiences"))
         return ids.filter(ids.is_in(stored["experience_id"].implode()))
 
+    def _before(self, held: Held) -> tuple[pl.Series, pl.Series] | None:
+        """Return ids about which runs before may have said what does not hold now; these runs."""
+        sink = self._pipeline.sink
+        if not isinstance(sink, Table) or (key := sinks.VALUES.get(sink.table)) is None:
+            return None
+        runs = runs_before(self._store, self._unseen.definition)
+        if not len(runs) or key not in held.schema:
+            return None
+        ids, left = held.light([key])[key], self._unseen.left
+        return (ids if left is None else pl.concat([ids, left]), runs)
+
     def _spill(self, schema: pl.Schema, stack: ExitStack) -> Spill:
         executor = self._executor
         spill = Spill(schema, folder=executor.folder, in_files=executor.in_files)
         return stack.enter_context(spill)
 
-    def _writer(self, held: Held, read: pl.Series) -> writing.Writer:
+    def _writer(
+        self, held: Held, read: pl.Series, before: tuple[pl.Series, pl.Series] | None
+    ) -> writing.Writer:
         return writing.opened(
             self._pipeline.sink,
             self._store,
@@ -126,6 +140,7 @@ class Run:
             read=read,
             operators=self._plan.operators,
             lineage_id=self.lineage_id,
+            before=before,
         )
 
     def _work(self, stage: Stage, held: Held) -> Work:
