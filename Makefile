@@ -19,7 +19,7 @@ quickstart: .venv/.train  ## train a tiny model on a CPU and look at every row i
 	$(BIN)/rlake quickstart
 
 test: .venv/.dev  ## the default tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/.dev  ## the slow tests
 	$(BIN)/python -m pytest -m "slow and not gpu" --timeout 900

@@ -8,7 +8,7 @@ from jobs import finish, start, told
 import rlake
 
 
-@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("ahead", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_two_processes_reach_the_same_result_as_one(tmp_path: Path, ahead: int):
     sets = ["--set", f"schedule.max_ahead={ahead}", "--set", "trainer.steps=8"]
     (tmp_path / "one").mkdir()

@@ -19,6 +19,8 @@ from rlake.store import connect
 
 NOTEBOOKS = {path.stem: path for path in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb")}
 FIRST = "101_from_files_to_a_training_set"
+IN_BRIEF = (FIRST, "201_a_chain_with_data_juicer")
+"""Those that the default tests run; the slow ones run the others."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,10 @@ def test_a_notebook_is_kept_without_outputs(name: str) -> None:
         assert (cell["outputs"], cell["execution_count"], cell["metadata"]) == ([], None, {})
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in IN_BRIEF else pytest.param(n, marks=pytest.mark.slow) for n in sorted(NOTEBOOKS)],
+)
 def test_a_notebook_runs_and_leaves_nothing_where_it_is_run(
     name: str, executed: Callable[[str], Executed]
 ) -> None:
