@@ -15,7 +15,7 @@ import rlake
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("store", "operators", "pipelines", "loop")
-SHIPPED = {".py", ".yaml", ".sql"}
+SHIPPED = {".html", ".py", ".sql", ".yaml"}
 
 
 def shipped() -> Iterator[Path]:
