@@ -11,6 +11,8 @@ MOST_REASONS = 1_000
 OTHER = "other reasons, each in `drops`"
 _SHOWN = 5
 """Reasons of an operator that a report shows."""
+_FEW = 3
+"""Reasons that differ in their numbers only, and are told one by one all the same."""
 _NUMBER = re.compile(r"(?<![\w/.-])-?\d+(?:\.\d+)?(?![\w/])")
 """A number by itself, and not a part of an id."""
 
@@ -25,19 +27,21 @@ class Dropped:
 
 
 def summed(dropped: Iterable[Dropped]) -> list[Dropped]:
-    """Return reasons that differ in their numbers only as one, the most frequent first.
+    """Return many reasons that differ in their numbers only as one, the most frequent first.
 
-    >>> summed([Dropped("short", "length 3 is not above 9", 2),
-    ...     Dropped("short", "length 7 is not above 9", 1)])
-    [Dropped(operator='short', reason='length 3 to 7 is not above 9', rows=3)]
+    >>> summed([Dropped("short", f"length {n} is not above 9", 2) for n in range(4, 8)])
+    [Dropped(operator='short', reason='length 4 to 7 is not above 9', rows=8)]
     """
     alike: dict[tuple[str, str], list[Dropped]] = {}
     for one in dropped:
         alike.setdefault((one.operator, _NUMBER.sub("{}", one.reason)), []).append(one)
-    found = [
-        Dropped(operator, _ranged([d.reason for d in each]), sum(d.rows for d in each))
-        for (operator, _), each in alike.items()
-    ]
+    found: list[Dropped] = []
+    for (operator, _), each in alike.items():
+        if len(each) <= _FEW:
+            found += each
+        else:
+            ranged = _ranged([d.reason for d in each])
+            found.append(Dropped(operator, ranged, sum(d.rows for d in each)))
     return sorted(found, key=lambda d: -d.rows)
 
 
