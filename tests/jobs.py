@@ -74,7 +74,8 @@ def kill_at(
 ) -> None:
     """Send SIGKILL as soon as the store shows that a step was drawn."""
     deadline = time.monotonic() + seconds
-    while drawn(store) < step:
+    lake: Store | None = None  # kept open: to open it at each look would take longer than a step
+    while (lake := lake or _opened(store)) is None or _newest(lake) < step:
         assert process.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline, f"step {step} was not drawn in {seconds} s"
         time.sleep(0.01)
@@ -84,10 +85,18 @@ def kill_at(
 
 def drawn(store: Path) -> int:
     """Return the newest step that a store shows, 0 while there is none."""
+    lake = _opened(store)
+    return 0 if lake is None else _newest(lake)
+
+
+def _opened(store: Path) -> Store | None:
     try:
-        lake = rlake.connect(store, create=False)
+        return rlake.connect(store, create=False)
     except NotAStoreError:
-        return 0
+        return None
+
+
+def _newest(lake: Store) -> int:
     [(step,)] = lake.sql("SELECT coalesce(max(step), 0) FROM draws").fetchall()
     return step
 
