@@ -10,9 +10,9 @@ from ..store.errors import OperatorError
 from .body import Declared
 from .chance import chance
 from .decorator import operator
-from .replies import ASIDE, REWARD, UNIT, DistinctBy, Within, columns, with_aside
+from .replies import ASIDE, REWARD, DistinctBy, columns, with_aside
 from .statistics import GROUP, centered, reward
-from .within import seen
+from .within import UNIT, Unit, seen
 
 _MARKED = pl.Schema({"keep": pl.Boolean, "reason": pl.String})
 
@@ -22,7 +22,7 @@ def best_of_n(
     *,
     n: int = 1,
     min_reward: float | None = None,
-    within: Within = "group",
+    within: Unit = "group",
     distinct_by: DistinctBy | None = "messages",
     last_step: bool = False,
 ) -> Declared:
@@ -61,7 +61,7 @@ def rejection_sample(
     *,
     n: int = 8,
     beta: float = 0.5,
-    within: Within = "group",
+    within: Unit = "group",
     distinct_by: DistinctBy | None = "messages",
     last_step: bool = False,
     seed: int = 0,

@@ -79,7 +79,7 @@ def keep_best(
     """
     if best < 1:
         raise OperatorError(f"`best` of `keep_best` must be 1 or more, got {best}")
-    unit = UNIT[within]
+    unit = UNIT.get(within)
 
     def choose(frame: pl.LazyFrame) -> pl.LazyFrame:
         schema = frame.collect_schema()

@@ -5,12 +5,12 @@ from typing import Literal
 import polars as pl
 
 from ..store.errors import OperatorError
-from ..store.ids import content_id
+from ..store.ids import preference_id
 from .body import Declared, Explained
 from .chance import chance
 from .decorator import operator
-from .replies import ASIDE, ID, REWARD, UNIT, DistinctBy, Within, columns, with_aside
-from .within import seen
+from .replies import ASIDE, ID, REWARD, DistinctBy, columns, with_aside
+from .within import UNIT, Unit, seen
 
 _PAIR = pl.Schema(
     {
@@ -32,7 +32,7 @@ def pairs(
     *,
     strategy: Strategy = "max_min",
     min_margin: float = 0.0,
-    within: Within = "group",
+    within: Unit = "group",
     max_pairs: int | None = None,
     distinct_by: DistinctBy | None = "messages",
     last_step: bool = False,
@@ -160,7 +160,7 @@ def _as_pairs(both: pl.LazyFrame, placed: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def _pair_id(pair: dict[str, str]) -> str:
-    return content_id(pair["chosen_id"], pair["rejected_id"])
+    return preference_id(pair["chosen_id"], pair["rejected_id"])
 
 
 def _why_not(unit: str, min_margin: float) -> pl.Expr:

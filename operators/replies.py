@@ -4,13 +4,9 @@ from typing import Literal
 
 import polars as pl
 
-Within = Literal["group", "task"]
-"""Among which rows the best is looked for: those of a group, or of a task, whatever its groups."""
-
 DistinctBy = Literal["messages", "response_text"]
 """The column by which replies are found equal."""
 
-UNIT = {"group": "group_id", "task": "task_id"}
 ASIDE = "set_aside"
 """Column that says why a row does not count among the others; NULL where it does."""
 

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from ..operators import Operator
 from ..operators.names import resolve_all
-from ..store.errors import ConfigError, InputError, nearest
+from ..store.errors import ConfigError, nearest
+from ..store.files.text import read_text
 from .executors import executor_of
 from .source import File, Sql, Table
 
@@ -49,11 +50,7 @@ def parse(text: str | Path) -> dict[str, Any]:
 def _tree(text: str | Path) -> Mapping[str, Any]:
     is_path = isinstance(text, Path) or ("\n" not in text and text.endswith((".yaml", ".yml")))
     name = f"`{text}`" if is_path else "the pipeline"
-    try:
-        written = Path(text).read_text(encoding="utf-8") if is_path else str(text)
-    except (OSError, UnicodeDecodeError) as error:
-        told = getattr(error, "strerror", None) or "it is not text in UTF-8"
-        raise InputError(f"cannot read {name}: {told}") from error
+    written = read_text(Path(text)) if is_path else str(text)
     try:
         tree = yaml.safe_load(written)
     except yaml.YAMLError as error:

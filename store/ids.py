@@ -39,6 +39,11 @@ def rollout_id(group: str, rollout: int, row: int = 0) -> str:
     return f"{group}/{rollout:02d}" + (f".{row}" if row else "")
 
 
+def preference_id(chosen: str, rejected: str) -> str:
+    """Name a pair of experiences: the same two rows are one pair, whoever compared them."""
+    return content_id(chosen, rejected)
+
+
 def row_digests(rows: pa.Table) -> list[str]:
     """Digest each row over all columns given, names included; one flipped byte changes the digest.
 

@@ -46,7 +46,8 @@ def generate(
     import yaml
 
     from ...operators.asking import asker
-    from ...store.errors import ConfigError, InputError, JobError
+    from ...store.errors import ConfigError, JobError
+    from ...store.files.text import read_text
     from ..proposals import INSTRUCTION, propose
 
     try:
@@ -54,11 +55,7 @@ def generate(
     except yaml.YAMLError as error:
         raise ConfigError(f"`--by {by}` is no YAML: {' '.join(str(error).split())}") from None
     who = spec if isinstance(spec, str) else str(spec.get("model"))
-    try:
-        words = instruction.read_text(encoding="utf-8") if instruction else INSTRUCTION
-    except (OSError, UnicodeDecodeError) as error:
-        told = getattr(error, "strerror", None) or "it is not text in UTF-8"
-        raise InputError(f"cannot read `{instruction}`: {told}") from error
+    words = read_text(instruction) if instruction else INSTRUCTION
     lake = open_store(store)
     with screen(stderr=True).status("asking") as shown:
         done = propose(

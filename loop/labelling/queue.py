@@ -7,11 +7,11 @@ label never wait for each other, nor a training run for them.
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any, Literal
 
 import polars as pl
 
+from ...operators.chance import chance
 from ...store import Store
 from ...store.errors import ConfigError, NotFoundError
 from ...store.query import columns_of, literal
@@ -231,8 +231,8 @@ def _reviews(store: Store, queue: str, annotator: str) -> tuple[dict[Item, int],
     return {i: n for i, n, _ in found}, {i for i, _, is_mine in found if is_mine}
 
 
-def _own(annotator: str, item: Item) -> bytes:
-    return blake2b(f"{annotator}/{item.key}".encode(), digest_size=8).digest()
+def _own(annotator: str, item: Item) -> float:
+    return chance(0, annotator, item.key)
 
 
 _SHUFFLED = "ORDER BY md5(experience_id || {seed}), experience_id"

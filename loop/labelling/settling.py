@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from ...store import Store
-from ...store.ids import content_id
+from ...store.ids import content_id, preference_id
 from ...store.query import literal
 
 MAJORITY = "majority"
@@ -73,7 +73,7 @@ def _append_pairs(store: Store, queue: str, said: pl.DataFrame) -> int:
         chosen, rejected = both if row["label"] == "first" else both[::-1]
         made.append(
             {
-                "preference_id": content_id(chosen, rejected),
+                "preference_id": preference_id(chosen, rejected),
                 "task_id": row["task_id"],
                 "chosen_id": chosen,
                 "rejected_id": rejected,

@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from ...store.errors import ConfigError, InputError, nearest
+from ...store.errors import ConfigError, nearest
+from ...store.files.text import read_text
 from ..apply import Operator
 from ..names import RECIPE
 from . import data_juicer, library
@@ -58,10 +59,7 @@ def operators_of(params: Mapping[str, Any]) -> list[Operator]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        told = getattr(error, "strerror", None) or "it is not text in UTF-8"
-        raise InputError(f"cannot read the recipe `{path}`: {told}") from error
+        tree = yaml.safe_load(read_text(path, what="the recipe "))
     except yaml.YAMLError as error:
         raise ConfigError(f"`{path}` is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, Mapping) or not isinstance(tree.get("process"), list):

@@ -100,7 +100,7 @@ def _check_share(threshold: float) -> None:
 def _first_stays(
     column: str, within: Within, find: Callable[[pl.Series, Sequence[object]], Alike], told: str
 ) -> Declared:
-    unit = UNIT[within]
+    unit = UNIT.get(within)
 
     def mark(rows: pl.DataFrame) -> pl.DataFrame:
         known = _has_something(rows[column]).arg_true()

@@ -3,7 +3,7 @@
 import json
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +127,7 @@ class Run:
     def _spill(self, schema: pl.Schema, stack: ExitStack) -> Spill:
         executor = self._executor
         spill = Spill(schema, folder=executor.folder, in_files=executor.in_files)
-        return stack.enter_context(spill)
+        return stack.enter_context(closing(spill))
 
     def _writer(
         self, held: Held, read: pl.Series, before: tuple[pl.Series, pl.Series] | None
@@ -175,7 +175,7 @@ class Run:
         parts = self._parts(stage, work.held)
         follow, height = in_order(parts), work.held.height
         self._told.begin(number, height)
-        with Spill(work.schema, folder=self._executor.folder) as waiting:
+        with closing(Spill(work.schema, folder=self._executor.folder)) as waiting:
             places = [np.empty(0, np.int64)]
             planned = [work.held.part(p) for p in parts]
             for treated in self._executor.treated(work, planned, self._store, self._memory):

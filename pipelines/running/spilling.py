@@ -5,8 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import polars as pl
@@ -142,17 +140,6 @@ class Spill:
         self._chunks, self._waiting = [], []
         if self._folder is not None:
             self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _pieces(rows: pl.DataFrame) -> Iterable[pl.DataFrame]:

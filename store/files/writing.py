@@ -56,7 +56,7 @@ def write_lines(path: Path, chunks: Callable[[], Iterator[list[Line]]], what: st
         schema = _schema(chunks(), path)
         return write_batches(path, schema, (_batch(c, schema) for c in chunks()), what)
     rows = 0
-    with _whole(path) as part, part.open("w", encoding="utf-8") as out:
+    with whole(path) as part, part.open("w", encoding="utf-8") as out:
         for chunk in chunks():
             out.writelines(json_line(line) + "\n" for line in chunk)
             rows += len(chunk)
@@ -73,7 +73,7 @@ def write_batches(
     if kind == "jsonl":
         return write_lines(path, lambda: (b.to_pylist() for b in batches), what)
     rows = 0
-    with _whole(path) as part, _WRITERS[kind](part, schema) as writer:
+    with whole(path) as part, _WRITERS[kind](part, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
             rows += batch.num_rows
@@ -155,7 +155,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[Path]:
+def whole(path: Path) -> Iterator[Path]:
     """Give a place to write to that becomes the file when all went well, else is removed."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

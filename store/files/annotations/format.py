@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import InputError, StoreError, reason
+from ...errors import InputError
 from ..lines import json_line
+from ..text import read_text
+from ..writing import whole
 
 MOST_BYTES = 1 << 30
 """Largest file of labels that is read."""
@@ -72,13 +74,9 @@ def write(path: Path, items: Iterable[Asked], form: AnnotationFormat) -> int:
     records = [json_line(form.write(item)) for item in items]
     is_lines = path.suffix == ".jsonl"
     text = "\n".join(records) if is_lines else "[\n" + ",\n".join(records) + "\n]"
-    beside = path.with_name(f".{path.name}.writing")
-    try:
+    with whole(path) as part:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text + "\n", encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        raise StoreError(f"cannot write `{path}`: {reason(error)}") from error
+        part.write_text(text + "\n", encoding="utf-8")
     return len(records)
 
 
@@ -86,10 +84,9 @@ def _records(path: Path) -> list[Any]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise InputError(f"`{path}` has more than {MOST_BYTES:,} bytes; split it")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        told = getattr(error, "strerror", None) or "it is not text in UTF-8"
-        raise InputError(f"cannot read `{path}`: {told}") from error
+    except OSError as error:
+        raise InputError(f"cannot read `{path}`: {error.strerror}") from error
+    text = read_text(path)
     try:
         if text.lstrip().startswith("["):
             return json.loads(text)
