@@ -259,14 +259,13 @@ def export(
 ) -> None:
     """Write what a queue asks, for another tool; `feedback import` takes the answers."""
     from ...store.files.annotations import FORMATS, write
-    from ..labelling import Question, Queue, parse_choices
+    from ..labelling import Queue
     from ..labelling.exchange import asked
 
     lake = open_store(store)
     made = Queue.chosen(
         lake,
         name=queue,
-        question=Question("", parse_choices("good,bad")),
         kind=choose,
         sql=sql,
         where=where,

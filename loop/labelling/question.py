@@ -34,6 +34,9 @@ class Question:
         return found
 
 
+GOOD = Question("Is this answer good?", (Choice("good", 1.0), Choice("bad", 0.0)))
+"""What is asked of an item unless said otherwise."""
+
 PAIR = Question(
     "Which answer is better?", (Choice("first", 1.0), Choice("second", 0.0), Choice("tie", 0.5))
 )

@@ -16,7 +16,7 @@ from ...store import Store
 from ...store.errors import ConfigError, NotFoundError
 from ...store.query import columns_of, literal
 from ...store.records import proper
-from .question import PAIR, Choice, Question
+from .question import GOOD, PAIR, Choice, Question
 
 Kind = Literal["disagreements", "borderline", "random"]
 """Ready queries: rows on which opinions differ, rows of groups near half, or any."""
@@ -54,7 +54,7 @@ class Queue:
         store: Store,
         *,
         name: str,
-        question: Question,
+        question: Question = GOOD,
         kind: Kind = "random",
         sql: str | None = None,
         where: str | None = None,
