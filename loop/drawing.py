@@ -1,6 +1,6 @@
 """From a configuration to what draws a step's rows, and to how many new ones each step takes up."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 
 from ..store import Store
@@ -10,6 +10,7 @@ from ..store.sampling import (
     Fifo,
     Freshness,
     Mixture,
+    Order,
     Prioritized,
     Sampler,
     Source,
@@ -18,52 +19,115 @@ from ..store.sampling import (
     Uniform,
     split,
 )
+from .algorithms import Algorithm
 from .config import RunConfig, SourceConfig
 from .config.draws import StrategyConfig
+
+NOT_MEASURED = "run_id IS NULL OR run_id NOT LIKE '%:eval-%'"
+"""Which stored rows are drawn where nobody says which: none that only measures a policy."""
 
 Drawing = Sampler | Mixture
 """What gives a training step its rows."""
 
 
 def sampler(
-    store: Store, config: RunConfig, *, grouped: bool, until: Mapping[str, int] | None = None
+    store: Store, config: RunConfig, algorithm: Algorithm, *, until: Mapping[str, int] | None = None
 ) -> Drawing:
-    """Return what draws the steps of a run from rows of a store.
+    """Return what draws the steps of a run from rows of a store, as its algorithm wants them.
 
     With `until`, only rows that were stored at these versions of the tables are seen.
     """
     trainer, is_online = config.trainer, config.explorer is not None
     if trainer.sampler.mixed is not None:
-        sources = {name: _source(s, config) for name, s in trainer.sampler.mixed.items()}
-        return Mixture(store, sources, grouped=grouped, seed=config.seed, until=until)
+        sources = {
+            name: _source(name, source, config, algorithm)
+            for name, source in trainer.sampler.mixed.items()
+        }
+        return Mixture(
+            store,
+            sources,
+            grouped=algorithm.grouped,
+            table=algorithm.table,
+            seed=config.seed,
+            until=until,
+        )
     return Sampler(
         store if trainer.at is None else store.at(trainer.at),
         strategy=strategy(trainer.sampler),
         freshness=Freshness(config.schedule.lag if is_online else None),
-        grouped=grouped,
-        where=trainer.trained_where,
+        grouped=algorithm.grouped,
+        table=algorithm.table,
+        where=trainer.and_where(
+            None if is_online or trainer.source is not None else _stored_where(config, algorithm)
+        ),
         query=trainer.source,
         run_id=config.name if is_online else None,
-        with_columns=trainer.with_columns,
+        with_columns=_sides(trainer.with_columns, algorithm),
         max_draws=trainer.epochs,
         seed=config.seed,
         until=until,
+        order=order(config, algorithm) if is_online else None,
     )
 
 
-def _source(source: SourceConfig, config: RunConfig) -> Source:
+def order(config: RunConfig, algorithm: Algorithm) -> Order:
+    """Return in which order a run's own rows are taken up while its explorer makes them.
+
+    By arrival when it streams; else in the order of its batches, whoever was faster.
+    """
+    if config.schedule.stream:
+        return Order(by_arrival=True)
+    return Order(groups_per_step=batch_tasks(config, algorithm))
+
+
+def batch_tasks(config: RunConfig, algorithm: Algorithm) -> int:
+    """Return how many tasks each of the explorer's batches has."""
+    explorer = config.explorer
+    assert explorer is not None, "a run that explores has an explorer"
+    per_group = 1 if algorithm.grouped else explorer.group_size or algorithm.group_size
+    needed = explorer.tasks_per_batch or ceil(config.trainer.batch_size / per_group)
+    over = explorer.over_sample
+    return ceil(needed * (1 + over.ratio)) if over and not config.schedule.stream else needed
+
+
+def _stored_where(config: RunConfig, algorithm: Algorithm) -> str | None:
+    """Return the condition on stored rows where the configuration has none."""
+    is_open = config.trainer.where is None and algorithm.table == "experiences"
+    return NOT_MEASURED if is_open else None
+
+
+def _of_source(
+    source: SourceConfig, config: RunConfig, algorithm: Algorithm, *, is_own: bool
+) -> str | None:
+    if is_own or any(one is not None for one in (source.where, source.run, source.source)):
+        return source.where
+    return _stored_where(config, algorithm)
+
+
+def _sides(columns: Sequence[str], algorithm: Algorithm) -> Sequence[str]:
+    """Return the side columns that a priority may name: those are of experiences."""
+    return () if algorithm.unit == "pair" else columns
+
+
+def _source(name: str, source: SourceConfig, config: RunConfig, algorithm: Algorithm) -> Source:
+    if algorithm.unit == "pair" and source.run is not None:
+        raise ConfigError(
+            f"source `{name}` draws from run `{source.run}`, but pairs are of no run; choose them "
+            "by `where: chosen_id IN (SELECT experience_id FROM experiences WHERE run_id = ...)`"
+        )
     is_own = config.explorer is not None and not source.is_stored
     lag = config.schedule.lag if is_own and source.max_lag is None else source.max_lag
     return Source(
         share=source.share,
         run_id=config.name if is_own else source.run,
-        where=config.trainer.and_where(source.where),
+        where=config.trainer.and_where(_of_source(source, config, algorithm, is_own=is_own)),
         query=source.source,
         at=source.at,
         strategy=strategy(source.sampler),
         freshness=Freshness(lag),
-        with_columns=(*config.trainer.with_columns, *source.with_columns),
+        with_columns=_sides((*config.trainer.with_columns, *source.with_columns), algorithm),
         max_draws=source.epochs or (1 if is_own else None),
+        order=order(config, algorithm) if is_own else None,
         is_paced=is_own,
     )
 

@@ -1,38 +1,37 @@
 """How good a policy is on tasks it was not trained on: every try is a row, kept apart."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from ..store import Experience, Store
-from ..store.errors import ConfigError, JobError
+from ..operators.waiting import run_apart
+from ..store import Experience, Store, Task
+from ..store.errors import JobError
 from .config import EvaluateConfig, RunConfig
-from .explorer import Listener, sampling
+from .evaluation.found import Evaluation, evaluation
+from .evaluation.pairing import Paired, paired
+from .evaluation.recorded import measured_before, rows_id, tries
+from .evaluation.subjects import Answering, Subject, every_checkpoint, subject, with_models
+from .evaluation.tasks import labelled, measured_tasks
+from .explorer import Listener
 from .metrics import Metrics
-from .models import load, load_folder, put
-from .rollouts import rewards_of, store_rows, try_tasks, workflow_of
-from .runs import job, recorded, run_folder
-from .tasks import prepare, select
-from .transformers_policy import TransformersPolicy
-from .weights import newest, published
+from .policy import Policy
+from .rollouts import Trying, store_rows, try_group
+from .runs import Job, job, recorded
+from .starting import measuring, sampling, trying
+from .tasks import prepare
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """What was measured: the share of scored tries with reward 1 or more, and where they are."""
+class Comparison:
+    """Two policies, measured on the same tasks in the same way."""
 
-    accuracy: float
-    reward_mean: float
-    num_tasks: int
-    num_rows: int
-    num_unscored: int
-    """Tries whose reward could not be computed; they count neither as right nor as wrong."""
-    policy_version: int | None
-    """None for a model that the run did not make."""
-    run_id: str
-    """The run_id of the rows in `experiences`."""
+    a: Evaluation
+    b: Evaluation
+    paired: Paired
 
 
 def evaluate(
@@ -42,89 +41,135 @@ def evaluate(
     version: int | None = None,
     model: str | Path | None = None,
     listener: Listener | None = None,
+    title: str | None = None,
+    again: bool = True,
 ) -> Evaluation:
     """Try the tasks of `evaluate.where` with the run's newest policy, another version, or a model.
 
     Each evaluation has a run_id of its own for its rows, so that no trainer draws them, and the
-    same version can be measured again in another way. Rows of a given `model` have no policy
-    version; their metadata says where it lies. Raises JobError when no try could be scored.
+    same version can be measured again in another way; unless `again`, what was measured before in
+    the same way is not. Rows of a given `model`, or an endpoint's, have no policy version; their
+    metadata say which model it is. `title` is what `runs` calls the job. Raises JobError when no
+    try could be scored.
     """
+    one = subject(store, config, version, model)
+    [found] = measure(store, config, [one], listener=listener, title=title, again=again)
+    return found
+
+
+def evaluate_checkpoints(
+    store: Store, config: RunConfig, *, listener: Listener | None = None, again: bool = False
+) -> list[Evaluation]:
+    """Measure all versions of the run whose weights are still there, oldest first."""
+    subjects = every_checkpoint(store, config)
+    return measure(store, config, subjects, listener=listener, again=again)
+
+
+def compare(
+    store: Store,
+    config: RunConfig,
+    a: int | str | Path,
+    b: int | str | Path,
+    *,
+    listener: Listener | None = None,
+    again: bool = False,
+) -> Comparison:
+    """Measure two versions (numbers) or models (folders), and compare them task by task."""
+    both = [
+        subject(store, config, *((one, None) if isinstance(one, int) else (None, one)))
+        for one in (a, b)
+    ]
+    first, second = measure(store, config, both, listener=listener, again=again)
+    scores = [tries(store, one.run_id).scores for one in (first, second)]
+    return Comparison(first, second, paired(*scores, seed=config.seed))
+
+
+def measure(
+    store: Store,
+    config: RunConfig,
+    subjects: Sequence[Subject],
+    *,
+    listener: Listener | None = None,
+    title: str | None = None,
+    again: bool = True,
+) -> list[Evaluation]:
+    """Measure policies one after the other, on the same tasks."""
     settings = config.evaluate or EvaluateConfig()
-    prepare(store, config.tasks)
-    tasks = select(store, settings.where)
-    with job(store, config, "evaluate", resume=True) as mine, recorded(mine, start_step=0):
-        policy = _policy(store, config, version, model)
-        run_id = f"{config.name}:eval-{mine.attempt:03d}"
-        rewards = config.explorer.rewards if config.explorer else "exact_match"
-        workflow = config.explorer.workflow if config.explorer else "single_turn"
-        rows = []
-        for start in range(0, len(tasks), settings.batch_tasks):
-            chunk = list(enumerate(tasks))[start : start + settings.batch_tasks]
-            made = asyncio.run(
-                try_tasks(
-                    chunk,
-                    policy,
-                    workflow=workflow_of(workflow),
-                    rewards=rewards_of(rewards),
-                    group_size=settings.group_size,
-                    sampling=sampling(settings.sampling),
-                    seed=config.seed,
-                    run_id=run_id,
-                    step=policy.version,
-                    try_seconds=config.explorer.try_seconds if config.explorer else None,
-                )
-            )
-            rows += store_rows(store, [_of_model(row, model) for row in made])
-        scores = [row.reward for row in rows if row.reward is not None]
-        if not scores:
-            why = rows[-1].drop_reason or f"reward {rewards} gave nothing"
-            raise JobError(f"none of {len(rows)} tries could be scored; the last: {why}")
-        accuracy = sum(score >= 1 for score in scores) / len(scores)
-        mean = sum(scores) / len(scores)
-        unscored = len(rows) - len(scores)
-        measured = {
-            "eval/accuracy": accuracy,
-            "eval/reward_mean": mean,
-            "eval/unscored_rows": float(unscored),
-        }
-        if model is None:
-            metrics = Metrics(mine)
-            metrics.add(policy.version, measured)
-            metrics.flush()
-    if listener:
-        listener("evaluate", policy.version, measured)
-    made_by = policy.version if model is None else None
-    return Evaluation(accuracy, mean, len(tasks), len(rows), unscored, made_by, run_id)
-
-
-def _of_model(row: Experience, model: str | Path | None) -> Experience:
-    """Say of a row which model wrote it, when that is none of the run's own."""
-    if model is None:
-        return row
-    place = {"model": str(Path(model).absolute() if Path(model).exists() else model)}
-    return replace(
-        row, policy_version=None, segments=None, metadata={**(row.metadata or {}), **place}
-    )
-
-
-def _policy(
-    store: Store, config: RunConfig, version: int | None, model: str | Path | None
-) -> TransformersPolicy:
     if config.threads:
         torch.set_num_threads(config.threads)
-    if model is not None:
-        network, tokenizer = load_folder(model, dtype=config.model.dtype)
-        return TransformersPolicy(put(network, config.model.device), tokenizer)
-    folder = run_folder(store, config)
-    found = published(store, folder, config.name)
-    if version is None and not found:
-        network, tokenizer = load(config.model, seed=config.seed)
-        return TransformersPolicy(put(network, config.model.device), tokenizer)
-    weights = newest(store, folder, config.name) if version is None else found.get(version)
-    if weights is None or not weights.folder.is_dir():
-        there = sorted(v for v, w in found.items() if w.folder.is_dir())
-        raise ConfigError(
-            f"run `{config.name}` has no weights of version {version}; there are {there}"
+    prepare(store, config.tasks)
+    tasks = measured_tasks(store, settings)
+    config = with_models(store, config)
+    who = Answering(store, config, sampling=sampling(settings.sampling))
+    found = []
+    try:
+        for one in subjects:
+            with job(store, config, "evaluate", resume=True, title=title) as mine:
+                found.append(_measured(mine, one, tasks, who, listener, again=again))
+    finally:
+        who.close()
+    return found
+
+
+def _measured(
+    mine: Job,
+    one: Subject,
+    tasks: Sequence[Task],
+    who: Answering,
+    listener: Listener | None,
+    *,
+    again: bool,
+) -> Evaluation:
+    settings, seed = mine.config.evaluate or EvaluateConfig(), mine.config.seed
+    before = None if again else measured_before(mine, one, [task.task_id for task in tasks])
+    if before is not None:
+        found = tries(mine.store, before)
+        return evaluation(settings, tasks, one, before, found, seed=seed, is_from_before=True)
+    with recorded(mine, start_step=0):
+        run_id = rows_id(mine.run_id, mine.attempt)
+        _try(mine, one, tasks, who, run_id)
+        found = tries(mine.store, run_id)
+        if not any(found.scores.values()):
+            why = found.last_reason or "the reward gave nothing"
+            raise JobError(f"none of {found.num_rows} tries could be scored; the last: {why}")
+        said = evaluation(settings, tasks, one, run_id, found, seed=seed)
+        measured = said.numbers
+        if one.model is None:
+            with Metrics(mine).shown(start_step=None) as metrics:
+                metrics.add(one.version or 0, measured)
+    if listener:
+        listener("evaluate", one.version or 0, measured)
+    return said
+
+
+def _try(mine: Job, one: Subject, tasks: Sequence[Task], who: Answering, run_id: str) -> None:
+    """Try all tasks, and store the rows of each part of them."""
+    settings = mine.config.evaluate or EvaluateConfig()
+    policy: Policy = who.policy(one)
+    placed = list(enumerate(tasks))
+    for start in range(0, len(placed), settings.batch_tasks):
+        how = replace(trying(mine.config, settings.group_size), models=who.others)
+        chunk = placed[start : start + settings.batch_tasks]
+        made = run_apart(_tried(chunk, policy, how, settings, run_id, step=one.version or 0))
+        splits = {task.task_id: task.split for _, task in chunk}
+        store_rows(
+            mine.store,
+            [labelled(row, splits.get(row.task_id or ""), model=one.model) for row in made],
         )
-    network, tokenizer = load_folder(weights.folder, dtype=config.model.dtype)
-    return TransformersPolicy(put(network, config.model.device), tokenizer, version=weights.version)
+
+
+async def _tried(
+    placed: Sequence[tuple[int, Task]],
+    policy: Policy,
+    how: Trying,
+    settings: EvaluateConfig,
+    run_id: str,
+    *,
+    step: int,
+) -> list[Experience]:
+    """Try tasks, all at once, each as its taskset says; return the rows in order."""
+    groups = (
+        try_group(task, policy, measuring(settings, how, task, run_id), step=step, place=i)
+        for i, task in placed
+    )
+    return [row for rows in await asyncio.gather(*groups) for row in rows]

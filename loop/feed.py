@@ -11,21 +11,30 @@ from ..store import side
 from ..store.errors import ConfigError, StarvedError
 from ..store.ids import combine, row_digests
 from ..store.sampling import Draw, Mixture, Sampler, Supply
-from ..store.verify import FACTS
+from ..store.verify import ABSENT, FACTS
+from . import preferences
 from .algorithms import Algorithm
-from .batch import Examples, examples, trainable
 from .chains import STORED, record, trainers, treated
 from .drawing import Drawing, Horizon, check_runs, missing, sampler
 from .models import tokenizer_digest
 from .priorities import Priorities
 from .runs import Job, Watch, pinned
+from .staleness import lags
 from .tokens import tokenize
+from .training.batch import (
+    Examples,
+    examples,
+    experts_to_imitate,
+    untrainable,
+    without_missing_logprobs,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _TABLES = pl.List(pl.Struct({"name": pl.String, "version": pl.Int64}))
 _COLUMNS = ("experience_id", "run_id", "group_id", "policy_version", *FACTS)
+_COLUMNS += ("source", "drop_reason", "created_at")
 
 
 class Feed:
@@ -56,19 +65,27 @@ class Feed:
         self._watch = Watch(job)
         self._recorded: dict[int, pl.DataFrame] = {}
         self._credit = algorithm.advantage()
+        self._are_pairs = algorithm.unit == "pair"
+        self._key = "preference_id" if self._are_pairs else "experience_id"
+        # what is held out is measured row by row, and has no groups
+        self._labels = None if algorithm.grouped else self._credit
         self._chain = trainers(config.trainer, credit=self._credit, grouped=algorithm.grouped)
-        self._columns = list(dict.fromkeys([*_COLUMNS, *self._chain.reads(STORED)]))
+        beside = {"teacher_logprobs"} if config.trainer.teacher else set()
+        self._needs = algorithm.needs - beside  # the teacher gives them
+        read = {*algorithm.needs, *(self._credit.reads if self._credit else ())}
+        needed = [name for name in STORED if name in read]
+        self._columns = list(dict.fromkeys([*_COLUMNS, *needed, *self._chain.reads(STORED)]))
         self._trained: pl.DataFrame | None = None
         expression = config.trainer.new_priority
         self._priorities = Priorities(job, expression) if expression is not None else None
 
     def _sampler(self) -> Drawing:
-        config, grouped = self._job.config, self._algorithm.grouped
+        config, algorithm = self._job.config, self._algorithm
         if self._online or config.trainer.new_priority is None:
-            return sampler(self._source, config, grouped=grouped)
+            return sampler(self._source, config, algorithm)
         then = self._source.versions()  # all but the priorities that the run itself will make
         until = {name: then[name] for name in then if name not in ("derived", "runs")}
-        return sampler(self._job.store, config, grouped=grouped, until=until)
+        return sampler(self._job.store, config, algorithm, until=until)
 
     def total_steps(self) -> int:
         """Return how many steps the run has: as configured, or until all rows are used up."""
@@ -80,10 +97,9 @@ class Feed:
             return trainer.steps
         supply = self.sampler.supply(trainer.batch_size, 0)
         if not supply.fresh:
-            raise ConfigError(
-                f"there is nothing to train on: {supply}; look at `trainer.where`, "
-                "`trainer.source` and `trainer.at`"
-            )
+            none = preferences.nothing(self._source) if self._are_pairs else None
+            way_out = none or "look at `trainer.where`, `trainer.source` and `trainer.at`"
+            raise ConfigError(f"there is nothing to train on: {supply}; {way_out}")
         if trainer.steps is not None:
             self.sampler.check(min(trainer.batch_size, supply.fresh))
             return trainer.steps
@@ -99,12 +115,12 @@ class Feed:
         """Take up the ledger: earlier steps' rows are drawn, a killed attempt's come again."""
         run = f"run_id = '{self._job.run_id}'"
         drawn = self._job.store.sql(
-            "SELECT experience_id, source FROM draws_current "
+            f"SELECT {self._key} AS id, source FROM draws_current "
             f"WHERE {run} AND step < {start_step} ORDER BY step, position"
         ).pl()
-        self.sampler.restore(drawn["experience_id"].to_list(), sources=drawn["source"].to_list())
+        self.sampler.restore(drawn["id"].to_list(), sources=drawn["source"].to_list())
         again = self._job.store.sql(
-            f"SELECT step, experience_id, source, weight FROM draws WHERE {run} "
+            f"SELECT step, {self._key} AS id, source, weight FROM draws WHERE {run} "
             f"AND step >= {start_step} "
             "QUALIFY attempt = max(attempt) OVER (PARTITION BY step) ORDER BY step, position"
         ).pl()
@@ -119,7 +135,7 @@ class Feed:
         recorded = self._recorded.pop(step, None)
         if recorded is not None:
             draw = self.sampler.redraw(
-                recorded["experience_id"].to_list(),
+                recorded["id"].to_list(),
                 step=step,
                 weights=recorded["weight"].to_list(),
                 sources=recorded["source"].to_list(),
@@ -139,16 +155,25 @@ class Feed:
 
     def held_out(self, where: str, *, rows_at_once: int = 256) -> list[Examples]:
         """Return stored rows for which a condition holds, tokenised, for measuring only."""
-        sampler = Sampler(self._source, where=where)
+        sampler = Sampler(self._source, where=where, table=self._algorithm.table)
         parts = []
         while (supply := sampler.supply(1, 0)).fresh:
             draw = sampler.draw(min(rows_at_once, supply.fresh), step=0, policy_version=0)
             assert draw is not None, "as many as there are can be drawn"
-            rows = tokenize(self.sampler.read(draw, _COLUMNS), self._tokenizer)
-            rows = rows.with_columns(advantage=pl.lit(0.0), weight=pl.lit(1.0))
-            parts.append(examples(rows.filter(self._trainable(rows)), needs_logprobs=False))
-        if not parts:
-            raise ConfigError(f"no stored row matches `trainer.evaluate_loss_where`: {where}")
+            rows = sampler.read(draw, self._columns).with_columns(weight=pl.lit(1.0))
+            rows = rows.with_columns(advantage=pl.lit(None if self._labels else 0.0, pl.Float64))
+            if self._labels is not None:
+                rows = self._labels(rows.lazy()).collect(engine="in-memory")
+            rows = tokenize(rows, self._tokenizer, documents=self._algorithm.documents)
+            if self._algorithm.takes_experts:
+                rows = experts_to_imitate(rows.with_columns(is_expert=pl.col("source") == "expert"))
+            rows = self._with_units(rows)
+            usable = rows.filter(self._usable(rows, rows["advantage"].is_not_null()))
+            parts.append(examples(usable, needs=self._needs))
+        if not any(len(part) for part in parts):
+            raise ConfigError(
+                f"no stored {self._algorithm.unit} matches `trainer.evaluate_loss_where`: {where}"
+            )
         return parts
 
     def _wait(self, step: int) -> Draw:
@@ -223,20 +248,29 @@ class Feed:
     def _prepare(self, draw: Draw, step: int) -> tuple[Examples, dict[str, float]]:
         rows = self.sampler.read(draw, self._columns)
         digests = pl.Series("digest", row_digests(rows.select(FACTS).to_arrow()))
+        digests = digests.set(rows["created_at"].is_null(), ABSENT)
         rows = rows.with_columns(advantage=pl.lit(None, pl.Float64))
         rows = self._treated(side.attach(self._source, rows, self._side), step)
         rows = rows.with_columns(
             digests,
+            is_expert=pl.col("source") == "expert",
+            group=pl.col("group_id").rank("dense"),
             weight=pl.Series(draw.weights),
             epoch=pl.Series(draw.epochs),
             source=pl.Series(list(draw.sources), dtype=pl.String),
         )
         if self._credit is not None:
             rows = self._credit(rows.lazy()).collect(engine="in-memory")  # bit for bit the same
-        rows = tokenize(rows.filter("allowed"), self._tokenizer)
-        usable = self._trainable(rows) & rows["left_out"].is_null()
+        rows = rows.filter("allowed")
+        rows = tokenize(rows, self._tokenizer, documents=self._algorithm.documents)
+        rows = self._with_units(rows)
+        if self._algorithm.takes_experts:
+            rows = experts_to_imitate(rows)
+        kept = rows["left_out"].is_null()
         if self._credit is not None:
-            usable &= rows["advantage"].is_not_null()
+            kept &= rows["advantage"].is_not_null()
+        usable = self._usable(rows, kept)
+        self._note_untrainable(rows.filter(kept), step)
         rows = rows.with_columns(weight=pl.when(usable).then("weight").otherwise(0.0))
         # versions of other runs count other steps: such rows have no lag
         own = rows["run_id"] == self._job.run_id
@@ -247,15 +281,18 @@ class Feed:
         measured = {
             "train/rows": float(kept.height),
             "train/unusable_rows": float(rows.height - kept.height),
-            "train/lag_mean": float(lag.mean() or 0.0),  # type: ignore[arg-type]
-            "train/lag_max": float(lag.max() or 0.0),  # type: ignore[arg-type]
-        }
+        } | lags(lag)
         if self._chain:
             measured["train/left_out_rows"] = float(rows["left_out"].count())
+        if self._credit is not None:  # as in groups of equal rewards: they teach nothing
+            measured["train/zero_advantage_rows"] = float((kept["advantage"] == 0).sum())
         reward = rows["reward"].mean()
         if reward is not None:
             measured["train/reward_mean"] = float(reward)  # type: ignore[arg-type]
-        return examples(kept, needs_logprobs=self._algorithm.needs_logprobs), measured
+        if self._job.config.trainer.missing_logprobs == "recompute" and "logprobs" in self._needs:
+            measured["train/recomputed_rows"] = float(kept["logprobs"].null_count())
+            kept = without_missing_logprobs(kept)
+        return examples(kept, needs=self._needs, step=step), measured
 
     def _treated(self, rows: pl.DataFrame, step: int) -> pl.DataFrame:
         """Let the operators treat a step's rows, and note why they leave some out.
@@ -265,12 +302,34 @@ class Feed:
         if not self._chain:
             return rows.with_columns(left_out=pl.lit(None, pl.String))
         rows, made = treated(self._chain, rows)
-        attempt = f"{self._job.run_id}/{self._job.attempt:03d}/{step:06d}"
+        attempt = self._job.step_id(step)
         record(self._job.store, made, lineage_id=attempt, drops=True)
         return rows
 
-    def _trainable(self, rows: pl.DataFrame) -> pl.Series:
-        return trainable(rows, vocabulary=self._vocabulary, max_length=self._max_length)
+    def _usable(self, rows: pl.DataFrame, kept: pl.Series) -> pl.Series:
+        """Tell which of the rows that are kept can be trained on; of a pair both or none."""
+        good = self._why_not(rows).is_null() & kept
+        return preferences.whole(rows, good) if self._are_pairs else good
+
+    def _why_not(self, rows: pl.DataFrame) -> pl.Series:
+        return untrainable(rows, vocabulary=self._vocabulary, max_length=self._max_length)
+
+    def _note_untrainable(self, rows: pl.DataFrame, step: int) -> None:
+        """Store why rows are drawn with weight 0 that the model cannot take."""
+        bad = rows.select("experience_id", error=self._why_not(rows)).drop_nulls("error").unique()
+        if bad.is_empty():
+            return
+        attempt = self._job.step_id(step)
+        made = bad.select(
+            "experience_id", "error", operator=pl.lit("train"), lineage_id=pl.lit(attempt)
+        )
+        self._job.store.append("failures", made.sort("experience_id"))
+
+    def _with_units(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Add which rows belong together, where they come in pairs."""
+        if not self._are_pairs:
+            return rows.with_columns(preference_id=pl.lit(None, pl.String))
+        return rows.with_columns(unit=preferences.places(rows))
 
     @cached_property
     def _described(self) -> str:
@@ -302,5 +361,6 @@ class Feed:
                 source="source",
                 batch_digest=pl.lit(combine(rows["digest"])),
                 drawn_from=pl.lit(pl.Series([tables], dtype=_TABLES)).first(),
+                preference_id="preference_id",
             ),
         )

@@ -1,9 +1,13 @@
 """Numbers on their way to the `metrics` table: gathered, stored once a second at most."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from time import monotonic
+from typing import Self
 
+from ..store.errors import JobError
+from .monitoring import Monitoring, monitored
 from .runs import Job
 
 FLUSH_SECONDS = 1.0
@@ -17,9 +21,29 @@ class Metrics:
         self._job = job
         self._rows: list[dict[str, object]] = []
         self._flushed = monotonic()
+        self._monitoring = Monitoring(())
+        self._newest = 0
+
+    @contextmanager
+    def shown(self, *, start_step: int | None) -> Iterator[Self]:
+        """Let the run's monitors have the numbers too, until the job ends.
+
+        What they have of `start_step` and later ones belongs to a superseded attempt. The job must
+        be on record.
+        """
+        with monitored(self._job, start_step=start_step) as self._monitoring:
+            try:
+                yield self
+            except JobError:
+                self.flush()  # they tell what went wrong
+                raise
+        self.add(self._newest, self._monitoring.counts())
+        self.flush()
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Note the numbers of a step; what is not finite is stored as NULL."""
+        """Note the numbers of a step; what is not finite is stored as NULL, and not shown."""
+        self._newest = step
+        self._monitoring.log(step, {k: float(v) for k, v in values.items() if math.isfinite(v)})
         for name, value in values.items():
             self._rows.append(
                 {

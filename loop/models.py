@@ -8,26 +8,39 @@ from typing import TYPE_CHECKING, Any
 
 from ..store.errors import ConfigError, missing_extra
 from ..store.records import Message
-from .config import ModelConfig, TinyModel
+from .config import FrozenModel, TinyModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+_TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+"""What was said, one after the other; what the model said ends as it was sampled."""
 
 
-def load(config: ModelConfig, *, seed: int) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
-    """Load (or make) the model that a run starts from, and its tokenizer."""
+def load(config: FrozenModel, *, seed: int) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
+    """Load (or make) a model and its tokenizer; an adapter becomes part of the model below it."""
     if config.tiny is not None:
         return make_tiny(config.tiny, seed=seed)
     assert config.path is not None, "the configuration has a path or a tiny model"
-    return load_folder(config.path, dtype=config.dtype)
+    model, tokenizer = load_folder(config.path, dtype=config.dtype)
+    if getattr(model, "peft_config", None):
+        from .training.adapters import merge
+
+        merge(model)
+    return model, tokenizer
 
 
 def load_folder(
     path: str | Path, *, dtype: str = "float32"
 ) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
-    """Load a causal language model and its tokenizer from a folder in the Hugging Face format."""
+    """Load a causal language model and its tokenizer from a folder in the Hugging Face format.
+
+    The folder of an adapter gives the model below it, with the adapter on top. Raises ConfigError
+    for what cannot be loaded.
+    """
     try:
         import torch
         from safetensors import SafetensorError
@@ -36,6 +49,11 @@ def load_folder(
     except ImportError as error:
         raise missing_extra(error.name or "transformers", "train") from error
     logging.disable_progress_bar()  # jobs show their own progress
+    from .adapter_files import is_adapter
+
+    if is_adapter(path):
+        return _load_adapter(Path(path), dtype=dtype)
+    check_place(path)
     try:
         model = AutoModelForCausalLM.from_pretrained(str(path), dtype=getattr(torch, dtype))
         tokenizer = AutoTokenizer.from_pretrained(str(path))
@@ -43,6 +61,31 @@ def load_folder(
         raise ConfigError(
             f"`{path}` is not a model that can be loaded: {str(error).splitlines()[0]}"
         ) from error
+    return model, tokenizer
+
+
+def check_place(path: str | Path) -> None:
+    """Raise ConfigError for what is no folder, and cannot be the name of a hub's model either."""
+    text = str(path)
+    if text.startswith(("/", ".", "~")) and not Path(path).is_dir():
+        raise ConfigError(f"`{text}` is not a model that can be loaded: there is no such folder")
+
+
+def _load_adapter(
+    folder: Path, *, dtype: str
+) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
+    from transformers import AutoTokenizer
+
+    from .adapter_files import add_stored, base_of
+
+    place, digest = base_of(folder)
+    try:
+        model, tokenizer = load_folder(place, dtype=dtype)
+    except ConfigError as error:
+        raise ConfigError(f"the model below the adapter in `{folder}`: {error}") from error
+    add_stored(model, folder, digest=digest)
+    if (folder / "tokenizer_config.json").is_file():
+        tokenizer = AutoTokenizer.from_pretrained(str(folder))
     return model, tokenizer
 
 
@@ -92,6 +135,17 @@ def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
         chat_template=_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
+
+
+def tokenizer_in(folder: Path) -> "PreTrainedTokenizerFast | None":
+    """Return the tokenizer that lies in a folder, None where there is none."""
+    if not (folder / "tokenizer_config.json").is_file():
+        return None
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise missing_extra("transformers", "train") from error
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 
 
 def prompt_ids(

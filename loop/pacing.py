@@ -40,6 +40,18 @@ class Pacer:
                 self._waiting.popleft()
             self.step += 1
 
+    def admits(self, under_way: int, newest: int) -> bool:
+        """Tell whether one more unit may be begun with the weights of version `newest`.
+
+        It is taken up behind the units that wait and those under way; by then these weights may be
+        `max_ahead` steps old.
+        """
+        step, left = self.step, len(self._waiting) + under_way
+        while left >= (need := self._new_units(step)):
+            left -= need
+            step += 1
+        return step - 1 - self._schedule.max_ahead <= newest
+
     @property
     def version(self) -> int:
         """The policy version that the next batch is sampled with."""

@@ -52,7 +52,7 @@ class Priorities:
                 f"`trainer.new_priority` {self._expression!r} is {values[bad]} for experience "
                 f"`{given.column('experience_id')[bad]}`, expected a finite number, 0 or more"
             )
-        version = f"{self._job.run_id}/{self._job.attempt:03d}/{step:06d}"
+        version = self._job.step_id(step)
         made = pl.DataFrame(pl.from_arrow(given)).unique("experience_id", maintain_order=True)
         self._job.store.append(
             "derived",

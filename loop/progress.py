@@ -23,7 +23,11 @@ LINE_SECONDS = 5.0
 _SHOWN = {
     "explore": {"explore/reward_mean": "reward", "explore/seconds": "s"},
     "train": {"train/reward_mean": "reward", "train/loss": "loss", "train/lag_mean": "lag"},
-    "evaluate": {"eval/accuracy": "accuracy", "eval/loss": "held-out loss"},
+    "evaluate": {
+        "eval/accuracy": "accuracy",
+        "eval/reward_mean": "reward",
+        "eval/loss": "held-out loss",
+    },
 }
 
 

@@ -9,7 +9,7 @@ from ..store import Store
 from ..store.errors import NotFoundError, StoreError, reading
 from ..store.query import literal
 from ..store.sampling import Draw
-from .algorithms import resolve
+from .algorithms import Algorithm, resolve
 from .chains import STORED, trainers, treated
 from .config import RunConfig
 from .drawing import Drawing, Horizon, sampler
@@ -59,15 +59,15 @@ def _rebuild(store: Store, run_id: str, step: int) -> Rebuilt:
     ).fetchall()
     config = RunConfig.model_validate_json(text)
     until = {table["name"]: table["version"] for table in drawn["drawn_from"][0]}
-    grouped = resolve(config.algorithm).grouped
-    again = sampler(store, config, grouped=grouped, until=until)
+    algorithm = resolve(config.algorithm)
+    again = sampler(store, config, algorithm, until=until)
     before = store.sql(
-        f"SELECT experience_id, source FROM draws_current WHERE {where} AND step < {step} "
-        "ORDER BY step, position"
+        "SELECT coalesce(preference_id, experience_id) AS id, source FROM draws_current "
+        f"WHERE {where} AND step < {step} ORDER BY step, position"
     ).pl()
-    again.restore(before["experience_id"].to_list(), sources=before["source"].to_list())
+    again.restore(before["id"].to_list(), sources=before["source"].to_list())
     draw = again.draw(
-        _groups(store, drawn) if grouped else drawn.height,
+        _units(store, drawn, algorithm),
         step=step,
         policy_version=step - 1,
         horizon=Horizon(config).of(step),
@@ -81,6 +81,13 @@ def _rebuild(store: Store, run_id: str, step: int) -> Rebuilt:
     if is_same and config.trainer.operators:
         is_same, detail = _treat(config, functions, again, draw, drawn)
     return Rebuilt(run_id, step, is_same, detail)
+
+
+def _units(store: Store, drawn: pl.DataFrame, algorithm: Algorithm) -> int:
+    """Return how many units the rows of a step are."""
+    if algorithm.unit == "pair":
+        return drawn.height // 2
+    return _groups(store, drawn) if algorithm.grouped else drawn.height
 
 
 def _groups(store: Store, drawn: pl.DataFrame) -> int:

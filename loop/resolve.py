@@ -31,13 +31,15 @@ def function(name: str, home: ModuleType, what: str) -> Callable[..., Any]:
     return found
 
 
-def call(spec: str | Mapping[str, Mapping[str, Any]], home: ModuleType, what: str) -> Any:
-    """Call the function that `name` or `{name: {parameter: value}}` names."""
+def call(
+    spec: str | Mapping[str, Mapping[str, Any]], home: ModuleType, what: str, *given: object
+) -> Any:
+    """Call the function that `name` or `{name: {parameter: value}}` names, on what it is given."""
     if not isinstance(spec, str) and len(spec) != 1:
         raise ConfigError(f"expected one {what}, got {list(spec)}")
     name, params = (spec, {}) if isinstance(spec, str) else next(iter(spec.items()))
     try:
-        return function(name, home, what)(**(params or {}))
+        return function(name, home, what)(*given, **(params or {}))
     except TypeError as error:
         raise ConfigError(f"the {what} `{name}` cannot be called so: {error}") from error
 

@@ -1,58 +1,86 @@
 """Trying tasks: workflow, rewards and ids make the rows that a group of tries becomes."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
+from typing import Any, cast
 
-from ..operators import rewards as reward_module
-from ..operators.scoring import Judged, said, short, verdict, verdicts
-from ..operators.verdict import GroupReward, Reward, looks_at, with_parameters
+from ..operators.verdict import Reward, looks_at, with_parameters
 from ..store import Store
-from ..store.errors import ConfigError, JobError, OperatorError, RlakeError, SchemaError
-from ..store.ids import content_id, group_id, rollout_id
-from ..store.records import Experience, Message, Task
+from ..store.errors import ConfigError, JobError, OperatorError, SchemaError
+from ..store.ids import group_id, rollout_id
+from ..store.records import Experience, Task
 from ..store.schema import TABLES
 from ..store.validate import conform
 from . import workflows as workflow_module
-from .policy import Completion, Policy, Sampling
+from .boundary import contained, sound
+from .policy import Policy, Sampling
 from .resolve import function
-from .workflows import Workflow
+from .rewarding import LONGEST, Rewards, told
+from .stopping import Stop, under, why
+from .time_limits import Clock, within
+from .together import GroupPolicies, as_judged, named
+from .turns import RolloutPolicy, finish_reason, rows_of
+from .workflows import Made, Workflow
 
-RewardSpec = str | Mapping[str, float | Mapping[str, Any] | None]
-"""One reward by name, or several: their weights, or their parameters with `weight` among them."""
-T = TypeVar("T")
-_LONGEST = 2000
-"""Most characters of a drop_reason."""
+WorkflowSpec = str | Mapping[str, Mapping[str, Any] | None]
+"""A workflow by name, or `{name: {parameter: value}}`."""
 
 
-def rewards_of(spec: RewardSpec) -> dict[str, tuple[Reward, float]]:
-    """Return the reward functions that a configuration names, with their weights.
+def workflow_of(
+    spec: WorkflowSpec, models: Collection[str] | Mapping[str, Policy] = ()
+) -> Workflow:
+    """Return the workflow that a configuration names, with its parameters.
 
-    >>> rewards_of({"overlong": {"max_tokens": 20, "cache": 10, "weight": 0.5}})["overlong"][1]
-    0.5
-
+    A parameter that is called as one of `models`, the configuration's other models, is given it.
     Raises ConfigError for an unknown name, or parameters that do not fit.
     """
-    specs = {spec: None} if isinstance(spec, str) else spec
-    return {short(name): _reward(name, given) for name, given in specs.items()}
-
-
-def _reward(name: str, given: float | Mapping[str, Any] | None) -> tuple[Reward, float]:
-    parameters = dict(given) if isinstance(given, Mapping) else {}
-    weight = parameters.pop("weight", 1.0) if given is None or isinstance(given, Mapping) else given
-    if isinstance(weight, bool) or not isinstance(weight, int | float):
-        raise ConfigError(f"the weight of reward `{name}` must be a number, got {weight!r}")
-    found = function(name, reward_module, "reward")
+    named = {spec: None} if isinstance(spec, str) else spec
+    if len(named) != 1:
+        raise ConfigError(f"expected one workflow, got {list(named)}")
+    name, given = next(iter(named.items()))
+    found = function(name, workflow_module, "workflow")
     try:
-        return with_parameters(name, found, parameters), float(weight)
+        made = with_parameters(name, found, dict(given or {}), what="workflow", others=models)
     except OperatorError as error:
         raise ConfigError(str(error)) from error
+    return cast(Workflow, made)
 
 
-def workflow_of(name: str) -> Workflow:
-    """Return the workflow that a configuration names."""
-    return cast(Workflow, function(name, workflow_module, "workflow"))
+def with_models(workflow: Workflow, models: Mapping[str, Policy]) -> Workflow:
+    """Give a workflow the models that it names as parameters."""
+    from ..operators.verdict import parameters
+
+    known = parameters(workflow)
+    wanted = {n: m for n, m in models.items() if known is None or n in known}
+    return partial(workflow, **wanted) if wanted else workflow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trying:
+    """How a job tries tasks."""
+
+    workflow: Workflow
+    rewards: Mapping[str, tuple[Reward, float]]
+    group_size: int
+    sampling: Sampling
+    seed: int
+    run_id: str
+    greedy_tries: int = 0
+    """Tries at temperature 0 behind the others, to compare with and not to train on."""
+    try_seconds: float | None = None
+    """The longest that a try, or a reward, may take."""
+    retries: int = 0
+    """How often a try that raised or took too long is made again."""
+    models: dict[str, Policy] = field(default_factory=dict)
+    """Other models, by the name of the workflow's parameter that takes them."""
+    places: asyncio.Semaphore | None = None
+    """Bounds the tries that are under way at once."""
+    clock: Clock = field(default_factory=Clock)
+    """How long tries took, for limits that follow it."""
 
 
 @dataclass(frozen=True)
@@ -61,191 +89,185 @@ class _Try:
 
     row: Experience
     is_to_judge: bool
-
-
-class SeededPolicy:
-    """The policy as one rollout sees it: each of its requests has a seed of its own.
-
-    The seed is a function of the rollout's id and the number of the request, so that a rollout
-    that is made again is the same.
-    """
-
-    def __init__(self, policy: Policy, sampling: Sampling, seed: int, rollout: str) -> None:
-        self._policy, self._sampling, self._seed, self._rollout = policy, sampling, seed, rollout
-        self._requests = 0
-
-    @property
-    def version(self) -> int:
-        """The version that a request sent now is answered with."""
-        return self._policy.version
-
-    async def generate(
-        self,
-        messages: Sequence[Message],
-        *,
-        n: int = 1,
-        tools: Sequence[dict[str, Any]] | None = None,
-        sampling: Sampling | None = None,
-    ) -> list[Completion]:
-        """Pass the request on with its seed."""
-        seed = int(content_id(self._seed, self._rollout, self._requests, length=12), 16)
-        self._requests += 1
-        chosen = replace(sampling or self._sampling, seed=seed)
-        return await self._policy.generate(messages, n=n, tools=tools, sampling=chosen)
+    follows: bool = False
+    """Whether its reward is that of the try's last row: its turns became several rows."""
 
 
 async def try_tasks(
-    tasks: Sequence[tuple[int, Task]],
-    policy: Policy,
-    *,
-    workflow: Workflow,
-    rewards: Mapping[str, tuple[Reward, float]],
-    group_size: int,
-    sampling: Sampling,
-    seed: int,
-    run_id: str,
-    step: int,
-    try_seconds: float | None = None,
+    tasks: Sequence[tuple[int, Task]], policy: Policy, trying: Trying, *, step: int
 ) -> list[Experience]:
-    """Try each task `group_size` times, all at once, and return the rows in order.
+    """Try tasks, all at once, and return the rows in order.
 
-    `tasks` come with their places in the batch `step`; one that names a workflow is tried with its
-    own. A try that raises, or takes longer than `try_seconds`, becomes a row with that as its
-    drop_reason, so that one bad task never stops the others.
+    `tasks` come with their places in the batch `step`.
     """
-    of_group = {
-        n: (cast(GroupReward, r), w) for n, (r, w) in rewards.items() if looks_at(r) == "group"
-    }
-    of_row = {n: r for n, r in rewards.items() if n not in of_group}
-
-    async def group(place: int, task: Task) -> list[Experience]:
-        jobs = [
-            _rollout(
-                task, policy, workflow, of_row, sampling, seed, run_id, step, place, i, try_seconds
-            )
-            for i in range(group_size)
-        ]
-        tries = [row for rollout in await asyncio.gather(*jobs) for row in rollout]
-        return await _judge_group(task, tries, of_group, try_seconds)
-
-    made = await asyncio.gather(*(group(place, task) for place, task in tasks))
+    made = await asyncio.gather(
+        *(try_group(task, policy, trying, step=step, place=place) for place, task in tasks)
+    )
     return [row for rows in made for row in rows]
+
+
+async def try_group(
+    task: Task, policy: Policy, trying: Trying, *, step: int, place: int
+) -> list[Experience]:
+    """Try a task as often as its group has tries, all at once, and return the rows in order.
+
+    Greedy tries come behind the others: their `metrics` have `is_greedy`, and their `drop_reason`
+    says so. A task that names a workflow is tried with its own. A try that raises, or takes longer
+    than it may, becomes rows with that as their drop_reason, which have what was sampled until
+    then, so that one bad task never stops the others.
+    """
+    rewards = Rewards(trying.rewards, seconds=trying.try_seconds)
+    greedy = replace(trying, sampling=replace(trying.sampling, temperature=0.0))
+    size = trying.group_size
+    numbers = [None] if _is_of_group(task, trying) else range(size + trying.greedy_tries)
+    jobs = [
+        _rollout(task, policy, trying if (i or 0) < size else greedy, rewards, step, place, i)
+        for i in numbers
+    ]
+    tries = [row for rollout in await asyncio.gather(*jobs) for row in rollout]
+    tries = [_compared(one) if one.row.rollout >= size else one for one in tries]
+    judged = iter(await rewards.of_group(task, [one.row for one in tries if one.is_to_judge]))
+    made = [next(judged) if one.is_to_judge else one.row for one in tries]
+    return as_judged(made, [one.follows for one in tries])
 
 
 async def _rollout(
     task: Task,
     policy: Policy,
-    workflow: Workflow,
-    rewards: Mapping[str, tuple[Reward, float]],
-    sampling: Sampling,
-    seed: int,
-    run_id: str,
+    trying: Trying,
+    rewards: Rewards,
     step: int,
     place: int,
-    number: int,
-    try_seconds: float | None,
+    number: int | None,
 ) -> list[_Try]:
-    group = group_id(run_id, step, place)
-    name = rollout_id(group, number)
-    seeded = SeededPolicy(policy, sampling, seed, name)
-    limit = asyncio.timeout(try_seconds)
-    try:
-        own = workflow_of(task.workflow) if task.workflow else workflow
-        async with limit:
-            made = await own(task, seeded)
-        rows = [made] if isinstance(made, Experience) else list(made)
-        if not rows:
-            raise JobError("it returned no experience")
-        tries = [_Try(row, is_to_judge=row.reward is None) for row in rows]
-        tries = [await _judge(task, one, rewards, try_seconds) for one in tries]
-    except Exception as error:  # noqa: BLE001 - the boundary to users' code: one bad try never stops a job
-        why = f"it took longer than {try_seconds} s" if limit.expired() else _said(error)
-        tries = [_Try(_failed(task, policy, f"workflow failed: {why}"), is_to_judge=False)]
+    """Make one try, again when it fails and may be made again, and stamp its rows.
+
+    Without a number these are all tries of the group, which one workflow makes.
+    """
+    group = group_id(trying.run_id, step, place)
+    tries: list[_Try] = []
+    attempt, failed = 0, True
+    while failed and attempt <= trying.retries:
+        seeded = _seeded(policy, trying, group, number, attempt)
+        async with trying.places or nullcontext():
+            started = perf_counter()
+            tries, failed = await _attempt(task, seeded, trying)
+        if not failed:
+            trying.clock.note(perf_counter() - started)
+        attempt += 1
+    if attempt > 1:
+        again = {"retries": attempt - 1.0}
+        tries = [replace(t, row=replace(t.row, metrics={**t.row.metrics, **again})) for t in tries]
+    judged = [
+        replace(t, row=await rewards.of_row(task, t.row)) if t.is_to_judge else t for t in tries
+    ]
+    rows = named([one.row for one in judged], group, number)
     return [
-        replace(
-            one,
-            row=replace(
-                one.row,
-                experience_id=rollout_id(group, number, i),
-                group_id=group,
-                rollout=number,
-                run_id=run_id,
-                step=step,
-            ),
-        )
-        for i, one in enumerate(tries)
+        replace(one, row=replace(row, run_id=trying.run_id, step=step))
+        for one, row in zip(judged, rows, strict=True)
     ]
 
 
-async def _judge(
-    task: Task, one: _Try, rewards: Mapping[str, tuple[Reward, float]], seconds: float | None
-) -> _Try:
-    """Add the rewards, unless the workflow gave one itself."""
-    if not one.is_to_judge or not rewards:
-        return one
-    judged = await asyncio.gather(
-        *(_asked(reward, (task, one.row), verdict, seconds) for reward, _ in rewards.values())
-    )
-    return replace(one, row=_with(one.row, dict(zip(rewards, judged, strict=True)), rewards))
-
-
-async def _judge_group(
-    task: Task,
-    tries: Sequence[_Try],
-    rewards: Mapping[str, tuple[GroupReward, float]],
-    seconds: float | None,
-) -> list[Experience]:
-    """Add the rewards that compare the tries of a group with each other."""
-    rows = [one.row for one in tries if one.is_to_judge]
-    if not rewards or not rows:
-        return [one.row for one in tries]
-    made: list[dict[str, _Told]] = [{} for _ in rows]
-    for name, (reward, _) in rewards.items():
-        values, error = await _asked(
-            reward, (task, rows), lambda told: verdicts(told, len(rows)), seconds
-        )
-        for found, one in zip(made, values or [None] * len(rows), strict=True):
-            found[name] = one, error
-    judged = iter([_with(row, found, rewards) for row, found in zip(rows, made, strict=True)])
-    return [next(judged) if one.is_to_judge else one.row for one in tries]
-
-
-_Told = tuple[Judged | None, str | None]
-"""A reward with its reason, or what went wrong."""
-
-
-async def _asked(
-    reward: Callable[..., Any],
-    given: tuple[Any, Any],
-    read: Callable[[Any], T],
-    seconds: float | None,
-) -> tuple[T | None, str | None]:
-    """Return what a reward function says, or what went wrong."""
-    limit = asyncio.timeout(seconds)
+def _is_of_group(task: Task, trying: Trying) -> bool:
+    """Tell whether a task's workflow, under `@of_group`, makes all tries of a group itself."""
     try:
-        async with limit:
-            return read(await said(reward(*given))), None
-    except Exception as error:  # noqa: BLE001 - the boundary to users' code: the tokens are kept
-        return None, f"it took longer than {seconds} s" if limit.expired() else _said(error)
+        own = workflow_of(task.workflow, trying.models) if task.workflow else trying.workflow
+    except ConfigError:
+        return False  # each try says why
+    return looks_at(own) == "group"
 
 
-def _with(
-    row: Experience,
-    made: Mapping[str, _Told],
-    rewards: Mapping[str, tuple[Callable[..., Any], float]],
-) -> Experience:
-    """Add parts of the reward to a row, with their reasons; what failed is why it is dropped."""
-    parts: dict[str, float | None] = dict(row.rewards)
-    failed = [row.drop_reason] if row.drop_reason else []
-    reasons = {}
-    for name, (judged, error) in made.items():
-        value, reason = judged or (None, None)
-        parts[name] = None if value is None else rewards[name][1] * value
-        reasons |= {name: reason} if reason else {}
-        failed += [f"reward `{name}` failed: {error}"] if error else []
-    drop_reason = "; ".join(failed)[:_LONGEST] or None
-    metadata = {**(row.metadata or {}), "reward_details": reasons} if reasons else row.metadata
-    return replace(row.with_reward(parts), drop_reason=drop_reason, metadata=metadata)
+def _seeded(
+    policy: Policy, trying: Trying, group: str, number: int | None, attempt: int
+) -> RolloutPolicy | GroupPolicies:
+    """Return the policy as one try sees it, or those of all tries of a group."""
+    if number is None:
+        numbers = range(trying.group_size + trying.greedy_tries)
+        greedy = replace(trying, sampling=replace(trying.sampling, temperature=0.0))
+        kinds = [trying if i < trying.group_size else greedy for i in numbers]
+        each = [_seeded(policy, kinds[i], group, i, attempt) for i in numbers]
+        return GroupPolicies([one for one in each if isinstance(one, RolloutPolicy)])
+    name = rollout_id(group, number)
+    told_apart = f"{name}/{attempt}" if attempt else name
+    return RolloutPolicy(policy, sampling=trying.sampling, seed=trying.seed, rollout=told_apart)
+
+
+async def _attempt(
+    task: Task, policy: RolloutPolicy | GroupPolicies, trying: Trying
+) -> tuple[list[_Try], bool]:
+    """Run the workflow once; return its rows, and whether it failed."""
+    stop = Stop()
+    try:
+        if why():
+            raise JobError("it was stopped before it began")
+        own = workflow_of(task.workflow, trying.models) if task.workflow else trying.workflow
+        with under(stop):
+            run = partial(with_models(own, trying.models), task, policy)
+            work = asyncio.ensure_future(contained(run))
+        made = await within(work, trying.clock.limit(trying.try_seconds), stop)
+        rows = policy.stamped(sound(_rows(task, policy, made)))
+        if not rows:
+            raise JobError("it returned no experience")
+    except Exception as error:  # noqa: BLE001 - the boundary to users' code: one bad try never stops a job
+        outer = why()
+        reason, word = f"workflow failed: {told(error)}", finish_reason(error)
+        if stop.reason or outer:
+            reason, word = stop.reason or f"stopped: {outer}", "timeout" if stop.reason else "abort"
+        failed = _failed(task, policy, reason, word)
+        return [_Try(row, is_to_judge=False) for row in failed], outer is None
+    if stop.reason or why():  # it returned in time what it had
+        reason, word = stop.reason or f"stopped: {why()}", "timeout" if stop.reason else "abort"
+        rows = [replace(row, drop_reason=reason, finish_reason=word) for row in rows]
+        return [_Try(row, is_to_judge=False) for row in rows], bool(stop.reason)
+    *before, last = rows
+    if made is not None:
+        return [_Try(row, is_to_judge=_is_open(row)) for row in rows], False
+    # one conversation, though its tokens do not continue each other: its end is what is judged
+    following = [_Try(row, is_to_judge=False, follows=True) for row in before]
+    return [*following, _Try(last, is_to_judge=True)], False
+
+
+def _is_open(row: Experience) -> bool:
+    """Tell whether a row waits for its reward: its workflow named none, nor a group of its own."""
+    return row.reward is None and not row.rewards and row.group_id is None
+
+
+def _rows(task: Task, policy: RolloutPolicy | GroupPolicies, made: Made) -> list[Experience]:
+    """Return what a workflow returned as rows: with a reward alone, they are made of its turns."""
+    if isinstance(made, Experience):
+        return [made]
+    if isinstance(made, list) and all(isinstance(row, Experience) for row in made):
+        return made
+    if made is not None and (not isinstance(made, Mapping | float | int) or made is True):
+        raise JobError(f"it returned {made!r:.100}, expected rows, a reward, its parts, or nothing")
+    rows = rows_of(task, policy.turns)
+    if made is None:
+        return rows
+    parts = dict(made) if isinstance(made, Mapping) else {"reward": float(made)}
+    return [row.with_reward(parts) for row in rows]
+
+
+def _failed(
+    task: Task, policy: RolloutPolicy | GroupPolicies, reason: str, finish_reason: str
+) -> list[Experience]:
+    """Return the rows of a try that failed: what was sampled until then, or one that is empty."""
+    nothing = Experience(
+        task_id=task.task_id,
+        messages=list(task.messages),
+        prompt_text=task.prompt_text,
+        policy_version=policy.version,
+        num_turns=0,
+    )
+    rows = policy.stamped(rows_of(task, policy.turns) or [nothing])
+    why = reason[:LONGEST]
+    return [replace(row, drop_reason=why, finish_reason=finish_reason) for row in rows]
+
+
+def _compared(one: _Try) -> _Try:
+    """Mark a greedy try, which others of its group are compared with."""
+    reason = one.row.drop_reason or "greedy: others of its group are compared with it"
+    metrics = {**one.row.metrics, "is_greedy": 1.0}
+    return replace(one, row=replace(one.row, drop_reason=reason, metrics=metrics))
 
 
 def store_rows(store: Store, rows: Sequence[Experience]) -> list[Experience]:
@@ -264,36 +286,25 @@ def fitting(rows: Sequence[Experience]) -> list[Experience]:
     return [_fitting(row) for row in rows]
 
 
+def standing_in(row: Experience, reason: str, **known: Any) -> Experience:
+    """Return a row in place of one that cannot be stored: its names, and why it is not there."""
+    return Experience(
+        task_id=row.task_id,
+        group_id=row.group_id,
+        experience_id=row.experience_id,
+        rollout=row.rollout,
+        run_id=row.run_id,
+        step=row.step,
+        finish_reason="error",
+        drop_reason=reason[:LONGEST],
+        num_turns=0,
+        **known,
+    )
+
+
 def _fitting(row: Experience) -> Experience:
     try:
         conform(TABLES["experiences"], [row])
         return row
     except (SchemaError, TypeError) as error:
-        return Experience(
-            task_id=row.task_id,
-            group_id=row.group_id,
-            experience_id=row.experience_id,
-            rollout=row.rollout,
-            run_id=row.run_id,
-            step=row.step,
-            finish_reason="error",
-            drop_reason=f"the workflow's row does not fit: {error}"[:_LONGEST],
-            num_turns=0,
-        )
-
-
-def _failed(task: Task, policy: Policy, reason: str) -> Experience:
-    return Experience(
-        task_id=task.task_id,
-        messages=list(task.messages),
-        prompt_text=task.prompt_text,
-        finish_reason="error",
-        drop_reason=reason[:_LONGEST],
-        policy_version=policy.version,
-        num_turns=0,
-    )
-
-
-def _said(error: Exception) -> str:
-    kind = "" if isinstance(error, RlakeError) else f"{type(error).__name__}: "
-    return f"{kind}{error}"
+        return standing_in(row, f"the workflow's row does not fit: {error}")

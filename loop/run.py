@@ -7,18 +7,30 @@ the rows that one appends and the other draws.
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from ..store import Store
 from ..store.errors import ConfigError
 from .algorithms import resolve
 from .chains import explorers, trainers
 from .config import RunConfig
+from .data import check as check_data
+from .data import prepare
+from .evaluation.tasks import check_measured
 from .explorer import Explorer, Listener
-from .rollouts import rewards_of, workflow_of
+from .monitors import resolve as resolve_monitor
+from .objectives.policy_gradient import compares
+from .origins import located
+from .preferences import check as check_preferences
+from .rewarding import rewards_of
+from .rollouts import workflow_of
 from .runs import OtherJobError, job
-from .tasks import prepare
-from .trainer import Trainer
+from .training.launching import launched
+from .training.networks import check_teacher
+from .training.trainer import Trainer
+from .weights import Shelf
 
 JOIN_SECONDS = 10.0
 """How long a failed run waits for the explorer to notice."""
@@ -35,39 +47,84 @@ def run(
     is raised. With `resume`, go on where a killed run stopped.
     """
     check(config)
+    config = located(store, config)
     if config.explorer is None:
         train(store, config, resume=resume, listener=listener)
         return
-    prepare(store, config.tasks)
-    stop = threading.Event()
+    prepare(store, config)
+    check_measured(store, config)
+    stop, shelf = threading.Event(), Shelf()
     explorer = _Beside(
-        lambda: explore(store, config, resume=resume, stop=stop, listener=listener), stop
+        lambda: explore(store, config, resume=resume, stop=stop, listener=listener, shelf=shelf),
+        stop,
     )
-    try:
-        train(store, config, resume=resume, stop=stop, listener=listener, ready=explorer.start)
-    except BaseException:
-        stop.set()
-        explorer.join(seconds=JOIN_SECONDS)
-        if explorer.first:
-            explorer.raise_error()  # the trainer only saw that it was stopped
-        raise
-    explorer.join()
-    explorer.raise_error()
+    with _on_cluster(config):
+        try:
+            if config.cluster is not None and config.cluster.trainer is not None:
+                from .scaling.placing import train_placed
+
+                train_placed(store, config, resume=resume, stop=stop, ready=explorer.start)
+            else:
+                train(
+                    store,
+                    config,
+                    resume=resume,
+                    stop=stop,
+                    listener=listener,
+                    ready=explorer.start,
+                    shelf=shelf,
+                )
+        except BaseException:
+            stop.set()
+            explorer.join(seconds=JOIN_SECONDS)
+            if explorer.first:
+                explorer.raise_error()  # the trainer only saw that it was stopped
+            raise
+        explorer.join()
+        explorer.raise_error()
+
+
+def _on_cluster(config: RunConfig) -> AbstractContextManager[Any]:
+    """Stay connected to the run's cluster, if it has one, until both jobs have ended."""
+    if config.cluster is None:
+        return nullcontext()
+    from .scaling.connecting import connected
+
+    return connected(config.cluster)
 
 
 def check(config: RunConfig) -> None:
     """Look up every name in a configuration, before any work; ConfigError for an unknown one."""
+    check_data(config)
+    for monitor in config.monitors:
+        resolve_monitor(monitor)
     algorithm = resolve(config.algorithm)
+    check_preferences(config, algorithm)
+    check_teacher(config, algorithm)
     credit = algorithm.advantage()
     trainers(config.trainer, credit=credit, grouped=algorithm.grouped)
     if config.explorer is not None:
-        workflow_of(config.explorer.workflow)
+        workflow_of(config.explorer.workflow, config.explorer.models)
         rewards_of(config.explorer.rewards)
         explorers(config.explorer.operators)
-        if algorithm.needs_logprobs and config.explorer.sampling.temperature == 0:
+        weighs = "logprobs" in algorithm.needs and config.trainer.missing_logprobs == "refuse"
+        if weighs and config.explorer.engine.endpoint is not None:
+            raise ConfigError(
+                "`explorer.engine` is an endpoint, whose rows another policy writes, and the "
+                "algorithm weighs rows by their log-probs under the run's own; take one that "
+                "imitates or compares (sft, raft, kto), or another engine"
+            )
+        if "logprobs" in algorithm.needs and config.explorer.sampling.temperature == 0:
             raise ConfigError(
                 "`explorer.sampling.temperature` is 0: all tries at a task would be the same; "
                 "set it above 0"
+            )
+        num_tries = config.explorer.group_size or algorithm.group_size
+        single = config.explorer.workflow == "single_turn"
+        if num_tries == 1 and single and compares(algorithm):
+            raise ConfigError(
+                "each task is tried once, and the algorithm compares the tries at a task: nothing "
+                "would be learned from rewards; set `explorer.group_size` above 1"
             )
 
 
@@ -78,14 +135,20 @@ def explore(
     resume: bool = False,
     stop: threading.Event | None = None,
     listener: Listener | None = None,
+    shelf: Shelf | None = None,
 ) -> None:
-    """Make the experience of a run, paced by the weights that its trainer publishes."""
+    """Make the experience of a run, paced by the weights that its trainer publishes.
+
+    `shelf` is that of a trainer in this process.
+    """
     if config.explorer is None:
         raise ConfigError("the configuration has no `explorer` section; `rlake train` runs it")
     check(config)
-    prepare(store, config.tasks)
+    config = located(store, config)
+    prepare(store, config)
+    check_measured(store, config)
     with job(store, config, "explore", resume=resume) as mine:
-        Explorer(mine, resolve(config.algorithm), stop=stop, listener=listener).run()
+        Explorer(mine, resolve(config.algorithm), stop=stop, listener=listener, shelf=shelf).run()
 
 
 def train(
@@ -96,11 +159,21 @@ def train(
     stop: threading.Event | None = None,
     listener: Listener | None = None,
     ready: Callable[[], None] | None = None,
+    shelf: Shelf | None = None,
 ) -> None:
     """Train on rows of the store: those that the run's explorer makes, or those that are there."""
     check(config)
-    with job(store, config, "train", resume=resume) as mine:
-        Trainer(mine, resolve(config.algorithm), stop=stop, listener=listener).run(ready=ready)
+    config = located(store, config)
+    if config.data.makes_rows:  # tasks alone are the explorer's affair
+        prepare(store, config)
+    stop = stop or threading.Event()
+    with (
+        job(store, config, "train", resume=resume) as mine,
+        launched(config, stop=stop) as world,
+    ):
+        algorithm = resolve(config.algorithm)
+        trainer = Trainer(mine, algorithm, stop=stop, listener=listener, world=world, shelf=shelf)
+        trainer.run(ready=ready)
 
 
 @dataclass

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -19,7 +20,8 @@ from ..store.snapshots import current
 from ..store.tail import Tail
 from .chains import Chain
 from .config import ExplorerConfig, RunConfig
-from .rollouts import rewards_of, workflow_of
+from .rewarding import rewards_of
+from .rollouts import workflow_of
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,18 @@ class Job:
     attempt: int
     folder: Path
     """Where the run keeps checkpoints and weights."""
+    title: str | None = None
+    """What the job is called in `runs`; None: as the run."""
     started_at: datetime = field(default_factory=now)
 
     @property
     def run_id(self) -> str:
         """The run's id: its name."""
         return self.config.name
+
+    def step_id(self, step: int) -> str:
+        """Name a step of this attempt, for rows of other tables that belong to it."""
+        return f"{self.run_id}/{self.attempt:03d}/{step:06d}"
 
 
 def run_folder(store: Store, config: RunConfig) -> Path:
@@ -69,7 +77,9 @@ def _lock(folder: Path, name: str) -> Path:
 
 
 @contextmanager
-def job(store: Store, config: RunConfig, name: str, *, resume: bool) -> Iterator[Job]:
+def job(
+    store: Store, config: RunConfig, name: str, *, resume: bool, title: str | None = None
+) -> Iterator[Job]:
     """Hold the right to be this job of the run; other processes that try are refused.
 
     Raises ConfigError when the job was started before and `resume` is false, or when the run's
@@ -86,9 +96,18 @@ def job(store: Store, config: RunConfig, name: str, *, resume: bool) -> Iterator
                     f"`{folder}` holds checkpoints of a run `{config.name}` that this store does "
                     "not know; choose another `output`, or move them away"
                 )
-            yield Job(store, config, name, attempt, folder)
+            yield Job(store, config, name, attempt, folder, title)
     except Timeout as error:
         raise JobError(f"`{name}` of run `{config.name}` is running in another process") from error
+
+
+def beside(job: Job, name: str) -> Job:
+    """Return another job of the run that the process of this one does too.
+
+    Others may do it at the same time.
+    """
+    attempt = _next_attempt(job.store, job.config, name, resume=True)
+    return replace(job, name=name, attempt=attempt)
 
 
 @contextmanager
@@ -116,12 +135,12 @@ def _record(
         "run_id": job.run_id,
         "attempt": job.attempt,
         "job": job.name,
-        "name": job.config.name,
+        "name": job.title or job.config.name,
         "config": stored_config(job.config),
         "code_version": version("rlake"),
         "status": status,
         "start_step": start_step,
-        "functions": _functions(job),
+        "functions": functions_of(job),
         "error": error,
         "started_at": job.started_at,
         "ended_at": ended,
@@ -129,7 +148,7 @@ def _record(
     job.store.append("runs", [row])
 
 
-def _functions(job: Job) -> list[dict[str, str]] | None:
+def functions_of(job: Job) -> list[dict[str, str]] | None:
     """Return what the job runs of users' code: workflow, rewards and operators, by their digests.
 
     A trainer runs operators only, and need not have the others installed.
@@ -138,7 +157,9 @@ def _functions(job: Job) -> list[dict[str, str]] | None:
         trained = Chain([resolve(spec) for spec in job.config.trainer.operators]).functions
         return [{"name": name, "value": value} for name, value in trained.items()] or None
     explorer = job.config.explorer or ExplorerConfig()
-    used = {f"workflow:{explorer.workflow}": digest(workflow_of(explorer.workflow))}
+    workflow = explorer.workflow
+    name = workflow if isinstance(workflow, str) else next(iter(workflow))
+    used = {f"workflow:{name}": digest(workflow_of(workflow, explorer.models))}
     for name, (reward, _) in rewards_of(explorer.rewards).items():
         used[f"reward:{name}"] = digest(reward)
     if job.name == "explore":
@@ -147,10 +168,20 @@ def _functions(job: Job) -> list[dict[str, str]] | None:
 
 
 def stored_config(config: RunConfig) -> str:
-    """Return the resolved configuration as JSON text, with what the schedule works out."""
-    tree = config.model_dump(mode="json", exclude={"store", "output"})
+    """Return the resolved configuration as JSON text, with what the schedule works out.
+
+    Models that are another run's weights stand in it as that, not as the folder where they lie.
+    """
+    tree = _without_folders(config.model_dump(mode="json", exclude={"store", "output"}))
     tree["schedule"]["max_lag"] = config.schedule.lag
     return RunConfig.model_validate(tree).model_dump_json(exclude={"store", "output"})
+
+
+def _without_folders(tree: dict[str, Any]) -> dict[str, Any]:
+    found = {k: _without_folders(v) if isinstance(v, dict) else v for k, v in tree.items()}
+    if found.get("run") is not None and "path" in found and "tiny" in found:
+        found["path"] = None
+    return found
 
 
 def _next_attempt(store: Store, config: RunConfig, name: str, *, resume: bool) -> int:
@@ -166,19 +197,24 @@ def _next_attempt(store: Store, config: RunConfig, name: str, *, resume: bool) -
         )
     made = [row for row in rows if row[0] != "evaluate"]  # measuring does not make a run
     if made and name != "evaluate":
-        _same_config(made[-1][2], config)
+        same_config(made[-1][2], config)
     return max((row[1] for row in mine), default=0) + 1
 
 
-def _same_config(stored: str, config: RunConfig) -> None:
+def same_config(stored: str, config: RunConfig) -> None:
     """Refuse to continue a run as another; a longer run, or other waits, are the same run."""
     before = RunConfig.model_validate_json(stored).model_dump(mode="json")
     after = RunConfig.model_validate_json(stored_config(config)).model_dump(mode="json")
     for tree in (before, after):
         tree["trainer"].pop("steps")
         tree["trainer"].pop("keep_checkpoints")
+        tree["trainer"].pop("parallel")
         tree["schedule"].pop("wait_seconds")
+        tree["schedule"].pop("weights")
+        tree.pop("cluster")
         tree.pop("evaluate")
+        tree.pop("serve")
+        tree.pop("monitors")
     key = _first_difference(before, after)
     if key is not None:
         raise ConfigError(
@@ -222,13 +258,15 @@ class Watch:
         columns = ["attempt", "job", "status", "start_step", "error", "ended_at"]
         self._tail = Tail(columns, run_id=job.run_id)
         self._rows: list[dict[str, Any]] = []
+        self._lock = Lock()
 
     def _refresh(self) -> list[dict[str, Any]]:
         dataset = self._job.store.dataset("runs")
-        if self._tail.moved(dataset):
-            rows = self._tail.read(dataset).to_pylist()
-            self._rows = rows if self._tail.restarted else self._rows + rows
-        return self._rows
+        with self._lock:  # a job may ask from several threads
+            if self._tail.moved(dataset):
+                rows = self._tail.read(dataset).to_pylist()
+                self._rows = rows if self._tail.restarted else self._rows + rows
+            return self._rows
 
     def check(self, name: str) -> None:
         """Raise OtherJobError when a job's newest attempt failed since this one started.

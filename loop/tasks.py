@@ -13,15 +13,15 @@ def prepare(store: Store, config: TasksConfig) -> None:
         store.append("tasks", list(call(config.make, toy_module, "task maker")))
 
 
-def select(store: Store, where: str) -> list[Task]:
+def select(store: Store, where: str, *, key: str = "tasks.where") -> list[Task]:
     """Return the tasks for which an SQL condition holds, in the order of their ids.
 
-    Raises ConfigError when there are none.
+    Raises ConfigError when there are none; `key` is where the condition stands.
     """
     rows = store.sql(f"SELECT * FROM tasks WHERE ({where}\n) ORDER BY task_id").pl().to_dicts()
     if not rows:
         raise ConfigError(
             f"no task matches `{where}`, the store has {store.count('tasks')}; import some with "
-            "`rlake import tasks`, or change `tasks.where`"
+            f"`rlake import tasks`, or change `{key}`"
         )
     return [Task.from_row(row) for row in rows]

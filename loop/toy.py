@@ -1,13 +1,31 @@
-"""Tasks that need no download: sums, an expert who often gets them wrong, and what SQL makes."""
+"""Tasks that need no download: sums, digits to sort, and what SQL makes; and who answers them."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 
 import numpy as np
 import polars as pl
 
 from ..operators.body import evaluate
-from ..store import Task
+from ..store import Experience, Task
 from ..store.errors import SchemaError, nearest
+from .environments.verifiers import verifiers_tasks
+from .toy_lakes import frozen_lakes, frozen_squares
+from .toy_puzzles import countdown_games, sudokus
+from .toy_sql import people_questions
+
+__all__ = [
+    "addition",
+    "countdown_games",
+    "from_sql",
+    "frozen_lakes",
+    "frozen_squares",
+    "mixed_sums",
+    "people_questions",
+    "sudokus",
+    "unsorted_digits",
+    "verifiers_tasks",
+]
 
 
 def addition(
@@ -57,6 +75,68 @@ def mixed_sums(
         for a, b in (divmod(int(pair), ends) for pair in pairs):
             question, answer = f"{a:0{size}}+{b:0{size}}=", str(a + b).zfill(size + 1)
             yield Task.ask(question, answer, taskset=taskset, metadata={"digits": size})
+
+
+def unsorted_digits(
+    *,
+    digits: int = 4,
+    longest: int = 3,
+    held_out: int = 20,
+    seed: int = 0,
+    taskset: str = "unsorted_digits",
+) -> Iterator[Task]:
+    """Yield every sequence of up to `longest` of the first `digits` digits, to be sorted.
+
+    So small that a tiny model learns it from nothing in seconds, with `share_right` as its reward;
+    `held_out` random ones are for measuring.
+
+    >>> tasks = list(unsorted_digits(digits=3, longest=2, held_out=2))
+    >>> len(tasks), tasks[9].prompt_text, tasks[9].answer, sum(t.split == "eval" for t in tasks)
+    (12, '20=', '02', 2)
+    """
+    names = "0123456789"[:digits]
+    asked = ["".join(p) for n in range(1, longest + 1) for p in product(names, repeat=n)]
+    held = set(np.random.default_rng(seed).permutation(len(asked))[:held_out].tolist())
+    for i, question in enumerate(asked):
+        split = "eval" if i in held else "train"
+        answer = "".join(sorted(question))
+        yield Task.ask(f"{question}=", answer, taskset=taskset, split=split)
+
+
+def share_right(task: Task, experience: Experience) -> float | None:
+    """Return the share of characters that are right and in their place, as a reward.
+
+    >>> share_right(Task.ask("301=", "013"), Experience(task_id="t", response_text="01"))
+    0.6666666666666666
+    """
+    if task.answer is None:
+        return None
+    said = experience.response_text or ""
+    right = sum(a == b for a, b in zip(said, task.answer, strict=False))
+    return right / max(len(said), len(task.answer), 1)
+
+
+def answered(
+    task: Task, text: str, *, group: str, name: str, rollout: int, source: str = "expert"
+) -> Experience:
+    """Return an answer to a task as a row of text with `share_right` as its reward.
+
+    >>> row = answered(Task.ask("20=", "02"), "02", group="g", name="0", rollout=0)
+    >>> row.experience_id, row.reward, row.source
+    ('g/0', 1.0, 'expert')
+    """
+    row = Experience(
+        task_id=task.task_id,
+        group_id=group,
+        experience_id=f"{group}/{name}",
+        rollout=rollout,
+        messages=[*task.messages, {"role": "assistant", "content": text}],
+        prompt_text=task.prompt_text,
+        response_text=text,
+        source=source,
+        num_turns=1,
+    )
+    return row.with_reward({"share_right": share_right(task, row)})
 
 
 def from_sql(

@@ -5,9 +5,11 @@ The names here are the registry: an operator is usable by name when it is import
 
 from . import rewards
 from .advantage import (
+    above_greedy,
     balanced,
     batch_zscore,
     centered_batch_zscore,
+    desirability,
     gigpo,
     greedy_baseline,
     group_centered,
@@ -77,6 +79,7 @@ __all__ = [
     "OperatorFunction",
     "Rows",
     "Value",
+    "above_greedy",
     "absolute_advantage",
     "balanced",
     "batch_zscore",
@@ -87,6 +90,7 @@ __all__ = [
     "cut_at",
     "dapo_dynamic_sampling",
     "data_juicer",
+    "desirability",
     "difficulty",
     "drop_failed",
     "drop_flat_groups",

@@ -1,7 +1,7 @@
 """What a reward function is, says, and may be given: the same live, in pipelines and later."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar, get_type_hints
@@ -56,9 +56,16 @@ def looks_at(function: Callable[..., Any]) -> Literal["row", "group"]:
 
 
 def with_parameters(
-    name: str, function: Callable[..., Any], parameters: Mapping[str, Any]
+    name: str,
+    function: Callable[..., Any],
+    given: Mapping[str, Any],
+    *,
+    what: str = "reward",
+    others: Collection[str] = (),
 ) -> Callable[..., Any]:
     """Return a reward function with its parameters set: all but its first two.
+
+    `what` is what messages call it; parameters in `others` may be missing: they are given later.
 
     >>> def longer(task, experience, *, than: int):
     ...     return float(len(experience.response_text or "") > than)
@@ -67,24 +74,28 @@ def with_parameters(
 
     Raises OperatorError for one that is unknown, missing, or of another type.
     """
-    known = _parameters(function)
-    for given in parameters:
-        if known is not None and given not in known:
-            what = nearest(given, known) if known else "; it has no parameters"
-            raise OperatorError(f"the reward `{name}` has no parameter `{given}`{what}")
-    missing = [n for n, p in (known or {}).items() if p.default is p.empty and n not in parameters]
+    known = parameters(function)
+    for one in given:
+        if known is not None and one not in known:
+            told = nearest(one, known) if known else "; it has no parameters"
+            raise OperatorError(f"the {what} `{name}` has no parameter `{one}`{told}")
+    missing = [
+        n
+        for n, p in (known or {}).items()
+        if p.default is p.empty and n not in given and n not in others
+    ]
     if missing:
         told = ", ".join(f"`{n}`" for n in missing)
         raise OperatorError(
-            f"the reward `{name}` needs {told}; write `{{{name}: {{{missing[0]}: ...}}}}`"
+            f"the {what} `{name}` needs {told}; write `{{{name}: {{{missing[0]}: ...}}}}`"
         )
-    if not parameters:
+    if not given:
         return function
-    return partial(function, **_checked(name, function, parameters))
+    return partial(function, **_checked(name, function, given, what))
 
 
-def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
-    """Return what a reward may be given beside the task and the try, None if anything goes."""
+def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
+    """Return what a function may be given beside its first two arguments, None if anything goes."""
     try:
         found = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -97,21 +108,21 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter] | 
 
 
 def _checked(
-    name: str, function: Callable[..., Any], parameters: Mapping[str, Any]
+    name: str, function: Callable[..., Any], given: Mapping[str, Any], what: str
 ) -> dict[str, Any]:
     try:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError):  # annotations that are known to type checkers only
         hints = {}
     values = {}
-    for key, value in parameters.items():
+    for key, value in given.items():
         try:
             kind = TypeAdapter(hints.get(key, Any), config=_STRICT)
             values[key] = kind.validate_python(value)
         except ValidationError as error:
             told = error.errors()[0]["msg"]
             raise OperatorError(
-                f"parameter `{key}` of the reward `{name}` got {value!r}: "
+                f"parameter `{key}` of the {what} `{name}` got {value!r}: "
                 f"{told[0].lower()}{told[1:]}"
             ) from None
     return values

@@ -26,7 +26,9 @@ class PolicyLineage:
     weights: Row
     """The row of `policies`."""
     parents: list[int]
-    """Versions that it was trained from, nearest first."""
+    """Versions of the run that it was trained from, nearest first."""
+    begun_from: str | None
+    """Weights of another run that the first of them are, as `RUN:VERSION`."""
     attempts: list[Row]
     """Which attempt took which steps."""
     rows: Row
@@ -81,11 +83,13 @@ def of_policy(store: Store, run_id: str | None, policy_version: int) -> PolicyLi
         f"FROM ({drawn}) GROUP BY step ORDER BY step"
     )
     digests = [b["batch_digest"] for b in batches]
+    parents = _parents(published, policy_version)
     return PolicyLineage(
         run_id=run_id,
         policy_version=policy_version,
         weights=published[policy_version],
-        parents=_parents(published, policy_version),
+        parents=parents,
+        begun_from=_begun_from(published.get([policy_version, *parents][-1], {})),
         attempts=ask(
             "SELECT attempt, min(step) AS first_step, max(step) AS last_step, count(*) AS num_rows "
             f"FROM ({drawn}) GROUP BY attempt ORDER BY first_step"
@@ -102,7 +106,8 @@ def of_policy(store: Store, run_id: str | None, policy_version: int) -> PolicyLi
         code_versions=sorted({job["code_version"] for job in jobs}),
         config=config,
         sql=(
-            "SELECT d.step, d.position, d.lag, d.weight, e.* EXCLUDE (step) FROM draws_current d "
+            "SELECT d.step, d.position, d.lag, d.weight, d.preference_id, e.* EXCLUDE (step) "
+            "FROM draws_current d "
             f"JOIN experiences e USING (experience_id) WHERE d.run_id = {literal(run_id)} "
             f"AND d.step <= {policy_version} ORDER BY d.step, d.position"
         ),
@@ -131,11 +136,18 @@ def _no_version(run_id: str, wanted: int, published: Mapping[int, Row]) -> NotFo
 
 def _parents(published: Mapping[int, Row], version: int) -> list[int]:
     chain: list[int] = []
-    parent = published[version]["parent_version"]
-    while parent is not None and parent not in chain:
+    while version in published and not published[version].get("parent_run_id"):
+        parent = published[version]["parent_version"]
+        if parent is None or parent in chain:
+            break
         chain.append(parent)
-        parent = published[parent]["parent_version"] if parent in published else None
+        version = parent
     return chain
+
+
+def _begun_from(first: Row) -> str | None:
+    run_id = first.get("parent_run_id")
+    return None if run_id is None else f"{run_id}:{first['parent_version']}"
 
 
 def _in_numbers(ask: Asked, drawn: str) -> Row:

@@ -104,6 +104,9 @@ class Experience:
     drop_reason: str | None = None
     policy_version: int | None = None
     segments: Sequence[Mapping[str, int]] | None = None
+    digests: Sequence[str | None] | None = None
+    engine: str | None = None
+    session_id: str | None = None
     reward: float | None = None
     rewards: Mapping[str, float | None] = field(default_factory=dict)
     token_rewards: Sequence[float] | None = None
@@ -111,6 +114,7 @@ class Experience:
     priority: float | None = None
     teacher_logprobs: Sequence[float] | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    timings: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, Any] | None = None
     num_turns: int | None = None
     source: str = "explorer"
@@ -132,7 +136,7 @@ class Experience:
         row = dict(vars(self))
         for name in ("messages", "tools", "metadata"):
             row[name] = _json(row[name])
-        for name in ("rewards", "metrics"):
+        for name in ("rewards", "metrics", "timings"):
             row[name] = [{"name": k, "value": v} for k, v in row[name].items()] or None
         row["num_tokens"] = None if self.token_ids is None else len(self.token_ids)
         return row
@@ -145,7 +149,7 @@ class Experience:
         for name in ("messages", "tools", "metadata"):
             if name in values:
                 values[name] = json.loads(values[name])
-        for name in ("rewards", "metrics"):
+        for name in ("rewards", "metrics", "timings"):
             if name in values:
                 values[name] = {p["name"]: p["value"] for p in values[name]}
         return cls(**values)

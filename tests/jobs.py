@@ -70,12 +70,12 @@ def finish(process: "subprocess.Popen[str]", *, seconds: float = 100) -> str:
 
 
 def kill_at(
-    process: "subprocess.Popen[str]", store: Path, *, step: int, seconds: float = 60
+    process: "subprocess.Popen[str]", store: Path, *, step: int, seconds: float = 100
 ) -> None:
     """Send SIGKILL as soon as the store shows that a step was drawn."""
     deadline = time.monotonic() + seconds
     lake: Store | None = None  # kept open: to open it at each look would take longer than a step
-    while (lake := lake or _opened(store)) is None or _newest(lake) < step:
+    while (lake := lake or opened(store)) is None or _newest(lake) < step:
         assert process.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline, f"step {step} was not drawn in {seconds} s"
         time.sleep(0.01)
@@ -85,11 +85,12 @@ def kill_at(
 
 def drawn(store: Path) -> int:
     """Return the newest step that a store shows, 0 while there is none."""
-    lake = _opened(store)
+    lake = opened(store)
     return 0 if lake is None else _newest(lake)
 
 
-def _opened(store: Path) -> Store | None:
+def opened(store: Path) -> Store | None:
+    """Open a store; None while there is none."""
     try:
         return rlake.connect(store, create=False)
     except NotAStoreError:

@@ -2,16 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import polars as pl
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from rlake.loop.algorithms import Loss, aggregate
-from rlake.loop.batch import Batch
+from rlake.loop.chat import ChatPolicy
 from rlake.loop.config import RunConfig, TinyModel, build
+from rlake.loop.engines.transformers import TransformersEngine
 from rlake.loop.models import make_tiny
+from rlake.loop.objectives import Algorithm, Loss, aggregate
+from rlake.loop.policy import Sampling
+from rlake.loop.training.batch import Batch
+from rlake.loop.training.critic import Critic
+from rlake.loop.training.networks import Networks, frozen
+from rlake.loop.training.reward_model import of_policy
 from rlake.operators import Operator, leave_one_out
 from rlake.store import Experience, Store
 
@@ -43,7 +49,7 @@ def config(**changes: Any) -> RunConfig:
         "tasks": {"make": {"addition": {"low": 0, "high": 4, "held_out": 5}}},
         "algorithm": {"grpo": {"group_size": 3}},
         "explorer": {"rewards": "tiny:share_of_ones", "sampling": {"max_tokens": 3}},
-        "schedule": {"wait_seconds": 20},
+        "schedule": {"wait_seconds": 60},
         "trainer": {"steps": 3, "batch_size": 2, "learning_rate": 1e-2},
     }
     for key, value in changes.items():
@@ -96,17 +102,51 @@ def table(store: Store, name: str, columns: str = "*") -> pl.DataFrame:
     return store.sql(f"SELECT {columns} FROM {name}").pl()
 
 
+def networks(algorithm: Algorithm, *, seed: int = 0) -> Networks:
+    """Make a policy, and the networks beside it that an algorithm needs, with other weights."""
+    policy, tokenizer = tiny(seed=seed)
+    if algorithm.network == "reward_model":
+        return Networks(judge(policy, tokenizer, seed=seed))
+    made = Networks(policy)
+    if "reference" in algorithm.needs:
+        made.reference = frozen(tiny(seed=seed + 1)[0])
+    if algorithm.needs & {"vocabulary", "teacher_logprobs"}:
+        made.teacher = frozen(tiny(seed=seed + 2)[0])
+    if "values" in algorithm.needs:
+        made.critic = critic(seed=seed + 3)
+    return made
+
+
+def judge(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, seed: int = 0
+) -> PreTrainedModel:
+    """Make a reward model whose scores vary."""
+    made = of_policy(policy, tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        torch.nn.init.normal_(made.get_parameter("score.weight"), std=0.3)
+    return made
+
+
+def critic(*, seed: int = 0) -> Critic:
+    """Make a critic whose values vary."""
+    made = Critic(tiny(seed=seed)[0])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        torch.nn.init.normal_(made.head.weight, std=0.3)
+    return made
+
+
 def gradients(model: torch.nn.Module) -> torch.Tensor:
     """Return all gradients of a model as one vector."""
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reinforce:
+class Reinforce(Algorithm):
     """An algorithm that a user wrote in a file of theirs."""
 
-    grouped: ClassVar[bool] = True
-    needs_logprobs: ClassVar[bool] = False
+    unit: ClassVar[Literal["row", "group", "pair"]] = "group"
     group_size: int = 3
     scale: float = 1.0
 
@@ -116,3 +156,8 @@ class Reinforce:
     def loss(self, batch: Batch, logprobs_BT: torch.Tensor) -> Loss:
         losses_BT = -self.scale * logprobs_BT * batch.advantage_BT
         return Loss(aggregate(losses_BT, batch, "token-mean"), {})
+
+
+def speaking(*, version: int = 0, sampling: Sampling | None = None) -> ChatPolicy:
+    """Return a policy that speaks through the tiny model."""
+    return ChatPolicy(TransformersEngine(*tiny(), version=version), sampling=sampling)

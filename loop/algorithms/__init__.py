@@ -9,14 +9,14 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ...store.errors import ConfigError, nearest
-from .algorithm import Algorithm, Loss, aggregate
+from ..objectives import Algorithm, Loss, aggregate
 
-__all__ = ["Algorithm", "Loss", "aggregate", "names", "resolve"]
+__all__ = ["Algorithm", "Loss", "aggregate", "kind_of", "names", "resolve"]
 
 
 def names() -> list[str]:
     """Return the names of the packaged algorithms: those of their files."""
-    return sorted(m.name for m in iter_modules(__path__) if m.name != "algorithm")
+    return sorted(m.name for m in iter_modules(__path__))
 
 
 def resolve(spec: str | Mapping[str, Mapping[str, Any]]) -> Algorithm:
@@ -28,7 +28,7 @@ def resolve(spec: str | Mapping[str, Mapping[str, Any]]) -> Algorithm:
     if not isinstance(spec, str) and len(spec) != 1:
         raise ConfigError(f"`algorithm` names {len(spec)} algorithms, expected one: {list(spec)}")
     name, params = (spec, {}) if isinstance(spec, str) else next(iter(spec.items()))
-    kind = _class(name)
+    kind = kind_of(name)
     made = _build(kind, name, params or {})
     if getattr(made, "aggregation", "").endswith("-norm") and getattr(made, "norm", None) is None:
         raise ConfigError(f"`{name}` with aggregation `{made.aggregation}` needs a `norm` above 0")
@@ -51,6 +51,10 @@ def _build(kind: Any, name: str, params: Mapping[str, Any]) -> Any:
 
 def _value(value: Any, kind: Any, what: str) -> Any:
     """Return a value as its annotation wants it; text may be a number, true may not."""
+    if is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{what}: input should be its own parameters, got {value!r}")
+        return _build(kind, what.removeprefix("parameter ").strip("`"), value)
     config = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
     try:
         made = TypeAdapter(kind, config=config).validate_python(value)
@@ -63,7 +67,8 @@ def _value(value: Any, kind: Any, what: str) -> Any:
     return made
 
 
-def _class(name: str) -> Any:
+def kind_of(name: str) -> Any:
+    """Return the class of a packaged algorithm, found by its file's name, or of `module:Class`."""
     module, _, attribute = name.partition(":")
     if not attribute:
         if name not in names():
@@ -78,6 +83,9 @@ def _class(name: str) -> Any:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"there is no algorithm `{name}`: {error}") from error
-    if not (isinstance(found, type) and is_dataclass(found)):
-        raise ConfigError(f"the algorithm `{name}` must be a dataclass, got {found!r}")
+    if not (isinstance(found, type) and issubclass(found, Algorithm) and is_dataclass(found)):
+        raise ConfigError(
+            f"the algorithm `{name}` must be a dataclass that extends "
+            f"`rlake.loop.objectives:Algorithm`, got {found!r}"
+        )
     return found

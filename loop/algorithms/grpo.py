@@ -3,61 +3,58 @@
 Try each task several times; credit each try with how far its reward lies above the mean of its
 group, in standard deviations; take a clipped policy-gradient step with ratios of token
 probabilities. Assumes that rewards of one group are comparable, and that the behaviour policy's
-log-probs were kept as sampled. There is no KL penalty to a reference model here (the paper's beta
-is 0), so that no second model is held.
+log-probs were kept as sampled. By default there is no penalty to a reference policy (the paper's
+beta is 0), so that no second model is held.
 
-Metrics: `train/ratio` is the mean of pi/pi_old over trained tokens; `train/clip_fraction` the share
-of tokens whose ratio left the trusted range on the side where that stops the gradient; `train/kl`
-the k3 estimate of KL(pi_old || pi), in nats a token; `train/entropy` the mean of -log pi of the
-sampled tokens, which estimates the entropy on policy.
+Metrics: `train/clip_fraction` is the share of tokens whose ratio left the trusted range on the side
+where that stops the gradient; `train/dual_clip_fraction` that of tokens which `dual_clip` stops;
+`train/sequence_mask_fraction` that of tokens which `sequence_mask` leaves out.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ...operators import Operator, group_zscore
-from ..batch import Batch
-from .algorithm import Aggregation, Count, Loss, Positive, aggregate
+from ..objectives import Aggregation, Clipped, Positive
+from ..training.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPO:
+class GRPO(Clipped):
     """Clipped policy gradient with advantages relative to the group."""
 
-    grouped: ClassVar[bool] = True
-    needs_logprobs: ClassVar[bool] = True
-
-    group_size: Count = 8
-    """Tries at each task."""
-    clip: Positive = 0.2
-    """How far below 1 the ratio may push."""
-    clip_high: Positive | None = None
-    """How far above 1; None: as far as below."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Ratio above which a negative advantage stops pushing (arXiv:1912.09729); None: there is
+    none."""
+    sequence_mask: Positive | None = None
+    """Mean of log pi_old/pi above which a sequence with negative advantage is left out, in nats a
+    token (arXiv:2512.02556, section 3.1), pi_old being the policy that wrote it, whatever ratios
+    are taken to; None: none is."""
     aggregation: Aggregation = "seq-mean-token-mean"
     """How losses of tokens become one number."""
-    norm: Positive | None = None
-    """The constant of seq-mean-token-sum-norm."""
 
     def advantage(self) -> Operator:
         """Reward in standard deviations above the mean of its group."""
         return group_zscore()
 
-    def loss(self, batch: Batch, logprobs_BT: Tensor) -> Loss:
+    def surrogate(
+        self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Clipped surrogate, negated."""
-        log_ratio_BT = (logprobs_BT - batch.logprobs_BT) * batch.mask_BT
-        ratio_BT = log_ratio_BT.exp()
-        high = self.clip if self.clip_high is None else self.clip_high
-        clipped_BT = ratio_BT.clamp(1 - self.clip, 1 + high)
-        gain_BT = torch.minimum(ratio_BT * batch.advantage_BT, clipped_BT * batch.advantage_BT)
-        with torch.no_grad():
-            stopped_BT = (clipped_BT * batch.advantage_BT < ratio_BT * batch.advantage_BT).float()
-            metrics = {
-                "ratio": batch.token_mean(ratio_BT),
-                "clip_fraction": batch.token_mean(stopped_BT),
-                "kl": batch.token_mean(ratio_BT - 1 - log_ratio_BT),
-                "entropy": batch.token_mean(-logprobs_BT),
-            }
-        return Loss(aggregate(-gain_BT, batch, self.aggregation, norm=self.norm), metrics)
+        losses_BT, metrics = super().surrogate(batch, logprobs_BT, old_BT)
+        gain_BT, advantage_BT = -losses_BT, batch.advantage_BT
+        if self.dual_clip is not None:
+            least_BT = self.dual_clip * advantage_BT
+            is_low_BT = (advantage_BT < 0) & (gain_BT < least_BT)
+            gain_BT = torch.where(is_low_BT, least_BT, gain_BT)
+            metrics["dual_clip_fraction"] = batch.token_mean(is_low_BT.to(gain_BT.dtype))
+        if self.sequence_mask is not None:
+            apart_B = batch.mean_tokens(batch.logprobs_BT - logprobs_BT.detach())
+            is_out_BT = (apart_B > self.sequence_mask)[:, None] & (advantage_BT < 0)
+            gain_BT = torch.where(is_out_BT, 0.0, gain_BT)
+            metrics["sequence_mask_fraction"] = batch.token_mean(is_out_BT.to(gain_BT.dtype))
+        return -gain_BT, metrics

@@ -1,38 +1,37 @@
 """Supervised fine-tuning (SFT): maximise the log-likelihood of stored answers.
 
 No credit, no reward: what is trained on is chosen by the rows that are drawn. Assumes that every
-row drawn is worth imitating.
+row drawn is worth imitating. With `weighting: probability` each token counts by what the policy
+gives it, without gradient: dynamic fine-tuning (DFT, arXiv:2508.05629), which takes away that SFT,
+seen as policy gradient, rewards a token the more the less likely it is.
 
-Metrics: `train/nll` is the mean negative log-likelihood of a trained token, in nats.
+Metrics: `train/nll` is the mean negative log-likelihood of a trained token, in nats, however it is
+weighted.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Literal
 
 from torch import Tensor
 
-from ..batch import Batch
-from .algorithm import Aggregation, Count, Loss, Positive, aggregate
+from ..objectives import Aggregation, Algorithm, Loss, Positive, aggregate
+from ..training.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFT:
+class SFT(Algorithm):
     """Negative log-likelihood of the trained tokens."""
 
-    grouped: ClassVar[bool] = False
-    needs_logprobs: ClassVar[bool] = False
-
-    group_size: Count = 1
-    """Tries at each task, when an explorer makes the rows."""
+    weighting: Literal["none", "probability"] = "none"
+    """What a token's loss is multiplied with: 1, or the policy's probability of it."""
     aggregation: Aggregation = "token-mean"
     """How losses of tokens become one number."""
     norm: Positive | None = None
     """The constant of seq-mean-token-sum-norm."""
 
-    def advantage(self) -> None:
-        """No credit: rows are imitated as they are."""
-
     def loss(self, batch: Batch, logprobs_BT: Tensor) -> Loss:
-        """Cross-entropy."""
-        nll = batch.token_mean(-logprobs_BT.detach())
-        return Loss(aggregate(-logprobs_BT, batch, self.aggregation, norm=self.norm), {"nll": nll})
+        """Cross-entropy, weighted."""
+        fixed_BT = logprobs_BT.detach()
+        losses_BT = -logprobs_BT * (fixed_BT.exp() if self.weighting == "probability" else 1.0)
+        value = aggregate(losses_BT, batch, self.aggregation, norm=self.norm)
+        return Loss(value, {"nll": batch.token_mean(-fixed_BT)})

@@ -13,10 +13,16 @@ from . import (
     curricula,
     data_juicer,
     draws,
+    engine,
     imports,
     queries,
+    recipes,
+    schedules,
+    serving,
+    staleness,
     steps,
     texts,
+    throughput,
     time,
     writing,
 )
@@ -30,6 +36,7 @@ FIGURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "seen": writing.seen,
     "draw": draws.draw,
     "draw_2m": draws.draw_2m,
+    "engine": engine.engine,
     "groups": queries.groups,
     "tokens": queries.tokens,
     "step": steps.step,
@@ -43,6 +50,11 @@ FIGURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "curricula": curricula.curricula,
     "data_juicer": data_juicer.data_juicer,
     "near_duplicates": texts.near_duplicates,
+    "recipes": recipes.recipes,
+    "schedules": schedules.schedules,
+    "serving": serving.serving,
+    "staleness": staleness.staleness,
+    "throughput": throughput.throughput,
 }
 """What can be measured, by name."""
 

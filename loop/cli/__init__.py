@@ -10,8 +10,12 @@ from pathlib import Path
 import typer
 
 from . import (  # each adds its commands to the app
+    algorithms,
+    benching,
     branches,
     care,
+    debugging,
+    evaluating,
     finding,
     jobs,
     labelling,
@@ -22,6 +26,7 @@ from . import (  # each adds its commands to the app
     pipelines,
     proving,
     scoring,
+    serving,
     showing,
     snapshots,
     tasks,
@@ -29,9 +34,13 @@ from . import (  # each adds its commands to the app
 from .app import PANELS, app
 
 __all__ = [
+    "algorithms",
     "app",
+    "benching",
     "branches",
     "care",
+    "debugging",
+    "evaluating",
     "finding",
     "jobs",
     "labelling",
@@ -44,6 +53,7 @@ __all__ = [
     "proving",
     "run",
     "scoring",
+    "serving",
     "showing",
     "snapshots",
     "tasks",

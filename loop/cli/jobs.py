@@ -1,7 +1,8 @@
-"""Commands that run jobs: quickstart, run, explore, train, evaluate."""
+"""Commands that run jobs: quickstart, run, explore, train."""
 
 import json
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .app import DEFAULT_STORE, JOBS, JsonOption, StoreOption, app, open_store
-from .printing import print_fields, print_json
+from .printing import counted, print_fields, print_json
 
 if TYPE_CHECKING:
     from ...store import Store
-    from ..config import RunConfig
+    from ..config import RunConfig, Stage
 
 ConfigArgument = Annotated[
     str, typer.Argument(help="A YAML file, or the name of a packaged recipe.")
@@ -23,6 +24,16 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override, as trainer.steps=100."),
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")]
+StageOption = Annotated[
+    str | None,
+    typer.Option("--stage", metavar="NAME", help="Of a configuration in stages, only this one."),
+]
+JoinOption = Annotated[
+    int | None,
+    typer.Option(
+        "--join", metavar="N", min=1, help="Add N explorers to the run's that work on Ray, and end."
+    ),
+]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Check and print the resolved configuration, and stop.")
 ]
@@ -38,67 +49,52 @@ def quickstart(
     as_json: JsonOption = False,
 ) -> None:
     """Teach a tiny model to add, from nothing, in a minute or two; then query its history."""
-    result = _heavy("quickstart").quickstart(folder, seed=seed, quiet=as_json)
+    result = heavy("quickstart").quickstart(folder, seed=seed, quiet=as_json)
     if as_json:
         print_json(result.summary())
 
 
-@app.command(rich_help_panel=JOBS)
-def run(
-    config: ConfigArgument,
-    store: StoreOption = None,
-    overrides: SetOption = None,
-    resume: ResumeOption = False,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Run explorer and trainer together, or the trainer alone when the run is offline."""
-    _work("run", config, store, overrides, resume=resume, dry_run=dry_run, as_json=as_json)
+def _command(name: str, told: str) -> Callable[..., None]:
+    """Add the command of a job; all three take the same options."""
+
+    def command(
+        config: ConfigArgument,
+        store: StoreOption = None,
+        overrides: SetOption = None,
+        stage: StageOption = None,
+        resume: ResumeOption = False,
+        dry_run: DryRunOption = False,
+        as_json: JsonOption = False,
+    ) -> None:
+        _work(
+            name,
+            config,
+            store,
+            overrides,
+            stage=stage,
+            resume=resume,
+            dry_run=dry_run,
+            as_json=as_json,
+        )
+
+    command.__doc__ = told
+    return app.command(name, rich_help_panel=JOBS)(command)
 
 
-@app.command(rich_help_panel=JOBS)
-def explore(
-    config: ConfigArgument,
-    store: StoreOption = None,
-    overrides: SetOption = None,
-    resume: ResumeOption = False,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Make the experience of a run; its trainer is another process on the same store."""
-    _work("explore", config, store, overrides, resume=resume, dry_run=dry_run, as_json=as_json)
+run = _command(
+    "run",
+    """Run explorer and trainer together, or the trainer alone when the run is offline.
 
-
-@app.command(rich_help_panel=JOBS)
-def train(
-    config: ConfigArgument,
-    store: StoreOption = None,
-    overrides: SetOption = None,
-    resume: ResumeOption = False,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Train on rows of the store: those of the run's explorer, or any that a query chooses."""
-    _work("train", config, store, overrides, resume=resume, dry_run=dry_run, as_json=as_json)
-
-
-@app.command(rich_help_panel=JOBS)
-def evaluate(
-    config: ConfigArgument,
-    store: StoreOption = None,
-    overrides: SetOption = None,
-    version: Annotated[
-        int | None, typer.Option(help="Policy version; the newest when left out.")
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="A model folder instead of the run's policy.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Measure a policy on the tasks of `evaluate.where`; every try becomes a row."""
-    settings, lake = _open(config, store, overrides)
-    result = _heavy("evaluate").evaluate(lake, settings, version=version, model=model)
-    _tell({**vars(result), "store": lake.uri}, as_json=as_json)
+    A configuration in stages runs one after the other; `--resume` goes on in the middle.
+    """,
+)
+explore = _command(
+    "explore", "Make the experience of a run; its trainer is another process on the same store."
+)
+train = _command(
+    "train",
+    "Train on rows of the store: those of the run's explorer, or any that a query chooses.",
+)
 
 
 def _work(
@@ -107,31 +103,52 @@ def _work(
     store: Any,
     overrides: list[str] | None,
     *,
+    stage: str | None,
     resume: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    jobs = _heavy("run")
+    if name != "explore" and not dry_run and heavy("training.launching").follows():
+        stages = _stages(config, overrides) if stage is None else ()
+        settings = stages[0].config if stages else _configured(config, overrides, stage)
+        heavy("training.following").follow_torchrun(settings)
+        return
+    if name == "run" and (stages := _stages(config, overrides)):
+        from .stages import work_in_stages
+
+        work_in_stages(stages, store, only=stage, resume=resume, dry_run=dry_run, as_json=as_json)
+        return
+    jobs = heavy("run")
     if dry_run:
-        settings = _configured(config, overrides)
+        settings = _configured(config, overrides, stage)
         jobs.check(settings)
         print(json.dumps(json.loads(settings.model_dump_json()), indent=2))
         return
-    settings, lake = _open(config, store, overrides)
+    settings, lake = opened(config, store, overrides, stage)
     from ..progress import Display
 
+    tell_monitors(lake, settings)
     work = getattr(jobs, name)
     with Display(settings, total_steps=settings.trainer.steps, quiet=as_json) as display:
         work(lake, settings, resume=resume, listener=display)
     warn_of_dropped(lake, settings.name)
-    _tell(summary(lake, settings), as_json=as_json)
+    warn_of_untrained(lake, settings.name)
+    tell(summary(lake, settings), as_json=as_json)
+
+
+def tell_monitors(lake: "Store", settings: "RunConfig") -> None:
+    """Say on stderr which monitors are told the run's metrics, and where they write."""
+    if settings.monitors:
+        for name, place in heavy("monitoring").places(lake, settings):
+            print(f"monitor {name}: {place}", file=sys.stderr, flush=True)
 
 
 def summary(lake: "Store", settings: "RunConfig") -> dict[str, Any]:
     """Return what a run came to, as its store says."""
     [(steps, rows, reward)] = lake.sql(
-        "SELECT count(*), sum(num_rows), arg_max(reward_mean, step) FROM steps "
-        f"WHERE run_id = '{settings.name}'"
+        "SELECT count(*), (SELECT count(*) FROM draws_current "
+        f"WHERE run_id = '{settings.name}' AND weight > 0), arg_max(reward_mean, step) "
+        f"FROM steps WHERE run_id = '{settings.name}'"
     ).fetchall()
     [(loss, version)] = lake.sql(
         "SELECT (SELECT arg_max(value, step) FROM metrics_current "
@@ -141,7 +158,7 @@ def summary(lake: "Store", settings: "RunConfig") -> dict[str, Any]:
     return {
         "run": settings.name,
         "steps": steps,
-        "rows_trained": int(rows or 0),
+        "rows_trained": rows,
         "final_reward": reward,
         "final_loss": loss,
         **_unused(lake, settings.name),
@@ -175,29 +192,73 @@ def warn_of_dropped(lake: "Store", run: str) -> None:
         )
 
 
-def _held_out(lake: "Store", run: str) -> dict[str, float]:
-    """Return the loss on held-out rows before and after, when the run measured it."""
-    [(before, after)] = lake.sql(
-        "SELECT arg_min(value, step), arg_max(value, step) FROM metrics_current "
-        f"WHERE run_id = '{run}' AND name = 'eval/loss'"
+def warn_of_untrained(lake: "Store", run: str) -> None:
+    """Say on stderr which rows the model could not take, and how many steps changed nothing."""
+    [(rows, reason)] = lake.sql(
+        "SELECT count(DISTINCT experience_id), mode(error) FROM failures "
+        f"WHERE operator = 'train' AND starts_with(lineage_id, '{run}/')"
     ).fetchall()
-    return {} if before is None else {"held_out_loss_before": before, "held_out_loss_after": after}
+    [(skipped,)] = lake.sql(
+        "SELECT count(*) FROM metrics_current "
+        f"WHERE run_id = '{run}' AND name = 'train/skipped' AND value > 0"
+    ).fetchall()
+    if rows:
+        print(
+            f"warning: {counted(rows, 'row')} could not be trained on (see `failures`); the most "
+            f"frequent reason: {reason}",
+            file=sys.stderr,
+        )
+    if skipped:
+        print(
+            f"warning: {counted(skipped, 'step')} had nothing to train on, and changed no weight",
+            file=sys.stderr,
+        )
 
 
-def _configured(config: str, overrides: list[str] | None) -> "RunConfig":
+def _held_out(lake: "Store", run: str) -> dict[str, float]:
+    """Return loss, accuracy and reward on what is held out, before and after, where measured."""
+    found = lake.sql(
+        "SELECT replace(name[6:], '_mean', ''), arg_min(value, step), arg_max(value, step) "
+        f"FROM metrics_current WHERE run_id = '{run}' AND (name = 'eval/loss' "
+        "OR job = 'evaluate' AND name IN ('eval/accuracy', 'eval/reward_mean')) "
+        "GROUP BY name ORDER BY name DESC"
+    ).fetchall()
+    return {
+        f"held_out_{name}_{when}": value
+        for name, *both in found
+        for when, value in zip(("before", "after"), both, strict=True)
+    }
+
+
+def _stages(config: str, overrides: list[str] | None) -> "tuple[Stage, ...]":
+    from ..config import load_stages
+
+    return load_stages(config, overrides or [])
+
+
+def _configured(config: str, overrides: list[str] | None, stage: str | None) -> "RunConfig":
+    from ...store.errors import ConfigError
     from ..config import load
+    from ..config.stages import of_name
 
-    return load(config, overrides or [])
+    if stage is None:
+        return load(config, overrides or [])
+    found = _stages(config, overrides)
+    if not found:
+        raise ConfigError(f"`{config}` does not run in stages; leave `--stage` out")
+    return of_name(found, stage).config
 
 
-def _open(config: str, store: Any, overrides: list[str] | None) -> "tuple[RunConfig, Store]":
+def opened(
+    config: str, store: Any, overrides: list[str] | None, stage: str | None
+) -> "tuple[RunConfig, Store]":
     """Read the configuration; open the store that the command names, or else the one in it."""
-    settings = _configured(config, overrides)
+    settings = _configured(config, overrides, stage)
     place = settings.store if store == DEFAULT_STORE and settings.store else store
     return settings, open_store(place, create=True)
 
 
-def _heavy(module: str) -> Any:
+def heavy(module: str) -> Any:
     """Import a module that needs torch and transformers, or say how to install them."""
     from ...store.errors import missing_extra
 
@@ -207,7 +268,8 @@ def _heavy(module: str) -> Any:
         raise missing_extra(error.name or module, "train") from error
 
 
-def _tell(values: dict[str, Any], *, as_json: bool) -> None:
+def tell(values: dict[str, Any], *, as_json: bool) -> None:
+    """Print what a job came to."""
     if as_json:
         print_json(values)
     else:

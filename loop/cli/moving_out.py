@@ -1,4 +1,4 @@
-"""The command that moves rows out of the store into files: export."""
+"""The command that moves rows out of the store into files, and weights into folders: export."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -8,6 +8,14 @@ import typer
 from .app import ROWS, AtOption, JsonOption, StoreOption, app, open_store
 from .moving import progress_of, say_counts
 from .printing import counted, print_json
+from .weights import (
+    FolderOption,
+    MergeOption,
+    RunArgument,
+    VersionOption,
+    check_given,
+    export_weights,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +33,7 @@ What is written:
   chat         {"messages", "tools"}: whole conversations, as OpenAI fine-tuning
   sharegpt     {"conversations": [{"from", "value"}], "system", "tools"}
   experiences  all columns, or those of any SELECT
+  model        a run's weights, as a new folder that transformers or peft loads
 
 \b
 How, by the suffix of `--out`:
@@ -38,9 +47,11 @@ How, by the suffix of `--out`:
 @app.command(rich_help_panel=ROWS, epilog=EXPORT_FORMATS)
 def export(
     what: Annotated[
-        Literal["sft", "dpo", "reward", "kto", "chat", "sharegpt", "experiences"],
-        typer.Argument(help="Conversations, pairs, or whole rows; see below."),
+        Literal["sft", "dpo", "reward", "kto", "chat", "sharegpt", "experiences", "model"],
+        typer.Argument(help="Conversations, pairs, whole rows, or weights; see below."),
     ],
+    run: RunArgument = None,
+    *,
     out: Annotated[Path, typer.Option(help="The file, or a new folder; its suffix says how.")],
     store: StoreOption = None,
     where: Annotated[
@@ -85,11 +96,29 @@ def export(
         ),
     ] = False,
     at: AtOption = None,
+    version: VersionOption = None,
+    merge: MergeOption = True,
+    folder: FolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Export rows to a file, whole or not at all."""
+    """Export rows to a file, or a run's weights to a folder, whole or not at all."""
     from ...store import files
 
+    rows_only = {"--where": where, "--sql": sql, "--pipeline": pipeline, "--with": with_columns}
+    rows_only |= {"--label": label, "--text": text, "--at": at}
+    weights_only = {"RUN": run, "--version": version, "--no-merge": not merge, "--folder": folder}
+    check_given(what, rows=rows_only, weights=weights_only)
+    if what == "model":
+        export_weights(
+            open_store(store),
+            run,
+            out,
+            version=version,
+            merge=merge,
+            folder=folder,
+            as_json=as_json,
+        )
+        return
     rows = None if pipeline is None else _returned(pipeline, open_store(store), at)
     lake = open_store(store, at=at)
     with progress_of(f"exporting to {out}") as progress:

@@ -15,6 +15,8 @@ PIPED_WIDTH = 160
 _CELL = 200
 _CUT, _LONG = 400, 4000
 _NARROWEST = 14
+_NAME = 32
+"""Columns that a row's name has at least, where it is as long."""
 _GAP = 2
 
 
@@ -35,8 +37,11 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         max([len(name), *(row[place].cell_len for row in cells)])
         for place, name in enumerate(columns)
     ]
-    widest = _widest(widths, console.width - _GAP * len(columns))
-    if widest < _NARROWEST or (len(rows) == 1 and widest < max(widths)):
+    room = console.width - _GAP * len(columns)
+    first = min(widths[0], _NAME if columns[1:] else room)  # what a row is called is not cut
+    widest = _widest(widths[1:], room - first)
+    is_cut = first < widths[0] or widest < max(widths[1:], default=0)
+    if widest < _NARROWEST or (len(rows) == 1 and is_cut):
         for i, row in enumerate(rows):
             console.print(Text(f"row {i + 1}", style="bold"))
             print_fields(
@@ -48,7 +53,7 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         table.add_column(
             Text(name),
             justify="right" if any(_is_number(row[place]) for row in rows) else "left",
-            width=min(widths[place], widest),
+            width=min(widths[place], widest if place else max(first, widest)),
             no_wrap=True,
             overflow="ellipsis",
         )

@@ -1,11 +1,14 @@
 """The command `show`: everything that the store knows of one id."""
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .app import ROWS, AtOption, JsonOption, StoreOption, app, open_store
+from .coloring import print_tokens, print_turns
+from .jobs import heavy
 from .printing import print_fields, print_heading, print_json, print_rows
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ KINDS = {
 """What an id may name, and where it stands; an earlier kind wins."""
 
 _MANY = 20
+_SHORT = 2
+"""Messages of a conversation that its texts show as well."""
 
 
 @app.command(rich_help_panel=ROWS)
@@ -32,6 +37,9 @@ def show(
     ],
     store: StoreOption = None,
     at: AtOption = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="An experience's tokens too, by their probabilities.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what the store knows of an experience, a group, a run, a task or a preference."""
@@ -48,7 +56,15 @@ def show(
     if as_json:
         print_json({"kind": kind, "id": whole, **found})
     else:
-        _print(kind, whole, found)
+        _print(kind, whole, found, _tokenizer(lake, found) if tokens else None)
+
+
+def _tokenizer(lake: "Store", found: Found) -> Any:
+    return (
+        heavy("debugging").tokenizer_of(lake, found["experience"])
+        if "experience" in found
+        else None
+    )
 
 
 def _find(lake: "Store", id: str) -> tuple[str, str]:
@@ -145,11 +161,18 @@ def _run(lake: "Store", id: str) -> Found:
         "SELECT max(policy_version) AS newest, count(*) AS published "
         f"FROM policies_current WHERE run_id = {key}"
     )
+    measured = (
+        "SELECT step AS policy_version, max(value) FILTER (name = 'eval/accuracy') AS accuracy, "
+        "max(value) FILTER (name = 'eval/reward_mean') AS reward_mean FROM metrics_current "
+        f"WHERE run_id = {key} AND job = 'evaluate' GROUP BY step ORDER BY step DESC LIMIT {_MANY}"
+    )
+    measurements = _rows(lake, measured)[::-1]
     return {
         "run": _rows(lake, newest)[-1],
         "jobs": _rows(lake, jobs),
         "experiences": _rows(lake, backlog) or _rows(lake, rows),
         "policies": _rows(lake, weights),
+        **({"measurements": measurements} if measurements else {}),
         "metrics": _rows(lake, metrics),
     }
 
@@ -179,7 +202,18 @@ _HIDDEN = ("messages", "token_ids", "loss_mask", "logprobs", "config")
 """Shown as text, in other words, or with `--json`."""
 
 
-def _print(kind: str, id: str, found: Found) -> None:
+def _print_conversation(row: Found, tokenizer: Any) -> None:
+    """Print the turns of a conversation that has several, and the tokens with their chances."""
+    messages = json.loads(row["messages"]) if row["messages"] else []
+    if len(messages) > _SHORT:
+        print_turns(messages)
+    if tokenizer is not None and row["token_ids"] is not None:
+        from ..debugging import pieces
+
+        print_tokens(row, pieces(row["token_ids"], tokenizer))
+
+
+def _print(kind: str, id: str, found: Found, tokenizer: Any = None) -> None:
     print_heading(f"{kind} {id}")
     main = found[kind]
     print_fields({k: _plain(k, v) for k, v in main.items() if _is_shown(kind, k, v)}, indent=2)
@@ -191,6 +225,7 @@ def _print(kind: str, id: str, found: Found) -> None:
         texts = [n for n in _TEXTS if main[n] is not None and main[n] != asked]
         print_heading("texts")
         print_fields({name: main[name] for name in texts}, indent=2)
+        _print_conversation(main, tokenizer)
     for name, rows in found.items():
         if rows == []:
             print_heading(f"{name}: none")
@@ -207,7 +242,7 @@ def _is_shown(kind: str, name: str, value: object) -> bool:
 
 def _plain(name: str, value: Any) -> Any:
     """Write named values as `name value`, a part a line."""
-    if name in ("rewards", "metrics") and isinstance(value, list):
+    if name in ("rewards", "metrics", "timings") and isinstance(value, list):
         return "\n".join(f"{p['name']} {_number(p['value'])}" for p in value)
     return value
 

@@ -19,12 +19,13 @@ def weights(row: Row) -> str:
 
 def chain(found: "PolicyLineage") -> str:
     """Say from which versions it was trained, nearest first, the middle of many left out."""
+    begun = f" <- {found.begun_from}" if found.begun_from else ""
     if not found.parents:
-        return "the start"
+        return found.begun_from or "the start"
     shown = [str(v) for v in found.parents]
     middle = [f"… {len(shown) - 4} more …"] if len(shown) > 5 else shown[3:-1]
     ends = [*shown[:3], *middle, shown[-1]] if len(shown) > 3 else shown
-    return f"{' <- '.join(ends)}"
+    return f"{' <- '.join(ends)}{begun}"
 
 
 def steps(found: "PolicyLineage") -> list[str]:

@@ -1,10 +1,11 @@
-"""The model that a run starts from."""
+"""Models: the one that a run starts from, and others that are asked beside it."""
 
 import string
-from typing import Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from .networks import LoraConfig
 from .section import Float, Int, Section
 
 
@@ -24,13 +25,25 @@ class TinyModel(Section):
     """Each of these characters is a token."""
 
 
-class ModelConfig(Section):
-    """The model that a run starts from."""
+class FrozenModel(Section):
+    """A model that is asked and not trained."""
+
+    places: ClassVar[tuple[str, ...]] = ("path", "tiny", "run")
+    """The keys that say which model; one of them is given."""
 
     path: str | None = None
     """Folder or hub name in the Hugging Face format."""
     tiny: TinyModel | None = None
     """Instead of a path: a model made from scratch."""
+    run: str | None = None
+    """Instead of a path: another run of the store, whose newest weights are taken."""
+    version: Int | None = Field(default=None, ge=0)
+    """Which of that run's policies; None: the newest when this run begins, from then on that."""
+    digest: str | None = None
+    """What the digest of these weights must be; None: what is on record."""
+    tool_format: Literal["hermes", "llama", "mistral", "json"] = "hermes"
+    """How it writes calls of tools: `<tool_call>` as Hermes and Qwen, behind `<|python_tag|>` or as
+    bare JSON, behind `[TOOL_CALLS]`, or as an answer that is nothing but JSON."""
     dtype: str = "float32"
     """Only float32 so far; bfloat16 and float16 are planned."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$")
@@ -48,8 +61,18 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        if self.path is None and self.tiny is None:
+        given = [name for name in self.places if getattr(self, name) is not None]
+        if not given:
             raise ValueError("has neither `path` nor `tiny`; name a model folder, or set `tiny`")
-        if self.path is not None and self.tiny is not None:
-            raise ValueError("has both `path` and `tiny`; set one of them to null")
+        if len(given) > 1:
+            raise ValueError(f"has both `{given[0]}` and `{given[1]}`; set one of them to null")
+        if self.run is None and (self.version is not None or self.digest is not None):
+            raise ValueError("has a `version` or `digest` without the `run` whose they are")
         return self
+
+
+class ModelConfig(FrozenModel):
+    """The model that a run starts from."""
+
+    lora: LoraConfig | None = None
+    """Train a low-rank adapter on top of it; None: the model itself."""

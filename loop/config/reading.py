@@ -13,19 +13,36 @@ from .section import Section
 from .tree import RunConfig
 
 _RECIPES = files("rlake.loop.recipes")
+_WHOLE = {("algorithm",), ("tasks", "make"), ("tasks", "select"), ("data", "make")} | {
+    ("explorer", "engine"),
+    ("explorer", "rewards"),
+    ("explorer", "workflow"),
+    ("trainer", "sampler"),
+}
+"""Keys under which something is chosen by name: one choice takes the place of another."""
+_MODELS = {("model",), ("trainer", "reference"), ("trainer", "teacher")}
+_ORIGINS = {"path", "tiny", "run"}
+"""Where a model may come from: one takes the place of another."""
 
 
 def load(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a configuration: a YAML file or a packaged recipe's name, with `a.b=c` overrides.
 
+    One with `extends: NAME` or a file, relative to its own folder, is merged key by key over that
+    one, which may extend another. What is chosen by a name, as the algorithm, is replaced as a
+    whole; null takes a section away.
+
     Raises ConfigError for a file that is not there, an unknown key (with the nearest known one), or
     a value of the wrong type.
     """
-    tree = _yaml(_text(source), str(source))
-    if not isinstance(tree, dict):
-        raise ConfigError(f"`{source}` must hold keys and values, got {type(tree).__name__}")
-    for override in overrides:
-        _override(tree, override)
+    tree = read(source)
+    if "stages" in tree:
+        raise ConfigError(
+            f"`{source}` runs in stages: `rlake run` runs them in order; name one of "
+            f"{', '.join(tree['stages'] or ())} with `--stage`"
+        )
+    for change in overrides:
+        override(tree, change)
     return build(tree)
 
 
@@ -44,6 +61,40 @@ def recipes() -> list[str]:
     )
 
 
+def read(source: str | Path, below: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a configuration as plain values, merged over what it extends."""
+    path = Path(source)
+    is_file = path.suffix in {".yaml", ".yml"} or path.exists()
+    name = str(path.resolve()) if is_file else str(source)
+    if name in below:
+        raise ConfigError(f"`{below[0]}` extends itself: {' extends '.join([*below, name])}")
+    tree = _yaml(_text(source), str(source))
+    if not isinstance(tree, dict):
+        raise ConfigError(f"`{source}` must hold keys and values, got {type(tree).__name__}")
+    extended = tree.pop("extends", None)
+    if extended is None:
+        return tree
+    if not isinstance(extended, str):
+        raise ConfigError(f"`{source}`: `extends` must name a recipe or a file, got {extended!r}")
+    beside = path.parent / extended
+    return merged(read(beside if is_file and beside.exists() else extended, [*below, name]), tree)
+
+
+def merged(
+    tree: Mapping[str, Any], changes: Mapping[str, Any], *, path: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Return a tree of plain values with another laid over it, key by key."""
+    made = dict(tree)
+    if path in _MODELS and _ORIGINS & changes.keys():
+        made = {key: old for key, old in made.items() if key not in _ORIGINS - changes.keys()}
+    for key, value in changes.items():
+        old, here = made.get(key), (*path, key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and here not in _WHOLE:
+            value = merged(old, value, path=here)
+        made[key] = value
+    return made
+
+
 def _text(source: str | Path) -> str:
     path = Path(source)
     if path.suffix in {".yaml", ".yml"} or path.exists():
@@ -55,7 +106,8 @@ def _text(source: str | Path) -> str:
     return _RECIPES.joinpath(f"{source}.yaml").read_text()
 
 
-def _override(tree: dict[str, Any], text: str) -> None:
+def override(tree: dict[str, Any], text: str) -> None:
+    """Set one value of a tree, as in `trainer.steps=100`; ConfigError for another form."""
     path, sign, value = text.partition("=")
     if not sign:
         raise ConfigError(f"`--set {text}` must look like `trainer.steps=100`")

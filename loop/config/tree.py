@@ -4,9 +4,15 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from .jobs import EvaluateConfig, ExplorerConfig, ScheduleConfig
+from ...store.errors import nearest
+from .cluster import ClusterConfig
+from .data import DataConfig
+from .jobs import ExplorerConfig, ScheduleConfig
+from .measuring import EvaluateConfig
 from .model import ModelConfig
+from .monitors import MonitorSpecs
 from .section import Int, Section
+from .serving import ServeConfig
 from .tasks import TasksConfig
 from .trainer import TrainerConfig
 
@@ -27,16 +33,69 @@ class RunConfig(Section):
     algorithm: str | dict[str, dict[str, Any]]
     """Name of an algorithm, or `{name: {parameter: value}}`."""
     tasks: TasksConfig = TasksConfig()
+    data: DataConfig = DataConfig()
     explorer: ExplorerConfig | None = None
     """Left out: the run is offline, and trains on what is stored."""
     schedule: ScheduleConfig = ScheduleConfig()
+    cluster: ClusterConfig | None = None
+    """Explorers on Ray; left out: one, in the process of the command."""
     trainer: TrainerConfig = TrainerConfig()
     evaluate: EvaluateConfig | None = None
+    serve: ServeConfig | None = None
+    """How `rlake serve` answers with the run's policy."""
+    monitors: MonitorSpecs = ()
+    """Experiment trackers that are told all metrics too, as `[tensorboard, {wandb: {}}]`."""
+
+    @model_validator(mode="after")
+    def _measured(self) -> Self:
+        """Refuse measurements in the run that no explorer can make, and a best that nobody does."""
+        evaluate, explorer, every = self.evaluate, self.explorer, None
+        if evaluate is not None and (every := evaluate.every) is not None:
+            steps = self.schedule.publish_every
+            if explorer is None:
+                raise ValueError(
+                    "evaluate.every is for runs with an explorer, whose engine samples; measure "
+                    "this one by `rlake evaluate`, or its loss by trainer.evaluate_loss_where"
+                )
+            if explorer.engine.endpoint is not None:
+                raise ValueError(
+                    "evaluate.every measures the run's weights, and explorer.engine is an endpoint "
+                    "with its own; take another engine, or leave it out"
+                )
+            if every % steps:
+                raise ValueError(
+                    f"evaluate.every is {every}, and weights are published every {steps} steps; "
+                    f"take a multiple of schedule.publish_every, as {every - every % steps + steps}"
+                )
+        best = self.trainer.keep_checkpoints.best
+        if best is None or not best.startswith("eval/") or self.measures(best):
+            return self
+        if every is not None and evaluate is not None and self.trainer.evaluate_loss_where is None:
+            raise ValueError(
+                f"trainer.keep_checkpoints names the metric `{best}`, which `evaluate` does not "
+                f"measure{nearest(best, evaluate.metrics)}; it has {', '.join(evaluate.metrics)}"
+            )
+        if self.trainer.evaluate_loss_where is None:
+            raise ValueError(
+                f"`{best}` is measured on `trainer.evaluate_loss_where`, or by `evaluate.every`; "
+                "set one of them"
+            )
+        return self
+
+    def measures(self, metric: str) -> bool:
+        """Tell whether the explorer measures this of the policy while the run goes on."""
+        evaluate = self.evaluate
+        return evaluate is not None and evaluate.every is not None and metric in evaluate.metrics
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.explorer is None:
             return self._offline()
+        if self.schedule.weights == "memory" and self.cluster and self.cluster.trainer:
+            raise ValueError(
+                "schedule.weights is memory, and cluster.trainer places the trainer in a process "
+                "of its own; take store or broadcast"
+            )
         trainer = self.trainer
         if trainer.steps is None:
             raise ValueError("trainer.steps is missing; a run with an explorer needs it")
@@ -64,6 +123,8 @@ class RunConfig(Section):
     def _offline(self) -> Self:
         if self.schedule.new_per_step is not None:
             raise ValueError("schedule.new_per_step is for runs with an explorer")
+        if self.cluster is not None:
+            raise ValueError("cluster is for runs with an explorer")
         return self
 
     @property

@@ -56,9 +56,17 @@ class Curriculum:
         share = part.share / sum(p.share for p in self._parts)
         return ceil(share * self._batch_size - 1e-9)
 
-    def batch(self, number: int) -> list[Task]:
-        """Return the tasks of batch `number`, when all batches before it are stored."""
-        self.learn(until=number)
+    @property
+    def learns(self) -> bool:
+        """Whether what batches came to decides which tasks come next."""
+        return self._learning
+
+    def batch(self, number: int, *, whole: int | None = None) -> list[Task]:
+        """Return the tasks of batch `number`.
+
+        All batches before it are stored, or at least those before batch `whole`.
+        """
+        self.learn(until=number if whole is None else min(number, whole))
         recorded = self._record.selected(number)
         if recorded is not None:
             by_id = {task.task_id: task for task in self._tasks}

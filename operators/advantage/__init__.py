@@ -14,14 +14,17 @@ critic, which a trainer holds and rows do not.
 
 from .balanced import balanced
 from .batch import batch_zscore, centered_batch_zscore, greedy_baseline, reinforce
-from .group import group_centered, group_zscore, leave_one_out, log_mean_exp
+from .desirability import desirability
+from .group import above_greedy, group_centered, group_zscore, leave_one_out, log_mean_exp
 from .passing import max_rl, pass_at_k
 from .steps import gigpo, step_zscore
 
 __all__ = [
+    "above_greedy",
     "balanced",
     "batch_zscore",
     "centered_batch_zscore",
+    "desirability",
     "gigpo",
     "greedy_baseline",
     "group_centered",

@@ -81,3 +81,21 @@ def log_mean_exp(*, tau: float = 1.0) -> pl.Expr:
     scaled = ((reward - top) / tau).exp()  # less the largest, so that none overflows
     baseline = top + tau * mean(scaled, GROUP).log()
     return advantage(pl.when(differ(reward, GROUP)).then(reward - baseline).otherwise(0.0))
+
+
+@operator("derive", whole_groups=True)
+def above_greedy() -> pl.Expr:
+    """Set `advantage` to the reward less that of its group's greedy try (ReMax, arXiv:2310.10505).
+
+    The greedy try is the row whose `metrics` have `is_greedy`, as explorers mark it. Where a group
+    has none, or its reward is NULL, no row has an advantage.
+
+    >>> greedy = [[], [{"name": "is_greedy", "value": 1.0}]]
+    >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "group_id": "g", "reward": [1.0, 0.25],
+    ...                      "metrics": greedy})
+    >>> rows.pipe(above_greedy())["advantage"].to_list()
+    [0.75, 0.0]
+    """
+    names = pl.col("metrics").list.eval(pl.element().struct.field("name"))
+    is_greedy = names.list.contains("is_greedy").fill_null(value=False)
+    return advantage(reward - pl.when(is_greedy).then(reward).max().over(GROUP))

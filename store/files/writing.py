@@ -154,6 +154,15 @@ def _value(name: str, value: Any) -> Any:
     return str(value) if name in _AS_TEXT else json.loads(value)
 
 
+def sync(path: Path) -> None:
+    """Let what a file holds, or what a folder names, be on the disk when this returns."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Give a place to write to that becomes the file when all went well, else is removed."""
@@ -161,8 +170,7 @@ def whole(path: Path) -> Iterator[Path]:
     try:
         yield part
         for written in part.iterdir() if part.is_dir() else (part,):
-            with written.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(written)
         part.replace(path)
     except RlakeError:
         raise

@@ -2,6 +2,7 @@
 
 from .draws import Draw, Freshness, Supply
 from .mixture import Mixture, Source, split
+from .order import Order
 from .sampler import Sampler
 from .strategies import STRATEGIES, Fifo, Prioritized, Strategy, Uniform
 
@@ -11,6 +12,7 @@ __all__ = [
     "Fifo",
     "Freshness",
     "Mixture",
+    "Order",
     "Prioritized",
     "Sampler",
     "Source",

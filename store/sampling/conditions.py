@@ -28,10 +28,13 @@ class Conditions:
         where: str | None,
         query: str | None,
         until: Mapping[str, int] | None,
+        table: str = "experiences",
     ) -> None:
         """Raise QueryError for a `where` or a `query` that is none, before there are rows."""
         self._store, self._where, self._query, self._until = store, where or None, query, until
-        self.columns = {"drop_reason", *(columns_of(where) if where else ())}
+        self._table, self._key = table, TABLES[table].key[0]
+        dropped = {"drop_reason"} & set(TABLES[table].names)
+        self.columns = dropped | (columns_of(where, table_name=table) if where else set())
         """What `allowed` reads of a row."""
         self._tables = sorted(tables_of(where) if where else ())
         if query is not None:
@@ -57,15 +60,17 @@ class Conditions:
 
     def allowed(self, rows: pa.Table) -> np.ndarray:
         """Tell which rows may be drawn: not dropped, chosen by the query, and `where` is true."""
-        kept = rows.column("drop_reason").is_null().to_numpy()
+        kept = np.ones(len(rows), np.bool_)
+        if "drop_reason" in self.columns:
+            kept = rows.column("drop_reason").is_null().to_numpy()
         if self._chosen is not None:
-            hashes = hashed(pl.Series(values=rows.column("experience_id"), dtype=pl.String))
+            hashes = hashed(pl.Series(values=rows.column(self._key), dtype=pl.String))
             kept = kept & np.isin(hashes, self._chosen)
         if self._where is None or not len(rows):
             return kept
         # a subquery is a join, and a join may give the rows in any order
         placed = rows.append_column(_PLACE, pa.array(np.arange(len(rows))))
-        told = f"SELECT coalesce(({self._where}\n), false) FROM new_rows AS experiences"
+        told = f"SELECT coalesce(({self._where}\n), false) FROM new_rows AS {self._table}"
         told = self._ask(placed, f"{told} ORDER BY {_PLACE}")
         return kept & told.column(0).to_numpy(zero_copy_only=False)
 
@@ -81,13 +86,13 @@ class Conditions:
             return
         tree = syntax(f"SELECT ({self._where}\n)", what=f"`where` {self._where!r}")
         check_steady(tree, what=f"`where` {self._where!r}")
-        empty = TABLES["experiences"].schema.empty_table()
-        found = self._ask(empty, f"SELECT ({self._where}\n) FROM new_rows AS experiences")
+        empty = TABLES[self._table].schema.empty_table()
+        found = self._ask(empty, f"SELECT ({self._where}\n) FROM new_rows AS {self._table}")
         kind = found.column(0).type
         if not pa.types.is_boolean(kind):
             raise QueryError(f"`where` must be true or false, got {kind} from {self._where!r}")
         # as a column it might count or rank the rows that happen to arrive together
-        self._ask(empty, f"SELECT 1 FROM new_rows AS experiences WHERE ({self._where}\n)")
+        self._ask(empty, f"SELECT 1 FROM new_rows AS {self._table} WHERE ({self._where}\n)")
 
     def _ask(self, rows: pa.Table, query: str) -> pa.Table:
         """Run a query over these rows and the tables that `where` looks into."""
@@ -104,10 +109,10 @@ class Conditions:
     def _check_query(self, query: str) -> None:
         check_steady(syntax(query, what=_what(query)), what=_what(query))
         columns = self._console_of_all().sql(query, what=_what(query)).columns
-        if "experience_id" not in columns:
+        if self._key not in columns:
             given = ", ".join(f"`{c}`" for c in columns)
             raise QueryError(
-                f"{_what(query)} must give the column `experience_id` of the rows to draw, got "
+                f"{_what(query)} must give the column `{self._key}` of the rows to draw, got "
                 f"{given}"
             )
 
@@ -123,22 +128,22 @@ class Conditions:
         console, inner = self._console_of_all(), query.strip().rstrip(";")
         try:
             unknown = console.sql(
-                f"SELECT count(*), min(experience_id) FROM ({inner}\n) AS chosen ANTI JOIN "
-                "experiences USING (experience_id)",
+                f"SELECT count(*), min({self._key}) FROM ({inner}\n) AS chosen ANTI JOIN "
+                f"{self._table} USING ({self._key})",
                 what=_what(query),
             ).fetchall()[0]
             ids = console.sql(
-                f"SELECT DISTINCT experience_id FROM ({inner}\n)", what=_what(query)
+                f"SELECT DISTINCT {self._key} FROM ({inner}\n)", what=_what(query)
             ).pl()
         except duckdb.Error as error:
             raise query_error(error, _what(query)) from error
         if unknown[0]:
             such = f", such as `{unknown[1]}`" if unknown[1] is not None else ""
             raise QueryError(
-                f"{_what(query)} gives {unknown[0]} ids of experiences that are not in the "
+                f"{_what(query)} gives {unknown[0]} ids of {self._table} that are not in the "
                 f"store{such}; draw from stored rows only"
             )
-        return np.sort(hashed(ids["experience_id"].cast(pl.String)))
+        return np.sort(hashed(ids[self._key].cast(pl.String)))
 
 
 def check_steady(tree: object, *, what: str) -> None:

@@ -14,12 +14,14 @@ from ..tail import Tail
 from ..taking import take
 from .arrays import Growing, Places, repeats
 from .conditions import Conditions, hashed
+from .order import Behind, Order
 from .pool import NO_VERSION, Units
 from .priority import Priority
 from .strategies import Strategy
 from .weighing import Weighing
 
-_ALWAYS = ("experience_id", "group_id", "step", "policy_version")
+_ORDERED = ("group_id", "step", "policy_version")
+"""Columns that put rows in order; all of a table that lacks them are as if of one step."""
 _HEAVY = {
     *(f.name for f in TABLES["experiences"].schema if pa.types.is_list(f.type)),
     *("messages", "tools", "prompt_text", "response_text", "metadata"),
@@ -31,7 +33,7 @@ _NO_HASHES = np.empty(0, np.uint64)
 
 
 class Index:
-    """Rows of `experiences` in one canonical order, cut into units: single rows, or whole groups.
+    """Rows of a table in one canonical order, cut into units: single rows, or whole groups.
 
     The order is by step, group and id, so that the same rows give the same index on any machine
     and however they arrived. A unit may be drawn when any of its rows may. `where` and `query` may
@@ -43,27 +45,37 @@ class Index:
         store: Store,
         *,
         grouped: bool,
+        table: str = "experiences",
         where: str | None = None,
         query: str | None = None,
         run_id: str | None = None,
         strategy: Strategy | None = None,
         sides: Sequence[SideColumn] = (),
         until: Mapping[str, int] | None = None,
+        order: Order | None = None,
     ) -> None:
-        """Follow rows of `run_id` (all when None), only those that were stored `until` versions.
+        """Follow rows of `table`, of `run_id` (all when None), stored `until` versions.
 
-        `where`, `query`, `strategy` and `sides` are as for `Sampler`.
+        `where`, `query`, `strategy`, `sides` and `order` are as for `Sampler`.
         """
+        self._order = order or Order()
         self._store, self.grouped, self._run_id = store, grouped, run_id
+        self._table, self._key = table, TABLES[table].key[0]
+        self._always = (self._key, *(c for c in _ORDERED if c in TABLES[table].names))
         self._until = dict(until) if until is not None else None
-        self._conditions = Conditions(store, where=where, query=query, until=self._until)
+        self._conditions = Conditions(
+            store, where=where, query=query, until=self._until, table=table
+        )
         self.weighing: Weighing | None = None
         """What units weigh, when the strategy asks for a priority."""
         if strategy is not None and strategy.priority is not None:
-            priority = Priority(strategy.priority, sides)
-            self.weighing = Weighing(store, priority, strategy.masses, until=self._until)
+            priority = Priority(strategy.priority, sides, table=table)
+            self.weighing = Weighing(
+                store, priority, strategy.masses, until=self._until, table=table
+            )
         facts = self.weighing.priority.facts if self.weighing else ()
-        columns = {*_ALWAYS, *self._conditions.columns, *facts}
+        columns = {*self._always, *self._conditions.columns, *facts}
+        columns |= {"parent_id"} if self._order.groups_per_step else set()
         self._heavy = sorted(columns & _HEAVY)
         self._columns = sorted(columns - _HEAVY)
         self._ledger = np.empty(0, np.uint64), np.empty(0, np.int32)
@@ -75,9 +87,11 @@ class Index:
         self._clear()
 
     def _clear(self) -> None:
-        until = self._until.get("experiences") if self._until is not None else None
+        until = self._until.get(self._table) if self._until is not None else None
         self._tail = Tail(self._columns, run_id=self._run_id, until=until)
         self._last: tuple[object, ...] | None = None
+        whole = self._order.groups_per_step
+        self._behind = Behind(whole) if whole else None
         self._row_ids, self._hashes = Growing(np.uint64), Growing(np.uint64)
         self._allowed = Growing(np.bool_)
         self._places = Places()
@@ -144,7 +158,7 @@ class Index:
     @property
     def drawn_from(self) -> dict[str, int]:
         """The version of each table that it was read from."""
-        versions = {"experiences": self._tail.version} | self._conditions.versions
+        versions = {self._table: self._tail.version} | self._conditions.versions
         versions |= self.weighing.versions if self.weighing else {}
         return dict(sorted(versions.items()))
 
@@ -171,11 +185,11 @@ class Index:
             self._rebuild()
             self._conditions.follow()
         changed = self.weighing.follow() if self.weighing else _NO_HASHES
-        dataset = self._store.dataset("experiences")
+        dataset = self._store.dataset(self._table)
         known = len(self)
         rows = self._read(dataset) if self._tail.moved(dataset) or self.rebuilt else None
         if rows is not None and self._tail.restarted and known:  # these are all that are left
-            self._rebuild(tail=self._tail)
+            self._rebuild(tail=self._tail, behind=self._behind)
         if rows is not None and rows.height:
             if self._last is not None and self._unit(rows, 0) <= self._last:
                 self._rebuild()
@@ -188,7 +202,7 @@ class Index:
         self._is_broken = False
         return self.rebuilt or len(self) > known or len(self.touched) > 0
 
-    def _rebuild(self, *, tail: Tail | None = None) -> None:
+    def _rebuild(self, *, tail: Tail | None = None, behind: Behind | None = None) -> None:
         """Forget all rows; how often they were drawn stays, by their names."""
         self.rebuilt = True
         drawn = np.flatnonzero(self.times)
@@ -197,18 +211,26 @@ class Index:
         names, first = np.unique(names, return_index=True)
         self._ledger = names, times[first]
         self._clear()
-        self._tail = tail or self._tail
+        self._tail, self._behind = tail or self._tail, behind or self._behind
 
     def _read(self, dataset: lance.LanceDataset) -> pl.DataFrame:
-        """Return the new rows in canonical order."""
+        """Return the new rows in their order, as far as they are not held back."""
         table = self._tail.read(dataset)
-        rows = pl.DataFrame(pl.from_arrow(table.select([*_ALWAYS, "_rowid"]))).with_columns(
+        if self._behind is not None:
+            if self._tail.restarted:
+                self._behind = Behind(self._order.groups_per_step or 1)
+            table = self._behind.released(table)
+        rows = pl.DataFrame(pl.from_arrow(table.select([*self._always, "_rowid"])))
+        absent = [n for n in _ORDERED if n not in self._always]
+        rows = rows.with_columns(pl.lit(None, pl.Int64).alias(n) for n in absent).with_columns(
             pl.col("step").fill_null(0),
             pl.col("policy_version").fill_null(NO_VERSION).clip(None, NO_VERSION).cast(pl.Int32),
-            hash=pl.col("experience_id").hash(0),
+            hash=pl.col(self._key).hash(0),
         )
         rows = pl.concat(self._judged(table, rows, dataset))
-        rows = rows.sort(list(dict.fromkeys([*self._called, "experience_id"])))
+        rows = rows.sort(self._sorted_by)
+        if self.grouped and self._order.by_arrival:  # a try's rows may be of several groups
+            rows = rows.sort(pl.col("_rowid").min().over(self._called), maintain_order=True)
         if self.grouped:
             parts = [pl.col(c).cast(pl.String) for c in self._called]
             rows = rows.with_columns(name=pl.concat_str(parts, separator="\x1f").hash(0))
@@ -236,10 +258,18 @@ class Index:
     @property
     def _called(self) -> list[str]:
         """The columns that tell units apart."""
-        return ["step", "group_id"] if self.grouped else ["step", "experience_id"]
+        return ["step", "group_id"] if self.grouped else ["step", self._key]
+
+    @property
+    def _sorted_by(self) -> list[str]:
+        """The columns that put rows in order; addresses rise with each commit."""
+        if self._order.by_arrival:
+            return ["_rowid"]
+        return list(dict.fromkeys([*self._called, self._key]))
 
     def _unit(self, rows: pl.DataFrame, i: int) -> tuple[object, ...]:
-        return tuple(rows[name][i] for name in self._called)
+        by = self._sorted_by if self._order.by_arrival else self._called
+        return tuple(rows[name][i] for name in by)
 
     def _extend(self, rows: pl.DataFrame) -> None:
         """Add rows that sort behind all known ones."""
@@ -294,24 +324,24 @@ class Index:
         """Return the unit of each of these rows."""
         return np.searchsorted(self.starts, rows, side="right") - 1 if self.grouped else rows
 
-    def unit_of(self, experience_ids: Sequence[str]) -> np.ndarray:
-        """Return the unit that holds each of these experiences, -1 where there is none."""
-        hashes = hashed(pl.Series(experience_ids, dtype=pl.String))
+    def unit_of(self, ids: Sequence[str]) -> np.ndarray:
+        """Return the unit that holds each of these rows, -1 where there is none."""
+        hashes = hashed(pl.Series(ids, dtype=pl.String))
         places = self._places.find(self.hashes, hashes)
         return np.where(places >= 0, self._units_at(places), -1)
 
-    def find(self, experience_ids: Sequence[str]) -> np.ndarray:
-        """Return the units that hold these experiences, in their order.
+    def find(self, ids: Sequence[str]) -> np.ndarray:
+        """Return the units that hold these rows, in their order.
 
-        An experience that is listed k times stands for k draws of its unit. Ids that are not in
+        A row that is listed k times stands for k draws of its unit. Ids that are not in
         the index are passed over.
         """
-        units = self.unit_of(experience_ids)
+        units = self.unit_of(ids)
         there = units >= 0
-        nth = repeats(hashed(pl.Series(experience_ids, dtype=pl.String))[there])
+        nth = repeats(hashed(pl.Series(ids, dtype=pl.String))[there])
         units = units[there]
         key = units * (int(nth.max(initial=0)) + 1) + nth
         return units[np.sort(np.unique(key, return_index=True)[1])]
 
 
-assert set(_ALWAYS) <= set(TABLES["experiences"].names), "the index reads declared columns"
+assert set(_ORDERED) <= set(TABLES["experiences"].names), "the index reads declared columns"

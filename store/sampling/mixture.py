@@ -13,6 +13,7 @@ from ..errors import QueryError, StarvedError, nearest
 from ..side import SideColumn
 from ..store import Store
 from .draws import Draw, Freshness, Supply, check_size
+from .order import Order
 from .sampler import Sampler
 from .strategies import Strategy, canonical
 
@@ -40,6 +41,7 @@ class Source:
     freshness: Freshness | None = None
     with_columns: Sequence[str | SideColumn] = ()
     max_draws: int | None = 1
+    order: Order | None = None
     is_paced: bool = False
     """Whether `horizon` is about it: its rows are made while they are drawn."""
 
@@ -58,12 +60,12 @@ class Mixture:
         sources: Mapping[str, Source],
         *,
         grouped: bool = False,
+        table: str = "experiences",
         seed: int = 0,
         until: Mapping[str, int] | None = None,
     ) -> None:
         """Raise QueryError for shares that are not positive or do not add up to 1."""
         _check_shares(sources)
-        self._unit = "groups" if grouped else "rows"
         self._sources = {name: sources[name] for name in sorted(sources)}
         self._shares = _fractions(s.share for s in self._sources.values())
         self._samplers = {
@@ -72,6 +74,7 @@ class Mixture:
                 strategy=source.strategy,
                 freshness=source.freshness,
                 grouped=grouped,
+                table=table,
                 where=source.where,
                 query=source.query,
                 run_id=source.run_id,
@@ -80,9 +83,11 @@ class Mixture:
                 seed=seed,
                 name=name,
                 until=until if source.at is None else None,
+                order=source.order,
             )
             for name, source in self._sources.items()
         }
+        self._unit = next(iter(self._samplers.values())).unit
 
     @property
     def drawn_from(self) -> dict[str, int]:
@@ -153,7 +158,7 @@ class Mixture:
 
     def redraw(
         self,
-        experience_ids: Sequence[str],
+        ids: Sequence[str],
         *,
         step: int,
         weights: Sequence[float] | None = None,
@@ -161,21 +166,19 @@ class Mixture:
     ) -> Draw:
         """Draw again what an earlier attempt drew for this step; `sources` are as recorded."""
         self._refresh()
-        told = weights if weights is not None else [1.0] * len(experience_ids)
+        told = weights if weights is not None else [1.0] * len(ids)
         parts = [
             self._samplers[name].redraw(
-                [experience_ids[i] for i in at], step=step, weights=[told[i] for i in at]
+                [ids[i] for i in at], step=step, weights=[told[i] for i in at]
             )
-            for name, at in self._by_source(experience_ids, sources)
+            for name, at in self._by_source(ids, sources)
         ]
         return self._joined(step, parts)
 
-    def restore(
-        self, experience_ids: Sequence[str], *, sources: Sequence[str | None] | None = None
-    ) -> None:
+    def restore(self, ids: Sequence[str], *, sources: Sequence[str | None] | None = None) -> None:
         """Count these rows as drawn from their sources, once for each time they are listed."""
-        for name, at in self._by_source(experience_ids, sources):
-            self._samplers[name].restore([experience_ids[i] for i in at])
+        for name, at in self._by_source(ids, sources):
+            self._samplers[name].restore([ids[i] for i in at])
 
     def read(self, draw: Draw, columns: Sequence[str]) -> pl.DataFrame:
         """Read the payload of a draw, one row for each of `row_ids`, in order."""

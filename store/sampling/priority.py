@@ -24,15 +24,21 @@ class Priority:
     gives other values each time, or looks at more than one row.
     """
 
-    def __init__(self, expression: str | pl.Expr, sides: Sequence[SideColumn] = ()) -> None:
-        self._expression = expression
+    def __init__(
+        self,
+        expression: str | pl.Expr,
+        sides: Sequence[SideColumn] = (),
+        *,
+        table: str = "experiences",
+    ) -> None:
+        self._expression, self._table = expression, table
         self._what = f"`priority` {str(expression)!r}"
         self._console: Console | None = None
         aliases = [side.alias for side in sides]
-        facts = [name for name in TABLES["experiences"].names if name not in aliases]
+        facts = [name for name in TABLES[table].names if name not in aliases]
         names = self._names([*facts, *aliases, *DYNAMIC])
         self.facts = [name for name in facts if name in names]
-        """The columns of `experiences` that it reads."""
+        """The columns of the table that it reads."""
         self.sides = [side for side in sides if side.alias in names]
         """The side columns that it reads."""
         self.dynamic = [name for name in DYNAMIC if name in names]
@@ -59,11 +65,11 @@ class Priority:
         bad = np.flatnonzero(allowed & known & ~(np.isfinite(numbers) & (numbers >= 0)))
         return int(bad[0]) if len(bad) else None
 
-    def refusal(self, experience_id: str, value: float) -> QueryError:
+    def refusal(self, key: str, value: float) -> QueryError:
         """Return the error for a row whose priority is no chance."""
         return QueryError(
-            f"{self._what} is {value} for experience `{experience_id}`, expected a finite number "
-            "of 0 or more; use NULL for what is not known"
+            f"{self._what} is {value} for {self._table.removesuffix('s')} `{key}`, expected a "
+            "finite number of 0 or more; use NULL for what is not known"
         )
 
     def _names(self, known: Sequence[str]) -> set[str]:
@@ -74,7 +80,7 @@ class Priority:
             return {self._expression}
         if not self._expression.strip():
             raise QueryError("`priority` is empty, expected a column or an expression")
-        tree = syntax(f"SELECT ({self._expression}\n) FROM experiences", what=self._what)
+        tree = syntax(f"SELECT ({self._expression}\n) FROM {self._table}", what=self._what)
         found = list(nodes(tree["select_list"]))
         if any(node.get("class") == "SUBQUERY" for node in found):
             raise QueryError(
@@ -102,7 +108,7 @@ class Priority:
 
     def _check(self, facts: Sequence[str], sides: Sequence[SideColumn]) -> None:
         """Work it out for no rows: names and types are seen then."""
-        schema = TABLES["experiences"].schema
+        schema = TABLES[self._table].schema
         fields = [schema.field(name) for name in facts]
         fields += [pa.field(s.alias, pa.string() if is_text(s) else pa.float64()) for s in sides]
         fields += [pa.field(name, pa.int64()) for name in DYNAMIC]
@@ -127,7 +133,7 @@ class Priority:
             self._console = Console(views=False)
         self._console.put("new_rows", rows)
         self._console.show({}, _no_table)
-        query = f"SELECT {select} FROM new_rows AS experiences {where}"
+        query = f"SELECT {select} FROM new_rows AS {self._table} {where}"
         try:
             return self._console.sql(query, what=self._what).to_arrow_table()
         except duckdb.Error as error:

@@ -4,7 +4,7 @@ A draw is a function of the rows in the index, what was drawn before, the step a
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import lance
 import numpy as np
@@ -17,8 +17,12 @@ from ..taking import take
 from .arrays import repeats
 from .draws import Draw, Freshness, Supply, check_size
 from .index import Index
+from .order import Order
+from .pairs import Pairs
 from .pool import Pool
 from .strategies import Fifo, Strategy, canonical
+
+T = TypeVar("T")
 
 
 class Sampler:
@@ -31,6 +35,7 @@ class Sampler:
         strategy: Strategy | None = None,
         freshness: Freshness | None = None,
         grouped: bool = False,
+        table: str = "experiences",
         where: str | None = None,
         query: str | None = None,
         run_id: str | None = None,
@@ -39,14 +44,19 @@ class Sampler:
         seed: int = 0,
         name: str | None = None,
         until: Mapping[str, int] | None = None,
+        order: Order | None = None,
     ) -> None:
         """Draw from rows of `run_id` (any when None) for which the SQL condition `where` holds.
 
+        Of the `table` `preferences` pairs are drawn: each gives the rows of its two experiences,
+        the chosen one first, and `where`, `query` and priorities are over `preferences`.
+
         Each unit (a group when `grouped`, else a row) is drawn at most `max_draws` times; None is
-        without end. `query`, one SELECT that gives `experience_id`, chooses rows by any SQL.
+        without end. `query`, one SELECT that gives the ids of rows, chooses them by any SQL.
         `with_columns` are side columns that the strategy's priority may name. `name` is what draws
         call this source, and goes into its random numbers. With `until`, versions by table, only
-        rows that were stored by then are seen.
+        rows that were stored by then are seen. `order` is how rows are put in order that come while
+        they are drawn.
 
         Raises QueryError for what can be known to be wrong before there are rows.
         """
@@ -57,7 +67,9 @@ class Sampler:
         self.strategy = strategy or Fifo()
         self.name = name
         self._store, self._freshness = store, freshness or Freshness()
-        self._unit = "groups" if grouped else "rows"
+        self._pairs = Pairs(store) if table == "preferences" else None
+        self.unit = "pairs" if self._pairs else "groups" if grouped else "rows"
+        """What is drawn."""
         self._max_draws, self._seed = max_draws, seed
         sides = parse_all(with_columns)
         self._told = {
@@ -65,16 +77,19 @@ class Sampler:
             "query": query,
             "run_id": run_id,
             "with_columns": [_spec(c) for c in with_columns] or None,
+            **({"order": "arrival"} if order is not None and order.by_arrival else {}),
         }
         self._index = Index(
             store,
             grouped=grouped,
+            table=table,
             where=where,
             query=query,
             run_id=run_id,
             strategy=self.strategy,
             sides=sides,
             until=until,
+            order=order,
         )
         weighing = self._index.weighing
         self._weighing = weighing if weighing and weighing.priority.dynamic else None
@@ -93,7 +108,7 @@ class Sampler:
     @property
     def nbytes(self) -> int:
         """Bytes of the index."""
-        return self._index.nbytes
+        return self._index.nbytes + (self._pairs.nbytes if self._pairs else 0)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -107,7 +122,7 @@ class Sampler:
         return {
             **self.strategy.parameters(),
             **self._told,
-            "unit": self._unit,
+            "unit": self.unit,
             "max_lag": self._freshness.max_lag,
             "max_draws": self._max_draws,
             "seed": self._seed,
@@ -147,7 +162,7 @@ class Sampler:
             fresh,
             pool.open - pool.fresh,
             pool.drawable - pool.open,
-            self._unit,
+            self.unit,
             weightless=pool.fresh - fresh,
             draws=draws,
         )
@@ -157,7 +172,7 @@ class Sampler:
 
         In a store that shows the past nothing can be added: there must be enough rows now.
         """
-        check_size(n, self._unit)
+        check_size(n, self.unit)
         supply = self.supply(n, 0)
         dynamic = self._weighing is not None
         hope = supply.weightless if dynamic else 0  # what weighs nothing now may do so later
@@ -184,7 +199,7 @@ class Sampler:
         self, n: int, *, step: int, policy_version: int, horizon: int | None = None
     ) -> Draw | None:
         """Draw `n` units for a step, or None when there are not so many fresh ones."""
-        check_size(n, self._unit)
+        check_size(n, self.unit)
         self.refresh()
         return self.choose(n, step=step, policy_version=policy_version, horizon=horizon)
 
@@ -200,7 +215,7 @@ class Sampler:
 
     def redraw(
         self,
-        experience_ids: Sequence[str],
+        ids: Sequence[str],
         *,
         step: int,
         weights: Sequence[float] | None = None,
@@ -208,42 +223,52 @@ class Sampler:
     ) -> Draw:
         """Draw again what an earlier attempt drew for this step, in its order.
 
+        `ids` are those of its rows, of pairs the preference's id for each of its two rows.
         `weights` are those that were recorded with the ids; `sources` matter to a mixture only.
         """
         del sources
         self.refresh()
-        units = self._index.find(experience_ids)
+        ids, weights = self._once(ids), None if weights is None else self._once(weights)
+        units = self._index.find(ids)
         told = np.ones(len(units))
         if weights is not None:  # of a group, rows that could not be used were recorded with 0
-            named, at = np.unique(self._index.unit_of(experience_ids), return_inverse=True)
+            named, at = np.unique(self._index.unit_of(ids), return_inverse=True)
             largest = np.zeros(len(named))
             np.maximum.at(largest, at, weights)
             told = largest[np.searchsorted(named, units)]
         return self._take(step, units, told)
 
-    def restore(
-        self, experience_ids: Sequence[str], *, sources: Sequence[str | None] | None = None
-    ) -> None:
+    def restore(self, ids: Sequence[str], *, sources: Sequence[str | None] | None = None) -> None:
         """Count these rows as drawn, once for each time they are listed: the state of a sampler.
+
+        Pairs are listed as for `redraw`.
 
         With the seed and the step it is all that a draw depends on, beside the rows themselves.
         """
         del sources
         self.refresh()
-        self._count(self._index.find(experience_ids))
+        self._count(self._index.find(self._once(ids)))
+
+    def _once(self, of_rows: Sequence[T]) -> Sequence[T]:
+        """Return one of the two that a pair has for its rows."""
+        return of_rows[::2] if self._pairs else of_rows
 
     def read(self, draw: Draw, columns: Sequence[str]) -> pl.DataFrame:
         """Read the payload of a draw, one row for each of `row_ids`, in order.
 
+        Pairs have their `preference_id` and `margin` too, a row that is missing NULL beside its id.
         Raises StoreError when some of them were deleted since they were drawn.
         """
+        allowed = pl.Series("allowed", draw.allowed)
+        if self._pairs:
+            return self._pairs.read(draw.row_ids[::2].tolist(), columns).with_columns(allowed)
         table = take(self._dataset(), draw.row_ids.tolist(), columns)
         if table.num_rows != len(draw):
             raise StoreError(
                 f"{len(draw) - table.num_rows} of {len(draw)} drawn rows are gone: a retention "
                 "rule or a restore took them since; draw again"
             )
-        return pl.DataFrame(pl.from_arrow(table)).with_columns(pl.Series("allowed", draw.allowed))
+        return pl.DataFrame(pl.from_arrow(table)).with_columns(allowed)
 
     def _dataset(self) -> lance.LanceDataset:
         if not self._store.is_past:
@@ -257,6 +282,8 @@ class Sampler:
         epochs = index.times[units] + 1 + repeats(units)
         self._count(units)
         rows, sizes = index.rows_of(units), index.sizes(units)
+        if self._pairs:
+            rows, sizes = np.repeat(rows, 2), 2 * sizes
         return Draw(
             step,
             index.row_ids[rows],

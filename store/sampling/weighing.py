@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from ..schema import TABLES
 from ..store import Store
 from ..taking import take
 from .arrays import Growing
@@ -35,10 +36,12 @@ class Weighing:
         masses: Callable[[np.ndarray], np.ndarray],
         *,
         until: Mapping[str, int] | None,
+        table: str = "experiences",
     ) -> None:
         """Weigh by `masses` of the priorities."""
         self.priority = priority
         self._store, self._masses_of = store, masses
+        self._table, self._key = table, TABLES[table].key[0]
         self._latest = [Latest(store, side, until=until) for side in priority.sides]
         self.clear()
 
@@ -76,7 +79,7 @@ class Weighing:
         values = self.priority.of(table)
         bad = self.priority.check(values, rows["allowed"].to_numpy())
         if bad is not None:
-            raise self.priority.refusal(rows["experience_id"][bad], values[bad])
+            raise self.priority.refusal(rows[self._key][bad], values[bad])
         return values.fill_null(float("nan")).alias("priority").to_frame()
 
     def _with_sides(self, rows: pa.Table, hashes: np.ndarray) -> pa.Table:
@@ -140,7 +143,7 @@ class Weighing:
         )
         facts = self._kept[rows].with_columns(times, age=age.clip(0, None)).drop("policy_version")
         values = self.priority.of(facts.to_arrow())
-        self._check(index, values, rows, self._store.dataset("experiences"))
+        self._check(index, values, rows, self._store.dataset(self._table))
         self._set(index, units, values.fill_null(float("nan")).to_numpy())
 
     def _check(
@@ -148,7 +151,7 @@ class Weighing:
     ) -> None:
         bad = self.priority.check(values, index.allowed[rows])
         if bad is not None:
-            ids = take(dataset, [int(index.row_ids[rows[bad]])], ["experience_id"])
+            ids = take(dataset, [int(index.row_ids[rows[bad]])], [self._key])
             raise self.priority.refusal(ids.column(0)[0].as_py(), values[bad])
 
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import written
 
-from rlake.loop.batch import Batch, Examples, examples, micro_batches, plan, trainable
+from rlake.loop.training.batch import Batch, Examples, Totals, examples, untrainable
+from rlake.loop.training.cutting import plan
 from rlake.store.errors import JobError
 
 
@@ -46,11 +47,14 @@ def frame(**columns: Any) -> pl.DataFrame:
 
 
 def batches(rows: Examples, *, max_tokens: int = 1000, pad_id: int = 0) -> list[Batch]:
-    return list(micro_batches(rows, max_tokens=max_tokens, pad_id=pad_id))
+    return [
+        rows.padded(places, totals=rows.totals, pad_id=pad_id)
+        for places in plan(rows.lengths.tolist(), max_tokens)
+    ]
 
 
 def test_columns_become_aligned_tensors_padded_on_the_right() -> None:
-    [batch] = batches(examples(frame(), needs_logprobs=True), pad_id=9)
+    [batch] = batches(examples(frame(), needs=frozenset({"logprobs"})), pad_id=9)
     assert batch.token_ids_BT.tolist() == [
         [5, 13, 5, 6, 7, 8, 9],
         [3, 13, 3, 4, 5, 9, 9],
@@ -66,40 +70,38 @@ def test_columns_become_aligned_tensors_padded_on_the_right() -> None:
     torch.testing.assert_close(
         batch.logprobs_BT[1], torch.tensor([0.0, 0.0, *expected[:3], 0.0, 0.0])
     )
-    assert batch.advantage_B.tolist() == [-1.0, 0.5, 0.0]
+    assert batch.rows["advantage"].tolist() == [-1.0, 0.5, 0.0]
     assert batch.weight_B.tolist() == [0.5, 1.0, 2.0]
-    assert (batch.total_tokens, batch.total_sequences) == (9, 3)
+    assert batch.totals == Totals(9, 3, 3)
     assert batch.advantage_BT.tolist()[0] == [0, 0, -1, -1, -1, -1, -1]
 
 
 def test_the_totals_of_each_part_are_those_of_the_step() -> None:
-    parts = batches(examples(frame(), needs_logprobs=True), max_tokens=1)
+    parts = batches(examples(frame(), needs=frozenset({"logprobs"})), max_tokens=1)
     assert [tuple(p.token_ids_BT.shape) for p in parts] == [(1, 7), (1, 5), (1, 3)]
-    assert {(p.total_tokens, p.total_sequences) for p in parts} == {(9, 3)}
+    assert {p.totals for p in parts} == {Totals(9, 3, 3)}
 
 
 def test_the_first_token_is_never_trained_on_and_never_counted() -> None:
     made = written(2, response=2, loss_mask=[True, False, True, True])
     ready = rows(made).with_columns(advantage=pl.lit(1.0), weight=pl.lit(1.0))
-    [batch] = batches(examples(ready, needs_logprobs=False))
+    [batch] = batches(examples(ready))
     assert batch.mask_BT.tolist() == [[0, 0, 1, 1]] * 2
-    assert batch.total_tokens == float(batch.mask_BT.sum()) == 4
+    assert batch.totals.tokens == float(batch.mask_BT.sum()) == 4
 
 
 def test_rows_without_one_trained_token_make_a_batch_of_zeros_and_no_division_by_zero() -> None:
     ready = rows(written(1, response=1, loss_mask=[False] * 3)).with_columns(
         advantage=pl.lit(1.0), weight=pl.lit(1.0)
     )
-    [batch] = batches(examples(ready, needs_logprobs=False))
+    [batch] = batches(examples(ready))
     assert batch.mask_BT.sum() == 0
     assert torch.isfinite(batch.token_mean(torch.ones(1, 3)))
 
 
 def test_logprobs_that_are_not_needed_are_not_asked_for() -> None:
-    ready = examples(frame(logprobs=None), needs_logprobs=False)
-    assert ready.logprobs is None
-    [batch] = batches(ready)
-    assert not batch.logprobs_BT.any()
+    ready = examples(frame(logprobs=None))
+    assert "logprobs" not in ready.tokens
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_logprobs_that_are_not_needed_are_not_asked_for() -> None:
 )
 def test_a_row_that_misses_something_is_named(missing: dict[str, Any], said: str) -> None:
     with pytest.raises(JobError, match=said):
-        examples(frame(**missing), needs_logprobs=True)
+        examples(frame(**missing), needs=frozenset({"logprobs"}))
 
 
 @pytest.mark.parametrize(
@@ -139,11 +141,11 @@ def test_a_row_that_the_model_cannot_take_is_told_apart(
         {"token_ids": [[1, 2], token_ids], "loss_mask": [[True, True], loss_mask]},
         schema={"token_ids": pl.List(pl.Int32), "loss_mask": pl.List(pl.Boolean)},
     )
-    assert trainable(frame, vocabulary=10, max_length=5).to_list() == [True, good]
+    assert untrainable(frame, vocabulary=10, max_length=5).is_null().to_list() == [True, good]
 
 
 def test_without_limits_any_length_and_token_will_do() -> None:
     made = rows(written(2, response=[500, 3]))
-    assert trainable(made, vocabulary=None, max_length=None).to_list() == [True, True]
-    assert trainable(made, vocabulary=None, max_length=100).to_list() == [False, True]
-    assert trainable(made.clear(), vocabulary=10, max_length=9).to_list() == []
+    assert untrainable(made, vocabulary=None, max_length=None).is_null().to_list() == [True, True]
+    assert untrainable(made, vocabulary=None, max_length=100).is_null().to_list() == [False, True]
+    assert untrainable(made.clear(), vocabulary=10, max_length=9).is_null().to_list() == []

@@ -32,6 +32,7 @@ def killed_run(folder: Path, steps: list[int], *sets: str) -> dict[str, list[tup
     return told(folder / "lake")
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_equals_one_that_was_never_killed(tmp_path: Path):
     whole = whole_run(tmp_path / "whole")
     killed = killed_run(tmp_path / "killed", [7])
@@ -45,6 +46,7 @@ def test_a_killed_and_resumed_run_equals_one_that_was_never_killed(tmp_path: Pat
     assert superseded[0][0] > len(whole["drawn"]), "the kill came too late to undo a step"
 
 
+@pytest.mark.slow
 def test_the_audit_of_rows_trained_twice_finds_a_planted_one(tmp_path: Path):
     whole_run(tmp_path / "whole")
     store = rlake.connect(tmp_path / "whole" / "lake")
@@ -59,10 +61,13 @@ def test_the_audit_of_rows_trained_twice_finds_a_planted_one(tmp_path: Path):
     "sets",
     [
         ["--set", "schedule.max_ahead=2"],
-        [
-            *("--set", "schedule.max_ahead=1", "--set", "schedule.publish_every=2"),
-            *("--set", "explorer.tasks_per_commit=2"),
-        ],
+        pytest.param(
+            [
+                *("--set", "schedule.max_ahead=1", "--set", "schedule.publish_every=2"),
+                *("--set", "explorer.tasks_per_commit=2"),
+            ],
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["two batches ahead", "every other version, small commits"],
 )
@@ -71,7 +76,30 @@ def test_runs_ahead_of_the_trainer_survive_kills_as_well(tmp_path: Path, sets: l
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_killed_at_ten_random_moments_equals_one_that_was_never_killed(tmp_path: Path):
     moments = sorted(random.Random(20260101).choices(range(1, 16), k=10))
     assert killed_run(tmp_path / "killed", moments) == whole_run(tmp_path / "whole")
+
+
+MEASURED = "SELECT experience_id, token_ids FROM experiences WHERE run_id <> 'small' ORDER BY 1"
+SCORES = """
+    SELECT DISTINCT step, name, value FROM metrics WHERE job = 'evaluate' ORDER BY step, name
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_measured_meanwhile_is_killed_and_ends_as_if_neither_had_been(
+    tmp_path: Path,
+) -> None:
+    every = ("--set", "evaluate.every=3")
+    alone = whole_run(tmp_path / "alone")
+    whole = whole_run(tmp_path / "whole", *every)
+    killed = killed_run(tmp_path / "killed", [4, 10], *every)
+    assert alone == whole == killed
+    lakes = [rlake.connect(tmp_path / name / "lake") for name in ("whole", "killed")]
+    for query in (MEASURED, SCORES):
+        one, other = (lake.sql(query).fetchall() for lake in lakes)
+        assert one == other
+        assert len(one) >= 7 * 3

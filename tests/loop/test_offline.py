@@ -1,6 +1,7 @@
 """Training on what is stored: which rows each step gets, and what `draws` says of them."""
 
 import json
+import re
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -14,10 +15,11 @@ import torch
 from tiny import offline, table, tiny, written
 
 from rlake.loop import run as run_module
+from rlake.loop.cli.jobs import warn_of_untrained
 from rlake.loop.models import load_folder, tokenizer_digest
-from rlake.loop.optimization import token_logprobs
 from rlake.loop.run import run
 from rlake.loop.runs import run_folder
+from rlake.loop.training.forward import token_logprobs
 from rlake.loop.weights import newest
 from rlake.store import Experience, Store
 from rlake.store.errors import ConfigError, JobError, StarvedError
@@ -30,6 +32,9 @@ def train(store: Store, rows: Sequence[Experience] = (), **changes: Any) -> pl.D
         store.append("experiences", rows)
     run(store, offline(**changes))
     return table(store, "draws_current ORDER BY step, position")
+
+
+MOST = "the most frequent reason: "
 
 
 def metric(store: Store, name: str) -> dict[int, float]:
@@ -124,12 +129,21 @@ def test_a_draw_says_what_was_read_and_with_what_weight(store: Store) -> None:
     assert drawn["digest"].to_list() == row_digests(facts.to_arrow_table())
 
 
-def test_rows_longer_than_the_model_are_recorded_and_not_trained_on(store: Store) -> None:
+def test_rows_longer_than_the_model_are_recorded_and_not_trained_on(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     drawn = train(store, written(3, response=[3, 60, 3]), trainer={"batch_size": 3})
     assert drawn["weight"].to_list() == [1.0, 0.0, 1.0]
     assert metric(store, "train/rows") == {1: 2}
     assert metric(store, "train/unusable_rows") == {1: 1}
     assert metric(store, "train/tokens") == {1: 6}
+    [(name, why)] = store.sql("SELECT experience_id, error FROM failures").fetchall()
+    assert name == drawn["experience_id"][1]
+    assert re.fullmatch(r"its \d+ tokens are more than the \d+ that the model takes", why)
+    warn_of_untrained(store, "demo")
+    assert f"warning: 1 row could not be trained on (see `failures`); {MOST}{why}" in (
+        capsys.readouterr().err
+    )
 
 
 def test_rows_without_an_answer_are_recorded_and_not_trained_on(store: Store) -> None:
@@ -293,13 +307,37 @@ def test_a_run_that_is_done_is_continued_for_more_steps(store: Store) -> None:
     assert drawn["attempt"].to_list() == [1] * 4 + [2] * 4
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_names_a_row(store: Store) -> None:
-    rows = written(4, logprobs=[0.0, 0.0, -1e30, -1.0, -1.0])
-    with pytest.raises(JobError, match=r"is not finite; the step's rows begin with `g000/00`"):
-        train(store, rows, algorithm="grpo", trainer={"batch_size": 1})
-    [row] = table(store, "runs_current").to_dicts()
-    assert row["status"] == "failed"
-    assert "not finite" in row["error"]
+def test_rows_that_are_not_finite_are_named_and_skipped_and_a_limit_stops_the_run(
+    store: Store,
+) -> None:
+    good, bad = [0.0, 0.0, -1.0, -1.0, -1.0], [0.0, 0.0, -1e30, -1.0, -1.0]
+    squared = {"rec": {"group_size": 4, "regulariser": "k2", "coef": 1.0}}
+    rows = [replace(row, logprobs=bad if i % 4 == 0 else good) for i, row in enumerate(written(8))]
+    train(store, rows, algorithm=squared, trainer={"batch_size": 1})
+    failed = table(store, "failures")
+    assert failed["experience_id"].to_list() == ["g000/00", "g001/00"]
+    assert set(failed["operator"]) == {"train"}
+    assert "its loss is inf" in failed["error"][0]
+    skipped = store.sql("SELECT value FROM metrics WHERE name = 'train/updates'").fetchall()
+    assert skipped == [(0.0,), (0.0,)]
+    with pytest.raises(JobError, match=r"2 steps in a row .*`g00./00`: its loss is inf"):
+        train(
+            store,
+            [],
+            name="strict",
+            algorithm=squared,
+            trainer={"batch_size": 1, "max_skipped_steps": 2},
+        )
+    told = "SELECT run_id, count(*) FROM metrics WHERE name = 'train/skipped' GROUP BY 1"
+    assert sorted(store.sql(told).fetchall()) == [("demo", 2), ("strict", 2)]
+
+
+def test_groups_of_equal_rewards_are_counted_and_move_nothing(store: Store) -> None:
+    rows = [replace(row, reward=1.0 if i < 4 else row.reward) for i, row in enumerate(written(8))]
+    train(store, rows, algorithm={"grpo": {"group_size": 4}}, trainer={"batch_size": 1})
+    assert metric(store, "train/zero_advantage_rows") == {1: 4, 2: 0}
+    norms = metric(store, "train/grad_norm")
+    assert norms[1] == 0 < norms[2]
 
 
 def test_lag_counts_steps_of_the_run_that_wrote_a_row_and_no_other(store: Store) -> None:

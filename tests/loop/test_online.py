@@ -220,7 +220,7 @@ def test_an_explorer_that_always_fails_ends_the_run_soon_and_both_jobs_say_why(
     began = time.monotonic()
     with pytest.raises(JobError) as caught:
         run(store, config(explorer={"workflow": "loop_parts:fails", "max_failed_batches": 2}))
-    assert time.monotonic() - began < 15  # wait_seconds is 20
+    assert time.monotonic() - began < 15  # wait_seconds is 60
     said = "2 batches in a row gave no usable row; the last: workflow failed: OSError: no sandbox"
     assert str(caught.value) == said
     jobs = {row["job"]: row for row in table(store, "runs_current").to_dicts()}
@@ -231,7 +231,7 @@ def test_an_explorer_that_always_fails_ends_the_run_soon_and_both_jobs_say_why(
 
 
 def test_a_trainer_that_fails_ends_the_run_with_its_own_error(store: Store) -> None:
-    with pytest.raises(JobError, match=r"^loss inf or gradient norm .* is not finite"):
+    with pytest.raises(JobError, match=r"^3 steps in a row have a loss or gradient that"):
         run(store, config(algorithm="loop_parts:Explodes", trainer={"steps": 5}))
     jobs = {row["job"]: row["status"] for row in table(store, "runs_current").to_dicts()}
     assert jobs == {"explore": "failed", "train": "failed"}

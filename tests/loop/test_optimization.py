@@ -1,7 +1,6 @@
 """One optimizer step, and what it leaves as it was."""
 
 from copy import deepcopy
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,28 +9,29 @@ import pytest
 import torch
 from builders import rows
 from tiny import tiny, written
+from transformers import PreTrainedModel
 
 from rlake.loop.algorithms import resolve
-from rlake.loop.batch import Examples, examples
 from rlake.loop.config import TrainerConfig
-from rlake.loop.optimization import Optimization, rate_share, token_logprobs
-from rlake.store.errors import JobError
+from rlake.loop.training.batch import Examples, examples
+from rlake.loop.training.forward import token_logprobs
+from rlake.loop.training.networks import Networks
+from rlake.loop.training.optimization import Optimization
+from rlake.loop.training.optimizers import rate_share
 
 
 def ready(n: int = 4, *, response: int = 4) -> Examples:
     frame = rows(written(n, response=response))
-    return examples(
-        frame.with_columns(advantage=pl.lit(1.0), weight=pl.lit(1.0)), needs_logprobs=True
-    )
+    return examples(frame.with_columns(advantage=pl.lit(1.0), weight=pl.lit(1.0)))
 
 
 def optimization(
     algorithm: str = "sft", *, temperature: float = 1.0, **trainer: Any
-) -> tuple[torch.nn.Module, Optimization]:
+) -> tuple[PreTrainedModel, Optimization]:
     model, _ = tiny()
     settings = TrainerConfig.model_validate({"learning_rate": 1e-2} | trainer)
     return model, Optimization(
-        model,
+        Networks(model),
         resolve(algorithm),
         settings,
         total_steps=10,
@@ -69,7 +69,7 @@ def test_a_step_is_that_of_adamw_on_the_mean_loss() -> None:
     model, ours = optimization(weight_decay=0.1, max_grad_norm=1e9)
     other, _ = tiny()
     adam = torch.optim.AdamW(other.parameters(), lr=1e-2, weight_decay=0.1)
-    batch = torch.tensor(ready().token_ids)
+    batch = ready().tokens["token_ids"].reshape(4, -1)
     for _ in range(3):
         ours.step(ready())
         adam.zero_grad()
@@ -78,20 +78,37 @@ def test_a_step_is_that_of_adamw_on_the_mean_loss() -> None:
     torch.testing.assert_close(weights(model), weights(other), atol=1e-5, rtol=1e-4)
 
 
-def test_a_loss_that_is_not_finite_leaves_the_weights_as_they_were() -> None:
+def test_an_update_that_is_not_finite_names_its_row_and_leaves_the_weights_as_they_were() -> None:
     model, ours = optimization("grpo")
     before = weights(model)
-    bad = replace(ready(), logprobs=[[0.0, 0.0, -1e30, 0.0, 0.0, 0.0]] * 4, advantages=[-1.0] * 4)
-    with pytest.raises(JobError, match=r"not finite; the step's rows begin with `g000/00`"):
-        ours.step(bad)
+    logprobs = ready().tokens["logprobs"].clone()
+    logprobs[8] = float("nan")
+    stepped = ours.step(ready().with_tokens(logprobs=logprobs))
+    [fault] = stepped.faults
+    assert fault.experience_id == "g000/01"
+    assert "logprobs are not all finite" in fault.error
+    assert stepped.metrics["train/updates"] == 0
     assert torch.equal(before, weights(model))
 
 
-def test_a_step_without_rows_changes_nothing() -> None:
+def test_a_mini_batch_without_trained_tokens_is_no_update() -> None:
+    rows = ready(2)
+    mask = rows.tokens["mask"] * (rows.row_N == 0)
+    model, ours = optimization(updates={"mini_batches": 2})
+    other, alone = optimization()
+    stepped = ours.step(rows.with_tokens(mask=mask)).metrics
+    expected = alone.step(rows.take([0])).metrics
+    assert stepped["train/updates"] == 1
+    assert stepped["train/nll"] == expected["train/nll"]
+    assert torch.equal(weights(model), weights(other))
+
+
+def test_a_step_without_trained_tokens_changes_nothing() -> None:
     model, ours = optimization()
     before = weights(model)
-    nothing = replace(ready(), experience_ids=[], token_ids=[], masks=[], logprobs=[])
-    assert ours.step(nothing).metrics == {"train/skipped": 1.0}
+    masked = ready().with_tokens(mask=torch.zeros(24))
+    for nothing in (ready().take([]), masked):
+        assert ours.step(nothing).metrics == {"train/skipped": 1.0}
     assert torch.equal(before, weights(model))
 
 
@@ -110,12 +127,12 @@ def test_going_on_from_a_state_is_going_on() -> None:
 def test_measuring_a_loss_learns_nothing() -> None:
     model, ours = optimization()
     before = weights(model)
-    first = ours.loss_on([ready(3), ready(4, response=7)])
-    assert ours.loss_on([ready(3), ready(4, response=7)]) == first
+    first = ours.measure([ready(3), ready(4, response=7)])["nll"]
+    assert ours.measure([ready(3), ready(4, response=7)])["nll"] == first
     assert torch.equal(before, weights(model))
     with torch.no_grad():
         parts = [
-            -token_logprobs(model, torch.tensor(r.token_ids))[:, 2:].flatten()  # type: ignore[arg-type]
+            -token_logprobs(model, r.tokens["token_ids"].reshape(len(r), -1))[:, 2:].flatten()
             for r in (ready(3), ready(4, response=7))
         ]
     assert first == pytest.approx(float(torch.cat(parts).mean()), rel=1e-5)
@@ -123,7 +140,8 @@ def test_measuring_a_loss_learns_nothing() -> None:
 
 @pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])
 def test_the_learning_rate_rises_and_then_falls_to_what_is_left(decay: str) -> None:
-    settings = TrainerConfig(warmup_steps=3, decay=decay, decay_to=0.1)
+    given = {"warmup_steps": 3, "decay": decay, "decay_to": 0.1}
+    settings = TrainerConfig.model_validate(given)
     shares = [rate_share(step, settings, total_steps=20) for step in range(20)]
     assert shares[:3] == pytest.approx([1 / 3, 2 / 3, 1])
     assert all(a >= b for a, b in pairwise(shares[3:]))

@@ -11,7 +11,7 @@ from builders import task
 from rlake.loop.cli import run
 from rlake.loop.config import TasksConfig
 from rlake.loop.proposals import Proposed, propose
-from rlake.loop.run import prepare
+from rlake.loop.tasks import prepare
 from rlake.operators.asking import Messages
 from rlake.store import Store, connect
 from rlake.store.errors import ConfigError

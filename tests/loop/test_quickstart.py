@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import rlake
+from rlake.loop import cli
 
 RLAKE = Path(sys.executable).with_name("rlake")
 ACCURACIES = """
@@ -26,6 +27,7 @@ def quickstart(folder: Path, *args: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_quickstart_learns_to_add_and_its_three_queries_can_be_pasted(tmp_path: Path):
     told = quickstart(tmp_path)
@@ -66,6 +68,7 @@ def test_the_quickstart_learns_to_add_and_its_three_queries_can_be_pasted(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_other_seeds_learn_as_well_within_the_budgets(tmp_path: Path, seed: int):
@@ -76,12 +79,12 @@ def test_other_seeds_learn_as_well_within_the_budgets(tmp_path: Path, seed: int)
     assert figures["peak_memory_mb"] < 1536
 
 
-def test_the_quickstart_never_writes_into_a_folder_that_holds_something(tmp_path: Path):
+def test_the_quickstart_never_writes_into_a_folder_that_holds_something(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
-    done = subprocess.run(
-        [RLAKE, "quickstart", "mine"], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 2
-    assert "error: `mine` exists and is not empty; name a new folder" in done.stderr
+    assert cli.run(["quickstart", str(tmp_path / "mine")]) == cli.MISUSED
+    said = capsys.readouterr().err
+    assert said == f"error: `{tmp_path / 'mine'}` exists and is not empty; name a new folder\n"
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["notes.txt"]

@@ -330,6 +330,7 @@ def test_a_source_that_can_never_be_filled_is_refused_before_any_work(store: Sto
 
 
 def test_who_waits_in_vain_is_told_what_leaves_the_rows_out(store: Store) -> None:
+    store.append("experiences", written(4, run_id="demo", step=1))
     with pytest.raises(StarvedError, match=r"of [1-9][0-9]* stored rows `where` or their `drop_re"):
         run(store, starving(store, where="reward > 5"))
 

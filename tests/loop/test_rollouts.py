@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from builders import task
-from tiny import table, tiny
+from tiny import speaking, table
 
 from rlake.loop.policy import Completion, Policy, Sampling, ScriptedPolicy
-from rlake.loop.rollouts import rewards_of, store_rows, try_tasks, workflow_of
-from rlake.loop.transformers_policy import TransformersPolicy
-from rlake.loop.workflows import Workflow, experience, single_turn
+from rlake.loop.rewarding import rewards_of
+from rlake.loop.rollouts import Trying, store_rows, try_tasks, workflow_of
+from rlake.loop.workflows import Workflow, single_turn
+from rlake.loop.workflows.single_turn import experience
 from rlake.operators.rewards import Reward, Verdict
 from rlake.operators.verdict import of_group
 from rlake.store import Experience, Store, Task
@@ -35,20 +36,17 @@ def tries(
     try_seconds: float | None = None,
 ) -> list[Experience]:
     """Try tasks and return the rows."""
-    return asyncio.run(
-        try_tasks(
-            list(enumerate(tasks or [task(1), task(2)]))[first:],
-            policy,
-            workflow=workflow,
-            rewards=rewards_of("exact_match") if rewards is None else rewards,
-            group_size=group_size,
-            sampling=Sampling(max_tokens=6),
-            seed=seed,
-            run_id=run_id,
-            step=step,
-            try_seconds=try_seconds,
-        )
+    trying = Trying(
+        workflow=workflow,
+        rewards=rewards_of("exact_match") if rewards is None else rewards,
+        group_size=group_size,
+        sampling=Sampling(max_tokens=6),
+        seed=seed,
+        run_id=run_id,
+        try_seconds=try_seconds,
     )
+    numbered = list(enumerate(tasks or [task(1), task(2)]))[first:]
+    return asyncio.run(try_tasks(numbered, policy, trying, step=step))
 
 
 def answers(*texts: str) -> ScriptedPolicy:
@@ -56,7 +54,7 @@ def answers(*texts: str) -> ScriptedPolicy:
 
 
 def test_the_sampled_tokens_alone_are_trained_on_and_all_columns_are_aligned() -> None:
-    policy = TransformersPolicy(*tiny(), version=2)
+    policy = speaking(version=2)
     for row in tries(policy, group_size=4):
         assert row.token_ids is not None
         assert row.loss_mask is not None
@@ -67,8 +65,8 @@ def test_the_sampled_tokens_alone_are_trained_on_and_all_columns_are_aligned() -
         assert len(row.logprobs) == len(row.token_ids)
         assert list(row.logprobs[:4]) == [0.0] * 4
         assert all(x < 0 for x in row.logprobs[4:])
-        assert policy.tokenizer.decode(list(row.token_ids[:4])) == row.prompt_text
-        text = policy.tokenizer.decode(list(row.token_ids[4:]), skip_special_tokens=True)
+        assert policy.engine.tokenizer.decode(list(row.token_ids[:4])) == row.prompt_text
+        text = policy.engine.tokenizer.decode(list(row.token_ids[4:]), skip_special_tokens=True)
         assert text == row.response_text
         assert row.segments == [{"policy_version": 2, "num_tokens": sampled}]
         assert (row.policy_version, row.num_turns) == (2, 1)
@@ -96,9 +94,11 @@ def test_ids_say_run_batch_task_and_try_and_sort_in_that_order() -> None:
 
 
 def test_a_rollout_that_is_made_again_is_the_same_alone_or_among_others() -> None:
-    policy = TransformersPolicy(*tiny())
+    policy = speaking()
     whole = tries(policy, group_size=3)
-    assert tries(policy, group_size=3) == whole
+    again = tries(policy, group_size=3)
+    # all but how long it took
+    assert [replace(r, timings={}) for r in again] == [replace(r, timings={}) for r in whole]
     part = tries(policy, group_size=3, first=1)
     assert [r.token_ids for r in part] == [r.token_ids for r in whole[3:]]
     assert [r.experience_id for r in part] == [r.experience_id for r in whole[3:]]
@@ -106,13 +106,13 @@ def test_a_rollout_that_is_made_again_is_the_same_alone_or_among_others() -> Non
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"step": 2}, {"run_id": "other"}])
 def test_another_seed_batch_or_run_gives_other_tries(other: dict[str, Any]) -> None:
-    policy = TransformersPolicy(*tiny())
+    policy = speaking()
     one, two = tries(policy, group_size=6), tries(policy, group_size=6, **other)
     assert [r.token_ids for r in one] != [r.token_ids for r in two]
 
 
 def test_tries_at_one_task_differ() -> None:
-    rows = tries(TransformersPolicy(*tiny()), tasks=[task(1)], group_size=8)
+    rows = tries(speaking(), tasks=[task(1)], group_size=8)
     assert len({tuple(r.token_ids or ()) for r in rows}) > 4
 
 
@@ -124,7 +124,7 @@ def test_the_requests_of_one_rollout_have_seeds_of_their_own() -> None:
             for completion in await policy.generate(task.messages)
         ]
 
-    rows = tries(TransformersPolicy(*tiny()), workflow=asks_twice, group_size=6)
+    rows = tries(speaking(), workflow=asks_twice, group_size=6)
     assert any(a.token_ids != b.token_ids for a, b in zip(rows[::2], rows[1::2], strict=True))
     assert [r.experience_id for r in rows[:4]] == [
         "demo/000001/0000/00",
@@ -316,12 +316,12 @@ def nothing(task: Task) -> list[Experience]:
 
 
 def no_experience(task: Task) -> Any:
-    return {"reward": 1.0}
+    return "2"
 
 
 @pytest.mark.parametrize(
     ("made", "said"),
-    [(nothing, "it returned no experience"), (no_experience, "AttributeError")],
+    [(nothing, "it returned no experience"), (no_experience, "expected rows, a reward")],
 )
 def test_a_workflow_that_returns_nothing_usable_becomes_a_row_that_says_so(
     made: Callable[[Task], Any], said: str

@@ -148,6 +148,7 @@ with job(rlake.connect(sys.argv[1]), config(), "train", resume=False):
 """
 
 
+@pytest.mark.slow
 def test_a_job_that_runs_in_another_process_is_not_started_twice(store: Store) -> None:
     other = subprocess.Popen(
         [sys.executable, "-c", HOLDING, store.uri, str(Path(__file__).parents[1])],

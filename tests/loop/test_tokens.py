@@ -51,7 +51,7 @@ def test_the_last_assistant_message_is_the_response() -> None:
         {"role": "user", "content": "+5="},
         {"role": "assistant", "content": "7"},
     ]
-    assert said(text_row(messages=messages)) == ("1+1=2+5=", "7<eos>")
+    assert said(text_row(messages=messages)) == ("1+1=2<eos>+5=", "7<eos>")
 
 
 def test_messages_without_an_answer_go_with_the_response_text() -> None:

@@ -8,7 +8,8 @@ from jobs import finish, start, told
 import rlake
 
 
-@pytest.mark.parametrize("ahead", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [0, 2])
 def test_two_processes_reach_the_same_result_as_one(tmp_path: Path, ahead: int):
     sets = ["--set", f"schedule.max_ahead={ahead}", "--set", "trainer.steps=8"]
     (tmp_path / "one").mkdir()
@@ -27,6 +28,7 @@ def test_two_processes_reach_the_same_result_as_one(tmp_path: Path, ahead: int):
     assert lag == ahead
 
 
+@pytest.mark.slow
 def test_a_trainer_whose_explorer_failed_ends_at_once_and_says_why(tmp_path: Path):
     args = ["small.yaml", "--store", "lake", "--set", "tasks.where=split = 'nowhere'"]
     trainer = start(tmp_path, "train", *args)

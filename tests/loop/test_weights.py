@@ -184,6 +184,8 @@ def test_a_folder_that_is_no_model_is_refused_in_one_line(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"`.*` is not a model that can be loaded") as caught:
         load_folder(tmp_path)
     assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        load_folder(tmp_path / "nothing")
 
 
 def test_a_folder_whose_weights_were_cut_off_is_refused_in_one_line(tmp_path: Path) -> None:

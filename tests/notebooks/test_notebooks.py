@@ -19,8 +19,16 @@ from rlake.store import connect
 
 NOTEBOOKS = {path.stem: path for path in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb")}
 FIRST = "101_from_files_to_a_training_set"
-IN_BRIEF = (FIRST, "201_a_chain_with_data_juicer")
+IN_BRIEF = (FIRST,)
 """Those that the default tests run; the slow ones run the others."""
+LONG = ("301_offline_sft_and_dpo", "302_a_new_algorithm_in_one_file", "303_staleness")
+"""Those that train for a minute: they are among the long ones."""
+
+
+def among(name: str) -> Any:
+    """A notebook as a parameter, with the tests that it is among."""
+    marks = [pytest.mark.slow] * (name not in IN_BRIEF) + [pytest.mark.long] * (name in LONG)
+    return pytest.param(name, marks=marks)
 
 
 @dataclass(frozen=True)
@@ -76,10 +84,7 @@ def test_a_notebook_is_kept_without_outputs(name: str) -> None:
         assert (cell["outputs"], cell["execution_count"], cell["metadata"]) == ([], None, {})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in IN_BRIEF else pytest.param(n, marks=pytest.mark.slow) for n in sorted(NOTEBOOKS)],
-)
+@pytest.mark.parametrize("name", [among(name) for name in sorted(NOTEBOOKS)])
 def test_a_notebook_runs_and_leaves_nothing_where_it_is_run(
     name: str, executed: Callable[[str], Executed]
 ) -> None:
@@ -99,6 +104,7 @@ def test_the_first_notebook_runs_without_the_data_and_says_so(tmp_path: Path) ->
     assert f"a generated stand-in for GSM8K, in gsm8k: there is no {tmp_path}/gsm8k" in done.text
 
 
+@pytest.mark.slow
 def test_the_commands_that_the_first_notebook_shows_do_what_its_cells_do(
     executed: Callable[[str], Executed],
     gsm8k: Path,

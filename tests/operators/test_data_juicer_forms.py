@@ -219,7 +219,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "no parameters": ({"text_length_filter": 3}, "must be `parameter: value`, got 3"),
     "a model": ("token_num_filter", "needs the model `EleutherAI/pythia.*not on this machine"),
-    "an interface": ("calibrate_qa_mapper", r"needs the package `openai`.*pip install openai"),
+    "an interface": (
+        "calibrate_qa_mapper",
+        r"an interface to the model `gpt-4o`; set `OPENAI_BASE_URL`",
+    ),
     "a list of words": ("stopwords_filter", r"needs a list of words: .*`stopwords_dir`"),
     "software": ("image_mmpose_mapper", "looks at `images`"),
     "Ray": ("ray_document_deduplicator", "own Ray executor only; use `document_deduplicator`"),

@@ -102,7 +102,7 @@ for line in sys.stdin:
         store.append("tasks", [task(n)])
         print(n, file=process.stdin, flush=True)
         assert process.stdout.readline() == "done\n"
-    process.communicate(timeout=20)
+    process.communicate(timeout=100)
     assert len(times(store)) == 6
     assert times(store) == sorted(times(store))
 

@@ -78,7 +78,7 @@ def lines(process: subprocess.Popen[str], n: int) -> list[str]:
 def kill(process: subprocess.Popen[str]) -> list[str]:
     """Kill a process as `kill -9` does, and return what else it had said."""
     process.send_signal(signal.SIGKILL)
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=100)
     assert process.returncode == -signal.SIGKILL, "it was killed, it did not end"
     return said.split()
 

@@ -150,6 +150,7 @@ def test_four_processes_on_s3_lose_and_duplicate_nothing(
     assert (sum(new), told) == (60, [(60, 60)])
 
 
+@pytest.mark.slow
 def test_the_command_line_reaches_s3_by_the_environment(
     lake: Store, server: dict[str, str]
 ) -> None:

@@ -144,7 +144,9 @@ def opened_at_once(places: list[str]) -> list[list[str]]:
     return said
 
 
-@pytest.mark.parametrize("scheme", ["", "file://"], ids=["local", "without a lock"])
+@pytest.mark.parametrize(
+    "scheme", ["", pytest.param("file://", marks=pytest.mark.slow)], ids=["local", "without a lock"]
+)
 def test_processes_that_make_one_store_at_once_share_it(tmp_path: Path, scheme: str) -> None:
     places = [f"{scheme}{tmp_path}/{i}" for i in range(10)]
     assert opened_at_once(places) == [["stored"] * 3] * len(places)

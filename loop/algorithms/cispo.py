@@ -1,0 +1,54 @@
+"""Clipped importance-sampling policy optimization (CISPO), arXiv:2506.13585.
+
+Clip what a token counts, not its gradient: the log-probability of every token is trained, times
+its advantage, times its ratio pi/pi_old, which is kept from growing and has no gradient of its own.
+So rare tokens that steer an answer still learn after the first update. Assumes what GRPO does.
+
+Metrics: `train/clip_fraction` is the share of tokens whose ratio is clipped; `train/kept_fraction`
+that of tokens which the mask keeps, where there is one.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...operators import Operator, group_zscore
+from ..objectives import PolicyGradient, Positive
+from ..objectives.policy_gradient import ratio
+from ..training.batch import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class CISPO(PolicyGradient):
+    """Log-probabilities of tokens times advantage and clipped ratio."""
+
+    clip: Positive | None = None
+    """How far below 1 a ratio counts; None: as far as it is, as in the paper."""
+    clip_high: Positive = 0.28
+    """How far above 1."""
+    mask_low: Positive | None = None
+    """How far below 1 a token with a negative advantage is left out (the paper's unified form)."""
+    mask_high: Positive | None = None
+    """How far above 1 one with a positive advantage is."""
+
+    def advantage(self) -> Operator:
+        """Reward in standard deviations above the mean of its group."""
+        return group_zscore()
+
+    def surrogate(
+        self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Log-probability times advantage and clipped ratio, negated."""
+        ratio_BT, advantage_BT = ratio(batch, logprobs_BT.detach(), old_BT), batch.advantage_BT
+        low = 0.0 if self.clip is None else 1 - self.clip
+        bounded_BT = ratio_BT.clamp(low, 1 + self.clip_high)
+        metrics = {"clip_fraction": batch.token_mean((bounded_BT != ratio_BT).to(ratio_BT.dtype))}
+        is_kept_BT = torch.ones_like(ratio_BT, dtype=torch.bool)
+        if self.mask_low is not None:
+            is_kept_BT &= (advantage_BT >= 0) | (ratio_BT >= 1 - self.mask_low)
+        if self.mask_high is not None:
+            is_kept_BT &= (advantage_BT <= 0) | (ratio_BT <= 1 + self.mask_high)
+        if self.mask_low is not None or self.mask_high is not None:
+            metrics["kept_fraction"] = batch.token_mean(is_kept_BT.to(ratio_BT.dtype))
+        return -bounded_BT * advantage_BT * is_kept_BT * logprobs_BT, metrics

@@ -1,0 +1,42 @@
+"""Group sequence policy optimization (GSPO), arXiv:2507.18071.
+
+Rewards are given to whole answers, so ratios are taken of whole answers too: the geometric mean of
+the token ratios, clipped in a narrow range. In its form for tokens (the paper's GSPO-token), which
+has the same value and gradient when all tokens of an answer have one advantage. Assumes what GRPO
+does.
+
+Metrics: `train/clip_fraction` is the share of tokens in answers whose ratio left the trusted range
+on the side where that stops the gradient.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...operators import Operator, group_zscore
+from ..objectives import Aggregation, Clipped, Positive
+from ..objectives.ratios import bounded
+from ..training.batch import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class GSPO(Clipped):
+    """Policy gradient clipped by the ratio of whole answers."""
+
+    clip: Positive = 3e-4
+    """How far below 1 the ratio may push."""
+    clip_high: Positive | None = 4e-4
+    """How far above 1; None: as far as below."""
+    aggregation: Aggregation = "seq-mean-token-mean"
+    """How losses of tokens become one number."""
+
+    def advantage(self) -> Operator:
+        """Reward in standard deviations above the mean of its group."""
+        return group_zscore()
+
+    def ratio(self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor) -> Tensor:
+        """Return the ratio of each token's answer; its gradient is that of the token."""
+        fixed_BT = logprobs_BT.detach()
+        mean_B = batch.mean_tokens(fixed_BT - old_BT)
+        log_BT = (logprobs_BT - fixed_BT) * batch.mask_BT + mean_B[:, None]
+        return bounded(log_BT).exp()

@@ -1,0 +1,145 @@
+"""Kahneman-Tversky optimization (KTO), arXiv:2402.01306.
+
+Learns from single answers that are known to be desirable or not, and needs no pairs. With the
+implicit reward r = log(pi / pi_reference) of an answer and z0, what answers are worth on average,
+the loss is lambda_D (1 - sigmoid(beta (r - z0))) of a desirable row and
+lambda_U (1 - sigmoid(beta (z0 - r))) of an undesirable one (equations 7 and 8): gains flatten out
+as losses do. A row is desirable when its reward is above `above`.
+
+z0 is max(0, mean of r over prompts with the answers to others), without gradient, as of the policy
+before the step. The answer beside a prompt is that of the next row by id whose prompt is another;
+it is cut off where it would make the sequence longer than the longest of the step. A step of one
+row has no z0 but 0.
+
+Metrics: `train/kl_reference` is z0, in nats a sequence, an estimate of KL(pi || pi_reference);
+`train/chosen_reward` and `train/rejected_reward` are the means of beta r over desirable and
+undesirable rows, `train/reward_margin` their difference; `train/accuracy` is the share of rows
+whose r is on the side of z0 where its label wants it.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...operators import Operator, desirability
+from ..objectives import Algorithm, Loss, Positive
+from ..training.batch import Batch, Examples
+
+
+@dataclass(frozen=True, kw_only=True)
+class KTO(Algorithm):
+    """Saturating loss of single rows, by whether they are desirable."""
+
+    beta: Positive = 0.1
+    """How soon gains and losses flatten out: the inverse of so many nats."""
+    above: float = 0.0
+    """The reward above which a row is desirable."""
+    desirable_weight: Positive = 1.0
+    """The paper's lambda_D."""
+    undesirable_weight: Positive = 1.0
+    """The paper's lambda_U."""
+    balance: Positive | None = None
+    """How much the desirable rows of a step weigh for each of the undesirable ones, all in all.
+
+    The class that is too light is weighed up; None leaves both as they are.
+    """
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The label, and the reference policy's log-probs."""
+        return frozenset({"advantage", "reference"})
+
+    @property
+    def companion_needs(self) -> frozenset[str]:
+        """Both policies' log-probs."""
+        return frozenset({"proximal", "reference"})
+
+    def advantage(self) -> Operator:
+        """Give 1 to desirable and -1 to undesirable rows."""
+        return desirability(above=self.above)
+
+    def companions(self, rows: Examples) -> Examples | None:
+        """Return each prompt with the answer to another."""
+        return mismatched(rows) if len(rows) > 1 else None
+
+    def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
+        """Work out z0, and what the classes weigh."""
+        z0 = 0.0
+        if companions is not None:
+            ratio_N = companions.tokens["proximal"] - companions.tokens["reference"]
+            z0 = max(0.0, float(companions.sum_tokens(ratio_N).double().mean()))
+        wanted_R = rows.rows["advantage"] > 0
+        num_wanted, num_others = float(wanted_R.sum()), float((~wanted_R).sum())
+        up = 1.0
+        if self.balance is not None and num_wanted and num_others:
+            up = self.balance * (self.undesirable_weight * num_others)
+            up /= self.desirable_weight * num_wanted
+        weights = self.desirable_weight * max(up, 1.0), self.undesirable_weight * max(1 / up, 1.0)
+        kind = rows.rows["advantage"].dtype
+        weight_R = weights[0] * wanted_R.to(kind) + weights[1] * (~wanted_R).to(kind)
+        state = {**rows.state, "kl_reference": z0, "desirable": num_wanted / len(rows)}
+        return replace(rows.with_rows(label_weight=weight_R), state=state)
+
+    def loss(self, batch: Batch, logprobs_BT: Tensor) -> Loss:
+        """Sigmoid of each row's distance from z0, on the side that its label wants."""
+        z0, wanted_B = batch.state["kl_reference"], batch.rows["advantage"] > 0
+        worth_B = batch.sum_tokens(logprobs_BT - batch.tokens["reference"])
+        gain_B = torch.where(wanted_B, worth_B - z0, z0 - worth_B)
+        losses_B = 1 - torch.sigmoid(self.beta * gain_B)
+        value = batch.row_mean(losses_B * batch.rows["label_weight"] * batch.weight_B)
+        right_B = (gain_B.detach().sign() + 1) / 2
+        told = {"kl_reference": batch.constant(z0), "accuracy": batch.row_mean(right_B)}
+        return Loss(value, told | self._rewards(batch, self.beta * worth_B.detach()))
+
+    def _rewards(self, batch: Batch, reward_B: Tensor) -> dict[str, Tensor]:
+        """Return the means over both classes, of those that the step has rows of."""
+        wanted_B, share = batch.rows["advantage"] > 0, batch.state["desirable"]
+        told = {}
+        if share > 0:
+            told["chosen_reward"] = batch.row_mean(reward_B * wanted_B) / share
+        if share < 1:
+            told["rejected_reward"] = batch.row_mean(reward_B * ~wanted_B) / (1 - share)
+        if 0 < share < 1:
+            told["reward_margin"] = told["chosen_reward"] - told["rejected_reward"]
+        return told
+
+
+def mismatched(rows: Examples) -> Examples:
+    """Return the rows' prompts, each with the answer of another row, in the order of their ids."""
+    starts = rows.starts.tolist()
+    token_ids, mask = (rows.tokens[name] for name in ("token_ids", "mask"))
+    spans = [slice(starts[i], starts[i + 1]) for i in range(len(rows))]
+    cuts = [span.start + int((mask[span] > 0).int().argmax()) for span in spans]
+    prompts = [tuple(token_ids[s.start : cut].tolist()) for s, cut in zip(spans, cuts, strict=True)]
+    order = sorted(range(len(rows)), key=lambda i: rows.experience_ids[i])
+    longest = int(rows.lengths.max())
+    made = []
+    for own, other in zip(order, _others(order, prompts), strict=True):
+        answer = slice(cuts[other], spans[other].stop)
+        ids = torch.cat([token_ids[spans[own].start : cuts[own]], token_ids[answer]])
+        own_mask = pad(mask[answer], (len(prompts[own]), 0))
+        made.append((ids[:longest], own_mask[:longest]))
+    return Examples(
+        [rows.experience_ids[i] for i in order],
+        torch.tensor([len(ids) for ids, _ in made]),
+        {
+            "token_ids": torch.cat([ids for ids, _ in made]),
+            "mask": torch.cat([own_mask for _, own_mask in made]),
+        },
+        {"weight": torch.ones(len(rows))},
+        torch.arange(len(rows)),
+        rows.step,
+    )
+
+
+def _others(order: list[int], prompts: list[tuple[int, ...]]) -> list[int]:
+    """Return for each row the next in the circle with another prompt, or else the next."""
+    if len(set(prompts)) == 1:
+        return [*order[1:], order[0]]
+    found = []
+    for place, row in enumerate(order):
+        circle = (order[(place + step) % len(order)] for step in range(1, len(order)))
+        found.append(next(other for other in circle if prompts[other] != prompts[row]))
+    return found

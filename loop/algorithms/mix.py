@@ -1,0 +1,90 @@
+"""GRPO on the policy's own answers, supervised fine-tuning on an expert's (MIX), arXiv:2505.17826.
+
+Each step's loss is (1 - mu) times GRPO's over the rows that the policy wrote, plus mu times the
+negative log-likelihood over the rows whose source is `expert`; each is a mean over its own rows.
+The draw mixes them: `trainer.sampler: {mixed: ...}`. An expert's row needs no reward and no
+log-probs. Assumes that what the expert does is worth imitating. With several mini-batches in a
+step, rows count as much as they do in the whole step, so that a mini-batch with few of an expert's
+rows does not weigh each of them more.
+
+Metrics: those of GRPO, over the policy's own tokens; `train/policy_loss` is its loss, `train/nll`
+the mean negative log-likelihood of an expert's token in nats, both before they are weighted;
+`train/mu` is the weight.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..objectives import Aggregation, Loss, Share, aggregate
+from ..training.batch import Batch, Examples, Totals
+from .grpo import GRPO
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix(GRPO):
+    """Clipped policy gradient on own rows and cross-entropy on an expert's."""
+
+    takes_experts: ClassVar[bool] = True
+
+    mu: Share = 0.1
+    """Weight of the expert's rows."""
+    aggregation: Aggregation = "token-mean"
+    """How losses of tokens become one number."""
+
+    def mu_of(self, step: int) -> float:
+        """Return the weight of the expert's rows in a training step, which count from 1."""
+        del step
+        return self.mu
+
+    def imitation(self, logprobs_BT: Tensor) -> Tensor:
+        """Return the loss of each of the expert's tokens: [B, T]."""
+        return -logprobs_BT
+
+    def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
+        """Prepare GRPO on the policy's own rows, and count both kinds."""
+        mask_N = rows.tokens["mask"]
+        is_expert_R = rows.rows.get("is_expert", torch.zeros(len(rows), dtype=mask_N.dtype))
+        own_N = mask_N * (1 - is_expert_R[rows.row_N].to(mask_N.dtype))
+        prepared = super().prepare(rows.with_tokens(mask=own_N), companions)
+        shares = {
+            _TOKENS: float(own_N.sum() / mask_N.sum().clamp(min=1)),
+            _ROWS: float(1 - is_expert_R.mean()),
+        }
+        counted = replace(prepared, state={**prepared.state, **shares})
+        return counted.with_tokens(mask=mask_N).with_rows(is_expert=is_expert_R)
+
+    def loss(self, batch: Batch, logprobs_BT: Tensor) -> Loss:
+        """Weigh the two losses, each over its own rows."""
+        mu = self.mu_of(batch.step)
+        is_own_B = 1 - batch.rows["is_expert"].to(batch.mask_BT.dtype)
+        tokens, rows = batch.state[_TOKENS], batch.state[_ROWS]
+        own = super().loss(_part(batch, is_own_B, tokens, rows), logprobs_BT)
+        expert = _part(batch, 1 - is_own_B, 1 - tokens, 1 - rows)
+        losses_BT = self.imitation(logprobs_BT)
+        taught = aggregate(losses_BT, expert, self.aggregation, norm=self.norm)
+        return Loss(
+            (1 - mu) * own.value + mu * taught,
+            own.metrics
+            | {
+                "policy_loss": own.value.detach(),
+                "nll": expert.token_mean(-logprobs_BT.detach()),
+                "mu": batch.constant(mu),
+            },
+        )
+
+
+_TOKENS, _ROWS = "own_tokens_of_all", "own_rows_of_all"
+
+
+def _part(batch: Batch, is_in_B: Tensor, tokens: float, rows: float) -> Batch:
+    """Return a batch in which only some rows are trained on, with shares of the update's totals."""
+    totals = Totals(
+        batch.totals.tokens * tokens or 1.0,
+        batch.totals.sequences * rows or 1.0,
+        batch.totals.units * rows or 1.0,
+    )
+    mask_BT = batch.mask_BT * is_in_B[:, None]
+    return replace(batch.with_tokens(mask=mask_BT), totals=totals)

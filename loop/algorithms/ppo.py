@@ -1,0 +1,99 @@
+"""Proximal Policy Optimization (PPO), arXiv:1707.06347, with advantages of arXiv:1506.02438.
+
+A critic says of each token how much reward is still to come; a token is credited with what came
+after it beyond that, over the trained tokens of its sequence only; the policy takes a clipped
+policy-gradient step, and the critic learns the returns. The critic is a network of its own, so its
+loss leaves the policy alone. Assumes that one try at a task tells enough, since the critic knows
+what to expect, and that the behaviour policy's log-probs were kept as sampled. A row's
+`token_rewards` count when all rows of a step have them, else the reward counts at the last token.
+
+Metrics: `train/value_loss` is half the mean squared error of the values;
+`train/value_clip_fraction` the share of tokens whose value moved further than may count;
+`train/explained_variance` 1 - Var(returns - values)/Var(returns) before the step, left out where
+all returns are the same.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ...operators import Operator, reinforce
+from ..objectives import Clipped, Count, Loss, NonNegative, Positive, Share, Unit
+from ..objectives.gae import earned, gae, whitened
+from ..training.batch import Batch, Examples
+
+Discount = Annotated[float, Field(gt=0, le=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPO(Clipped):
+    """Clipped policy gradient with a critic."""
+
+    unit: ClassVar[Unit] = "row"
+
+    group_size: Count = 1
+    """Tries at each task."""
+    gamma: Discount = 1.0
+    """What a reward counts a trained token earlier."""
+    lam: Share = 0.95
+    """How far returns are trusted over values: 1 credits with returns, 0 with the next value."""
+    whiten: bool = True
+    """Whether advantages are brought to mean 0 and deviation 1 over the step's trained tokens."""
+    clip_value: Positive | None = 0.2
+    """How far a value may move from what it was before the step; None: as far as it likes."""
+    value_coef: NonNegative = 1.0
+    """What the critic's loss counts."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Columns that it reads."""
+        return super().needs | {"reward", "token_rewards", "old_values", "values"}
+
+    def advantage(self) -> Operator:
+        """The reward, by which rows that have none are left out; tokens are credited later."""
+        return reinforce()
+
+    def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
+        """Add each token's advantage and return."""
+        rows = super().prepare(rows, companions)
+        mask_N, values_N = rows.tokens["mask"], rows.tokens["old_values"]
+        rewards_N = earned(rows) - self.kl.charged(rows)
+        advantage_N = gae(rows, rewards_N, values_N, gamma=self.gamma, lam=self.lam)
+        returns_N = (advantage_N + values_N) * (mask_N > 0)
+        explained = _explained_variance(returns_N[mask_N > 0], values_N[mask_N > 0].double())
+        if self.whiten:
+            advantage_N = whitened(advantage_N, mask_N)
+        columns = {"advantage": advantage_N.to(mask_N.dtype), "returns": returns_N.to(mask_N.dtype)}
+        return replace(rows.with_tokens(**columns), state={**rows.state, **explained})
+
+    def loss(self, batch: Batch, logprobs_BT: Tensor) -> Loss:
+        """Add the critic's loss to the policy's."""
+        policy = super().loss(batch, logprobs_BT)
+        values_BT, old_BT = batch.tokens["values"], batch.tokens["old_values"]
+        error_BT = (values_BT - batch.tokens["returns"]).square()
+        metrics = dict(policy.metrics)
+        if self.clip_value is not None:
+            moved_BT = values_BT - old_BT
+            bounded_BT = old_BT + moved_BT.clamp(-self.clip_value, self.clip_value)
+            error_BT = torch.maximum(error_BT, (bounded_BT - batch.tokens["returns"]).square())
+            beyond_BT = moved_BT.detach().abs() > self.clip_value
+            metrics["value_clip_fraction"] = batch.token_mean(beyond_BT.to(error_BT.dtype))
+        value = 0.5 * self.aggregate(error_BT, batch)
+        metrics["value_loss"] = value.detach()
+        if _EXPLAINED in batch.state:
+            metrics[_EXPLAINED] = batch.constant(batch.state[_EXPLAINED])
+        return Loss(policy.value + self.value_coef * value, metrics)
+
+
+_EXPLAINED = "explained_variance"
+
+
+def _explained_variance(returns_M: Tensor, values_M: Tensor) -> dict[str, float]:
+    """Return how much of the returns' variance the values explain, if there is any."""
+    total = float(returns_M.var(correction=0)) if len(returns_M) else 0.0
+    if not total > 0:
+        return {}
+    return {_EXPLAINED: 1 - float((returns_M - values_M).var(correction=0)) / total}

@@ -1,0 +1,47 @@
+"""Reward-ranked fine-tuning (RAFT), arXiv:2304.06767: imitate the best try at each task.
+
+Try each task several times, keep the `best` of each group by reward, and take an SFT step on them;
+the other rows of the group weigh nothing. Assumes that the best of a few tries is worth imitating;
+`min_reward` leaves out groups whose best is not.
+
+Metrics: those of SFT.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import polars as pl
+
+from ...operators import Operator, operator
+from ...operators.statistics import GROUP, reward
+from ..objectives import Count, Unit
+from .sft import SFT
+
+
+@dataclass(frozen=True, kw_only=True)
+class RAFT(SFT):
+    """Negative log-likelihood of the best tries of each group."""
+
+    unit: ClassVar[Unit] = "group"
+
+    group_size: Count = 8
+    """Tries at each task."""
+    best: Count = 1
+    """How many of a group are imitated; of equal rewards the first."""
+    min_reward: float | None = None
+    """The least reward that is worth imitating; None: any."""
+
+    def advantage(self) -> Operator:
+        """1 for what is imitated; the others have none, and are left out."""
+        return best_of_group(best=self.best, min_reward=self.min_reward)
+
+
+@operator("derive", reads=("experience_id", GROUP, "reward"), whole_groups=True)
+def best_of_group(*, best: int, min_reward: float | None) -> pl.Expr:
+    """Set `advantage` to 1 for the best rows of each group, and to NULL for the others."""
+    order = pl.struct(absent=reward.is_null(), cost=-reward, id="experience_id")
+    place = order.rank("ordinal").over(GROUP)
+    is_kept = reward.is_not_null() & (place <= best)
+    if min_reward is not None:
+        is_kept &= reward >= min_reward
+    return pl.when(is_kept).then(1.0).alias("advantage")

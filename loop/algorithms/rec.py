@@ -1,0 +1,96 @@
+"""Group-relative REINFORCE on rows of any policy (REC), arXiv:2509.24203.
+
+REINFORCE with the group's mean as its baseline is an off-policy algorithm of its own: it needs no
+importance weights, but regularised updates and well-chosen rows. Its variants: clipping, as a mask
+on the tokens whose ratio left a range (`two-sided`; `one-sided`, as PPO's; `one-sided-sequence`,
+by the answer's ratio, as GSPO's; `ring`, where tokens far outside come back when they are pulled
+in); weights (`importance`: pi/pi_old; `sequence-importance`; `advantage`: RED-Weight); answers left
+out (`drop: balance`: RED-Drop); a regulariser (`k2`: OPMD's; `forward-kl`: AsymRE's). Assumes that
+rewards of one group are comparable.
+
+Metrics: `train/clip_fraction` is the share of tokens that the mask leaves out.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ...operators import Operator, balanced
+from ..objectives import NonNegative, PolicyGradient, Positive
+from ..objectives.policy_gradient import ratio
+from ..objectives.ratios import bounded
+from ..training.batch import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class REC(PolicyGradient):
+    """Log-probabilities of tokens times advantage, masked, weighted and regularised."""
+
+    clipping: Literal["none", "two-sided", "one-sided", "one-sided-sequence", "ring"] = "one-sided"
+    """Which tokens are left out."""
+    clip: Positive = 0.2
+    """How far below 1 a ratio may be."""
+    clip_high: Positive = 0.2
+    """How far above 1."""
+    outer: Positive = 0.6
+    """How far below 1 a token with a positive advantage comes back into the ring."""
+    outer_high: Positive = 2.0
+    """How far above 1 one with a negative advantage does."""
+    weighting: Literal["none", "importance", "sequence-importance", "advantage"] = "none"
+    """What an advantage is multiplied with: nothing, a ratio, or exp(advantage / temperature)."""
+    temperature: Positive = 1.0
+    """That of `weighting: advantage`."""
+    regulariser: Literal["none", "k2", "forward-kl"] = "none"
+    """What is added to a token's loss: half its squared log-ratio, or -log pi."""
+    coef: NonNegative = 0.0
+    """How much of it."""
+    drop: Literal["none", "balance"] = "none"
+    """Whether answers below their group's mean are left out until they are no more than others."""
+    normalise: Literal["none", "std"] = "none"
+    """Whether advantages are divided by the deviation of the group."""
+
+    def advantage(self) -> Operator:
+        """Reward less the mean of the answers of its group that are kept."""
+        return balanced(drop=self.drop, normalise=self.normalise)
+
+    def surrogate(
+        self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Log-probability times weighted advantage of tokens in range, negated."""
+        fixed_BT = logprobs_BT.detach()
+        ratio_BT = ratio(batch, fixed_BT, old_BT)
+        mean_B = bounded(batch.mean_tokens(fixed_BT - old_BT))
+        sequence_BT = mean_B.exp()[:, None].expand_as(ratio_BT)
+        is_in_BT = self._is_in(ratio_BT, sequence_BT, batch.advantage_BT).to(ratio_BT.dtype)
+        credit_BT = self._weighted(batch.advantage_BT, ratio_BT, sequence_BT)
+        losses_BT = -credit_BT * is_in_BT * logprobs_BT
+        if self.regulariser == "k2":
+            apart_BT = (logprobs_BT - old_BT) * batch.mask_BT
+            losses_BT = losses_BT + self.coef * 0.5 * apart_BT.square()
+        if self.regulariser == "forward-kl":
+            losses_BT = losses_BT - self.coef * logprobs_BT
+        return losses_BT, {"clip_fraction": batch.token_mean(1 - is_in_BT)}
+
+    def _is_in(self, ratio_BT: Tensor, sequence_BT: Tensor, advantage_BT: Tensor) -> Tensor:
+        if self.clipping == "none":
+            return torch.ones_like(ratio_BT, dtype=torch.bool)
+        value_BT = sequence_BT if self.clipping == "one-sided-sequence" else ratio_BT
+        above_BT, below_BT = value_BT <= 1 + self.clip_high, value_BT >= 1 - self.clip
+        if self.clipping.startswith("one-sided"):
+            return (above_BT & (advantage_BT >= 0)) | (below_BT & (advantage_BT <= 0))
+        if self.clipping == "two-sided":
+            return above_BT & below_BT
+        pulled_up_BT = (advantage_BT >= 0) & (value_BT <= 1 - self.outer)
+        pulled_down_BT = (advantage_BT <= 0) & (value_BT >= 1 + self.outer_high)
+        return (above_BT & below_BT) | pulled_up_BT | pulled_down_BT
+
+    def _weighted(self, advantage_BT: Tensor, ratio_BT: Tensor, sequence_BT: Tensor) -> Tensor:
+        if self.weighting == "importance":
+            return advantage_BT * ratio_BT
+        if self.weighting == "sequence-importance":
+            return advantage_BT * sequence_BT
+        if self.weighting == "advantage":
+            return advantage_BT * (advantage_BT / self.temperature).exp()
+        return advantage_BT

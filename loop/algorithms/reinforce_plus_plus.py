@@ -1,0 +1,69 @@
+"""REINFORCE++, arXiv:2501.03262.
+
+PPO without a critic: each token's advantage is the discounted sum of the rewards from it on, less
+the mean of all trained tokens of the step, in their standard deviations. The reward of an answer,
+less the baseline, is that of its last trained token; `token_rewards` count in its place where all
+rows of a step have them. A penalty to a reference policy is taken off each token's reward, as in
+the paper, with `kl: {coef: 0.01, estimator: k1, part_of: reward}`. `baseline: group_mean` is the
+paper's REINFORCE++-baseline, for several tries at each task. Assumes that rewards of all tasks are
+on one scale.
+
+Metrics: `train/return` is the mean return of a token, before it is normalised.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ...operators import Operator, group_centered, reinforce
+from ..objectives import Clipped, Count, Share, Unit
+from ..objectives.gae import earned, gae, whitened
+from ..training.batch import Batch, Examples
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReinforcePlusPlus(Clipped):
+    """Clipped policy gradient with returns normalised over the step."""
+
+    unit: ClassVar[Unit] = "row"
+
+    group_size: Count = 1
+    """Tries at each task."""
+    discount: Share = 1.0
+    """What a reward counts one trained token earlier (the paper's gamma)."""
+    baseline: Literal["none", "group_mean"] = "none"
+    """What is taken off a reward before: nothing, or the mean of its group."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Columns that it reads."""
+        return super().needs | {"token_rewards"}
+
+    @property
+    def grouped(self) -> bool:
+        """Whether whole groups are drawn."""
+        return self.baseline == "group_mean"
+
+    def advantage(self) -> Operator:
+        """The reward, less the mean of its group if that is the baseline."""
+        return group_centered() if self.grouped else reinforce()
+
+    def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
+        """Give each token its return, normalised over the trained tokens of the step."""
+        credited = rows.with_rows(reward=rows.rows["advantage"])
+        rewards_N = earned(credited) - self.kl.charged(rows)
+        nothing_N = torch.zeros_like(rewards_N)
+        returns_N = gae(rows, rewards_N, nothing_N, gamma=self.discount, lam=1.0)
+        advantage_N = whitened(returns_N, rows.tokens["mask"])
+        kind = rows.tokens["mask"].dtype
+        rows = super().prepare(rows, companions)
+        return rows.with_tokens(advantage=advantage_N.to(kind), returns=returns_N.to(kind))
+
+    def surrogate(
+        self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Clipped surrogate, negated."""
+        losses_BT, metrics = super().surrogate(batch, logprobs_BT, old_BT)
+        return losses_BT, metrics | {"return": batch.token_mean(batch.tokens["returns"])}

@@ -1,0 +1,46 @@
+"""Tapered off-policy REINFORCE (TOPR), arXiv:2503.14286.
+
+Answers that did well are learned as they are, whoever wrote them. Answers that did badly count by
+pi/pi_old of the whole answer, at most 1: once the policy no longer writes them they push no
+further, which keeps training on stored rows stable. Assumes rewards on both sides of `baseline`,
+such as 1 and -1 for right and wrong. Some take each token's own ratio for the answer's.
+
+Metrics: `train/taper` is the mean over trained tokens of what they count.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ...operators import Operator, reinforce
+from ..objectives import Aggregation, Count, PolicyGradient, Unit
+from ..training.batch import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class TOPR(PolicyGradient):
+    """Log-probabilities of tokens times the reward, those of bad answers tapered."""
+
+    unit: ClassVar[Unit] = "row"
+
+    group_size: Count = 8
+    """Tries at each task."""
+    baseline: float | Literal["batch_mean"] = 0.0
+    """A constant, or the mean of the step's rewards."""
+    aggregation: Aggregation = "seq-mean-token-sum"
+    """How losses of tokens become one number."""
+
+    def advantage(self) -> Operator:
+        """Reward less the baseline."""
+        return reinforce(baseline=self.baseline)
+
+    def surrogate(
+        self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Log-probability times tapered advantage, negated."""
+        advantage_BT = batch.advantage_BT
+        ratio_B = batch.sum_tokens(logprobs_BT.detach() - old_BT).clamp(max=0).exp()
+        taper_BT = torch.where(advantage_BT < 0, ratio_B[:, None], 1.0)
+        return -taper_BT * advantage_BT * logprobs_BT, {"taper": batch.token_mean(taper_BT)}

@@ -1,0 +1,95 @@
+"""What `rlake run` does with a configuration in stages: says which is run, and what each made."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .app import DEFAULT_STORE, open_store
+from .jobs import heavy, summary, tell_monitors, warn_of_dropped, warn_of_untrained
+from .printing import print_fields, print_heading, print_json
+
+if TYPE_CHECKING:
+    from ...store import Store
+    from ..config import Stage
+
+
+def work_in_stages(
+    stages: "Sequence[Stage]",
+    store: Any,
+    *,
+    only: str | None,
+    resume: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Run stages in their order, or `only` one."""
+    from ..config.stages import of_name
+
+    jobs = heavy("stages")
+    chosen = [of_name(stages, only)] if only else list(stages)
+    if dry_run:
+        jobs.check_stages(chosen)
+        print(json.dumps({stage.name: _plain(stage) for stage in chosen}, indent=2))
+        return
+    place = stages[0].config.store
+    lake = open_store(place if store == DEFAULT_STORE and place else store, create=True)
+    for stage, is_finished in jobs.standing(lake, stages, resume=resume, only=only):
+        _say(stages, stage, is_finished=is_finished)
+        if not is_finished:
+            _run(lake, stage, resume=resume, quiet=as_json)
+    told = {stage.name: stage_summary(lake, stage) for stage in chosen}
+    if as_json:
+        print_json({"name": stages[0].whole, "stages": told, "store": lake.uri})
+        return
+    for name, values in told.items():
+        print_heading(name)
+        print_fields(values)
+
+
+def _run(lake: "Store", stage: "Stage", *, resume: bool, quiet: bool) -> None:
+    from ..progress import Display
+
+    config = stage.config
+    if stage.kind != "pipeline":
+        tell_monitors(lake, config)
+    with Display(config, total_steps=config.trainer.steps, quiet=quiet) as display:
+        heavy("stages").run_stage(lake, stage, resume=resume, listener=display)
+    if stage.kind == "train":
+        warn_of_dropped(lake, stage.label)
+        warn_of_untrained(lake, stage.label)
+
+
+def _say(stages: "Sequence[Stage]", stage: "Stage", *, is_finished: bool) -> None:
+    place = [other.name for other in stages].index(stage.name) + 1
+    what = {"train": f"run {stage.label}", "evaluate": f"measures run {stage.config.name}"}
+    told = "finished before" if is_finished else what.get(stage.kind, f"pipeline {stage.label}")
+    print(f"stage {place} of {len(stages)}, {stage.name}: {told}", file=sys.stderr, flush=True)
+
+
+def _plain(stage: "Stage") -> dict[str, Any]:
+    """Return what a stage does, and its resolved configuration, as plain values."""
+    if stage.kind == "pipeline":
+        return {"does": stage.kind, "pipeline": stage.pipeline}
+    model = {"model": stage.model} if stage.model else {}
+    return {"does": stage.kind, **model, "config": json.loads(stage.config.model_dump_json())}
+
+
+def stage_summary(lake: "Store", stage: "Stage") -> dict[str, Any]:
+    """Return what a stage came to, as its store says."""
+    if stage.kind == "train":
+        return {k: v for k, v in summary(lake, stage.config).items() if k != "store"}
+    if stage.kind == "pipeline":
+        rows = lake.sql(
+            "SELECT sum(rows_in)::BIGINT AS rows_in, sum(rows_out)::BIGINT AS rows_out "
+            f"FROM lineage WHERE pipeline = '{stage.label}'"
+        )
+    else:
+        rows = lake.sql(
+            "SELECT avg((reward >= 1)::INT) AS accuracy, avg(reward) AS reward_mean, "
+            "count(*) AS num_rows, any_value(policy_version) AS policy_version, run_id "
+            "FROM experiences WHERE run_id = ("
+            "SELECT max_by(run_id || ':eval-' || format('{:03d}', attempt), created_at) "
+            f"FROM runs WHERE name = '{stage.label}' AND status = 'done') GROUP BY run_id"
+        )
+    return next(iter(rows.pl().to_dicts()), {})

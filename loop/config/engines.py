@@ -1,0 +1,92 @@
+"""What samples: in this process, in a server of ours, or at an address."""
+
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from .model import FrozenModel
+from .section import Choice, Float, Int, Section
+
+
+class TransformersEngine(Section):
+    """In this process, on transformers: requests come and go in one running batch."""
+
+    max_requests: Int = Field(default=256, ge=1)
+    """Sequences sampled at once; more wait."""
+    max_cache_tokens: Int = Field(default=1 << 20, ge=1)
+    """Tokens of keys and values held at once; requests wait for room."""
+
+
+class VllmEngine(Section):
+    """vLLM, in this process or in a server that it starts."""
+
+    server: bool = False
+    """Whether it is a server of its own, asked over HTTP."""
+    options: dict[str, Any] = Field(default={})
+    """What is handed to vLLM as it stands, as `{tensor_parallel_size: 2}`."""
+    request_seconds: Float = Field(default=600.0, gt=0)
+    """Longest time of one request."""
+    start_seconds: Float = Field(default=600.0, gt=0)
+    """Longest time until it answers for the first time."""
+    restarts: Int = Field(default=3, ge=0)
+    """How often it is started again after it died; what was under way then is lost."""
+
+
+class Endpoint(Section):
+    """Anything that answers OpenAI's chat API."""
+
+    url: str
+    """As `https://host/v1`."""
+    model: str
+    """What it calls the model."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable that holds the key; one that is not set sends none."""
+    request_seconds: Float = Field(default=120.0, gt=0)
+    """Longest time of one request, its retries not counted."""
+    retries: Int = Field(default=4, ge=0)
+    """How often a request is sent again that was refused, or found nobody."""
+    at_once: Int = Field(default=32, ge=1)
+    """Requests under way at once."""
+    options: dict[str, Any] = Field(default={})
+    """What is added to each request's body as it stands; null takes a key out of it.
+
+    `{return_token_ids: true}` asks vLLM for token ids; `{logprobs: null}` is for endpoints that
+    refuse to give any.
+    """
+    processed_logprobs: bool = False
+    """Whether its log-probs are of the distribution that it samples from, as rlake's server gives
+    them, and vLLM's with `--logprobs-mode processed_logprobs`. If not, they are of the model's own
+    distribution, and kept only where that is the same: at temperature 1, without top_p and top_k.
+    """
+
+    @field_validator("url")
+    @classmethod
+    def _http(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ValueError(f"must be an address as `https://host/v1`, got {url!r}")
+        if url.rstrip("/").endswith("/chat/completions"):
+            raise ValueError("must be what stands before `/chat/completions`")
+        return url
+
+
+class EngineConfig(Choice):
+    """One engine: the one key that is given, with its parameters."""
+
+    noun: ClassVar[str] = "engine"
+
+    transformers: TransformersEngine | None = None
+    vllm: VllmEngine | None = None
+    endpoint: Endpoint | None = None
+
+
+class OtherModel(FrozenModel):
+    """A model that workflows ask beside the policy: a judge, a user, a teacher."""
+
+    places: ClassVar[tuple[str, ...]] = (*FrozenModel.places, "endpoint")
+
+    endpoint: Endpoint | None = None
+    """Instead of a path: where it answers."""
+    temperature: Float = Field(default=0.0, ge=0)
+    max_tokens: Int = Field(default=512, ge=1)

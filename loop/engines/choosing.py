@@ -1,0 +1,99 @@
+"""The next token of each sequence: one uniform number each, put through the distribution."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..policy import Sampling
+
+BLOCK = 256
+"""Tokens whose probabilities are summed up before they are looked at one by one."""
+
+
+class Choice:
+    """How the next tokens of B sequences are chosen."""
+
+    def __init__(self, sampling: Sequence[Sampling], device: torch.device) -> None:
+        kinds = {s.temperature for s in sampling}
+        self._is_greedy = kinds == {0}
+        self._greedy_B: Tensor | None = None
+        self._scale: Tensor | float | None = None
+        if len(kinds) == 1 and not kinds <= {0, 1}:
+            [self._scale] = kinds
+        elif len(kinds) > 1:
+            temperature_B = torch.tensor([s.temperature for s in sampling], device=device)
+            greedy_B = temperature_B == 0
+            self._greedy_B = greedy_B if greedy_B.any() else None
+            self._scale = temperature_B.masked_fill(greedy_B, 1.0)[:, None]
+        cut = [s.temperature > 0 and (s.top_k > 0 or s.top_p < 1) for s in sampling]
+        rows = [i for i, is_cut in enumerate(cut) if is_cut]
+        self._cut_C = torch.tensor(rows, device=device) if rows else None
+        if rows:
+            self._top_k_C = torch.tensor([sampling[i].top_k for i in rows], device=device)
+            self._top_p_C = torch.tensor([sampling[i].top_p for i in rows], device=device)
+
+    def tokens(self, logits_BV: Tensor, noise_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tokens and their log-probs [B]; temperature 0 takes the likeliest.
+
+        The log-probs are those of the distribution sampled from, after temperature, top_k and then
+        top_p; with temperature 0, of the one at temperature 1.
+        """
+        scaled_BV = logits_BV if self._scale is None else logits_BV / self._scale
+        p_BV = torch.softmax(scaled_BV, dim=-1)
+        if self._cut_C is not None:
+            p_BV[self._cut_C] = likeliest(p_BV[self._cut_C], self._top_k_C, self._top_p_C)
+        if self._is_greedy:
+            token_B = logits_BV.argmax(-1)
+        else:
+            token_B = drawn(p_BV, noise_B.to(p_BV.device))
+            if self._greedy_B is not None:
+                token_B = torch.where(self._greedy_B, logits_BV.argmax(-1), token_B)
+        return token_B, p_BV.gather(-1, token_B[:, None])[:, 0].log()
+
+
+def drawn(p_BV: Tensor, noise_B: Tensor) -> Tensor:
+    """Return the token at which the sum of the probabilities passes each of the numbers in [0, 1).
+
+    First the block of tokens is found, then the token in it, so that not all are summed up.
+    """
+    rows, size = p_BV.shape
+    if size <= BLOCK:
+        sums_BV = p_BV.cumsum(-1, dtype=torch.float64)
+        wanted_B1 = noise_B[:, None] * sums_BV[:, -1:]
+        return torch.searchsorted(sums_BV, wanted_B1, right=True)[:, 0].clamp_(max=size - 1)
+    blocks = -(-size // BLOCK)
+    if blocks * BLOCK != size:
+        p_BV = torch.nn.functional.pad(p_BV, (0, blocks * BLOCK - size))
+    p_BNK = p_BV.view(rows, blocks, -1)
+    sums_BN = p_BNK.sum(-1, dtype=torch.float64).cumsum(-1)
+    wanted_B1 = (noise_B * sums_BN[:, -1])[:, None]
+    block_B1 = torch.searchsorted(sums_BN, wanted_B1, right=True).clamp_(max=blocks - 1)
+    before_B1 = torch.where(block_B1 > 0, sums_BN.gather(1, (block_B1 - 1).clamp_(min=0)), 0.0)
+    p_BK = p_BNK[torch.arange(rows, device=p_BV.device), block_B1[:, 0]].double()
+    place_B1 = torch.searchsorted(p_BK.cumsum(-1), wanted_B1 - before_B1, right=True)
+    # two sums of the same numbers differ by rounding: never past the last that has a chance
+    place_B1 = torch.minimum(place_B1, _last_possible(p_BK))
+    return (block_B1 * p_BK.shape[-1] + place_B1)[:, 0]
+
+
+def _last_possible(p_BK: Tensor) -> Tensor:
+    place_K = torch.arange(p_BK.shape[-1], device=p_BK.device)
+    return (place_K * (p_BK > 0)).amax(-1, keepdim=True)
+
+
+def likeliest(p_CV: Tensor, top_k_C: Tensor, top_p_C: Tensor) -> Tensor:
+    """Return the distributions of the likeliest tokens alone: `top_k` of them (0: all), then
+    as many as have `top_p` together."""
+    sorted_CV, order_CV = p_CV.sort(dim=-1, descending=True, stable=True)
+    place_V = torch.arange(p_CV.shape[-1], device=p_CV.device)
+    is_out = (place_V >= top_k_C[:, None]) & (top_k_C[:, None] > 0)
+    kept_CV = sorted_CV.masked_fill(is_out, 0.0)
+    sums_CV = kept_CV.double().cumsum(-1)
+    before_CV = torch.cat([sums_CV.new_zeros(len(sums_CV), 1), sums_CV[:, :-1]], 1)
+    below_p = before_CV < top_p_C[:, None] * sums_CV[:, -1:]
+    is_all = (top_p_C >= 1)[:, None]
+    kept_CV = torch.where(below_p | is_all, kept_CV, 0.0)
+    kept_CV[:, 0] = sorted_CV[:, 0]
+    kept_CV /= kept_CV.sum(-1, keepdim=True)
+    return torch.zeros_like(p_CV).scatter_(-1, order_CV, kept_CV)

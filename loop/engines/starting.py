@@ -1,0 +1,67 @@
+"""From a configuration to engines, and to the policies that workflows ask beside their own."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...store import Store
+from ...store.errors import ConfigError
+from ..chat import ChatPolicy
+from ..config import EngineConfig, FrozenModel, OtherModel
+from ..policy import Policy, Sampling
+from .engine import Engine
+
+if TYPE_CHECKING:
+    from ..endpoint import EndpointPolicy
+
+
+def start(config: EngineConfig, folder: Path, model: FrozenModel) -> Engine:
+    """Start the engine that a configuration names, with the model of a folder.
+
+    Raises ConfigError when it cannot serve weights that change.
+    """
+    if config.transformers is not None:
+        from ..models import load_folder, put
+        from .transformers import TransformersEngine
+
+        network, tokenizer = load_folder(folder, dtype=model.dtype)
+        return TransformersEngine(put(network, model.device), tokenizer, config.transformers)
+    if config.vllm is not None:
+        from .vllm import VllmEngine
+
+        return VllmEngine(folder, config.vllm, dtype=model.dtype)
+    raise ConfigError("an endpoint answers messages; it is no engine that takes weights")
+
+
+def answering(
+    config: EngineConfig, folder: Path, model: FrozenModel, *, sampling: Sampling
+) -> "ChatPolicy | EndpointPolicy":
+    """Return a policy that speaks through the engine that a configuration names.
+
+    An endpoint's answers as it is, and follows no weights.
+    """
+    if config.endpoint is not None:
+        from ..endpoint import EndpointPolicy
+
+        return EndpointPolicy(config.endpoint, sampling=sampling)
+    engine = start(config, folder, model)
+    return ChatPolicy(engine, sampling=sampling, tool_format=model.tool_format)
+
+
+def others(models: Mapping[str, OtherModel], store: Store, *, seed: int) -> dict[str, Policy]:
+    """Return the policies that workflows ask beside their own, by the names of parameters."""
+    return {name: _other(name, model, store, seed) for name, model in models.items()}
+
+
+def _other(name: str, config: OtherModel, store: Store, seed: int) -> Policy:
+    sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
+    if config.endpoint is not None:
+        from ..endpoint import EndpointPolicy
+
+        return EndpointPolicy(config.endpoint, sampling=sampling)
+    from ..models import load, put
+    from .transformers import TransformersEngine
+
+    network, tokenizer = load(config, seed=seed)
+    engine = TransformersEngine(put(network, config.device), tokenizer)
+    return ChatPolicy(engine, sampling=sampling, tool_format=config.tool_format)

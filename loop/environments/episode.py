@@ -1,0 +1,110 @@
+"""An environment for one try: a place among those at once, and closed however the try ends."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from ...store.errors import ConfigError
+from ...store.records import Message, Task
+from ..places import places
+from ..policy import Policy
+from ..resolve import function
+from ..turns import note
+from .environment import Environment, MakeEnvironment, Shown, Step
+
+EnvironmentSpec = str | Mapping[str, Mapping[str, Any] | None] | MakeEnvironment
+"""By name, `{name: {parameter: value}}`, or what makes one."""
+_log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def opened(
+    spec: EnvironmentSpec, policy: Policy, *, at_once: int | None, close_seconds: float
+) -> AsyncIterator[Environment]:
+    """Make an environment, and close it when the block ends, also by a timeout.
+
+    At most `at_once` of its name are open together; the others wait. One whose `close` raises, or
+    takes longer than `close_seconds`, is given up, and noted as `environment/leaked`. Raises
+    ConfigError when it cannot be made so.
+    """
+    name, make = _maker(spec)
+    async with places(name, at_once) if at_once else nullcontext():
+        environment = await _made(name, make)
+        try:
+            yield environment
+        finally:
+            await _closed(environment, name, policy, close_seconds)
+
+
+def beginning(task: Task, shown: Shown) -> list[Message]:
+    """Return the messages that an episode begins with.
+
+    >>> beginning(Task.ask("Reach the door."), "You are in a cell.")[0]["content"]
+    'Reach the door.\\n\\nYou are in a cell.'
+    """
+    return joined(task.messages, shown) if isinstance(shown, str) else list(shown)
+
+
+def joined(messages: Sequence[Message], shown: str) -> list[Message]:
+    """Return messages with a text behind them, as part of the last where that is the user's."""
+    made = list(messages)
+    if not shown:
+        return made
+    if made and made[-1].get("role") == "user":
+        return [*made[:-1], {**made[-1], "content": f"{made[-1]['content']}\n\n{shown}"}]
+    return [*made, {"role": "user", "content": shown}]
+
+
+def told(shown: Shown) -> list[Message]:
+    """Return what an environment shows as messages."""
+    if isinstance(shown, str):
+        return [{"role": "user", "content": shown}] if shown else []
+    return list(shown)
+
+
+def noted(policy: Policy, step: Step) -> Step:
+    """Note what a step measured, and return it."""
+    note(policy, "environment/steps")
+    for name, value in step.metrics.items():
+        note(policy, name, value)
+    return step
+
+
+def _maker(spec: EnvironmentSpec) -> tuple[str, MakeEnvironment]:
+    if not isinstance(spec, str | Mapping):
+        return f"{getattr(spec, '__module__', '')}:{getattr(spec, '__qualname__', spec)}", spec
+    named = {spec: None} if isinstance(spec, str) else spec
+    if len(named) != 1:
+        raise ConfigError(f"expected one environment, got {list(named)}")
+    name, given = next(iter(named.items()))
+    home = import_module("..environments", __package__)
+    return name, partial(function(name, home, "environment"), **(given or {}))
+
+
+async def _made(name: str, make: MakeEnvironment) -> Environment:
+    try:
+        made = make()
+    except TypeError as error:
+        raise ConfigError(f"the environment `{name}` cannot be made so: {error}") from error
+    return await made if inspect.isawaitable(made) else made
+
+
+async def _closed(environment: Environment, name: str, policy: Policy, seconds: float) -> None:
+    """Close an environment in a task of its own, which a second cancellation does not end."""
+    closing = asyncio.ensure_future(environment.close())
+    why: str | BaseException | None = f"it takes longer than {seconds:g} s"
+    try:
+        done, _ = await asyncio.wait({closing}, timeout=seconds)
+        if done:
+            why = "it was cancelled" if closing.cancelled() else closing.exception()
+        else:
+            closing.cancel()
+    finally:
+        if why is not None:
+            note(policy, "environment/leaked")
+            _log.warning("the environment `%s` could not be closed: %s", name, why)

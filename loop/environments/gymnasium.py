@@ -1,0 +1,180 @@
+"""Any Gymnasium environment whose actions are few or text: what it shows as text, and back."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...store.errors import ConfigError, JobError, missing_extra
+from ...store.ids import content_id
+from ...store.records import Message, Task
+from ..resolve import function
+from . import rendering
+from .actions import action_in
+from .environment import Shown, Step
+
+if TYPE_CHECKING:
+    from gymnasium import Env, Space
+    from gymnasium.envs.registration import EnvSpec
+
+ACTIONS = {
+    "FrozenLake": ("left", "down", "right", "up"),
+    "FrozenLake8x8": ("left", "down", "right", "up"),
+    "CliffWalking": ("up", "right", "down", "left"),
+    "CliffWalkingSlippery": ("up", "right", "down", "left"),
+    "Taxi": ("south", "north", "east", "west", "pickup", "dropoff"),
+    "Blackjack": ("stick", "hit"),
+}
+"""Names of the actions of environments that everybody has, in the order of their numbers."""
+REFUSED = "`{said}` is no action; answer with one of: {actions}\n"
+_LONGEST_SAID = 60
+T = TypeVar("T")
+
+
+class GymnasiumEnvironment:
+    """One episode of a Gymnasium environment; its observations are told as text.
+
+    The seed is `seed` of the task's metadata, else a number that follows from its id.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        from_task: Sequence[str] = (),
+        actions: Sequence[str] | None = None,
+        show: str | None = None,
+        shows_first: bool = True,
+        refused: str = REFUSED,
+        refused_reward: float = 0.0,
+        most_refused: int = 10,
+        max_steps: int | None = None,
+        in_thread: bool = False,
+    ) -> None:
+        """Take what `gymnasium.make` is given, and how to speak of it.
+
+        `from_task` are keys of the task's metadata that are `options` too. `actions` are names of
+        actions; numbers go always. `show` is one of `rendering`, or `package.module:function`; None
+        takes the drawing where there is one, else the numbers. `shows_first` is false where the
+        task's prompt has it.
+        `refused` is told of an answer that is no action, with what is shown once more; it is worth
+        `refused_reward` (name less than 0 where each step costs something), and after
+        `most_refused` of them the episode ends. `in_thread` is for what is slow.
+        """
+        self._id, self._options, self._from_task = id, dict(options or {}), tuple(from_task)
+        self._max_steps, self._in_thread = max_steps, in_thread
+        self._names = None if actions is None else [str(name) for name in actions]
+        self._show, self._shows_first = show, shows_first
+        self._refused, self._most_refused = refused, most_refused
+        self._refused_reward = float(refused_reward)
+        self._env: Env[Any, Any] | None = None
+        self._actions: list[str] | None = None
+        self._text = ""
+        self._num_refused = 0
+
+    async def reset(self, task: Task) -> Shown:
+        """Make the environment and begin; the task alone, where its prompt shows it already."""
+        told = dict(task.metadata or {})
+        missing = [key for key in self._from_task if key not in told]
+        if missing:
+            raise JobError(f"task {task.task_id} has no `{missing[0]}` in its metadata")
+        options = {**self._options, **{key: told[key] for key in self._from_task}}
+        await self.close()
+        self._env = await self._run(lambda: self._made(options))
+        self._actions = self._named(self._env.action_space)
+        env, seed = self._env, int(told.get("seed", int(content_id(task.task_id, length=7), 16)))
+        observation, _ = await self._run(lambda: env.reset(seed=seed))
+        self._num_refused = 0
+        self._text = self._told(observation)
+        return self._text if self._shows_first else list(task.messages)
+
+    async def step(self, answer: Message) -> Step:
+        """Do what the answer names, or refuse it."""
+        env = self._env
+        assert env is not None, "an episode begins with reset"
+        said = str(answer.get("content") or "")
+        action = said if self._actions is None else action_in(said, self._actions)
+        if action is None:
+            return self._refuse(said)
+        observation, reward, terminated, truncated, _ = await self._run(lambda: env.step(action))
+        self._text = self._told(observation)
+        metrics = {"environment/truncated": 1.0} if truncated else {}
+        done = bool(terminated or truncated)
+        return Step(shown=self._text, reward=float(reward), is_done=done, metrics=metrics)
+
+    async def close(self) -> None:
+        """Close the environment, if there is one."""
+        env, self._env = self._env, None
+        if env is not None:
+            await self._run(env.close)
+
+    def _refuse(self, said: str) -> Step:
+        self._num_refused += 1
+        text = self._refused.format(
+            said=said.strip()[:_LONGEST_SAID], actions=", ".join(self._actions or ())
+        )
+        return Step(
+            shown=text + self._text,
+            reward=self._refused_reward,
+            is_done=self._num_refused >= self._most_refused,
+            metrics={"environment/invalid": 1.0},
+        )
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.to_thread(work) if self._in_thread else work()
+
+    def _made(self, options: Mapping[str, Any]) -> "Env[Any, Any]":
+        try:
+            import gymnasium
+        except ImportError as error:
+            raise missing_extra("gymnasium", "environments") from error
+        try:
+            spec = gymnasium.spec(self._id)
+        except gymnasium.error.Error as error:
+            raise ConfigError(f"there is no Gymnasium environment `{self._id}`: {error}") from error
+        self._show = self._show or ("drawing" if _draws(spec) else "numbers")
+        drawn = {"render_mode": "ansi"} if self._show == "drawing" else {}
+        return self._limited(gymnasium.make(spec, **{**drawn, **options}))
+
+    def _limited(self, env: "Env[Any, Any]") -> "Env[Any, Any]":
+        from gymnasium.wrappers import TimeLimit
+
+        return env if self._max_steps is None else TimeLimit(env, self._max_steps)
+
+    def _named(self, space: "Space[Any]") -> list[str] | None:
+        """Return the names of the actions; None where any text is one."""
+        from gymnasium.spaces import Discrete, Text
+
+        if isinstance(space, Text):
+            return None
+        if not isinstance(space, Discrete):
+            raise ConfigError(
+                f"`{self._id}` has actions of {space}, expected Discrete or Text; wrap it"
+            )
+        names = self._names or ACTIONS.get(self._kind) or [str(i) for i in range(int(space.n))]
+        if len(names) != space.n:
+            raise ConfigError(f"`{self._id}` has {space.n} actions, got {len(names)} names")
+        return list(names)
+
+    @property
+    def _kind(self) -> str:
+        return self._id.rpartition("/")[2].rpartition("-v")[0]
+
+    def _told(self, observation: Any) -> str:
+        """Return an observation as text."""
+        assert self._env is not None, "an environment that was made"
+        return str(function(self._show or "numbers", rendering, "renderer")(self._env, observation))
+
+
+def gymnasium(id: str, **parameters: Any) -> GymnasiumEnvironment:
+    """A Gymnasium environment by its id, as `{gymnasium: {id: Taxi-v4, max_steps: 50}}`."""
+    return GymnasiumEnvironment(id, **parameters)
+
+
+def _draws(spec: "EnvSpec") -> bool:
+    """Tell whether an environment can be shown as text, without making it."""
+    from gymnasium.envs.registration import load_env_creator
+
+    point = spec.entry_point
+    made = load_env_creator(point) if isinstance(point, str) else point
+    return "ansi" in getattr(made, "metadata", {}).get("render_modes", ())

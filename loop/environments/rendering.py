@@ -1,0 +1,74 @@
+"""What a Gymnasium environment shows, as text: `show` names one of these, or a function of yours.
+
+A renderer is `(environment, observation) -> text`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .. import toy_lakes
+
+if TYPE_CHECKING:
+    from gymnasium import Env
+
+__all__ = ["drawing", "lake", "numbers", "square"]
+
+PARTS = {"Blackjack": ("your sum", "dealer's card", "usable ace")}
+"""What the parts of an observation are called, by the environment's name without its version."""
+_MARKED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
+
+
+def drawing(env: "Env[Any, Any]", observation: Any) -> str:
+    """Show what the environment draws for a terminal (`render_mode` ansi), without colours."""
+    return plain(str(env.render()))
+
+
+def numbers(env: "Env[Any, Any]", observation: Any) -> str:
+    """Show the observation: a number, or parts with their names."""
+    kind = env.spec.id.rpartition("/")[2].rpartition("-v")[0] if env.spec else ""
+    return described(observation, PARTS.get(kind, ())) + "\n"
+
+
+def lake(env: "Env[Any, Any]", observation: Any) -> str:
+    """Show a frozen lake as the tasks of `frozen_lakes` do: P is where the walker stands."""
+    return toy_lakes.shown(*_standing(env, observation))
+
+
+def square(env: "Env[Any, Any]", observation: Any) -> str:
+    """Tell on which row and column of a frozen lake the walker stands, and nothing of the map."""
+    return toy_lakes.square(*_standing(env, observation))
+
+
+def _standing(env: "Env[Any, Any]", observation: Any) -> tuple[list[str], toy_lakes.Place]:
+    """Return the map of a frozen lake, and where the walker stands."""
+    desc: Any = getattr(env.unwrapped, "desc")  # noqa: B009 - what only this environment has
+    rows = [b"".join(row).decode() for row in desc]
+    return rows, divmod(int(observation), len(rows[0]))
+
+
+def plain(text: str) -> str:
+    r"""Return what was drawn for a terminal as plain text: what had a colour stands in brackets.
+
+    >>> plain("\n\x1b[41mS\x1b[0mFF\nFHG\n")
+    '[S]FF\nFHG\n'
+    """
+    return _MARKED.sub(lambda found: f"[{found.group(1)}]", text).strip("\n") + "\n"
+
+
+def described(observation: Any, parts: Sequence[str] = ()) -> str:
+    """Return an observation as text.
+
+    >>> described((14, 10, 0), ("your sum", "dealer's card", "usable ace"))
+    "your sum: 14, dealer's card: 10, usable ace: 0"
+    >>> described({"at": 3, "goal": 5}), described(7)
+    ('at: 3, goal: 5', '7')
+    """
+    if isinstance(observation, Mapping):
+        return ", ".join(f"{name}: {described(part)}" for name, part in observation.items())
+    if isinstance(observation, tuple | list):
+        told = [described(part) for part in observation]
+        if len(parts) == len(told):
+            told = [f"{name}: {part}" for name, part in zip(parts, told, strict=True)]
+        return ", ".join(told)
+    return str(observation.tolist() if hasattr(observation, "tolist") else observation)

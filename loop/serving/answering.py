@@ -1,0 +1,239 @@
+"""Answers requests: reads them, asks a policy, has the turns recorded, and says what came of it."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from ..config.serving import ServeConfig
+from ..hearing import Listener, heard_by
+from ..policy import Completion, Policy, PolicyError, Sampling
+from . import answers
+from . import openai_format as form
+from .errors import RequestError
+from .exchange import PATIENCE_SECONDS, Exchange, Stream, whole
+from .limits import Places, headers_of
+from .metrics import ServingMetrics
+from .openai_format import Asked
+from .recorder import Session, Sessions, with_own_calls
+
+_log = logging.getLogger(__name__)
+_STATUS = {"context_overflow": 400, "template_error": 400, "timeout": 504, "engine_error": 503}
+
+
+class Serving:
+    """Answers requests: one policy, or several by their names."""
+
+    def __init__(
+        self,
+        policies: Policy | Mapping[str, Policy],
+        sessions: Sessions,
+        settings: ServeConfig,
+        metrics: ServingMetrics,
+        check: Callable[[], None],
+    ) -> None:
+        named = policies if isinstance(policies, Mapping) else {"policy": policies}
+        self._policies, self._any = dict(named), not isinstance(policies, Mapping)
+        self.sessions, self._settings, self.metrics = sessions, settings, metrics
+        self.check = check
+        self._places = Places(settings.limits)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a place."""
+        return self._places.waiting
+
+    def models(self) -> list[dict[str, Any]]:
+        """Return what is served."""
+        return [about(name) for name in self._policies]
+
+    def policy(self, name: str | None) -> tuple[str, Policy]:
+        """Return a policy by its name; the first where a request names none."""
+        first = next(iter(self._policies))
+        found = name if name in self._policies else first if self._any or name is None else None
+        if found is None:
+            known = ", ".join(self._policies)
+            told = f"there is no model `{name:.100}`; there is {known}"
+            raise RequestError(told, param="model", code="model_not_found", status=404)
+        return (name or found) if self._any else found, self._policies[found]
+
+    async def body(self, request: Request) -> bytes:
+        """Read a body that is not kept."""
+        with self._places.holding() as held:
+            return await held.read(request.stream())
+
+    async def measured(self, path: str, answer: Awaitable[Response]) -> Response:
+        """Count an answer, and make errors of ours answers."""
+        try:
+            made = await answer
+        except RequestError as error:
+            made = JSONResponse(error.body, error.status, headers=headers_of(error))
+        except Exception:
+            self.metrics.responses.labels(path, "500").inc()
+            raise
+        self.metrics.responses.labels(path, str(made.status_code)).inc()
+        return made
+
+    async def chat(self, request: Request, session_id: str | None) -> Response:
+        """Answer one request for completions."""
+        began = time.perf_counter()
+        self.check()
+        with ExitStack() as holds:
+            held = holds.enter_context(self._places.holding())
+            body = await held.read(request.stream())
+            asked = form.read_chat(form.parse(body))
+            name, policy = self.policy(asked.model)
+            session, group = _names(request, session_id, asked)
+            listener = Listener() if asked.is_streamed else None
+            exchange = Exchange(asked, name, token_text(policy), len(body), began, listener)
+            work = asyncio.create_task(self._answer(exchange, policy, session, group))
+            await self._wait(request, work, listener)
+            if listener is not None and listener.is_begun:
+                self.metrics.first_token.observe(time.perf_counter() - began)
+            if listener is not None and not work.done():
+                return Stream(exchange, listener, work, self.metrics, holds.pop_all().close)
+        work.result()
+        return whole(exchange, self.metrics)
+
+    async def _wait(
+        self, request: Request, work: "asyncio.Task[None]", listener: Listener | None
+    ) -> None:
+        """Wait for an answer, or for its beginning where somebody listens, but not for too long.
+
+        It is given up when its client goes away.
+        """
+        left = asyncio.create_task(_gone(request))
+        begun = [] if listener is None else [asyncio.create_task(listener.changed())]
+        patience = None if listener is None else PATIENCE_SECONDS
+        try:
+            await asyncio.wait(
+                {work, left, *begun}, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+            )
+            if left.done() and not work.done():
+                self.metrics.left.inc()
+                raise RequestError("the client went away", status=499)
+        except BaseException:
+            work.cancel()
+            raise
+        finally:
+            for one in (left, *begun):
+                one.cancel()
+
+    async def _answer(
+        self, exchange: Exchange, policy: Policy, session_id: str | None, group_id: str | None
+    ) -> None:
+        asked = exchange.asked
+        with self.sessions.request(session_id, group_id) as session:
+            exchange.session = session
+            messages = session.as_recorded(asked.messages)
+            async with self._places.place():
+                began = time.perf_counter()
+                with heard_by(exchange.listener):
+                    sampled = await _generate(policy, asked, messages, session)
+                exchange.engine_seconds = time.perf_counter() - began
+            completions = [with_own_calls(one, exchange.id, i) for i, one in enumerate(sampled)]
+            exchange.sampled(completions)
+            self._count(exchange.model, completions)
+            exchange.session = await self.sessions.record(
+                session,
+                messages,
+                asked.tools,
+                completions,
+                response_id=exchange.id,
+                nbytes=exchange.nbytes,
+            )
+            exchange.recorded = time.perf_counter()
+
+    def _count(self, name: str, completions: Sequence[Completion]) -> None:
+        told = answers.usage(completions)
+        self.metrics.tokens.labels(name, "prompt").inc(told["prompt_tokens"])
+        self.metrics.tokens.labels(name, "sampled").inc(told["completion_tokens"])
+        for one in completions:
+            self.metrics.finished.labels(name, one.finish_reason).inc()
+        self.metrics.turns.inc(len(completions))
+
+    def gauge(self) -> None:
+        """Note how things stand now."""
+        numbers, sessions = self.metrics, self.sessions
+        numbers.running.set(self._places.running)
+        numbers.waiting.set(self._places.waiting)
+        numbers.sessions.set(len(sessions))
+        numbers.session_bytes.set(sessions.nbytes)
+        for name, policy in self._policies.items():
+            numbers.version.labels(name).set(policy.version or 0)
+
+    async def sweep(self) -> None:
+        """End sessions that rest, now and then, for as long as the server runs."""
+        tick = asyncio.Event()  # nobody sets it: the timeout is the clock
+        pause = min(5.0, self._settings.idle_seconds / 4)
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(tick.wait(), pause)
+            try:
+                await self.sessions.sweep()
+            except Exception:  # noqa: BLE001 - the next sweep tries again
+                _log.exception("sessions that rest could not be ended")
+
+
+async def _generate(
+    policy: Policy, asked: Asked, messages: list[Any], session: Session
+) -> list[Completion]:
+    default = getattr(policy, "sampling", None) or Sampling()
+    seeded = replace(default, seed=secrets.randbits(48))
+    try:
+        return await policy.generate(
+            messages,
+            n=asked.n,
+            tools=asked.tools,
+            sampling=asked.sampling(seeded),
+            earlier=list(session.turns),
+        )
+    except PolicyError as error:
+        raise _refusal(error) from error
+
+
+def _refusal(error: PolicyError) -> RequestError:
+    status = _STATUS.get(error.finish_reason, 500)
+    codes = {"context_overflow": "context_length_exceeded"}
+    return RequestError(
+        str(error)[:2000],
+        status=status,
+        param="messages" if status == 400 else None,
+        code=codes.get(error.finish_reason, error.finish_reason),
+        retry_after=1.0 if status == 503 else None,
+    )
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client has gone away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _names(request: Request, session_id: str | None, asked: Asked) -> tuple[str | None, str | None]:
+    """Return the session and group of a request: of its path, its headers, or its body."""
+    headers = request.headers
+    session = session_id or headers.get("x-session-id")
+    group = headers.get("x-group-id")
+    return (
+        form.identifier(session, "X-Session-Id") or asked.session_id,
+        form.identifier(group, "X-Group-Id") or asked.group_id,
+    )
+
+
+def token_text(policy: Policy) -> answers.TokenText:
+    """Return what tells a token's text; where the policy cannot, its number stands for it."""
+    text = getattr(getattr(policy, "inner", policy), "text", None)
+    return (lambda token: text([token])) if text else (lambda token: f"token_id:{token}")
+
+
+def about(name: str) -> dict[str, Any]:
+    """Return what is told of a model."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "rlake"}

@@ -1,0 +1,217 @@
+"""`rlake serve`: engines, the application, and what follows the run, until it is told to stop."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...store import Store
+from ...store.errors import ConfigError, missing_extra
+from ..chat import ChatPolicy
+from ..config import RunConfig
+from ..config.serving import ServeConfig
+from ..engines.starting import answering, others
+from ..models import load
+from ..origins import located
+from ..policy import Policy
+from ..runs import Job, Watch, run_folder
+from ..starting import sampling as sampling_of
+from ..weights import Follower, Published, fetched
+from .app import create_app, new_sessions
+from .balancing import Balanced, Foreign
+from .connections import bounded, most_connections
+from .feedback import Feedback
+from .keeping import Keeper
+from .metrics import ServingMetrics
+
+try:
+    import uvicorn
+except ImportError as error:
+    raise missing_extra("uvicorn", "serve") from error
+
+HEADER_BYTES = 64 << 10
+"""Of all headers of a request."""
+_BACKLOG = 2048
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Server:
+    """What is served of a run, and where it is kept."""
+
+    store: Store
+    config: RunConfig
+    settings: ServeConfig
+    token: str | None = None
+
+    def __post_init__(self) -> None:
+        self._own = self.settings.model or self.config.name
+        if self._own in self.settings.models:
+            raise ConfigError(
+                f"two models are called `{self._own}`; the policy is, unless `serve.model` says "
+                "another name"
+            )
+        self.metrics = ServingMetrics()
+        self._job = Job(self.store, self.config, "serve", 1, run_folder(self.store, self.config))
+        self._follower = Follower(self._job, Watch(self._job))
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="rlake-follower")
+        started = self._reader.submit(self._follower.latest).result()
+        self.policies = self._engines(started)
+        self._serves = (started.version, started.digest) if started else None
+
+    def run(self, listening: socket.socket, *, ready: Callable[[int], None]) -> None:
+        """Serve until a signal stops it: requests under way are finished, and rows stored.
+
+        `ready` is called with the number of sessions recovered when it answers.
+        """
+        limits = self.settings.limits
+        most = most_connections(limits)
+        keeper = Keeper(
+            self.store,
+            self._job.folder / "serve",
+            run_id=f"{self.config.name}:serve",
+            metrics=self.metrics,
+            store_seconds=self.settings.store_seconds,
+            unstored_bytes=limits.unstored_bytes,
+        )
+        sessions = new_sessions(keeper, self.settings)
+        app = create_app(
+            self._models(),
+            settings=self.settings,
+            token=self.token,
+            feedback=Feedback(self.store, sessions, keeper),
+            metrics=self.metrics,
+            sessions=sessions,
+            check=keeper.check,
+        )
+        config = uvicorn.Config(
+            app,
+            http=bounded(limits, most=most),
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=max(1, round(limits.shutdown_seconds)),
+            h11_max_incomplete_event_size=HEADER_BYTES,
+        )
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, lambda *_: None)  # uvicorn raises again what it was stopped by
+        try:
+            asyncio.run(
+                self._serve(uvicorn.Server(config), listening, lambda: ready(keeper.recovered))
+            )
+        finally:
+            if not keeper.close(seconds=limits.shutdown_seconds):
+                _log.error("not all rows were stored in time; the next server stores them")
+
+    async def _serve(
+        self, server: uvicorn.Server, listening: socket.socket, ready: Callable[[], None]
+    ) -> None:
+        follows = asyncio.create_task(self._follow())
+        serves = asyncio.create_task(server.serve(sockets=[listening]))
+        says = asyncio.create_task(_when_started(server, ready))
+        try:
+            await serves
+        finally:
+            says.cancel()
+            follows.cancel()
+            await asyncio.gather(follows, return_exceptions=True)
+            for policy in self.policies:
+                await policy.engine.close()
+            self._reader.shutdown()
+
+    async def _follow(self) -> None:
+        """Take in what the run publishes; requests under way go on."""
+        tick = asyncio.Event()  # nobody sets it: the timeout is the clock
+        loop = asyncio.get_running_loop()
+        while self.settings.follow and self.policies:
+            try:
+                found = await loop.run_in_executor(self._reader, self._follower.latest)
+                if found is not None and (found.version, found.digest) != self._serves:
+                    await self._take(found)
+            except Exception as error:  # noqa: BLE001 - the old weights answer, and it is tried again
+                self.metrics.swap_failures.inc()
+                _log.error("new weights could not be taken in: %s", error)
+            try:
+                await asyncio.wait_for(tick.wait(), self.settings.follow_seconds)
+            except TimeoutError:
+                continue
+
+    async def _take(self, found: Published) -> None:
+        weights = await fetched(found.weights)
+        for policy in self.policies:
+            await policy.engine.swap(weights)
+            self.metrics.swaps.inc()
+        self._serves = (found.version, found.digest)
+
+    def _models(self) -> Mapping[str, Policy]:
+        seed = self.config.seed
+        served: dict[str, Policy] = {self._own: Balanced(self._asked)}
+        for name, policy in others(self.settings.models, self.store, seed=seed).items():
+            served[name] = Foreign(policy, name)
+        return served
+
+    def _engines(self, started: Published | None) -> list[ChatPolicy]:
+        """Start the engines; those that follow weights have the newest that there are."""
+        explorer = self.config.explorer
+        engine = self.settings.engine or (explorer.engine if explorer else None)
+        chosen = self.settings.sampling or (explorer.sampling if explorer else None)
+        if engine is None or chosen is None:
+            from ..config import ExplorerConfig
+
+            engine = engine or ExplorerConfig().engine
+            chosen = chosen or ExplorerConfig().sampling
+        if self.config.threads:
+            import torch
+
+            torch.set_num_threads(self.config.threads)
+        here = Path() if engine.endpoint is not None else self._folder(started)
+        self._asked: list[Policy] = []
+        for _ in range(self.settings.engines):
+            policy = answering(engine, here, self.config.model, sampling=sampling_of(chosen))
+            self._asked.append(policy)
+        own = [policy for policy in self._asked if isinstance(policy, ChatPolicy)]
+        if started is not None:
+            for policy in own:
+                asyncio.run(policy.engine.swap(started.weights))
+        return own
+
+    def _folder(self, started: Published | None) -> Path:
+        """Return where the first model lies: the newest of the run, or the one it begins with."""
+        if started is not None and started.file.is_file():
+            return started.folder
+        model = located(self.store, self.config).model
+        if model.path is not None:
+            return Path(model.path)
+        from transformers.utils import logging as progress
+
+        progress.disable_progress_bar()
+        folder = self._job.folder / "serve" / ".start"
+        network, tokenizer = load(model, seed=self.config.seed)
+        network.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+
+async def _when_started(server: uvicorn.Server, ready: Callable[[], None]) -> None:
+    while not server.started:
+        await asyncio.sleep(0.01)  # uvicorn tells nobody
+    ready()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; ConfigError when that is not possible."""
+    try:
+        [family, *_, address] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot serve at {host}, port {port}: {error.strerror or error}; choose another "
+            "`--host` or `--port`"
+        ) from error

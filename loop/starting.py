@@ -1,0 +1,81 @@
+"""From a run's configuration to the runners that try its groups."""
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from ..store import Store, Task
+from .config import EvaluateConfig, ExplorerConfig, RunConfig, SamplingConfig
+from .engines.starting import answering, others
+from .policy import Sampling
+from .rewarding import rewards_of
+from .rollouts import Trying, workflow_of
+from .runners import LocalRunner, Team
+from .runs import Job
+from .time_limits import Clock
+from .weights import started_from
+
+
+def sampling(config: SamplingConfig) -> Sampling:
+    """Return a configuration's way of sampling; the seed comes with each rollout."""
+    return Sampling(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        max_tokens=config.max_tokens,
+        stop=config.stop,
+    )
+
+
+def trying(config: RunConfig, group_size: int, *, greedy_tries: int = 0) -> Trying:
+    """Return how the tasks of a run are tried."""
+    explorer = config.explorer or ExplorerConfig()
+    dynamic = explorer.dynamic_timeout
+    return Trying(
+        workflow=workflow_of(explorer.workflow, explorer.models),
+        rewards=rewards_of(explorer.rewards),
+        group_size=group_size,
+        greedy_tries=greedy_tries,
+        sampling=sampling(explorer.sampling),
+        seed=config.seed,
+        run_id=config.name,
+        try_seconds=explorer.try_seconds,
+        retries=explorer.retries,
+        places=asyncio.Semaphore(explorer.tries_at_once) if explorer.tries_at_once else None,
+        clock=Clock(dynamic.ratio, dynamic.after) if dynamic else Clock(),
+    )
+
+
+def measuring(settings: EvaluateConfig, how: Trying, task: Task, run_id: str) -> Trying:
+    """Return how a task is tried for a measurement whose rows have this run_id.
+
+    No limit that follows how long tries take holds, nor counts these.
+    """
+    own = settings.of(task.taskset)
+    return replace(
+        how,
+        group_size=own.group_size,
+        greedy_tries=0,
+        sampling=sampling(own.sampling),
+        run_id=run_id,
+        clock=Clock(),
+    )
+
+
+async def start_team(job: Job, how: Trying, folder: Path) -> Team:
+    """Start the runners of a run, with the model of a folder: one here, or several on Ray."""
+    if job.config.cluster is not None:
+        from .scaling.fleet import start_fleet
+
+        return await start_fleet(job, how, folder)
+    return Team([start_runner(job.store, job.config, how, started_from(job, folder))])
+
+
+def start_runner(store: Store, config: RunConfig, how: Trying, folder: Path) -> LocalRunner:
+    """Start a runner in this process."""
+    explorer = config.explorer or ExplorerConfig()
+    policy = answering(explorer.engine, folder, config.model, sampling=how.sampling)
+    how.models.update(others(explorer.models, store, seed=config.seed))
+    settings = config.evaluate or EvaluateConfig()
+    return LocalRunner(policy, how, measuring=partial(measuring, settings, how))

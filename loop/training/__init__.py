@@ -1,0 +1,1 @@
+"""What happens to the rows of a step: tensors, networks, losses, updates, checkpoints."""

@@ -1,0 +1,375 @@
+"""Rows become tensors: the only place where Arrow becomes torch.
+
+`Examples` is a whole step, flat and on the CPU; `Batch` is a part of it, padded, on the device.
+Both carry their numbers as named columns, one value a token or one a row:
+
+- stored: `logprobs` (the behaviour policy's), `teacher_logprobs`, `token_rewards`; per row
+  `advantage`, `reward`, `weight` (of the draw), `lag` (nan where unknown), `is_expert` (whether an
+  expert wrote the row), `group` (rows of one group have the same number); of pairs the `margin`
+  that was stored with them
+- measured before the update, without gradient, when the algorithm needs them: `proximal` (the
+  trained policy's log-probs), `old_entropy`, `old_discriminator` (the mean of p (H + log p) over
+  its vocabulary), `old_values` (the critic's), `reference` (the reference policy's log-probs),
+  `teacher_logprobs` where they are not stored
+- worked out by `Algorithm.prepare`: any other, such as `returns` or a per-token `advantage`
+- of the networks that are trained, with gradient, in a Batch only: `entropy`, `values`, `scores`,
+  `vocabulary` (what `Algorithm.over_vocabulary` makes of whole distributions)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from ...store.errors import JobError
+
+STORED = {
+    "logprobs": "leave such rows out with `trainer.where: logprobs IS NOT NULL`, or let the policy "
+    "before the step stand for the one that wrote them with `trainer.missing_logprobs: recompute`",
+    "teacher_logprobs": "name a `trainer.teacher`, or leave such rows out with `trainer.where: "
+    "teacher_logprobs IS NOT NULL`",
+    "reward": "leave such rows out with `trainer.where: reward IS NOT NULL`",
+}
+"""Columns of a row that an algorithm may need, and the way out where a row has none."""
+MEASURED = frozenset(
+    ["proximal", "old_entropy", "old_discriminator", "old_values", "reference", "teacher_logprobs"]
+)
+"""Columns that networks give before the update."""
+TRAINED = frozenset({"entropy", "values", "scores", "vocabulary"})
+"""Columns that networks give with gradient."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the losses of an update are shares of, however it is cut into micro-batches."""
+
+    tokens: float
+    """Tokens that are trained on; at least 1."""
+    sequences: float
+    units: float
+    """Rows, or pairs where rows come in pairs."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of an update, or some of them: B sequences of T tokens, padded on the right.
+
+    Position t of every column of tokens belongs to token t; padding is 0.
+    """
+
+    tokens: Mapping[str, Tensor]
+    """Columns [B, T]."""
+    rows: Mapping[str, Tensor]
+    """Columns [B]."""
+    totals: Totals
+    places: tuple[int, ...] = ()
+    """Where each sequence stands among the rows of the step."""
+    step: int = 1
+    """Which training step it belongs to, from 1."""
+    state: Mapping[str, float] = field(default_factory=dict)
+    """What the algorithm remembers from step to step, and found out of this one in `prepare`."""
+
+    @property
+    def token_ids_BT(self) -> Tensor:
+        """Tokens; padding is any token."""
+        return self.tokens["token_ids"]
+
+    @property
+    def mask_BT(self) -> Tensor:
+        """1.0 where a token is trained on."""
+        return self.tokens["mask"]
+
+    @property
+    def logprobs_BT(self) -> Tensor:
+        """The behaviour policy's log-probs."""
+        return self.tokens["logprobs"]
+
+    @property
+    def weight_B(self) -> Tensor:
+        """Importance weight of the draw."""
+        return self.rows["weight"]
+
+    @property
+    def advantage_BT(self) -> Tensor:
+        """Each trained token's advantage: its own, or that of its sequence."""
+        if "advantage" in self.tokens:
+            return self.tokens["advantage"] * self.mask_BT
+        return self.rows["advantage"][:, None] * self.mask_BT
+
+    @property
+    def lengths_B(self) -> Tensor:
+        """Trained tokens of each sequence."""
+        return self.mask_BT.sum(1)
+
+    def sum_tokens(self, values_BT: Tensor) -> Tensor:
+        """Sum over the trained tokens of each sequence: [B]."""
+        return (values_BT * self.mask_BT).sum(1)
+
+    def mean_tokens(self, values_BT: Tensor) -> Tensor:
+        """Mean over the trained tokens of each sequence, 0 without any: [B]."""
+        return self.sum_tokens(values_BT) / self.lengths_B.clamp(min=1.0)
+
+    def token_mean(self, values_BT: Tensor) -> Tensor:
+        """Sum over trained tokens here, divided by the trained tokens of the whole update."""
+        return (values_BT * self.mask_BT).sum() / self.totals.tokens
+
+    def constant(self, value: float) -> Tensor:
+        """Return this batch's share of a number that is one for the whole update."""
+        return self.token_mean(torch.full_like(self.mask_BT, value))
+
+    def row_mean(self, values_B: Tensor) -> Tensor:
+        """Sum over rows (or pairs) here, divided by those of the whole update."""
+        return values_B.sum() / self.totals.units
+
+    def with_tokens(self, **columns: Tensor) -> "Batch":
+        """Return the same batch with more columns [B, T]."""
+        return replace(self, tokens={**self.tokens, **columns})
+
+    def with_rows(self, **columns: Tensor) -> "Batch":
+        """Return the same batch with more columns [B]."""
+        return replace(self, rows={**self.rows, **columns})
+
+    def take(self, at: Tensor) -> "Batch":
+        """Return some of the rows."""
+        return replace(
+            self,
+            tokens={name: value[at] for name, value in self.tokens.items()},
+            rows={name: value[at] for name, value in self.rows.items()},
+            places=tuple(self.places[int(i)] for i in at),
+        )
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """Return the same batch on a device."""
+        return replace(
+            self,
+            tokens={name: value.to(device) for name, value in self.tokens.items()},
+            rows={name: value.to(device) for name, value in self.rows.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The rows of one step: R sequences, N tokens in all, one sequence after the other."""
+
+    experience_ids: Sequence[str]
+    lengths: Tensor
+    """Tokens of each sequence: int64 [R]."""
+    tokens: Mapping[str, Tensor]
+    """Columns [N], `token_ids` and `mask` among them."""
+    rows: Mapping[str, Tensor]
+    """Columns [R], `weight` among them."""
+    units: Tensor
+    """Rows with the same number are trained on together, as the two of a pair: int64 [R]."""
+    step: int = 1
+    state: Mapping[str, float] = field(default_factory=dict)
+    """What the algorithm remembers from step to step, and found out of this one in `prepare`."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Tokens with a loss; the first of a sequence has none, since nothing predicts it."""
+        return int(self.tokens["mask"].sum())
+
+    @property
+    def totals(self) -> Totals:
+        """What losses of these rows are shares of."""
+        units = int(self.units.unique().numel())
+        return Totals(float(self.num_trained_tokens) or 1.0, len(self), units)
+
+    @property
+    def row_N(self) -> Tensor:
+        """The row of each token: int64 [N]."""
+        return torch.repeat_interleave(torch.arange(len(self)), self.lengths)
+
+    @property
+    def starts(self) -> Tensor:
+        """Where each sequence begins, and at last where all end: int64 [R + 1]."""
+        return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0))
+
+    def sum_tokens(self, values_N: Tensor) -> Tensor:
+        """Sum over the trained tokens of each sequence: [R]."""
+        sums = torch.zeros(len(self), dtype=values_N.dtype)
+        return sums.index_add(0, self.row_N, values_N * self.tokens["mask"].to(values_N.dtype))
+
+    def with_tokens(self, **columns: Tensor) -> "Examples":
+        """Return the same rows with more columns [N]."""
+        return replace(self, tokens={**self.tokens, **columns})
+
+    def with_rows(self, **columns: Tensor) -> "Examples":
+        """Return the same rows with more columns [R]."""
+        return replace(self, rows={**self.rows, **columns})
+
+    def take(self, places: Sequence[int]) -> "Examples":
+        """Return some of the rows, in the order that is asked for."""
+        at = torch.tensor(list(places), dtype=torch.long)
+        spots = self.spots(places)
+        return replace(
+            self,
+            experience_ids=[self.experience_ids[i] for i in places],
+            lengths=self.lengths[at],
+            tokens={name: value[spots] for name, value in self.tokens.items()},
+            rows={name: value[at] for name, value in self.rows.items()},
+            units=self.units[at],
+        )
+
+    def spots(self, places: Sequence[int]) -> Tensor:
+        """Return where the tokens of some rows stand, row after row."""
+        at = torch.tensor(list(places), dtype=torch.long)
+        starts, lengths = self.starts[:-1][at], self.lengths[at]
+        ends = lengths.cumsum(0)
+        within = torch.arange(int(lengths.sum())) - torch.repeat_interleave(ends - lengths, lengths)
+        return torch.repeat_interleave(starts, lengths) + within
+
+    def padded(self, places: Sequence[int], *, totals: Totals, pad_id: int) -> Batch:
+        """Return some of the rows as a batch; without places, one empty row."""
+        at = torch.tensor(list(places), dtype=torch.long)
+        lengths = self.lengths[at]
+        width = int(lengths.max()) if len(at) else 1
+        filled = torch.arange(width) < (lengths[:, None] if len(at) else torch.zeros(1, 1))
+        spots = self.spots(places)
+
+        def pad(name: str, value_N: Tensor) -> Tensor:
+            start = pad_id if name == "token_ids" else 0
+            out = torch.full(filled.shape, start, dtype=value_N.dtype)
+            out[filled] = value_N[spots]
+            return out
+
+        def pick(value_R: Tensor) -> Tensor:
+            return value_R[at] if len(at) else torch.zeros(1, dtype=value_R.dtype)
+
+        return Batch(
+            {name: pad(name, value) for name, value in self.tokens.items()},
+            {name: pick(value) for name, value in self.rows.items()},
+            totals,
+            tuple(places),
+            self.step,
+            self.state,
+        )
+
+
+def joined(parts: Sequence[Examples]) -> Examples:
+    """Return the rows of several parts as one, with the columns that all of them have."""
+    sizes = [int(part.units.max()) + 1 if len(part) else 0 for part in parts]
+    before = np.cumsum([0, *sizes])
+
+    def columns(named: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        common = set(named[0]).intersection(*named)
+        return {name: torch.cat([part[name] for part in named]) for name in sorted(common)}
+
+    return replace(
+        parts[0],
+        experience_ids=[name for part in parts for name in part.experience_ids],
+        lengths=torch.cat([part.lengths for part in parts]),
+        tokens=columns([part.tokens for part in parts]),
+        rows=columns([part.rows for part in parts]),
+        units=torch.cat([p.units + int(b) for p, b in zip(parts, before, strict=False)]),
+    )
+
+
+def examples(rows: pl.DataFrame, *, needs: frozenset[str] = frozenset(), step: int = 1) -> Examples:
+    """Take the columns of the rows that are trained on.
+
+    Column `unit`, where there is one, says which rows belong together. Raises JobError when a row
+    misses what the algorithm needs, naming the row.
+    """
+    _check(rows, needs)
+    lengths = torch.tensor(rows["token_ids"].list.len().to_numpy().astype(np.int64))
+    starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))[:-1]
+    mask = _flat(rows, "loss_mask", np.float32)
+    mask[starts] = 0.0
+    tokens = {"token_ids": _flat(rows, "token_ids", np.int64), "mask": mask}
+    for name in ("logprobs", "teacher_logprobs", "token_rewards"):
+        if name in rows.columns and rows.height and rows[name].null_count() == 0:
+            tokens[name] = _flat(rows, name, np.float32)
+    unit = rows["unit"] if "unit" in rows.columns else pl.int_range(rows.height, eager=True)
+    return Examples(
+        rows["experience_id"].to_list(),
+        lengths,
+        tokens,
+        {name: _numbers(rows, name) for name in _ROWS if name in rows.columns},
+        torch.tensor(unit.to_numpy().astype(np.int64)),
+        step,
+    )
+
+
+def without_missing_logprobs(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows whose absent log-probs are nan, one a token: `Optimization` measures them."""
+    unknown = pl.col("token_ids").list.eval(pl.element().cast(pl.Float32) * float("nan"))
+    return rows.with_columns(logprobs=pl.coalesce("logprobs", unknown))
+
+
+def experts_to_imitate(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows of which an expert's have 0 for an advantage and log-probs that are absent."""
+    is_expert = pl.col("is_expert")
+    zeros = pl.lit(0.0, pl.Float32).repeat_by(pl.col("token_ids").list.len())
+    return rows.with_columns(
+        pl.when(is_expert).then(pl.col("advantage").fill_null(0.0)).otherwise("advantage"),
+        pl.when(is_expert).then(pl.coalesce("logprobs", zeros)).otherwise("logprobs"),
+    )
+
+
+_ROWS = ("weight", "advantage", "reward", "lag", "is_expert", "group", "margin")
+
+
+def _check(rows: pl.DataFrame, needs: frozenset[str]) -> None:
+    if rows["loss_mask"].null_count():
+        name = rows.filter(pl.col("loss_mask").is_null())["experience_id"][0]
+        raise JobError(f"experience `{name}` has token_ids but no loss_mask; import it with one")
+    for column, way_out in STORED.items():
+        if column in needs and rows[column].null_count():
+            name = rows.filter(pl.col(column).is_null())["experience_id"][0]
+            raise JobError(
+                f"experience `{name}` has no {column}, and this algorithm needs them; {way_out}"
+            )
+
+
+def _flat(rows: pl.DataFrame, name: str, dtype: type) -> Tensor:
+    values = rows[name].explode(empty_as_null=False)
+    if len(values) != int(rows["token_ids"].list.len().sum()):
+        wrong = rows.filter(pl.col(name).list.len() != pl.col("token_ids").list.len())
+        raise JobError(
+            f"experience `{wrong['experience_id'][0]}` has {name} that are not aligned with its "
+            "token_ids: each token has one"
+        )
+    return torch.from_numpy(values.fill_null(0).to_numpy().astype(dtype))
+
+
+def _numbers(rows: pl.DataFrame, name: str) -> Tensor:
+    absent = float("nan") if name in ("lag", "reward", "margin") else 0.0
+    values = rows[name].cast(pl.Float64).fill_null(absent)
+    return torch.tensor(values.to_numpy(), dtype=torch.float32)
+
+
+def untrainable(rows: pl.DataFrame, *, vocabulary: int | None, max_length: int | None) -> pl.Series:
+    """Say why a model cannot be trained on rows, NULL of those on which it can.
+
+    Those have tokens of its vocabulary, at most `max_length` of them, and a loss_mask as long. None
+    sets no limit.
+    """
+    tokens, mask = pl.col("token_ids"), pl.col("loss_mask")
+    length, last = tokens.list.len(), tokens.list.max()
+    ok = (length == mask.list.len()) & ~mask.list.contains(None)
+    long = length > (max_length if max_length is not None else pl.lit(None))
+    unknown = last >= (vocabulary if vocabulary is not None else pl.lit(None))
+    why = (
+        pl.when(~(length > 0).fill_null(value=False))
+        .then(pl.lit("it has no tokens"))
+        .when(~ok.fill_null(value=False))
+        .then(pl.lit("its loss_mask does not say of each token whether it is trained on"))
+        .when(tokens.list.contains(None) | (tokens.list.min() < 0))
+        .then(pl.lit("one of its token_ids is NULL or below 0"))
+        .when(long)
+        .then(
+            pl.format(
+                f"its {{}} tokens are more than the {max_length} that the model takes", length
+            )
+        )
+        .when(unknown)
+        .then(pl.format(f"it has token {{}}, and the model knows only {vocabulary}", last))
+    )
+    return rows.select(why=why.otherwise(pl.lit(None, pl.String)))["why"]

@@ -1,0 +1,256 @@
+"""From hidden states to log-probs of tokens, in chunks, so that [M, V] is never there whole."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
+
+LOGITS_BYTES = 256 * 2**20
+"""Most bytes of logits that are held at once, unless a configuration says another number."""
+KEPT = 2
+"""Chunks of logits that are kept for the gradient; as many are at work."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a model makes of hidden states: a layer, a factor, and a soft cap on the logits."""
+
+    layer: nn.Module
+    factor: float = 1.0
+    cap: float | None = None
+    """Logits are cap * tanh(logits / cap)."""
+
+    def logits(self, hidden_MD: Tensor) -> Tensor:
+        """Return the logits in float32: [M, V]."""
+        return self.finished(self.layer(hidden_MD).float())
+
+    def finished(self, logits_MV: Tensor) -> Tensor:
+        """Return what the layer gave as the model's logits."""
+        if self.factor != 1.0:
+            logits_MV = logits_MV * self.factor
+        return logits_MV if self.cap is None else self.cap * torch.tanh(logits_MV / self.cap)
+
+    def logprobs(self, hidden_MD: Tensor, *, temperature: float) -> Tensor:
+        """Return the log-probs of the whole vocabulary in float32: [M, V]."""
+        return torch.log_softmax(self.logits(hidden_MD) / temperature, dim=-1)
+
+
+_HEADS: "WeakKeyDictionary[PreTrainedModel, Head | None]" = WeakKeyDictionary()
+
+
+def head_of(model: PreTrainedModel) -> Head | None:
+    """Return a model's head, or None where it does something else that we do not know.
+
+    Families scale their logits under several names, some divide and some multiply: what fits the
+    model's own logits on two tokens is taken.
+    """
+    if model not in _HEADS:
+        _HEADS[model] = _found(model)
+    return _HEADS[model]
+
+
+@torch.no_grad()
+def _found(model: PreTrainedModel) -> Head | None:
+    layer = model.get_output_embeddings()
+    if layer is None:
+        return None
+    candidates = list(_candidates(model, layer))
+    tokens = torch.tensor([[1, 0]], device=model.device)
+    with evaluating(model):
+        truth = model(input_ids=tokens, use_cache=False).logits[0].float()
+        found = model.get_decoder()(input_ids=tokens, use_cache=False)
+    hidden = getattr(found, "last_hidden_state", None)
+    if hidden is None:  # some models are their own decoder
+        return None
+    within = tolerance(model) * float(truth.abs().max()) + 1e-6
+    for head in candidates:
+        logits = head.logits(hidden[0])
+        if logits.shape == truth.shape and float((logits - truth).abs().max()) <= within:
+            return head
+    return None
+
+
+def _candidates(model: PreTrainedModel, layer: nn.Module) -> Iterator[Head]:
+    config: Any = model.config.get_text_config()
+    cap = getattr(config, "final_logit_softcapping", None)
+    names = ("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier")
+    found = [float(value) for name in names if (value := getattr(config, name, None))]
+    for factor in (1.0, *found, *(1 / value for value in found)):
+        yield Head(layer, factor, cap)
+
+
+def tolerance(model: PreTrainedModel) -> float:
+    """Return how far two ways to the same number may be apart, as a share of the largest."""
+    return 1e-3 if model.dtype in (torch.float32, torch.float64) else 3e-2
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Ask a model without dropout or autocast; afterwards it is in the mode that it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.autocast(model.device.type, enabled=False):
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def of_tokens(
+    head: Head,
+    hidden_MD: Tensor,
+    token_M: Tensor,
+    *,
+    temperature: float,
+    entropy: bool = False,
+    logits_bytes: int = LOGITS_BYTES,
+) -> list[Tensor]:
+    """Return each token's log-prob [M] and, if wanted, the entropy [M], in nats and float32.
+
+    The same as by log-softmax, in value and gradient. Logits are worked out again for the gradient,
+    but for those that fit into half of `logits_bytes`; the other half is for the chunk at work.
+    Raises TypeError when the head is no linear layer.
+    """
+    if type(head.layer) is not nn.Linear:
+        raise TypeError(f"the head must be a linear layer, got {type(head.layer).__name__}")
+    weight_VD: Tensor = head.layer.weight
+    bias_V: Tensor | None = getattr(head.layer, "bias", None)
+    kind = hidden_MD.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        hidden_MD, weight_VD = hidden_MD.to(dtype), weight_VD.to(dtype)
+        bias_V = None if bias_V is None else bias_V.to(dtype)
+    settings = _Settings(head, temperature, entropy, _size(logits_bytes, len(weight_VD)))
+    with torch.autocast(kind, enabled=False):
+        found: Any = _OfTokens.apply(hidden_MD, weight_VD, bias_V, token_M, settings)
+    return list(found) if entropy else [found[0]]
+
+
+def _size(logits_bytes: int, vocabulary: int) -> int:
+    """Return how many tokens are a chunk; for one at work, there are two in memory."""
+    return max(1, logits_bytes // (4 * vocabulary * (KEPT + 2)))
+
+
+@dataclass(frozen=True)
+class _Settings:
+    head: Head
+    temperature: float
+    entropy: bool
+    size: int
+    """Tokens whose logits are worked out at once."""
+
+    def logits(self, hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
+        logits_CV = nn.functional.linear(hidden_CD, weight_VD, bias_V).float()
+        logits_CV = self.head.finished(logits_CV)
+        return logits_CV if self.temperature == 1.0 else logits_CV.div_(self.temperature)
+
+    def slope(self, logits_CV: Tensor) -> Tensor | float:
+        """Return how the finished logits answer to what the layer gives."""
+        slope = self.head.factor / self.temperature
+        if self.head.cap is None:
+            return slope
+        return slope * (1 - (logits_CV * (self.temperature / self.head.cap)).square())
+
+
+class _OfTokens(torch.autograd.Function):
+    """Log-prob and entropy of tokens, with the gradient written out: d log p_t / dz = 1_t - p."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        hidden_MD: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        token_M: Tensor,
+        settings: _Settings,
+    ) -> tuple[Tensor, ...]:
+        logprobs, entropies, norms, kept = [], [], [], []
+        parts = zip(hidden_MD.split(settings.size), token_M.split(settings.size), strict=True)
+        for hidden_CD, token_C in parts:
+            logits_CV = settings.logits(hidden_CD, weight_VD, bias_V)
+            norm_C = torch.logsumexp(logits_CV, dim=-1)
+            logprobs.append(logits_CV.gather(-1, token_C[:, None])[:, 0] - norm_C)
+            norms.append(norm_C)
+            if settings.entropy:
+                p_CV = (logits_CV - norm_C[:, None]).exp_()
+                entropies.append(norm_C - p_CV.mul_(logits_CV).sum(-1))
+            if len(kept) < KEPT and any(ctx.needs_input_grad):
+                kept.append(logits_CV)
+        out = [torch.cat(logprobs), *([torch.cat(entropies)] if settings.entropy else [])]
+        ctx.save_for_backward(hidden_MD, weight_VD, bias_V, token_M, torch.cat(norms), *out[1:])
+        ctx.settings, ctx.kept = settings, kept
+        return tuple(out)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *gradients: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        hidden_MD, weight_VD, bias_V, token_M, norm_M, *entropy_M = ctx.saved_tensors
+        settings: _Settings = ctx.settings
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        hidden_grad_MD = torch.empty_like(hidden_MD) if need_hidden else None
+        weight_grad_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if need_weight else None
+        bias_grad_V = torch.zeros_like(bias_V, dtype=torch.float32) if need_bias else None
+        for start in range(0, len(hidden_MD), settings.size):
+            at = slice(start, start + settings.size)
+            hidden_CD = hidden_MD[at]
+            if ctx.kept:
+                logits_CV = ctx.kept.pop(0)  # it is overwritten, so used once only
+            else:
+                logits_CV = settings.logits(hidden_CD, weight_VD, bias_V)
+            slope = settings.slope(logits_CV)
+            told = [(gradients[1][at], entropy_M[0][at])] if entropy_M else []
+            grad_CV = _slopes(logits_CV, norm_M[at], token_M[at], gradients[0][at], *told)
+            if not isinstance(slope, float) or slope != 1.0:
+                grad_CV = grad_CV.mul_(slope)
+            if bias_grad_V is not None:
+                bias_grad_V += grad_CV.sum(0)
+            grad_CV = grad_CV.to(weight_VD.dtype)
+            if hidden_grad_MD is not None:
+                torch.mm(grad_CV, weight_VD, out=hidden_grad_MD[at])
+            if weight_grad_VD is not None:
+                _add_product(weight_grad_VD, grad_CV.t(), hidden_CD)
+        return (
+            hidden_grad_MD,
+            None if weight_grad_VD is None else weight_grad_VD.to(weight_VD.dtype),
+            None if bias_grad_V is None else bias_grad_V.to(bias_V.dtype),
+            None,
+            None,
+        )
+
+
+def _slopes(
+    logits_CV: Tensor,
+    norm_C: Tensor,
+    token_C: Tensor,
+    grad_C: Tensor,
+    entropy: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Return the gradient by finished logits, in their place: [C, V].
+
+    That of the entropy H, whose gradient and value are `entropy`, is -p (log p + H).
+    """
+    logp_CV = logits_CV.sub_(norm_C[:, None])
+    if entropy is None:
+        out_CV = logp_CV.exp_().mul_(-grad_C[:, None])
+    else:
+        entropy_grad_C, entropy_C = entropy
+        p_CV = logp_CV.exp()
+        out_CV = logp_CV.add_(entropy_C[:, None]).mul_(entropy_grad_C[:, None])
+        out_CV = out_CV.add_(grad_C[:, None]).mul_(p_CV).neg_()
+    return out_CV.scatter_add_(-1, token_C[:, None], grad_C[:, None])
+
+
+def _add_product(out: Tensor, one: Tensor, other: Tensor) -> None:
+    if one.dtype == out.dtype:
+        out.addmm_(one, other)
+    else:
+        out += one @ other

@@ -1,0 +1,64 @@
+"""The policy reasons, calls tools, reads what they say, and answers: ReAct, arXiv:2210.03629."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ...store.records import Task
+from ..policy import Policy
+from ..tools import Tool, Toolbox
+from ..turns import Conversation, note
+
+_CALLS = 16
+"""Calls of one answer that are made; further ones are refused."""
+
+
+async def react(
+    task: Task,
+    policy: Policy,
+    *,
+    tools: Sequence[str | Callable[..., Any]] = (),
+    mcp: Mapping[str, Mapping[str, Any]] | None = None,
+    max_turns: int = 8,
+    tool_seconds: float = 30.0,
+    longest_result: int = 8000,
+    max_failures: int | None = None,
+) -> None:
+    """Let the policy call tools until it answers without a call, in `max_turns` at most.
+
+    `tools` are functions (`loop.tools.tool` makes their schema), named `package.module:function`;
+    `mcp` names servers of the Model Context Protocol, `{command: [...]}` or `{url: ...}`
+    (`loop.mcp.McpServer`). The calls of an answer are made one after the other, each in
+    `tool_seconds` at most, and of each result `longest_result` characters are shown. What goes
+    wrong is told to the policy, and noted as `tools/...`; more than `max_failures` failed calls end
+    the try, with the last one's `finish_reason`. The rewards of the configuration judge the last
+    answer. `model.tool_format` says how the model writes calls.
+    """
+    offered: list[str | Callable[..., Any]] = [*tools, *await _of_servers(mcp or {})]
+    box = Toolbox(offered, seconds=tool_seconds, longest=longest_result, note=partial(note, policy))
+    talk = Conversation(task, policy, tools=box.specs)
+    failures = 0
+    for turn in range(1, max_turns + 1):
+        if not await talk.goes_on():
+            return
+        calls = talk.messages[-1].get("tool_calls") or []
+        if not calls:
+            return
+        if turn == max_turns:
+            talk.end("tool_calls")
+            return
+        for number, call in enumerate(calls):
+            called = await box.call(call) if number < _CALLS else box.refused(call, most=_CALLS)
+            talk.messages.append(called.message)
+            failures += called.failure is not None
+            if called.failure and max_failures is not None and failures > max_failures:
+                talk.end(called.failure)
+                return
+
+
+async def _of_servers(servers: Mapping[str, Mapping[str, Any]]) -> list[Tool]:
+    if not servers:
+        return []
+    from ..mcp import mcp_tools
+
+    return await mcp_tools(servers)

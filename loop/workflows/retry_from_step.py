@@ -1,0 +1,169 @@
+"""Retry from the step that failed: R3L (arXiv:2601.03715) in an environment.
+
+An episode that came to little is looked back on: the policy says which of its answers was the first
+that should have been another one, and what to do instead. A second episode repeats what was
+answered before that step, and goes on from there with the lesson in its prompt. So a long episode
+is not sampled whole again for one wrong step, and credit goes to what differs: of both episodes
+only the answers from that step on are trained on. The rows, as `metadata.part` names them:
+
+- `first`: the first episode; `metadata.step` is where it was left
+- `reflection`: what the policy says of it, in the group `reflections`, whose reward is how much the
+  second episode was better than the first
+- `retry`: the second episode. It stands behind the prompt without the lesson, with the log-probs
+  that it was sampled with, as in `reflect_and_retry`, and `metrics` has `is_guided`.
+
+Environments are begun anew and given the same answers: what they then show must be what they showed
+before. One that shows something else is not tried again, and noted as `retry/differs`.
+"""
+
+import re
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Any
+
+from ...store.records import Experience, Message, Task
+from ..continuing import after
+from ..environments.environment import Environment
+from ..environments.episode import EnvironmentSpec, beginning, joined, opened, told
+from ..policy import Completion, Policy, PolicyError, Turn
+from ..turns import Conversation, note
+from .multi_turn import played
+from .reflecting import HINT, hinted, reflection_row, without_hint
+
+_REFLECT = (
+    "That came to a reward of {reward}. Your answers are steps 1 to {steps}. Write `step N`, the "
+    "first that should have been another one. Then say in a few sentences what went wrong there, "
+    "and what to do instead."
+)
+_STEP = re.compile(r"\bstep\W{0,3}(\d{1,6})\b", re.IGNORECASE)
+
+
+async def retry_from_step(
+    task: Task,
+    policy: Policy,
+    *,
+    environment: EnvironmentSpec,
+    max_turns: int = 16,
+    enough: float = 1.0,
+    keep_hint: bool = False,
+    reflect: str = _REFLECT,
+    hint: str = HINT,
+    at_once: int | None = None,
+    close_seconds: float = 10.0,
+) -> list[Experience]:
+    """Act in an environment as in `multi_turn`; below a reward of `enough`, go on from a step.
+
+    In `reflect` `{reward}` and `{steps}` stand for the sum of the steps' rewards and their number;
+    `hint` and `keep_hint` are as in `reflect_and_retry`. A reflection that names no step means the
+    first one, and is noted as `retry/no_step`. An episode without a reward of the environment is
+    not looked back on, nor one that was stopped. Where templates write earlier answers anew, the
+    second one keeps its hint.
+    """
+
+    def world() -> AbstractAsyncContextManager[Environment]:
+        return opened(environment, policy, at_once=at_once, close_seconds=close_seconds)
+
+    async with world() as begun:
+        first = Conversation(task, policy, messages=beginning(task, await begun.reset(task)))
+        rewards = await played(begun, first, policy, max_turns=max_turns)
+    if not rewards or sum(rewards) >= enough or _is_stopped(first):
+        return _rows(first, rewards, part="first")
+    said = reflect.replace("{reward}", f"{sum(rewards):g}").replace(
+        "{steps}", str(len(first.turns))
+    )
+    looking_back = joined(first.messages, said)
+    thought = await _thought(policy, looking_back)
+    if thought is None:
+        return _rows(first, rewards, part="first")
+    step = _named(thought.text, len(first.turns), policy)
+    left = first.turns[step - 1]
+    second = Conversation(task, policy, messages=hinted(left.messages, hint, thought.text))
+    async with world() as again:
+        repeated = await _repeated(again, task, first.turns[:step])
+        if repeated is None:
+            note(policy, "retry/differs")
+        else:
+            repeated += await _gone_on(again, second, policy, max_turns=max_turns - step + 1)
+    if repeated is None or not second.turns:
+        return [*_rows(first, rewards, part="first"), reflection_row(looking_back, thought, None)]
+    first.turns = first.turns[step - 1 :]
+    if not keep_hint:
+        plain = without_hint(second.turns, left.messages, left.completion.prompt_ids)
+        second.turns = plain or second.turns
+    rows = _rows(second, repeated, part="retry", step=step)
+    return [
+        *_rows(first, rewards, part="first", step=step),
+        reflection_row(looking_back, thought, sum(repeated) - sum(rewards)),
+        *(replace(row, metrics={**row.metrics, "is_guided": 1.0}) for row in rows),
+    ]
+
+
+def _is_stopped(talk: Conversation) -> bool:
+    return "abort" in (talk.ended, talk.turns[-1].completion.finish_reason)
+
+
+def _rows(talk: Conversation, rewards: Sequence[float], **told: Any) -> list[Experience]:
+    """Return an episode's rows, each with the sum of its rewards."""
+    rows = [replace(row, metadata=told) for row in talk.rows()]
+    if not rewards:
+        return rows
+    return [row.with_reward({"environment": sum(rewards)}) for row in rows]
+
+
+async def _thought(policy: Policy, looking_back: Sequence[Message]) -> Completion | None:
+    """Return what the policy says of an episode; None when it is too long, or stopped."""
+    try:
+        [thought] = await policy.generate(looking_back)
+    except PolicyError as error:
+        if error.finish_reason not in ("context_overflow", "abort"):
+            raise
+        return None
+    return None if thought.finish_reason == "abort" else thought
+
+
+async def _gone_on(
+    world: Environment, talk: Conversation, policy: Policy, *, max_turns: int
+) -> list[float]:
+    """Go on with an episode; without a turn when the lesson made its prompt too long."""
+    try:
+        return await played(world, talk, policy, max_turns=max_turns)
+    except PolicyError as error:
+        if talk.turns or error.finish_reason not in ("context_overflow", "abort"):
+            raise
+        return []
+
+
+def _named(text: str, steps: int, policy: Policy) -> int:
+    """Return the step that a reflection names.
+
+    >>> from rlake.loop.policy import ScriptedPolicy
+    >>> [_named(said, 4, ScriptedPolicy([])) for said in ("**Step 3**: left", "step 9", "Go on!")]
+    [3, 1, 1]
+    """
+    found = _STEP.search(text)
+    step = int(found[1]) if found else 0
+    if 1 <= step <= steps:
+        return step
+    note(policy, "retry/no_step")
+    return 1
+
+
+async def _repeated(world: Environment, task: Task, turns: Sequence[Turn]) -> list[float] | None:
+    """Give an environment the answers before the last turn; return the rewards.
+
+    None when it does not show what that turn and those before it were asked with.
+    """
+    shown = beginning(task, await world.reset(task))
+    rewards: list[float] = []
+    for i, turn in enumerate(turns):
+        if list(turn.messages) != shown:
+            return None
+        if i + 1 < len(turns):
+            shown = after(turn)
+            step = await world.step(shown[-1])
+            rewards += [] if step.reward is None else [step.reward]
+            if step.is_done:
+                return None
+            shown = [*shown, *told(step.shown)]
+    return rewards

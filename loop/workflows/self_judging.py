@@ -1,0 +1,95 @@
+"""The policy answers, and judges its own answers: RULER (OpenPipe's ART) whose judge is trained.
+
+For a share of the groups the truth is looked at: then answers have their true rewards, and each try
+judges the whole group once; what it says is a row in the group `judges`, whose reward is 1 less the
+mean absolute error of its scores, and 0 when they cannot be read. For the others the answers have
+the scores that the policy gives them, by one request, and that is not trained on. So a little truth
+keeps the judge honest, and the judge makes rewards where there is no truth. Assumes true rewards
+between 0 and 1. `metadata.part` is `answer` or `judge`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...operators.asking import NoAnswerError
+from ...operators.judging.asked import answer
+from ...operators.judging.ruler import compared, scores
+from ...operators.verdict import of_group
+from ...store.ids import content_id
+from ...store.records import Experience, Task
+from ..policy import Policy, PolicyError, Turn
+from ..rewarding import RewardSpec
+from ..together import GroupPolicies
+from ..turns import rows_of
+from .judged import judged
+from .single_turn import single_turn
+
+
+@of_group
+async def self_judging(
+    task: Task,
+    policies: GroupPolicies,
+    *,
+    reward: RewardSpec = "exact_match",
+    truth: float = 0.2,
+) -> list[Experience]:
+    """Answer with each of a group's policies, and judge the answers by the policy or the truth.
+
+    `reward` names the functions that know the truth, and `truth` is the share of groups that they
+    are asked for; a task without an answer is none of them. Which ones is a function of what was
+    sampled.
+    """
+    made = await asyncio.gather(*(single_turn(task, policy) for policy in policies))
+    rows = [replace(r, rollout=i, metadata={"part": "answer"}) for i, r in enumerate(made)]
+    texts = [row.response_text for row in rows]
+    share = int(content_id(task.task_id, texts, length=12), 16) / 16**12
+    if task.answer is not None and share < truth:
+        rows = list(await asyncio.gather(*(judged(task, row, reward) for row in rows)))
+        known = [row for row in rows if row.reward is not None]
+        if not known:
+            return rows
+        judges = [_judge(task, p, i, known, is_asked=True) for i, p in enumerate(policies)]
+        return [*rows, *(row for made, _ in await asyncio.gather(*judges) for row in made)]
+    judge, found = await _judge(task, policies[0], 0, rows, is_asked=False)
+    if found is None:
+        unread = "the policy's judgement cannot be read"
+        nobody = [row.with_reward({"self_judged": None}) for row in rows]
+        return [*(replace(row, drop_reason=unread) for row in nobody), *judge]
+    scored = zip(rows, found, strict=True)
+    return [*(row.with_reward({"self_judged": score}) for row, score in scored), *judge]
+
+
+async def _judge(
+    task: Task, policy: Policy, number: int, rows: Sequence[Experience], *, is_asked: bool
+) -> tuple[list[Experience], list[float] | None]:
+    """Let a policy judge a group; return its row, with a reward if that is asked, and scores.
+
+    Tries that are too long to be judged together are judged by nobody.
+    """
+    turns: list[Turn] = []
+
+    async def ask(messages: Sequence[Any]) -> str:
+        asked = [dict(m) for m in messages]
+        [completion] = await policy.generate(asked)
+        turns.append(Turn(messages=asked, completion=completion))
+        return completion.text
+
+    found: list[float] | None = None
+    try:
+        said = await answer(ask, compared(task, rows), lambda x: scores(x, len(rows)), tries=1)
+        found = [float(verdict.value or 0.0) for verdict in said]
+    except NoAnswerError:
+        pass  # no answer is a bad one: it costs the judge its reward
+    except PolicyError as error:
+        if error.finish_reason != "context_overflow":
+            raise
+        return [], None
+    [row] = rows_of(Task(messages=turns[0].messages), turns)
+    row = replace(row, rollout=number, group_id="judges", metadata={"part": "judge"})
+    if not is_asked:
+        return [replace(row, drop_reason="a judgement without the truth to learn from")], found
+    errors = [abs(a - (b.reward or 0.0)) for a, b in zip(found or [], rows, strict=bool(found))]
+    accuracy = 0.0 if found is None else max(0.0, 1 - sum(errors) / len(errors))
+    return [row.with_reward({"accuracy_of_scores": accuracy})], found

@@ -1,0 +1,55 @@
+"""On a GPU: vLLM follows weights, and says how likely its tokens were."""
+
+import asyncio
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import tiny
+
+from rlake.loop.engines import Request, Sampled, Weights
+from rlake.loop.engines.vllm import VllmEngine
+from rlake.loop.policy import Sampling
+from rlake.loop.training.tensors import weights_digest
+from rlake.loop.weights import state_of
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.skipif(find_spec("vllm") is None, reason="needs vllm"),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's own
+]
+
+
+def test_vllm_on_a_gpu_serves_each_version_of_the_weights(tmp_path: Path):
+    spec = {"hidden_size": 128, "heads": 2, "layers": 2, "max_length": 256}
+    models = [tiny(seed=i, **spec) for i in range(2)]
+    versions = []
+    for i, (model, tokenizer) in enumerate(models):
+        folder = tmp_path / str(i)
+        model.config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        save_file(state_of(model), folder / "model.safetensors", metadata={"format": "pt"})
+        digest = weights_digest(load_file(folder / "model.safetensors"))
+        versions.append(Weights(version=i, digest=digest, folder=folder))
+    engine = VllmEngine(tmp_path / "0", dtype="float32")
+
+    async def ask(weights: Weights) -> Sampled:
+        await engine.swap(weights)
+        request = Request(prompt_ids=[3, 4, 13], sampling=Sampling(max_tokens=32))
+        [one] = await engine.complete([request])
+        return one
+
+    for weights in versions:
+        one = asyncio.run(ask(weights))
+        assert engine.verified[0] == engine.verified[1] > 0
+        assert [s.digest for s in one.segments] == [weights.digest]
+        with torch.inference_mode():
+            ids = torch.tensor([[3, 4, 13, *one.token_ids]])
+            found = models[weights.version][0](ids).logits[0, 2:-1].log_softmax(-1)
+        own = found.gather(-1, ids[0, 3:, None])[:, 0]
+        assert float((own - torch.tensor(one.logprobs)).abs().max()) < 1e-2
+    asyncio.run(engine.close())

@@ -1,0 +1,321 @@
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import httpx
+import pytest
+from serving import asking, chat
+from tiny import speaking
+
+from rlake.loop.config import LimitsConfig, ServeConfig
+from rlake.loop.policy import Completion, PolicyError, Sampling, ScriptedPolicy
+from rlake.loop.serving import Session, create_app
+from rlake.loop.serving.balancing import Balanced, Foreign
+from rlake.loop.turns import rows_of
+from rlake.store import Task
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+LOCAL = {"content-type": "application/json"}
+
+
+def scripted(*answers: str) -> ScriptedPolicy:
+    return ScriptedPolicy(list(answers) or ["4"])
+
+
+class Fails(ScriptedPolicy):
+    """Answers every request with an error."""
+
+    def __init__(self, finish_reason: str) -> None:
+        super().__init__(["never"])
+        self.finish_reason, self.asked = finish_reason, 0
+
+    async def generate(self, *args: Any, **options: Any) -> list[Completion]:
+        self.asked += 1
+        raise PolicyError("no way", finish_reason=self.finish_reason)
+
+
+class Waits(ScriptedPolicy):
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(["late"])
+        self.begun, self.may_go = asyncio.Event(), asyncio.Event()
+        self.was_cancelled = False
+
+    async def generate(self, *args: Any, **options: Any) -> list[Completion]:
+        self.begun.set()
+        try:
+            await self.may_go.wait()
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+        return await super().generate(*args, **options)
+
+
+def events(answer: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def test_an_answer_has_what_clients_of_openai_read_and_its_tokens_when_asked() -> None:
+    body = chat("2+2=", n=2, logprobs=True, return_token_ids=True)
+    answer = asking(
+        create_app(scripted("4", "5")), lambda c: c.post("/v1/chat/completions", json=body)
+    )
+    told = answer.json()
+    assert [c["message"]["content"] for c in told["choices"]] == ["4", "5"]
+    first = told["choices"][0]
+    assert (first["finish_reason"], first["token_ids"]) == ("stop", [52, 0])
+    assert first["prompt_token_ids"] == told["prompt_token_ids"] == [ord(c) for c in "2+2="]
+    assert [t["logprob"] for t in first["logprobs"]["content"]] == [-0.5, -0.5]
+    assert told["usage"] == {"prompt_tokens": 4, "completion_tokens": 4, "total_tokens": 8}
+    assert answer.headers["x-session-id"] == told["session_id"]
+    assert float(answer.headers["x-rlake-overhead-ms"]) < 1000
+
+
+def test_a_streamed_answer_says_the_same_piece_by_piece() -> None:
+    text = "a long answer " * 20
+    body = chat("go on", stream=True, stream_options={"include_usage": True}, return_token_ids=True)
+    answer = asking(create_app(scripted(text)), lambda c: c.post("/v1/chat/completions", json=body))
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *pieces, usage = events(answer)
+    deltas = [piece["choices"][0]["delta"] for piece in pieces]
+    assert len(deltas) > 4
+    assert deltas[0]["role"] == "assistant"
+    assert "".join(delta.get("content", "") for delta in deltas) == text
+    assert pieces[-1]["choices"][0]["finish_reason"] == "stop"
+    assert len(pieces[-1]["choices"][0]["token_ids"]) == len(text) + 1
+    assert usage["usage"]["completion_tokens"] == len(text) + 1
+
+
+def test_calls_are_told_apart_and_answers_stand_in_the_session_as_they_were() -> None:
+    app = create_app(scripted(CALL, "4"))
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        body = chat("1+3=", tools=TOOLS)
+        address = "/sessions/s1/v1/chat/completions"
+        choice = (await client.post(address, json=body)).json()["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] is None
+        call = choice["message"]["tool_calls"][0]
+        call["function"]["arguments"] = '{"a":1}'  # as a client spells it
+        told = {"role": "tool", "tool_call_id": call["id"], "content": "4"}
+        body["messages"] += [choice["message"] | {"audio": None}, told]
+        await client.post(address, json=body | {"stream": True})
+
+    asking(app, talk)
+    first, second = app.state.sessions.turns("s1")
+    assert second.messages[1] == first.completion.answer
+    assert second.messages[1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+
+
+def test_a_session_of_several_turns_is_one_row_token_for_token() -> None:
+    app = create_app(speaking(sampling=Sampling(max_tokens=4)))
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        said = ["1+1="]
+        for _ in range(3):
+            headers = {"X-Session-Id": "s"}
+            body = chat(*said, return_token_ids=True)
+            answer = await client.post("/v1/chat/completions", json=body, headers=headers)
+            said += [answer.json()["choices"][0]["message"]["content"], "+2="]
+
+    asking(app, talk)
+    turns = app.state.sessions.turns("s")
+    [row] = rows_of(Task.ask("1+1="), turns)
+    sampled = [list(turn.completion.token_ids or ()) for turn in turns]
+    told = [t for t, m in zip(row.token_ids or (), row.loss_mask or (), strict=True) if m]
+    assert told == [token for tokens in sampled for token in tokens]
+    assert row.num_turns == 3
+
+
+def test_models_are_listed_and_an_unknown_one_is_no_answer() -> None:
+    app = create_app({"small": scripted("s"), "judge": scripted("j")})
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        listed = (await client.get("/v1/models")).json()
+        assert [model["id"] for model in listed["data"]] == ["small", "judge"]
+        address = "/v1/chat/completions"
+        answer = await client.post(address, json=chat("?", model="judge"))
+        assert answer.json()["choices"][0]["message"]["content"] == "j"
+        answer = await client.post(address, json=chat("?", model="none"))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        assert (await client.get("/nowhere")).json()["error"]["message"].startswith("Not Found")
+
+    asking(app, ask)
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "code"),
+    [
+        ("context_overflow", 400, "context_length_exceeded"),
+        ("template_error", 400, "template_error"),
+        ("engine_error", 503, "engine_error"),
+        ("timeout", 504, "timeout"),
+    ],
+)
+def test_an_engine_that_cannot_answer_says_why(reason: str, status: int, code: str) -> None:
+    app = create_app(Fails(reason))
+    for stream in (False, True):
+        body = chat("?", stream=stream)
+        answer = asking(app, lambda c, body=body: c.post("/v1/chat/completions", json=body))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+        assert ("retry-after" in answer.headers) == (status == 503)
+
+
+def test_the_policy_with_the_fewest_requests_answers_and_one_that_is_down_is_passed_over() -> None:
+    down = Fails("engine_error")
+    app = create_app(Balanced([down, scripted("up")]))
+    for _ in range(3):
+        answer = asking(app, lambda c: c.post("/v1/chat/completions", json=chat("?")))
+        assert answer.json()["choices"][0]["message"]["content"] == "up"
+    assert down.asked == 1
+
+    async def both() -> list[str]:
+        busy, free = Waits(), scripted("free")
+        balanced = Balanced([busy, free])
+        first = asyncio.create_task(balanced.generate([{"role": "user", "content": "?"}]))
+        await busy.begun.wait()
+        [second] = await balanced.generate([{"role": "user", "content": "?"}])
+        busy.may_go.set()
+        return [second.text, (await first)[0].text]
+
+    assert asyncio.run(both()) == ["free", "late"]
+
+
+def test_a_model_that_is_none_of_the_runs_has_no_policy_version() -> None:
+    app = create_app({"judge": Foreign(scripted(), "judge")})
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        await client.post("/v1/chat/completions", json=chat("?", user="u"))
+
+    asking(app, ask)
+    [turn] = app.state.sessions.turns("u")
+    assert (turn.completion.policy_version, turn.completion.segments) == (None, ())
+
+
+def test_nobody_gets_in_without_the_token_or_from_a_web_page() -> None:
+    guarded, local = create_app(scripted(), token="secret"), create_app(scripted())
+    address, body = "/v1/chat/completions", chat("?")
+
+    def status(app: Any, headers: dict[str, str], method: str = "POST", path: str = address) -> int:
+        content = json.dumps(body)
+        ask = lambda c: c.request(method, path, content=content, headers=headers)  # noqa: E731
+        return asking(app, ask).status_code
+
+    for said in (
+        "",
+        "Bearer",
+        "Bearer wrong",
+        "Basic secret",
+        "Bearer secret2",
+        "Bearer " + "x" * 5000,
+    ):
+        wrong = {"authorization": said}
+        assert status(guarded, LOCAL | ({} if not said else wrong)) == 401
+    assert status(guarded, LOCAL | {"authorization": "Bearer secret"}) == 200
+    assert status(guarded, {}, "GET", "/metrics") == 401
+    assert status(guarded, {}, "GET", "/health") == 200
+    assert status(local, LOCAL) == 200
+    assert status(local, {"content-type": "text/plain"}) == 415
+    assert status(local, LOCAL | {"host": "127.0.0.2:8010"}) == 200  # loopback, too
+    for host in ("evil.example:8010", "127.0.0.1.example", "10.0.0.1"):
+        assert status(local, LOCAL | {"host": host}) == 403
+    assert len(guarded.state.sessions) == 0
+
+
+def test_a_body_that_is_too_long_is_refused_before_it_is_read() -> None:
+    settings = ServeConfig(limits=LimitsConfig(body_bytes=2000))
+    app = create_app(scripted(), settings=settings)
+    read = 0
+
+    async def parts() -> AsyncIterator[bytes]:
+        nonlocal read
+        for _ in range(100):
+            read += 1
+            yield b" " * 1000
+
+    async def ask(client: httpx.AsyncClient) -> Sequence[int]:
+        address = "/v1/chat/completions"
+        said = await client.post(address, content=b" " * 100_000_000, headers=LOCAL)
+        chunked = await client.post(address, content=parts(), headers=LOCAL)
+        return said.status_code, chunked.status_code
+
+    assert asking(app, ask) == (413, 413)
+    assert read < 5
+
+
+def test_more_requests_than_may_wait_are_refused_and_tell_when_to_come_back() -> None:
+    limits = LimitsConfig(requests_at_once=1, requests_waiting=1, wait_seconds=0.05)
+    policy = Waits()
+    app = create_app(policy, settings=ServeConfig(limits=limits))
+
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        address = "/v1/chat/completions"
+        first = asyncio.create_task(client.post(address, json=chat("?")))
+        await policy.begun.wait()
+        waits = asyncio.create_task(client.post(address, json=chat("?")))
+        while app.state.serving.waiting == 0:
+            await asyncio.sleep(0)
+        refused = await client.post(address, json=chat("?"))
+        late = await waits
+        policy.may_go.set()
+        return [await first, refused, late]
+
+    first, refused, late = asking(app, ask)
+    assert (first.status_code, refused.status_code, late.status_code) == (200, 429, 503)
+    assert refused.headers["retry-after"] == late.headers["retry-after"] == "1"
+
+
+def test_a_request_whose_client_goes_away_is_given_up() -> None:
+    policy = Waits()
+    app = create_app(policy)
+    body = json.dumps(chat("?", user="u")).encode()
+    parts = [{"type": "http.request", "body": body}, {"type": "http.disconnect"}]
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    path = "/v1/chat/completions"
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
+    scope |= {"headers": headers, "query_string": b"", "http_version": "1.1", "scheme": "http"}
+
+    async def receive() -> Any:
+        if len(parts) == 1:
+            await policy.begun.wait()
+        return parts.pop(0)
+
+    async def send(message: Any) -> None:
+        pass
+
+    asyncio.run(app(scope, receive, send))
+    assert policy.was_cancelled
+    assert app.state.sessions.turns("u") == []
+
+
+def test_an_answer_that_cannot_be_recorded_is_not_given() -> None:
+    class Full:
+        async def keep(self, session: Session, turns: object, response_id: str) -> None:
+            raise OSError("no space left on device")
+
+        async def ended(self, session: Session) -> None:
+            pass
+
+    app = create_app(scripted(), Full())
+    with pytest.raises(OSError, match="no space"):
+        asking(app, lambda c: c.post("/v1/chat/completions", json=chat("?")))
+
+
+def test_numbers_are_told_to_prometheus() -> None:
+    app = create_app(scripted())
+
+    async def ask(client: httpx.AsyncClient) -> str:
+        await client.post("/v1/chat/completions", json=chat("2+2=", user="u"))
+        await client.post("/v1/chat/completions", json=chat())
+        return (await client.get("/metrics")).text
+
+    text = asking(app, ask)
+    assert 'rlake_serve_responses_total{path="chat",status="200"} 1.0' in text
+    assert 'rlake_serve_responses_total{path="chat",status="400"} 1.0' in text
+    assert 'rlake_serve_tokens_total{kind="prompt",model="policy"} 4.0' in text
+    assert "rlake_serve_sessions 1.0" in text
