@@ -25,7 +25,7 @@ TRIES = 6
 MOST_REFUSED = 5
 """So many times in a row that numbers are refused TRIES times end it."""
 FIRST_WAIT_SECONDS = 1.0
-CLOSE_SECONDS = 15.0
+CLOSE_SECONDS = 60.0
 """How long the end of a job waits for its trackers."""
 
 _log = logging.getLogger(__name__)

@@ -3,9 +3,12 @@
 import os
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
     from ..monitoring import Tracked
 
 MOST_PARAMETERS, LONGEST_PARAMETER = 100, 500
+LOCK_SECONDS = 10.0
+"""How long a job waits while another begins in the same folder."""
 _KEY = "rlake.key"
 
 
@@ -51,8 +56,9 @@ class Mlflow:
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient(tracking_uri=uri)
-        found = self._client.get_experiment_by_name(self.experiment)
-        experiment = found.experiment_id if found else self._create()
+        with _alone(uri):
+            found = self._client.get_experiment_by_name(self.experiment)
+            experiment = found.experiment_id if found else self._create()
         same = self._client.search_runs([experiment], f"tags.`{_KEY}` = '{run.key}'")
         if same:
             self._id = same[0].info.run_id
@@ -64,7 +70,7 @@ class Mlflow:
         self._describe(run.config)
 
     def _create(self) -> str:
-        """Make the experiment, unless the other job of the run just did."""
+        """Make the experiment, unless another client of the server just did."""
         try:
             return self._client.create_experiment(self.experiment)
         except Exception:
@@ -106,6 +112,18 @@ class Mlflow:
     def close(self) -> None:
         """End the run."""
         self._client.set_terminated(self._id, "FAILED" if self._failed else "FINISHED")
+
+
+def _alone(uri: str) -> AbstractContextManager[object]:
+    """Hold a folder's lock: files would take two experiments of one name, which servers refuse."""
+    from mlflow.utils.file_utils import local_file_uri_to_path
+    from mlflow.utils.uri import is_local_uri
+
+    if not is_local_uri(uri):
+        return nullcontext()
+    folder = Path(local_file_uri_to_path(uri))
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder / ".experiment.lock", timeout=LOCK_SECONDS)
 
 
 def flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:

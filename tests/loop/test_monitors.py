@@ -5,8 +5,11 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +295,26 @@ def test_wandb_mlflow_and_swanlab_hold_what_a_resumed_run_stored(store: Store) -
     assert len(swanlab_steps(folder / "swanlog", "explore/rows")) >= 4
     failed = "SELECT name, value FROM metrics WHERE name LIKE 'monitors/%'"
     assert store.sql(failed).fetchall() == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_jobs_that_begin_at_once_share_one_mlflow_experiment(tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    from rlake.loop.monitors.mlflow import Mlflow
+
+    def begin(job: str, folder: Path, both: threading.Barrier) -> None:
+        both.wait(60)
+        Mlflow().start(replace(TRACKED, job=job, key=job, folder=folder))
+
+    for i in range(10):  # two experiments in 3 of 4 rounds when a job does not wait for the other
+        folder, both = tmp_path / str(i), threading.Barrier(2)
+        with ThreadPoolExecutor(2) as jobs:
+            list(jobs.map(lambda job, at=folder, b=both: begin(job, at, b), ("train", "explore")))
+        client = MlflowClient(tracking_uri=str(folder / "mlruns"))
+        [experiment] = client.search_experiments(filter_string="name = 'rlake'")
+        assert len(client.search_runs([experiment.experiment_id])) == 2
 
 
 SERVER = """
