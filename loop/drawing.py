@@ -17,6 +17,7 @@ from ..store.sampling import (
     Strategy,
     Supply,
     Uniform,
+    most,
     split,
 )
 from .algorithms import Algorithm
@@ -81,11 +82,11 @@ def order(config: RunConfig, algorithm: Algorithm) -> Order:
 
 
 def batch_tasks(config: RunConfig, algorithm: Algorithm) -> int:
-    """Return how many tasks each of the explorer's batches has."""
+    """Return how many tasks each of the explorer's batches has: enough for its part of a step."""
     explorer = config.explorer
     assert explorer is not None, "a run that explores has an explorer"
     per_group = 1 if algorithm.grouped else explorer.group_size or algorithm.group_size
-    needed = explorer.tasks_per_batch or ceil(config.trainer.batch_size / per_group)
+    needed = explorer.tasks_per_batch or ceil(_most_own_units(config) / per_group)
     over = explorer.over_sample
     return ceil(needed * (1 + over.ratio)) if over and not config.schedule.stream else needed
 
@@ -150,16 +151,27 @@ def new_units(config: RunConfig) -> Callable[[int], int]:
     """
     trainer = config.trainer
     name, own = own_source(config)
-    size, epochs = trainer.batch_size, trainer.epochs
+    size, epochs = _most_own_units(config), trainer.epochs
     if own is not None:
-        size, epochs = ceil(own.share * size), own.epochs or 1
+        epochs = own.epochs or 1
     if config.is_replay:
         later = config.schedule.new_per_step or ceil(size / epochs)
         return lambda step: size if step == 1 else later
     if name is None:
         return lambda _: size
-    shares = {name: source.share for name, source in (trainer.sampler.mixed or {}).items()}
+    shares = _shares(config)
     return lambda step: split(shares, trainer.batch_size, step)[name]
+
+
+def _most_own_units(config: RunConfig) -> int:
+    """Return how many units of a step are the explorer's, at most."""
+    name, _ = own_source(config)
+    size = config.trainer.batch_size
+    return size if name is None else most(_shares(config), size)[name]
+
+
+def _shares(config: RunConfig) -> dict[str, float]:
+    return {name: source.share for name, source in (config.trainer.sampler.mixed or {}).items()}
 
 
 def own_source(config: RunConfig) -> tuple[str, SourceConfig] | tuple[None, None]:

@@ -64,7 +64,7 @@ class Page:
         """Send a command of the DevTools protocol; return its result."""
         self._asked += 1
         self._socket.send(json.dumps({"id": self._asked, "method": method, "params": params}))
-        while (told := json.loads(self._socket.recv(timeout=60))).get("id") != self._asked:
+        while (told := json.loads(self._socket.recv(timeout=100))).get("id") != self._asked:
             pass
         assert "error" not in told, told
         return told["result"]

@@ -82,7 +82,7 @@ def answering(answer: Answer | Sequence[Reply] | Reply) -> Iterator[Server]:
 
         def _send(self, told: Reply) -> None:
             if told.until is not None:
-                told.until.wait(20)
+                told.until.wait(60)
             try:
                 self.send_response(told.status)
                 size = len(told.body) if told.claims is None else told.claims
@@ -107,7 +107,7 @@ def answering(answer: Answer | Sequence[Reply] | Reply) -> Iterator[Server]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(20)
 
 
 def ask(server: Server, *, n: int = 1, tools: Any = None, **settings: Any) -> list[Completion]:

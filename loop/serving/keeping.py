@@ -24,7 +24,7 @@ from .rows import SOURCE, experiences, first_row, group_of, tries
 
 COMMIT_BYTES = 16 << 20
 """Of the sessions that are stored in one commit."""
-MAINTAIN_EVERY = 300
+MAINTAIN_EVERY = 100
 """Commits between two looks at whether the tables want care."""
 _HURRY_SECONDS = 0.2
 _LONGEST_PAUSE = 5.0

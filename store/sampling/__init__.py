@@ -1,7 +1,7 @@
 """Draws: which rows a training step gets, and with what weights. Freshness is enforced here."""
 
 from .draws import Draw, Freshness, Supply
-from .mixture import Mixture, Source, split
+from .mixture import Mixture, Source, most, split
 from .order import Order
 from .sampler import Sampler
 from .strategies import STRATEGIES, Fifo, Prioritized, Strategy, Uniform
@@ -19,5 +19,6 @@ __all__ = [
     "Strategy",
     "Supply",
     "Uniform",
+    "most",
     "split",
 ]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import floor, gcd, lcm
+from math import ceil, floor, gcd, lcm
 from typing import Any, TypeVar
 
 import numpy as np
@@ -285,6 +285,17 @@ def split(shares: Mapping[str, float], n: int, step: int) -> dict[str, int]:
         counts[i] += floor(edge + rest) - floor(edge)
         edge += rest
     return dict(zip(names, counts, strict=True))
+
+
+def most(shares: Mapping[str, float], n: int) -> dict[str, int]:
+    """Return how many of `n` units each source gives to a step, at most.
+
+    >>> most({"expert": 0.25, "own": 0.75}, 2)
+    {'expert': 1, 'own': 2}
+    """
+    names = sorted(shares)
+    fractions = _fractions(shares[name] for name in names)
+    return {name: ceil(n * share) for name, share in zip(names, fractions, strict=True)}
 
 
 def _fractions(shares: Iterable[float]) -> list[Fraction]:

@@ -192,7 +192,7 @@ def test_a_page_takes_labels_of_several_people_while_rows_are_appended(lake: Sto
         seen: list[tuple[str, str]] = []
 
         def work(who: str) -> None:
-            with httpx.Client(base_url=address, headers=headers, timeout=30) as client:
+            with httpx.Client(base_url=address, headers=headers, timeout=100) as client:
                 while item := client.get("item", params={"annotator": who}).json()["item"]:
                     seen.append((who, item["key"]))
                     assert item["first"].endswith("… (900,016 more characters)")

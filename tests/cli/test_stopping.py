@@ -96,5 +96,5 @@ def test_output_that_nobody_reads_any_more_ends_quietly(lake: Store, tmp_path: P
     assert reading.stdout.readline() == "[\n"
     reading.stdout.close()
     assert reading.stderr.read() == ""
-    assert reading.wait(60) == 141
+    assert reading.wait(100) == 141
     reading.stderr.close()

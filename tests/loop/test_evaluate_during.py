@@ -105,7 +105,7 @@ def test_weights_stay_until_they_are_measured_however_far_the_trainer_is(store: 
         if job == "train" and step == 6:
             ended.set()
         if job == "evaluate" and step == 1:
-            assert ended.wait(20), "nothing keeps the trainer from its last step"
+            assert ended.wait(60), "nothing keeps the trainer from its last step"
 
     settings = measuring(
         every=1,

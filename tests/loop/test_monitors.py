@@ -116,11 +116,11 @@ def lined(monitor: Any, *, numbers: int = 5, most: int = 1000) -> Line:
     for step in range(1, numbers + 1):
         line.put(step, {"train/loss": float(step)})
     line.start(TRACKED)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while line.lost + len(logged()) < numbers and time.monotonic() < deadline:
         time.sleep(0.002)
     line.end(None)
-    line.join(1)
+    line.join(20)
     return line
 
 

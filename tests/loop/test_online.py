@@ -263,7 +263,7 @@ def test_an_explorer_ends_when_its_trainer_fails_also_when_it_waits_for_nothing(
     thread.start()
     with pytest.raises(StarvedError, match="gave up after 1 s: step 1 of run `demo`"):
         train(store, settings)
-    thread.join(10)
+    thread.join(100)
     assert not thread.is_alive()
     [error] = errors
     assert isinstance(error, OtherJobError)

@@ -46,7 +46,7 @@ def test_the_quickstart_learns_to_add_and_its_three_queries_can_be_pasted(tmp_pa
     assert len(commands) == 3
     for command in commands:
         pasted = subprocess.run(
-            command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60
+            command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=100
         )
         assert pasted.returncode == 0, pasted.stderr
         assert pasted.stdout.strip()
@@ -55,7 +55,7 @@ def test_the_quickstart_learns_to_add_and_its_three_queries_can_be_pasted(tmp_pa
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     [lines] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     ran = subprocess.run(
-        [sys.executable, "-c", lines], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", lines], cwd=tmp_path, capture_output=True, text=True, timeout=100
     )
     assert ran.returncode == 0, ran.stderr
     assert store.count("preferences") > 0

@@ -100,6 +100,8 @@ def test_expert_rows_are_mixed_in_with_their_share_and_the_source_is_on_record(
     own = drawn.filter(source="own")
     assert set(Counter(own["experience_id"]).values()) == {1}
     assert set(own["lag"]) == {0}, "the explorer keeps pace with its share"
+    made = "SELECT count(DISTINCT group_id) FROM experiences WHERE run_id = 'demo'"
+    assert store.sql(made).fetchall() == [(12,)], "six batches of what a step takes at most"
     assert is_proven(store, 6)
 
 

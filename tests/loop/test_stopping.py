@@ -38,7 +38,7 @@ def test_tries_that_wait_for_their_place_do_not_begin_when_their_group_is_stoppe
             policy = ScriptedPolicy(["2"])
             tries = asyncio.create_task(try_group(task(1), policy, trying, step=1, place=0))
         asyncio.get_running_loop().call_later(0.01, stop.set, "enough")
-        return await asyncio.wait_for(tries, 5)
+        return await asyncio.wait_for(tries, 30)
 
     rows = asyncio.run(stopped())
     assert [row.drop_reason for row in rows] == ["stopped: enough"] * 3

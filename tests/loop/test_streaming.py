@@ -100,7 +100,7 @@ def test_a_run_that_is_stopped_says_so(store: Store) -> None:
             explore(store, settings, stop=stop, listener=listener)
     finally:
         ended.set()
-        trainer.join(20)
+        trainer.join(100)
 
 
 def trains_until(store: Store, settings: RunConfig, ended: threading.Event) -> None:

@@ -68,7 +68,7 @@ def test_rows_of_another_process_are_treated_as_they_come(store: Store) -> None:
         total += report.rows_in
         if total == 20:
             stop.set()
-    assert writer.wait(timeout=60) == 0
+    assert writer.wait(timeout=100) == 0
     assert total == 20
     assert store.count("derived") == 20
 
@@ -111,7 +111,7 @@ def test_it_is_stopped_while_it_waits_and_goes_on_where_it_was(store: Store) -> 
         describe=lambda: "the first run",
     )
     stop.set()
-    thread.join(timeout=60)
+    thread.join(timeout=100)
     assert told == [4]
     store.append("experiences", experiences(1, reward=1.0, experience_id="late"))
     assert rows_in(watch(pipeline(group_zscore()), store, until_idle=0)) == [5]

@@ -279,7 +279,7 @@ store.branch(name) if what == "create_branch" else branches.drop(store, name)
 def killed(store: Store, what: str, name: str, *, after: int) -> None:
     """Make or drop a branch in another process, which is killed after so many tables."""
     args = [sys.executable, "-W", "ignore", "-c", KILLED, store.uri, str(after), what, name]
-    assert subprocess.run(args, check=False, timeout=60, env=os.environ).returncode == -9
+    assert subprocess.run(args, check=False, timeout=100, env=os.environ).returncode == -9
 
 
 def test_a_branch_that_was_killed_half_way_is_not_there_and_can_be_made_again(lake: Store) -> None:

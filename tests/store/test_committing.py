@@ -22,7 +22,7 @@ def held(store: Store, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     free, append_all = threading.Event(), Appender.append_all
 
     def later(self: Appender, name: str, parts: Sequence[Any]) -> list[Appended]:
-        assert free.wait(20)
+        assert free.wait(100)
         return append_all(self, name, parts)
 
     monkeypatch.setattr(Appender, "append_all", later)

@@ -122,7 +122,7 @@ def test_four_processes_lose_and_duplicate_nothing(store: Store) -> None:
     for writer in writers:
         assert writer.stdin is not None
         print(file=writer.stdin, flush=True)
-    new = [int(writer.communicate(timeout=60)[0]) for writer in writers]
+    new = [int(writer.communicate(timeout=100)[0]) for writer in writers]
     assert [w.returncode for w in writers] == [0, 0, 0, 0]
     assert sum(new) == 200, "each row was new to one of them"
     assert audit(store) == (200, 200, 50, 0)

@@ -256,7 +256,7 @@ def test_writers_and_readers_in_other_processes_notice_nothing(store: Store) -> 
     }
     said = {me: started[me].communicate(timeout=100)[0] for me in ("a", "r")}
     store.append("drops", [{"lineage_id": "end", "operator": "end", "reason": "end"}])
-    said |= {me: started[me].communicate(timeout=60)[0] for me in ("m",)}
+    said |= {me: started[me].communicate(timeout=100)[0] for me in ("m",)}
     assert [p.returncode for p in started.values()] == [0] * 3
     assert [int(said[me]) for me in "ar"] == [320, 320]
     assert int(said["m"]) > 1

@@ -76,7 +76,7 @@ def lake(server: dict[str, str], request: pytest.FixtureRequest) -> Store:
 
 def answers(port: int) -> None:
     """Wait until a port answers."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         try:
             return socket.create_connection(("127.0.0.1", port), 1).close()

@@ -366,7 +366,7 @@ def test_a_restore_waits_for_writers_and_they_for_it(store: Store) -> None:
         goes.join(0.3)
         assert goes.is_alive()
         assert connect(store.uri).count("tasks") == 1
-    goes.join(30)
+    goes.join(100)
     assert store.count("tasks") == 0
 
 

@@ -150,7 +150,7 @@ def test_many_threads_can_ask_while_rows_come(store: Store) -> None:
         store.append("experiences", made[begin : begin + 4])
     done.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(100)
     assert errors == []
     assert all(seen == sorted(seen) for seen in counts.values()), "time does not go back"
     assert store.sql("SELECT count(*) FROM experiences").fetchall() == [(40,)]

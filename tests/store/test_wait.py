@@ -68,7 +68,7 @@ def test_a_commit_of_this_process_wakes_a_waiter(
     threading.Timer(0.1, lambda: store.append("tasks", [task(0)])).start()
     began = time.monotonic()
     assert wait(store, 1) == 1
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 15.0
 
 
 def test_a_wait_ends_and_says_what_it_waited_for(store: Store) -> None:
@@ -76,7 +76,7 @@ def test_a_wait_ends_and_says_what_it_waited_for(store: Store) -> None:
     began = time.monotonic()
     with pytest.raises(StarvedError, match=r"^gave up after 0.2 s: need 2 tasks, have 1$") as error:
         wait(store, 2, seconds=0.2)
-    assert 0.2 <= time.monotonic() - began < 2.0
+    assert 0.2 <= time.monotonic() - began < 15.0
     assert isinstance(error.value, TimeoutError)
 
 
@@ -86,7 +86,7 @@ def test_a_wait_ends_when_the_run_is_stopped(store: Store) -> None:
     began = time.monotonic()
     with pytest.raises(StarvedError, match=r"^the run was stopped: need 1 tasks, have 0$"):
         wait(store, 1, stop=stop)
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 15.0
 
 
 def test_only_the_tables_named_wake_a_waiter(store: Store) -> None:

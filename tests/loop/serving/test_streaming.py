@@ -45,7 +45,7 @@ class Gate:
     def _step(self, *_: Any) -> None:
         self.steps += 1
         if self.steps > self._free:
-            assert self._opened.wait(20), "nobody opened the gate"
+            assert self._opened.wait(60), "nobody opened the gate"
             if self._breaks:
                 raise RuntimeError("the model broke")
 
@@ -74,7 +74,7 @@ async def asking(app: Any) -> AsyncIterator[AsyncOpenAI]:
 
 
 def bounded(work: Callable[[], Awaitable[T]]) -> T:
-    return asyncio.run(asyncio.wait_for(work(), 30))
+    return asyncio.run(asyncio.wait_for(work(), 90))
 
 
 async def streamed(client: AsyncOpenAI, on_text: Callable[[], None], **more: Any) -> str:
@@ -136,7 +136,7 @@ class Writes:
     async def keep(self, session: Session, turns: Sequence[Turn], response_id: str) -> None:
         self.turns = turns
         self.writes.set()
-        await asyncio.wait_for(self.may_go.wait(), 20)
+        await asyncio.wait_for(self.may_go.wait(), 60)
         if self._fails:
             raise OSError("no space left on device")
 

@@ -129,7 +129,7 @@ def test_a_store_that_is_away_is_not_asked_without_a_pause(
         many.nbytes = 2 * COMMIT_BYTES
         monkeypatch.setattr(store, "append", away)
         await waits.ended(many)
-        assert await asyncio.to_thread(enough.wait, 20)
+        assert await asyncio.to_thread(enough.wait, 60)
         monkeypatch.undo()
         assert await waits.stored(many, seconds=20)
         assert await asyncio.to_thread(waits.close, seconds=20)
@@ -181,8 +181,8 @@ def test_a_line_that_cannot_be_written_ends_no_journal(tmp_path: Path) -> None:
         journal = Journal(tmp_path)
         empty: dict[str, Any] = {}
         with pytest.raises(KeyError):
-            await asyncio.wait_for(journal.write("k", lambda: empty["nothing"]), 20)
-        await asyncio.wait_for(journal.write("k", lambda: {"key": "k"}), 20)
+            await asyncio.wait_for(journal.write("k", lambda: empty["nothing"]), 60)
+        await asyncio.wait_for(journal.write("k", lambda: {"key": "k"}), 60)
         await asyncio.to_thread(journal.close)
 
     asyncio.run(work())
