@@ -1,7 +1,7 @@
 """Runners try groups of a run, here or elsewhere, and follow its weights meanwhile."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +10,7 @@ from ..store.records import Experience, Task
 from .chat import ChatPolicy
 from .endpoint import EndpointPolicy
 from .engines.engine import Weights
+from .engines.starting import close
 from .rollouts import Trying, try_group
 from .stopping import Stop, under
 from .weights import fetched
@@ -72,10 +73,15 @@ class LocalRunner:
         policy: ChatPolicy | EndpointPolicy,
         trying: Trying,
         *,
+        beside: Collection[ChatPolicy | EndpointPolicy] = (),
         measuring: Callable[[Task, str], Trying] | None = None,
     ) -> None:
-        """`measuring` gives how a task is tried for a measurement of this run_id."""
+        """Try with a policy; those `beside` are closed with it.
+
+        `measuring` gives how a task is tried for a measurement of this run_id.
+        """
         self._policy, self._trying, self._measuring = policy, trying, measuring
+        self._beside = beside
         self._stops: dict[Assignment, Stop] = {}
         self._version = -1
 
@@ -117,11 +123,8 @@ class LocalRunner:
             stop.set(reason)
 
     async def close(self) -> None:
-        """Close the engine."""
-        if isinstance(self._policy, ChatPolicy):
-            await self._policy.engine.close()
-        else:
-            self._policy.close()
+        """Close the engines."""
+        await close([self._policy, *self._beside])
 
 
 class Team:

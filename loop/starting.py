@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ..store import Store, Task
+from ..store import Task
 from .config import EvaluateConfig, ExplorerConfig, RunConfig, SamplingConfig
 from .engines.starting import answering, others
 from .policy import Sampling
@@ -69,13 +69,15 @@ async def start_team(job: Job, how: Trying, folder: Path) -> Team:
         from .scaling.fleet import start_fleet
 
         return await start_fleet(job, how, folder)
-    return Team([start_runner(job.store, job.config, how, started_from(job, folder))])
+    return Team([start_runner(job.config, how, started_from(job, folder))])
 
 
-def start_runner(store: Store, config: RunConfig, how: Trying, folder: Path) -> LocalRunner:
+def start_runner(config: RunConfig, how: Trying, folder: Path) -> LocalRunner:
     """Start a runner in this process."""
     explorer = config.explorer or ExplorerConfig()
     policy = answering(explorer.engine, folder, config.model, sampling=how.sampling)
-    how.models.update(others(explorer.models, store, seed=config.seed))
+    beside = others(explorer.models, seed=config.seed)
+    how.models.update(beside)
     settings = config.evaluate or EvaluateConfig()
-    return LocalRunner(policy, how, measuring=partial(measuring, settings, how))
+    told = partial(measuring, settings, how)
+    return LocalRunner(policy, how, beside=beside.values(), measuring=told)

@@ -1,9 +1,9 @@
 """What samples: in this process, in a server of ours, or at an address."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from .model import FrozenModel
 from .section import Choice, Float, Int, Section
@@ -88,5 +88,15 @@ class OtherModel(FrozenModel):
 
     endpoint: Endpoint | None = None
     """Instead of a path: where it answers."""
+    engine: EngineConfig = EngineConfig(transformers=TransformersEngine())
+    """What answers with the model of a path or a run."""
     temperature: Float = Field(default=0.0, ge=0)
     max_tokens: Int = Field(default=512, ge=1)
+
+    @model_validator(mode="after")
+    def _has_engine(self) -> Self:
+        if self.engine.endpoint is not None:
+            raise ValueError("an `endpoint` stands in place of a `path`, not below `engine`")
+        if self.engine.vllm is not None and self.path is None and self.run is None:
+            raise ValueError("vLLM serves the model of a `path` or of a `run`")
+        return self

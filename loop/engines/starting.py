@@ -1,14 +1,13 @@
 """From a configuration to engines, and to the policies that workflows ask beside their own."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...store import Store
 from ...store.errors import ConfigError
 from ..chat import ChatPolicy
 from ..config import EngineConfig, FrozenModel, OtherModel
-from ..policy import Policy, Sampling
+from ..policy import Sampling
 from .engine import Engine
 
 if TYPE_CHECKING:
@@ -48,20 +47,34 @@ def answering(
     return ChatPolicy(engine, sampling=sampling, tool_format=model.tool_format)
 
 
-def others(models: Mapping[str, OtherModel], store: Store, *, seed: int) -> dict[str, Policy]:
+def others(
+    models: Mapping[str, OtherModel], *, seed: int
+) -> "dict[str, ChatPolicy | EndpointPolicy]":
     """Return the policies that workflows ask beside their own, by the names of parameters."""
-    return {name: _other(name, model, store, seed) for name, model in models.items()}
+    return {name: _other(model, seed) for name, model in models.items()}
 
 
-def _other(name: str, config: OtherModel, store: Store, seed: int) -> Policy:
+async def close(policies: "Iterable[ChatPolicy | EndpointPolicy]") -> None:
+    """Free what policies hold: engines end, and connections."""
+    for policy in policies:
+        if isinstance(policy, ChatPolicy):
+            await policy.engine.close()
+        else:
+            policy.close()
+
+
+def _other(config: OtherModel, seed: int) -> "ChatPolicy | EndpointPolicy":
     sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
     if config.endpoint is not None:
         from ..endpoint import EndpointPolicy
 
         return EndpointPolicy(config.endpoint, sampling=sampling)
+    if config.engine.vllm is not None:
+        assert config.path is not None, "vLLM serves folders, and the run's are located"
+        return answering(config.engine, Path(config.path), config, sampling=sampling)
     from ..models import load, put
     from .transformers import TransformersEngine
 
     network, tokenizer = load(config, seed=seed)
-    engine = TransformersEngine(put(network, config.device), tokenizer)
+    engine = TransformersEngine(put(network, config.device), tokenizer, config.engine.transformers)
     return ChatPolicy(engine, sampling=sampling, tool_format=config.tool_format)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from uuid import uuid4
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -15,7 +16,7 @@ from ..config.engines import VllmEngine as Settings
 from ..policy import PolicyError
 from .engine import Request, Sampled, Weights
 from .own_loop import OwnLoop
-from .vllm_answers import Answer
+from .vllm_answers import Answer, is_sane
 from .vllm_folders import Folders, Whole
 from .vllm_inside import Inside
 from .vllm_server import Server
@@ -102,6 +103,29 @@ class VllmEngine:
             for one in asked:
                 del self._asked[id(one)]
 
+    async def score(
+        self, prompt_ids: Sequence[int], token_ids: Sequence[int], *, temperature: float = 1.0
+    ) -> list[float]:
+        """Return the log-prob of each of `token_ids` behind the prompt, in nats.
+
+        Raises ConfigError at another temperature than 1, at which vLLM scores no prompt, and
+        PolicyError when vLLM died, answered nonsense, took too long, or takes no prompt so long: it
+        must have room for one token more.
+        """
+        if temperature != 1:
+            raise ConfigError(
+                f"vLLM says how likely given tokens are at temperature 1, not {temperature:g}; "
+                "sample at 1, or let the model that scores be on `engine: transformers`"
+            )
+        ids = [*prompt_ids, *token_ids]
+        if self.max_length is not None and len(ids) >= self.max_length:
+            raise PolicyError(
+                f"{len(ids)} tokens are to be scored, the model takes {self.max_length - 1}",
+                finish_reason="context_overflow",
+            )
+        scores = await self._own.run(self._scored(ids))
+        return scores[len(prompt_ids) - 1 :]
+
     def abort(self, requests: Sequence[Request]) -> None:
         """End requests now; they are answered with what they have."""
         wanted = {id(request) for request in requests}
@@ -170,6 +194,27 @@ class VllmEngine:
         except TimeoutError:
             raise PolicyError(f"vLLM did not answer in {longest:g} s") from None
         return answer.sampled(self.tokenizer)
+
+    async def _scored(self, token_ids: Sequence[int]) -> list[float]:
+        """Score a text's tokens but the first, again from its start if the weights changed."""
+        longest, scores = self._settings.request_seconds, None
+        try:
+            async with asyncio.timeout(longest):
+                while scores is None:
+                    async with self._changing:
+                        serving = await self._running()
+                    try:
+                        scores = await serving.score(uuid4().hex, token_ids)
+                    except DiedError as error:
+                        await self._died(serving, error)
+                        raise PolicyError(str(error)) from error
+        except TimeoutError:
+            raise PolicyError(f"vLLM did not answer in {longest:g} s") from None
+        except (LookupError, TypeError, ValueError) as error:
+            raise PolicyError(f"vLLM answered nonsense: {error!r}") from error
+        if odd := [score for score in scores if not is_sane(score)]:
+            raise PolicyError(f"vLLM answered nonsense: a log-prob of {odd[0]}")
+        return scores
 
     async def _go_on(self, asked: Asked, answer: Answer) -> None:
         async with self._changing:

@@ -58,8 +58,8 @@ class Answer:
 
     def add(self, piece: Piece) -> None:
         """Add what was sampled by one set of weights; PolicyError when it is nonsense."""
-        if len(piece.logprobs) != len(piece.token_ids) or not all(map(_is_sane, piece.logprobs)):
-            told = [p for p in piece.logprobs if not _is_sane(p)][:1]
+        if len(piece.logprobs) != len(piece.token_ids) or not all(map(is_sane, piece.logprobs)):
+            told = [p for p in piece.logprobs if not is_sane(p)][:1]
             raise PolicyError(
                 f"vLLM answered nonsense: {len(piece.token_ids)} tokens, {len(piece.logprobs)} "
                 f"log-probs {told or ''}"
@@ -119,5 +119,6 @@ class Answer:
         self.segments = kept
 
 
-def _is_sane(logprob: float) -> bool:
+def is_sane(logprob: float) -> bool:
+    """Tell whether a log-prob is a number, and not one that stands for none."""
     return isfinite(logprob) and logprob > NONSENSE

@@ -4,8 +4,8 @@ import asyncio
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,7 +13,15 @@ from typing import Any
 from ...store.errors import JobError
 from ..config.engines import VllmEngine as Settings
 from ..policy import PolicyError, Sampling
-from .vllm_serving import Asked, DiedError, Piece, arguments, environment, sampling_params
+from .vllm_serving import (
+    Asked,
+    DiedError,
+    Piece,
+    arguments,
+    environment,
+    sampling_params,
+    scoring_params,
+)
 
 _starting = threading.Lock()
 
@@ -52,12 +60,11 @@ class Inside:
             output_kind=RequestOutputKind.DELTA,
             flat_logprobs=True,
         )
-        prompt = {"type": "token", "prompt_token_ids": list(prompt_ids)}
         tokens: list[int] = []
         logprobs: list[float] = []
         first, output = 0.0, None
-        try:
-            async for one in self._llm.generate(prompt, params, asked.name):
+        async with self._refusals():
+            async for one in self._llm.generate(_prompt(prompt_ids), params, asked.name):
                 output = one.outputs[0]
                 first = first or perf_counter()
                 tokens += output.token_ids
@@ -66,14 +73,22 @@ class Inside:
                     logprobs += _sampled(output.logprobs)[-len(output.token_ids) :]
                 if asked.is_ended and output.finish_reason is None:
                     await self._llm.abort(asked.name)  # it may have been told too early
-        except Exception as error:
-            told = f"{type(error).__name__}: {_line(error)}"
-            if self._llm is None or self._llm.errored:
-                raise DiedError(f"vLLM's engine died: {told}") from error
-            raise PolicyError(f"vLLM refused a request: {told}") from error
         assert output is not None, "vLLM answers each request"
         spans = [(span.version, span.end - span.start) for span in output.weight_versions or ()]
         return Piece(tokens, logprobs, output.finish_reason or "abort", spans, first)
+
+    async def score(self, name: str, token_ids: Sequence[int]) -> list[float] | None:
+        """Score a prompt's tokens."""
+        from vllm import SamplingParams  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+
+        params = SamplingParams(**scoring_params(), output_kind=RequestOutputKind.FINAL_ONLY)
+        async with self._refusals():
+            [output] = [o async for o in self._llm.generate(_prompt(token_ids), params, name)]
+        if output.outputs[0].finish_reason == "abort":
+            return None
+        told = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
+        return [float(found[token].logprob) for token, found in told]
 
     async def abort(self, asked: Sequence[Asked]) -> None:
         """End requests."""
@@ -101,6 +116,17 @@ class Inside:
             llm, self._llm = self._llm, None
             await asyncio.to_thread(llm.shutdown, timeout=5.0)
 
+    @asynccontextmanager
+    async def _refusals(self) -> AsyncGenerator[None]:
+        """Tell a request that vLLM refuses, PolicyError, from the end of vLLM, DiedError."""
+        try:
+            yield
+        except Exception as error:
+            told = f"{type(error).__name__}: {_line(error)}"
+            if self._llm is None or self._llm.errored:
+                raise DiedError(f"vLLM's engine died: {told}") from error
+            raise PolicyError(f"vLLM refused a request: {told}") from error
+
     async def _told(self, question: Any) -> Any:
         """Await what vLLM's engine is told; whatever it does not do, it is no longer known by."""
         try:
@@ -109,6 +135,10 @@ class Inside:
         except Exception as error:
             told = f"{type(error).__name__}: {_line(error)}"
             raise DiedError(f"vLLM's engine failed: {told}") from error
+
+
+def _prompt(token_ids: Sequence[int]) -> dict[str, Any]:
+    return {"type": "token", "prompt_token_ids": list(token_ids)}
 
 
 def _line(error: Exception) -> str:

@@ -12,7 +12,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -23,7 +23,15 @@ import httpx
 from ...store.errors import JobError
 from ..config.engines import VllmEngine as Settings
 from ..policy import PolicyError, Sampling
-from .vllm_serving import Asked, DiedError, Piece, arguments, environment, sampling_params
+from .vllm_serving import (
+    Asked,
+    DiedError,
+    Piece,
+    arguments,
+    environment,
+    sampling_params,
+    scoring_params,
+)
 
 STOP_SECONDS = 5.0
 """How long the server may take to end by itself."""
@@ -109,6 +117,20 @@ class Server:
         if reason is None:
             raise self._died("its answer broke off")
         return Piece(tokens, logprobs, reason, spans, first)
+
+    async def score(self, name: str, token_ids: Sequence[int]) -> list[float] | None:
+        """Score a prompt's tokens."""
+        body = {
+            "request_id": name,
+            "token_ids": list(token_ids),
+            "sampling_params": scoring_params(),
+        }
+        async with self._asking(body) as answer:
+            told = json.loads(await answer.aread())
+        if told["choices"][0]["finish_reason"] == "abort":
+            return None
+        found = zip(token_ids[1:], told["prompt_logprobs"][1:], strict=True)
+        return [float(at[str(token)]["logprob"]) for token, at in found]
 
     async def abort(self, asked: Sequence[Asked]) -> None:
         """End requests."""
@@ -205,6 +227,19 @@ class Server:
 
     async def _choices(self, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any]]:
         """Ask for tokens, and yield the parts of the answer as they come."""
+        async with self._asking(body) as answer:
+            async for line in answer.aiter_lines():
+                if not line.startswith("data:") or "[DONE]" in line:
+                    continue
+                part = json.loads(line.removeprefix("data:"))
+                if "choices" not in part:
+                    raise self._died(f"it answered {line[:500]}")
+                for choice in part["choices"]:
+                    yield choice
+
+    @asynccontextmanager
+    async def _asking(self, body: Mapping[str, Any]) -> AsyncGenerator[httpx.Response]:
+        """Ask for tokens; what is not an answer is PolicyError, or DiedError, to the end of it."""
         try:
             async with (
                 self._http() as http,
@@ -216,14 +251,7 @@ class Server:
                     if answer.is_client_error:
                         raise PolicyError(f"vLLM refused a request: {told}")
                     raise self._died(told)
-                async for line in answer.aiter_lines():
-                    if not line.startswith("data:") or "[DONE]" in line:
-                        continue
-                    part = json.loads(line.removeprefix("data:"))
-                    if "choices" not in part:
-                        raise self._died(f"it answered {line[:500]}")
-                    for choice in part["choices"]:
-                        yield choice
+                yield answer
         except JobError:
             raise
         except (httpx.HTTPError, RuntimeError, ValueError) as error:

@@ -68,6 +68,10 @@ class Serving(Protocol):
         """Sample behind a prompt, until the end or until it is aborted."""
         ...
 
+    async def score(self, name: str, token_ids: Sequence[int]) -> list[float] | None:
+        """Return the log-prob of each token but the first; None when it was aborted."""
+        ...
+
     async def abort(self, asked: Sequence[Asked]) -> None:
         """End requests: `sample` returns what they have."""
         ...
@@ -153,6 +157,11 @@ def environment(settings: Settings) -> dict[str, str]:
             "TORCH_COMPILE_DISABLE": "1",
         }
     return {name: value for name, value in ours.items() if name not in os.environ}
+
+
+def scoring_params() -> dict[str, Any]:
+    """Say in vLLM's words that a prompt's tokens are scored; it samples one more in any case."""
+    return {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
 
 
 def sampling_params(sampling: Sampling, *, is_heard: bool) -> dict[str, Any]:

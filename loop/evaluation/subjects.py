@@ -1,6 +1,7 @@
 """What is measured: versions of a run, models of folders, an endpoint; and how each answers."""
 
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from ...store import Store
 from ...store.errors import ConfigError
 from ..chat import ChatPolicy
 from ..config import EngineConfig, ExplorerConfig, RunConfig
-from ..engines.starting import answering, others
+from ..engines.starting import answering, close, others
 from ..models import check_place, load, put
 from ..origins import located
 from ..policy import Policy, Sampling
@@ -91,16 +92,16 @@ class Answering:
     def __init__(self, store: Store, config: RunConfig, *, sampling: Sampling) -> None:
         self._store, self._config, self._sampling = store, config, sampling
         self._shared: ChatPolicy | None = None
-        self._others: dict[str, Policy] | None = None
+        self._others: dict[str, ChatPolicy | EndpointPolicy] | None = None
         self._started: list[ChatPolicy | EndpointPolicy] = []
         self._folders = ExitStack()
 
     @property
-    def others(self) -> dict[str, Policy]:
+    def others(self) -> Mapping[str, Policy]:
         """The models that the workflow asks beside the policy."""
         if self._others is None:
             models = (self._config.explorer or ExplorerConfig()).models
-            self._others = others(models, self._store, seed=self._config.seed)
+            self._others = others(models, seed=self._config.seed)
         return self._others
 
     def policy(self, subject: Subject) -> "ChatPolicy | EndpointPolicy":
@@ -114,11 +115,7 @@ class Answering:
 
     def close(self) -> None:
         """Free all engines."""
-        for policy in self._started:
-            if isinstance(policy, ChatPolicy):
-                run_apart(policy.engine.close())
-            else:
-                policy.close()
+        run_apart(close([*self._started, *(self._others or {}).values()]))
         self._folders.close()
 
     def _other(self, subject: Subject) -> "ChatPolicy | EndpointPolicy":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...store import Experience, Task, connect
+from ...store import Experience, Task
 from ..config import RunConfig
 from ..engines.engine import Weights
 from ..rollouts import fitting, standing_in
@@ -24,8 +24,6 @@ class Terms:
     """What every explorer of a run must know; it travels to where they work."""
 
     config: RunConfig
-    store: str
-    storage_options: dict[str, str] | None
     group_size: int
     greedy_tries: int
     tries_at_once: int | None
@@ -109,8 +107,7 @@ def _runner(terms: Terms, folder: Path) -> LocalRunner:
     how = trying(config, terms.group_size, greedy_tries=terms.greedy_tries)
     if terms.tries_at_once is not None:
         how = replace(how, places=asyncio.Semaphore(terms.tries_at_once))
-    store = connect(terms.store, create=False, storage_options=terms.storage_options)
-    return start_runner(store, config, how, folder)
+    return start_runner(config, how, folder)
 
 
 def bounded(rows: Sequence[Experience], most: int) -> list[Experience]:

@@ -34,8 +34,6 @@ class Fleet:
         self._job, self._cluster = job, config.cluster
         self._terms = Terms(
             config=config,
-            store=job.store.uri,
-            storage_options=job.store.storage_options,
             group_size=group_size,
             greedy_tries=greedy_tries,
             tries_at_once=share(

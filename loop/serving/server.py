@@ -14,7 +14,8 @@ from ...store.errors import ConfigError, missing_extra
 from ..chat import ChatPolicy
 from ..config import RunConfig
 from ..config.serving import ServeConfig
-from ..engines.starting import answering, others
+from ..endpoint import EndpointPolicy
+from ..engines.starting import answering, close, others
 from ..models import load
 from ..origins import located
 from ..policy import Policy
@@ -62,6 +63,7 @@ class Server:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="rlake-follower")
         started = self._reader.submit(self._follower.latest).result()
         self.policies = self._engines(started)
+        self._others = others(self.settings.models, seed=self.config.seed)
         self._serves = (started.version, started.digest) if started else None
 
     def run(self, listening: socket.socket, *, ready: Callable[[int], None]) -> None:
@@ -122,8 +124,7 @@ class Server:
             says.cancel()
             follows.cancel()
             await asyncio.gather(follows, return_exceptions=True)
-            for policy in self.policies:
-                await policy.engine.close()
+            await close([*self._asked, *self._others.values()])
             self._reader.shutdown()
 
     async def _follow(self) -> None:
@@ -151,11 +152,8 @@ class Server:
         self._serves = (found.version, found.digest)
 
     def _models(self) -> Mapping[str, Policy]:
-        seed = self.config.seed
         served: dict[str, Policy] = {self._own: Balanced(self._asked)}
-        for name, policy in others(self.settings.models, self.store, seed=seed).items():
-            served[name] = Foreign(policy, name)
-        return served
+        return served | {name: Foreign(policy, name) for name, policy in self._others.items()}
 
     def _engines(self, started: Published | None) -> list[ChatPolicy]:
         """Start the engines; those that follow weights have the newest that there are."""
@@ -172,7 +170,7 @@ class Server:
 
             torch.set_num_threads(self.config.threads)
         here = Path() if engine.endpoint is not None else self._folder(started)
-        self._asked: list[Policy] = []
+        self._asked: list[ChatPolicy | EndpointPolicy] = []
         for _ in range(self.settings.engines):
             policy = answering(engine, here, self.config.model, sampling=sampling_of(chosen))
             self._asked.append(policy)

@@ -158,6 +158,13 @@ def _scores(explorer: ExplorerConfig) -> bool:
             "`explorer.models.teacher` is an endpoint, which cannot say how likely given tokens "
             "are; take a model of a folder (`path`) or of a run (`run`)"
         )
+    is_on_vllm = teacher is not None and teacher.engine.vllm is not None
+    if is_on_vllm and explorer.sampling.temperature not in (0, 1):
+        raise ConfigError(
+            "`explorer.models.teacher` is on vLLM, which says how likely given tokens are at "
+            f"temperature 1, and explorer.sampling.temperature is {explorer.sampling.temperature:g}"
+            "; set it to 1, or take the teacher's `engine: transformers`"
+        )
     return True
 
 

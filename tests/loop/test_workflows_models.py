@@ -236,6 +236,30 @@ def test_what_only_answers_cannot_be_a_teacher() -> None:
         check(config(algorithm="on_policy_distillation", explorer=explorer))
 
 
+@pytest.mark.parametrize(
+    ("teacher", "said"),
+    [
+        ({"tiny": SPEC, "engine": "vllm"}, "vLLM serves the model of a `path` or of a `run`"),
+        (
+            {"path": "m", "engine": {"endpoint": {"url": "http://x", "model": "m"}}},
+            "below `engine`",
+        ),
+    ],
+)
+def test_a_model_beside_the_policy_names_an_engine_that_can_hold_it(
+    teacher: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        distilling(models={"teacher": teacher})
+
+
+def test_a_teacher_on_vllm_scores_at_temperature_1_only() -> None:
+    warm = {"temperature": 0.7, "max_tokens": 3}
+    teacher = {"path": "some/model", "engine": "vllm"}
+    with pytest.raises(ConfigError, match=r"at temperature 1, and .*temperature is 0\.7; set it"):
+        check(distilling(models={"teacher": teacher}, sampling=warm))
+
+
 def distilling(**changes: Any) -> Any:
     """A run that learns from another's weights, which score its tokens as they are sampled."""
     explorer = {
@@ -263,7 +287,7 @@ def test_another_model_may_be_another_runs_weights(store: Store) -> None:
     place = settings.explorer.models["teacher"].path
     assert place is not None
     assert place.endswith("v000002")
-    teacher = others(settings.explorer.models, store, seed=0)["teacher"]
+    teacher = others(settings.explorer.models, seed=0)["teacher"]
     assert isinstance(teacher, ChatPolicy)
     asked = asyncio.run(teacher.score([5, 13], [4, 4]))
     assert len(asked) == 2
