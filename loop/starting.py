@@ -5,9 +5,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ..operators.waiting import run_apart
 from ..store import Task
 from .config import EvaluateConfig, ExplorerConfig, RunConfig, SamplingConfig
-from .engines.starting import answering, others
+from .engines.starting import answering, close, others
 from .policy import Sampling
 from .rewarding import rewards_of
 from .rollouts import Trying, workflow_of
@@ -75,9 +76,13 @@ async def start_team(job: Job, how: Trying, folder: Path) -> Team:
 def start_runner(config: RunConfig, how: Trying, folder: Path) -> LocalRunner:
     """Start a runner in this process."""
     explorer = config.explorer or ExplorerConfig()
-    policy = answering(explorer.engine, folder, config.model, sampling=how.sampling)
     beside = others(explorer.models, seed=config.seed)
     how.models.update(beside)
+    try:
+        policy = answering(explorer.engine, folder, config.model, sampling=how.sampling)
+    except BaseException:
+        run_apart(close(beside.values()))
+        raise
     settings = config.evaluate or EvaluateConfig()
     told = partial(measuring, settings, how)
     return LocalRunner(policy, how, beside=beside.values(), measuring=told)

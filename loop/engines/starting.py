@@ -1,9 +1,11 @@
 """From a configuration to engines, and to the policies that workflows ask beside their own."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...operators.waiting import run_apart
 from ...store.errors import ConfigError
 from ..chat import ChatPolicy
 from ..config import EngineConfig, FrozenModel, OtherModel
@@ -50,17 +52,27 @@ def answering(
 def others(
     models: Mapping[str, OtherModel], *, seed: int
 ) -> "dict[str, ChatPolicy | EndpointPolicy]":
-    """Return the policies that workflows ask beside their own, by the names of parameters."""
-    return {name: _other(model, seed) for name, model in models.items()}
+    """Return the policies that workflows ask beside their own, by the names of parameters.
+
+    When one does not start, those that did are closed.
+    """
+    with ExitStack() as started:
+        made: dict[str, ChatPolicy | EndpointPolicy] = {}
+        started.callback(lambda: run_apart(close(made.values())))
+        for name, model in models.items():
+            made[name] = _other(model, seed)
+        started.pop_all()
+    return made
 
 
 async def close(policies: "Iterable[ChatPolicy | EndpointPolicy]") -> None:
-    """Free what policies hold: engines end, and connections."""
-    for policy in policies:
-        if isinstance(policy, ChatPolicy):
-            await policy.engine.close()
-        else:
-            policy.close()
+    """Free what policies hold, engines and connections, also when one of them fails."""
+    async with AsyncExitStack() as closing:
+        for policy in policies:
+            if isinstance(policy, ChatPolicy):
+                closing.push_async_callback(policy.engine.close)
+            else:
+                closing.callback(policy.close)
 
 
 def _other(config: OtherModel, seed: int) -> "ChatPolicy | EndpointPolicy":

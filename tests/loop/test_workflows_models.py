@@ -11,6 +11,7 @@ from builders import task
 from tiny import SPEC, config, speaking, table, tiny
 
 from rlake.loop.chat import ChatPolicy
+from rlake.loop.config import OtherModel, TinyModel
 from rlake.loop.engines.starting import others
 from rlake.loop.engines.transformers import TransformersEngine
 from rlake.loop.origins import located
@@ -278,6 +279,26 @@ def test_the_trainer_needs_no_teacher_where_the_log_probs_are_stored(store: Stor
     assert (told["teacher_logprobs"].list.len() == told["logprobs"].list.len()).all()
     names = table(store, "metrics", "DISTINCT name")["name"].to_list()
     assert "train/teacher_kl" in names
+
+
+def test_models_are_closed_with_the_policy_and_when_another_one_does_not_start(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[TransformersEngine] = []
+    close = TransformersEngine.close
+
+    async def noted(engine: TransformersEngine) -> None:
+        closed.append(engine)
+        await close(engine)
+
+    monkeypatch.setattr(TransformersEngine, "close", noted)
+    run(store, distilling())
+    assert len(set(closed)) == len(closed) == 2, "the policy and its teacher"
+    closed.clear()
+    models = {"judge": OtherModel(tiny=TinyModel(**SPEC)), "user": OtherModel(path="./nowhere")}
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        others(models, seed=0)
+    assert len(closed) == 1
 
 
 def test_another_model_may_be_another_runs_weights(store: Store) -> None:
