@@ -62,6 +62,7 @@ class VllmEngine:
         self._folders = Folders(folder, dtype=dtype)
         self._served = self._folders.start()
         self._serving: Serving | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._stopping: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
         self._own = OwnLoop("vllm")
@@ -230,18 +231,29 @@ class VllmEngine:
 
     async def _running(self) -> Serving:
         """Return the vLLM that runs, started again if it died; PolicyError when it may not."""
-        if self._serving is not None:
-            return self._serving
+        while (serving := self._serving) is None:
+            starting = self._starting or self._start_again()
+            await asyncio.wait([starting])  # which goes on when this request is given up
+            if starting.cancelled():
+                raise PolicyError("the engine was closed")
+            if (error := starting.exception()) is not None:
+                told = f"vLLM died, and could not be started again: {error}"
+                raise PolicyError(told) from error
+        return serving
+
+    def _start_again(self) -> "asyncio.Task[None]":
         if self.restarts >= self._settings.restarts:
             raise PolicyError(f"vLLM died, and was started again {self.restarts} times already")
         self.restarts += 1
         _log.warning("vLLM died; starting it again with version %d", self.version)
-        try:
-            await self._start()
-        except JobError as error:
-            raise PolicyError(f"vLLM died, and could not be started again: {error}") from error
-        assert self._serving is not None, "it was started"
-        return self._serving
+        self._starting = asyncio.create_task(self._start())
+        self._starting.add_done_callback(self._started)
+        return self._starting
+
+    def _started(self, starting: "asyncio.Task[None]") -> None:
+        self._starting = None
+        if not starting.cancelled() and (error := starting.exception()) is not None:
+            _log.warning("vLLM could not be started again: %s", error)
 
     async def _died(self, serving: Serving, error: DiedError) -> None:
         """Forget a vLLM that is gone; the first to see it ends what is left of it."""
@@ -284,6 +296,9 @@ class VllmEngine:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others and self._asked:
             await asyncio.wait(others, timeout=ENDING_SECONDS)
+        if (starting := self._starting) is not None:
+            starting.cancel()
+            await asyncio.wait([starting])
         async with self._changing:
             if self._serving is not None:
                 serving, self._serving = self._serving, None
