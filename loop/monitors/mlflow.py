@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from ..monitoring import Tracked
 
 MOST_PARAMETERS, LONGEST_PARAMETER = 100, 500
-LOCK_SECONDS = 10.0
+LOCK_SECONDS = 30.0
 """How long a job waits while another begins in the same folder."""
 _KEY = "rlake.key"
 
@@ -56,7 +55,7 @@ class Mlflow:
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient(tracking_uri=uri)
-        with _alone(uri):
+        with _alone(uri, run):
             found = self._client.get_experiment_by_name(self.experiment)
             experiment = found.experiment_id if found else self._create()
         same = self._client.search_runs([experiment], f"tags.`{_KEY}` = '{run.key}'")
@@ -114,14 +113,15 @@ class Mlflow:
         self._client.set_terminated(self._id, "FAILED" if self._failed else "FINISHED")
 
 
-def _alone(uri: str) -> AbstractContextManager[object]:
-    """Hold a folder's lock: files would take two experiments of one name, which servers refuse."""
+def _alone(uri: str, run: "Tracked") -> FileLock:
+    """Let one job at a time look for an experiment and make it: files take two of one name.
+
+    So may a server that keeps files, of which the jobs of one run at least are one after the other.
+    """
     from mlflow.utils.file_utils import local_file_uri_to_path
     from mlflow.utils.uri import is_local_uri
 
-    if not is_local_uri(uri):
-        return nullcontext()
-    folder = Path(local_file_uri_to_path(uri))
+    folder = Path(local_file_uri_to_path(uri)) if is_local_uri(uri) else run.folder
     folder.mkdir(parents=True, exist_ok=True)
     return FileLock(folder / ".experiment.lock", timeout=LOCK_SECONDS)
 
