@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from .errors import NotFoundError, nearest
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raised by one with each change of a table; a store of a newer schema is refused.
 
 Columns and tables are only ever added, with `since`: an older store is brought up to date when it
@@ -116,6 +116,7 @@ _DECLARED = (
         Column("answer", TEXT, "the reference answer"),
         Column("workflow", TEXT, "the workflow it wants, when not the run's"),
         Column("metadata", TEXT, "anything else, as JSON text"),
+        _later(6, "lineage_id", TEXT, "the import or pipeline run that added it"),
         _CREATED,
     ),
     _table(
@@ -138,6 +139,10 @@ _DECLARED = (
         _later(5, "engine", TEXT, "what answered: transformers, vllm, an address"),
         _later(5, "timings", NAMED_VALUES, "seconds of its requests: queued, first_token, total"),
         _later(5, "session_id", TEXT, "the conversation or agent's run that it was recorded in"),
+        _later(6, "temperature", REAL, "sampling temperature; log-probs are at this temperature"),
+        _later(6, "top_p", REAL, "nucleus that was sampled from; NULL: not truncated"),
+        _later(6, "top_k", INT, "most likely tokens sampled from; NULL: not truncated"),
+        _later(6, "min_p", REAL, "least probability, relative to the largest; NULL: not truncated"),
         Column("token_ids", pa.list_(pa.int32()), "prompt and response; NULL for rows of text"),
         Column("loss_mask", pa.list_(FLAG), "true where a token was sampled by the policy"),
         Column("logprobs", pa.list_(pa.float32()), "the behaviour policy's, as sampled, in nats"),
@@ -161,6 +166,8 @@ _DECLARED = (
         Column("metrics", NAMED_VALUES, "measurements of the rollout"),
         Column("metadata", TEXT, "anything else, as JSON text"),
         Column("num_turns", INT, "assistant turns"),
+        _later(6, "lineage_id", TEXT, "the import or pipeline run that added it"),
+        _later(6, "digest", TEXT, "digest of the whole row, computed when it was appended"),
         _CREATED,
     ),
     _table(
@@ -173,6 +180,7 @@ _DECLARED = (
         _must("rejected_id", TEXT, "experience_id of the worse one"),
         Column("margin", REAL, "reward of the chosen less that of the rejected"),
         _must("source", TEXT, "who says so: a pipeline, a person, a judge"),
+        _later(6, "lineage_id", TEXT, "the import or pipeline run that added it"),
         _CREATED,
     ),
     _table(
@@ -184,6 +192,7 @@ _DECLARED = (
         _must("scorer_version", TEXT, "its version"),
         Column("value", REAL, "the verdict; NULL when it could not be computed"),
         Column("detail", TEXT, "why"),
+        _later(6, "lineage_id", TEXT, "the import or pipeline run that added it"),
         _CREATED,
     ),
     _table(
@@ -198,6 +207,7 @@ _DECLARED = (
         Column("comment", TEXT, "in words"),
         _later(3, "queue", TEXT, "the labelling queue that asked; NULL for feedback of its own"),
         _later(3, "compared_id", TEXT, "the other experience, where two were compared"),
+        _later(6, "lineage_id", TEXT, "the import or pipeline run that added it"),
         _CREATED,
     ),
     _table(
