@@ -58,7 +58,7 @@ class Task:
         return str(users[-1]["content"]) if users else None
 
     def row(self) -> dict[str, Any]:
-        """Return the row of `tasks`, all columns but created_at."""
+        """Return the row of `tasks`, without what the store fills in."""
         return {
             "task_id": self.task_id,
             "taskset": self.taskset,
@@ -107,6 +107,10 @@ class Experience:
     digests: Sequence[str | None] | None = None
     engine: str | None = None
     session_id: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
     reward: float | None = None
     rewards: Mapping[str, float | None] = field(default_factory=dict)
     token_rewards: Sequence[float] | None = None
@@ -132,7 +136,7 @@ class Experience:
         return replace(self, rewards=dict(rewards), reward=total)
 
     def row(self) -> dict[str, Any]:
-        """Return the row of `experiences`, all columns but created_at."""
+        """Return the row of `experiences`, without what the store fills in."""
         row = dict(vars(self))
         for name in ("messages", "tools", "metadata"):
             row[name] = _json(row[name])

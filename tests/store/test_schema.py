@@ -34,6 +34,10 @@ FULL = Experience(
     drop_reason="no reason",
     policy_version=3,
     segments=[{"policy_version": 3, "num_tokens": 1}, {"policy_version": 4, "num_tokens": 1}],
+    temperature=0.7,
+    top_p=0.9,
+    top_k=20,
+    min_p=0.05,
     reward=0.5,
     rewards={"exact": 1.0, "format": None},
     token_rewards=[0.0, 0.0, 0.5],
@@ -54,11 +58,11 @@ FULL = Experience(
 
 
 def test_the_records_have_the_declared_columns() -> None:
-    derived = {"created_at"}
+    derived = {"created_at", "lineage_id", "digest"}
     assert set(TABLES["experiences"].names) == {f.name for f in fields(Experience)} | derived | {
         "num_tokens"
     }
-    assert set(TABLES["tasks"].names) == {f.name for f in fields(Task)} | derived | {
+    assert set(TABLES["tasks"].names) == {f.name for f in fields(Task)} | (derived - {"digest"}) | {
         "task_id",
         "prompt_text",
     }
