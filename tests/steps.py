@@ -1,7 +1,7 @@
 """A step of an algorithm on ragged rows, to be taken in many ways: `from steps import step`."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import polars as pl
@@ -14,6 +14,7 @@ from rlake.loop.config import TrainerConfig
 from rlake.loop.objectives import Aggregation, PolicyGradient
 from rlake.loop.training.batch import Examples, examples
 from rlake.loop.training.forward import token_logprobs
+from rlake.loop.training.heads import LOGITS_BYTES
 from rlake.loop.training.optimization import Optimization
 from rlake.loop.training.sharding import shard, whole
 from rlake.loop.training.world import Processes, World
@@ -103,16 +104,22 @@ def step(
     pad_id: int = 0,
     packing: bool = True,
     world: World | None = None,
+    precision: Literal["auto", "float32", "bfloat16"] = "float32",
+    logits_bytes: int = LOGITS_BYTES,
 ) -> Step:
     """Take one step on a fresh copy of the same model; all processes of a world must."""
     made = resolve(algorithm)
     if made.unit == "pair":
         rows = replace(rows, units=rows.rows["group"].long())
     settings = TrainerConfig(
-        learning_rate=1e-2, max_grad_norm=1e9, micro_batch_tokens=micro_batch_tokens
+        learning_rate=1e-2,
+        max_grad_norm=1e9,
+        micro_batch_tokens=micro_batch_tokens,
+        precision=precision,
+        logits_bytes=logits_bytes,
     )
     trained = networks(made)
-    trained.packing = packing
+    trained.packing, trained.logits_bytes = packing, logits_bytes
     if isinstance(world, Processes):
         shard(trained, world, needs=made.needs)
     optimization = Optimization(

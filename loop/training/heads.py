@@ -60,19 +60,18 @@ def _found(model: PreTrainedModel) -> Head | None:
     layer = model.get_output_embeddings()
     if layer is None:
         return None
-    candidates = list(_candidates(model, layer))
     tokens = torch.tensor([[1, 0]], device=model.device)
-    with evaluating(model):
+    with evaluating(model):  # the heads too: autocast would round what is compared
         truth = model(input_ids=tokens, use_cache=False).logits[0].float()
         found = model.get_decoder()(input_ids=tokens, use_cache=False)
-    hidden = getattr(found, "last_hidden_state", None)
-    if hidden is None:  # some models are their own decoder
-        return None
-    within = tolerance(model) * float(truth.abs().max()) + 1e-6
-    for head in candidates:
-        logits = head.logits(hidden[0])
-        if logits.shape == truth.shape and float((logits - truth).abs().max()) <= within:
-            return head
+        hidden = getattr(found, "last_hidden_state", None)
+        if hidden is None:  # some models are their own decoder
+            return None
+        within = tolerance(model) * float(truth.abs().max()) + 1e-6
+        for head in _candidates(model, layer):
+            logits = head.logits(hidden[0])
+            if logits.shape == truth.shape and float((logits - truth).abs().max()) <= within:
+                return head
     return None
 
 

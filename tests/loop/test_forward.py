@@ -116,6 +116,24 @@ def test_what_models_do_to_their_logits_is_found() -> None:
     assert head_of(of_family("shifted")) is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_is_found_in_every_type_inside_autocast_too(family: str, dtype: torch.dtype) -> None:
+    found = []
+    for enabled in (False, True):
+        model: Any = of_family(family)
+        model.to(dtype)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            head = head_of(model)
+        assert head is not None
+        found.append((head.factor, head.cap))
+    assert found[0] == found[1]
+    if dtype in (torch.float32, torch.float64):
+        alone = head_of(of_family(family))
+        assert alone is not None
+        assert found[0] == (alone.factor, alone.cap)
+
+
 def test_a_statistic_of_whole_distributions_has_the_gradient_of_log_softmax() -> None:
     model, _ = tiny()
     token_ids, mask = a_batch()

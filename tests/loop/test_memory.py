@@ -1,6 +1,7 @@
 """Fewer bits, less kept in memory, and what is said when memory does not suffice."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -8,9 +9,11 @@ import polars as pl
 import pytest
 import torch
 from builders import rows
+from steps import rows_of_a_step, step
 from tiny import config, networks, tiny, written
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlake.loop.algorithms import resolve
+from rlake.loop.algorithms import names, resolve
 from rlake.loop.config import TrainerConfig
 from rlake.loop.objectives import Algorithm, Loss
 from rlake.loop.training.batch import Batch, Examples, examples, untrainable
@@ -57,6 +60,57 @@ def test_bfloat16_is_of_what_is_worked_out_and_never_of_weights_or_losses() -> N
     assert found["auto"] == found["float32"]  # no GPU here
     assert found["bfloat16"] != found["float32"]
     assert found["bfloat16"] == pytest.approx(found["float32"], rel=0.1, abs=0.05)
+
+
+@dataclass
+class Logits(TorchDispatchMode):
+    """Notes the bytes of the largest tensor over a vocabulary, the weights of a head left out."""
+
+    vocabulary: int
+    hidden_size: int
+    largest: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for made in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(made, torch.Tensor) and made.ndim > 1:
+                *rows, last = made.shape
+                if last == self.vocabulary and rows != [self.hidden_size]:
+                    self.largest = max(self.largest, made.nbytes)
+        return out
+
+
+WIDER: dict[str, Any] = {"gspo": {"gspo": {"clip": 0.3, "clip_high": 0.3}}}
+"""GSPO's range of 4e-4 is narrower than bfloat16 can tell: which rows it clips would differ."""
+
+
+@pytest.mark.parametrize("algorithm", [WIDER.get(name, name) for name in names()], ids=names())
+def test_every_algorithm_learns_in_bfloat16_and_its_logits_stay_within_their_bytes(
+    algorithm: Any,
+) -> None:
+    given, bound = rows_of_a_step(), 15 * 4 * 4 * 5  # of 15 tokens in float32: 4 chunks of 5
+    model, tokenizer = tiny()
+    if "teacher_logprobs" in resolve(algorithm).needs:  # asked of the teacher, not stored
+        given = replace(
+            given, tokens={k: v for k, v in given.tokens.items() if k != "teacher_logprobs"}
+        )
+    found = {}
+    for precision in ("float32", "bfloat16"):
+        with Logits(len(tokenizer), model.config.hidden_size) as seen:
+            found[precision] = step(algorithm, given, precision=precision, logits_bytes=bound)
+        assert seen.largest <= bound, precision
+        assert (seen.largest > 0) == (resolve(algorithm).network != "reward_model")
+    whole, half = found["float32"], found["bfloat16"]
+    assert all(math.isfinite(value) for value in half.measured.values())
+    assert torch.isfinite(half.weights).all()
+    assert half.measured["train/loss"] == pytest.approx(
+        whole.measured["train/loss"], rel=0.1, abs=0.05
+    )
+    cosine = torch.nn.functional.cosine_similarity(half.gradient, whole.gradient, dim=0)
+    assert float(cosine) > 0.9, float(cosine)
 
 
 def test_log_probs_in_bfloat16_are_near_and_have_the_gradient_of_float32() -> None:
