@@ -9,29 +9,37 @@ from typing import Any
 
 import duckdb
 import lance
+import polars as pl
 import pyarrow as pa
 
 from .errors import QueryError, RlakeError, damaged, nearest
 from .migrations import missing
 from .schema import TABLES
 
-_EXPLAIN = re.compile(r"^\s*explain\s+(analyze\s+|\([^)]*\)\s*)?", re.IGNORECASE)
+_EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+|\([\w\s,]*\)\s*)?", re.IGNORECASE)
+"""What stands before the statement that is explained. It can hold no comment, so that what is
+behind it is what DuckDB runs."""
 _BROKEN = re.compile(r"the stream registered as '(?:stored_)?(\w+)' failed: (.*)", re.DOTALL)
 _LONGEST = 200
 _SETTINGS = """
 SET TimeZone = 'UTC';
-SET enable_external_access = false;
+SET autoinstall_known_extensions = false;
+SET python_enable_replacements = false;
+SET enable_external_access = {files};
 SET lock_configuration = true;
 """
+_NAMES = "SELECT view_name FROM duckdb_views() UNION ALL SELECT table_name FROM duckdb_tables()"
 
 
 class Console:
     """One DuckDB session over given versions of the tables. Not to be shared between threads."""
 
-    def __init__(self, *, views: bool = True) -> None:
+    def __init__(self, *, views: bool = True, files: bool = False) -> None:
+        """Open a session; with `files` its queries may read files, too."""
         self._con = duckdb.connect(":memory:")
         self._versions: dict[str, int] = {}
-        self._views, self._open = views, True
+        self._views, self._files, self._open = views, files, True
+        self._frames: list[str] = []
 
     def show(
         self,
@@ -45,9 +53,9 @@ class Console:
                 self._show(name, open_at(name, version))
         self._versions = dict(versions)
         if self._open and self._views:
-            self._con.execute(files(__package__ or "").joinpath("views.sql").read_text())
+            self._con.execute(views_sql())
         if self._open:
-            self._con.execute(_SETTINGS)
+            self._con.execute(_SETTINGS.format(files=self._files))
         self._open = False
 
     def _show(self, name: str, rows: "lance.LanceDataset | pa.Table") -> None:
@@ -67,20 +75,39 @@ class Console:
         """Let a name mean rows in memory."""
         self._con.register(name, rows)
 
+    def join(self, frames: Mapping[str, Any]) -> None:
+        """Let names mean frames (Polars, pandas, Arrow) until the next call.
+
+        Raises QueryError for a name that a table or view has, or for what is not a frame.
+        """
+        self._check_free()
+        taken = {name for (name,) in self._con.execute(_NAMES).fetchall()} - set(self._frames)
+        while self._frames:
+            self._con.unregister(self._frames.pop())
+        for name, frame in frames.items():
+            if name.lower() in taken:
+                raise QueryError(f"`{name}` is a table or view of the store; rename the frame")
+            rows = frame.collect() if isinstance(frame, pl.LazyFrame) else frame
+            try:
+                self._con.register(name, rows)
+            except duckdb.Error as error:
+                raise QueryError(
+                    f"`{name}` must be a frame (Polars, pandas or Arrow), got "
+                    f"{type(frame).__name__}"
+                ) from error
+            self._frames.append(name)
+
     def sql(self, query: str, *, what: str = "the query") -> duckdb.DuckDBPyRelation:
         """Return the relation of one SELECT; all that is not a single read raises QueryError."""
         self._check_free()
-        try:
-            statements = self._con.extract_statements(query)
-        except duckdb.Error as error:
-            raise query_error(error, what) from error
-        kinds = [s.type.name for s in statements]
+        kinds = self._kinds(query, what)
         if kinds == ["EXPLAIN"]:  # with ANALYZE it runs what it explains: that must be a read too
-            self.sql(_EXPLAIN.sub("", query, count=1), what=what)
-        elif kinds != ["SELECT"]:
+            header = _EXPLAIN.match(query)
+            kinds = self._kinds(query[header.end() :], what) if header else kinds
+        if kinds != ["SELECT"]:
             got = " then ".join(kinds) or "nothing"
             raise QueryError(
-                f"the store is read with one SELECT, got {got}; "
+                f"the store is read with one SELECT, got {got}; EXPLAIN may stand before it, "
                 "rows are added with `append`, `rlake import` or a pipeline"
             )
         try:
@@ -89,6 +116,13 @@ class Console:
             raise query_error(error, what) from error
         assert relation is not None, "a SELECT always has a relation"
         return relation
+
+    def _kinds(self, query: str, what: str) -> list[str]:
+        """Return what DuckDB's parser takes the statements of a text for."""
+        try:
+            return [s.type.name for s in self._con.extract_statements(query)]
+        except duckdb.Error as error:
+            raise query_error(error, what) from error
 
     def _check_free(self) -> None:
         """Raise QueryError while the rows of an earlier query are being read: one at a time."""
@@ -99,6 +133,11 @@ class Console:
                 "rows of an earlier query are still being read; take them all before the next "
                 "query, for example with `.to_arrow_table()` in place of `.to_arrow_reader()`"
             ) from error
+
+
+def views_sql() -> str:
+    """Return the views and macros as SQL over the tables: DuckDB runs it where these have names."""
+    return files(__package__ or "").joinpath("views.sql").read_text()
 
 
 def literal(text: str) -> str:

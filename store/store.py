@@ -21,7 +21,7 @@ from .errors import (
     StoreError,
     reason,
 )
-from .query import Console
+from .query import Console, views_sql
 from .schema import REFERRING_FIRST, TABLES, table
 from .validate import Rows
 
@@ -165,21 +165,46 @@ class Store:
         side.check(self, columns)
         return side.join(self, frame, columns)
 
-    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+    def sql(
+        self, query: str, *, allow_files: bool = False, **frames: Any
+    ) -> duckdb.DuckDBPyRelation:
         """Return the result of one SELECT over all tables and views, as a DuckDB relation.
 
         >>> store.sql("SELECT count(*) FROM tasks").fetchall()
         [(1,)]
 
+        Frames (Polars, pandas, Arrow) are joined by the names that they are given here, files
+        by their paths when `allow_files` says that the query may read any that this process can.
+
+        >>> wanted = pl.DataFrame({"answer": ["4", "5"]})
+        >>> query = "SELECT answer FROM tasks JOIN wanted USING (answer)"
+        >>> store.sql(query, wanted=wanted).fetchall()
+        [('4',)]
+
         The relation reads when rows are asked of it: take them before the thread's next `sql`, or
         it shows the store as of then. Raises QueryError when it does not parse, names what is
         not there, or tries to write.
         """
-        console = getattr(self._local, "console", None)
+        name = "console_of_files" if allow_files else "console"
+        console = getattr(self._local, name, None)
         if console is None:
-            console = self._local.console = Console()
+            console = Console(files=allow_files)
+            setattr(self._local, name, console)
         console.show(self.versions(), self.open_at)
+        console.join(frames)
         return console.sql(query)
+
+    @staticmethod
+    def views_sql() -> str:
+        """Return the views and macros as plain SQL, for DuckDB without rlake.
+
+        >>> con = duckdb.connect()
+        >>> for name in TABLES:
+        ...     _ = con.register(name, lance.dataset(f"{store.uri}/{name}.lance"))
+        >>> con.execute(store.views_sql()).sql("SELECT count(*) FROM groups").fetchall()
+        [(0,)]
+        """
+        return views_sql()
 
     def count(self, name: str) -> int:
         """Return the number of rows of a table."""

@@ -7,6 +7,12 @@ CREATE OR REPLACE MACRO pass_at_k(n, c, k) AS
          WHEN n - c < k THEN 1.0
          ELSE 1.0 - coalesce(list_product(list_transform(range(n - c + 1, n + 1), lambda i: 1.0 - k::DOUBLE / i)), 1.0) END;
 
+-- The chance that all of k draws, out of n tries of which c were right, are right: pass^k, which
+-- says how reliable an agent is (arXiv:2406.12045).
+CREATE OR REPLACE MACRO pass_hat_k(n, c, k) AS
+    CASE WHEN n < k THEN NULL
+         ELSE coalesce(list_product(list_transform(range(0, k), lambda i: greatest(c - i, 0)::DOUBLE / (n - i))), 1.0) END;
+
 -- Where each job of a run stands: the newest row that it wrote.
 CREATE OR REPLACE VIEW runs_current AS
     SELECT * EXCLUDE (place) FROM (

@@ -1,13 +1,16 @@
 """Commands that look at the store: sql, tables."""
 
 import itertools
+import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from .app import ROWS, AtOption, JsonOption, StoreOption, app, open_store
 from .printing import counted, print_heading, print_json, print_rows, screen
+from .row_formats import BATCH_ROWS, write_rows
 
 if TYPE_CHECKING:
     import duckdb
@@ -34,25 +37,70 @@ VIEWS = {
 }
 """Views that people ask for, and what a row is."""
 
-_BATCH = 1024
+MACROS = {
+    "pass_at_k(n, c, k)": "chance that one of k draws is right, of n of which c were: pass@k",
+    "pass_hat_k(n, c, k)": "chance that all of k draws are right, of n of which c were: pass^k",
+}
+"""Macros that queries may call, and what they return."""
 
 
 @app.command(rich_help_panel=ROWS)
 def sql(
-    query: Annotated[str, typer.Argument(help='One SELECT, such as "SELECT * FROM groups".')],
+    query: Annotated[
+        str | None,
+        typer.Argument(
+            help='One SELECT, such as "SELECT * FROM groups"; `-` reads it from standard input.',
+            show_default=False,
+        ),
+    ] = None,
     store: StoreOption = None,
     at: AtOption = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Read the query from a file.")
+    ] = None,
+    kind: Annotated[
+        Literal["json", "jsonl", "csv", "parquet"] | None,
+        typer.Option("--format", help="Print all rows in this format."),
+    ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print all rows as a JSON list of objects.")
+        bool, typer.Option("--json", help="Print all rows as a JSON list: `--format json`.")
+    ] = False,
+    allow_files: Annotated[
+        bool, typer.Option("--allow-files", help="Let the query read files, such as 'x.parquet'.")
+    ] = False,
+    print_views: Annotated[
+        bool, typer.Option("--print-views", help="Print the views as SQL for other programs.")
     ] = False,
     rows: Annotated[int, typer.Option(min=1, help="How many rows to show at most.")] = 50,
 ) -> None:
     """Ask the store a question in SQL, over all tables and views; it can only read."""
-    lake = open_store(store, at=at)
-    relation = lake.sql(query)
-    if as_json:
-        _print_list(_records(relation))
+    if print_views:
+        from ...store.query import views_sql
+
+        print(views_sql(), end="")
         return
+    asked = _query(query, file)
+    relation = open_store(store, at=at).sql(asked, allow_files=allow_files)
+    if as_json or kind:
+        write_rows(relation, sys.stdout.buffer, kind or "json")
+    else:
+        _print_table(relation, rows)
+
+
+def _query(query: str | None, file: Path | None) -> str:
+    """Return the query that was given: as an argument, in a file, or on standard input."""
+    from ...store.errors import ConfigError
+    from ...store.files.text import read_text
+
+    if (query is None) == (file is None):
+        got = "both" if file else "neither"
+        raise ConfigError(f"give the query as an argument (`-`: standard input) or `-f`, got {got}")
+    if file is not None:
+        return read_text(file)
+    return sys.stdin.read() if query == "-" else str(query)
+
+
+def _print_table(relation: "duckdb.DuckDBPyRelation", rows: int) -> None:
     columns = relation.columns
     found = list(itertools.islice(_rows(relation), rows + 1))
     if columns == ["explain_key", "explain_value"]:
@@ -61,30 +109,14 @@ def sql(
     print_rows(columns, found[:rows])
     note = counted(len(found), "row")
     if len(found) > rows:
-        note = f"first {counted(rows, 'row')}; see more with `--rows N`, all with `--json`"
+        note = f"first {counted(rows, 'row')}; see more with `--rows N`, all with `--format`"
     screen().print(f"({note})", style="dim")
-
-
-def _records(relation: "duckdb.DuckDBPyRelation") -> Iterator[dict[str, Any]]:
-    for batch in relation.to_arrow_reader(_BATCH):
-        yield from batch.to_pylist(maps_as_pydicts="lossy")
 
 
 def _rows(relation: "duckdb.DuckDBPyRelation") -> Iterator[tuple[Any, ...]]:
     """Yield rows by place, since two columns may have one name."""
-    for batch in relation.to_arrow_reader(_BATCH):
+    for batch in relation.to_arrow_reader(BATCH_ROWS):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
-def _print_list(records: Iterator[dict[str, Any]]) -> None:
-    """Print a JSON list, a row a line, without holding it in memory."""
-    from ...store.files.lines import json_line
-
-    before = "["
-    for record in records:
-        print(before, json_line(record), sep="\n" if before == "[" else "", end="")
-        before = ",\n"
-    print("[]" if before == "[" else "\n]")
 
 
 @app.command(rich_help_panel=ROWS)
@@ -116,6 +148,8 @@ def _print_tables(lake: "Store", as_json: bool) -> None:
     print_rows(columns, listed)
     screen().print()
     print_rows(("view", "a row is"), list(VIEWS.items()))
+    screen().print()
+    print_rows(("macro", "returns"), list(MACROS.items()))
 
 
 def _print_columns(lake: "Store", name: str, as_json: bool) -> None:

@@ -18,10 +18,11 @@ def json_line(row: Mapping[str, Any]) -> str:
     >>> json_line({"reward": 0.5, "text": "a b"})
     '{"reward": 0.5, "text": "a b"}'
     """
-    return "{" + ", ".join(f"{dumps(str(k))}: {_text(v)}" for k, v in row.items()) + "}"
+    return "{" + ", ".join(f"{dumps(str(k))}: {json_text(v)}" for k, v in row.items()) + "}"
 
 
-def _text(value: Any) -> str:
+def json_text(value: Any) -> str:
+    """Return one value as `json_line` writes it."""
     if isinstance(value, Raw):
         return value
     try:

@@ -1,6 +1,7 @@
 """The command line as a fixture."""
 
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -19,8 +20,9 @@ def rlake(
     monkeypatch.setenv("RLAKE_STORE", str(tmp_path / "lake"))
     monkeypatch.setenv("COLUMNS", "200")
 
-    def call(*args: object) -> CompletedProcess[str]:
+    def call(*args: object, stdin: str = "") -> CompletedProcess[str]:
         capsys.readouterr()
+        monkeypatch.setattr("sys.stdin", StringIO(stdin))
         words = [str(a) for a in args]
         code = run(words)
         said = capsys.readouterr()

@@ -1,11 +1,15 @@
 """What people see: sql, tables, show, snapshot, help."""
 
+import csv
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from rlake.store import Experience, Store, Task, connect
@@ -210,3 +214,50 @@ def test_help_names_every_command(rlake: Command) -> None:
         for command in ("sql", "tables", "show", "import", "export", "pipeline", "snapshot"):
             assert command in said.stdout
     assert rlake("--version").stdout.startswith("rlake ")
+
+
+def test_sql_reads_its_query_from_a_file_or_standard_input(
+    rlake: Command, lake: Store, tmp_path: Path
+) -> None:
+    query = "SELECT rollout\nFROM experiences -- both\nORDER BY 1"
+    (tmp_path / "q.sql").write_text(query)
+    said = rlake("sql", "-f", str(tmp_path / "q.sql"), "--format", "csv")
+    assert said.stdout == "rollout\n0\n1\n"
+    assert rlake("sql", "-", "--format", "csv", stdin=query).stdout == said.stdout
+    for wrong in ((), ("SELECT 1", "-f", "q.sql")):
+        refused = rlake("sql", *wrong)
+        assert refused.returncode == 2
+        assert "give the query as an argument" in refused.stderr
+    missing = rlake("sql", "-f", "nosuch.sql")
+    assert missing.returncode == 2
+    assert "cannot read `nosuch.sql`" in missing.stderr
+
+
+def test_sql_prints_csv_json_lines_and_parquet(rlake: Command, lake: Store, tmp_path: Path) -> None:
+    query = (
+        "SELECT rollout, reward, response_text || ', \"so\"' AS text, rewards "
+        "FROM experiences ORDER BY 1"
+    )
+    said = rlake("sql", query, "--format", "jsonl").stdout
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert lines == json.loads(rlake("sql", query, "--json").stdout)
+    said = rlake("sql", query, "--format", "csv").stdout
+    [header, first, second] = csv.reader(said.splitlines())
+    assert header == ["rollout", "reward", "text", "rewards"]
+    assert first[:3] == ["0", "1.5", '4, "so"']
+    assert second[:2] == ["1", ""]  # NULL is an empty cell
+    assert json.loads(first[3]) == lines[0]["rewards"]
+    with (tmp_path / "rows.parquet").open("wb") as out:
+        subprocess.run(
+            [sys.executable, "-m", "rlake.loop.cli", "sql", query, "--format", "parquet"],
+            stdout=out,
+            check=True,
+        )
+    assert pq.read_table(tmp_path / "rows.parquet").to_pylist() == lines
+
+
+def test_sql_prints_the_views_and_tables_lists_the_macros(rlake: Command, lake: Store) -> None:
+    assert rlake("sql", "--print-views").stdout == lake.views_sql()
+    listed = rlake("tables").stdout
+    assert "pass_at_k(n, c, k)" in listed
+    assert "pass_hat_k(n, c, k)" in listed

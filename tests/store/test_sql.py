@@ -2,8 +2,12 @@
 
 import threading
 from datetime import UTC
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
+import duckdb
+import lance
 import polars as pl
 import pytest
 from builders import experiences, task
@@ -186,3 +190,101 @@ def test_what_a_condition_reads_is_known(
 def test_what_is_no_condition_is_refused(condition: str) -> None:
     with pytest.raises(QueryError, match="`where` "):
         columns_of(condition)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "EXPLAIN ANALYZE CREATE OR REPLACE TEMP VIEW groups AS SELECT 1",
+        "explain (analyze /* ) ... */) create or replace temp view groups as select 1",
+        "explain (analyze) create or replace temp view groups as select 1",
+        "explain /* select 1 */ analyze create or replace temp view groups as select 1",
+        "/* explain */ explain analyze create or replace temp view groups as select 1",
+        "explain analyze set variable x = 1",
+        "explain" + "/*" * 2_000 + "*/" * 2_000 + "select 1",
+        "explain analyze",
+        "explain",
+    ],
+)
+def test_an_explained_statement_must_be_a_select_of_its_own(store: Store, query: str) -> None:
+    before = store.sql("SELECT * FROM groups").columns
+    with pytest.raises(QueryError):
+        store.sql(query)
+    assert store.sql("SELECT * FROM groups").columns == before
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "EXPLAIN SELECT 1",
+        " explain analyze\nselect count(*) from tasks",
+        "EXPLAIN (ANALYZE, FORMAT json) SELECT 1",
+        "explain (format json) /* why */ (select 1)",
+        "EXPLAIN WITH a AS (SELECT 1 AS x) FROM a",
+    ],
+)
+def test_a_select_is_explained(store: Store, query: str) -> None:
+    assert store.sql(query).columns == ["explain_key", "explain_value"]
+
+
+def test_frames_are_joined_by_name_and_forgotten_with_the_next_query(store: Store) -> None:
+    store.append("tasks", [task(n) for n in range(4)])
+    wanted = pl.DataFrame({"answer": ["2", "4"]})
+    query = "SELECT count(*) FROM tasks JOIN wanted USING (answer)"
+    frames = (wanted, wanted.lazy(), wanted.to_arrow(), wanted.to_pandas())
+    assert [store.sql(query, wanted=f).fetchall() for f in frames] == [[(2,)]] * 4
+    with pytest.raises(QueryError, match="no table or view `wanted`"):
+        store.sql(query)
+
+
+def test_what_is_not_a_frame_or_hides_a_table_is_refused(store: Store) -> None:
+    with pytest.raises(QueryError, match=r"`wanted` must be a frame .*, got int"):
+        store.sql("SELECT 1", wanted=3)
+    for name in ("tasks", "groups", "Experiences"):
+        frames: dict[str, Any] = {name: pl.DataFrame({"a": [1]})}
+        with pytest.raises(QueryError, match=f"`{name}` is a table or view of the store"):
+            store.sql("SELECT 1", **frames)
+    assert store.sql("SELECT count(*) FROM tasks").fetchall() == [(0,)]
+
+
+def test_files_are_read_only_when_the_caller_allows_it(store: Store, tmp_path: Path) -> None:
+    pl.DataFrame({"answer": ["0"]}).write_parquet(tmp_path / "known.parquet")
+    store.append("tasks", [task(0), task(1)])
+    query = f"SELECT task_id FROM tasks JOIN '{tmp_path}/known.parquet' USING (answer)"
+    with pytest.raises(QueryError):
+        store.sql(query)
+    assert store.sql(query, allow_files=True).fetchall() == [(task(0).task_id,)]
+    with pytest.raises(QueryError):
+        store.sql(query)
+    with pytest.raises(QueryError, match="got COPY"):
+        store.sql(f"COPY (SELECT 1) TO '{tmp_path}/out.csv'", allow_files=True)
+    with pytest.raises(QueryError):
+        store.sql(f"EXPLAIN ANALYZE COPY (SELECT 1) TO '{tmp_path}/out.csv'", allow_files=True)
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_a_python_variable_is_not_a_table(store: Store) -> None:
+    hidden = pl.DataFrame({"a": [1]})
+    with pytest.raises(QueryError, match="no table or view `hidden`"):
+        store.sql("SELECT * FROM hidden", allow_files=True)
+    assert hidden.height == 1
+
+
+def test_views_are_plain_sql_for_a_duckdb_without_rlake(store: Store) -> None:
+    store.append("experiences", experiences(8, reward=[1.0, 0.0, None, 1.0]))
+    con = duckdb.connect()
+    for name in TABLES:
+        con.register(name, lance.dataset(f"{store.uri}/{name}.lance"))
+    con.execute(store.views_sql())
+    query = "SELECT * FROM groups ORDER BY ALL"
+    assert con.sql(query).fetchall() == store.sql(query).fetchall()
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(8, 8, 4), (8, 5, 1), (8, 5, 3), (8, 2, 3), (8, 0, 1)])
+def test_pass_hat_k_is_the_share_of_choices_that_are_all_right(
+    store: Store, n: int, c: int, k: int
+) -> None:
+    chosen = list(combinations([True] * c + [False] * (n - c), k))
+    [(found,)] = store.sql(f"SELECT pass_hat_k({n}, {c}, {k})").fetchall()
+    assert found == pytest.approx(sum(map(all, chosen)) / len(chosen))
+    assert store.sql(f"SELECT pass_hat_k({k - 1}, 0, {k})").fetchall() == [(None,)]
