@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lance.file import LanceFileSession
 
 from . import migrations, relocation
-from .errors import NotFoundError, QueryError, as_store_error, nearest
+from .errors import NotFoundError, QueryError, StoreError, as_store_error, nearest
 from .jobs import unfinished
 from .locks import locked
 from .schema import SCHEMA_VERSION, TABLES
@@ -133,7 +134,9 @@ def opened(store: "Store", name: str) -> "Store":
     if name not in _known(store, _LAST):
         find(store, name)
     there = store.on_branch(name)
-    if migrations.schema_of(there.open_at(_LAST)) < SCHEMA_VERSION:
+    schema = migrations.schema_of(there.open_at(_LAST))
+    _check_lost(there, schema)
+    if schema < SCHEMA_VERSION:
         _complete(store, name)
         for table in sorted(TABLES, key=_LAST.__eq__):
             migrations.migrate(there, table)
@@ -141,6 +144,20 @@ def opened(store: "Store", name: str) -> "Store":
         with _changing(store, f"cannot put the branch `{name}` right, whose store was moved"):
             relocation.relocate(there)
     return there
+
+
+def _check_lost(there: "Store", schema: int) -> None:
+    """Raise StoreError when a table of a branch has no folder any more; elsewhere a read does."""
+    lost = [
+        f"`{name}`"
+        for name, table in TABLES.items()
+        if table.since <= schema and there.folder and not Path(own_place(there, name)).is_dir()
+    ]
+    if lost:
+        raise StoreError(
+            f"the branch `{there.uri}` has lost {', '.join(lost)}: what it had is not there; put "
+            f"it back from a copy, or give it up with `rlake branch drop {there.branch_name}`"
+        )
 
 
 def _complete(store: "Store", name: str) -> None:

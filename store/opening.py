@@ -6,7 +6,7 @@ from pathlib import Path
 
 import lance
 
-from . import branches
+from . import branches, marker
 from .errors import NotAStoreError, RlakeError, StoreError, reason
 from .leases import LOCKS
 from .locks import locked
@@ -41,17 +41,11 @@ def connect(
     Raises NotAStoreError for a place that holds something else, or a store of a newer schema, or
     nothing at all when `create` is false; NotFoundError for a branch that is not there.
     """
-    address = str(uri)
-    if "://" not in address:
-        address = str(Path(address).expanduser().absolute())
-    root, branch = branches.split(address)
-    if branch is not None and ("://" in address or not Path(address).exists()):
+    root, branch = _address(uri)
+    if branch is not None:
         return branches.opened(connect(root, create=False, storage_options=storage_options), branch)
-    place = address.removeprefix("file://")
-    if "://" not in place:
-        _check_place(Path(place), create=create)
-    options = {**(_BOUNDS if address.startswith("s3") else {}), **(storage_options or {})}
-    store = Store(address, storage_options=options)
+    _check_place(root, create=create)
+    store = _store(root, storage_options)
     try:
         present = _present(store)
         if not present and not create:
@@ -59,7 +53,7 @@ def connect(
                 f"there is no store at `{uri}`; `rlake import` or `rlake run` makes one"
             )
         if not _is_whole(store, present):
-            _make(store)
+            _make_whole(store, create=create)
     except (OSError, RuntimeError, ValueError) as error:
         if isinstance(error, RlakeError):
             raise
@@ -67,7 +61,41 @@ def connect(
     return store
 
 
-def _check_place(place: Path, *, create: bool) -> None:
+def look(uri: str | Path, *, storage_options: Mapping[str, str] | None = None) -> Store:
+    """Open a store that may have lost tables, to be diagnosed; what is lost is not made anew.
+
+    Raises NotAStoreError for a place that holds something else.
+    """
+    try:
+        return connect(uri, create=False, storage_options=storage_options)
+    except NotAStoreError:
+        raise
+    except StoreError:
+        root, branch = _address(uri)
+        return _store(root, storage_options).on_branch(branch)
+
+
+def _address(uri: str | Path) -> tuple[str, str | None]:
+    """Return the address of a store, and the branch that is named with it."""
+    address = str(uri)
+    if "://" not in address:
+        address = str(Path(address).expanduser().absolute())
+    root, branch = branches.split(address)
+    if branch is not None and ("://" in address or not Path(address).exists()):
+        return root, branch
+    return address, None
+
+
+def _store(address: str, storage_options: Mapping[str, str] | None) -> Store:
+    options = {**(_BOUNDS if address.startswith("s3") else {}), **(storage_options or {})}
+    return Store(address, storage_options=options)
+
+
+def _check_place(address: str, *, create: bool) -> None:
+    """Raise NotAStoreError for a folder that holds something else, or nothing."""
+    if "://" in address.removeprefix("file://"):
+        return
+    place = Path(address.removeprefix("file://"))
     if place.is_file():
         raise NotAStoreError(f"`{place}` is a file, expected the folder of a store")
     entries = {p.name for p in place.iterdir()} - {LOCKS} if place.is_dir() else set()
@@ -109,17 +137,49 @@ def _is_whole(store: Store, present: set[str]) -> bool:
     return is_whole and versions == [SCHEMA_VERSION]
 
 
-def _make(store: Store) -> None:
-    """Make the tables that are missing, and bring those of an older schema up to date."""
+def _make_whole(store: Store, *, create: bool) -> None:
+    """Make a new store, go on with one whose maker was killed, or bring an older one up to date.
+
+    Raises StoreError for one that lacks tables which it had.
+    """
     with locked(store, "store"):
-        there = [name for name in _present(store) if _opens(store, name)]
-        for name in there:  # before anything is added to what may be someone else's
-            schema_of(store.open_at(name))
+        present = _present(store)
+        if create and not present:
+            marker.put(store)
+        # all schemas are looked at before anything is added to what may be someone else's
+        there = {n: schema_of(store.open_at(n)) for n in present if _opens(store, n)}
+        is_half_made = marker.is_there(store)
+        _check_lost(store, there, is_half_made=is_half_made, create=create)
         for name in sorted(TABLES, key="runs".__eq__):
             if name in there:
                 migrate(store, name)
             else:
                 _create(store, name)
+        if is_half_made:
+            marker.remove(store)
+
+
+def _check_lost(
+    store: Store, there: Mapping[str, int], *, is_half_made: bool, create: bool
+) -> None:
+    """Raise StoreError when tables are missing that nobody is about to make.
+
+    `runs` is brought up to date last: its schema says which tables the store has had.
+    """
+    if is_half_made and not create:
+        raise StoreError(
+            f"the store at `{store.uri}` was never made whole: its maker was killed; "
+            "`rlake import` or `rlake run` completes it"
+        )
+    schema = there.get("runs") or max(there.values(), default=1)
+    lost = [n for n, table in TABLES.items() if n not in there and table.since <= schema]
+    if lost and not is_half_made:
+        names = ", ".join(f"`{name}`" for name in lost)
+        raise StoreError(
+            f"the store at `{store.uri}` has lost {'table' if len(lost) == 1 else 'tables'} "
+            f"{names}: what it had is not there; put it back from a copy, or let the copy that is "
+            "under way end (nothing was changed)"
+        )
 
 
 def _opens(store: Store, name: str) -> bool:

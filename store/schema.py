@@ -73,6 +73,8 @@ class Table:
     row: str
     key: tuple[str, ...]
     columns: tuple[Column, ...]
+    since: int = 1
+    """The schema version that it came with: a store of an older one has never had it."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -87,8 +89,8 @@ class Table:
         return tuple(c.name for c in self.columns)
 
 
-def _table(name: str, row: str, key: str, *columns: Column) -> Table:
-    return Table(name, row, tuple(key.split()), columns)
+def _table(name: str, row: str, key: str, *columns: Column, since: int = 1) -> Table:
+    return Table(name, row, tuple(key.split()), columns, since)
 
 
 def _later(since: int, name: str, type_: pa.DataType, note: str) -> Column:
@@ -331,6 +333,7 @@ _DECLARED = (
         _must("operator", TEXT, "the operator that raised"),
         _must("error", TEXT, "what it raised"),
         _CREATED,
+        since=3,
     ),
     _table(
         "derived",
@@ -346,6 +349,7 @@ _DECLARED = (
         Column("attempt", INT, "the attempt of that run"),
         Column("step", INT, "the training step after which it was made"),
         _CREATED,
+        since=2,
     ),
     _table(
         "task_values",
@@ -358,6 +362,7 @@ _DECLARED = (
         Column("text", TEXT, "the value as text"),
         Column("lineage_id", TEXT, "the pipeline run that made it"),
         _CREATED,
+        since=3,
     ),
     _table(
         "selections",
@@ -372,6 +377,7 @@ _DECLARED = (
         Column("score", REAL, "what it was chosen by"),
         Column("expected", REAL, "the pass rate that the selector expected"),
         _CREATED,
+        since=3,
     ),
     _table(
         "estimates",
@@ -387,6 +393,7 @@ _DECLARED = (
         Column("capability", REAL, "how far the policy is from the weak to the strong reference"),
         Column("rho", REAL, "weight of the pseudo pass rate"),
         _CREATED,
+        since=3,
     ),
     _table(
         "embeddings",
@@ -397,6 +404,7 @@ _DECLARED = (
         _must("vector", pa.list_(pa.float32()), "all of one embedder have the same length"),
         Column("lineage_id", TEXT, "the pipeline run that made it"),
         _CREATED,
+        since=2,
     ),
     _table(
         "retention",
@@ -408,6 +416,7 @@ _DECLARED = (
         Column("note", TEXT, "why"),
         Column("is_dropped", FLAG, "true when the rule was taken back"),
         _CREATED,
+        since=2,
     ),
 )
 

@@ -1,7 +1,8 @@
 """The store: versioned tables to append to, scan, query, and look at as they were."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -94,8 +95,13 @@ class Store:
         return self._open(name, branches.place(self, name, version), version)
 
     def _open(self, name: str, address: str, version: int | None) -> lance.LanceDataset:
-        try:
+        with self._opening(name):
             return lance.dataset(address, version=version, storage_options=self.storage_options)
+
+    @contextmanager
+    def _opening(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except (OSError, ValueError, RuntimeError) as error:
             raise StoreError(
                 f"cannot open table `{name}` of `{self.uri}`: {reason(error)}"
@@ -113,7 +119,8 @@ class Store:
             if self.folder is not None:
                 address = f"file-object-store://{quote(address)}"
             watched = self._watched[name] = self._open(name, address, None)
-        return watched.latest_version
+        with self._opening(name):
+            return watched.latest_version
 
     @property
     def _watched(self) -> dict[str, lance.LanceDataset]:

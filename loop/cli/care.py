@@ -57,9 +57,10 @@ def doctor(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Look for what is wrong with a store, and say the way out; exit with 1 when something is."""
     from ...operators.sandbox import protection
     from ...store.doctor import Finding, diagnose
+    from ...store.opening import look
     from ..runs import is_live
 
-    lake = open_store(store)
+    lake = look(store)
     found = diagnose(lake, is_live=is_live)
     confined = protection()
     level = "ok" if confined.startswith("namespaces") else "note"

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from builders import experiences, task
 
-from rlake.store import Store, connect
+from rlake.store import Store, connect, marker
 from rlake.store.errors import StoreError
 from rlake.store.ids import row_digests
 from rlake.store.schema import SCHEMA_VERSION, TABLES, Table
@@ -227,7 +227,7 @@ def test_a_writer_of_the_older_version_goes_on(old: Path) -> None:
 
 @pytest.mark.parametrize("part", ["", "_versions", "_transactions"])
 def test_a_table_that_was_half_made_is_made(tmp_path: Path, part: str) -> None:
-    connect(tmp_path / "lake")
+    marker.put(connect(tmp_path / "lake"))
     for name in ("experiences", "runs"):
         shutil.rmtree(tmp_path / "lake" / f"{name}.lance")
         (tmp_path / "lake" / f"{name}.lance" / part).mkdir(parents=True)

@@ -12,8 +12,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 from builders import experiences, task
+from lance.file import LanceFileSession
 
-from rlake.store import Store, branches, connect
+from rlake.store import Store, branches, connect, marker
 from rlake.store.errors import NotAStoreError, StoreError
 from rlake.store.merging import merge
 from rlake.store.snapshots import restore
@@ -171,6 +172,21 @@ def test_the_command_line_reaches_s3_by_the_environment(
 def test_a_place_without_a_store_is_not_made_by_looking(server: dict[str, str]) -> None:
     with pytest.raises(NotAStoreError, match="there is no store at `s3://lake/nothing`"):
         connect("s3://lake/nothing", create=False, storage_options=server)
+
+
+def test_a_table_lost_on_s3_is_not_made_anew_and_one_half_made_is(
+    lake: Store, server: dict[str, str]
+) -> None:
+    table = LanceFileSession(f"{lake.uri}/experiences.lance", storage_options=server)
+    for file in table.list():
+        table.delete_file(file)
+    for create in (True, False):
+        with pytest.raises(StoreError, match="has lost table `experiences`"):
+            connect(lake.uri, create=create, storage_options=server)
+    assert not table.list()
+    marker.put(lake)
+    assert connect(lake.uri, storage_options=server).count("experiences") == 0
+    assert not marker.is_there(lake)
 
 
 def test_a_bucket_that_is_not_there_is_named(server: dict[str, str]) -> None:

@@ -100,13 +100,6 @@ def test_nothing_is_made_beside_a_table_of_someone_else_or_of_a_newer_schema(
     assert [p.name for p in tmp_path.iterdir()] == [f"{name}.lance"]
 
 
-def test_tables_that_are_missing_from_a_store_are_made(store: Store) -> None:
-    assert store.folder is not None
-    for name in ("drops", "runs"):
-        (store.folder / f"{name}.lance").rename(store.folder.with_name(name))
-    assert connect(store.uri).versions() == dict.fromkeys(TABLES, 1)
-
-
 OPENERS = """
 import sys
 import rlake
