@@ -28,9 +28,17 @@ class GiGPO(Clipped):
     """Whether credits are divided by their standard deviation."""
     state: str = "prompt_text"
     """The column that says what the agent saw."""
+    step_reward: str | None = None
+    """The column of each step's own reward; None: `reward`, read as the rows say. Where `metrics`
+    have `reward_discount` (of `step_wise` with `rewards: own` or `discounted`), steps have rewards
+    of their own; elsewhere the last one's is the rollout's."""
 
     def advantage(self) -> Operator:
         """The try's credit within its group plus the step's among those at the same state."""
         return credit(
-            state=self.state, omega=self.omega, gamma=self.gamma, normalise=self.normalise
+            state=self.state,
+            step_reward=self.step_reward,
+            omega=self.omega,
+            gamma=self.gamma,
+            normalise=self.normalise,
         )

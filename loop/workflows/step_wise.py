@@ -1,13 +1,14 @@
 """An agent's steps as rows of their own, each with a prompt that says where it stands.
 
-For `multi_step_grpo` (`rewards: last` or `all`) and GiGPO (arXiv:2505.10978), whose anchor states
-are the rows' `prompt_text`: what the environment showed.
+For `multi_step_grpo` and GiGPO (arXiv:2505.10978), whose anchor states are the rows' `prompt_text`:
+what the environment showed. Both find a rollout's outcome by every rule of `rewards`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from ...operators.advantage.steps import DISCOUNT
 from ...store.records import Experience, Message, Task
 from ..environments.environment import Shown, Step
 from ..environments.episode import EnvironmentSpec, joined, noted, opened, told
@@ -57,8 +58,9 @@ async def step_wise(
     A prompt is how the episode began, the last `history` steps (None: all) and what is shown now.
     `rewards` says which rows have which: `last`, the sum of all steps at the last row and 0 at the
     others; `all`, that sum at each; `discounted`, what came from the step on, each later step
-    times `gamma` once more; `own`, each step's own. When no step had a reward, the rewards of the
-    configuration judge each row.
+    times `gamma` once more; `own`, each step's own. By the last two rules `metrics` have
+    `reward_discount`, `gamma` or 0, so that the steps' own rewards can be told from the rows. When
+    no step had a reward, the rewards of the configuration judge each row.
     """
     own: list[float | None] = []
     rows: list[Experience] = []
@@ -105,6 +107,7 @@ def _rewarded(
     if all(reward is None for reward in own):
         return list(rows)
     values = [reward or 0.0 for reward in own]
+    discount = {"own": 0.0, "discounted": gamma}.get(rule)
     if rule == "all":
         values = [sum(values)] * len(values)
     elif rule == "last":
@@ -112,4 +115,6 @@ def _rewarded(
     elif rule == "discounted":
         for place in range(len(values) - 2, -1, -1):
             values[place] += gamma * values[place + 1]
-    return [row.with_reward({"environment": v}) for row, v in zip(rows, values, strict=True)]
+    mark = {} if discount is None else {DISCOUNT: discount}
+    rewarded = [row.with_reward({"environment": v}) for row, v in zip(rows, values, strict=True)]
+    return [replace(row, metrics={**row.metrics, **mark}) for row in rewarded]

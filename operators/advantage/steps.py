@@ -14,39 +14,47 @@ from ..statistics import GROUP, centered, reward, zscore
 _ROLLOUT = (GROUP, "rollout")
 _PLACE, _LENGTH, _OUTCOME = "place_in_rollout", "rows_of_rollout", "outcome_of_rollout"
 _OWN, _RETURN, _EPISODE = "reward_of_step", "return_of_step", "return_of_episode"
+_ADDED = (_PLACE, _LENGTH, _OUTCOME, _OWN, _RETURN, _EPISODE)
+_ENTRIES = pl.List(pl.Struct({"name": pl.String, "value": pl.Float64}))
+DISCOUNT = "reward_discount"
+"""The entry of a row's `metrics` that says what its reward is: that of its step, plus those of the
+later steps, each times this once more. 0: that of its step alone. Rows without it are parts of a
+rollout whose outcome is the reward of its last row."""
 
 
-@operator("derive", whole_groups=True, writes=("advantage",))
+@operator("derive", version=2, whole_groups=True, writes=("advantage",))
 def step_zscore(
     *, order: str | None = None, per_step: bool = False, epsilon: float = 1e-6
 ) -> Declared:
-    """Give all steps of a rollout the z-score of its last step's reward within the group.
+    """Give all steps of a rollout the z-score of its outcome within the group.
 
     GRPO (arXiv:2402.03300) over rollouts of several rows: each rollout counts once, however many
     steps it took. `per_step` divides by their number. Steps follow each other by the column
-    `order`; without it, by the number behind the `.` of their id, as explorers name them. When the
-    last reward is NULL, all steps of the rollout have no advantage.
+    `order`; without it, by the number behind the `.` of their id, as explorers name them. The
+    outcome is the reward of the last step, or the sum of all steps' own rewards where `metrics`
+    have `reward_discount`, as `step_wise` marks rows with rewards of their own. When it is NULL,
+    all steps of the rollout have no advantage.
 
     >>> rows = pl.DataFrame({"experience_id": ["g/00", "g/00.1", "g/01"], "group_id": "g",
-    ...                      "rollout": [0, 0, 1], "reward": [None, 1.0, 0.0]})
+    ...                      "rollout": [0, 0, 1], "reward": [None, 1.0, 0.0], "metrics": [[]] * 3})
     >>> rows.pipe(step_zscore(epsilon=0.0))["advantage"].round(3).to_list()
     [0.707, 0.707, -0.707]
     """
 
     def set_advantage(frame: pl.LazyFrame) -> pl.LazyFrame:
-        placed = _placed(frame, order).with_columns(_outcome())
-        once = pl.when(pl.col(_PLACE) == 1).then(pl.col(_OUTCOME))
+        found = _with_returns(_placed(frame, order), _own(), 1.0)
+        once = pl.when(pl.col(_PLACE) == 1).then(pl.col(_EPISODE))
         # of one row a rollout, then told to its other rows
-        scored = placed.with_columns(zscore(once, GROUP, epsilon=epsilon).alias(_EPISODE))
-        credit = pl.col(_EPISODE).max().over(_ROLLOUT)
+        scored = found.with_columns(zscore(once, GROUP, epsilon=epsilon).alias(_OUTCOME))
+        credit = pl.col(_OUTCOME).max().over(_ROLLOUT)
         if per_step:
             credit /= pl.col(_LENGTH)
-        return scored.with_columns(advantage=credit).drop(_PLACE, _LENGTH, _OUTCOME, _EPISODE)
+        return scored.with_columns(advantage=credit).drop(_ADDED)
 
-    return Declared(body=set_advantage, reads=_reads(order, "reward"))
+    return Declared(body=set_advantage, reads=_reads(order, "reward", "metrics"))
 
 
-@operator("derive", whole_groups=True, writes=("advantage",))
+@operator("derive", version=2, whole_groups=True, writes=("advantage",))
 def gigpo(
     *,
     state: str = "prompt_text",
@@ -65,13 +73,14 @@ def gigpo(
     less the mean, with `normalise="std"` over the deviation plus `epsilon`. A step whose state is
     NULL, or comes once, has no second part.
 
-    `step_reward` names the column of each step's own reward; without it, the last step's `reward`
-    is all that there is. A rollout of which one is NULL has no advantage. `order` is as in
-    `step_zscore`.
+    `step_reward` names the column of each step's own reward. Without it, `reward` is read as rows
+    say: where their `metrics` have `reward_discount`, as `step_wise` marks rows with rewards of
+    their own, each step has its own; elsewhere the last step's is all that there is. A rollout of
+    which one is NULL has no advantage. `order` is as in `step_zscore`.
 
     >>> rows = pl.DataFrame({"experience_id": ["g/00", "g/00.1", "g/01"], "group_id": "g",
     ...                      "rollout": [0, 0, 1], "reward": [None, 1.0, 0.0],
-    ...                      "prompt_text": ["start", "door", "start"]})
+    ...                      "prompt_text": ["start", "door", "start"], "metrics": [[]] * 3})
     >>> rows.pipe(gigpo(gamma=0.5))["advantage"].to_list()
     [0.75, 0.5, -0.75]
     """
@@ -79,20 +88,22 @@ def gigpo(
         raise OperatorError(f"`gamma` of `gigpo` must be from 0 to 1, got {gamma}")
 
     def set_advantage(frame: pl.LazyFrame) -> pl.LazyFrame:
-        found = _with_returns(_placed(frame, order), step_reward, gamma)
+        own = pl.col(step_reward) if step_reward else _own()
+        found = _with_returns(_placed(frame, order), own, gamma)
         once = pl.when(pl.col(_PLACE) == 1).then(pl.col(_EPISODE))
         scored = found.with_columns(_norm(once, GROUP).alias(_OUTCOME))
         anchored = pl.when(pl.col(state).is_not_null()).then(pl.col(_RETURN))
         by_state = _norm(anchored, GROUP, state).fill_null(0.0)
         of_rollout = pl.col(_OUTCOME).max().over(_ROLLOUT)  # NULL where it has none
         made = scored.with_columns(advantage=of_rollout + omega * by_state)
-        return made.drop(_PLACE, _LENGTH, _OUTCOME, _OWN, _RETURN, _EPISODE)
+        return made.drop(_ADDED)
 
     def _norm(value: pl.Expr, *over: str) -> pl.Expr:
         scaled = normalise == "std"
         return zscore(value, *over, epsilon=epsilon) if scaled else centered(value, *over)
 
-    return Declared(body=set_advantage, reads=_reads(order, step_reward or "reward", state))
+    rewards = [step_reward] if step_reward else ["reward", "metrics"]
+    return Declared(body=set_advantage, reads=_reads(order, *rewards, state))
 
 
 def _reads(order: str | None, *names: str) -> tuple[str, ...]:
@@ -120,13 +131,20 @@ def _placed(frame: pl.LazyFrame, order: str | None) -> pl.LazyFrame:
     return frame.map_batches(add, schema=schema)
 
 
-def _outcome() -> pl.Expr:
-    return reward.sort_by(_PLACE).last().over(_ROLLOUT).alias(_OUTCOME)
-
-
-def _with_returns(frame: pl.LazyFrame, step_reward: str | None, gamma: float) -> pl.LazyFrame:
+def _own() -> pl.Expr:
+    """Return each step's own reward, which is 0 before the last one where rows do not have it."""
+    entry = pl.element().struct
+    entries = pl.col("metrics").cast(_ENTRIES)  # where no row has any, their type is not known
+    marks = entries.list.eval(entry["value"].filter(entry["name"] == DISCOUNT))
+    discount = marks.list.first()
     is_last = pl.col(_PLACE) == pl.col(_LENGTH)
-    own = pl.col(step_reward) if step_reward else pl.when(is_last).then(reward).otherwise(0.0)
+    later = reward.shift(-1).over(_ROLLOUT, order_by=_PLACE)
+    own = pl.when(is_last | (discount == 0)).then(reward).otherwise(reward - discount * later)
+    return pl.when(is_last | discount.is_not_null()).then(own).otherwise(0.0)
+
+
+def _with_returns(frame: pl.LazyFrame, own: pl.Expr, gamma: float) -> pl.LazyFrame:
+    """Add each row's own reward, its return, and the sum of its rollout."""
     schema = dict.fromkeys((_RETURN, _EPISODE), pl.Float64())
     named = frame.with_columns(own.cast(pl.Float64).alias(_OWN))
     whole = {**named.collect_schema(), **schema}
