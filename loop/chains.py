@@ -20,6 +20,7 @@ KEPT = frozenset(
         *("experience_id", "run_id", "task_id", "group_id", "rollout", "step", "parent_id"),
         *("source", "policy_version", "segments", "token_ids", "tokenizer", "loss_mask"),
         *("logprobs", "prompt_length", "num_tokens", "drop_reason", "metrics", "created_at"),
+        *("temperature", "top_p", "top_k", "min_p"),
     )
 )
 """Columns of a row that no operator sets: what it is, and what was sampled."""

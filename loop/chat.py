@@ -57,8 +57,10 @@ class ChatPolicy:
         """
         prompt = self._prompt(messages, tools, earlier)
         heard = who_hears([self._says(tools) for _ in range(n)])
-        sampled = await self.complete(prompt, n=n, sampling=sampling, heard=heard)
-        return [self._completion(prompt, one, tools) for one in sampled]
+        chosen = sampling or self.sampling
+        sampled = await self.complete(prompt, n=n, sampling=chosen, heard=heard)
+        made = [self._completion(prompt, one, tools) for one in sampled]
+        return [replace(one, sampling=chosen) for one in made]
 
     async def complete(
         self,

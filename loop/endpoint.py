@@ -5,7 +5,7 @@ import os
 import random
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from time import perf_counter
@@ -38,9 +38,9 @@ class EndpointPolicy:
     """Another's model, asked message by message; it has no version that is ours.
 
     Rows have token ids only where the endpoint gives them (rlake's own server does; vLLM's with
-    `options: {return_token_ids: true}`), and log-probs only where these are of the distribution
-    sampled from. Those without are text: to be imitated, judged or compared, not weighed against
-    the policy.
+    `options: {return_token_ids: true}`), and log-probs only where these are of the full
+    distribution at the sampling temperature. Those without are text: to be imitated, judged or
+    compared, not weighed against the policy.
 
     Requests that are refused for now (429, 5xx), or find nobody, are sent again after a while,
     twice as long each time, or as long as `Retry-After` says. What else goes wrong is a PolicyError
@@ -82,10 +82,9 @@ class EndpointPolicy:
         """
         chosen = sampling or self.sampling
         bodies = [self._body(messages, tools, chosen, i) for i in range(n)]
-        keeps = self.settings.processed_logprobs or _is_models_own(chosen)
         heard = [None] * n if tools else who_hears(["".join] * n)
         asked = [
-            asyncio.ensure_future(there(self._ask(body, hears, keeps_logprobs=keeps)))
+            asyncio.ensure_future(there(self._ask(body, hears, _sampled_so(chosen, body))))
             for body, hears in zip(bodies, heard, strict=True)
         ]
         try:
@@ -113,7 +112,8 @@ class EndpointPolicy:
             "max_tokens": sampling.max_tokens,
             "seed": (sampling.seed + number) % (1 << 31),
             "logprobs": True,
-            "top_k": sampling.top_k or None,  # OpenAI's own refuses it
+            "top_k": sampling.top_k or None,  # OpenAI's own refuses these
+            "min_p": sampling.min_p or None,
             "stop": list(sampling.stop) or None,
             "tools": list(tools) if tools else None,
         }
@@ -121,7 +121,7 @@ class EndpointPolicy:
         return {name: value for name, value in body.items() if value is not None}
 
     async def _ask(
-        self, body: Mapping[str, Any], heard: Heard | None, *, keeps_logprobs: bool
+        self, body: Mapping[str, Any], heard: Heard | None, sampling: Sampling
     ) -> Completion:
         asked = perf_counter()
         async with self._places:
@@ -133,7 +133,9 @@ class EndpointPolicy:
         timing = Timing(
             queued=sent - asked, first_token=first - sent if first else 0.0, total=now - asked
         )
-        return completion(answer, engine=self.engine, keeps_logprobs=keeps_logprobs, timing=timing)
+        keeps = _gives_full(sampling, processed=self.settings.processed_logprobs)
+        made = completion(answer, engine=self.engine, keeps_logprobs=keeps, timing=timing)
+        return replace(made, sampling=sampling)
 
     async def _answer(self, body: Mapping[str, Any], telling: "_Telling | None") -> bytes:
         """Return the body of an answer, asking again where that may help."""
@@ -232,9 +234,19 @@ class _NotNowError(Exception):
         return self.why
 
 
-def _is_models_own(sampling: Sampling) -> bool:
-    """Tell whether the distribution sampled from is the model's, whose log-probs are given."""
-    return (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+def _gives_full(sampling: Sampling, *, processed: bool) -> bool:
+    """Tell whether an endpoint's log-probs are of the full distribution at the temperature.
+
+    Processed ones are of what truncation leaves, others of the model's own, at temperature 1.
+    """
+    return not sampling.is_truncated if processed else sampling.temperature in (0.0, 1.0)
+
+
+def _sampled_so(sampling: Sampling, body: Mapping[str, Any]) -> Sampling:
+    """Return how a body asks to be sampled, in which options may stand before `sampling`."""
+    names = ("temperature", "top_p", "top_k", "min_p")
+    asked = {name: body[name] for name in names if isinstance(body.get(name), int | float)}
+    return replace(Sampling(max_tokens=sampling.max_tokens, stop=sampling.stop), **asked)
 
 
 def _headers(settings: Endpoint) -> dict[str, str]:

@@ -23,6 +23,7 @@ from .staleness import lags
 from .tokens import tokenize
 from .training.batch import (
     Examples,
+    at_temperature,
     examples,
     experts_to_imitate,
     untrainable,
@@ -55,6 +56,7 @@ class Feed:
         self._tokenizer = tokenizer
         self._vocabulary, self._max_length = vocabulary, max_length
         self._online = config.explorer is not None
+        self._temperature = config.explorer.sampling.temperature if config.explorer else 1.0
         # an offline run trains on what was stored when it began, whatever is imported later
         self._source = job.store if self._online else pinned(job, "rows")
         self.sampler = self._sampler()
@@ -165,6 +167,7 @@ class Feed:
             if self._labels is not None:
                 rows = self._labels(rows.lazy()).collect(engine="in-memory")
             rows = tokenize(rows, self._tokenizer, documents=self._algorithm.documents)
+            rows = self._at_temperature(rows)
             if self._algorithm.takes_experts:
                 rows = experts_to_imitate(rows.with_columns(is_expert=pl.col("source") == "expert"))
             rows = self._with_units(rows)
@@ -263,7 +266,7 @@ class Feed:
             rows = self._credit(rows.lazy()).collect(engine="in-memory")  # bit for bit the same
         rows = rows.filter("allowed")
         rows = tokenize(rows, self._tokenizer, documents=self._algorithm.documents)
-        rows = self._with_units(rows)
+        rows = self._at_temperature(self._with_units(rows))
         if self._algorithm.takes_experts:
             rows = experts_to_imitate(rows)
         kept = rows["left_out"].is_null()
@@ -293,6 +296,14 @@ class Feed:
             measured["train/recomputed_rows"] = float(kept["logprobs"].null_count())
             kept = without_missing_logprobs(kept)
         return examples(kept, needs=self._needs, step=step), measured
+
+    def _at_temperature(self, rows: pl.DataFrame) -> pl.DataFrame:
+        return at_temperature(
+            rows,
+            run_id=self._job.run_id,
+            run_temperature=self._temperature,
+            likelihoods=self._algorithm.likelihoods_at,
+        )
 
     def _treated(self, rows: pl.DataFrame, step: int) -> pl.DataFrame:
         """Let the operators treat a step's rows, and note why they leave some out.

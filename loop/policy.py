@@ -38,17 +38,36 @@ class Sampling:
     """How tokens are chosen."""
 
     temperature: float = 1.0
-    """0 takes the likeliest token; log-probs are those of the distribution sampled from."""
+    """0 takes the likeliest token. Log-probs are those of the full distribution at this
+    temperature, at 1 where it is 0, whatever `top_p`, `top_k` and `min_p` leave out of it."""
     top_p: float = 1.0
     """The likeliest tokens that have this much probability together are sampled from."""
     top_k: int = 0
     """So many of the likeliest tokens are sampled from; 0: all."""
+    min_p: float = 0.0
+    """Tokens that are at least this likely, relative to the likeliest, are sampled from."""
     max_tokens: int = 64
     """Most tokens of one completion."""
     stop: tuple[str, ...] = ()
     """Texts that end a completion when they are sampled; they stay part of it."""
     seed: int = 0
     """Every completion is a function of the weights, the prompt, the seed and its number."""
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether some tokens are never sampled."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
+    def columns(self) -> dict[str, float | int | None]:
+        """The columns of a row that was sampled so; greedy sampling has its temperature alone."""
+        cuts = self.temperature > 0
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p if cuts and self.top_p < 1 else None,
+            "top_k": self.top_k if cuts and self.top_k > 0 else None,
+            "min_p": self.min_p if cuts and self.min_p > 0 else None,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +104,9 @@ class Completion:
     token_ids: Sequence[int] | None = None
     """The sampled tokens, the end token included; None when the engine gives none."""
     logprobs: Sequence[float] | None = None
-    """One for each of token_ids, in nats, of the distribution sampled from."""
+    """One for each of token_ids, in nats, of the full distribution at the sampling temperature."""
+    sampling: Sampling | None = None
+    """How it was sampled; None when the engine does not say."""
     segments: Sequence[Segment] = ()
     """Which weights wrote how many tokens, in order."""
     policy_version: int | None = None
@@ -164,10 +185,14 @@ class ScriptedPolicy:
         earlier: Sequence[Turn] = (),
     ) -> list[Completion]:
         """Return the scripted answers; tool calls are read from their text."""
-        return [self._complete(messages, i, tools) for i in range(n)]
+        return [self._complete(messages, i, tools, sampling) for i in range(n)]
 
     def _complete(
-        self, messages: Sequence[Message], i: int, tools: Sequence[dict[str, Any]] | None
+        self,
+        messages: Sequence[Message],
+        i: int,
+        tools: Sequence[dict[str, Any]] | None,
+        sampling: Sampling | None,
     ) -> Completion:
         from .tool_calls import assistant_message
 
@@ -184,6 +209,7 @@ class ScriptedPolicy:
             prompt_ids=[c for m in messages for c in _codes(m)],
             token_ids=tokens,
             logprobs=[-0.5] * len(tokens),
+            sampling=sampling,
             segments=[Segment(policy_version=self.version, num_tokens=len(tokens))],
             policy_version=self.version,
             engine="scripted",

@@ -27,6 +27,7 @@ from .preferences import check as check_preferences
 from .rewarding import rewards_of
 from .rollouts import workflow_of
 from .runs import OtherJobError, job
+from .starting import sampling
 from .training.launching import launched
 from .training.networks import check_teacher
 from .training.trainer import Trainer
@@ -144,11 +145,27 @@ def explore(
     if config.explorer is None:
         raise ConfigError("the configuration has no `explorer` section; `rlake train` runs it")
     check(config)
+    _warn_of_truncation(config)
     config = located(store, config)
     prepare(store, config)
     check_measured(store, config)
     with job(store, config, "explore", resume=resume) as mine:
         Explorer(mine, resolve(config.algorithm), stop=stop, listener=listener, shelf=shelf).run()
+
+
+def _warn_of_truncation(config: RunConfig) -> None:
+    """Say once what truncated sampling means for an algorithm that weighs rows by log-probs."""
+    assert config.explorer is not None, "only what explores samples"
+    columns = sampling(config.explorer.sampling).columns
+    cuts = [f"{name} {columns[name]}" for name in ("top_p", "top_k", "min_p") if columns[name]]
+    if cuts and resolve(config.algorithm).likelihoods_at is None:
+        _log.warning(
+            "`explorer.sampling` truncates (%s): tokens that are left out are never sampled, and "
+            "ratios, which are of the full distribution, do not correct for that, so the policy "
+            "gradient is biased (DeepSeek-V3.2, arXiv:2512.02556, section 3.1, applies the mask in "
+            "training too; rlake does not); sample without truncation for an unbiased estimate",
+            ", ".join(cuts),
+        )
 
 
 def train(

@@ -24,6 +24,7 @@ def sampling(config: SamplingConfig) -> Sampling:
         temperature=config.temperature,
         top_p=config.top_p,
         top_k=config.top_k,
+        min_p=config.min_p,
         max_tokens=config.max_tokens,
         stop=config.stop,
     )

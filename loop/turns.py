@@ -60,6 +60,7 @@ class RolloutPolicy:
         answers = await self._policy.generate(
             asked, n=n, tools=tools, sampling=chosen, earlier=[*self.turns, *earlier]
         )
+        answers = [one if one.sampling else replace(one, sampling=chosen) for one in answers]
         self.turns += [Turn(messages=asked, completion=one, tools=tools) for one in answers]
         return answers
 
@@ -183,6 +184,8 @@ class _Row:
         if self.token_ids is None or completion.token_ids is None or completion.prompt_ids is None:
             both_text = self.token_ids is None and completion.token_ids is None
             return len(last.messages) + 1 if both_text and begins(last, turn.messages) else None
+        if _columns(completion) != _columns(last.completion):
+            return None  # log-probs of a row are at one temperature
         size = len(self.token_ids)
         return size if list(completion.prompt_ids[:size]) == self.token_ids else None
 
@@ -239,8 +242,14 @@ class _Row:
             engine=first.engine,
             timings=_seconds(self.turns),
             num_turns=len({len(after(turn)) for turn in self.turns}),
+            **self._sampled_so(),
             **tokens,
         )
+
+    def _sampled_so(self) -> dict[str, Any]:
+        """Return the settings that all turns were sampled with; of text they may differ."""
+        first, *others = (_columns(turn.completion) for turn in self.turns)
+        return {name: v for name, v in first.items() if all(o.get(name) == v for o in others)}
 
 
 def rows_of(task: Task, turns: Sequence[Turn]) -> list[Experience]:
@@ -248,7 +257,8 @@ def rows_of(task: Task, turns: Sequence[Turn]) -> list[Experience]:
 
     In a row the sampled tokens, and only they, are trained on; what was told between them has a
     mask of false and a log-prob of 0. A turn whose prompt is not, token for token, what a row has
-    so far begins another row: nothing is tokenised again. Rows come in the order in which they end.
+    so far begins another row: nothing is tokenised again. So does a turn that was sampled with
+    another temperature, top_p, top_k or min_p. Rows come in the order in which they end.
     """
     return [row.experience(task) for row in _joined(turns)]
 
@@ -266,6 +276,11 @@ def _joined(turns: Sequence[Turn]) -> list[_Row]:
         row.add(turn)
         made.append(row)
     return made
+
+
+def _columns(completion: Completion) -> Mapping[str, float | int | None]:
+    """Return the settings that a completion was sampled with, where they are known."""
+    return completion.sampling.columns if completion.sampling else {}
 
 
 def _last_asked(messages: Sequence[Message]) -> str | None:

@@ -17,6 +17,7 @@ FACTS = (
     "token_ids",
     "loss_mask",
     "logprobs",
+    "temperature",
     "reward",
     "messages",
     "prompt_text",

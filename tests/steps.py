@@ -82,6 +82,7 @@ def rows_of_a_step(*, longer: int = 0) -> Examples:
         "weight": rng.uniform(0.5, 1.5, count),
         "lag": rng.integers(0, 4, count),
         "is_expert": rng.random(count) < 0.4,
+        "temperature": rng.choice([0.7, 1.0, 1.4], count),
         "group": np.arange(count) // 2,
     }
     return examples(pl.DataFrame(columns))
@@ -122,9 +123,7 @@ def step(
     trained.packing, trained.logits_bytes = packing, logits_bytes
     if isinstance(world, Processes):
         shard(trained, world, needs=made.needs)
-    optimization = Optimization(
-        trained, made, settings, total_steps=3, temperature=0.9, pad_id=pad_id, world=world
-    )
+    optimization = Optimization(trained, made, settings, total_steps=3, pad_id=pad_id, world=world)
     measured = optimization.step(rows).metrics
     parameters = [p for network in trained.trained.values() for p in network.parameters()]
     gradient = torch.cat([whole(p.grad).flatten() for p in parameters if p.grad is not None])

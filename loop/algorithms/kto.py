@@ -18,6 +18,7 @@ whose r is on the side of z0 where its label wants it.
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ from ..training.batch import Batch, Examples
 @dataclass(frozen=True, kw_only=True)
 class KTO(Algorithm):
     """Saturating loss of single rows, by whether they are desirable."""
+
+    likelihoods_at: ClassVar[float | None] = 1.0
 
     beta: Positive = 0.1
     """How soon gains and losses flatten out: the inverse of so many nats."""

@@ -10,7 +10,7 @@ weighted.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -21,6 +21,8 @@ from ..training.batch import Batch
 @dataclass(frozen=True, kw_only=True)
 class SFT(Algorithm):
     """Negative log-likelihood of the trained tokens."""
+
+    likelihoods_at: ClassVar[float | None] = 1.0
 
     weighting: Literal["none", "probability"] = "none"
     """What a token's loss is multiplied with: 1, or the policy's probability of it."""

@@ -55,9 +55,11 @@ class Endpoint(Section):
     refuse to give any.
     """
     processed_logprobs: bool = False
-    """Whether its log-probs are of the distribution that it samples from, as rlake's server gives
-    them, and vLLM's with `--logprobs-mode processed_logprobs`. If not, they are of the model's own
-    distribution, and kept only where that is the same: at temperature 1, without top_p and top_k.
+    """Whether its log-probs are at the sampling temperature, as rlake's server gives them, and
+    vLLM's with `--logprobs-mode processed_logprobs`. If not, they are of the model's own
+    distribution. They are kept only where they are of the full distribution at the temperature:
+    processed ones without top_p, top_k and min_p, which vLLM applies first; others at temperature
+    1, or 0, where a row's log-probs are those at 1.
     """
 
     @field_validator("url")

@@ -26,30 +26,39 @@ class Choice:
             greedy_B = temperature_B == 0
             self._greedy_B = greedy_B if greedy_B.any() else None
             self._scale = temperature_B.masked_fill(greedy_B, 1.0)[:, None]
-        cut = [s.temperature > 0 and (s.top_k > 0 or s.top_p < 1) for s in sampling]
+        cut = [s.temperature > 0 and s.is_truncated for s in sampling]
         rows = [i for i, is_cut in enumerate(cut) if is_cut]
         self._cut_C = torch.tensor(rows, device=device) if rows else None
         if rows:
             self._top_k_C = torch.tensor([sampling[i].top_k for i in rows], device=device)
             self._top_p_C = torch.tensor([sampling[i].top_p for i in rows], device=device)
+            self._min_p_C = torch.tensor([sampling[i].min_p for i in rows], device=device)
 
     def tokens(self, logits_BV: Tensor, noise_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens and their log-probs [B]; temperature 0 takes the likeliest.
 
-        The log-probs are those of the distribution sampled from, after temperature, top_k and then
-        top_p; with temperature 0, of the one at temperature 1.
+        The log-probs are those of the full distribution at the temperature, which is what a trainer
+        computes, and not of what min_p, top_k and top_p leave of it; with temperature 0, at 1.
         """
         scaled_BV = logits_BV if self._scale is None else logits_BV / self._scale
         p_BV = torch.softmax(scaled_BV, dim=-1)
-        if self._cut_C is not None:
-            p_BV[self._cut_C] = likeliest(p_BV[self._cut_C], self._top_k_C, self._top_p_C)
         if self._is_greedy:
-            token_B = logits_BV.argmax(-1)
-        else:
-            token_B = drawn(p_BV, noise_B.to(p_BV.device))
-            if self._greedy_B is not None:
-                token_B = torch.where(self._greedy_B, logits_BV.argmax(-1), token_B)
-        return token_B, p_BV.gather(-1, token_B[:, None])[:, 0].log()
+            return _with_logprobs(p_BV, logits_BV.argmax(-1))
+        token_B = drawn(self._truncated(p_BV), noise_B.to(p_BV.device))
+        if self._greedy_B is not None:
+            token_B = torch.where(self._greedy_B, logits_BV.argmax(-1), token_B)
+        return _with_logprobs(p_BV, token_B)
+
+    def _truncated(self, p_BV: Tensor) -> Tensor:
+        """Return the distributions that are sampled from."""
+        if self._cut_C is None:
+            return p_BV
+        kept_CV = likeliest(p_BV[self._cut_C], self._top_k_C, self._top_p_C, self._min_p_C)
+        return kept_CV if len(kept_CV) == len(p_BV) else p_BV.index_copy(0, self._cut_C, kept_CV)
+
+
+def _with_logprobs(p_BV: Tensor, token_B: Tensor) -> tuple[Tensor, Tensor]:
+    return token_B, p_BV.gather(-1, token_B[:, None])[:, 0].log()
 
 
 def drawn(p_BV: Tensor, noise_B: Tensor) -> Tensor:
@@ -82,13 +91,14 @@ def _last_possible(p_BK: Tensor) -> Tensor:
     return (place_K * (p_BK > 0)).amax(-1, keepdim=True)
 
 
-def likeliest(p_CV: Tensor, top_k_C: Tensor, top_p_C: Tensor) -> Tensor:
-    """Return the distributions of the likeliest tokens alone: `top_k` of them (0: all), then
-    as many as have `top_p` together."""
+def likeliest(p_CV: Tensor, top_k_C: Tensor, top_p_C: Tensor, min_p_C: Tensor) -> Tensor:
+    """Return the distributions of the likeliest tokens alone: those with at least `min_p` times
+    the largest probability, `top_k` of them (0: all), then as many as have `top_p` together."""
     sorted_CV, order_CV = p_CV.sort(dim=-1, descending=True, stable=True)
     place_V = torch.arange(p_CV.shape[-1], device=p_CV.device)
     is_out = (place_V >= top_k_C[:, None]) & (top_k_C[:, None] > 0)
-    kept_CV = sorted_CV.masked_fill(is_out, 0.0)
+    is_rare = sorted_CV < min_p_C[:, None] * sorted_CV[:, :1]
+    kept_CV = sorted_CV.masked_fill(is_out | is_rare, 0.0)
     sums_CV = kept_CV.double().cumsum(-1)
     before_CV = torch.cat([sums_CV.new_zeros(len(sums_CV), 1), sums_CV[:, :-1]], 1)
     below_p = before_CV < top_p_C[:, None] * sums_CV[:, -1:]

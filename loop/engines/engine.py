@@ -26,7 +26,8 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """What was sampled for one request; log-probs in nats, of the distribution sampled from."""
+    """What was sampled for one request; log-probs in nats, of the full distribution at the
+    sampling temperature, at 1 where that is 0."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]

@@ -46,6 +46,9 @@ class Algorithm:
 
     takes_experts: ClassVar[bool] = False
     """Whether it imitates rows whose source is `expert`, which need no advantage or log-probs."""
+    likelihoods_at: ClassVar[float | None] = None
+    """The temperature of likelihoods: 1 where answers are imitated or compared by them; None: that
+    which each row was sampled at, for what is weighed against the log-probs of who wrote it."""
     documents: ClassVar[bool] = False
     """Whether rows are plain texts, all of whose tokens are trained on."""
     greedy_tries: ClassVar[int] = 0

@@ -46,6 +46,7 @@ class Pairwise(Algorithm):
     """
 
     unit: ClassVar[Unit] = "pair"
+    likelihoods_at: ClassVar[float | None] = 1.0
 
     def rewards(self, batch: Batch, logprobs_BT: Tensor) -> Tensor:
         """Return what each row is worth to the policy: [B]."""

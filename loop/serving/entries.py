@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..policy import Completion, Segment, Timing, Turn
+from ..policy import Completion, Sampling, Segment, Timing, Turn
 from .recorder import Session
 
 
@@ -44,10 +44,13 @@ def _told(one: Completion) -> dict[str, Any]:
         told[name] = None if told[name] is None else list(told[name])
     told["segments"] = [asdict(segment) for segment in one.segments]
     told["timing"] = asdict(one.timing)
+    told["sampling"] = asdict(one.sampling) if one.sampling else None
     return told
 
 
 def _turn(entry: Mapping[str, Any], told: Mapping[str, Any]) -> Turn:
     values = {**told, "timing": Timing(**told["timing"])}
     values["segments"] = [Segment(**segment) for segment in told["segments"]]
+    if how := told.get("sampling"):  # a journal of an older version has none
+        values["sampling"] = Sampling(**{**how, "stop": tuple(how["stop"])})
     return Turn(messages=entry["messages"], tools=entry["tools"], completion=Completion(**values))

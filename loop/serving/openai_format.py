@@ -164,6 +164,7 @@ def _changes(body: Mapping[str, Any]) -> dict[str, Any]:
         "temperature": _number(body, "temperature", low=0.0, high=2.0),
         "top_p": _number(body, "top_p", low=1e-9, high=1.0),
         "top_k": _whole(body, "top_k", low=-1),
+        "min_p": _number(body, "min_p", low=0.0, high=1.0),
         "max_tokens": most,
         "stop": _stops(body.get("stop")),
         "seed": _whole(body, "seed", low=-(1 << 63)),

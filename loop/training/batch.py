@@ -5,8 +5,8 @@ Both carry their numbers as named columns, one value a token or one a row:
 
 - stored: `logprobs` (the behaviour policy's), `teacher_logprobs`, `token_rewards`; per row
   `advantage`, `reward`, `weight` (of the draw), `lag` (nan where unknown), `is_expert` (whether an
-  expert wrote the row), `group` (rows of one group have the same number); of pairs the `margin`
-  that was stored with them
+  expert wrote the row), `group` (rows of one group have the same number), `temperature` (that
+  likelihoods of the row are at); of pairs the `margin` that was stored with them
 - measured before the update, without gradient, when the algorithm needs them: `proximal` (the
   trained policy's log-probs), `old_entropy`, `old_discriminator` (the mean of p (H + log p) over
   its vocabulary), `old_values` (the critic's), `reference` (the reference policy's log-probs),
@@ -304,16 +304,36 @@ def without_missing_logprobs(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def experts_to_imitate(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return rows of which an expert's have 0 for an advantage and log-probs that are absent."""
+    """Return rows of which an expert's have 0 for an advantage and log-probs that are absent.
+
+    What is imitated is likely as such: an expert's are at temperature 1.
+    """
     is_expert = pl.col("is_expert")
     zeros = pl.lit(0.0, pl.Float32).repeat_by(pl.col("token_ids").list.len())
     return rows.with_columns(
         pl.when(is_expert).then(pl.col("advantage").fill_null(0.0)).otherwise("advantage"),
         pl.when(is_expert).then(pl.coalesce("logprobs", zeros)).otherwise("logprobs"),
+        pl.when(is_expert).then(1.0).otherwise("temperature").alias("temperature"),
     )
 
 
-_ROWS = ("weight", "advantage", "reward", "lag", "is_expert", "group", "margin")
+def at_temperature(
+    rows: pl.DataFrame, *, run_id: str, run_temperature: float, likelihoods: float | None
+) -> pl.DataFrame:
+    """Set `temperature` to what the likelihoods of each row are worked out at.
+
+    That is `likelihoods` where the algorithm says one; else the one that the row was sampled at, so
+    that its log-probs are of the same distribution. Rows that do not say it are at the run's own if
+    the run made them, and at 1 if not. Greedy rows (0) have log-probs at 1.
+    """
+    is_own = (pl.col("run_id") == run_id).fill_null(value=False)
+    unknown = pl.when(is_own).then(run_temperature).otherwise(1.0)
+    sampled = pl.col("temperature").fill_null(unknown)
+    made = pl.when(sampled > 0).then(sampled).otherwise(1.0)
+    return rows.with_columns(temperature=made if likelihoods is None else pl.lit(likelihoods))
+
+
+_ROWS = ("weight", "advantage", "reward", "lag", "is_expert", "group", "margin", "temperature")
 
 
 def _check(rows: pl.DataFrame, needs: frozenset[str]) -> None:
@@ -340,8 +360,8 @@ def _flat(rows: pl.DataFrame, name: str, dtype: type) -> Tensor:
 
 
 def _numbers(rows: pl.DataFrame, name: str) -> Tensor:
-    absent = float("nan") if name in ("lag", "reward", "margin") else 0.0
-    values = rows[name].cast(pl.Float64).fill_null(absent)
+    absent = {"lag": np.nan, "reward": np.nan, "margin": np.nan, "temperature": 1.0}
+    values = rows[name].cast(pl.Float64).fill_null(absent.get(name, 0.0))
     return torch.tensor(values.to_numpy(), dtype=torch.float32)
 
 

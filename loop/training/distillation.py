@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ...store.errors import JobError
 from ..models import vocabulary
-from .heads import head_of
+from .heads import Temperature, head_of, logprobs_at, split_temperature
 
 Compare = Callable[[Tensor, Tensor], Tensor]
 """A number [M] for M tokens, of the policy's and the teacher's log-probs of all V: [M, V] each."""
@@ -22,12 +22,13 @@ def compared(
     token_ids_BT: Tensor,
     mask_BT: Tensor,
     *,
-    temperature: float,
+    temperature: Temperature,
     chunk_bytes: int,
 ) -> dict[str, Tensor]:
     """Return `logprobs` of the policy and `vocabulary`, what `compare` says, each [B, T].
 
-    Both are 0 for tokens for which the mask is not set. At most `chunk_bytes` of the two networks'
+    Both are 0 for tokens for which the mask is not set; the temperature is one, or that of each of
+    the others [M]. At most `chunk_bytes` of the two networks'
     logits are held at once. Families round the rows of their head up to other numbers: what stands
     behind the shorter head is no token, and is left out.
     """
@@ -38,17 +39,21 @@ def compared(
     with torch.no_grad():
         other_MD = _hidden(teacher, token_ids_BT)[wanted_BT]
 
-    def part(own_CD: Tensor, other_CD: Tensor, token_C: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs_CV = _logprobs(policy, own_CD, temperature, size_V)
+    def part(
+        own_CD: Tensor, other_CD: Tensor, token_C: Tensor, at: Temperature
+    ) -> tuple[Tensor, Tensor]:
+        logprobs_CV = _logprobs(policy, own_CD, at, size_V)
         with torch.no_grad():
-            teacher_CV = _logprobs(teacher, other_CD, temperature, size_V)
+            teacher_CV = _logprobs(teacher, other_CD, at, size_V)
         chosen_C = logprobs_CV.gather(-1, token_C[:, None])[:, 0]
         return chosen_C, compare(logprobs_CV, teacher_CV)
 
     size = max(1, chunk_bytes // (8 * size_V))
+    each = (own_MD.split(size), other_MD.split(size), token_M.split(size))
+    at = split_temperature(temperature, size, len(token_M))
     chunks = [
         checkpoint(part, *parts, use_reentrant=False) if torch.is_grad_enabled() else part(*parts)
-        for parts in zip(own_MD.split(size), other_MD.split(size), token_M.split(size), strict=True)
+        for parts in zip(*each, at, strict=True)
     ]
     made = {}
     for name, values in zip(("logprobs", "vocabulary"), zip(*chunks, strict=True), strict=True):
@@ -63,11 +68,13 @@ def _hidden(model: PreTrainedModel, token_ids_BT: Tensor) -> Tensor:
     return found.last_hidden_state[:, :-1]
 
 
-def _logprobs(model: PreTrainedModel, hidden_CD: Tensor, temperature: float, size_V: int) -> Tensor:
+def _logprobs(
+    model: PreTrainedModel, hidden_CD: Tensor, temperature: Temperature, size_V: int
+) -> Tensor:
     head = head_of(model)
     if head is None:
         raise JobError(
             f"`{type(model).__name__}` does something of its own to its logits, so whole "
             "distributions cannot be compared; take an algorithm of sampled tokens"
         )
-    return torch.log_softmax(head.logits(hidden_CD)[:, :size_V] / temperature, dim=-1)
+    return logprobs_at(head.logits(hidden_CD)[:, :size_V], temperature)

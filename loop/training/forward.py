@@ -10,7 +10,15 @@ from transformers import PreTrainedModel
 from ...store.errors import ConfigError
 from .batch import Batch
 from .distillation import Compare, compared
-from .heads import LOGITS_BYTES, Head, head_of, of_tokens
+from .heads import (
+    LOGITS_BYTES,
+    Head,
+    Temperature,
+    head_of,
+    logprobs_at,
+    of_tokens,
+    split_temperature,
+)
 from .packing import can_pack, hidden
 
 Statistic = Callable[[Tensor, Tensor], Tensor]
@@ -62,15 +70,18 @@ class Scorer(nn.Module):
         token_ids_BT: Tensor,
         mask_BT: Tensor,
         *,
-        temperature: float = 1.0,
+        temperature: Temperature = 1.0,
         statistics: Sequence[str] = ("logprobs",),
         against: tuple[PreTrainedModel, Compare] | None = None,
     ) -> dict[str, Tensor]:
         """Return statistics of each token for which the mask is set [B, T], 0 for the others.
 
-        No attention mask: padding stands on the right, where causal attention never looks. With
-        `against`, a teacher and what to make of both distributions, `vocabulary` is that.
+        The temperature is that of all rows, or of each [B]. No attention mask: padding stands on
+        the right, where causal attention never looks. With `against`, a teacher and what to make of
+        both distributions, `vocabulary` is that.
         """
+        wanted_BT = nn.functional.pad(mask_BT[:, 1:] > 0, (0, 1))
+        temperature = _of_each(temperature, wanted_BT)
         if against is not None:
             return compared(
                 self.model,
@@ -80,7 +91,6 @@ class Scorer(nn.Module):
                 temperature=temperature,
                 chunk_bytes=self.logits_bytes,
             )
-        wanted_BT = nn.functional.pad(mask_BT[:, 1:] > 0, (0, 1))
         token_M = token_ids_BT.roll(-1, 1)[wanted_BT]
         found = self._found(token_ids_BT, wanted_BT, token_M, temperature, statistics)
         return {name: _placed(found[name], wanted_BT) for name in statistics}
@@ -90,14 +100,14 @@ class Scorer(nn.Module):
         token_ids_BT: Tensor,
         wanted_BT: Tensor,
         token_M: Tensor,
-        temperature: float,
+        temperature: Temperature,
         names: Sequence[str],
     ) -> dict[str, Tensor]:
         """Return statistics of the tokens that come after wanted positions: each [M]."""
         head = self._head
         if head is None:  # no way around the model's own logits
             logits_BTV = self.model(input_ids=token_ids_BT, use_cache=False).logits
-            logprobs_MV = torch.log_softmax(logits_BTV[wanted_BT].float() / temperature, dim=-1)
+            logprobs_MV = logprobs_at(logits_BTV[wanted_BT].float(), temperature)
             return {name: STATISTICS[name](logprobs_MV, token_M) for name in names}
         hidden_MD = hidden(self.model.get_decoder(), token_ids_BT, wanted_BT, packed=self.packs)
         if type(head.layer) is not nn.Linear or not set(names) <= {"logprobs", "entropy"}:
@@ -117,22 +127,33 @@ class Scorer(nn.Module):
         head: Head,
         hidden_MD: Tensor,
         token_M: Tensor,
-        temperature: float,
+        temperature: Temperature,
         names: Sequence[str],
     ) -> dict[str, Tensor]:
-        def part(hidden_CD: Tensor, token_C: Tensor) -> tuple[Tensor, ...]:
-            logprobs_CV = head.logprobs(hidden_CD, temperature=temperature)
+        def part(hidden_CD: Tensor, token_C: Tensor, at: Temperature) -> tuple[Tensor, ...]:
+            logprobs_CV = head.logprobs(hidden_CD, temperature=at)
             return tuple(STATISTICS[name](logprobs_CV, token_C) for name in names)
 
         size = max(1, self.logits_bytes // (16 * self.model.config.get_text_config().vocab_size))
+        at = split_temperature(temperature, size, len(token_M))
         chunks = [
-            checkpoint(part, h, t, use_reentrant=False) if torch.is_grad_enabled() else part(h, t)
-            for h, t in zip(hidden_MD.split(size), token_M.split(size), strict=True)
+            checkpoint(part, *one, use_reentrant=False) if torch.is_grad_enabled() else part(*one)
+            for one in zip(hidden_MD.split(size), token_M.split(size), at, strict=True)
         ]
         return {
             name: torch.cat(values)
             for name, values in zip(names, zip(*chunks, strict=True), strict=True)
         }
+
+
+def _of_each(temperature: Temperature, wanted_BT: Tensor) -> Temperature:
+    """Return the temperature of the tokens after wanted positions [M], or one that all have."""
+    if not isinstance(temperature, Tensor):
+        return temperature
+    lowest, highest = torch.stack(temperature.aminmax()).tolist()
+    if lowest == highest:
+        return lowest
+    return temperature[:, None].expand_as(wanted_BT)[wanted_BT]
 
 
 def _placed(values_M: Tensor, wanted_BT: Tensor) -> Tensor:
@@ -153,7 +174,7 @@ def scored(
     scorer: nn.Module,
     batch: Batch,
     *,
-    temperature: float,
+    temperature: Temperature,
     statistics: Sequence[str] = ("logprobs",),
 ) -> dict[str, Tensor]:
     """Return statistics of the trained tokens of a batch, each [B, T]."""

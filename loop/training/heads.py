@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 
 LOGITS_BYTES = 256 * 2**20
 """Most bytes of logits that are held at once, unless a configuration says another number."""
+Temperature = float | Tensor
+"""One for all tokens, or that of each of them: [M]."""
 KEPT = 2
 """Chunks of logits that are kept for the gradient; as many are at work."""
 
@@ -36,9 +38,25 @@ class Head:
             logits_MV = logits_MV * self.factor
         return logits_MV if self.cap is None else self.cap * torch.tanh(logits_MV / self.cap)
 
-    def logprobs(self, hidden_MD: Tensor, *, temperature: float) -> Tensor:
+    def logprobs(self, hidden_MD: Tensor, *, temperature: Temperature) -> Tensor:
         """Return the log-probs of the whole vocabulary in float32: [M, V]."""
-        return torch.log_softmax(self.logits(hidden_MD) / temperature, dim=-1)
+        return logprobs_at(self.logits(hidden_MD), temperature)
+
+
+def logprobs_at(logits_MV: Tensor, temperature: Temperature) -> Tensor:
+    """Return the log-probs of the whole vocabulary at a temperature: [M, V]."""
+    return torch.log_softmax(logits_MV / _column(temperature), dim=-1)
+
+
+def _column(temperature: Temperature) -> Temperature:
+    return temperature[:, None] if isinstance(temperature, Tensor) else temperature
+
+
+def split_temperature(temperature: Temperature, size: int, count: int) -> list[Temperature]:
+    """Return the temperature of each chunk of `size` of `count` tokens."""
+    if isinstance(temperature, Tensor):
+        return list(temperature.split(size))
+    return [temperature] * max(1, -(-count // size))
 
 
 _HEADS: "WeakKeyDictionary[PreTrainedModel, Head | None]" = WeakKeyDictionary()
@@ -107,7 +125,7 @@ def of_tokens(
     hidden_MD: Tensor,
     token_M: Tensor,
     *,
-    temperature: float,
+    temperature: Temperature,
     entropy: bool = False,
     logits_bytes: int = LOGITS_BYTES,
 ) -> list[Tensor]:
@@ -140,22 +158,39 @@ def _size(logits_bytes: int, vocabulary: int) -> int:
 @dataclass(frozen=True)
 class _Settings:
     head: Head
-    temperature: float
+    temperature: Temperature
     entropy: bool
     size: int
     """Tokens whose logits are worked out at once."""
 
-    def logits(self, hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
-        logits_CV = nn.functional.linear(hidden_CD, weight_VD, bias_V).float()
-        logits_CV = self.head.finished(logits_CV)
-        return logits_CV if self.temperature == 1.0 else logits_CV.div_(self.temperature)
+    def chunks(self, count: int) -> list[slice]:
+        """Return the chunks of so many tokens, of none an empty one."""
+        return [slice(i, i + self.size) for i in range(0, max(1, count), self.size)]
 
-    def slope(self, logits_CV: Tensor) -> Tensor | float:
+    def of(self, at: slice) -> Temperature:
+        """Return the temperature of the tokens of a chunk, as a column where they have their own.
+
+        One of 1.0 is a float, for which nothing needs to be divided.
+        """
+        if isinstance(self.temperature, Tensor):
+            return self.temperature[at, None]
+        return self.temperature
+
+    def logits(
+        self, hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, at: slice
+    ) -> Tensor:
+        logits_CV = nn.functional.linear(hidden_CD, weight_VD, bias_V).float()
+        logits_CV, temperature = self.head.finished(logits_CV), self.of(at)
+        is_one = isinstance(temperature, float) and temperature == 1.0
+        return logits_CV if is_one else logits_CV.div_(temperature)
+
+    def slope(self, logits_CV: Tensor, at: slice) -> Tensor | float:
         """Return how the finished logits answer to what the layer gives."""
-        slope = self.head.factor / self.temperature
+        temperature = self.of(at)
+        slope = self.head.factor / temperature
         if self.head.cap is None:
             return slope
-        return slope * (1 - (logits_CV * (self.temperature / self.head.cap)).square())
+        return slope * (1 - (logits_CV * (temperature / self.head.cap)).square())
 
 
 class _OfTokens(torch.autograd.Function):
@@ -171,11 +206,10 @@ class _OfTokens(torch.autograd.Function):
         settings: _Settings,
     ) -> tuple[Tensor, ...]:
         logprobs, entropies, norms, kept = [], [], [], []
-        parts = zip(hidden_MD.split(settings.size), token_M.split(settings.size), strict=True)
-        for hidden_CD, token_C in parts:
-            logits_CV = settings.logits(hidden_CD, weight_VD, bias_V)
+        for at in settings.chunks(len(hidden_MD)):
+            logits_CV = settings.logits(hidden_MD[at], weight_VD, bias_V, at)
             norm_C = torch.logsumexp(logits_CV, dim=-1)
-            logprobs.append(logits_CV.gather(-1, token_C[:, None])[:, 0] - norm_C)
+            logprobs.append(logits_CV.gather(-1, token_M[at, None])[:, 0] - norm_C)
             norms.append(norm_C)
             if settings.entropy:
                 p_CV = (logits_CV - norm_C[:, None]).exp_()
@@ -198,14 +232,13 @@ class _OfTokens(torch.autograd.Function):
         hidden_grad_MD = torch.empty_like(hidden_MD) if need_hidden else None
         weight_grad_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if need_weight else None
         bias_grad_V = torch.zeros_like(bias_V, dtype=torch.float32) if need_bias else None
-        for start in range(0, len(hidden_MD), settings.size):
-            at = slice(start, start + settings.size)
+        for at in settings.chunks(len(hidden_MD)):
             hidden_CD = hidden_MD[at]
             if ctx.kept:
                 logits_CV = ctx.kept.pop(0)  # it is overwritten, so used once only
             else:
-                logits_CV = settings.logits(hidden_CD, weight_VD, bias_V)
-            slope = settings.slope(logits_CV)
+                logits_CV = settings.logits(hidden_CD, weight_VD, bias_V, at)
+            slope = settings.slope(logits_CV, at)
             told = [(gradients[1][at], entropy_M[0][at])] if entropy_M else []
             grad_CV = _slopes(logits_CV, norm_M[at], token_M[at], gradients[0][at], *told)
             if not isinstance(slope, float) or slope != 1.0:

@@ -65,8 +65,6 @@ class Learner:
             algorithm,
             config.trainer,
             total_steps=total_steps,
-            # greedy tries (0) have the log-probs of temperature 1
-            temperature=(config.explorer.sampling.temperature if config.explorer else 1.0) or 1.0,
             pad_id=pad_id,
             seed=config.seed,
             world=world,

@@ -15,6 +15,7 @@ from .batch import MEASURED, Batch, Examples, joined
 from .cutting import parts, plan
 from .faults import Fault, of_batch, of_update
 from .forward import scored
+from .heads import Temperature
 from .networks import Networks, learn_from, learned
 from .optimizers import Optimizers
 from .precision import autocast, within_memory
@@ -52,11 +53,12 @@ class Optimization:
         config: TrainerConfig,
         *,
         total_steps: int,
-        temperature: float,
+        temperature: float = 1.0,
         pad_id: int,
         seed: int = 0,
         world: World | None = None,
     ) -> None:
+        """Optimize networks; `temperature` is that of rows which have none of their own."""
         self._networks, self._algorithm, self._config = networks, algorithm, config
         self._temperature, self._pad_id, self._seed = temperature, pad_id, seed
         self._world = world or World()
@@ -265,19 +267,23 @@ class Optimization:
             found = self._networks.scorer(
                 batch.token_ids_BT,
                 batch.mask_BT,
-                temperature=self._temperature,
+                temperature=self._of(batch),
                 against=(teacher, self._algorithm.over_vocabulary),
             )
             return batch.with_tokens(vocabulary=found["vocabulary"]), found["logprobs"]
         names = ["logprobs", *sorted(self._algorithm.needs & {"entropy"})]
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self._is_warming_up(batch)):
             found = scored(
-                self._networks.scorer, batch, temperature=self._temperature, statistics=names
+                self._networks.scorer, batch, temperature=self._of(batch), statistics=names
             )
         columns = {name: found[name] for name in names[1:]}
         if "values" in self._algorithm.needs:
             columns["values"] = self._values(batch)
         return batch.with_tokens(**columns), found["logprobs"]
+
+    def _of(self, batch: Batch) -> Temperature:
+        """Return the temperature of each row's likelihoods."""
+        return batch.rows.get("temperature", self._temperature)
 
     def _is_warming_up(self, batch: Batch) -> bool:
         """Tell whether only the critic learns."""
@@ -299,13 +305,13 @@ class Optimization:
         names = [own[name] for name in wanted if name in own]
         if names:
             said = scored(
-                self._networks.scorer, batch, temperature=self._temperature, statistics=names
+                self._networks.scorer, batch, temperature=self._of(batch), statistics=names
             )
             found |= {name: said[own[name]] for name in wanted if name in own}
         for name, network in (("reference", "reference"), ("teacher_logprobs", "teacher")):
             if name in wanted:
                 scorer = self._networks.scorers[network]
-                found[name] = scored(scorer, batch, temperature=self._temperature)["logprobs"]
+                found[name] = scored(scorer, batch, temperature=self._of(batch))["logprobs"]
         if "old_values" in wanted:
             found["old_values"] = self._values(batch)
         return found

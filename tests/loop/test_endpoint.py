@@ -79,13 +79,37 @@ def test_tokens_and_log_probs_are_taken_when_they_are_given(where: str) -> None:
     assert answer.logprobs == [-0.25, -0.5]
 
 
-def test_log_probs_of_another_distribution_than_the_one_sampled_from_are_not_kept() -> None:
+@pytest.mark.parametrize(
+    ("how", "own", "processed"),
+    [
+        ({}, True, True),
+        ({"temperature": 0.5}, False, True),
+        ({"top_p": 0.9}, True, False),
+        ({"top_k": 5}, True, False),
+        ({"min_p": 0.1}, True, False),
+        ({"temperature": 0.5, "top_p": 0.9}, False, False),
+        ({"temperature": 0.0}, True, True),
+    ],
+)
+def test_log_probs_are_kept_where_they_are_of_the_full_distribution_at_the_temperature(
+    *, how: dict[str, Any], own: bool, processed: bool
+) -> None:
+    given = [-0.25, -0.5]
     with answering(said(choice=TOKENS | LOGPROBS)) as server:
-        cold = Sampling(temperature=0.5)
-        [answer] = ask(server, sampling=cold)
-        [processed] = ask(server, sampling=cold, processed_logprobs=True)
-    assert (answer.token_ids, answer.logprobs) == ([52, 0], None)
-    assert processed.logprobs == [-0.25, -0.5]
+        [answer] = ask(server, sampling=Sampling(**how))
+        [other] = ask(server, sampling=Sampling(**how), processed_logprobs=True)
+    assert (answer.token_ids, answer.logprobs) == ([52, 0], given if own else None)
+    assert other.logprobs == (given if processed else None)
+    assert answer.sampling is not None
+    assert {k: getattr(answer.sampling, k) for k in how} == how
+
+
+def test_an_answer_says_the_settings_that_options_put_in_place_of_the_runs() -> None:
+    with answering(said(choice=TOKENS | LOGPROBS)) as server:
+        [answer] = ask(server, options={"temperature": 0.5, "min_p": 0.2})
+    assert answer.logprobs is None
+    assert answer.sampling is not None
+    assert (answer.sampling.temperature, answer.sampling.min_p) == (0.5, 0.2)
 
 
 def test_a_key_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None:

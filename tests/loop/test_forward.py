@@ -66,12 +66,19 @@ def a_batch(*, vocabulary: int = 15) -> tuple[torch.Tensor, torch.Tensor]:
     return token_ids, mask
 
 
+TEMPERATURES = [0.7, torch.tensor([0.7, 1.0, 0.3, 1.9])]
+"""One of all rows, and one of each."""
+
+
 def expected(
-    model: PreTrainedModel, token_ids: torch.Tensor, mask: torch.Tensor, temperature: float
+    model: PreTrainedModel,
+    token_ids: torch.Tensor,
+    mask: torch.Tensor,
+    temperature: float | torch.Tensor,
 ) -> dict[str, torch.Tensor]:
     """Both statistics from the model's own logits, all of them at once."""
     logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1].double()
-    logprobs = torch.log_softmax(logits / temperature, -1)
+    logprobs = torch.log_softmax(logits / torch.as_tensor(temperature).reshape(-1, 1, 1), -1)
     chosen = logprobs.gather(-1, token_ids[:, 1:, None])[..., 0]
     entropy = -(logprobs.exp() * logprobs).sum(-1)
     pad = torch.nn.functional.pad
@@ -84,23 +91,27 @@ def gradients(model: PreTrainedModel, value: torch.Tensor) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
+@pytest.mark.parametrize("temperature", TEMPERATURES, ids=["one", "each"])
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("family", [*FAMILIES, "shifted"])
-def test_statistics_are_those_of_the_models_own_logits(*, family: str, packing: bool) -> None:
+def test_statistics_are_those_of_the_models_own_logits(
+    *, family: str, packing: bool, temperature: float | torch.Tensor
+) -> None:
     model = of_family(family)
     token_ids, mask = a_batch()
     torch.manual_seed(2)
     say = {name: torch.randn(mask.shape) for name in ("logprobs", "entropy")}
     for logits_bytes in (1, 4 * 16 * 40 * 3, 2**28):  # a token a chunk, three, all of them
         scorer = Scorer(model, packing=packing or None, logits_bytes=logits_bytes)
-        found = scorer(token_ids, mask, temperature=0.7, statistics=["logprobs", "entropy"])
-        wanted = expected(model, token_ids, mask, 0.7)
+        both = ["logprobs", "entropy"]
+        found = scorer(token_ids, mask, temperature=temperature, statistics=both)
+        wanted = expected(model, token_ids, mask, temperature)
         for name in wanted:
             torch.testing.assert_close(found[name], wanted[name].float(), rtol=1e-5, atol=1e-5)
         for names in (["logprobs"], ["logprobs", "entropy"]):
-            found = scorer(token_ids, mask, temperature=0.7, statistics=names)
+            found = scorer(token_ids, mask, temperature=temperature, statistics=names)
             ours = gradients(model, sum((say[n] * found[n]).sum() for n in names))  # type: ignore[arg-type]
-            wanted = expected(model, token_ids, mask, 0.7)
+            wanted = expected(model, token_ids, mask, temperature)
             truth = gradients(model, sum((say[n] * wanted[n]).sum() for n in names))  # type: ignore[arg-type]
             assert float((ours - truth).abs().max()) <= 2e-5 * float(truth.abs().max())
 
@@ -186,17 +197,21 @@ def test_a_batch_without_trained_tokens_says_nothing_and_still_has_a_gradient() 
         assert not gradients(model, found.sum()).any()
 
 
-def test_whole_distributions_are_those_of_the_models_own_logits() -> None:
+@pytest.mark.parametrize("temperature", TEMPERATURES, ids=["one", "each"])
+def test_whole_distributions_are_those_of_the_models_own_logits(
+    temperature: float | torch.Tensor,
+) -> None:
     policy, teacher = of_family("gemma2"), of_family("granite")
     token_ids, mask = a_batch()
     found = Scorer(policy, logits_bytes=1)(
         token_ids,
         mask,
-        temperature=0.7,
+        temperature=temperature,
         against=(teacher, lambda p, q: (p.exp() * (p - q)).sum(-1)),
     )["vocabulary"]
+    divisor = torch.as_tensor(temperature).reshape(-1, 1, 1)
     p, q = (
-        torch.log_softmax(m(input_ids=token_ids, use_cache=False).logits[:, :-1] / 0.7, -1)
+        torch.log_softmax(m(input_ids=token_ids, use_cache=False).logits[:, :-1] / divisor, -1)
         for m in (policy, teacher)
     )
     wanted = torch.nn.functional.pad((p.exp() * (p - q)).sum(-1), (1, 0)) * mask

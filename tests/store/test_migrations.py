@@ -18,6 +18,7 @@ from builders import experiences, task
 from rlake.store import Store, connect, marker
 from rlake.store.errors import StoreError
 from rlake.store.ids import row_digests
+from rlake.store.sampling import Sampler
 from rlake.store.schema import SCHEMA_VERSION, TABLES, Table
 from rlake.store.snapshots import restore
 from rlake.store.validate import conform
@@ -142,6 +143,15 @@ def test_an_old_snapshot_answers_with_null_in_new_columns(old: Path) -> None:
     assert frame["tokenizer"].null_count() == frame.height == 4
     assert past.scan("draws").collect().schema == lake.scan("draws").collect().schema
     assert lake.sql(query).fetchall() == [(12, 4)], "the present is as it was"
+
+
+def test_rows_of_an_old_snapshot_are_drawn_with_null_in_new_columns(old: Path) -> None:
+    sampler = Sampler(connect(old).at("before"))
+    draw = sampler.draw(3, step=1, policy_version=0)
+    assert draw is not None
+    rows = sampler.read(draw, ["experience_id", "temperature", "reward"])
+    assert (rows.height, rows["temperature"].null_count()) == (3, 3)
+    assert rows["reward"].to_list() == [1.0] * 3
 
 
 def test_an_old_snapshot_shows_tables_empty_that_came_later(old: Path) -> None:

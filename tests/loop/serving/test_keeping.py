@@ -122,7 +122,7 @@ def test_what_a_killed_server_answered_is_stored_by_the_next_one_once(
     async def work() -> None:
         killed = keeper(store, tmp_path / "serve")
         sessions = Sessions(killed)
-        policy = speaking(sampling=Sampling(max_tokens=3))
+        policy = speaking(sampling=Sampling(max_tokens=3, temperature=0.7, top_k=4))
         for name in ("a", "b", "b"):
             messages = [{"role": "user", "content": "1+1="}]
             answers = await policy.generate(messages)
@@ -147,6 +147,7 @@ def test_what_a_killed_server_answered_is_stored_by_the_next_one_once(
     rows = table(store, "experiences")
     assert sorted(rows["session_id"]) == ["a", "b", "b"]
     assert all(rows["token_ids"].is_not_null())
+    assert rows.select("temperature", "top_k").rows() == [(0.7, 4)] * 3
 
 
 def test_a_journal_whose_sessions_are_stored_already_adds_nothing(
