@@ -18,7 +18,8 @@ def select(store: Store, where: str, *, key: str = "tasks.where") -> list[Task]:
 
     Raises ConfigError when there are none; `key` is where the condition stands.
     """
-    rows = store.sql(f"SELECT * FROM tasks WHERE ({where}\n) ORDER BY task_id").pl().to_dicts()
+    chosen = f"SELECT * FROM tasks_current AS tasks WHERE ({where}\n) ORDER BY task_id"
+    rows = store.sql(chosen).pl().to_dicts()
     if not rows:
         raise ConfigError(
             f"no task matches `{where}`, the store has {store.count('tasks')}; import some with "

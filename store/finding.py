@@ -113,13 +113,16 @@ def _kept(store: "Store", ids: pl.Series, where: str | None) -> pl.DataFrame:
     """Return those of the experiences that are stored and for which `where` holds, to be shown."""
     condition = f"({where}\n)" if where else "true"
     if len(ids) > _FEW:
-        query = f"SELECT experience_id FROM experiences WHERE {condition}"
+        query = f"SELECT experience_id FROM experiences_current AS experiences WHERE {condition}"
         held = _polars(store.sql(query).to_arrow_table())["experience_id"]
         ids = ids.filter(ids.is_in(held.implode())).head(_FEW)
         condition = "true"
     columns = ", ".join(c for c in SHOWN if c != "score")
     listed = ", ".join(map(literal, ids)) or "''"
-    query = f"SELECT {columns} FROM experiences WHERE experience_id IN ({listed}) AND {condition}"
+    query = (
+        f"SELECT {columns} FROM experiences_current AS experiences "
+        f"WHERE experience_id IN ({listed}) AND {condition}"
+    )
     return _polars(store.sql(query).to_arrow_table())
 
 

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 import pyarrow as pa
 
@@ -42,6 +44,11 @@ def rollout_id(group: str, rollout: int, row: int = 0) -> str:
 def preference_id(chosen: str, rejected: str) -> str:
     """Name a pair of experiences: the same two rows are one pair, whoever compared them."""
     return content_id(chosen, rejected)
+
+
+def lineage_id() -> str:
+    """Name an import or a pipeline run that begins now; names sort by time."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}"
 
 
 def row_digests(rows: pa.Table) -> list[str]:

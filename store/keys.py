@@ -29,6 +29,12 @@ def newest(rows: pa.Table) -> datetime:
     return pc.max(rows.column("created_at")).as_py() or EPOCH
 
 
+def content(rows: pa.Table, table: Table) -> pa.Table:
+    """Return rows without what says when, and in which import or run, they were stored."""
+    aside = {"created_at", "lineage_id", *(["digest"] if table.name == "experiences" else [])}
+    return rows.select([name for name in rows.column_names if name not in aside])
+
+
 class KeyIndex:
     """Hashes of all keys of one table, and its newest time, fed with the new fragments only.
 
@@ -62,7 +68,7 @@ class KeyIndex:
         """Return the places of the rows whose keys are new, and the hashes of their keys.
 
         A row that is stored already with the same content is left out; with other content it
-        raises ConflictError. `created_at` is not content: a retry may come later. `seen` carries
+        raises ConflictError. What is not content may differ: a retry may come later. `seen` carries
         what earlier batches of the same append held.
         """
         hashes = self._hash(rows)
@@ -74,8 +80,8 @@ class KeyIndex:
         there = self._stored(rows.filter(pa.array(known)), dataset)
         stored.update(there)
         keep = []
-        content = rows.drop_columns(["created_at"])
-        for i, (key, digest) in enumerate(zip(self._keys(rows), row_digests(content), strict=True)):
+        digests = row_digests(content(rows, self._table))
+        for i, (key, digest) in enumerate(zip(self._keys(rows), digests, strict=True)):
             if key in stored and stored[key] != digest:
                 raise self._conflict(key, is_stored=key in there)
             if key not in stored:
@@ -102,8 +108,8 @@ class KeyIndex:
         for i in range(0, len(values), _IN_CHUNK):
             quoted = ", ".join(literal(str(v)) for v in values[i : i + _IN_CHUNK])
             hits = dataset.to_table(filter=f"{column} IN ({quoted})")
-            content = row_digests(hits.drop_columns(["created_at"]))
-            found.update(zip(self._keys(hits), content, strict=True))
+            digests = row_digests(content(hits, self._table))
+            found.update(zip(self._keys(hits), digests, strict=True))
         return found
 
     def _keys(self, rows: pa.Table) -> list[tuple[object, ...]]:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from . import branches
 from .errors import QueryError, StoreError, reading
 from .ids import row_digests
+from .keys import content
 from .schema import TABLES, Table
 from .taking import take
 
@@ -25,6 +26,8 @@ MERGED = {
     "embeddings": ("experience_id",),
     "preferences": ("chosen_id", "rejected_id"),
     "drops": ("experience_id",),
+    "members": (),
+    "withdrawals": (),
 }
 """Tables that are merged, with their columns that name experiences."""
 _BATCH_ROWS = 4096
@@ -145,10 +148,10 @@ class _Stored:
         return rows.filter((~asked["place"].is_in(both["place"].implode())).to_arrow())
 
     def _same(self, rows: pa.Table, both: pl.DataFrame) -> Iterator[bool]:
-        """Tell of rows whether the stored ones have the same content; time is no content."""
-        names = [n for n in self._table.names if n != "created_at"]
-        stored = take(self._dataset, both["_rowid"].to_list(), names)
-        pairs = zip(row_digests(rows.select(names)), row_digests(stored), strict=True)
+        """Tell of rows whether the stored ones have the same content."""
+        stored = take(self._dataset, both["_rowid"].to_list(), self._table.names)
+        mine, theirs = (row_digests(content(r, self._table)) for r in (rows, stored))
+        pairs = zip(mine, theirs, strict=True)
         return (mine == theirs for mine, theirs in pairs)
 
 

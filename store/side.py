@@ -11,6 +11,7 @@ from .errors import NotFoundError, QueryError, nearest
 from .migrations import scanned
 from .query import literal
 from .schema import TABLES
+from .withdrawn import is_gone, kept, taken_back
 
 if TYPE_CHECKING:
     from .store import Store
@@ -58,14 +59,11 @@ class SideColumn:
     def sql(self) -> str:
         """The SELECT of `experience_id` and the alias: one row an experience that has a value.
 
-        It reads the view `superseded_from` for derived values: those that a superseded attempt of
-        a trainer made do not count.
+        It reads a view of rows that count: without those that were taken back, and of derived
+        values without those that a superseded attempt of a trainer made.
         """
         found = " AND ".join(f"{name} = {literal(v)}" for name, v in self.filters) or "true"
-        rows = self.table
-        if self.table == "derived":
-            rows = "derived LEFT JOIN superseded_from AS s USING (run_id, attempt)"
-            found += " AND (s.step IS NULL OR derived.step IS NULL OR derived.step < s.step)"
+        rows = f"{self.table}_standing"
         if self.table == "feedback":
             found += f" AND {self.value} IS NOT NULL AND compared_id IS NULL"
         return (
@@ -192,14 +190,14 @@ def _check_alias(spec: str, alias: str, value: str, *, is_said: bool) -> None:
 
 
 def from_sql(columns: Sequence[SideColumn]) -> str:
-    """Return what stands after FROM: `experiences` with side columns, to be given a name.
+    """Return what stands after FROM: experiences that count, with side columns, to be named.
 
     >>> strict = from_sql([parse("reward=score:strict@2")])
     >>> store.sql(f"SELECT avg(reward) FROM {strict} AS experiences").fetchall()
     [(None,)]
     """
     if not columns:
-        return "experiences"
+        return "experiences_current"
     hidden = [c.alias for c in columns if c.alias in TABLES["experiences"].names]
     facts = f"e.* EXCLUDE ({', '.join(hidden)})" if hidden else "e.*"
     values = ", ".join(f'side_{i}."{c.alias}"' for i, c in enumerate(columns))
@@ -207,7 +205,7 @@ def from_sql(columns: Sequence[SideColumn]) -> str:
         f"LEFT JOIN ({c.sql}) AS side_{i} ON e.experience_id = side_{i}.experience_id"
         for i, c in enumerate(columns)
     )
-    return f"(SELECT {facts}, {values} FROM experiences AS e {joins})"
+    return f"(SELECT {facts}, {values} FROM experiences_current AS e {joins})"
 
 
 def join(store: "Store", frame: pl.LazyFrame, columns: Sequence[SideColumn]) -> pl.LazyFrame:
@@ -229,9 +227,10 @@ def attach(store: "Store", rows: pl.DataFrame, columns: Sequence[SideColumn]) ->
     """
     ids = ", ".join(literal(i) for i in rows["experience_id"].unique().sort()) or "NULL"
     for column in columns:
-        wanted = f"experience_id IN ({ids})"
-        told = scanned(store.dataset(column.table), column.reads, filter=wanted)
-        counting = _leave_superseded(store, column.table, pl.LazyFrame(pl.from_arrow(told)))
+        wanted, key = f"experience_id IN ({ids})", TABLES[column.table].key
+        names = [*dict.fromkeys([*column.reads, *key, "lineage_id"])]
+        told = scanned(store.dataset(column.table), names, filter=wanted)
+        counting = _standing(store, column.table, pl.LazyFrame(pl.from_arrow(told)))
         values = rows.select("experience_id").join(
             column.latest(counting).collect(),
             on="experience_id",
@@ -272,11 +271,16 @@ def _unknown(store: "Store", column: SideColumn) -> NotFoundError:
 
 def _counting(store: "Store", table: str) -> pl.LazyFrame:
     """Return the rows of a side table that count."""
-    return _leave_superseded(store, table, store.scan(table))
+    return _standing(store, table, store.scan(table))
 
 
-def _leave_superseded(store: "Store", table: str, rows: pl.LazyFrame) -> pl.LazyFrame:
-    """Leave out what a superseded attempt of a trainer derived, as `superseded_from` does."""
+def _standing(store: "Store", table: str, rows: pl.LazyFrame) -> pl.LazyFrame:
+    """Leave out what was taken back, and what a superseded attempt of a trainer derived."""
+    gone = taken_back(store.scan("withdrawals").collect())
+    if gone:
+        rows = rows.filter(
+            ~is_gone(table, gone, kept(store.scan("members").collect(), table, gone))
+        )
     if table != "derived":
         return rows
     starts = store.scan("runs").filter(pl.col("job") == "train")

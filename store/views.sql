@@ -42,23 +42,91 @@ CREATE OR REPLACE VIEW policies_current AS
     SELECT p.* FROM policies p LEFT JOIN superseded_from s USING (run_id, attempt)
     WHERE s.step IS NULL OR p.step < s.step;
 
+-- Imports and pipeline runs that were taken back, and by which they were replaced.
+CREATE OR REPLACE VIEW withdrawn AS
+    SELECT lineage_id, replaced_by, created_at FROM (
+        SELECT * FROM withdrawals QUALIFY row_number() OVER (
+            PARTITION BY lineage_id ORDER BY created_at DESC) = 1)
+    WHERE is_withdrawn;
+
+-- Rows that some import or pipeline run which counts gave, though another had stored them before.
+CREATE OR REPLACE VIEW kept AS
+    SELECT DISTINCT table_name, row_id FROM members
+    WHERE lineage_id NOT IN (SELECT lineage_id FROM withdrawn);
+
+-- Tasks, experiences and pairs without those that were taken back.
+CREATE OR REPLACE VIEW tasks_current AS
+    SELECT * FROM tasks WHERE lineage_id IS NULL
+        OR lineage_id NOT IN (SELECT lineage_id FROM withdrawn)
+        OR task_id IN (SELECT row_id FROM kept WHERE table_name = 'tasks');
+
+CREATE OR REPLACE VIEW experiences_current AS
+    SELECT * FROM experiences WHERE lineage_id IS NULL
+        OR lineage_id NOT IN (SELECT lineage_id FROM withdrawn)
+        OR experience_id IN (SELECT row_id FROM kept WHERE table_name = 'experiences');
+
+-- Experiences that were taken back: no pair of theirs counts.
+CREATE OR REPLACE VIEW experiences_withdrawn AS
+    SELECT experience_id FROM experiences WHERE lineage_id IN (SELECT lineage_id FROM withdrawn)
+        AND experience_id NOT IN (SELECT row_id FROM kept WHERE table_name = 'experiences');
+
+CREATE OR REPLACE VIEW preferences_current AS
+    SELECT * FROM preferences WHERE (lineage_id IS NULL
+        OR lineage_id NOT IN (SELECT lineage_id FROM withdrawn)
+        OR preference_id IN (SELECT row_id FROM kept WHERE table_name = 'preferences'))
+        AND chosen_id NOT IN (SELECT experience_id FROM experiences_withdrawn)
+        AND rejected_id NOT IN (SELECT experience_id FROM experiences_withdrawn);
+
+-- Who made a row: each import and pipeline run that gave it, by its name (an import's is its
+-- file's), also when another had stored the row before.
+CREATE OR REPLACE VIEW makers AS
+    SELECT g.table_name, g.row_id, g.lineage_id,
+           CASE WHEN l.pipeline = 'import' THEN substr(l.source, 6) ELSE l.pipeline END AS name,
+           g.lineage_id NOT IN (SELECT lineage_id FROM withdrawn) AS is_current
+    FROM (SELECT 'tasks' AS table_name, task_id AS row_id, lineage_id FROM tasks
+          UNION ALL SELECT 'experiences', experience_id, lineage_id FROM experiences
+          UNION ALL SELECT 'preferences', preference_id, lineage_id FROM preferences
+          UNION ALL SELECT 'scores', concat_ws(' ', experience_id, scorer, scorer_version), lineage_id FROM scores
+          UNION ALL SELECT 'feedback', feedback_id, lineage_id FROM feedback
+          UNION ALL SELECT 'derived', concat_ws(' ', experience_id, name, version), lineage_id FROM derived
+          UNION ALL SELECT 'task_values', concat_ws(' ', task_id, name, version), lineage_id FROM task_values
+          UNION ALL SELECT 'embeddings', concat_ws(' ', experience_id, embedder), lineage_id FROM embeddings
+          UNION ALL SELECT table_name, row_id, lineage_id FROM members) g
+    LEFT JOIN lineage l USING (lineage_id) WHERE g.lineage_id IS NOT NULL;
+
+-- Verdicts, labels and derived values without those that were taken back, and without what a
+-- superseded attempt of a trainer derived.
+CREATE OR REPLACE VIEW scores_standing AS
+    SELECT * FROM scores WHERE lineage_id IS NULL
+        OR lineage_id NOT IN (SELECT lineage_id FROM withdrawn)
+        OR concat_ws(' ', experience_id, scorer, scorer_version)
+            IN (SELECT row_id FROM kept WHERE table_name = 'scores');
+
+CREATE OR REPLACE VIEW feedback_standing AS
+    SELECT * FROM feedback WHERE lineage_id IS NULL
+        OR lineage_id NOT IN (SELECT lineage_id FROM withdrawn)
+        OR feedback_id IN (SELECT row_id FROM kept WHERE table_name = 'feedback');
+
+CREATE OR REPLACE VIEW derived_standing AS
+    SELECT d.* FROM derived d LEFT JOIN superseded_from s USING (run_id, attempt)
+    WHERE (s.step IS NULL OR d.step IS NULL OR d.step < s.step)
+        AND (d.lineage_id IS NULL OR d.lineage_id NOT IN (SELECT lineage_id FROM withdrawn));
+
 -- The newest verdict of each scorer on each experience, whichever its version.
 CREATE OR REPLACE VIEW scores_current AS
-    SELECT * FROM scores QUALIFY row_number() OVER (
+    SELECT * FROM scores_standing QUALIFY row_number() OVER (
         PARTITION BY experience_id, scorer ORDER BY created_at DESC, scorer_version DESC) = 1;
 
 -- The newest label of each annotator on each experience; what compares two is none of either.
 CREATE OR REPLACE VIEW feedback_current AS
-    SELECT * FROM feedback WHERE compared_id IS NULL QUALIFY row_number() OVER (
+    SELECT * FROM feedback_standing WHERE compared_id IS NULL QUALIFY row_number() OVER (
         PARTITION BY experience_id, annotator ORDER BY created_at DESC, feedback_id DESC) = 1;
 
 -- The newest value of each derived column, superseded attempts left out, and values taken back.
 CREATE OR REPLACE VIEW derived_current AS
     SELECT * FROM (
-        SELECT d.* FROM derived d LEFT JOIN superseded_from s USING (run_id, attempt)
-        WHERE s.step IS NULL OR d.step IS NULL OR d.step < s.step
-        QUALIFY row_number() OVER (
-            PARTITION BY experience_id, name ORDER BY d.created_at DESC, version DESC) = 1)
+        SELECT * FROM derived_standing QUALIFY row_number() OVER (
+            PARTITION BY experience_id, name ORDER BY created_at DESC, version DESC) = 1)
     WHERE value IS NOT NULL OR text IS NOT NULL;
 
 -- One row a group: NULL rewards are counted, and kept out of the statistics.
@@ -70,7 +138,7 @@ CREATE OR REPLACE VIEW groups AS
            min(reward) AS reward_min, max(reward) AS reward_max,
            count(*) FILTER (reward >= 1.0) AS num_passed,
            count(*) FILTER (reward >= 1.0) / nullif(count(reward), 0) AS pass_rate
-    FROM experiences GROUP BY run_id, group_id;
+    FROM experiences_current GROUP BY run_id, group_id;
 
 -- One row an optimizer step: what it was trained on.
 CREATE OR REPLACE VIEW steps AS
@@ -112,7 +180,9 @@ CREATE OR REPLACE VIEW backlog AS
 -- The newest value of each name of a task, values taken back left out.
 CREATE OR REPLACE VIEW task_values_current AS
     SELECT * FROM (
-        SELECT * FROM task_values QUALIFY row_number() OVER (
+        SELECT * FROM task_values WHERE lineage_id IS NULL
+            OR lineage_id NOT IN (SELECT lineage_id FROM withdrawn)
+        QUALIFY row_number() OVER (
             PARTITION BY task_id, name ORDER BY created_at DESC, version DESC) = 1)
     WHERE value IS NOT NULL OR text IS NOT NULL;
 
@@ -127,7 +197,7 @@ CREATE OR REPLACE VIEW task_rates AS
               list_filter(metrics, lambda m: m.name = 'accuracy')[1].value,
               list_filter(rewards, lambda r: r.name = 'accuracy')[1].value,
               reward) >= 1.0 AS passed
-          FROM experiences)
+          FROM experiences_current)
     GROUP BY run_id, task_id;
 
 -- The label that each person gives each item of a labelling queue: their newest, unless it was to

@@ -30,6 +30,7 @@ from . import (  # each adds its commands to the app
     showing,
     snapshots,
     tasks,
+    undoing,
 )
 from .app import PANELS, app
 
@@ -57,6 +58,7 @@ __all__ = [
     "showing",
     "snapshots",
     "tasks",
+    "undoing",
 ]
 
 app.registered_commands.sort(key=lambda command: PANELS.index(str(command.rich_help_panel)))

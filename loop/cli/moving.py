@@ -83,13 +83,22 @@ def import_(
             "else the trainer does when it draws them.",
         ),
     ] = None,
+    replace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|LINEAGE_ID",
+            help="Take the place of what an earlier import of this name, or id, added.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import rows of files: of each all rows or, when one is wrong, none.
 
     Columns are named like ours (see `rlake tables tasks`), or the format says what they are; ids,
     messages, groups and the tasks of experiences are filled in. Token ids and log-probs that a file
-    has are kept as they are. A second import of the same file adds nothing.
+    has are kept as they are. A second import of the same file adds nothing; one with another
+    mapping adds its rows beside, unless it is to `--replace` what came before.
     """
     from ...store.files import check_select, import_rows, open_input
 
@@ -115,6 +124,7 @@ def import_(
                 taskset=taskset,
                 split=split,
                 tokenizer=made,
+                replace=replace,
                 progress=progress,
             )
         told.append(vars(done) | {"file": str(file), "store": lake.uri})
@@ -144,7 +154,9 @@ def _say(done: "Imported", file: Path, place: str) -> None:
     more += [f"{counted(done.tasks, 'task')} that they tried"] if done.tasks else []
     also = "".join(f", and {part}" for part in more)
     named = f", read as {done.format}," if done.format else ""
-    print(f"imported {counted(done.rows, done.table[:-1])}{also} from {file}{named} into {place}")
+    undo = f"; `rlake undo {done.lineage_id}` takes it back" if done.lineage_id else ""
+    what = f"{counted(done.rows, done.table[:-1])}{also} from {file}{named} into {place}"
+    print(f"imported {what}{undo}")
     if done.already:
         print(f"there already: {counted(done.already, 'row')}")
     if done.skipped:
@@ -154,6 +166,8 @@ def _say(done: "Imported", file: Path, place: str) -> None:
     if done.tokenized:
         print(f"tokenized: {counted(done.tokenized, 'row')}")
     say_counts("left as text", done.untokenized)
+    if done.replaced:
+        print(f"replaced: {', '.join(done.replaced)}")
 
 
 def say_counts(what: str, counts: Mapping[str, int]) -> None:

@@ -78,7 +78,7 @@ def _from(store: Store, where: str, names: set[str]) -> str:
             "num_passed, sum(num_passed) / nullif(sum(num_scored), 0) AS pass_rate "
             "FROM task_rates GROUP BY task_id) USING (task_id)"
         )
-    return f"FROM (SELECT * FROM tasks WHERE ({where}\n)) {' '.join(joins)}"
+    return f"FROM (SELECT * FROM tasks_current AS tasks WHERE ({where}\n)) {' '.join(joins)}"
 
 
 def _quoted(name: str) -> str:

@@ -176,7 +176,7 @@ class _Chosen:
 
     def _source(self, shape: Shape) -> str:
         if shape.is_pairs:
-            return "preferences" if self.rows is None else "input"
+            return "preferences_current AS preferences" if self.rows is None else "input"
         table = side.from_sql(side.parse_all(self.with_columns))
         table = table if self.rows is None else "input"
         if self.what != "kto":

@@ -4,12 +4,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import polars as pl
 import pyarrow as pa
 
-from ..errors import ConfigError, InputError
-from ..ids import content_id
+from ..errors import ConfigError, InputError, NotFoundError, nearest
+from ..ids import lineage_id
+from ..query import literal
 from ..schema import TABLES, table
 from ..store import Appended, Store
+from ..undoing import also_gave, are_gone, standing
+from ..undoing import replace as replace_all
 from ..validate import conform
 from .columns import values_of
 from .filling import (
@@ -56,6 +60,10 @@ class Imported:
     """Rows of text that got tokens."""
     untokenized: dict[str, int] = field(default_factory=dict)
     """Rows that a tokenizer was named for, and that stay text, by reason."""
+    lineage_id: str | None = None
+    """What its rows say of who added them; None: it found all there already."""
+    replaced: tuple[str, ...] = ()
+    """The imports that it was made in place of, whose rows do not count any more."""
 
 
 def import_rows(
@@ -67,6 +75,7 @@ def import_rows(
     taskset: str | None = None,
     split: str | None = None,
     tokenizer: Tokenizer | None = None,
+    replace: str | None = None,
     progress: Progress | None = None,
 ) -> Imported:
     """Append the rows of a file to `tasks`, `experiences` or `preferences`: all of them, or none.
@@ -75,6 +84,9 @@ def import_rows(
     like ours; without one, the file's format does, or its columns are ours. What is left out is
     filled in: see `filling`. Rows that are stored already are left out, so a second import of the
     same file adds nothing. With a `tokenizer`, experiences of text get tokens.
+
+    It takes the place of the imports into this table that `replace` names, by a file's name or a
+    `lineage_id`: what they added, and it does not, counts no more, as if `undo` had taken it back.
 
     Raises QueryError, SchemaError, ConflictError, InputError or StoreError; then no row is stored.
 
@@ -92,6 +104,7 @@ def import_rows(
         raise ConfigError("`--tokenizer` is for experiences and pairs; tasks have no answer")
     session = InputSession(file, store)
     rows = _rows(name, file, session, sql, progress)
+    replaced = [] if replace is None else _replaced(store, replace, name, file)
     if name == "preferences" and not rows.is_pairs and (taskset or (split and file.kind != "hf")):
         raise ConfigError("`--taskset` and `--split` are for tasks; preferences have none")
     defaults = Defaults(taskset or Path(file.name).stem, split or "train")
@@ -101,9 +114,16 @@ def import_rows(
         spool.close()
         if not rows.read:
             raise _nothing(rows, file, session)
-        done = {n: _store(store, n, spool, progress) for n in IMPORTABLE if n in spool.names}
-    if any(found.rows for found in done.values()):
-        _note(store, name, file, done, rows_in=session.num_rows)
+        named = lineage_id()
+        done = {n: _store(store, n, spool, named, progress) for n in IMPORTABLE if n in spool.names}
+        is_other = replace is not None or any(found.rows for found in done.values())
+        is_other = is_other or any(are_gone(store, n, _ids(spool, n)) for n in done)
+        for table_name in done if is_other else ():
+            if done[table_name].already:
+                also_gave(store, named, table_name, _ids(spool, table_name))
+    if is_other:
+        _note(store, name, file, done, named, rows_in=session.num_rows)
+        replace_all(store, replaced, by=named)
     stored = {n: found.rows for n, found in done.items() if n != name}
     return Imported(
         name,
@@ -118,7 +138,28 @@ def import_rows(
         dict(rows.not_read),
         tokenization.done if tokenization else 0,
         dict(tokenization.why_not) if tokenization else {},
+        named if is_other else None,
+        tuple(replaced),
     )
+
+
+def _replaced(store: Store, wanted: str, name: str, file: InputFile) -> list[str]:
+    """Return the imports that count and are to be replaced; none of a file that is new."""
+    found = standing(store, wanted, sink=name)
+    if found or wanted == file.name:
+        return found
+    query = f"SELECT DISTINCT substr(source, 6) FROM lineage WHERE sink = {literal(name)}"
+    known = [row[0] for row in store.sql(f"{query} AND pipeline = 'import'").fetchall()]
+    raise NotFoundError(
+        f"there is no import of {name} called `{wanted}`, by a file's name or a `lineage_id`"
+        f"{nearest(wanted, known)}"
+    )
+
+
+def _ids(spool: Spool, name: str) -> pl.Series:
+    """Return the ids of all rows that go to a table."""
+    ids = [pl.Series(values=rows.column(TABLES[name].key[0])) for rows in spool.rows(name)]
+    return pl.concat(ids) if ids else pl.Series([], dtype=pl.String)
 
 
 def _fill(
@@ -152,7 +193,9 @@ def _fill(
     return fill
 
 
-def _store(store: Store, name: str, spool: Spool, progress: Progress | None) -> Appended:
+def _store(
+    store: Store, name: str, spool: Spool, lineage_id: str, progress: Progress | None
+) -> Appended:
     def told() -> Iterator[pa.Table]:
         done = nbytes = 0
         for batch in spool.rows(name):
@@ -160,18 +203,30 @@ def _store(store: Store, name: str, spool: Spool, progress: Progress | None) -> 
             nbytes += batch.nbytes
             if progress is not None:
                 progress(f"storing {name}", done, nbytes)
-            yield batch
+            yield _stamped(batch, lineage_id)
 
     return store.append_stream(name, told())
 
 
+def _stamped(rows: pa.Table, lineage_id: str) -> pa.Table:
+    """Let rows say which import added them, whatever the file says."""
+    rows = rows.select([n for n in rows.column_names if n != "lineage_id"])
+    return rows.append_column("lineage_id", pa.repeat(lineage_id, rows.num_rows))
+
+
 def _note(
-    store: Store, name: str, file: InputFile, done: dict[str, Appended], *, rows_in: int
+    store: Store,
+    name: str,
+    file: InputFile,
+    done: dict[str, Appended],
+    lineage_id: str,
+    *,
+    rows_in: int,
 ) -> None:
     """Write down which file the rows of these table versions came from."""
     versions = [{"name": n, "version": found.version} for n, found in done.items()]
     row = {
-        "lineage_id": content_id("import", name, file.name, versions),
+        "lineage_id": lineage_id,
         "pipeline": "import",
         "source": f"file {file.name}",
         "sink": name,

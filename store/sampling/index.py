@@ -19,6 +19,7 @@ from .pool import NO_VERSION, Units
 from .priority import Priority
 from .strategies import Strategy
 from .weighing import Weighing
+from .withdrawn import Withdrawn
 
 _ORDERED = ("group_id", "step", "policy_version")
 """Columns that put rows in order; all of a table that lacks them are as if of one step."""
@@ -66,6 +67,7 @@ class Index:
         self._conditions = Conditions(
             store, where=where, query=query, until=self._until, table=table
         )
+        self._withdrawn = Withdrawn(store, table=table, until=self._until)
         self.weighing: Weighing | None = None
         """What units weigh, when the strategy asks for a priority."""
         if strategy is not None and strategy.priority is not None:
@@ -88,12 +90,13 @@ class Index:
 
     def _clear(self) -> None:
         until = self._until.get(self._table) if self._until is not None else None
-        self._tail = Tail(self._columns, run_id=self._run_id, until=until)
+        columns = sorted({*self._columns, *self._withdrawn.columns})
+        self._tail = Tail(columns, run_id=self._run_id, until=until)
         self._last: tuple[object, ...] | None = None
         whole = self._order.groups_per_step
         self._behind = Behind(whole) if whole else None
         self._row_ids, self._hashes = Growing(np.uint64), Growing(np.uint64)
-        self._allowed = Growing(np.bool_)
+        self._allowed, self._gone = Growing(np.bool_), Growing(np.bool_)
         self._places = Places()
         self._starts, self._names = Growing(np.int64), Growing(np.uint64)
         self._starts.extend(np.zeros(1, np.int64))
@@ -121,6 +124,11 @@ class Index:
     def allowed(self) -> np.ndarray:
         """Whether each row may be drawn."""
         return self._allowed.values
+
+    @property
+    def gone(self) -> np.ndarray | None:
+        """Whether each row was taken back, and only a step that had it draws it; None: no row."""
+        return self._gone.values if len(self._gone) else None
 
     @property
     def starts(self) -> np.ndarray:
@@ -159,6 +167,7 @@ class Index:
     def drawn_from(self) -> dict[str, int]:
         """The version of each table that it was read from."""
         versions = {self._table: self._tail.version} | self._conditions.versions
+        versions |= self._withdrawn.versions
         versions |= self.weighing.versions if self.weighing else {}
         return dict(sorted(versions.items()))
 
@@ -181,7 +190,7 @@ class Index:
     def _follow(self) -> bool:
         if self._store.is_past and self._tail.version and not self._is_broken:
             return False
-        if self._is_broken or self._conditions.follow():
+        if self._withdrawn.follow() or self._is_broken or self._conditions.follow():
             self._rebuild()
             self._conditions.follow()
         changed = self.weighing.follow() if self.weighing else _NO_HASHES
@@ -250,7 +259,11 @@ class Index:
                 heavy = take(dataset, some["_rowid"].to_list(), self._heavy)
                 for name in self._heavy:
                     part = part.append_column(name, heavy.column(name))
-            some = some.with_columns(pl.Series("allowed", self._conditions.allowed(part)))
+            allowed, gone = self._conditions.allowed(part), self._withdrawn.of(part)
+            if gone is not None:
+                allowed = allowed & ~gone
+                some = some.with_columns(pl.Series("gone", gone))
+            some = some.with_columns(pl.Series("allowed", allowed))
             if self.weighing:
                 some = some.with_columns(self.weighing.of(part, some).get_columns())
             yield some
@@ -280,6 +293,8 @@ class Index:
         self._places.extend(self._hashes.values)
         allowed, versions = rows["allowed"].to_numpy(), rows["policy_version"].to_numpy()
         self._allowed.extend(allowed)
+        if "gone" in rows.columns:
+            self._gone.extend(rows["gone"].to_numpy())
         if self.grouped:
             names = rows["name"].to_numpy()
             cuts = np.flatnonzero(np.append(True, names[1:] != names[:-1]))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 from ..side import SideColumn, superseded_from, without_superseded
 from ..store import Store
@@ -11,6 +12,7 @@ from ..tail import Tail
 from .arrays import Growing, Places
 from .conditions import hashed
 from .priority import is_text
+from .withdrawn import Withdrawn
 
 
 class Latest:
@@ -27,11 +29,13 @@ class Latest:
         self._superseded: _Superseded | None = None
         if column.table == "derived":
             self._superseded = _Superseded(store, until=until)
+        self._withdrawn = Withdrawn(store, table=column.table, until=until)
         self._texts: dict[str, int] = {}
         self._clear()
 
     def _clear(self) -> None:
-        self._tail = Tail(self.column.reads, until=self._until.get(self.column.table))
+        columns = dict.fromkeys([*self.column.reads, *sorted(self._withdrawn.columns)])
+        self._tail = Tail([*columns], until=self._until.get(self.column.table))
         self._hashes, self._values = Growing(np.uint64), Growing(np.float64)
         self._times = Growing(np.int64)
         self._places = Places()
@@ -39,7 +43,7 @@ class Latest:
     @property
     def versions(self) -> dict[str, int]:
         """The versions of the tables that were read."""
-        own = {self.column.table: self._tail.version}
+        own = {self.column.table: self._tail.version} | self._withdrawn.versions
         return own if self._superseded is None else own | self._superseded.versions
 
     @property
@@ -51,7 +55,8 @@ class Latest:
     def refresh(self) -> np.ndarray:
         """Read what is new; return the hashes of the experiences whose value may have changed."""
         before = np.empty(0, np.uint64)
-        if self._superseded is not None and self._superseded.refresh():
+        others_count = self._withdrawn.follow()
+        if (self._superseded is not None and self._superseded.refresh()) or others_count:
             before = self._hashes.values
             self._clear()
         dataset = self._store.dataset(self.column.table)
@@ -63,6 +68,8 @@ class Latest:
             tail = self._tail
             self._clear()
             self._tail = tail
+        gone = self._withdrawn.of(rows)
+        rows = rows if gone is None else rows.filter(pa.array(~gone))
         newest = self._newest(pl.DataFrame(pl.from_arrow(rows)))
         return np.unique(np.concatenate([before, self._note(newest)]))
 

@@ -15,6 +15,7 @@ from ..side import SideColumn, parse_all
 from ..store import Store
 from ..taking import take
 from .arrays import repeats
+from .conditions import hashed
 from .draws import Draw, Freshness, Supply, check_size
 from .index import Index
 from .order import Order
@@ -236,7 +237,8 @@ class Sampler:
             largest = np.zeros(len(named))
             np.maximum.at(largest, at, weights)
             told = largest[np.searchsorted(named, units)]
-        return self._take(step, units, told)
+        used = ids if weights is None else [i for i, w in zip(ids, weights, strict=True) if w]
+        return self._take(step, units, told, again=(ids, used))
 
     def restore(self, ids: Sequence[str], *, sources: Sequence[str | None] | None = None) -> None:
         """Count these rows as drawn, once for each time they are listed: the state of a sampler.
@@ -277,17 +279,34 @@ class Sampler:
             self._past = self._store.dataset("experiences")
         return self._past
 
-    def _take(self, step: int, units: np.ndarray, weights: np.ndarray) -> Draw:
+    def _take(
+        self,
+        step: int,
+        units: np.ndarray,
+        weights: np.ndarray,
+        *,
+        again: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    ) -> Draw:
+        """Return these units' rows: of those taken back, which are drawn `again`, and used."""
         index = self._index
         epochs = index.times[units] + 1 + repeats(units)
         self._count(units)
         rows, sizes = index.rows_of(units), index.sizes(units)
+        allowed = index.allowed[rows]
+        if index.gone is not None and len(rows):
+            gone, hashes = index.gone[rows], index.hashes[rows]
+            drawn, used = (
+                np.isin(hashes, hashed(pl.Series(ids, dtype=pl.String))) for ids in again
+            )
+            stays = ~gone | drawn
+            sizes = np.add.reduceat(stays, np.cumsum(sizes) - sizes, dtype=np.int64)
+            rows, allowed = rows[stays], (allowed | (gone & used))[stays]
         if self._pairs:
-            rows, sizes = np.repeat(rows, 2), 2 * sizes
+            rows, allowed, sizes = np.repeat(rows, 2), np.repeat(allowed, 2), 2 * sizes
         return Draw(
             step,
             index.row_ids[rows],
-            index.allowed[rows],
+            allowed,
             np.repeat(weights, sizes),
             np.repeat(epochs, sizes),
             (self.name,) * len(rows),
