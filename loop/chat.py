@@ -1,7 +1,9 @@
 """From messages to tokens and back: a policy that speaks through an engine, exact to the token."""
 
+import asyncio
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -17,6 +19,12 @@ from .speech import Marks, Speech
 from .stopping import when_stopped, why
 from .templates import Templates
 from .tool_calls import Beside, assistant_message, known_format
+
+_LONG = 20_000
+"""Characters of a prompt from which it is tokenized in a thread: shorter ones take milliseconds."""
+_LONG_AT_ONCE = 2
+_CHARACTERS = 16
+"""Characters that a token may stand for, also where the vocabulary's longest token has fewer."""
 
 
 class ChatPolicy:
@@ -55,7 +63,7 @@ class ChatPolicy:
 
         Raises PolicyError: `template_error`, `context_overflow`, or what the engine says.
         """
-        prompt = self._prompt(messages, tools, earlier)
+        prompt = await self._asked(messages, tools, earlier)
         heard = who_hears([self._says(tools) for _ in range(n)])
         chosen = sampling or self.sampling
         sampled = await self.complete(prompt, n=n, sampling=chosen, heard=heard)
@@ -72,8 +80,14 @@ class ChatPolicy:
     ) -> list[Sampled]:
         """Sample `n` times behind a prompt of tokens; `heard` takes each one's as they come.
 
-        Raises PolicyError with `context_overflow` when it leaves no room.
+        Raises PolicyError with `context_overflow` when it leaves no room, with `template_error`
+        when it is empty.
         """
+        if not prompt:
+            raise PolicyError(
+                "the messages make a prompt of no token; say something in them",
+                finish_reason="template_error",
+            )
         chosen = sampling or self.sampling
         longest = self.engine.max_length
         room = longest - len(prompt) if longest else chosen.max_tokens
@@ -131,6 +145,40 @@ class ChatPolicy:
     def _marks(self) -> Marks:
         return Marks(self.engine.tokenizer)
 
+    async def _asked(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] | None,
+        earlier: Sequence[Turn],
+    ) -> list[int]:
+        """Return the prompt's tokens; nobody else waits while a long one is made."""
+        said = sum(len(str(m.get("content") or "")) for m in messages)
+        self._check_size(said)
+        told = len(json.dumps(tools)) if tools else 0
+        if said + told <= _LONG:
+            return self._prompt(messages, tools, earlier)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._aside, self._prompt, messages, tools, earlier)
+
+    def _check_size(self, characters: int) -> None:
+        longest = self.engine.max_length
+        if not longest or characters <= longest * _CHARACTERS:  # and so short ones look up nothing
+            return
+        if characters > longest * self._longest_token:
+            raise PolicyError(
+                f"the messages have {characters:,} characters, far more than the {longest:,} "
+                "tokens that the model takes; send fewer",
+                finish_reason="context_overflow",
+            )
+
+    @cached_property
+    def _aside(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_LONG_AT_ONCE, thread_name_prefix="rlake-prompts")
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(_CHARACTERS, *map(len, self.engine.tokenizer.get_vocab()))
+
     def _prompt(
         self,
         messages: Sequence[Message],
@@ -142,9 +190,10 @@ class ChatPolicy:
             if earlier:
                 return self._templates.prompt(messages, tools, earlier)
             asked = json.dumps([list(messages), tools])
-            if self._last_prompt[0] != asked:
-                self._last_prompt = (asked, self._templates.prompt(messages, tools, ()))
-            return self._last_prompt[1]
+            last = self._last_prompt  # another thread may put another one there
+            if last[0] != asked:
+                last = self._last_prompt = (asked, self._templates.prompt(messages, tools, ()))
+            return last[1]
         except JobError:
             raise
         except Exception as error:

@@ -82,6 +82,7 @@ async def kept(
         sessions=sessions,
         metrics=metrics,
         check=keeper.check,
+        answered=keeper.answered,
         feedback=Feedback(store, sessions, keeper),
     )
     transport = httpx.ASGITransport(app=app)

@@ -158,6 +158,6 @@ class Reinforce(Algorithm):
         return Loss(aggregate(losses_BT, batch, "token-mean"), {})
 
 
-def speaking(*, version: int = 0, sampling: Sampling | None = None) -> ChatPolicy:
+def speaking(*, version: int = 0, sampling: Sampling | None = None, **spec: Any) -> ChatPolicy:
     """Return a policy that speaks through the tiny model."""
-    return ChatPolicy(TransformersEngine(*tiny(), version=version), sampling=sampling)
+    return ChatPolicy(TransformersEngine(*tiny(**spec), version=version), sampling=sampling)

@@ -48,7 +48,7 @@ def serve(
 
     settings = load(config, overrides or [])
     serving = _settings(settings, host, port, token_env, models or [])
-    token = _token(serving)
+    token, rates = _token(serving), _feedback_token(serving)
     place = settings.store if store == DEFAULT_STORE and settings.store else store
     lake = open_store(place, create=True)
     try:
@@ -68,7 +68,7 @@ def serve(
                 print(f"serving {settings.name} at {told['url']}{more}; Ctrl+C ends it")
             sys.stdout.flush()
 
-        Server(lake, settings, serving, token).run(listening, ready=ready)
+        Server(lake, settings, serving, token, rates).run(listening, ready=ready)
 
 
 def _settings(
@@ -100,6 +100,20 @@ def _token(serving: "ServeConfig") -> str | None:
         raise ConfigError(
             f"serving at `{serving.host}` needs a token: anybody could ask, and write to the "
             f"store; set {serving.token_env}, or serve at 127.0.0.1"
+        )
+    return token
+
+
+def _feedback_token(serving: "ServeConfig") -> str | None:
+    """Return the token that raters need; a variable that is named and not set opens no door."""
+    name = serving.feedback_token_env
+    token = None if name is None else os.environ.get(name, "").strip()
+    if token == "":
+        from ...store.errors import ConfigError
+
+        raise ConfigError(
+            f"`serve.feedback_token_env` names {name}, which is not set; set it, or leave the key "
+            "out to let everybody rate who may ask"
         )
     return token
 

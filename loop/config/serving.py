@@ -32,6 +32,8 @@ class LimitsConfig(Section):
     """A session that holds more is stored, and begins anew."""
     all_sessions_bytes: Int = Field(default=256 << 20, ge=1 << 10)
     """Of all sessions that go on; above it the ones that rested longest are stored."""
+    retry_bytes: Int = Field(default=64 << 20, ge=1 << 10)
+    """Answers that are kept for requests which come again."""
     unstored_bytes: Int = Field(default=256 << 20, ge=1 << 10)
     """Of ended sessions whose rows are not stored yet; above it requests are refused (503)."""
     shutdown_seconds: Float = Field(default=30.0, gt=0)
@@ -49,6 +51,9 @@ class ServeConfig(Section):
     """0: a free one."""
     token_env: str = "RLAKE_SERVE_TOKEN"
     """The environment variable that holds the token which clients must send."""
+    feedback_token_env: str | None = None
+    """The environment variable that holds the token of who may rate, and nobody else then; None:
+    whoever may ask may rate."""
     model: str | None = None
     """What the policy is called; None: as the run."""
     engine: EngineConfig | None = None

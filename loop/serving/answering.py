@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
+from ...store.records import Message
 from ..config.serving import ServeConfig
 from ..hearing import Listener, heard_by
 from ..policy import Completion, Policy, PolicyError, Sampling
@@ -21,8 +22,10 @@ from .errors import RequestError
 from .exchange import PATIENCE_SECONDS, Exchange, Stream, whole
 from .limits import Places, headers_of
 from .metrics import ServingMetrics
+from .names import of_header
 from .openai_format import Asked
 from .recorder import Session, Sessions, with_own_calls
+from .retries import Retries, Retry, retry_of
 
 _log = logging.getLogger(__name__)
 _STATUS = {"context_overflow": 400, "template_error": 400, "timeout": 504, "engine_error": 503}
@@ -38,12 +41,16 @@ class Serving:
         settings: ServeConfig,
         metrics: ServingMetrics,
         check: Callable[[], None],
+        *,
+        answered: Iterable[str] = (),
     ) -> None:
+        """Serve; `answered` are the names of answers that an earlier server gave."""
         named = policies if isinstance(policies, Mapping) else {"policy": policies}
         self._policies, self._any = dict(named), not isinstance(policies, Mapping)
         self.sessions, self._settings, self.metrics = sessions, settings, metrics
         self.check = check
         self._places = Places(settings.limits)
+        self._retries = Retries(answered, most_bytes=settings.limits.retry_bytes)
 
     @property
     def waiting(self) -> int:
@@ -93,7 +100,10 @@ class Serving:
             session, group = _names(request, session_id, asked)
             listener = Listener() if asked.is_streamed else None
             exchange = Exchange(asked, name, token_text(policy), len(body), began, listener)
-            work = asyncio.create_task(self._answer(exchange, policy, session, group))
+            retry = retry_of(request, asked, body)
+            if retry is not None:
+                exchange.id = retry.response_id
+            work = asyncio.create_task(self._once(exchange, retry, policy, session, group))
             await self._wait(request, work, listener)
             if listener is not None and listener.is_begun:
                 self.metrics.first_token.observe(time.perf_counter() - began)
@@ -126,12 +136,24 @@ class Serving:
             for one in (left, *begun):
                 one.cancel()
 
+    async def _once(
+        self,
+        exchange: Exchange,
+        retry: Retry | None,
+        policy: Policy,
+        session_id: str | None,
+        group_id: str | None,
+    ) -> None:
+        async with self._retries.once(exchange, retry) as is_first:
+            if is_first:
+                await self._answer(exchange, policy, session_id, group_id)
+
     async def _answer(
         self, exchange: Exchange, policy: Policy, session_id: str | None, group_id: str | None
     ) -> None:
         asked = exchange.asked
         with self.sessions.request(session_id, group_id) as session:
-            exchange.session = session
+            exchange.session_id = session.id
             messages = session.as_recorded(asked.messages)
             async with self._places.place():
                 began = time.perf_counter()
@@ -141,15 +163,20 @@ class Serving:
             completions = [with_own_calls(one, exchange.id, i) for i, one in enumerate(sampled)]
             exchange.sampled(completions)
             self._count(exchange.model, completions)
-            exchange.session = await self.sessions.record(
-                session,
-                messages,
-                asked.tools,
-                completions,
-                response_id=exchange.id,
-                nbytes=exchange.nbytes,
-            )
-            exchange.recorded = time.perf_counter()
+            await to_its_end(self._record(exchange, session, messages))
+
+    async def _record(
+        self, exchange: Exchange, session: Session, messages: Sequence[Message]
+    ) -> None:
+        await self.sessions.record(
+            session,
+            messages,
+            exchange.asked.tools,
+            exchange.completions,
+            response_id=exchange.id,
+            nbytes=exchange.nbytes,
+        )
+        exchange.recorded = time.perf_counter()
 
     def _count(self, name: str, completions: Sequence[Completion]) -> None:
         told = answers.usage(completions)
@@ -211,6 +238,16 @@ def _refusal(error: PolicyError) -> RequestError:
     )
 
 
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work that is finished also when nobody wants to know any more."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
 async def _gone(request: Request) -> None:
     """Return when the client has gone away."""
     while (await request.receive())["type"] != "http.disconnect":
@@ -220,11 +257,10 @@ async def _gone(request: Request) -> None:
 def _names(request: Request, session_id: str | None, asked: Asked) -> tuple[str | None, str | None]:
     """Return the session and group of a request: of its path, its headers, or its body."""
     headers = request.headers
-    session = session_id or headers.get("x-session-id")
-    group = headers.get("x-group-id")
+    named = form.identifier(session_id or None, "session_id")
     return (
-        form.identifier(session, "X-Session-Id") or asked.session_id,
-        form.identifier(group, "X-Group-Id") or asked.group_id,
+        named or of_header(headers, "X-Session-Id") or asked.session_id,
+        of_header(headers, "X-Group-Id") or asked.group_id,
     )
 
 

@@ -1,7 +1,7 @@
 """The application: OpenAI's chat and models API over policies, with everything recorded."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,8 +14,9 @@ from ..policy import Policy
 from . import openai_format as form
 from .answering import Serving, about
 from .errors import RequestError
-from .limits import Guard, headers_of
+from .limits import FEEDBACK_PATH, Guard, headers_of
 from .metrics import CONTENT_TYPE, ServingMetrics
+from .names import of_header
 from .recorder import Sessions, Sink
 
 Told = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -28,6 +29,8 @@ def create_app(
     settings: ServeConfig | None = None,
     *,
     token: str | None = None,
+    feedback_token: str | None = None,
+    answered: Iterable[str] = (),
     feedback: Told | None = None,
     metrics: ServingMetrics | None = None,
     sessions: Sessions | None = None,
@@ -37,13 +40,15 @@ def create_app(
 
     One policy answers to any model's name, several to their own. `app.state.sessions` are its
     Sessions: their turns are what rows are made of. `sink` is where they go. `feedback` answers
-    `POST /feedback`; `check` raises RequestError while nothing can be recorded.
+    `POST /feedback`, for the bearer of `feedback_token` alone where there is one; `check` raises
+    RequestError while nothing can be recorded. Requests with the names of answers that are
+    `answered` are not answered again.
     """
     chosen = settings or ServeConfig()
     limits = chosen.limits
     kept = new_sessions(sink, chosen) if sessions is None else sessions
     numbers = metrics or ServingMetrics()
-    serving = Serving(policies, kept, chosen, numbers, check or (lambda: None))
+    serving = Serving(policies, kept, chosen, numbers, check or (lambda: None), answered=answered)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -59,6 +64,7 @@ def create_app(
     app.add_middleware(
         Guard,
         token=token,
+        feedback_token=feedback_token,
         limits=limits,
         refused=lambda status: numbers.refused.labels(str(status)).inc(),
     )
@@ -98,11 +104,13 @@ def _routes(app: FastAPI, serving: Serving, feedback: Told | None) -> None:
         turns = 0 if ended is None else len(ended.turns)
         return JSONResponse({"session_id": session_id, "turns": turns})
 
-    @app.post("/feedback")
+    @app.post(FEEDBACK_PATH)
     async def rate(request: Request) -> Response:
         if feedback is None:
             raise RequestError("this server takes no feedback", status=404)
         body = form.parse(await serving.body(request))
+        if body.get("feedback_id") is None:
+            body["feedback_id"] = of_header(request.headers, "Idempotency-Key")
         return await serving.measured("feedback", _json(feedback(body)))
 
     @app.get("/health")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ...store.errors import RlakeError
+from ...store.records import proper
 
 
 class RequestError(RlakeError, ValueError):
@@ -26,7 +27,7 @@ class RequestError(RlakeError, ValueError):
         kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
         kinds |= {429: "rate_limit_error"}
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        told = {"message": str(self), "type": kinds.get(self.status, kind)}
+        told = {"message": proper(str(self)), "type": kinds.get(self.status, kind)}
         return {"error": {**told, "param": self.param, "code": self.code}}
 
 

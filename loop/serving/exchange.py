@@ -15,8 +15,9 @@ from ..policy import Completion, PolicyError
 from . import answers
 from .errors import RequestError
 from .metrics import ServingMetrics
+from .names import for_header
 from .openai_format import Asked
-from .recorder import Session, new_key
+from .recorder import new_key
 
 PATIENCE_SECONDS = 10.0
 """A streamed answer that says nothing for longer sends a comment, so that nobody hangs up."""
@@ -38,8 +39,8 @@ class Exchange:
     """Hears the answer while it is sampled; None: it is sent whole."""
     id: str = field(default_factory=lambda: f"chatcmpl-{new_key()}")
     created: int = field(default_factory=lambda: int(time.time()))
-    session: Session | None = None
-    """Whose turn it is, from when it is worked on."""
+    session_id: str = ""
+    """The name of its session, from when it is worked on."""
     completions: list[Completion] = field(default_factory=list)
     """What is recorded."""
     left: list[str] = field(default_factory=list)
@@ -47,12 +48,6 @@ class Exchange:
     engine_seconds: float = 0.0
     recorded: float = 0.0
     """When they were recorded, as perf_counter says it."""
-
-    @property
-    def session_id(self) -> str:
-        """The name of its session."""
-        assert self.session is not None, "it is worked on"
-        return self.session.id
 
     def sampled(self, completions: list[Completion]) -> None:
         """Take what is to be recorded; RequestError when something else was told of it."""
@@ -86,7 +81,7 @@ def whole(exchange: Exchange, metrics: ServingMetrics) -> Response:
     made = _whole(exchange)
     overhead = exchange.observe(metrics, time.perf_counter() - exchange.recorded)
     made.headers["x-rlake-overhead-ms"] = f"{1000 * overhead:.3f}"
-    made.headers["X-Session-Id"] = exchange.session_id
+    made.headers["X-Session-Id"] = for_header(exchange.session_id)
     return made
 
 
@@ -126,7 +121,9 @@ class Stream(StreamingResponse):
     ) -> None:
         """Send what `work` comes to; `ended` is called when nothing more is sent."""
         super().__init__(
-            self._sent(), media_type=_EVENTS, headers={"X-Session-Id": exchange.session_id}
+            self._sent(),
+            media_type=_EVENTS,
+            headers={"X-Session-Id": for_header(exchange.session_id)},
         )
         self._exchange, self._listener, self._work = exchange, listener, work
         self._metrics, self._ended = metrics, ended

@@ -52,6 +52,7 @@ class Feedback:
             except ConflictError as error:
                 raise said_already() from error
         return {
+            "feedback_id": said["feedback_id"],
             "feedback_ids": [row["feedback_id"] for row in rows],
             "experience_ids": [row["experience_id"] for row in rows],
             "stored": is_stored,

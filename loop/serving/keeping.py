@@ -20,6 +20,7 @@ from .journal import Journal, left_behind
 from .metrics import ServingMetrics
 from .recorder import Session
 from .refused import NEVER, set_aside
+from .retries import MOST_KNOWN, PREFIX
 from .rows import SOURCE, experiences, first_row, group_of, tries
 
 COMMIT_BYTES = 16 << 20
@@ -64,6 +65,8 @@ class Keeper:
         self._hurries = self._closed = False
         self.recovered = self._recover(folder)
         """Rows of servers that were killed, stored as this one began."""
+        self.answered = self._answered()
+        """The names of answers to requests with a key, of the last day: these are not made anew."""
         self._journal = Journal(folder)
         self._thread = threading.Thread(target=self._work, name="rlake-keeper", daemon=True)
         self._thread.start()
@@ -281,6 +284,14 @@ class Keeper:
                 self._append(sessions[start : start + 256])
             count += sum(bool(session.turns) for session in sessions)
         return count
+
+    def _answered(self) -> list[str]:
+        found = self._store.sql(
+            "SELECT DISTINCT unnest(json_extract_string(metadata, '$.responses[*]')) AS name "
+            f"FROM experiences WHERE source = '{SOURCE}' AND contains(metadata, '{PREFIX}') "
+            f"AND created_at > now() - INTERVAL 1 DAY LIMIT {MOST_KNOWN}"
+        ).fetchall()
+        return [row[0] for row in found if row[0].startswith(PREFIX)]
 
     def _stored(self, keys: Sequence[str]) -> Collection[str]:
         """Return the keys of sessions that are stored."""

@@ -7,12 +7,14 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from ..config.serving import LimitsConfig
 from .errors import RequestError
 
 OPEN_PATHS = ("/health",)
 """What anybody may ask."""
+FEEDBACK_PATH = "/feedback"
 _RETRY_SECONDS = 1.0
 
 Scope = dict[str, Any]
@@ -22,12 +24,21 @@ class Guard:
     """The outermost application: lets in who has the token, with bodies that are not too large.
 
     Without a token, only requests that a web page cannot make are let in: their host is loopback,
-    and their body is JSON.
+    and their body is JSON. With a token for feedback, feedback needs that one and no other.
     """
 
-    def __init__(self, app: Any, *, token: str | None, limits: LimitsConfig, refused: Any) -> None:
+    def __init__(
+        self,
+        app: Any,
+        *,
+        token: str | None,
+        feedback_token: str | None = None,
+        limits: LimitsConfig,
+        refused: Any,
+    ) -> None:
         self._app, self._limits, self._refused = app, limits, refused
         self._token = None if token is None else token.encode()
+        self._feedback_token = None if feedback_token is None else feedback_token.encode()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Answer, or hand the request on."""
@@ -44,14 +55,24 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         headers = dict(scope["headers"])
+        _check_path(scope)
         if scope["path"] not in OPEN_PATHS:
+            rates = scope["path"] == FEEDBACK_PATH and self._feedback_token is not None
+            token = self._feedback_token if rates else self._token
             if self._token is None:
                 _check_local(scope, headers)
-            else:
-                _check_token(headers.get(b"authorization", b""), self._token)
+            if token is not None:
+                _check_token(headers.get(b"authorization", b""), token)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._limits.body_bytes:
             raise too_large(self._limits)
+
+
+def _check_path(scope: Scope) -> None:
+    try:
+        unquote_to_bytes(scope.get("raw_path") or b"").decode()
+    except UnicodeDecodeError:
+        raise RequestError("the path must be percent-encoded UTF-8") from None
 
 
 def _check_token(given: bytes, token: bytes) -> None:

@@ -18,6 +18,8 @@ T = TypeVar("T")
 MOST_CHOICES = 64
 """Answers to one request at most."""
 MOST_STOPS = 16
+MOST_LEVELS = 100
+"""Of a tool's schema, objects in objects."""
 LONGEST_ID = 200
 """Characters of a session's or group's name."""
 _ROLES = {"system", "developer", "user", "assistant", "tool"}
@@ -42,6 +44,8 @@ class Asked:
     """Of `metadata.session_id`, or else `user`."""
     group_id: str | None = None
     """Of `metadata.group_id`."""
+    request_id: str | None = None
+    """What a client calls the request, as vLLM has it; the same when it tries again."""
 
     def sampling(self, default: Sampling) -> Sampling:
         """Return how tokens are chosen: as asked, or else by default."""
@@ -70,7 +74,7 @@ def read_chat(body: Mapping[str, Any]) -> Asked:
     session = user if session is None and isinstance(user, str) and user else session
     return Asked(
         messages=_messages(body.get("messages")),
-        model=_given(body, "model", str, "a text"),
+        model=_whole_text(_given(body, "model", str, "a text"), "model"),
         tools=_tools(body),
         n=_whole(body, "n", low=1, high=MOST_CHOICES) or 1,
         changes=_changes(body),
@@ -80,6 +84,7 @@ def read_chat(body: Mapping[str, Any]) -> Asked:
         wants_token_ids=_flag(body, "return_token_ids"),
         session_id=identifier(session, "metadata.session_id"),
         group_id=identifier(metadata.get("group_id"), "metadata.group_id"),
+        request_id=identifier(body.get("request_id"), "request_id"),
     )
 
 
@@ -149,12 +154,13 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
                 f'`{where}` must be {{"type": "function", "function": {{"name": ...}}}}',
                 param=where,
             )
+        _whole_text(function["name"], f"tools.{i}.function.name")
     choice = body.get("tool_choice")
     if choice not in (None, "auto", "none"):
         raise RequestError(
             f"`tool_choice` is auto or none here, got {choice!r:.100}", param="tool_choice"
         )
-    return [_proper(tool) for tool in tools] if tools and choice != "none" else None
+    return [_proper(tool, "tools") for tool in tools] if tools and choice != "none" else None
 
 
 def _changes(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,7 +188,7 @@ def _stops(value: Any) -> tuple[str, ...] | None:
         raise RequestError("`stop` must be a text, or a list of texts", param="stop")
     if len(stops) > MOST_STOPS:
         raise RequestError(f"`stop` has at most {MOST_STOPS} texts", param="stop")
-    return tuple(stops)
+    return tuple(_whole_text(stop, "stop") or "" for stop in stops)
 
 
 def _messages(value: Any) -> list[Message]:
@@ -210,6 +216,7 @@ def _message(message: Any, i: int) -> Message:
     for name in _KEPT:
         if isinstance(message.get(name), str):
             made[name] = proper(message[name])
+    _whole_text(message.get("name") if "name" in made else None, f"{where}.name")
     return made
 
 
@@ -247,17 +254,25 @@ def _call_of(call: Mapping[str, Any]) -> tuple[str, Any]:
     function = call["function"]
     try:
         return function["name"], json.loads(function["arguments"])
-    except ValueError:
+    except (ValueError, RecursionError):
         return function["name"], function["arguments"]
 
 
-def _proper(value: Any) -> Any:
+def _proper(value: Any, where: str, left: int = MOST_LEVELS) -> Any:
     if isinstance(value, str):
         return proper(value)
+    if left < 1 and isinstance(value, list | dict):
+        raise RequestError(f"`{where}` is nested deeper than {MOST_LEVELS} levels", param=where)
     if isinstance(value, list):
-        return [_proper(part) for part in value]
+        return [_proper(part, where, left - 1) for part in value]
     if isinstance(value, dict):
-        return {proper(str(key)): _proper(part) for key, part in value.items()}
+        return {proper(str(k)): _proper(part, where, left - 1) for k, part in value.items()}
+    return value
+
+
+def _whole_text(value: str | None, where: str) -> str | None:
+    if value is not None and proper(value) != value:
+        raise RequestError(f"`{where}` holds half of a surrogate pair", param=where)
     return value
 
 

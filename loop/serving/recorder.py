@@ -159,19 +159,23 @@ class Sessions:
         """Add the turns that a request came to; return the session that they are of.
 
         That is another part of it when it ended meanwhile. `nbytes` are those of the messages.
+        Nothing is added when the sink fails.
         """
         if session.is_ended:
             session = self._of(session.id if session.is_named else None, session.group_id)
         turns = [Turn(messages=messages, completion=one, tools=tools) for one in completions]
         session.turns += turns  # before it is kept: whoever ends the session meanwhile has them
         session.responses += [response_id] * len(turns)
-        more = nbytes + sum(_nbytes(one) for one in completions)
+        more = nbytes + sum(nbytes_of(one) for one in completions)
         session.nbytes += more
         if session.is_named:
             self._responses[response_id] = session
             self.nbytes += more
         try:
             await self.sink.keep(session, turns, response_id)
+        except Exception:
+            self._take_back(session, response_id)
+            raise
         finally:
             if not session.is_named or session.nbytes > self._session_bytes:
                 await self._end(session)
@@ -202,6 +206,14 @@ class Sessions:
         """End all sessions."""
         for session in list(self._open.values()):
             await self._end(session)
+
+    def _take_back(self, session: Session, response_id: str) -> None:
+        if session.is_ended:
+            return
+        pairs = zip(session.turns, session.responses, strict=True)
+        kept = [(turn, name) for turn, name in pairs if name != response_id]
+        session.turns, session.responses = [t for t, _ in kept], [name for _, name in kept]
+        self._responses.pop(response_id, None)
 
     def _resting(self) -> list[Session]:
         return [s for s in self._open.values() if not s.under_way]
@@ -248,6 +260,7 @@ def with_own_calls(completion: Completion, response_id: str, i: int) -> Completi
     return replace(completion, message={**completion.answer, "tool_calls": named})
 
 
-def _nbytes(one: Completion) -> int:
+def nbytes_of(one: Completion) -> int:
+    """Return what an answer holds in memory, about."""
     tokens = len(one.prompt_ids or ()) + len(one.token_ids or ())
     return _TOKEN_BYTES * tokens + 4 * len(one.text) + 1024

@@ -49,6 +49,7 @@ class Server:
     config: RunConfig
     settings: ServeConfig
     token: str | None = None
+    feedback_token: str | None = None
 
     def __post_init__(self) -> None:
         self._own = self.settings.model or self.config.name
@@ -86,6 +87,8 @@ class Server:
             self._models(),
             settings=self.settings,
             token=self.token,
+            feedback_token=self.feedback_token,
+            answered=keeper.answered,
             feedback=Feedback(self.store, sessions, keeper),
             metrics=self.metrics,
             sessions=sessions,

@@ -30,6 +30,18 @@ def test_a_server_for_others_is_refused_without_a_token(
     assert not Path(place).exists()
 
 
+def test_a_token_for_feedback_that_is_not_set_opens_no_door(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATERS", " ")
+    (tmp_path / "load.yaml").write_text(CONFIG)
+    place = str(tmp_path / "lake")
+    args = ["serve", str(tmp_path / "load.yaml"), "--store", place]
+    assert cli.run([*args, "--set", "serve.feedback_token_env=RATERS"]) == 2
+    assert "RATERS, which is not set" in capsys.readouterr().err
+    assert not Path(place).exists()
+
+
 def test_a_model_without_a_name_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

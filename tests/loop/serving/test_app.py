@@ -2,6 +2,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -225,6 +226,87 @@ def test_nobody_gets_in_without_the_token_or_from_a_web_page() -> None:
     for host in ("evil.example:8010", "127.0.0.1.example", "10.0.0.1"):
         assert status(local, LOCAL | {"host": host}) == 403
     assert len(guarded.state.sessions) == 0
+
+
+def test_only_who_has_the_token_for_feedback_rates() -> None:
+    async def rated(body: dict[str, Any]) -> dict[str, Any]:
+        return {"feedback_id": body["feedback_id"]}
+
+    def status(token: str | None, said: str, path: str = "/feedback") -> int:
+        app = create_app(scripted(), token=token, feedback_token="rater", feedback=rated)
+        headers = {"authorization": f"Bearer {said}"} if said else {}
+        body = json.dumps(chat("?"))
+        ask = lambda c: c.post(path, content=body, headers=LOCAL | headers)  # noqa: E731
+        return asking(app, ask).status_code
+
+    for token in (None, "asker"):
+        assert [status(token, said) for said in ("", "asker", "rater")] == [401, 401, 200]
+    address = "/v1/chat/completions"
+    assert [status("asker", said, address) for said in ("asker", "rater")] == [200, 401]
+
+
+@pytest.mark.parametrize("name", ["žluť", "日本 50%", "a%20b", "Å"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_session_of_any_script_is_named_in_the_body_and_encoded_in_headers(
+    name: str, *, stream: bool
+) -> None:
+    app, address = create_app(scripted("1", "2", "3")), "/v1/chat/completions"
+
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        answers = [await client.post(address, json=chat("?", user=name, stream=stream))]
+        for said in (answers[0].headers["x-session-id"], name.replace("%", "%25").encode()):
+            headers: Any = {"X-Session-Id": said}
+            answers.append(await client.post(address, json=chat("?"), headers=headers))
+        return answers
+
+    for answer in asking(app, ask):
+        assert answer.status_code == 200
+        assert unquote(answer.headers["x-session-id"], errors="strict") == name
+    assert len(app.state.sessions.turns(name)) == 3
+
+
+@pytest.mark.parametrize("name", ["%ed%a0%80", "%ff", "a%00b"])
+def test_a_name_that_is_no_text_is_refused(name: str) -> None:
+    app, address = create_app(scripted()), "/v1/chat/completions"
+
+    async def ask(client: httpx.AsyncClient) -> list[int]:
+        in_path = await client.post(f"/sessions/{name}{address}", json=chat("?"))
+        told = await client.post(address, json=chat("?"), headers={"X-Session-Id": name})
+        return [in_path.status_code, told.status_code]
+
+    assert asking(app, ask) == [400, 400]
+    assert len(app.state.sessions) == 0
+
+
+def test_a_prompt_of_nothing_or_of_far_too_much_is_refused_before_it_is_sampled() -> None:
+    app, address = create_app(speaking()), "/v1/chat/completions"
+
+    async def ask(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+        answers = [await client.post(address, json=chat(t)) for t in ("", "1" * 3_900_000)]
+        assert [answer.status_code for answer in answers] == [400, 400]
+        return [answer.json()["error"] for answer in answers]
+
+    empty, long = asking(app, ask)
+    assert (empty["param"], empty["code"]) == ("messages", "template_error")
+    assert "no token" in empty["message"]
+    assert long["code"] == "context_length_exceeded"
+    assert "3,900,000 characters" in long["message"]  # they were counted, and not tokenized
+
+
+def test_others_are_answered_while_a_long_prompt_is_tokenized() -> None:
+    app, address = create_app(speaking(max_length=500_000)), "/v1/chat/completions"
+
+    async def ask(client: httpx.AsyncClient) -> int:
+        long = asyncio.create_task(client.post(address, json=chat("1" * 600_000)))
+        answered = 0
+        while not long.done():
+            assert (await client.get("/health")).status_code == 200
+            answered += 1
+            await asyncio.sleep(0.001)  # an application in this process may answer at once
+        assert (await long).json()["error"]["code"] == "context_length_exceeded"
+        return answered
+
+    assert asking(app, ask) > 5
 
 
 def test_a_body_that_is_too_long_is_refused_before_it_is_read() -> None:

@@ -12,6 +12,14 @@ USER = [{"role": "user", "content": "2+2="}]
 CALL = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
 
+def nested(levels: int) -> Any:
+    """An object in an object, and so on."""
+    made: Any = {}
+    for _ in range(levels):
+        made = {"a": made}
+    return made
+
+
 def refusal(**body: Any) -> RequestError:
     with pytest.raises(RequestError) as caught:
         read_chat({"messages": USER} | body)
@@ -66,6 +74,12 @@ def test_what_a_request_says_of_sampling_stands_over_the_default() -> None:
         ({"metadata": {"session_id": "a\nb"}}, "metadata.session_id"),
         ({"metadata": []}, "metadata"),
         ({"model": 7}, "model"),
+        ({"model": "\ud800"}, "model"),
+        ({"stop": ["a", "\ud800"]}, "stop"),
+        ({"messages": [{"role": "user", "content": "a", "name": "\ud800"}]}, "messages.0.name"),
+        ({"tools": [{"function": {"name": "\ud800"}}]}, "tools.0.function.name"),
+        ({"tools": [{"function": {"name": "f", "parameters": nested(490)}}]}, "tools"),
+        ({"request_id": ""}, "request_id"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused_with_the_parameter(
@@ -100,6 +114,8 @@ def test_an_answer_is_known_again_with_other_names_and_spelling_of_its_calls() -
     other = {"id": "b", "type": "function", "function": function}
     one = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     assert same_answer(one, {**one, "tool_calls": [other]})
+    function["arguments"] = "[" * 5000
+    assert not same_answer(one, {**one, "tool_calls": [other]})
     function["arguments"] = '{"a": 2}'
     assert not same_answer(one, {**one, "tool_calls": [other]})
 
