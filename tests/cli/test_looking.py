@@ -97,7 +97,7 @@ def test_sql_prints_a_table_with_null_as_null(rlake: Command, lake: Store) -> No
 
 def test_sql_says_when_there_are_more_rows(rlake: Command, lake: Store) -> None:
     said = rlake("sql", "SELECT rollout FROM experiences ORDER BY 1", "--rows", "1")
-    assert "(first 1 row; see more with `--rows N`, all with `--json`)" in said.stdout
+    assert "(first 1 row; see more with `--rows N`, all with `--format`)" in said.stdout
     assert len(json.loads(rlake("sql", "SELECT 1 FROM experiences", "--json").stdout)) == 2
 
 
