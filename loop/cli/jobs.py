@@ -1,6 +1,5 @@
 """Commands that run jobs: quickstart, run, explore, train."""
 
-import json
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .app import DEFAULT_STORE, JOBS, JsonOption, StoreOption, app, open_store
+from .dry_run import plan
 from .printing import counted, print_fields, print_json
 
 if TYPE_CHECKING:
@@ -35,7 +35,10 @@ JoinOption = Annotated[
     ),
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Check and print the resolved configuration, and stop.")
+    bool, typer.Option("--dry-run", help="Check; print what is set and what follows; stop.")
+]
+FullOption = Annotated[
+    bool, typer.Option("--full", help="With --dry-run: print all settings, defaults included.")
 ]
 
 
@@ -64,6 +67,7 @@ def _command(name: str, told: str) -> Callable[..., None]:
         stage: StageOption = None,
         resume: ResumeOption = False,
         dry_run: DryRunOption = False,
+        full: FullOption = False,
         as_json: JsonOption = False,
     ) -> None:
         _work(
@@ -73,7 +77,8 @@ def _command(name: str, told: str) -> Callable[..., None]:
             overrides,
             stage=stage,
             resume=resume,
-            dry_run=dry_run,
+            dry_run=dry_run or full,
+            full=full,
             as_json=as_json,
         )
 
@@ -106,6 +111,7 @@ def _work(
     stage: str | None,
     resume: bool,
     dry_run: bool,
+    full: bool,
     as_json: bool,
 ) -> None:
     if name != "explore" and not dry_run and heavy("training.launching").follows():
@@ -116,13 +122,15 @@ def _work(
     if name == "run" and (stages := _stages(config, overrides)):
         from .stages import work_in_stages
 
-        work_in_stages(stages, store, only=stage, resume=resume, dry_run=dry_run, as_json=as_json)
+        work_in_stages(
+            stages, store, only=stage, resume=resume, dry_run=dry_run, full=full, as_json=as_json
+        )
         return
     jobs = heavy("run")
     if dry_run:
         settings = _configured(config, overrides, stage)
         jobs.check(settings)
-        print(json.dumps(json.loads(settings.model_dump_json()), indent=2))
+        print(plan(settings, full=full or as_json))
         return
     settings, lake = opened(config, store, overrides, stage)
     from ..progress import Display

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .app import DEFAULT_STORE, open_store
+from .dry_run import plan
 from .jobs import heavy, summary, tell_monitors, warn_of_dropped, warn_of_untrained
 from .printing import print_fields, print_heading, print_json
 
@@ -21,6 +22,7 @@ def work_in_stages(
     only: str | None,
     resume: bool,
     dry_run: bool,
+    full: bool,
     as_json: bool,
 ) -> None:
     """Run stages in their order, or `only` one."""
@@ -30,7 +32,10 @@ def work_in_stages(
     chosen = [of_name(stages, only)] if only else list(stages)
     if dry_run:
         jobs.check_stages(chosen)
-        print(json.dumps({stage.name: _plain(stage) for stage in chosen}, indent=2))
+        if full or as_json:
+            print(json.dumps({stage.name: _plain(stage) for stage in chosen}, indent=2))
+        else:
+            print(*(_planned(stage) for stage in chosen), sep="\n", end="")
         return
     place = stages[0].config.store
     lake = open_store(place if store == DEFAULT_STORE and place else store, create=True)
@@ -65,6 +70,12 @@ def _say(stages: "Sequence[Stage]", stage: "Stage", *, is_finished: bool) -> Non
     what = {"train": f"run {stage.label}", "evaluate": f"measures run {stage.config.name}"}
     told = "finished before" if is_finished else what.get(stage.kind, f"pipeline {stage.label}")
     print(f"stage {place} of {len(stages)}, {stage.name}: {told}", file=sys.stderr, flush=True)
+
+
+def _planned(stage: "Stage") -> str:
+    """Return what a stage does, with what is set for it, as text."""
+    what = stage.pipeline if stage.kind == "pipeline" else plan(stage.config, full=False)
+    return f"# stage {stage.name}: {stage.kind}\n{what}"
 
 
 def _plain(stage: "Stage") -> dict[str, Any]:

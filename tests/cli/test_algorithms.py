@@ -13,6 +13,7 @@ from rlake.loop import cli
 from rlake.loop.algorithms import names, resolve
 from rlake.loop.describing import describe
 from rlake.loop.objectives import PolicyGradient
+from rlake.operators.names import public
 
 PAPERLESS = {"sft", "cpt", "reinforce", "reward_model"}
 """Older than arXiv, or than any one paper."""
@@ -111,3 +112,17 @@ def everything(name: str) -> dict[str, Any]:
         found |= {"dual_clip": 3.0, "sequence_mask": 0.1}
     assert all(not is_dataclass(known[k]) or isinstance(v, dict) for k, v in found.items())
     return found
+
+
+def test_operators_are_listed_with_their_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["operators", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {name: one["kind"] for name, one in listed.items()} == {
+        name: one.kind for name, one in public().items()
+    }
+    assert cli.run(["operators", "pairs"]) == 0
+    page = capsys.readouterr().out
+    assert "pairs (reshape)" in page
+    assert "min_margin" in page
+    assert cli.run(["operators", "pair"]) != 0
+    assert "did you mean `pairs`" in capsys.readouterr().err

@@ -89,7 +89,7 @@ def test_a_run_that_is_measured_meanwhile_prints_it_and_is_shown_with_it(
     settings = config(evaluate={"every": 2, "sampling": {"max_tokens": 3}})
     tree = settings.model_dump(mode="json", exclude_none=True)
     (tmp_path / "demo.yaml").write_text(yaml.safe_dump(tree))
-    plan = rlake("run", "demo.yaml", "--dry-run")
+    plan = rlake("run", "demo.yaml", "--dry-run", "--full")
     assert json.loads(plan.stdout)["evaluate"]["every"] == 2
     assert lake.count("runs") == 0
     done = rlake("run", "demo.yaml")

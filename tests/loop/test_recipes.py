@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rlake.loop import cli
 from rlake.loop.algorithms import names
@@ -37,10 +38,11 @@ def test_a_dry_run_of_every_recipe_prints_what_it_resolves_to(
     words = [word for text in missing for word in ("--set", text)]
     assert cli.run(["run", name, "--dry-run", *words]) == 0
     told = capsys.readouterr().out
-    assert f'"name": "{name}' in told
+    assert f"name: {name}" in told
+    assert "# From this follows" in told
     if not is_staged(name):
         made = load(name, missing)
-        assert (made.name, build(json.loads(told))) == (name, made)
+        assert (made.name, build(yaml.safe_load(told))) == (name, made)
 
 
 def test_every_algorithm_has_a_recipe_that_names_it() -> None:
@@ -151,10 +153,28 @@ def test_a_dry_run_prints_the_merged_tree(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path, "c.yaml", "{extends: grpo_digits, name: c, algorithm: dapo}")
-    assert cli.run(["run", str(path), "--dry-run"]) == 0
+    assert cli.run(["run", str(path), "--dry-run", "--full"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["algorithm"], told["trainer"]["batch_size"]) == ("dapo", 16)
     assert "extends" not in told
+    assert build(told) == load(path)
+
+
+def test_a_dry_run_prints_what_is_set_and_what_follows_from_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, "c.yaml", "{extends: grpo_digits, name: c, trainer: {steps: 7}}")
+    assert cli.run(["run", str(path), "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert build(yaml.safe_load(told)) == load(path)
+    assert "max_skipped_steps" not in told  # a default
+    for line in (
+        "a step trains on 16 groups of 8 rollouts: 128 rows",
+        "7 steps draw 112 groups",
+        "the advantage of a row is `group_zscore(",
+        "at most 0 batches ahead, and rows are drawn at most 0 steps old",
+    ):
+        assert line in told
 
 
 def stored(store: Store, sql: str) -> list[tuple[Any, ...]]:

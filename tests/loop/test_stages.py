@@ -307,7 +307,7 @@ def test_the_command_says_which_stage_runs_and_what_each_came_to(
     file = tmp_path / "staged.yaml"
     file.write_text(yaml.safe_dump({**SHARED, "stages": STAGES}, sort_keys=False))
     lake = ["--store", str(tmp_path / "lake")]
-    assert cli.run(["run", str(file), "--dry-run"]) == cli.DONE
+    assert cli.run(["run", str(file), "--full"]) == cli.DONE
     plain = json.loads(capsys.readouterr().out)
     assert [part["does"] for part in plain.values()] == ["train", "train", "evaluate"]
     assert plain["learn"]["config"]["model"]["run"] == "demo.warm_start"

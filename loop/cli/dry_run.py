@@ -1,0 +1,60 @@
+"""What `--dry-run` prints: the settings that were given, and what follows from them."""
+
+from typing import TYPE_CHECKING
+
+import yaml
+
+from .printing import counted
+
+if TYPE_CHECKING:
+    from ..config import RunConfig
+
+
+def plan(config: "RunConfig", *, full: bool) -> str:
+    """Return a configuration as text that can be run.
+
+    The settings that were given as YAML, with comments that say what follows from
+    them; or with `full` all settings as JSON.
+    """
+    if full:
+        return config.model_dump_json(indent=2)
+    given = config.model_dump(mode="json", exclude_unset=True)
+    text = yaml.safe_dump(given, sort_keys=False, allow_unicode=True, width=100)
+    follows = "".join(f"#   {line}\n" for line in _follows(config))
+    return f"{text}\n# From this follows (all settings, defaults included: --full):\n{follows}"
+
+
+def _follows(config: "RunConfig") -> list[str]:
+    from ..algorithms import resolve
+
+    algorithm, trainer, explorer = resolve(config.algorithm), config.trainer, config.explorer
+    unit = {"group": "group", "pair": "pair"}.get(algorithm.unit, "row")
+    rollouts = (explorer.group_size or algorithm.group_size) if explorer else 1
+    lines = [f"a step trains on {counted(trainer.batch_size, unit)}"]
+    if unit == "group":
+        lines[0] += f" of {counted(rollouts, 'rollout')}: {trainer.batch_size * rollouts:,} rows"
+    if trainer.steps is None:
+        lines.append(f"the run ends when each row was drawn {counted(trainer.epochs, 'time')}")
+    else:
+        drawn = trainer.steps * trainer.batch_size
+        lines.append(f"{counted(trainer.steps, 'step')} draw {counted(drawn, unit)}")
+    advantage = algorithm.advantage()
+    if advantage is not None:
+        lines.append(f"the advantage of a row is `{advantage}`")
+    if explorer is None:
+        lines.append("no explorer: it trains on what is stored when it begins")
+    else:
+        lines += _pace(config)
+    where = config.output or "`runs/` in the store's folder"
+    return [*lines, f"checkpoints and weights are kept in {where}"]
+
+
+def _pace(config: "RunConfig") -> list[str]:
+    explorer, schedule = config.explorer, config.schedule
+    assert explorer is not None
+    ahead = counted(schedule.max_ahead, "batch").replace("batchs", "batches")
+    lag = counted(schedule.lag, "step")
+    return [
+        f"rollouts are made by `{explorer.workflow}` and rewarded by `{explorer.rewards}`",
+        f"the explorer is at most {ahead} ahead, and rows are drawn at most {lag} old",
+    ]
