@@ -24,6 +24,12 @@ Frame = TypeVar("Frame", pl.LazyFrame, pl.DataFrame)
 KEEP, REASON = "keep", "reason"
 """Columns by which a filter's body may mark every row, instead of leaving rows out."""
 
+_OF_TASKS = ("answer", "task_messages", "task_metadata")
+_JOIN = (
+    "; join the tasks in the source: `SELECT e.*, t.answer, t.messages AS task_messages, "
+    "t.metadata AS task_metadata FROM experiences e JOIN tasks t USING (task_id)`"
+)
+
 
 @dataclass(frozen=True)
 class Applied:
@@ -153,7 +159,8 @@ class Operator:
                 raise self.error(f"a filter marks rows in a column `{name}` of its own; rename it")
         for name in self.reads:
             if name not in names:
-                raise self.error(f"reads column `{name}`, which is not there{nearest(name, names)}")
+                hint = _JOIN if name in _OF_TASKS else nearest(name, names)
+                raise self.error(f"reads column `{name}`, which is not there{hint}")
 
     def error(self, told: str) -> OperatorError:
         """Build an error that names this operator."""

@@ -1,4 +1,5 @@
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,34 @@ import pytest
 import rlake
 from rlake.loop.gsm8k import find, real
 from rlake.store import Store
+
+TIERS = {
+    "slow": "make test-slow",
+    "long": "make test-long",
+    "gpu": ".venv/bin/pytest -m gpu (on a machine with CUDA)",
+}
+"""What runs the tests that the default selection leaves out."""
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say what was not run, why, and which command runs it."""
+    left_out = Counter(
+        str(report.longrepr[2]).removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple)
+    )
+    chosen = str(config.getoption("markexpr"))
+    tiers = [name for name in TIERS if f"not {name}" in chosen]
+    if "not slow" in chosen:  # long ones are slow, too
+        tiers.insert(1, "long")
+    if left_out or tiers:
+        terminalreporter.section("not run here")
+    for reason, count in sorted(left_out.items()):
+        terminalreporter.write_line(f"{count} skipped: {reason}")
+    for name in tiers:
+        terminalreporter.write_line(f"tests marked `{name}`: {TIERS[name]}")
 
 
 @pytest.fixture(scope="session")

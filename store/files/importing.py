@@ -22,7 +22,7 @@ from .filling import (
     experience_columns,
     fill_tasks,
 )
-from .formats import recognized
+from .formats import fitting, recognized
 from .pairs import fill_preferences, of_pairs
 from .rows import FileRows, Mapped, Progress, Selected
 from .session import InputFile, InputSession
@@ -267,6 +267,12 @@ def _rows(
     columns = session.columns
     if found is None and sql is None and not _are_ours(name, columns):
         found = recognized(columns, name)
+        if found is None and (known := fitting(columns, name)):
+            named = " or ".join(f"`--format {one}`" for one in known)
+            raise ConfigError(
+                f"`{file.name}` has columns that are not of `{name}`, and those of a known format; "
+                f'say so with {named}, or map them with `--sql "SELECT ... FROM input"`'
+            )
     if found is None:
         return Selected(table(name), file, session, progress, sql or "SELECT * FROM input")
     if name not in found.tables:

@@ -325,3 +325,12 @@ def test_batches_are_bounded_in_bytes_not_in_rows(lake: Store, tmp_path: Path) -
         largest = max(b - a for a, b in zip(sizes[what], sizes[what][1:], strict=False))
         assert largest < 4 * BATCH_BYTES, what
         assert sizes[what][-1] > 300 * len(long)
+
+
+def test_a_file_of_a_known_format_that_must_be_named_says_its_name(
+    rlake: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "gsm.jsonl").write_text('{"question": "2+2?", "answer": "#### 4"}\n')
+    said = rlake("import", "tasks", "gsm.jsonl")
+    assert said.returncode == 2
+    assert "say so with `--format gsm8k`" in said.stderr

@@ -55,7 +55,7 @@ def test_an_agent_of_the_openai_agents_sdk_becomes_a_row() -> None:
     assert text.endswith("\ntool: 5\nassistant: 5<eos>")
 
 
-@pytest.mark.skipif(not AGENTSCOPE.exists(), reason="`make .venv/.agentscope` installs AgentScope")
+@pytest.mark.skipif(not AGENTSCOPE.exists(), reason="needs agentscope; `make .venv/.agentscope`")
 def test_an_agent_of_agentscope_in_an_environment_of_its_own_becomes_a_row() -> None:
     policy = parrot(CALL, "5")
 

@@ -11,7 +11,7 @@ import rlake
 from rlake.store import Task
 from rlake.store.errors import MissingExtraError
 
-OPTIONAL = {"data_juicer", "fastapi", "ray", "streamlit", "uvicorn", "vllm"}
+OPTIONAL = {"data_juicer", "fastapi", "ray", "uvicorn", "vllm"}
 
 # Imported by name, not by path: a path would load each file a second time, under another name.
 MODULES = [

@@ -1,9 +1,11 @@
 """The repository's root is the package: what is in the tree is in the wheel, and nothing twice."""
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from importlib import import_module
@@ -31,6 +33,36 @@ def shipped() -> Iterator[Path]:
 def test_every_folder_with_a_shipped_file_is_a_package() -> None:
     folders = {path.parent for path in shipped()} - {Path()}
     assert [str(folder) for folder in folders if not (ROOT / folder / "__init__.py").exists()] == []
+
+
+FOR_OTHERS = {
+    "aiohttp": "Data-Juicer imports it without requiring it",
+    "ftfy": "Data-Juicer's operators on text",
+    "py-data-juicer": "imported as data_juicer",
+    "pylance": "imported as lance",
+    "pytz": "DuckDB makes Python times with it",
+    "pyyaml": "imported as yaml",
+    "ray": "`ray[data]`, imported as ray",
+    "scipy": "Data-Juicer's operators on text",
+    "selectolax": "Data-Juicer's operators on text",
+    "mlflow-skinny": "imported as mlflow",
+    "vllm": "imported by the process of the engine",
+}
+"""Requirements that are not imported by their own names, and why they are there."""
+_IMPORT = r"(?:import|from) {0}\b|\"{0}[\".]"
+
+
+def test_no_extra_installs_what_is_not_used() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"]]
+    needed += [one for name, all_of in extras.items() if name != "dev" for one in all_of]
+    names = {re.split(r"[^\w-]", one, maxsplit=1)[0] for one in needed} - {"rlake", *FOR_OTHERS}
+    source = "\n".join(
+        (ROOT / path).read_text(encoding="utf-8") for path in shipped() if path.suffix == ".py"
+    )
+    used = {n for n in names if re.search(_IMPORT.format(n.replace("-", "_")), source)}
+    assert names - used == set()
 
 
 @pytest.mark.slow

@@ -148,7 +148,10 @@ def test_score_gives_the_reward_the_conversation_of_the_task() -> None:
 
 
 def test_score_needs_the_answer_and_a_reward_that_is_there() -> None:
-    with pytest.raises(OperatorError, match="reads column `answer`, which is not there"):
+    with pytest.raises(
+        OperatorError,
+        match=r"`answer`, which is not there; join the tasks in the source: `SELECT e\.\*, t\.ans",
+    ):
         score()(rows(experiences(1)))
     with pytest.raises(OperatorError, match="no reward `exact_mach`; did you mean `exact_match`"):
         score(reward="exact_mach")

@@ -33,4 +33,9 @@ def recognized(columns: Collection[str], table: str) -> Format | None:
     return found[0] if len(found) == 1 else None
 
 
-__all__ = ["FORMATS", "Format", "Row", "recognized"]
+def fitting(columns: Collection[str], table: str) -> list[str]:
+    """Return the names of the formats of a table that a file with these columns may be."""
+    return [f.name for f in FORMATS.values() if table in f.tables and f.fits(columns)]
+
+
+__all__ = ["FORMATS", "Format", "Row", "fitting", "recognized"]
