@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _TABLES = pl.List(pl.Struct({"name": pl.String, "version": pl.Int64}))
 _COLUMNS = ("experience_id", "run_id", "group_id", "policy_version", *FACTS)
-_COLUMNS += ("source", "drop_reason", "created_at")
+_COLUMNS += ("tools", "source", "drop_reason", "created_at")
 
 
 class Feed:
@@ -166,8 +166,7 @@ class Feed:
             rows = rows.with_columns(advantage=pl.lit(None if self._labels else 0.0, pl.Float64))
             if self._labels is not None:
                 rows = self._labels(rows.lazy()).collect(engine="in-memory")
-            rows = tokenize(rows, self._tokenizer, documents=self._algorithm.documents)
-            rows = self._at_temperature(rows)
+            rows = self._at_temperature(self._tokenized(rows))
             if self._algorithm.takes_experts:
                 rows = experts_to_imitate(rows.with_columns(is_expert=pl.col("source") == "expert"))
             rows = self._with_units(rows)
@@ -265,8 +264,7 @@ class Feed:
         if self._credit is not None:
             rows = self._credit(rows.lazy()).collect(engine="in-memory")  # bit for bit the same
         rows = rows.filter("allowed")
-        rows = tokenize(rows, self._tokenizer, documents=self._algorithm.documents)
-        rows = self._at_temperature(self._with_units(rows))
+        rows = self._at_temperature(self._with_units(self._tokenized(rows)))
         if self._algorithm.takes_experts:
             rows = experts_to_imitate(rows)
         kept = rows["left_out"].is_null()
@@ -335,6 +333,10 @@ class Feed:
             "experience_id", "error", operator=pl.lit("train"), lineage_id=pl.lit(attempt)
         )
         self._job.store.append("failures", made.sort("experience_id"))
+
+    def _tokenized(self, rows: pl.DataFrame) -> pl.DataFrame:
+        documents = self._algorithm.documents
+        return tokenize(rows, self._tokenizer, documents=documents, are_pairs=self._are_pairs)
 
     def _with_units(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Add which rows belong together, where they come in pairs."""

@@ -134,20 +134,24 @@ class Templates:
 
     def _writable(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages as templates take them: arguments are values, no call lacks a name."""
-        return [_with_values(m, self._format) if m.get("tool_calls") else m for m in messages]
+        return [with_values(m, self._format) if m.get("tool_calls") else m for m in messages]
 
     def _ids(self, text: str) -> list[int]:
-        """Return the tokens of a text that stands behind others."""
-        end = self._tokenizer.eos_token or ""
-        ids = list(self._tokenizer(f"{end}{text}", add_special_tokens=False)["input_ids"])
-        if end and ids[:1] == [eos_id(self._tokenizer)]:
-            return ids[1:]
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return ids_behind(self._tokenizer, text)
 
     def _decoded(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(  # type: ignore[return-value]
             list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
+
+
+def ids_behind(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
+    """Return the tokens of a text that stands behind others."""
+    end = tokenizer.eos_token or ""
+    ids = list(tokenizer(f"{end}{text}", add_special_tokens=False)["input_ids"])
+    if end and ids[:1] == [eos_id(tokenizer)]:
+        return ids[1:]
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _tokens(turn: Turn) -> list[int]:
@@ -162,7 +166,11 @@ def _content(message: Message) -> str:
     return str(message.get("content") or "")
 
 
-def _with_values(message: Message, tool_format: str) -> Message:
+def with_values(message: Message, tool_format: str = "hermes") -> Message:
+    """Return a message that calls tools as templates take it: arguments that are JSON are values.
+
+    A call that could not be read stands in the content, as the model wrote it.
+    """
     calls, text = [], _content(message)
     for call in message["tool_calls"]:
         function = call["function"]

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Self
 
+from .conversation import last_question
 from .errors import SchemaError
 from .ids import content_id
 
@@ -54,8 +55,7 @@ class Task:
     @property
     def prompt_text(self) -> str | None:
         """The last user message as plain text."""
-        users = [m for m in self.messages if m.get("role") == "user"]
-        return str(users[-1]["content"]) if users else None
+        return last_question(self.messages)
 
     def row(self) -> dict[str, Any]:
         """Return the row of `tasks`, without what the store fills in."""

@@ -168,6 +168,7 @@ def _say(done: "Imported", file: Path, place: str) -> None:
     say_counts("left as text", done.untokenized)
     if done.replaced:
         print(f"replaced: {', '.join(done.replaced)}")
+    say_counts("cannot be trained on", done.untrainable)
 
 
 def say_counts(what: str, counts: Mapping[str, int]) -> None:

@@ -26,7 +26,7 @@ _WEIGHTS = ("desirable_weight", "undesirable_weight")
 
 EXPORT_FORMATS = """\b
 What is written:
-  sft          {"prompt", "completion"}: conversations and their last answer, for TRL
+  sft          {"prompt", "completion"}: a line for each assistant turn, for TRL
   dpo          {"prompt", "chosen", "rejected"}: the pairs of `preferences`, for TRL
   reward       {"prompt", "chosen", "rejected", "margin"}: pairs for a reward model of TRL
   kto          {"prompt", "completion", "label"}: true where the reward is above 0, for TRL
@@ -137,10 +137,13 @@ def export(
     weights = dict(zip(_WEIGHTS, done.kto_weights, strict=True)) if done.kto_weights else {}
     if as_json:
         told = {"what": what, "rows": done.rows, "left_out": done.left_out, "out": str(out)}
-        print_json(told | {"why": done.why} | weights)
+        margins = {"without_margin": done.without_margin} if what == "reward" else {}
+        print_json(told | {"why": done.why} | margins | weights)
         return
     print(f"wrote {counted(done.rows, 'row')} to {out}")
     say_counts("left out", done.why)
+    if done.without_margin:
+        print(f"no line has a margin: {counted(done.without_margin, 'pair')} came without one")
     if weights:
         good, bad = (done.labels[is_good] for is_good in (True, False))
         told = ", ".join(f"{name}={value:.4g}" for name, value in weights.items())

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import duckdb
@@ -35,6 +36,8 @@ class Exported:
     """Why rows were left out, and how many for each reason."""
     labels: Mapping[bool, int] = field(default_factory=dict)
     """Of kto: how many rows have each label."""
+    without_margin: int = 0
+    """Of reward: how many pairs have no margin, because of which no line has one."""
 
     @property
     def kto_weights(self) -> tuple[float, float] | None:
@@ -51,9 +54,10 @@ def export_sft(
 ) -> Exported:
     """Write conversations as lines of `{"prompt": [messages], "completion": [messages]}`.
 
-    The completion is the last assistant message. Rows come from `experiences` that were not
-    dropped and for which `where` holds, or from a SELECT that gives `messages`, or `prompt_text`
-    and `response_text`. This is the conversational format of TRL's SFTTrainer.
+    Each assistant turn is the completion of one line, and all that stands before it the prompt:
+    TRL's SFTTrainer, whose conversational format this is, trains on completions only. Rows come
+    from `experiences` that were not dropped and for which `where` holds, or from a SELECT that
+    gives `messages`, or `prompt_text` and `response_text`.
 
     Raises QueryError, InputError when there is nothing to write, JobError when writing fails.
     """
@@ -66,8 +70,9 @@ def export_dpo(
     """Write pairs as lines of `{"prompt": [...], "chosen": [...], "rejected": [...]}`.
 
     Pairs come from `preferences` for which `where` holds, or from a SELECT that gives `chosen_id`
-    and `rejected_id`. The prompt is what both conversations begin with. This is the conversational
-    format of TRL's DPOTrainer. Raises as `export_sft` does.
+    and `rejected_id`. The prompt is what both conversations begin with. Left out are pairs that
+    part at a question, or in which a user goes on behind an answer: TRL's DPOTrainer, whose
+    conversational format this is, trains on all of both answers. Raises as `export_sft` does.
     """
     return export(store, "dpo", out, where=where, sql=sql)
 
@@ -121,8 +126,9 @@ def export(
     query = chosen.query()
     _check_given(console, what, shape, query)
     lines = _Lines(lake, what, shape, console, query, as_text=as_text, progress=progress)
+    lines.without_margin = _without_margin(console, query) if what == "reward" else 0
     try:
-        if shape.line is None and not shape.is_pairs:
+        if shape.lines is None and not shape.is_pairs:
             schema = console.sql(query).limit(0).to_arrow_table().schema
             written = write_batches(path, schema, _batches(console, query), what)
         else:
@@ -132,7 +138,17 @@ def export(
             raise
         why = "".join(f"; {n} left out: {reason}" for reason, n in lines.why.items())
         raise InputError(f"no rows to export as {what}{why}; nothing was written") from None
-    return Exported(path, written, lines.why.total(), dict(lines.why), dict(lines.labels))
+    why, labels = dict(lines.why), dict(lines.labels)
+    return Exported(path, written, lines.why.total(), why, labels, lines.without_margin)
+
+
+def _without_margin(console: Console, query: str) -> int:
+    """Return how many pairs have no margin: TRL takes one of each pair of a file, or of none."""
+    is_there = "margin" in console.sql(query).columns
+    missing = "count(*) FILTER (margin IS NULL)" if is_there else "count(*)"
+    with _reading():
+        [(found,)] = console.sql(f"SELECT {missing} FROM ({query}\n)").fetchall()
+    return int(found)
 
 
 @dataclass(frozen=True)
@@ -167,7 +183,7 @@ class _Chosen:
         given = set(TALK) if self.rows is None else set(self.rows.column_names)
         reads = [n for n in shape.reads if n in ("*", "label") or n in given]
         conditions = [f"({self.where}\n)"] if self.where else []
-        if shape.line is not None and (self.rows is None or "drop_reason" in given):
+        if shape.lines is not None and (self.rows is None or "drop_reason" in given):
             conditions.insert(0, "drop_reason IS NULL")
         chosen = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         # joins and windows give rows in any order
@@ -226,6 +242,8 @@ class _Lines:
         self._progress = progress
         self.why: Counter[str] = Counter()
         self.labels: Counter[bool] = Counter()
+        self.without_margin = 0
+        """Pairs without a margin, because of which no line has one."""
 
     def chunks(self) -> Iterator[list[Line]]:
         """Yield lines, some at a time; a table's file reads them twice."""
@@ -233,7 +251,9 @@ class _Lines:
         self.labels.clear()
         done = nbytes = 0
         for batch in _batches(self._console, self._query):
-            yield list(self._made(batch))
+            made = self._made(batch)
+            while some := list(islice(made, STEP_ROWS)):
+                yield some
             done += batch.num_rows
             nbytes += batch.nbytes
             if self._progress is not None:
@@ -244,22 +264,24 @@ class _Lines:
         stored = self._stored(rows) if self._shape.is_pairs else {}
         for row in rows:
             try:
-                line = self._line(row, stored)
+                lines = self._lines(row, stored)
             except LeftOut as left_out:
                 self.why[str(left_out)] += 1
                 continue
             if self._what == "kto":
-                self.labels[bool(line["label"])] += 1
-            yield line
+                self.labels[bool(lines[0]["label"])] += 1
+            yield from lines
 
-    def _line(self, row: Row, stored: Mapping[str, Row]) -> Line:
+    def _lines(self, row: Row, stored: Mapping[str, Row]) -> list[Line]:
         if self._shape.is_pairs:
             two = (stored.get(str(row[name])) for name in ("chosen_id", "rejected_id"))
-            line = PAIR_LINES[self._what](row, *two)
+            line = PAIR_LINES[self._what](*two)
+            has_margin = self._what == "reward" and not self.without_margin
+            lines = [{**line, "margin": row["margin"]} if has_margin else line]
         else:
-            assert self._shape.line is not None, "what has lines makes them"
-            line = self._shape.line(row)
-        return plain(line) if self._as_text else line
+            assert self._shape.lines is not None, "what has lines makes them"
+            lines = self._shape.lines(row)
+        return plain(lines) if self._as_text else lines
 
     def _stored(self, rows: Sequence[Row]) -> Mapping[str, Row]:
         ids = {str(row[name]) for row in rows for name in ("chosen_id", "rejected_id") if row[name]}

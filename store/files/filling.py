@@ -1,13 +1,15 @@
 """What a SELECT leaves out is filled in: ids, messages, groups, and the tasks of experiences."""
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..conversation import goes_on, is_answer, last_answer, last_question, why_untrainable
 from ..ids import row_digests
 from ..query import literal
 from ..records import Message, Task
@@ -82,6 +84,8 @@ class _Conversation:
     response: list[Message]
     text: str
     """All of it as JSON, spelled as it came."""
+    said: str | None
+    """The text of the last answer."""
 
     @property
     def messages(self) -> list[Message]:
@@ -96,6 +100,8 @@ class ExperienceFill:
     ) -> None:
         self._store, self._defaults, self._tokenization = store, defaults, tokenization
         self._groups, self._contents = Counts(), Counts()
+        self.untrainable: Counter[str] = Counter()
+        """Rows that no model can be trained on, by reason."""
 
     def with_tasks(self, rows: pa.Table) -> tuple[list[Task], pa.Table]:
         """Return the tasks of rows that name none, and the rows with everything filled in."""
@@ -109,6 +115,7 @@ class ExperienceFill:
             own = TABLES["experiences"].names
             rows = rows.select([n for n in rows.column_names if n in own])
         rows = _with_sizes(_with_texts(self._with_ids(rows), talks))
+        self.untrainable.update(_untrainable(rows, talks))
         if self._tokenization is not None:
             rows = self._tokenization.fill(rows, [t.messages if t else [] for t in talks])
         return tasks, rows
@@ -187,7 +194,8 @@ def _talk(
 ) -> _Conversation | None:
     """Tell question from answer: the answer is the last assistant message, or `response_text`.
 
-    A format may say how many messages were the question.
+    What stands behind that message, such as results of its tools, goes with it. A format may say
+    how many messages were the question.
     """
     said = row.get("response_text")
     answer: list[Message] = [] if said is None else [{"role": "assistant", "content": said}]
@@ -197,17 +205,19 @@ def _talk(
         if asked is None and prompt is None:
             return None
         asked = asked or [{"role": "user", "content": prompt}]
-        return _Conversation(asked, answer, dumps([*asked, *answer]))
+        return _Conversation(asked, answer, dumps([*asked, *answer]), said)
     messages: list[Message] = json.loads(text)
     if row.get("num_asked") is not None:
         size = row["num_asked"]
-        return _Conversation(messages[:size], messages[size:], text)
-    if not messages or messages[-1]["role"] != "assistant":
-        whole = listed([*elements(text), *map(dumps, answer)]) if answer else text
-        return _Conversation(messages, answer, whole)
-    if len(messages) == 1:
+        return _Conversation(messages[:size], messages[size:], text, last_answer(messages[size:]))
+    if goes_on(messages, said):
+        whole = listed([*elements(text), *map(dumps, answer)])
+        return _Conversation(messages, answer, whole, said)
+    if len(messages) == 1 and is_answer(messages[0]):
         raise RowError(place, "column `messages` holds an answer and no question")
-    return _Conversation(messages[:-1], messages[-1:], text)
+    last = max((i for i, m in enumerate(messages) if is_answer(m)), default=0)
+    asks = last or len(messages)  # what nobody asked for is no answer
+    return _Conversation(messages[:asks], messages[asks:], text, last_answer(messages))
 
 
 def _with_texts(rows: pa.Table, talks: Sequence[_Conversation | None]) -> pa.Table:
@@ -220,15 +230,29 @@ def _with_texts(rows: pa.Table, talks: Sequence[_Conversation | None]) -> pa.Tab
         if talk is None:
             continue
         if prompts[i] is None:
-            prompts[i] = _text(m for m in talk.prompt if m["role"] == "user")
+            prompts[i] = last_question(talk.prompt)
         if responses[i] is None:
-            responses[i] = _text(talk.response)
+            responses[i] = talk.said
         if turns[i] is None:
             turns[i] = sum(m["role"] == "assistant" for m in talk.messages)
     rows = with_column(rows, "messages", whole, TEXT)
     rows = with_column(rows, "prompt_text", prompts, TEXT)
     rows = with_column(rows, "response_text", responses, TEXT)
     return with_column(rows, "num_turns", turns, INT)
+
+
+def _untrainable(rows: pa.Table, talks: Sequence[_Conversation | None]) -> Iterator[str]:
+    """Yield why no model can be trained on a row: of its tokens where it has some, or its text."""
+    has_tokens = [False] * rows.num_rows
+    if "token_ids" in rows.column_names:
+        has_tokens = rows.column("token_ids").is_valid().to_pylist()
+    masks = rows.column("loss_mask") if "loss_mask" in rows.column_names else None
+    for i, talk in enumerate(talks):
+        if has_tokens[i]:
+            if masks is None or not any(masks[i].as_py() or ()):
+                yield "its loss_mask trains no token"
+        elif (why := why_untrainable(talk.messages if talk else ())) is not None:
+            yield why
 
 
 def _with_sizes(rows: pa.Table) -> pa.Table:
@@ -238,14 +262,6 @@ def _with_sizes(rows: pa.Table) -> pa.Table:
     return rows.append_column(
         "num_tokens", pc.list_value_length(rows.column("token_ids")).cast(INT)
     )
-
-
-def _text(messages: Any) -> str | None:
-    """Return the text of the last message, when it is text."""
-    last = None
-    for message in messages:
-        last = message.get("content")
-    return last if isinstance(last, str) else None
 
 
 def look_up(

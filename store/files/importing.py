@@ -64,6 +64,8 @@ class Imported:
     """What its rows say of who added them; None: it found all there already."""
     replaced: tuple[str, ...] = ()
     """The imports that it was made in place of, whose rows do not count any more."""
+    untrainable: dict[str, int] = field(default_factory=dict)
+    """Experiences read that no model can be trained on, by reason; they are stored."""
 
 
 def import_rows(
@@ -110,7 +112,8 @@ def import_rows(
     defaults = Defaults(taskset or Path(file.name).stem, split or "train")
     tokenization = Tokenization(tokenizer) if tokenizer else None
     with spooled() as spool:
-        rows.spool(_fill(name, rows, spool, store, defaults, tokenization))
+        experiences = ExperienceFill(store, defaults, tokenization=tokenization)
+        rows.spool(_fill(name, rows, spool, store, defaults, experiences))
         spool.close()
         if not rows.read:
             raise _nothing(rows, file, session)
@@ -140,6 +143,7 @@ def import_rows(
         dict(tokenization.why_not) if tokenization else {},
         named if is_other else None,
         tuple(replaced),
+        untrainable=dict(experiences.untrainable),
     )
 
 
@@ -168,10 +172,9 @@ def _fill(
     spool: Spool,
     store: Store,
     defaults: Defaults,
-    tokenization: Tokenization | None,
+    experiences: ExperienceFill,
 ) -> Callable[[pa.Table], None]:
     """Return what fills rows in and spools them, for each table that they go to."""
-    experiences = ExperienceFill(store, defaults, tokenization=tokenization)
 
     def put(table_name: str, filled: pa.Table) -> None:
         rows.check(table_name, filled)

@@ -9,8 +9,7 @@ from ..errors import SchemaError
 from ..schema import TABLES
 from .columns import RowError
 from .formats import Row
-from .formats.format import Ours
-from .formats.trinity import LEFT_OUT, NOT_READ
+from .formats.format import LEFT_OUT, NOT_READ, Ours
 from .session import BATCH_BYTES, BATCH_ROWS
 
 _OURS = {c.name: c.type for c in (*TABLES["tasks"].columns, *TABLES["experiences"].columns)}

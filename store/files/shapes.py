@@ -1,10 +1,11 @@
 """What a line of an export is made of: conversations and pairs, in messages or in plain text."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..conversation import NO_ANSWER, calls_of, goes_on, is_answer, shared, text_of, why_no_pair
 from .jsontext import Raw, dumps, elements, listed, one_line
 from .turns import turns
 from .writing import Line
@@ -27,8 +28,8 @@ class Shape:
 
     about: str
     """Half a line, for people who choose one."""
-    line: Callable[[Row], Line] | None = None
-    """Makes a line of a row; raises LeftOut for a row that has none. None: the row as it is."""
+    lines: Callable[[Row], list[Line]] | None = None
+    """Makes the lines of a row; raises LeftOut when it has none. None: the row as it is."""
     is_pairs: bool = False
     """Whether a row names two experiences, `chosen_id` and `rejected_id`."""
     reads: tuple[str, ...] = TALK
@@ -42,68 +43,79 @@ class Shape:
     """Whether there is a form of plain text, too."""
 
 
-def plain(line: Line) -> Line:
-    """Return a line of messages as one of plain text; raises LeftOut when it is more than that.
+def plain(lines: Sequence[Line]) -> list[Line]:
+    """Return a row's lines of messages as plain text; raises LeftOut when it is more than that.
 
     Only a question of one user message, and one answer, can be told without a chat template.
     """
+    if len(lines) > 1:
+        raise LeftOut(_NOT_PLAIN)
+    [line] = lines
     if "tools" in line:
         raise LeftOut("plain text has no tools")
     made = dict(line)
     for name in ("prompt", "completion", "chosen", "rejected"):
         if name in line:
             made[name] = _text(line[name], "user" if name == "prompt" else "assistant")
-    return made
+    return [made]
 
 
-def pair(row: Row, chosen: Row | None, rejected: Row | None) -> Line:
+_NOT_PLAIN = "plain text is one question of a user and one answer"
+
+
+def rated_pair(chosen: Row | None, rejected: Row | None) -> Line:
     """Return a line of a pair: what both conversations begin with, and how each goes on."""
     if chosen is None or rejected is None:
         raise LeftOut("its experiences are not both stored")
-    good, bad = _conversation(chosen), _conversation(rejected)
-    same = 0
-    while same < min(len(good), len(bad)) and _message(good[same]) == _message(bad[same]):
-        same += 1
-    if same == len(good) == len(bad):
-        raise LeftOut("its answers are equal")
-    if not same:
-        raise LeftOut("its answers are to different questions")
-    if same in (len(good), len(bad)):
-        raise LeftOut("one of its answers is the beginning of the other")
+    talks = _conversation(chosen), _conversation(rejected)
+    good, bad = ([_message(m) for m in talk] for talk in talks)
+    why_not = why_no_pair(good, bad)
+    if why_not is not None:
+        raise LeftOut(why_not)
+    same = shared(good, bad)
     told = {
-        "prompt": listed(good[:same]),
-        "chosen": listed(good[same:]),
-        "rejected": listed(bad[same:]),
+        "prompt": listed(talks[0][:same]),
+        "chosen": listed(talks[0][same:]),
+        "rejected": listed(talks[1][same:]),
     }
-    return told | _tools(chosen)
+    return {**told, **_tools(chosen)}
 
 
-def _rated_pair(row: Row, chosen: Row | None, rejected: Row | None) -> Line:
-    told = pair(row, chosen, rejected)
-    if row.get("margin") is None:
-        raise LeftOut("its margin is NULL")
-    return {**told, "margin": row["margin"]}
+def _pair(chosen: Row | None, rejected: Row | None) -> Line:
+    """Return a line of a pair for DPO, which trains on all tokens of the two answers."""
+    line = rated_pair(chosen, rejected)
+    for name in ("chosen", "rejected"):
+        if any(_message(m).get("role") == "user" for m in elements(line[name])):
+            raise LeftOut("a user goes on behind one of its answers, and would be trained on")
+    return line
 
 
-PAIR_LINES = {"dpo": pair, "reward": _rated_pair}
-"""Makes a line of a row that names two experiences, and of the two; by the name of the export."""
+PAIR_LINES = {"dpo": _pair, "reward": rated_pair}
+"""Makes a line of two experiences, the better one first; by the name of the export."""
 
 
 def _conversation(row: Row) -> Talk:
-    """Return the row's conversation; raises LeftOut when it has none that ends with an answer."""
-    text = row.get("messages")
-    if text:
-        talk = elements(one_line(str(text)))
-        if talk and _message(talk[-1]).get("role") == "assistant":
+    """Return the row's conversation; raises LeftOut when nothing in it was answered."""
+    said = row.get("response_text")
+    response = None if said is None else str(said)
+    if row.get("messages"):
+        talk = elements(one_line(str(row["messages"])))
+        messages = [_message(m) for m in talk]
+        if goes_on(messages, response):
+            return [*talk, _answer(response)]
+        if any(map(is_answer, messages)):
             return talk
-    prompt, response = row.get("prompt_text"), row.get("response_text")
-    if prompt is None or response is None:
+        raise LeftOut(NO_ANSWER)
+    if row.get("prompt_text") is None or response is None:
         raise LeftOut("it has no question and answer in text")
-    asked, said = {"role": "user", "content": prompt}, {"role": "assistant", "content": response}
-    return [dumps(asked), dumps(said)]
+    return [dumps({"role": "user", "content": row["prompt_text"]}), _answer(response)]
 
 
-def _message(text: str) -> dict[str, object]:
+def _answer(text: str | None) -> Raw:
+    return dumps({"role": "assistant", "content": text})
+
+
+def _message(text: str) -> dict[str, Any]:
     return json.loads(text)
 
 
@@ -114,46 +126,63 @@ def _tools(row: Row) -> dict[str, Any]:
 def _text(messages: Any, role: str) -> str:
     talk = [_message(m) for m in elements(messages)]
     if [m.get("role") for m in talk] != [role]:
-        raise LeftOut("plain text is one question of a user and one answer")
+        raise LeftOut(_NOT_PLAIN)
     if not isinstance(talk[0].get("content"), str) or talk[0].get("tool_calls"):
         raise LeftOut("a message of it is more than text")
     return str(talk[0]["content"])
 
 
-def _sft(row: Row) -> Line:
+def _sft(row: Row) -> list[Line]:
+    """Return a line for each assistant turn: TRL trains on completions, never on prompts."""
     talk = _conversation(row)
-    if len(talk) < 2:
+    return [{**_turn(talk, place), **_tools(row)} for place in _answers(talk)]
+
+
+def _turn(talk: Talk, place: int) -> Line:
+    return {"prompt": listed(talk[:place]), "completion": listed(talk[place : place + 1])}
+
+
+def _answers(talk: Talk) -> list[int]:
+    """Return the places of what an assistant said or called; raises LeftOut when there is none."""
+    messages = [_message(m) for m in talk]
+    said = [
+        place
+        for place, m in enumerate(messages)
+        if place and is_answer(m) and (text_of(m.get("content")) is not None or calls_of(m))
+    ]
+    if not said:
         raise LeftOut("it has no question and answer in text")
-    return {"prompt": listed(talk[:-1]), "completion": listed(talk[-1:])} | _tools(row)
+    return said
 
 
-def _kto(row: Row) -> Line:
-    line = _sft(row)
+def _kto(row: Row) -> list[Line]:
+    talk = _conversation(row)
+    line = {**_turn(talk, _answers(talk)[-1]), **_tools(row)}
     if row.get("label") is None:
         raise LeftOut("its label is NULL")
-    return {**line, "label": row["label"]}
+    return [{**line, "label": row["label"]}]
 
 
-def _chat(row: Row) -> Line:
+def _chat(row: Row) -> list[Line]:
     talk = _conversation(row)
     has_text = row.get("messages") and len(talk) == len(elements(str(row["messages"])))
     whole: Raw = one_line(str(row["messages"])) if has_text else listed(talk)
-    return {"messages": whole} | _tools(row)
+    return [{"messages": whole} | _tools(row)]
 
 
-def _sharegpt(row: Row) -> Line:
+def _sharegpt(row: Row) -> list[Line]:
     said = turns([_message(m) for m in _conversation(row)])
     if not said:
         raise LeftOut("it has no form in turns of text")
     system = {"system": said.pop(0)["value"]} if said[0]["from"] == "system" else {}
-    return {"conversations": said} | system | _tools(row)
+    return [{"conversations": said} | system | _tools(row)]
 
 
 _TWO_IDS = (frozenset({"chosen_id", "rejected_id"}),)
 
 EXPORTS = {
     "sft": Shape(
-        '{"prompt", "completion"}: conversations and their last answer, for TRL',
+        '{"prompt", "completion"}: a line for each assistant turn, for TRL',
         _sft,
         has_plain=True,
     ),
@@ -168,7 +197,7 @@ EXPORTS = {
         '{"prompt", "chosen", "rejected", "margin"}: pairs for a reward model of TRL',
         is_pairs=True,
         reads=("*",),
-        needs=(frozenset({"chosen_id", "rejected_id", "margin"}),),
+        needs=_TWO_IDS,
         has_plain=True,
     ),
     "kto": Shape(

@@ -26,8 +26,10 @@ class Tokens:
 class Tokenizer(Protocol):
     """Makes tokens of conversations."""
 
-    digest: str
-    """What it is: its vocabulary, rules and chat template."""
+    @property
+    def digest(self) -> str:
+        """What it is: its vocabulary, rules and chat template."""
+        ...
 
     def __call__(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None

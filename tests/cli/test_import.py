@@ -14,10 +14,11 @@ import pytest
 from tiny import tiny
 from transformers import PreTrainedTokenizerFast
 
-from rlake.loop.conversations import BROKEN_PREFIX, NO_ANSWER, ConversationTokenizer
+from rlake.loop.conversations import BROKEN_PREFIX, ConversationTokenizer
 from rlake.loop.models import tokenizer_digest
 from rlake.loop.tokens import tokenize
 from rlake.store import Store, connect
+from rlake.store.conversation import NO_ANSWER
 from rlake.store.files import EXPORTS, FORMATS, KIND_NAMES, Tokens, import_rows, open_input
 from rlake.store.files.session import BATCH_BYTES
 
@@ -211,7 +212,10 @@ def test_a_tokenizer_makes_the_tokens_that_the_trainer_would(rlake: Command) -> 
     )  # fmt: skip
     rlake("import", "experiences", "a.jsonl", "--store", "text")
     said = rlake("import", "experiences", "a.jsonl", "--tokenizer", "model")
-    assert said.stdout.endswith(f"tokenized: 2 rows\nleft as text: 1 row ({NO_ANSWER})\n")
+    assert said.stdout.endswith(
+        f"tokenized: 2 rows\nleft as text: 1 row ({NO_ANSWER})\n"
+        f"cannot be trained on: 1 row ({NO_ANSWER})\n"
+    )
     rows = connect("lake").scan("experiences").collect()
     later = tokenize(connect("text").scan("experiences").collect(), tokenizer)
     assert rows["token_ids"].to_list() == later["token_ids"].to_list()

@@ -1,12 +1,15 @@
 """Rows of text get their tokens when they are drawn; rows of tokens are left as they are."""
 
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import polars as pl
 import pytest
 from builders import experiences, rows
+from chat_templates import merging
 from tiny import tiny, written
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rlake.loop.models import prompt_ids, response_ids, tokenizer_digest
 from rlake.loop.tokens import tokenize
@@ -27,13 +30,13 @@ def tokenized(*records: Experience) -> pl.DataFrame:
     return tokenize(rows(records), TOKENIZER)
 
 
-def said(row: Experience) -> tuple[str, str]:
-    """What is read and what is trained on, decoded."""
-    [found] = tokenized(row).to_dicts()
-    pairs = list(zip(found["token_ids"], found["loss_mask"], strict=True))
-    read, trained = ([t for t, m in pairs if m is want] for want in (False, True))
-    assert pairs == [(t, False) for t in read] + [(t, True) for t in trained]
-    return str(TOKENIZER.decode(read)), str(TOKENIZER.decode(trained))
+def said(row: Experience, tokenizer: PreTrainedTokenizerFast = TOKENIZER) -> tuple[str, ...]:
+    """What is read and what is trained on, in turns, decoded."""
+    [found] = tokenize(rows([row]), tokenizer).to_dicts()
+    pairs = zip(found["loss_mask"], found["token_ids"], strict=True)
+    turns = [[t for _, t in turn] for _, turn in groupby(pairs, key=itemgetter(0))]
+    assert not found["loss_mask"][0]
+    return tuple(str(tokenizer.decode(turn)) for turn in turns)
 
 
 def test_prompt_and_response_become_tokens_and_only_the_response_is_trained_on() -> None:
@@ -44,14 +47,14 @@ def test_prompt_and_response_become_tokens_and_only_the_response_is_trained_on()
     assert found["was_text"]
 
 
-def test_the_last_assistant_message_is_the_response() -> None:
+def test_each_assistant_turn_is_trained_on() -> None:
     messages = [
         {"role": "user", "content": "1+1="},
         {"role": "assistant", "content": "2"},
         {"role": "user", "content": "+5="},
         {"role": "assistant", "content": "7"},
     ]
-    assert said(text_row(messages=messages)) == ("1+1=2<eos>+5=", "7<eos>")
+    assert said(text_row(messages=messages)) == ("1+1=", "2<eos>", "+5=", "7<eos>")
 
 
 def test_messages_without_an_answer_go_with_the_response_text() -> None:
@@ -172,3 +175,75 @@ def test_a_tokenizer_has_the_same_digest_after_it_was_used_stored_and_loaded(
     used.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer_digest(loaded) == tokenizer_digest(TOKENIZER)
+
+
+CALL = {"id": "c00000001", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+TRAJECTORY = [
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL, {**CALL, "id": "c00000002"}]},
+    {"role": "tool", "tool_call_id": "c00000001", "content": "4"},
+    {"role": "tool", "tool_call_id": "c00000002", "content": "4"},
+]
+WRITTEN = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("end", ["tool", "user", "assistant"])
+def test_calls_of_a_trajectory_are_trained_on_wherever_it_ends(end: str) -> None:
+    more = [{"role": "assistant", "content": "It is 4."}, {"role": "user", "content": "Thanks!"}]
+    talk = TRAJECTORY + {"tool": [], "user": more, "assistant": more[:1]}[end]
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    response = None if end == "tool" else "It is 4."
+    row = text_row(messages=talk, tools=tools, response_text=response)
+    first, *turns = said(row, merging("qwen2.5"))
+    assert '"name": "add"' in first, "tools that were offered are in the prompt"
+    assert turns[0] == f"{WRITTEN}\n{WRITTEN}<|im_end|>"
+    assert turns[2:3] == ([] if end == "tool" else ["It is 4.<|im_end|>"])
+    assert len(turns) == {"tool": 2, "user": 4, "assistant": 3}[end]
+
+
+def test_older_calls_of_functions_and_parts_of_text_are_trained_on() -> None:
+    parts = [{"type": "text", "text": "It is "}, {"type": "text", "text": "4."}]
+    talk = [
+        {"role": "user", "content": [{"type": "text", "text": "2+2?"}]},
+        {"role": "assistant", "function_call": {"name": "add", "arguments": {"a": 2}}},
+        {"role": "function", "name": "add", "content": "4"},
+        {"role": "assistant", "content": parts},
+    ]
+    turns = said(text_row(messages=talk), merging("qwen2.5"))
+    assert turns[0].endswith("user\n2+2?<|im_end|>\n<|im_start|>assistant\n")
+    assert turns[1] == f"{WRITTEN}<|im_end|>"
+    assert turns[3] == "It is 4.<|im_end|>"
+    image = [{"role": "user", "content": [{"type": "image_url"}]}, talk[-1]]
+    assert tokenize(rows([text_row(messages=image)]), merging("qwen2.5"))["token_ids"][0] is None
+
+
+def test_turns_that_the_template_writes_anew_are_trained_on_as_it_writes_them() -> None:
+    talk = [
+        {"role": "user", "content": "1?"},
+        {"role": "assistant", "content": "<think>\nsay 1\n</think>\n\none"},
+        {"role": "user", "content": "2?"},
+        {"role": "assistant", "content": "<think>\n\n</think>\n\ntwo"},
+    ]
+    _, first, between, last = said(text_row(messages=talk), merging("qwen3"))
+    assert (first, last) == ("one<|im_end|>", "<think>\n\n</think>\n\ntwo<|im_end|>")
+    assert between == "\n<|im_start|>user\n2?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_of_a_pair_only_what_differs_is_trained_on() -> None:
+    begin = [
+        {"role": "user", "content": "1+1="},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "+5="},
+    ]
+    made = [
+        text_row(experience_id=name, messages=[*begin, {"role": "assistant", "content": text}])
+        for name, text in (("a", "7"), ("b", "78"), ("c", ""))
+    ]
+    pairs = rows([made[0], made[1], made[2], made[0]])
+    found = tokenize(pairs, TOKENIZER, are_pairs=True)
+    trained = [sum(mask) for mask in found["loss_mask"]]
+    assert trained == [2, 3, 1, 2], "an empty answer is its end, and one may begin the other"
+    assert found.columns == tokenize(pairs, TOKENIZER).columns
+    other = text_row(experience_id="d", messages=[begin[0], {"role": "assistant", "content": "3"}])
+    [whole, _] = tokenize(rows([made[0], other]), TOKENIZER, are_pairs=True)["loss_mask"]
+    assert sum(whole) == 4, "the same row in a pair that parts earlier"

@@ -225,13 +225,15 @@ def talks(store: Store, tmp_path: Path) -> Store:
     return store
 
 
-def test_sft_trains_on_the_last_answer_and_leaves_out_what_has_none(
+def test_sft_has_a_line_for_each_assistant_turn_and_leaves_out_what_has_none(
     talks: Store, tmp_path: Path
 ) -> None:
     done = export_sft(talks, tmp_path / "sft.jsonl")
-    assert (done.rows, done.left_out) == (3, 1)
-    plain, yes, _ = lines(tmp_path / "sft.jsonl")
+    assert (done.rows, done.left_out) == (5, 1)
+    plain, first, yes, *_ = lines(tmp_path / "sft.jsonl")
     assert plain == {"prompt": [ask("1+1=")], "completion": [answer("2")]}
+    assert (first["prompt"], first["completion"]) == ([ask("2+2=")], [answer("5")])
+    assert first["tools"] == yes["tools"]
     assert yes["prompt"] == [ask("2+2="), answer("5"), ask("sure?")]
     assert yes["completion"] == [answer("yes")]
     assert yes["tools"][0]["function"]["name"] == "add"

@@ -77,7 +77,9 @@ def test_pairs_of_a_pipeline_go_out_with_their_margins(tried: Store, tmp_path: P
     assert table.column("margin").to_pylist() == made["margin"].to_list()
 
 
-def test_a_pair_without_a_margin_is_none_for_a_reward_model(tried: Store, tmp_path: Path) -> None:
+def test_pairs_go_to_a_reward_model_without_margins_when_one_has_none(
+    tried: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tried.append(
         "preferences",
         pl.DataFrame(
@@ -90,9 +92,22 @@ def test_a_pair_without_a_margin_is_none_for_a_reward_model(tried: Store, tmp_pa
             }
         ),
     )
-    assert export(tried, "dpo", tmp_path / "a.jsonl").rows == 1
-    with pytest.raises(InputError, match="as reward; 1 left out: its margin is NULL; nothing"):
-        export(tried, "reward", tmp_path / "b.jsonl")
+    chain = Pipeline(
+        name="more",
+        source=Table("experiences", where="group_id = 'g001'"),
+        operators=[pairs(strategy="all", min_margin=0.5)],
+        sink=Table("preferences"),
+    )
+    chain.run(tried)
+    assert run(["export", "reward", "--store", tried.uri, "--out", str(tmp_path / "b.jsonl")]) == 0
+    told = capsys.readouterr().out
+    assert "no line has a margin: 1 pair came without one" in told
+    without = lines(tmp_path / "b.jsonl")
+    assert (len(without), {"margin"} & set().union(*without)) == (5, set())
+    some = export(tried, "reward", tmp_path / "c.jsonl", where="margin IS NOT NULL")
+    assert [x["margin"] for x in lines(some.path)] == [1.0, 0.75, 1.0, 0.75]
+    only = "SELECT chosen_id, rejected_id FROM preferences"
+    assert export(tried, "reward", tmp_path / "d.jsonl", sql=only).rows == 5
 
 
 def test_labels_are_a_condition_over_whole_groups(tried: Store, tmp_path: Path) -> None:
@@ -179,7 +194,7 @@ def test_plain_text_is_one_question_and_one_answer(store: Store, tmp_path: Path)
         "a message of it is more than text": 2,
         "plain text has no tools": 1,
     }
-    assert export(store, "sft", tmp_path / "b.jsonl").rows == 6
+    assert export(store, "sft", tmp_path / "b.jsonl").rows == 7, "one has two answers"
     with pytest.raises(ConfigError, match="`chat` has no form in plain text"):
         export(store, "chat", tmp_path / "c.jsonl", as_text=True)
 

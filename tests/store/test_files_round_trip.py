@@ -54,9 +54,10 @@ def test_conversations_with_tool_calls_survive_a_round_trip_byte_for_byte(
     bring(other, tmp_path / "b.jsonl", format="chat")
     assert texts(other) == texts(store)
     export(store, "sft", tmp_path / "sft.jsonl")
-    first = members((tmp_path / "sft.jsonl").read_text().splitlines()[0])
-    assert elements(first["prompt"]) + elements(first["completion"]) == elements(ODD)
-    assert first["tools"] == TOOLS
+    called, told = map(members, (tmp_path / "sft.jsonl").read_text().splitlines()[:2])
+    assert elements(called["prompt"]) + elements(called["completion"]) == elements(ODD)[:2]
+    assert elements(told["prompt"]) + elements(told["completion"]) == elements(ODD)
+    assert called["tools"] == told["tools"] == TOOLS
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".arrow", ""])

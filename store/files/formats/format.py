@@ -11,6 +11,10 @@ from ..jsontext import Raw, dumps, elements
 
 Ours = dict[str, Any]
 """A row of ours, by column; JSON columns are text, spelled as it came."""
+LEFT_OUT = "left_out"
+"""Key of a row that is none of ours: why."""
+NOT_READ = "not_read"
+"""Key of what was not read of a row that could be: why."""
 
 
 class Row:

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Sequence
 
+from ...conversation import shared, why_no_pair
 from ..jsontext import elements, listed, members
-from .format import Format, Ours, Row, message, messages, others, short, wrong
+from .format import LEFT_OUT, Format, Ours, Row, message, messages, others, short, wrong
 
 _USED = ("prompt", "chosen", "rejected", "tools", "score_chosen", "score_rejected", "margin",
          "input", "preferred_output", "non_preferred_output")  # fmt: skip
@@ -20,11 +21,14 @@ def pair(row: Row) -> list[Ours]:
         asked, good, bad, tools = _openai(row)
     else:
         asked, good, bad = _trl(row)
-    if not asked or not good or not bad:
+    if not asked:
         raise wrong(
             "`chosen` and `rejected` must be two answers to one prompt; give it as `prompt`, or "
             f"begin both with it, got {short(row.get('chosen'))} and {short(row.get('rejected'))}"
         )
+    talks = ([*map(json.loads, [*asked, *answer])] for answer in (good, bad))
+    if (why_not := why_no_pair(*talks)) is not None:
+        return [{LEFT_OUT: why_not}]
     shared: Ours = {
         "num_asked": len(asked),
         "tools": tools,
@@ -55,10 +59,10 @@ def _trl(row: Row) -> tuple[Talk, Talk, Talk]:
 def _of_text(row: Row, good: str, bad: str) -> tuple[Talk, Talk, Talk]:
     asked = _prompt(row)
     if not asked:  # TRL's implicit prompt: what both begin with, up to the last space
-        same = next((i for i, (a, b) in enumerate(zip(good, bad, strict=False)) if a != b), 0)
+        same = shared(good, bad)
         same -= good[same - 1 : same] == " "
         asked = [message("user", good[:same])] if same > 0 else []
-        good, bad = good[max(same, 0) :], bad[max(same, 0) :]
+        good, bad = good[same:], bad[same:]
     return asked, [message("assistant", good)], [message("assistant", bad)]
 
 
@@ -75,9 +79,7 @@ def _is_answer(talk: Talk) -> bool:
 
 def _split(good: Talk, bad: Talk) -> tuple[Talk, Talk, Talk]:
     """Tell the prompt from the answers: it is what both conversations begin with."""
-    same = 0
-    while same < min(len(good), len(bad)) and json.loads(good[same]) == json.loads(bad[same]):
-        same += 1
+    same = shared([*map(json.loads, good)], [*map(json.loads, bad)])
     return good[:same], good[same:], bad[same:]
 
 

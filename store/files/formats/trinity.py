@@ -13,7 +13,7 @@ import numpy as np
 
 from ...ids import content_id
 from ..jsontext import Raw, dumps
-from .format import TOKENS, Format, Ours, Row, aligned, wrong
+from .format import LEFT_OUT, NOT_READ, TOKENS, Format, Ours, Row, aligned, wrong
 from .pickled import plain_values
 
 _MAGIC, _VERSION = b"TRXP", 1
@@ -23,10 +23,6 @@ _TYPES = {"I32": "<i4", "I64": "<i8", "F32": "<f4", "F64": "<f8", "F16": "<f2", 
 _READ = ("tokens", "logprobs", "action_mask", "token_level_reward", "teacher_logprobs",
          "advantages")  # fmt: skip
 _OLD = "the blob is a pickle of Python objects, which can run any program"
-LEFT_OUT = "left_out"
-"""Key of a row that could not be read: why."""
-NOT_READ = "not_read"
-"""Key of what was not read of a row that could be: why."""
 
 
 def experiences(row: Row) -> list[Ours]:
