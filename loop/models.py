@@ -156,11 +156,13 @@ def prompt_ids(
 ) -> list[int]:
     """Return the tokens that a policy is asked with: the chat template, ready for the answer.
 
-    A tokenizer without a chat template gets the contents, one after the other.
+    A tokenizer without a chat template gets the contents, one after the other, behind the token
+    that it puts before texts by itself, if any. A chat template writes such a token where it
+    belongs.
     """
     if tokenizer.chat_template is None:
         text = "".join(str(m["content"]) for m in messages)
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return _begun(tokenizer, text)
     ids = tokenizer.apply_chat_template(
         list(messages),  # type: ignore[arg-type]
         tools=list(tools) if tools else None,  # type: ignore[arg-type]
@@ -175,6 +177,26 @@ def response_ids(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
     """Return the tokens of an answer given as text, with the end token."""
     ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     return [*ids, eos_id(tokenizer)]
+
+
+def document_ids(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
+    """Return the tokens of a whole text, between the tokens that begin and end one."""
+    return [*_begun(tokenizer, text), eos_id(tokenizer)]
+
+
+def _begun(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
+    """Return a text's tokens behind those that the tokenizer puts before texts by itself.
+
+    What it puts behind them, as an end token, is left out: the text may go on. A text that is
+    written with its first token already has it once.
+    """
+    found = tokenizer(text, return_special_tokens_mask=True)
+    ids, is_added = list(found["input_ids"]), list(found["special_tokens_mask"])
+    if 0 not in is_added:  # of an empty text
+        return [token for token in ids if token != eos_id(tokenizer)]
+    start, end = is_added.index(0), len(ids) - is_added[::-1].index(0)
+    first, body = ids[:start], ids[start:end]
+    return body if body[:start] == first else [*first, *body]
 
 
 def eos_id(tokenizer: "PreTrainedTokenizerFast") -> int:

@@ -10,7 +10,7 @@ import polars as pl
 from ..store.conversation import goes_on, shared
 from ..store.records import Message
 from .conversations import ConversationTokenizer
-from .models import response_ids
+from .models import document_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -36,7 +36,7 @@ def tokenize(
     and a worse one in turn, only turns behind what both begin with are trained on.
 
     Of `documents` all tokens are trained on; one of text is its prompt_text and its response_text,
-    without a chat template, and the end token.
+    without a chat template, between the tokens that begin and end a text.
     """
     was_text = rows["token_ids"].is_null()
     rows = rows.with_columns(was_text.alias("was_text"))
@@ -81,7 +81,7 @@ def _document(tokenizer: "PreTrainedTokenizerFast", row: Mapping[str, Any]) -> _
     texts = [row[name] for name in ("prompt_text", "response_text") if row[name] is not None]
     if not texts:
         return None, None
-    ids = response_ids(tokenizer, "".join(texts))
+    ids = document_ids(tokenizer, "".join(texts))
     return ids, [True] * len(ids)
 
 

@@ -2,7 +2,8 @@
 
 SFT on documents: every token of a row is trained on, whatever its `loss_mask` says, but the first,
 which nothing predicts. A row of text is its `prompt_text` followed by its `response_text`, without
-a chat template, and the end token. Assumes that the texts are what the model shall come to know.
+a chat template, between the token that the tokenizer puts before texts by itself (`<s>`), if any,
+and the end token. Assumes that the texts are what the model shall come to know.
 
 Metrics: those of SFT.
 """

@@ -1,5 +1,6 @@
 """Rows of text get their tokens when they are drawn; rows of tokens are left as they are."""
 
+import asyncio
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -9,11 +10,18 @@ import pytest
 from builders import experiences, rows
 from chat_templates import merging
 from tiny import tiny, written
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from rlake.loop.chat import ChatPolicy
+from rlake.loop.conversations import ConversationTokenizer
+from rlake.loop.engines.transformers import TransformersEngine
 from rlake.loop.models import prompt_ids, response_ids, tokenizer_digest
+from rlake.loop.policy import Sampling
 from rlake.loop.tokens import tokenize
-from rlake.store import Experience
+from rlake.loop.turns import Conversation
+from rlake.store import Experience, Task
+from rlake.store.files import Tokens
 
 _, TOKENIZER = tiny()
 EOS = 1
@@ -247,3 +255,76 @@ def test_of_a_pair_only_what_differs_is_trained_on() -> None:
     other = text_row(experience_id="d", messages=[begin[0], {"role": "assistant", "content": "3"}])
     [whole, _] = tokenize(rows([made[0], other]), TOKENIZER, are_pairs=True)["loss_mask"]
     assert sum(whole) == 4, "the same row in a pair that parts earlier"
+
+
+BOS = 15
+"""The token behind the alphabet of the tiny tokenizer."""
+
+
+def beginning(single: str, *, template: str | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer that puts tokens of its own around a text, as those of Llama do."""
+    _, made = tiny()
+    made.add_special_tokens({"bos_token": "<s>"})
+    special = [("<s>", BOS), ("<eos>", EOS)]
+    rule = TemplateProcessing(single=single, pair=f"{single} $B", special_tokens=special)
+    made.backend_tokenizer.post_processor = rule
+    made.chat_template = template
+    return made
+
+
+@pytest.mark.parametrize("single", ["<s> $A", "<s> $A <eos>"])
+def test_prompts_and_documents_begin_with_the_token_that_the_tokenizer_adds_by_itself(
+    single: str,
+) -> None:
+    tokenizer = beginning(single)
+    asked = [{"role": "user", "content": "1+2="}]
+    assert tokenizer("1+2=")["input_ids"][:5] == [BOS, 4, 13, 5, 14]
+    assert prompt_ids(tokenizer, asked) == [BOS, 4, 13, 5, 14]
+    said = {"prompt_text": "1+2=", "response_text": "3"}
+    [row] = tokenize(rows([text_row(**said)]), tokenizer).to_dicts()
+    assert row["token_ids"] == [BOS, 4, 13, 5, 14, 6, EOS]
+    assert row["loss_mask"] == [False] * 5 + [True] * 2
+    [text] = tokenize(rows([text_row(**said)]), tokenizer, documents=True).to_dicts()
+    assert text["token_ids"] == [BOS, 4, 13, 5, 14, 6, EOS]
+    talk = [*asked, {"role": "assistant", "content": "3"}]
+    found = ConversationTokenizer(tokenizer)(talk, None)
+    assert isinstance(found, Tokens)
+    assert list(found.token_ids) == [BOS, 4, 13, 5, 14, 6, EOS]
+
+
+def test_no_token_stands_twice_at_the_beginning() -> None:
+    plain = beginning("<s> $A <eos>")
+    assert prompt_ids(plain, [{"role": "user", "content": "<s>1="}]) == [BOS, 4, 14]
+    assert prompt_ids(plain, [{"role": "user", "content": ""}]) == [BOS]
+    writes = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    asked = [{"role": "user", "content": "1="}]
+    assert prompt_ids(beginning("<s> $A <eos>", template=writes), asked) == [BOS, 4, 14]
+    only = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    assert prompt_ids(beginning("<s> $A", template=only), asked) == [4, 14], "the template decides"
+
+
+def test_a_tokenizer_that_only_ends_texts_begins_none() -> None:
+    tokenizer = beginning("$A <eos>")
+    assert prompt_ids(tokenizer, [{"role": "user", "content": "1="}]) == [4, 14]
+    [text] = tokenize(rows([text_row(prompt_text="1")]), tokenizer, documents=True).to_dicts()
+    assert text["token_ids"] == [4, EOS]
+
+
+def test_a_policy_is_asked_with_the_token_that_begins_texts_and_a_second_turn_keeps_it() -> None:
+    model, _ = tiny()
+    model.resize_token_embeddings(BOS + 1)
+    policy = ChatPolicy(
+        TransformersEngine(model, beginning("<s> $A")), sampling=Sampling(max_tokens=2)
+    )
+    talk = Conversation(Task.ask("1+2="), policy)
+
+    async def ask_twice() -> None:
+        await talk.ask()
+        talk.tell("4=")
+        await talk.ask()
+
+    asyncio.run(ask_twice())
+    [row] = talk.rows()
+    assert list(row.token_ids or ())[:5] == [BOS, 4, 13, 5, 14]
+    read = zip(row.token_ids or (), row.loss_mask or (), strict=True)
+    assert [token for token, is_sampled in read if not is_sampled].count(BOS) == 1
