@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -16,6 +17,7 @@ WRITABLE = ("derived", "experiences", "preferences", "scores", "task_values", "t
 
 VALUES = {"derived": "experience_id", "task_values": "task_id"}
 """Tables of one value a row, and the column that says whose value it is."""
+_TASK = tuple(Task.ask("").row())
 _SUFFIXES = (".jsonl", ".parquet")
 _FILLED = ("created_at", "source")
 _VERSION = 12
@@ -38,6 +40,8 @@ def check(
                 f"`{sink.file}` is both read and written, and what was dropped would be lost with "
                 "it; write to another file"
             )
+    if isinstance(source, Table) and source.mode != "append":
+        raise ConfigError("a source has no `mode`; it belongs to the sink")
     if isinstance(sink, Table):
         _check_table(sink, source, operators, out)
 
@@ -141,9 +145,9 @@ def as_scores(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.select(*names, pl.col("reward").alias("value"), *given)
 
 
-def as_tasks(rows: pl.DataFrame) -> list[Task]:
+def as_tasks(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the tasks that the rows describe: other content is another task, with its own id."""
-    tasks = []
+    tasks: list[dict[str, Any]] = []
     for row in rows.to_dicts():
         task = Task.from_row(row)
         if row.get("prompt_text") not in (None, task.prompt_text):
@@ -151,8 +155,8 @@ def as_tasks(rows: pl.DataFrame) -> list[Task]:
                 f"`prompt_text` of task {row['task_id']!r} differs from its `messages`, from "
                 "which it is taken; change `messages`"
             )
-        tasks.append(task)
-    return tasks
+        tasks.append(task.row())
+    return pl.DataFrame(tasks, dict.fromkeys(_TASK, pl.String))
 
 
 assert set(WRITABLE) <= set(TABLES), "pipelines write declared tables"

@@ -1,7 +1,7 @@
 """Where a pipeline's rows come from: a table, a query, a file, or a frame in memory."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Literal, cast
 
 import duckdb
 import lance
@@ -30,6 +30,9 @@ class Table:
     """SQL condition, for a source only; it may name side columns."""
     with_columns: Sequence[str] = ()
     """Side columns, for a source `experiences` only, such as `reward=score:strict@2`."""
+    mode: Literal["append", "replace"] = "append"
+    """For a sink only. With `replace` what stands is what the pipeline gives now: what runs of the
+    same name gave before, and this one does not, is taken back, as `rlake undo` does."""
 
     @property
     def side(self) -> tuple[sides.SideColumn, ...]:
@@ -45,11 +48,14 @@ class Table:
         return (
             f"{sides.from_sql(self.side)} AS {self.table}"
             if self.with_columns
+            else f"{self.table}_current AS {self.table}"
+            if self.table in CURRENT
             else f'"{self.table}"'
         )
 
     def __str__(self) -> str:
         beside = f" with {', '.join(self.with_columns)}" if self.with_columns else ""
+        beside += ", replaced" if self.mode == "replace" else ""
         return f"table {self.table}{beside}" + (f" where {self.where}" if self.where else "")
 
 
@@ -79,6 +85,10 @@ Source = Table | Sql | File | pl.LazyFrame | pl.DataFrame
 """What a pipeline may read."""
 
 
+CURRENT = frozenset({"tasks", "experiences", "preferences"})
+"""Tables whose rows may be taken back; a source has those that count."""
+TAKEN_BACK = ("withdrawals", "members")
+"""Tables that say which of those rows count."""
 OF_RUNS = frozenset({"lineage", "drops", "failures"})
 """Tables that each run of a pipeline writes, and no view reads."""
 
@@ -133,6 +143,12 @@ def _empty(source: Table | Sql | File, store: Store) -> pl.DataFrame:
     names = ", ".join(f'"{c}"' for c in declared)
     where = f" WHERE ({source.where}\n)" if source.where else ""
     return rows_of(store.sql(f"SELECT {names} FROM {source.rows}{where}"), limit=0)
+
+
+def are_taken_back(source: Source, store: Store) -> bool:
+    """Tell whether rows of a source's table may have been taken back."""
+    is_one = isinstance(source, Table) and source.table in CURRENT
+    return is_one and store.count("withdrawals") > 0
 
 
 def versions_read(source: Source, store: Store) -> dict[str, int]:

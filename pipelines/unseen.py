@@ -13,10 +13,11 @@ from ..store import Store, side
 from ..store.ids import content_id
 from ..store.query import literal, tables_of
 from ..store.schema import TABLES
+from ..store.withdrawn import taken_back
 from . import source as sources
 from .plan import Plan
 from .sink import takes_values
-from .source import File, Source, Sql, Table, tables_read
+from .source import TAKEN_BACK, File, Source, Sql, Table, tables_read
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline
@@ -43,6 +44,8 @@ class Unseen:
     """Whether nothing came since the last run: there is nothing to do."""
     why: str = ""
     """What is read, and why it is not less, in words."""
+    is_everything: bool = False
+    """Whether what earlier runs gave, and this one does not, is of rows that are read or gone."""
 
 
 def unseen(
@@ -63,7 +66,7 @@ def unseen(
     if is_past:
         return Unseen(None, None, 0, why="everything that was there then")
     if full:
-        return Unseen(None, definition, 0, why="everything, as asked for")
+        return Unseen(None, definition, 0, why="everything, as asked for", is_everything=True)
     last = _last(past, definition)
     if last is None:
         why = "everything: there was no such run yet"
@@ -71,9 +74,12 @@ def unseen(
         return _nothing(definition, last, _num_rows(pipeline.source, past))
     elif reason := _why_everything(pipeline.source, plan.operators, pipeline.sink):
         why = f"everything, as {reason}"
+    elif _other_rows_count(pipeline.source, last, past):
+        why = "everything, as rows were taken back or put back since"
     else:
         return _since(pipeline, plan, past, last, definition)
-    return Unseen(_without_own(pipeline, plan, past), definition, 0, why=why)
+    addresses = _without_own(pipeline, plan, past)
+    return Unseen(addresses, definition, 0, why=why, is_everything=True)
 
 
 def _since(
@@ -83,7 +89,8 @@ def _since(
     assert isinstance(pipeline.source, Table), "of other sources everything is read"
     touched = _new(pipeline, pipeline.source, plan, past, _versions(last))
     if touched is None:
-        return Unseen(None, definition, 0, why="everything, as values of side columns were undone")
+        why = "everything, as values of side columns were undone"
+        return Unseen(None, definition, 0, why=why, is_everything=True)
     addresses = _chosen(pipeline.source, past, touched)["_rowid"].rename("addresses")
     rows = _num_rows(pipeline.source, past)
     left = None
@@ -124,6 +131,8 @@ def _why_everything(
         return f"a {what} is read whole" if what else "a frame in memory is read whole"
     if sink is None:
         return "the rows are returned"
+    if isinstance(sink, Table) and sink.mode == "replace":
+        return "what it gave before is replaced"
     if isinstance(sink, File):
         return "a file is written whole"
     if source.where and tables_of(source.where):
@@ -136,20 +145,23 @@ def _why_everything(
     return ""
 
 
-def runs_before(store: Store, definition: str | None) -> pl.Series:
-    """Return the `lineage_id` of each run with this definition."""
-    if definition is None:
-        return pl.Series("lineage_id", [], pl.String)
-    wanted = f"definition = {literal(definition)}"
-    found = store.dataset("lineage").to_table(columns=["lineage_id"], filter=wanted)
-    return pl.DataFrame(pl.from_arrow(found))["lineage_id"]
+def runs_before(store: Store, name: str) -> pl.DataFrame:
+    """Return `lineage_id`, source, sink and definition of the runs of that name that count."""
+    found: Any = store.sql(
+        "SELECT lineage_id, source, sink, definition FROM lineage WHERE pipeline = "
+        f"{literal(name)} AND definition IS NOT NULL "
+        "AND lineage_id NOT IN (SELECT lineage_id FROM withdrawn)"
+    )
+    return found.pl()
 
 
 def _last(store: Store, definition: str) -> dict[str, Any] | None:
-    """Return the newest run with this definition."""
+    """Return the newest run with this definition that was not taken back."""
+    gone = taken_back(store.scan("withdrawals").collect())
+    not_gone = f" AND lineage_id NOT IN ({', '.join(map(literal, gone))})" if gone else ""
     found = store.dataset("lineage").to_table(
         columns=["lineage_id", "source_versions", "created_at"],
-        filter=f"definition = {literal(definition)}",
+        filter=f"definition = {literal(definition)}{not_gone}",
     )
     rows = found.sort_by([("created_at", "descending"), ("lineage_id", "descending")])
     return rows.slice(0, 1).to_pylist()[0] if rows.num_rows else None
@@ -165,7 +177,25 @@ def _stands(pipeline: "Pipeline", last: Mapping[str, Any], store: Store) -> bool
     if isinstance(source, File) and not _is_older(Path(source.file), last["created_at"]):
         return False
     now, before = store.versions(), _versions(last)
-    return all(before.get(name) == now[name] for name in tables_read(source))
+    is_same = all(before.get(name) == now[name] for name in tables_read(source))
+    return is_same and not _other_rows_count(source, last, store)
+
+
+def _other_rows_count(source: Source, last: Mapping[str, Any], store: Store) -> bool:
+    """Tell whether rows of the source were taken back, or put back, since a run."""
+    if not isinstance(source, Table) or not sources.are_taken_back(source, store):
+        return False
+    before = dict.fromkeys(TAKEN_BACK, 1) | _versions(last)
+    came = {name: f"{_CREATED} > {before[name]}" for name in TAKEN_BACK}
+    of_table = f"table_name = {literal(source.table)}"
+    members = store.dataset("members")
+    if members.count_rows(filter=f"{of_table} AND {came['members']}"):
+        return True
+    said = store.dataset("withdrawals").to_table(["lineage_id"], filter=came["withdrawals"])
+    named = ", ".join(map(literal, sorted({*said.column(0).to_pylist()}))) or "NULL"
+    whose = f"lineage_id IN ({named})"
+    own = store.dataset(source.table).count_rows(filter=whose)
+    return bool(own or members.count_rows(filter=f"{of_table} AND {whose}"))
 
 
 def _is_older(file: Path, when: datetime) -> bool:
@@ -203,7 +233,10 @@ def _light(pipeline: "Pipeline", source: Table, plan: Plan, store: Store) -> pl.
     """Read the address of every row, the version that it came with, and what chooses it."""
     names = (
         {*TABLES[source.table].key}
-        if source.side or source.where or _made(pipeline, plan)
+        if source.side
+        or source.where
+        or _made(pipeline, plan)
+        or sources.are_taken_back(source, store)
         else set()
     )
     names |= {"group_id"} if any(op.sees == "group" for op in plan.operators) else set()
@@ -234,13 +267,14 @@ def _superseded(store: Store, since: int | None) -> bool:
 
 
 def _chosen(source: Table, store: Store, rows: pl.DataFrame) -> pl.DataFrame:
-    """Keep the rows for which the source's `where` holds."""
-    if not source.where or not rows.height:
+    """Keep the rows that count, and for which the source's `where` holds."""
+    is_asked = source.where or sources.are_taken_back(source, store)
+    if not is_asked or not rows.height:
         return rows
     key = TABLES[source.table].key
     names = ", ".join(f'"{n}"' for n in key)
     found = sources.rows_of(
-        store.sql(f"SELECT {names} FROM {source.rows} WHERE ({source.where}\n)")
+        store.sql(f"SELECT {names} FROM {source.rows} WHERE ({source.where or 'true'}\n)")
     )
     return rows.join(found, on=key, how="semi", maintain_order="left", nulls_equal=True)
 
@@ -249,9 +283,9 @@ def _num_rows(source: Source, store: Store) -> int:
     """Return how many rows a source has; 0 for one that would have to be read for it."""
     if not isinstance(source, Table):
         return 0
-    if not source.where:
+    if not source.where and not sources.are_taken_back(source, store):
         return store.count(source.table)
-    query = f"SELECT count(*) FROM {source.rows} WHERE ({source.where}\n)"
+    query = f"SELECT count(*) FROM {source.rows} WHERE ({source.where or 'true'}\n)"
     return store.sql(query).fetchall()[0][0]
 
 
@@ -262,7 +296,19 @@ def _without_own(pipeline: "Pipeline", plan: Plan, store: Store) -> pl.Series | 
         return None
     rows = _light(pipeline, source, plan, store)
     left = _without(_made(pipeline, plan), rows)
+    if isinstance(pipeline.sink, Table) and pipeline.sink.mode == "replace":
+        left = _without_replaced(pipeline, source, store, left)
     return None if left.height == rows.height else _chosen(source, store, left)["_rowid"]
+
+
+def _without_replaced(
+    pipeline: "Pipeline", source: Table, store: Store, rows: pl.DataFrame
+) -> pl.DataFrame:
+    """Leave out rows that runs of this pipeline added, by whatever definition."""
+    runs = runs_before(store, pipeline.name)["lineage_id"].implode()
+    own = store.scan(source.table).filter(pl.col("lineage_id").is_in(runs))
+    key = TABLES[source.table].key
+    return rows.join(own.select(key).collect(), on=key, how="anti", maintain_order="left")
 
 
 def _adds_to_source(pipeline: "Pipeline") -> bool:

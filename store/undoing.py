@@ -91,7 +91,7 @@ def standing(store: Store, name: str, *, sink: str) -> list[str]:
         "SELECT DISTINCT lineage_id, created_at FROM lineage WHERE "
         f"(lineage_id = {wanted} OR ((pipeline = {wanted} OR (pipeline = 'import' AND "
         f"source = {literal(f'file {name}')})) AND "
-        f"split_part(replace(sink, 'table ', ''), ' ', 1) = {literal(sink)})) "
+        f"regexp_replace(sink, '^table |, replaced$', '', 'g') = {literal(sink)})) "
         "AND lineage_id NOT IN (SELECT lineage_id FROM withdrawn) ORDER BY created_at"
     ).fetchall()
     return [row[0] for row in found]

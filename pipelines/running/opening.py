@@ -13,7 +13,7 @@ from ...store import side as sides
 from ...store.files.reading import InputSession, open_input
 from ...store.query import query_error
 from ...store.schema import table
-from ..source import File, Source, Sql, Table, plain, rows_of
+from ..source import File, Source, Sql, Table, are_taken_back, plain, rows_of
 from .held import Held, Stored
 from .spilling import Spill
 
@@ -44,7 +44,7 @@ def opened(
 def _table(source: Table, past: Store, columns: Sequence[str], addresses: pl.Series | None) -> Held:
     sides.check(past, source.side)
     key = list(table(source.table).key)
-    is_asked = bool(source.where or source.side)
+    is_asked = bool(source.where or source.side) or are_taken_back(source, past)
     found = past.dataset(source.table).to_table(columns=key if is_asked else [], with_row_id=True)
     rows = pl.DataFrame(pl.from_arrow(found))
     if addresses is not None:

@@ -1,7 +1,6 @@
 """One run of a pipeline: its stages part by part, and what it leaves in the store."""
 
 import json
-import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from time import monotonic, perf_counter
@@ -14,7 +13,8 @@ from ...operators import Operator
 from ...operators.laws import check_ids, id_column
 from ...store import Appended, Store
 from ...store.errors import OperatorError
-from ...store.records import now
+from ...store.ids import lineage_id
+from ...store.undoing import replace
 from .. import sink as sinks
 from .. import source as sources
 from .. import writing
@@ -22,8 +22,9 @@ from ..executors import Executor
 from ..plan import Plan
 from ..remembered import Memory
 from ..report import Listener, Report, Step
-from ..source import Sql, Table, rows_of, tables_read
+from ..source import TAKEN_BACK, Sql, Table, rows_of, tables_read
 from ..unseen import Unseen, runs_before
+from ..writing import Before, Maker
 from .held import Held
 from .needs import given_to, needed
 from .opening import opened
@@ -53,7 +54,10 @@ class Run:
     ) -> None:
         self._pipeline, self._plan, self._store, self._past = pipeline, plan, store, past
         self._unseen, self._executor = unseen, executor
-        self.lineage_id = f"{now():%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}"
+        self.lineage_id = lineage_id()
+        sink = pipeline.sink if isinstance(pipeline.sink, Table) else None
+        is_replacing = sink is not None and sink.mode == "replace"
+        self._maker = Maker(pipeline.name, self.lineage_id, is_replacing)
         self._began = monotonic()
         self._memory = Memory(store)
         self._stages = stages(plan.operators)
@@ -75,7 +79,9 @@ class Run:
                 stack.callback(writer.close)
                 done = self._written(held, writer)
             self._notes.flush()
+            replaced = self._replaced()
             self._store.append("lineage", [self._lineage(done)])
+            replace(self._store, replaced, by=self.lineage_id)
         return Report(
             pipeline=self._pipeline.name,
             lineage_id=self.lineage_id,
@@ -113,33 +119,47 @@ class Run:
         stored = rows_of(self._past.sql("SELECT experience_id FROM experiences"))
         return ids.filter(ids.is_in(stored["experience_id"].implode()))
 
-    def _before(self, held: Held) -> tuple[pl.Series, pl.Series] | None:
-        """Return ids about which runs before may have said what does not hold now; these runs."""
-        sink = self._pipeline.sink
+    def _before(self, held: Held) -> Before | None:
+        """Return which values of runs before do not hold when they are not said again now."""
+        sink, now = self._pipeline.sink, self._unseen
         if not isinstance(sink, Table) or (key := sinks.VALUES.get(sink.table)) is None:
             return None
-        runs = runs_before(self._store, self._unseen.definition)
-        if not len(runs) or key not in held.schema:
+        if now.definition is None or key not in held.schema:
             return None
-        ids, left = held.light([key])[key], self._unseen.left
-        return (ids if left is None else pl.concat([ids, left]), runs)
+        ran = runs_before(self._store, self._pipeline.name).filter(_is_of(sink))
+        is_older = pl.lit(now.is_everything)
+        if not self._maker.is_replacing:  # else whatever the source was
+            is_older &= pl.col("source") == self._plan.source
+        ids, left = held.light([key])[key], now.left
+        return Before(
+            ran["lineage_id"],
+            ids if left is None else pl.concat([ids, left]),
+            ran.filter(is_older)["lineage_id"],
+            every_name=self._maker.is_replacing,
+        )
+
+    def _replaced(self) -> list[str]:
+        """Return the runs before in whose place this one is."""
+        sink = self._pipeline.sink
+        if not self._maker.is_replacing or self._unseen.is_nothing or sinks.takes_values(sink):
+            return []
+        assert isinstance(sink, Table), "tables are replaced"
+        runs = runs_before(self._store, self._pipeline.name).filter(_is_of(sink))
+        return runs["lineage_id"].to_list()
 
     def _spill(self, schema: pl.Schema, stack: ExitStack) -> Spill:
         executor = self._executor
         spill = Spill(schema, folder=executor.folder, in_files=executor.in_files)
         return stack.enter_context(closing(spill))
 
-    def _writer(
-        self, held: Held, read: pl.Series, before: tuple[pl.Series, pl.Series] | None
-    ) -> writing.Writer:
+    def _writer(self, held: Held, read: pl.Series, before: Before | None) -> writing.Writer:
         return writing.opened(
             self._pipeline.sink,
             self._store,
             self._work(self._stages[-1], held).schema,
-            pipeline=self._pipeline.name,
+            maker=self._maker,
             read=read,
             operators=self._plan.operators,
-            lineage_id=self.lineage_id,
             before=before,
         )
 
@@ -250,7 +270,7 @@ class Run:
     def _lineage(self, done: Appended) -> dict[str, Any]:
         sink, source = self._pipeline.sink, self._pipeline.source
         made = {sink.table: done.version} if isinstance(sink, Table) and done.version else {}
-        read = {*sources.versions_read(source, self._past), *tables_read(source)}
+        read = {*sources.versions_read(source, self._past), *tables_read(source), *TAKEN_BACK}
         versions = self._past.versions()
         steps, operators = self._told.steps, self._plan.operators
         return {
@@ -260,7 +280,9 @@ class Run:
             "sink": self._plan.sink,
             "operators": [_ran(o, s) for o, s in zip(operators, steps, strict=True)],
             "source_versions": [
-                {"name": n, "version": v} for n, v in versions.items() if n in read
+                {"name": n, "version": v}
+                for n, v in versions.items()
+                if n in read and (v > 1 or n not in TAKEN_BACK)
             ],
             "sink_versions": [{"name": n, "version": v} for n, v in made.items()],
             "rows_in": self._rows_in,
@@ -278,6 +300,11 @@ class Run:
                 for s in steps
             ],
         }
+
+
+def _is_of(sink: Table) -> pl.Expr:
+    """Whether a run wrote to the same table."""
+    return pl.col("sink").str.strip_suffix(", replaced") == f"table {sink.table}"
 
 
 def _ran(op: Operator, step: Step) -> dict[str, Any]:

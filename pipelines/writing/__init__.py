@@ -8,12 +8,13 @@ import polars as pl
 
 from ...operators import Operator
 from ...store import Appended, Store
-from ...store.validate import Rows
 from .. import sink as sinks
 from ..source import File, Table
-from .appending import Appending, Pairs
+from .appending import Appending, Maker, Pairs
 from .files import FileWriter
-from .newest import Scores, Values
+from .newest import Before, Scores, Values
+
+__all__ = ["Before", "Collected", "Maker", "Writer", "opened"]
 
 
 class Writer(Protocol):
@@ -37,17 +38,16 @@ def opened(
     store: Store,
     schema: pl.Schema,
     *,
-    pipeline: str,
+    maker: Maker,
     read: pl.Series,
     operators: Sequence[Operator] = (),
-    lineage_id: str | None = None,
-    before: tuple[pl.Series, pl.Series] | None = None,
+    before: Before | None = None,
 ) -> Writer:
     """Return the writer of a sink, for rows with the columns `schema`.
 
     `read` are the ids that came from the store: those rows are stored, and stay as they are.
-    `operators` made the rows, in the pipeline run `lineage_id`. `before` are ids, and runs of the
-    same pipeline: what these said of those, and what is not said again, is taken back.
+    `operators` made the rows, in the pipeline run that `maker` names. `before` says which values of
+    earlier runs, that are not said again, are taken back.
     """
     if sink is None:
         return Collected(schema)
@@ -55,17 +55,17 @@ def opened(
         return FileWriter(Path(sink.file), schema)
     if sink.table in sinks.VALUES:
         made_by = sinks.made_by(operators)
-        return Values(store, sink.table, made_by, lineage_id, before=before)
+        return Values(store, sink.table, made_by, maker, before=before)
     if sink.table == "scores" and any(op.sees != "row" for op in operators):
-        return Scores(store, lineage_id)
+        return Scores(store, maker)
     if sink.table == "preferences":
-        return Pairs(store, pipeline)
-    forms: Mapping[str, Callable[[pl.DataFrame], Rows]] = {
+        return Pairs(store, maker)
+    forms: Mapping[str, Callable[[pl.DataFrame], pl.DataFrame]] = {
         "tasks": sinks.as_tasks,
         "scores": sinks.as_scores,
         "experiences": lambda rows: rows.filter(~pl.col("experience_id").is_in(read.implode())),
     }
-    return Appending(store, sink.table, forms.get(sink.table, lambda rows: rows))
+    return Appending(store, sink.table, maker, forms.get(sink.table, lambda rows: rows))
 
 
 class Collected:

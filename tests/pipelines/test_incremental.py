@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,12 +232,27 @@ def test_a_value_that_a_row_lost_to_a_new_one_of_its_group_is_taken_back(
 
 
 def test_what_another_pipeline_said_of_a_row_is_not_taken_back(store: Store) -> None:
-    first, second = (pipeline(length(), keep(where=f"rollout = {n}")) for n in (0, 1))
+    first, second = (
+        replace(pipeline(length(), keep(where=f"rollout = {n}")), name=f"p{n}") for n in (0, 1)
+    )
     store.append("experiences", experiences(4, reward=0.0))
     first.run(store)
     second.run(store)
     first.run(store, full=True)
     assert counting(store)["experience_id"].to_list() == ["g000/00", "g000/01"]
+
+
+def test_a_changed_chain_takes_back_the_values_of_rows_that_it_does_not_keep(store: Store) -> None:
+    store.append("experiences", experiences(4, reward=0.0))
+    pipeline(length(), keep(where="rollout < 3")).run(store)
+    pipeline(length(), keep(where="rollout > 1")).run(store)
+    assert counting(store)["experience_id"].to_list() == ["g000/02", "g000/03"]
+    pipeline(words(), keep(where="rollout = 0")).run(store)
+    names = store.sql("SELECT DISTINCT name FROM derived_current ORDER BY 1").fetchall()
+    assert len(names) == 2, "of other names nothing is taken back, unless the sink is replaced"
+    replaced = pipeline(words(), keep(where="rollout = 0"), sink=Table("derived", mode="replace"))
+    replaced.run(store)
+    assert counting(store)["experience_id"].to_list() == ["g000/00"]
 
 
 def test_a_row_that_leaves_the_source_by_a_side_column_loses_its_values(store: Store) -> None:
