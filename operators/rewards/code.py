@@ -4,7 +4,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -38,6 +38,7 @@ async def code_tests(
     share: bool = False,
     seconds: Annotated[float | int, Field(gt=0)] = 10.0,
     memory_mb: Annotated[int, Field(gt=0)] = 512,
+    sandbox: Literal["confined", "unconfined"] = "confined",
 ) -> Verdict | None:
     """1.0 when the code of the reply passes all tests of the task, else 0.0, with the reason.
 
@@ -46,6 +47,7 @@ async def code_tests(
     "output"}`, each a run of the program, whose output is compared without space at line ends.
     With `share` the reward is the share of tests passed. The code runs in a sandbox (see
     `rlake.operators.sandbox` for what that keeps out), `seconds` and `memory_mb` for each run.
+    Where nothing can keep files from it, it is refused, unless `sandbox` is unconfined.
     What ends it early is named: timeout, memory, disk, processes, network, output, crash or error.
 
     Statements run in the code's own process: code that is written to deceive them may. Tests of
@@ -61,7 +63,9 @@ async def code_tests(
     if not told:
         return None
     tests: list[Any] = [told] if isinstance(told, str) else list(told)
-    limits = Limits(seconds=float(seconds), memory=memory_mb << 20)
+    limits = Limits(
+        seconds=float(seconds), memory=memory_mb << 20, unconfined=sandbox == "unconfined"
+    )
     code = code_in(reply(experience))
     if all(isinstance(test, str) for test in tests):
         passed, why = await _statements(code, tests, limits)

@@ -1,14 +1,16 @@
 """The program that confines itself, then runs `main.py` of a folder; it is run as a file.
 
 It makes namespaces (user, mount, process, network, IPC), a root of Python's own folders, read
-only, and of memory; sets the limits; becomes a user without rights; and starts Python anew. It
-stays outside, ends everything after the time allowed, and writes how it went to a pipe.
+only, and of memory; sets the limits; becomes a user without rights; refuses all system calls but
+those of a list; and starts Python anew. It stays outside, looks at the memory that all have
+together, ends everything after the time allowed, and writes how it went to a pipe.
 """
 
 import ctypes
 import json
 import os
 import resource
+import select
 import signal
 import sys
 import time
@@ -23,18 +25,23 @@ _NOSUID, _NODEV, _READ_ONLY, _REMOUNT, _BIND = 2, 4, 1, 32, 4096
 _EVERYWHERE, _DETACH = 16384 | (1 << 18), 2
 _DEATH_SIGNAL, _NO_NEW_PRIVILEGES, _SUBREAPER, _SECCOMP = 1, 38, 36, 22
 _FOLDERS = ("/usr", "/lib", "/lib64", "/bin")
-_REFUSED = {
-    "x86_64": (0xC000003E, (41, 62, 101, 129, 200, 234, 297, 311, 424)),
-    "aarch64": (0xC00000B7, (198, 129, 117, 138, 130, 131, 240, 271, 424)),
-}
-"""By processor: its audit number, and the numbers of socket, kill, ptrace, rt_sigqueueinfo, tkill,
-tgkill, rt_tgsigqueueinfo, process_vm_writev and pidfd_send_signal."""
+_SHARED = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/etc/ld.so.cache")
+_NEWEST = 424
+"""Calls from here on are told not to be there, as in older kernels, and not to be forbidden."""
+_LOOK_SECONDS = 0.05
+"""How often the memory of all processes together is looked at."""
+_READ = 1 | 4 | 8
+"""Rights of Landlock: to execute, and to read files and folders."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Stop(Exception):
     """The time is over, or nobody wants to know any more."""
+
+
+class TooMuch(Exception):
+    """All processes together hold more memory than they may."""
 
 
 def main() -> None:
@@ -45,27 +52,69 @@ def main() -> None:
     _libc.prctl(_DEATH_SIGNAL, signal.SIGKILL)
     signal.signal(signal.SIGALRM, _stop)
     signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    awake, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     child, (inner, tells) = 0, os.pipe()
+    processes = os.open("/proc", os.O_DIRECTORY)  # the namespace has none
     try:
         said["isolated"] = limits["namespaces"] and _unshare()
         _libc.prctl(_SUBREAPER, 1)
         child = os.fork() or _inside(limits, tells, isolated=said["isolated"])
         os.close(tells)
         signal.setitimer(signal.ITIMER_REAL, limits["seconds"])
-        said["code"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said["code"] = _watched(child, limits["memory"], processes, awake)
         child = 0
         said |= json.loads(os.read(inner, 4096) or b"{}")
     except Stop:
         said["late"] = True
+    except TooMuch:
+        said["much"] = True
     except OSError as error:
         said["refused"] = str(error)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    _end_all({child} - {0})
+    _end_all({child} - {0}, processes)
     os.write(limits["tells"], json.dumps(said).encode())
 
 
 def _stop(*_: object) -> NoReturn:
     raise Stop
+
+
+def _watched(child: int, memory: int, processes: int, awake: int) -> int:
+    """Return how a process ended; TooMuch when it and those below hold more than `memory`."""
+    pause = _LOOK_SECONDS
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if select.select([awake], [], [], pause)[0]:
+            os.read(awake, 4096)
+            continue
+        began = time.monotonic()
+        if sum(_holds(one, processes) for one in _below(processes)) > memory:
+            raise TooMuch
+        pause = max(_LOOK_SECONDS, 20 * (time.monotonic() - began))
+
+
+def _holds(process: int, processes: int) -> int:
+    """Return the bytes that a process holds: what is shared, in shares."""
+    for name, keys, unit in (("smaps_rollup", ("Pss:", "SwapPss:"), 1024), ("statm", (), 4096)):
+        with suppress(OSError, ValueError, IndexError):
+            text = _read(processes, f"{process}/{name}")
+            if not keys:
+                return int(text.split()[1]) * unit
+            return unit * sum(
+                int(line.split()[1]) for line in text.splitlines() if line.startswith(keys)
+            )
+    return 0
+
+
+def _read(folder: int, name: str) -> str:
+    opened = os.open(name, os.O_RDONLY, dir_fd=folder)
+    with os.fdopen(opened, "rb") as file:
+        return file.read().decode("utf-8", "replace")
 
 
 def _unshare() -> bool:
@@ -86,7 +135,8 @@ def _inside(limits: dict[str, Any], tells: int, *, isolated: bool) -> NoReturn:
     It tells how the code ended by a pipe that the code has not: an exit status anyone may choose.
     """
     try:
-        for one in (signal.SIGALRM, signal.SIGTERM):
+        signal.set_wakeup_fd(-1)
+        for one in (signal.SIGALRM, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(one, signal.SIG_DFL)
         if not isolated:
             _start(limits, isolated=False)
@@ -94,6 +144,7 @@ def _inside(limits: dict[str, Any], tells: int, *, isolated: bool) -> NoReturn:
         _new_root(limits)
         child = os.fork()
         if child == 0:
+            os.setsid()  # so that signals to its group reach none of us
             _start(limits, isolated=True)
         while True:
             ended, status = os.wait()
@@ -135,9 +186,12 @@ def _new_root(limits: dict[str, Any]) -> None:
 
 
 def _start(limits: dict[str, Any], *, isolated: bool) -> NoReturn:
+    _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    calls = limits["calls"]["isolated" if isolated else "bare"]
     if not isolated:
-        _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-        _refuse_calls()
+        is_kept = limits["landlock"] and _refuse_files(limits["folder"]) and calls
+        if not is_kept and not limits["unconfined"]:
+            raise OSError("the kernel makes no namespaces here, and cannot keep files from it")
     if os.geteuid() == 0:
         if not isolated:
             os.chown(limits["folder"], NOBODY, NOBODY)
@@ -157,23 +211,31 @@ def _start(limits: dict[str, Any], *, isolated: bool) -> NoReturn:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(what, (most, most))
+    if calls:
+        _refuse_calls(calls)
     python = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]  # pyright: ignore
     os.execve(python, [python, "-I", "-B", "main.py"], {"PATH": "/usr/bin", "LANG": "C.UTF-8"})
 
 
-def _refuse_calls() -> None:
-    """Let the kernel refuse sockets and signals to this process and all that it starts (seccomp).
-
-    Signals, since without namespaces the code may be the same user as whoever started it.
-    """
-    audit, calls = _REFUSED[os.uname().machine]
-    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
-    refuse, allow = 0x00050000 | 1, 0x7FFF0000
-    last = len(calls)
-    steps = [(load, 0, 0, 4), (equal, 0, last + 3, audit), (load, 0, 0, 0)]
-    steps += [(at_least, last + 1, 0, 0x40000000)]
-    steps += [(equal, last - i, 0, call) for i, call in enumerate(calls)]
-    steps += [(give, 0, 0, allow), (give, 0, 0, refuse)]
+def _refuse_calls(calls: dict[str, Any]) -> None:
+    """Let the kernel refuse all calls but some to this process and all that it starts (seccomp)."""
+    load, equal, at_least, more, any_bit, give = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06
+    refuse, missing, allow = 0x00050000 | 1, 0x00050000 | 38, 0x7FFF0000
+    steps = [(load, 0, 0, 4), (equal, 1, 0, calls["audit"]), (give, 0, 0, refuse), (load, 0, 0, 0)]
+    steps += [(at_least, 0, 1, 0x40000000), (give, 0, 0, refuse)]
+    for first, last in _runs(calls["numbers"]):
+        steps += [(at_least, 0, 2, first), (more, 1, 0, last), (give, 0, 0, allow)]
+    for number, place, values, bits in calls["ruled"]:
+        looks = [(load, 0, 0, 16 + 8 * place)]  # its lower half: none of these reads the upper
+        if place == 4:  # an address, of which both halves count
+            looks += [(equal, 1, 0, 0), (give, 0, 0, refuse), (load, 0, 0, 20 + 8 * place)]
+        if bits:
+            looks += [(any_bit, 1, 0, bits), (give, 0, 0, allow)]
+        for value in values:
+            looks += [(equal, 0, 1, value), (give, 0, 0, allow)]
+        looks += [(give, 0, 0, refuse)]
+        steps += [(equal, 0, len(looks), number), *looks]
+    steps += [(at_least, 0, 1, _NEWEST), (give, 0, 0, missing), (give, 0, 0, refuse)]
     packed = b"".join(
         code.to_bytes(2, "little") + bytes([true, false]) + value.to_bytes(4, "little")
         for code, true, false, value in steps
@@ -187,15 +249,51 @@ def _refuse_calls() -> None:
     _check(_libc.prctl(_SECCOMP, 2, ctypes.byref(program), 0, 0), "seccomp")
 
 
-def _end_all(children: set[int]) -> None:
+def _runs(numbers: list[int]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found
+
+
+def _refuse_files(folder: str) -> bool:
+    """Let the kernel refuse all files but Python's and those of a folder (Landlock).
+
+    False where the kernel has none.
+    """
+    newest = _libc.syscall(444, None, ctypes.c_size_t(0), 1)
+    if newest < 1:
+        return False
+    every = (1 << (13 + (newest > 1) + (newest > 2) + (newest > 4))) - 1
+    handled = every.to_bytes(8, "little") + ((3 if newest > 3 else 0).to_bytes(8, "little"))
+    size = ctypes.c_size_t(16 if newest > 3 else 8)
+    rules = _libc.syscall(444, handled, size, 0)
+    _check(min(rules, 0), "landlock_create_ruleset")
+    python = (*_FOLDERS, os.path.realpath(sys.base_prefix))
+    allowed = dict.fromkeys(python, _READ) | dict.fromkeys(_SHARED, 2 | 4) | {folder: every}
+    for path, rights in allowed.items():
+        if Path(path).exists():
+            opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            told = (rights & every).to_bytes(8, "little") + opened.to_bytes(4, "little")
+            _check(_libc.syscall(445, rules, 1, told, 0), f"landlock_add_rule {path}")
+            os.close(opened)
+    _check(_libc.syscall(446, rules, 0), "landlock_restrict_self")
+    os.close(rules)
+    return True
+
+
+def _end_all(children: set[int], processes: int) -> None:
     """Kill all that is left below this process, also what has left its session.
 
     All are stopped before the first is killed: what goes on while others are killed may multiply.
-    Of namespaces the first process is killed, with which all others end; there is no `/proc` then.
+    Of namespaces the first process is killed, with which all others end.
     """
     until = time.monotonic() + 2
     stopped: set[int] = set()
-    while (new := (children | _below()) - stopped) and time.monotonic() < until:
+    while (new := (children | _below(processes)) - stopped) and time.monotonic() < until:
         for one in new:
             with suppress(ProcessLookupError):
                 os.kill(one, signal.SIGSTOP)
@@ -209,14 +307,14 @@ def _end_all(children: set[int]) -> None:
                 time.sleep(0.001)
 
 
-def _below() -> set[int]:
+def _below(processes: int) -> set[int]:
     """Return all processes that come from this one."""
     children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+    for name in filter(str.isdigit, os.listdir(processes)):
+        with suppress(OSError, ValueError):
+            state, parent = _read(processes, f"{name}/stat").rpartition(")")[2].split()[:2]
             if state != "Z":
-                children.setdefault(int(parent), []).append(int(stat.parent.name))
+                children.setdefault(int(parent), []).append(int(name))
     found, left = set[int](), children.get(os.getpid(), [])
     while left:
         found.add(one := left.pop())

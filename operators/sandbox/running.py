@@ -17,6 +17,7 @@ from typing import Any, Literal
 from ...store.errors import JobError
 from ..bounded import at_most
 from ..waiting import run_apart
+from .calls import allowed
 
 _PROGRAM = Path(__file__).with_name("confining.py")
 _GRACE = 5.0
@@ -44,7 +45,7 @@ class Limits:
     seconds: float = 10.0
     """Of the clock, and of the processor."""
     memory: int = 512 << 20
-    """Bytes of address space of each process."""
+    """Bytes of address space of each process, and of memory of all together."""
     disk: int = 16 << 20
     """Bytes of files; without namespaces, of each file."""
     processes: int = 32
@@ -53,6 +54,10 @@ class Limits:
     """Bytes of output and of errors that are kept; a program that prints more is ended."""
     namespaces: bool = True
     """False: as where the kernel makes none."""
+    landlock: bool = True
+    """False: as where the kernel has none, and without namespaces cannot keep files from code."""
+    unconfined: bool = False
+    """Run the code also where neither is there: it reads and writes what its user may."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +107,18 @@ def protection() -> str:
         return f"nothing, and does not run: {error}"
     if ended.isolated:
         return "namespaces: no network, no other process or file, another user, and limits"
-    open_to_it = "that any user may" if os.geteuid() == 0 else "that you may"
-    return f"limits, no sockets, no signals; files {open_to_it} read or write are open to it"
+    return "Landlock: no files but its own, no sockets, no signals, a list of calls, and limits"
 
 
 async def _run(folder: str, stdin: str, limits: Limits) -> Ended:
     told, tells = os.pipe()
-    config = json.dumps({**asdict(limits), "folder": folder, "tells": tells})
+    machine = os.uname().machine
+    calls = {
+        "isolated": allowed(machine, namespaces=True),
+        "bare": allowed(machine, namespaces=False),
+    }
+    told_it = {**asdict(limits), "folder": folder, "tells": tells, "calls": calls}
+    config = json.dumps(told_it)
     try:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", str(_PROGRAM), config,
@@ -183,7 +193,10 @@ async def _read(
 
 def _ended(said: dict[str, Any], output: bytes, errors: bytes, limits: Limits) -> Ended:
     if "refused" in said:
-        raise JobError(f"code under test cannot be confined here: {said['refused']}")
+        raise JobError(
+            f"code under test cannot be confined here: {said['refused']}; where you know what it "
+            "does, `sandbox: unconfined` of `code_tests` runs it all the same"
+        )
     told = errors.decode(errors="replace")
     if not said:
         raise JobError(f"the sandbox broke: {told.strip()[-300:] or 'it did not say why'}")
@@ -191,6 +204,8 @@ def _ended(said: dict[str, Any], output: bytes, errors: bytes, limits: Limits) -
     how: How
     if max(len(output), len(errors)) > limits.output:
         how = "output"
+    elif said.get("much"):
+        how = "memory"
     elif said.get("late") or code == -signal.SIGXCPU:
         how = "timeout"
     elif code < 0:
