@@ -32,6 +32,16 @@ def killed_run(folder: Path, steps: list[int], *sets: str) -> dict[str, list[tup
     return told(folder / "lake")
 
 
+def test_a_short_run_killed_in_mid_step_ends_as_if_never_killed(tmp_path: Path) -> None:
+    short = ("--set", "trainer.steps=5", "--set", "trainer.checkpoint_every=2")
+    killed = killed_run(tmp_path / "killed", [4], *short)
+    assert killed == whole_run(tmp_path / "whole", *short)
+    store = rlake.connect(tmp_path / "killed" / "lake")
+    assert store.sql(TWICE).fetchall() == []
+    [(attempts,)] = store.sql("SELECT count(DISTINCT attempt) FROM draws").fetchall()
+    assert attempts == 2, "the kill came too late to undo a step"
+
+
 @pytest.mark.slow
 def test_a_killed_and_resumed_run_equals_one_that_was_never_killed(tmp_path: Path):
     whole = whole_run(tmp_path / "whole")
