@@ -12,7 +12,9 @@ import lance
 import numpy as np
 import pyarrow as pa
 
+from .digests import DIGESTED, with_digests
 from .errors import BusyError, SchemaError, StoreError, write_error
+from .foreign import refuse_foreign
 from .keys import KeyIndex, Seen, newest
 from .leases import LOCK_SECONDS
 from .locks import locked
@@ -105,6 +107,7 @@ class Appender:
         except (OSError, ValueError, RuntimeError) as error:
             if writing.error is not None:
                 raise writing.error from None
+            refuse_foreign(writing.declared, dataset)
             raise write_error(name, error) from error
         assert isinstance(written, lance.LanceDataset)
         if written.version == dataset.version + 1:  # else others wrote too: the next one looks
@@ -162,7 +165,7 @@ class _Writing:
                 f"more than a day after now ({now():%Y-%m-%d %H:%M}); correct it, or leave it out"
             )
         self.newest = max(self.newest, newest(fresh))
-        return fresh
+        return with_digests(fresh) if self.declared.name == DIGESTED else fresh
 
 
 def _tried(write: Callable[[], _Writing]) -> _Writing:

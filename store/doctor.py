@@ -14,6 +14,7 @@ import lance
 from . import branches, migrations, snapshots
 from .care import cleaning, compaction, indexes
 from .errors import RlakeError, StoreError, reason
+from .foreign import foreign, told
 from .jobs import unfinished
 from .records import now
 from .schema import SCHEMA_VERSION, TABLES
@@ -46,7 +47,8 @@ class Finding:
 def diagnose(store: "Store", *, is_live: IsLive | None = None) -> list[Finding]:
     """Look at everything that is known to go wrong; nothing is changed.
 
-    Each table's files are opened, and not read whole: `rlake verify` does that for what was drawn.
+    Each table's files are opened, and not read whole: `deep.examine` does that, and `rlake verify`
+    for what was drawn.
     """
     found = [_parts(), *_start_method(), *_room(store)]
     broken: set[str] = set()
@@ -62,7 +64,7 @@ def diagnose(store: "Store", *, is_live: IsLive | None = None) -> list[Finding]:
     return [*found, *_branches(store)]
 
 
-def _n(count: int, one: str, several: str = "") -> str:
+def number(count: int, one: str, several: str = "") -> str:
     """Return a number with its noun."""
     return f"{count:,} {one if count == 1 else several or f'{one}s'}"
 
@@ -98,7 +100,7 @@ def _table(store: "Store", name: str) -> Iterator[Finding]:
         schema = migrations.schema_of(dataset)
         rows = dataset.count_rows()
     except RlakeError as error:
-        yield Finding("error", str(error), _lost(store))
+        yield Finding("error", str(error), lost(store))
         return
     if schema < SCHEMA_VERSION:
         yield Finding("note", f"`{name}` has schema {schema}", "open the store to bring it on")
@@ -106,14 +108,14 @@ def _table(store: "Store", name: str) -> Iterator[Finding]:
     yield from faults
     if faults:
         return
+    yield from _foreign(name, dataset)
     yield from _future(name, dataset)
     yield from _untidy(store, name, dataset)
     versions = len(cleaning.versions(dataset))
     if rows or versions > 1:
         files = len(dataset.get_fragments())
-        yield Finding(
-            "ok", f"`{name}`: {_n(rows, 'row')} in {_n(files, 'file')}, {_n(versions, 'version')}"
-        )
+        counts = number(rows, "row"), number(files, "file"), number(versions, "version")
+        yield Finding("ok", "`{}`: {} in {}, {}".format(name, *counts))
 
 
 def _files(store: "Store", name: str, dataset: lance.LanceDataset) -> Iterator[Finding]:
@@ -127,17 +129,24 @@ def _files(store: "Store", name: str, dataset: lance.LanceDataset) -> Iterator[F
             paths = ", ".join(f"`{file.path}`" for file in fragment.data_files())
             yield Finding(
                 "error",
-                f"`{name}`: {_n(fragment.physical_rows, 'row')} in {paths} cannot be read: "
+                f"`{name}`: {number(fragment.physical_rows, 'row')} in {paths} cannot be read: "
                 f"{reason(error)}",
-                _lost(store),
+                lost(store),
             )
 
 
-def _lost(store: "Store") -> str:
+def lost(store: "Store") -> str:
+    """Return the way out for files that are lost or damaged."""
     return (
         f"put the file back from a copy of `{store.root}`; without one, go back to a snapshot of "
         "before with `rlake snapshot restore NAME`"
     )
+
+
+def _foreign(name: str, dataset: lance.LanceDataset) -> Iterator[Finding]:
+    for field in foreign(TABLES[name], dataset):
+        what, way_out = told(TABLES[name], field)
+        yield Finding("note" if field.nullable else "error", f"`{name}`: {what}", way_out)
 
 
 def _future(name: str, dataset: lance.LanceDataset) -> Iterator[Finding]:
@@ -146,7 +155,7 @@ def _future(name: str, dataset: lance.LanceDataset) -> Iterator[Finding]:
     if rows:
         yield Finding(
             "warning",
-            f"`{name}`: {_n(rows, 'row')} from the future: a clock was, or is, wrong",
+            f"`{name}`: {number(rows, 'row')} from the future: a clock was, or is, wrong",
             "set the clock right; rows that come after them are stamped later than they are",
         )
 
@@ -160,14 +169,14 @@ def _untidy(store: "Store", name: str, dataset: lance.LanceDataset) -> Iterator[
         yield Finding("warning", f"`{name}`: {versions} versions slow every commit", _MAINTAIN)
     if indexes.is_due(name, dataset):
         rows = indexes.new_rows(name, dataset)
-        yield Finding("note", f"`{name}`: {_n(rows, 'row')} not in its indexes yet", _MAINTAIN)
+        yield Finding("note", f"`{name}`: {number(rows, 'row')} not in its indexes yet", _MAINTAIN)
     lost = cleaning.orphans(dataset)
     if lost:
         size = sum(path.stat().st_size for path in lost)
         yield Finding(
             "note",
-            f"`{name}`: {_n(len(lost), 'file')} of {size / 1e6:.1f} MB that no version knows, such "
-            f"as `{lost[0].name}`: their writer was killed",
+            f"`{name}`: {number(len(lost), 'file')} of {size / 1e6:.1f} MB that no version knows, "
+            f"such as `{lost[0].name}`: their writer was killed",
             _MAINTAIN,
         )
 
@@ -204,7 +213,7 @@ def _shortened(store: "Store") -> Iterator[Finding]:
                 "error",
                 f"`{name}` stands at version {newest}, and rows were drawn from version {version}: "
                 "its newest versions are gone",
-                _lost(store),
+                lost(store),
             )
 
 
@@ -223,14 +232,14 @@ def _snapshots(store: "Store", sound: Set[str]) -> Iterator[Finding]:
                     f"give it up with `rlake snapshot drop {snapshot.name}`",
                 )
     if taken:
-        yield Finding("ok", _n(len(taken), "snapshot"))
+        yield Finding("ok", number(len(taken), "snapshot"))
 
 
 def _branches(store: "Store") -> Iterator[Finding]:
     try:
         known = branches.current(store)
     except (RlakeError, *_FAILURES) as error:
-        yield Finding("error", f"the branches cannot be listed: {reason(error)}", _lost(store))
+        yield Finding("error", f"the branches cannot be listed: {reason(error)}", lost(store))
         return
     for name in known:
         there = store.on_branch(name)
@@ -244,4 +253,4 @@ def _branches(store: "Store") -> Iterator[Finding]:
                     f"give it up with `rlake branch drop {name}`",
                 )
     if known:
-        yield Finding("ok", _n(len(known), "branch", "branches"))
+        yield Finding("ok", number(len(known), "branch", "branches"))

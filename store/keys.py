@@ -30,9 +30,12 @@ def newest(rows: pa.Table) -> datetime:
 
 
 def content(rows: pa.Table, table: Table) -> pa.Table:
-    """Return rows without what says when, and in which import or run, they were stored."""
+    """Return rows without what says when, and in which import or run, they were stored.
+
+    Columns that were added from outside are no content either.
+    """
     aside = {"created_at", "lineage_id", *(["digest"] if table.name == "experiences" else [])}
-    return rows.select([name for name in rows.column_names if name not in aside])
+    return rows.select([name for name in table.names if name not in aside])
 
 
 class KeyIndex:

@@ -88,6 +88,8 @@ def _row(table: Table, row: object) -> Mapping[str, Any]:
 def _column(table: Table, column: Column, given: Any, size: int) -> pa.ChunkedArray:
     if given is None:
         values = pa.chunked_array([pa.nulls(size, column.type)])
+        if not column.required:
+            return values
     else:
         values = _typed(table, column, given)
     if column.required and column.name != "created_at" and values.null_count:
@@ -203,7 +205,8 @@ def _check_finite(table: Table, column: Column, values: pa.ChunkedArray) -> None
 
 def _check_experiences(rows: pa.Table) -> None:
     tokens = pc.list_value_length(rows.column("token_ids"))
-    for name in ("token_ids", *PER_TOKEN):
+    given = [n for n in ("token_ids", *PER_TOKEN) if rows.column(n).null_count < rows.num_rows]
+    for name in given:
         if pc.list_flatten(rows.column(name)).null_count:
             raise SchemaError(
                 f"column `{name}` of `experiences` holds NULL among its values, expected one value "
@@ -216,7 +219,7 @@ def _check_experiences(rows: pa.Table) -> None:
             f"column `num_tokens` of `experiences` is {told[bad]} in row {bad}, but `token_ids` "
             f"has {tokens[bad]}; leave it out, or count them"
         )
-    for name in PER_TOKEN:
+    for name in (n for n in given if n != "token_ids"):
         lengths = pc.list_value_length(rows.column(name))
         differs = pc.fill_null(pc.not_equal(lengths, tokens), False)  # noqa: FBT003
         alone = pc.and_(pc.is_valid(lengths), pc.is_null(tokens))

@@ -53,15 +53,23 @@ def maintain(
 
 
 @app.command(rich_help_panel=CARE)
-def doctor(store: StoreOption = None, as_json: JsonOption = False) -> None:
+def doctor(
+    store: StoreOption = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every file; compare each row with its digest.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Look for what is wrong with a store, and say the way out; exit with 1 when something is."""
     from ...operators.sandbox import protection
+    from ...store.deep import examine
     from ...store.doctor import Finding, diagnose
     from ...store.opening import look
     from ..runs import is_live
 
     lake = look(store)
     found = diagnose(lake, is_live=is_live)
+    found += examine(lake) if deep else []
     confined = protection()
     level = "ok" if confined.startswith("namespaces") else "note"
     found.append(Finding(level, f"code under test is confined here by {confined}"))

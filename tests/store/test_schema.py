@@ -107,7 +107,7 @@ def test_what_an_experience_lacks_is_null_and_comes_back_as_nothing(store: Store
     bare = Experience(task_id="t", experience_id="e", group_id="g")
     store.append("experiences", [bare])
     [row] = store.scan("experiences").collect().to_dicts()
-    given = {"task_id", "experience_id", "group_id", "source", "rollout", "created_at"}
+    given = {"task_id", "experience_id", "group_id", "source", "rollout", "created_at", "digest"}
     assert {name for name, value in row.items() if value is not None} == given
     assert Experience.from_row(row) == bare
 

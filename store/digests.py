@@ -1,0 +1,162 @@
+"""Digests of whole rows, made when they are appended: they tell a flipped bit from what was meant.
+
+A digest is a function of the row alone: not of the rows beside it, nor of how they are chunked, nor
+of columns that are NULL in it, so that a column that comes later changes none. Values of fixed
+width are summed, each times an odd number of its column's own, which any flipped bit changes; that
+sum and the bytes of texts and lists are hashed by XXH3, whose definition is fixed.
+"""
+
+from functools import cache
+from operator import itemgetter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from xxhash import xxh3_64_intdigest, xxh3_128
+
+DIGESTED = "experiences"
+"""The table whose rows have a digest of their own: what a training step depends on."""
+_DIGEST = "digest"
+_ROWS_AT_ONCE = 4096
+_LARGE = 1 << 30
+"""Bytes from which on columns of text may not fit into one of short offsets."""
+
+
+def with_digests(rows: pa.Table) -> pa.Table:
+    """Fill in `digest`, whatever it held, over all other columns."""
+    place = rows.schema.get_field_index(_DIGEST)
+    digests = whole_rows(rows.remove_column(place))
+    return rows.set_column(place, rows.schema.field(place), pa.array(digests, pa.string()))
+
+
+def whole_rows(rows: pa.Table) -> list[str]:
+    """Digest each row over all columns given.
+
+    >>> one = pa.table({"a": [1, 2], "b": ["x", None]})
+    >>> whole_rows(one)[1] == whole_rows(pa.table({"a": [2]}))[0]
+    True
+    """
+    return [digest for batch in rows.to_batches(_ROWS_AT_ONCE) for digest in _Rows(batch).digests()]
+
+
+class _Rows:
+    """What is known of each row: a sum, and pieces of bytes that follow each other."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._sums = np.zeros(batch.num_rows, np.uint64)
+        self._pieces: list[tuple[memoryview, list[int]]] = []
+        columns = sorted(zip(batch.schema.names, batch.columns, strict=True), key=itemgetter(0))
+        given = [(name, array) for name, array in columns if array.null_count < len(array)]
+        self._texts([(name, array) for name, array in given if pa.types.is_string(array.type)])
+        for name, array in given:
+            self._sums += _there(array) * _number(name, "there")
+            if pa.types.is_list(array.type):
+                self._nested(name, array, None)
+            elif not pa.types.is_string(array.type):
+                self._sums += _fixed(array).astype(np.uint64) * _number(name, "value")
+
+    def digests(self) -> list[str]:
+        """Hash each row's sum and pieces."""
+        sums, pieces = memoryview(self._sums.tobytes()), self._pieces
+        made = []
+        for i in range(len(self._sums)):
+            digest = xxh3_128(sums[8 * i : 8 * i + 8])
+            for values, starts in pieces:
+                digest.update(values[starts[i] : starts[i + 1]])
+            made.append(digest.hexdigest())
+        return made
+
+    def _texts(self, texts: list[tuple[str, pa.Array]]) -> None:
+        """Add columns of text: as one, since each piece has its price."""
+        size = 0
+        for name, array in texts:
+            lengths = np.diff(_starts(array)) * _there(array)
+            self._sums += lengths.astype(np.uint64) * _number(name, "length")
+            size += int(lengths.sum())
+        is_large = size > _LARGE
+        arrays = [array.cast(pa.large_string()) if is_large else array for _, array in texts]
+        if arrays:
+            joined = pc.binary_join_element_wise(
+                *arrays, "", null_handling="replace", null_replacement=""
+            )
+            self._piece(_bytes(joined), _starts(joined))
+
+    def _nested(self, name: str, array: pa.Array, bounds: np.ndarray | None) -> None:
+        """Add texts or lists; with `bounds`, those from one to the next are of one row."""
+        if array.null_count:
+            array = array.take(pa.array(np.arange(len(array))))  # so that NULL takes no bytes
+        starts = _starts(array)
+        if bounds is None:
+            self._sums += np.diff(starts).astype(np.uint64) * _number(name, "length")
+        else:
+            self._piece(np.diff(starts), bounds)
+        inner = starts if bounds is None else starts[bounds]
+        if isinstance(array, pa.ListArray):
+            self._values(f"{name}[]", array.values, inner)
+        else:
+            self._piece(_bytes(array), inner)
+
+    def _values(self, name: str, array: pa.Array, bounds: np.ndarray) -> None:
+        """Add what lists hold: those from one bound to the next are of one row."""
+        if isinstance(array, pa.StructArray):
+            for field, values in zip(array.type, array.flatten(), strict=True):
+                self._values(f"{name}.{field.name}", values, bounds)
+            return
+        if array.null_count:
+            at = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
+            row = np.searchsorted(bounds, at, side="right") - 1
+            inside = (row >= 0) & (row < len(self._sums))
+            place = (at - bounds[row] + 1)[inside].astype(np.uint64)
+            np.add.at(self._sums, row[inside], place * _number(name, "null"))
+        if _is_nested(array.type):
+            self._nested(name, array, bounds)
+        else:
+            self._piece(_fixed(array), bounds)
+
+    def _piece(self, values: np.ndarray, bounds: np.ndarray) -> None:
+        width = values.itemsize
+        self._pieces.append((values.data.cast("B"), (bounds * width).tolist()))
+
+
+def _is_nested(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_string(kind)
+
+
+def _starts(array: pa.Array) -> np.ndarray:
+    """Return where each text or list begins, and where the last one ends."""
+    if not len(array):
+        return np.zeros(1, np.int64)
+    kind = np.dtype(np.int64 if pa.types.is_large_string(array.type) else np.int32)
+    buffer, skipped = array.buffers()[1], array.offset * kind.itemsize
+    return np.frombuffer(buffer, kind, len(array) + 1, skipped).astype(np.int64)
+
+
+def _bytes(texts: pa.Array) -> np.ndarray:
+    return np.frombuffer(texts.buffers()[2] or b"", np.uint8)
+
+
+def _there(array: pa.Array) -> "np.ndarray | np.uint64":
+    """Return 1 for each value that is not NULL, and else 0; 1 for all when none is."""
+    if not array.null_count:
+        return np.uint64(1)
+    return array.is_valid().to_numpy(zero_copy_only=False).astype(np.uint64)
+
+
+def _fixed(array: pa.Array) -> np.ndarray:
+    """Return values of fixed width as whole numbers of the same bits; 0 stands for NULL."""
+    width = max(8, array.type.bit_width) // 8
+    if not len(array):
+        return np.zeros(0, f"<u{width}")
+    if array.null_count:
+        array = array.fill_null(pa.scalar(0).cast(array.type))
+    if pa.types.is_boolean(array.type):
+        bits = np.frombuffer(array.buffers()[1], np.uint8)
+        end = array.offset + len(array)
+        return np.unpackbits(bits, count=end, bitorder="little")[array.offset :]
+    return np.frombuffer(array.buffers()[1], f"<u{width}", len(array), width * array.offset)
+
+
+@cache
+def _number(column: str, what: str) -> np.uint64:
+    """Return the odd number of a column: no bit of what it multiplies is lost."""
+    return np.uint64(xxh3_64_intdigest(f"{column}\x1f{what}".encode()) | 1)
