@@ -164,7 +164,8 @@ class VllmEngine:
         serving = self._new()
         try:
             await serving.start(self._served.folder)
-            refused = [told for told in await serving.call("refuses") if told not in (None, "None")]
+            answers = [*await serving.call("refuses"), *await serving.call("gives_full_logprobs")]
+            refused = [answer for answer in answers if answer not in (None, "None")]
             if refused:
                 raise ConfigError(f"vLLM cannot serve `{self._served.folder}`: {refused[0]}")
             if self._served.file_digest is not None:

@@ -107,8 +107,8 @@ def on_cpu() -> bool:
 def arguments(folder: Path, settings: Settings, *, dtype: str) -> dict[str, Any]:
     """Return vLLM's own arguments; what the configuration's `options` say goes first.
 
-    Log-probs are those of the distribution sampled from; sampling defaults that come with a model
-    are left out, as with our other engines.
+    Log-probs are at the sampling temperature, and by `vllm_sampling` of the full distribution;
+    sampling defaults that come with a model are left out, as with our other engines.
     """
     made: dict[str, Any] = {
         "model": str(folder),
@@ -173,6 +173,7 @@ def sampling_params(sampling: Sampling, *, is_heard: bool) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
         "max_tokens": sampling.max_tokens,
         "seed": sampling.seed,
         "stop": list(sampling.stop),

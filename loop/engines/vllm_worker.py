@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..training.tensors import weights_digest
+from .vllm_sampling import keep_full_logprobs
 
 COLUMNS = 512
 """Most columns of a packed matrix that are read back; of a wider one, so many spread over it."""
@@ -40,6 +41,13 @@ class Worker:
         if size in known:
             return None
         return f"its attention heads have {size} dimensions; on CPUs vLLM serves {known}"
+
+    def gives_full_logprobs(self) -> str | None:
+        """Let log-probs be of the full distribution; return why they cannot be."""
+        sampler = self.model_runner.sampler  # only the last of several stages has one
+        if sampler is None or keep_full_logprobs(sampler):
+            return None
+        return f"its sampler `{type(sampler).__name__}` is unknown, and with it what log-probs mean"
 
     def take_in(self, folder: str, digest: str) -> dict[str, Any]:
         """Load a folder's weights if their digest is this one, and compare what is held then.

@@ -123,8 +123,8 @@ def test_a_draw_says_what_was_read_and_with_what_weight(store: Store) -> None:
     digest = tokenizer_digest(tiny()[1])
     assert drawn["tokenizer"].to_list() == [None, None, digest]
     facts = store.sql(
-        "SELECT token_ids, loss_mask, logprobs, reward, messages, prompt_text, response_text "
-        "FROM experiences ORDER BY experience_id"
+        "SELECT token_ids, loss_mask, logprobs, temperature, reward, messages, prompt_text, "
+        "response_text FROM experiences ORDER BY experience_id"
     )
     assert drawn["digest"].to_list() == row_digests(facts.to_arrow_table())
 

@@ -13,12 +13,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import config, table, tiny
 from transformers import PreTrainedModel
 
+from rlake.loop.algorithms import resolve
+from rlake.loop.config import TrainerConfig
 from rlake.loop.config.engines import VllmEngine as Settings
 from rlake.loop.engines import Request, Sampled, Weights
 from rlake.loop.engines.vllm import VllmEngine
@@ -26,6 +29,9 @@ from rlake.loop.engines.vllm_inside import Inside
 from rlake.loop.engines.vllm_server import Server
 from rlake.loop.policy import PolicyError, Sampling
 from rlake.loop.run import run
+from rlake.loop.training.batch import examples
+from rlake.loop.training.networks import Networks
+from rlake.loop.training.optimization import Optimization
 from rlake.loop.training.tensors import weights_digest
 from rlake.loop.weights import state_of
 from rlake.store import Store
@@ -143,17 +149,66 @@ async def test_greedy_answers_and_log_probs_are_those_of_transformers(
 
 
 @in_a_loop
-async def test_log_probs_are_of_the_distribution_that_is_sampled_from(
+async def test_log_probs_are_of_the_full_distribution_at_the_temperature(
     engine: VllmEngine, models: list[PreTrainedModel]
 ):
-    warm = await engine.complete(asks(8, temperature=0.7))
-    assert furthest(warm, models, 0.7) < 1e-3
-    [one] = await engine.complete(asks(1, top_k=2, max_tokens=20))
-    best = logprobs(models[engine.version], one.token_ids).topk(2)
-    for token, own, values, ids in zip(
-        one.token_ids, one.logprobs, best.values, best.indices.tolist(), strict=True
-    ):
-        assert own == pytest.approx(float(values.log_softmax(-1)[ids.index(token)]), abs=1e-3)
+    cuts: list[dict[str, Any]] = [{}, {"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.3}]
+    cuts.append({"min_p": 0.05, "top_k": 5, "top_p": 0.8})
+    settings = [{"temperature": t, **cut} for t in (0.7, 1.0, 1.3) for cut in cuts]
+    for how in settings:
+        found = await engine.complete(asks(4, max_tokens=40, **how))
+        assert furthest(found, models, how["temperature"]) < 1e-4
+        assert all(kept(models[engine.version], one, **how) for one in found)
+    # in one batch, greedy ones among them
+    requests = [asks(1, max_tokens=40, **how)[0] for how in [*settings, {"temperature": 0.0}]]
+    for request, one in zip(requests, await engine.complete(requests), strict=True):
+        assert furthest([one], models, request.sampling.temperature or 1.0) < 1e-4
+
+
+@in_a_loop
+async def test_on_policy_ratios_are_one_however_tokens_are_sampled(
+    engine: VllmEngine, models: list[PreTrainedModel]
+):
+    cuts: list[dict[str, Any]] = [{}, {"top_p": 0.8}, {"top_k": 3}, {"min_p": 0.1}]
+    optimization = Optimization(
+        Networks(models[engine.version]), resolve("grpo"), TrainerConfig(), total_steps=1, pad_id=0
+    )
+    for how in [{"temperature": t, **cut} for t in (0.7, 1.0, 1.3) for cut in cuts]:
+        rows = [
+            {
+                "experience_id": str(i),
+                "token_ids": [*PROMPT, *one.token_ids],
+                "loss_mask": [False] * len(PROMPT) + [True] * len(one.token_ids),
+                "logprobs": [0.0] * len(PROMPT) + list(one.logprobs),
+                "advantage": 1.0 - 2 * (i % 2),
+                "weight": 1.0,
+                "temperature": how["temperature"],
+            }
+            for i, one in enumerate(await engine.complete(asks(4, max_tokens=40, **how)))
+        ]
+        found = optimization.measure([examples(pl.DataFrame(rows))])
+        assert found["ratio"] == pytest.approx(1.0, abs=1e-5)
+        assert found["clip_fraction"] == 0.0
+        assert abs(found["kl"]) < 1e-6
+
+
+def kept(
+    model: PreTrainedModel,
+    sampled: Sampled,
+    *,
+    temperature: float,
+    top_k: int = 99,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> bool:
+    """Whether all tokens are among those that truncation leaves, but for rounding."""
+    p_TV = logprobs(model, sampled.token_ids, temperature).exp()
+    own_T = p_TV.gather(-1, torch.tensor(sampled.token_ids)[:, None])
+    before_T = (p_TV * (p_TV > own_T)).sum(-1)
+    is_first = before_T == 0
+    share = own_T[:, 0] / p_TV.amax(-1)
+    in_k, in_p = (p_TV > own_T).sum(-1) < top_k, before_T < top_p + 1e-3
+    return bool((is_first | (in_k & in_p & (share > min_p - 1e-3))).all())
 
 
 @in_a_loop

@@ -1,0 +1,64 @@
+"""Log-probs of vLLM's samplers: those of the full distribution, also where sampling truncates it.
+
+With `processed_logprobs` vLLM gives log-probs after temperature, but also after min_p, top_k and
+top_p, and has no mode that stops before these. So its sampler is made to give those before, in
+batches where some request truncates; others are as they were. That costs one copy of the logits.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def keep_full_logprobs(sampler: Any) -> bool:
+    """Let a sampler of vLLM give log-probs of the full distribution; false where it is unknown."""
+    if hasattr(sampler, "topk_topp_sampler"):
+        sampler.sample = _of_runner_1(sampler)
+    elif hasattr(sampler, "sampling_states"):
+        sampler.sample = _of_runner_2(sampler)
+    return "sample" in vars(sampler)
+
+
+def _of_runner_1(sampler: Any) -> Any:
+    """Return `sample` for the sampler of vLLM's model runner V1, as on CPUs."""
+    original = sampler.sample
+
+    def sample(logits: Tensor, metadata: Any, *rest: Any, **options: Any) -> Any:
+        cuts = metadata.top_k is not None or metadata.top_p is not None
+        if not cuts:
+            invariant = metadata.logitsprocs.argmax_invariant  # min_p is one of these
+            cuts = any(getattr(processor, "min_p_count", 1) for processor in invariant)
+        if metadata.all_greedy or not cuts:
+            return original(logits, metadata, *rest, **options)
+        full = sampler.apply_temperature(logits.clone(), metadata.temperature, metadata.all_random)
+        sampled, logprobs = original(logits, metadata, *rest, **options)
+        is_wanted = logprobs is not None and sampler.logprobs_mode == "processed_logprobs"
+        return sampled, sampler.compute_logprobs(full) if is_wanted else logprobs
+
+    return sample
+
+
+def _of_runner_2(sampler: Any) -> Any:
+    """Return `sample` for the sampler of vLLM's model runner V2, the default on GPUs."""
+    original = sampler.sample
+
+    def sample(
+        logits: Tensor, expanded: Tensor, rows: Tensor, rows_np: Any, *rest: Any, **options: Any
+    ) -> Any:
+        states = sampler.sampling_states
+        cuts = (
+            np.any(states.top_k.np[rows_np] != states.vocab_size)
+            or np.any(states.top_p.np[rows_np] != 1.0)
+            or np.any(states.min_p.np[rows_np] != 0.0)
+        )
+        is_wanted = sampler.logprobs_mode == "processed_logprobs"
+        if not cuts or not is_wanted or sampler.return_sampling_mask:
+            return original(logits, expanded, rows, rows_np, *rest, **options)
+        full = torch.empty_like(logits, dtype=torch.float32).copy_(logits)
+        states.apply_temperature(full, expanded, rows_np)
+        sampled, _ = original(logits, expanded, rows, rows_np, *rest, **options)
+        return sampled, full  # whose log-softmax vLLM takes
+
+    return sample
