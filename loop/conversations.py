@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..store.conversation import calls_of, is_answer, shared, text_of, why_untrainable
+from ..store.conversation import calls_of, is_answer, is_text, shared, text_of, why_untrainable
 from ..store.errors import ConfigError, missing_extra
 from ..store.files import Tokens
 from ..store.records import Message
@@ -157,8 +157,7 @@ class _Untold(Exception):
 def _plain(message: Message) -> Message:
     """Return a message as chat templates take it: content is text, arguments are values."""
     content, calls = message.get("content"), calls_of(message)
-    parts = content if isinstance(content, list) else []
-    if any(isinstance(p, dict) and not isinstance(p.get("text"), str) for p in parts):
+    if not is_text(content):
         raise _Untold(NOT_TEXT)
     kept = {k: v for k, v in message.items() if k not in ("tool_calls", "function_call")}
     role = "tool" if message.get("role") == "function" else message.get("role")

@@ -24,6 +24,13 @@ def text_of(content: object) -> str | None:
     return "".join(texts) if texts else None
 
 
+def is_text(content: object) -> bool:
+    """Tell whether a message's content is nothing but text, or there is none."""
+    parts = content if isinstance(content, list) else []
+    texts = (p.get("text") if isinstance(p, Mapping) else p for p in parts)
+    return all(isinstance(text, str) for text in texts)
+
+
 def is_answer(message: Mapping[str, Any]) -> bool:
     """Tell whether an assistant wrote a message."""
     return message.get("role") == "assistant"

@@ -28,6 +28,7 @@ SET python_enable_replacements = false;
 SET enable_external_access = {files};
 SET lock_configuration = true;
 """
+_OF_TURNS = re.compile(r"\b(turns|tool_calls)\b", re.IGNORECASE)
 _NAMES = "SELECT view_name FROM duckdb_views() UNION ALL SELECT table_name FROM duckdb_tables()"
 
 
@@ -39,6 +40,7 @@ class Console:
         self._con = duckdb.connect(":memory:")
         self._versions: dict[str, int] = {}
         self._views, self._files, self._open = views, files, True
+        self._has_turns = not views
         self._frames: list[str] = []
 
     def show(
@@ -53,7 +55,7 @@ class Console:
                 self._show(name, open_at(name, version))
         self._versions = dict(versions)
         if self._open and self._views:
-            self._con.execute(views_sql())
+            self._con.execute(_read("views.sql"))
         if self._open:
             self._con.execute(_SETTINGS.format(files=self._files))
         self._open = False
@@ -82,6 +84,7 @@ class Console:
         """
         self._check_free()
         taken = {name for (name,) in self._con.execute(_NAMES).fetchall()} - set(self._frames)
+        taken |= {"turns", "tool_calls"}
         while self._frames:
             self._con.unregister(self._frames.pop())
         for name, frame in frames.items():
@@ -100,6 +103,9 @@ class Console:
     def sql(self, query: str, *, what: str = "the query") -> duckdb.DuckDBPyRelation:
         """Return the relation of one SELECT; all that is not a single read raises QueryError."""
         self._check_free()
+        if not (self._has_turns or self._open) and _OF_TURNS.search(query):
+            self._con.execute(_read("turns.sql"))
+            self._has_turns = True
         kinds = self._kinds(query, what)
         if kinds == ["EXPLAIN"]:  # with ANALYZE it runs what it explains: that must be a read too
             header = _EXPLAIN.match(query)
@@ -137,7 +143,11 @@ class Console:
 
 def views_sql() -> str:
     """Return the views and macros as SQL over the tables: DuckDB runs it where these have names."""
-    return files(__package__ or "").joinpath("views.sql").read_text()
+    return _read("views.sql") + "\n" + _read("turns.sql")
+
+
+def _read(name: str) -> str:
+    return files(__package__ or "").joinpath(name).read_text()
 
 
 def literal(text: str) -> str:

@@ -33,6 +33,8 @@ VIEWS = {
     "scores_current": "a scorer's newest verdict on an experience",
     "feedback_current": "an annotator's newest label of an experience",
     "derived_current": "the newest value of a derived column of an experience",
+    "turns": "a message of a conversation",
+    "tool_calls": "a call of a tool, with its result",
     "task_rates": "what a run came to with a task",
     "task_values_current": "the newest value of a name of a task",
     "labels": "the label that a person gives an item of a labelling queue",

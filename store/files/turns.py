@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-_NAMES = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
+from ..conversation import calls_of, is_text, text_of
+
+_NAMES = {
+    "user": "human",
+    "assistant": "gpt",
+    "system": "system",
+    "tool": "observation",
+    "function": "observation",
+}
 
 Turn = dict[str, str]
 
@@ -20,10 +28,12 @@ def turns(talk: Sequence[dict[str, Any]]) -> list[Turn]:
     """
     made: list[Turn] = []
     for message in talk:
-        said, calls = message.get("content"), message.get("tool_calls")
-        if message.get("role") not in _NAMES or not (isinstance(said, str) or calls):
+        said, calls = text_of(message.get("content")), calls_of(message)
+        if message.get("role") not in _NAMES or not (said is not None or calls):
             return []
-        if isinstance(said, str) and (said or not calls):
+        if not is_text(message.get("content")):
+            return []
+        if said is not None and (said or not calls):
             made.append({"from": _NAMES[message["role"]], "value": said})
         if calls:
             made.append({"from": "function_call", "value": _calls(calls)})
@@ -31,7 +41,7 @@ def turns(talk: Sequence[dict[str, Any]]) -> list[Turn]:
 
 
 def _calls(calls: Sequence[dict[str, Any]]) -> str:
-    made = [_call(c.get("function", {})) for c in calls]
+    made = [_call(c.get("function", c)) for c in calls]
     return json.dumps(made[0] if len(made) == 1 else made, ensure_ascii=False)
 
 
