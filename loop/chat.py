@@ -14,6 +14,7 @@ from ..store.records import Message
 from .engines.engine import Engine, Request, Sampled
 from .engines.scoring import that_scores
 from .hearing import Heard, Says, who_hears
+from .models import tokenizer_digest
 from .policy import Completion, PolicyError, Sampling, Turn
 from .speech import Marks, Speech
 from .stopping import when_stopped, why
@@ -43,6 +44,7 @@ class ChatPolicy:
         self.sampling = sampling or Sampling()
         self._format = known_format(tool_format)
         self._templates = Templates(engine.tokenizer, tool_format=tool_format)
+        self._tokenizer = tokenizer_digest(engine.tokenizer)
         self._last_prompt: tuple[str, list[int]] = ("", [])
 
     @property
@@ -217,6 +219,7 @@ class ChatPolicy:
             segments=sampled.segments,
             policy_version=first,
             engine=self.engine.name,
+            tokenizer=self._tokenizer,
             timing=sampled.timing,
         )
 

@@ -16,7 +16,6 @@ from . import preferences
 from .algorithms import Algorithm
 from .chains import STORED, record, trainers, treated
 from .drawing import Drawing, Horizon, check_runs, missing, sampler
-from .models import tokenizer_digest
 from .priorities import Priorities
 from .runs import Job, Watch, pinned
 from .staleness import lags
@@ -29,13 +28,14 @@ from .training.batch import (
     untrainable,
     without_missing_logprobs,
 )
+from .training.token_check import TokenCheck, why_foreign
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _TABLES = pl.List(pl.Struct({"name": pl.String, "version": pl.Int64}))
 _COLUMNS = ("experience_id", "run_id", "group_id", "policy_version", *FACTS)
-_COLUMNS += ("tools", "source", "drop_reason", "created_at")
+_COLUMNS += ("tools", "tokenizer", "source", "drop_reason", "created_at")
 
 
 class Feed:
@@ -54,6 +54,7 @@ class Feed:
         config = job.config
         self._job, self._algorithm, self._stop = job, algorithm, stop
         self._tokenizer = tokenizer
+        self._check = TokenCheck(tokenizer, config.trainer.foreign_tokens)
         self._vocabulary, self._max_length = vocabulary, max_length
         self._online = config.explorer is not None
         self._temperature = config.explorer.sampling.temperature if config.explorer else 1.0
@@ -283,6 +284,7 @@ class Feed:
             "train/rows": float(kept.height),
             "train/unusable_rows": float(rows.height - kept.height),
         } | lags(lag)
+        measured |= self._check.counted(rows)
         if self._chain:
             measured["train/left_out_rows"] = float(rows["left_out"].count())
         if self._credit is not None:  # as in groups of equal rewards: they teach nothing
@@ -321,7 +323,8 @@ class Feed:
         return preferences.whole(rows, good) if self._are_pairs else good
 
     def _why_not(self, rows: pl.DataFrame) -> pl.Series:
-        return untrainable(rows, vocabulary=self._vocabulary, max_length=self._max_length)
+        why = untrainable(rows, vocabulary=self._vocabulary, max_length=self._max_length)
+        return why_foreign(rows).fill_null(why)
 
     def _note_untrainable(self, rows: pl.DataFrame, step: int) -> None:
         """Store why rows are drawn with weight 0 that the model cannot take."""
@@ -336,7 +339,9 @@ class Feed:
 
     def _tokenized(self, rows: pl.DataFrame) -> pl.DataFrame:
         documents = self._algorithm.documents
-        return tokenize(rows, self._tokenizer, documents=documents, are_pairs=self._are_pairs)
+        return tokenize(
+            self._check(rows), self._tokenizer, documents=documents, are_pairs=self._are_pairs
+        )
 
     def _with_units(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Add which rows belong together, where they come in pairs."""
@@ -348,14 +353,10 @@ class Feed:
     def _described(self) -> str:
         return self.sampler.describe()
 
-    @cached_property
-    def _tokenizer_digest(self) -> str:
-        return tokenizer_digest(self._tokenizer)
-
     def _record(self, step: int, rows: pl.DataFrame, draw: Draw) -> None:
         """Write down the step's rows, before they are trained on."""
         tables = [{"name": name, "version": v} for name, v in draw.drawn_from.items()]
-        tokenizer = self._tokenizer_digest if rows["was_text"].any() else None
+        tokenizer = self._check.digest if rows["was_text"].any() else None
         self._job.store.append(
             "draws",
             rows.select(

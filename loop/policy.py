@@ -113,6 +113,8 @@ class Completion:
     """The version that wrote the first token, stamped when the request was sent."""
     engine: str | None = None
     """What answered: transformers, vllm, an address."""
+    tokenizer: str | None = None
+    """Digest of the tokenizer that token_ids are of; None when the engine does not say."""
     timing: Timing = field(default_factory=Timing)
 
     @property

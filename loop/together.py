@@ -6,7 +6,7 @@ from dataclasses import replace
 from ..store.ids import rollout_id
 from ..store.records import Experience
 from .policy import Turn
-from .turns import RolloutPolicy
+from .turns import RolloutPolicy, with_tokenizer
 
 
 class GroupPolicies:
@@ -39,7 +39,7 @@ class GroupPolicies:
 
     def stamped(self, rows: Sequence[Experience]) -> list[Experience]:
         """Return a group's rows; what single tries noted is theirs."""
-        return list(rows)
+        return with_tokenizer(rows, self.turns)
 
 
 def named(rows: Sequence[Experience], group: str, number: int | None) -> list[Experience]:

@@ -68,8 +68,20 @@ class RolloutPolicy:
         """Return a try's rows, the last with what was measured and why the try ended."""
         if not rows:
             return []
+        rows = with_tokenizer(rows, self.turns)
         last = replace(rows[-1], metrics={**rows[-1].metrics, **self.metrics})
         return [*rows[:-1], replace(last, finish_reason=self.ended or last.finish_reason)]
+
+
+def with_tokenizer(rows: Sequence[Experience], turns: Sequence[Turn]) -> list[Experience]:
+    """Return rows that say of which tokenizer their tokens are: that of the turns."""
+    [name, *others] = {turn.completion.tokenizer for turn in turns} or {None}
+    if name is None or others:
+        return list(rows)
+    return [
+        replace(row, tokenizer=name) if row.token_ids is not None and not row.tokenizer else row
+        for row in rows
+    ]
 
 
 def note(policy: Policy, name: str, value: float = 1.0) -> None:
@@ -223,6 +235,7 @@ class _Row:
                 "loss_mask": self.loss_mask,
                 "logprobs": self.logprobs,
                 "prompt_length": len(first.prompt_ids),
+                "tokenizer": first.tokenizer,
             }
         segments = [{k: s[k] for k in ("policy_version", "num_tokens")} for s in self.segments]
         digests = [s["digest"] for s in self.segments]

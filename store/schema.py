@@ -150,7 +150,9 @@ _DECLARED = (
         Column("logprobs", pa.list_(pa.float32()), "the behaviour policy's, as sampled, in nats"),
         Column("prompt_length", INT, "tokens before the first sampled one"),
         Column("num_tokens", INT, "length of token_ids"),
-        _later(2, "tokenizer", TEXT, "digest of the tokenizer that made token_ids out of text"),
+        _later(
+            2, "tokenizer", TEXT, "digest of the tokenizer that token_ids are of; NULL: not known"
+        ),
         Column("reward", REAL, "the outcome; NULL when it could not be computed"),
         Column("rewards", NAMED_VALUES, "the parts that the reward is made of"),
         Column("token_rewards", pa.list_(pa.float32()), "rewards placed on single tokens"),

@@ -94,6 +94,14 @@ class TrainerConfig(Section):
     refuse: the job ends and names one. recompute: those of the policy before the step stand for
     them, as if it had written the row, however old that is.
     """
+    foreign_tokens: Literal["refuse", "retokenize", "skip"] = "refuse"
+    """Rows whose `tokenizer` is known, and is not the policy's: their tokens mean something else.
+
+    refuse: the job ends and names one. retokenize: tokens are made anew of their text, log-probs
+    are gone, and `draws.tokenizer` says so. skip: they weigh nothing; `failures` says why, and the
+    metric `train/foreign_rows` how many. Rows with token ids and no `tokenizer` are taken as the
+    policy's.
+    """
     max_skipped_steps: Int = Field(default=3, ge=1)
     """So many steps in a row whose loss or gradient is not finite end the job."""
     learning_rate: Float = Field(default=1e-5, ge=0)
