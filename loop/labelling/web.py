@@ -12,6 +12,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from ...store import Store
 from ...store.errors import RlakeError
+from ...store.records import proper
 from .queue import Queue, cut, progress, shown
 
 BODY_BYTES = 64 << 10
@@ -19,7 +20,10 @@ BODY_BYTES = 64 << 10
 _LONGEST_NAME = 80
 _SHOWN = 100_000
 """Most characters of a text that are sent."""
-_POLICY = "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; connect-src 'self'"
+_POLICY = (
+    "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; connect-src 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
 
 
 def app(
@@ -45,10 +49,13 @@ def app(
         if hosts is not None and host not in hosts:
             return _refused(421, f"this form is not served as `{host}`")
         given = request.query_params.get("token") or ""
+        shown_key = request.headers.get("x-rlake-key") or ""
+        if not (given + shown_key).isascii():
+            return _refused(400, "a token or a key is of ASCII alone")
         if request.url.path == "/":
             if token is not None and not hmac.compare_digest(given, token):
                 return _refused(403, "this address lacks its token")
-        elif not hmac.compare_digest(request.headers.get("x-rlake-key") or "", key):
+        elif not hmac.compare_digest(shown_key, key):
             return _refused(403, "this request does not come from the page")
         return await call_next(request)
 
@@ -68,6 +75,7 @@ def app(
         headers = {
             "Content-Security-Policy": _POLICY.format(nonce),
             "Referrer-Policy": "no-referrer",
+            "X-Frame-Options": "DENY",
         }
         return HTMLResponse(
             html.replace("{{nonce}}", nonce).replace("{{settings}}", text), headers=headers
@@ -101,7 +109,9 @@ def _add(store: Store, queue: Queue, body: bytes) -> dict[str, Any]:
     try:
         given = json.loads(body)
         annotator, key = _name(given["annotator"]), str(given["key"])
-        label, comment = given.get("label"), str(given.get("comment") or "")
+        label, comment = given.get("label"), proper(str(given.get("comment") or ""))
+    except RecursionError:
+        raise _WrongRequest("the request's JSON is nested too deep") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _WrongRequest(f"expected annotator, key, label and comment: {error}") from error
     choice = None if label is None else queue.question.choice(str(label))
@@ -115,8 +125,8 @@ class _WrongRequest(RlakeError):
 
 def _name(annotator: object) -> str:
     name = str(annotator).strip()
-    if not name or len(name) > _LONGEST_NAME:
-        raise _WrongRequest(f"an annotator has 1 to {_LONGEST_NAME} characters")
+    if not name or len(name) > _LONGEST_NAME or proper(name) != name:
+        raise _WrongRequest(f"an annotator has 1 to {_LONGEST_NAME} characters, all of them whole")
     return name
 
 
@@ -128,7 +138,7 @@ def _told(answer: Any) -> Response:
 
 
 def _refused(status: int, why: str) -> Response:
-    return JSONResponse({"error": why}, status_code=status)
+    return JSONResponse({"error": proper(why)}, status_code=status)
 
 
 async def _body(request: Request) -> bytes | None:
