@@ -83,7 +83,6 @@ def _stop(*_: object) -> NoReturn:
 
 
 def _watched(child: int, memory: int, processes: int, awake: int) -> int:
-    """Return how a process ended; TooMuch when it and those below hold more than `memory`."""
     pause = _LOOK_SECONDS
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -99,7 +98,7 @@ def _watched(child: int, memory: int, processes: int, awake: int) -> int:
 
 
 def _holds(process: int, processes: int) -> int:
-    """Return the bytes that a process holds: what is shared, in shares."""
+    # what is shared counts in shares, where the kernel tells them
     for name, keys, unit in (("smaps_rollup", ("Pss:", "SwapPss:"), 1024), ("statm", (), 4096)):
         with suppress(OSError, ValueError, IndexError):
             text = _read(processes, f"{process}/{name}")
@@ -260,10 +259,7 @@ def _runs(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 def _refuse_files(folder: str) -> bool:
-    """Let the kernel refuse all files but Python's and those of a folder (Landlock).
-
-    False where the kernel has none.
-    """
+    """Refuse all files but Python's and a folder's, by Landlock; False where there is none."""
     newest = _libc.syscall(444, None, ctypes.c_size_t(0), 1)
     if newest < 1:
         return False

@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from itertools import combinations
+from typing import Any
 
 import httpx
 import numpy as np
@@ -228,6 +229,7 @@ def test_what_no_page_sends_is_refused_and_no_other_page_shows_the_form(store: S
             assert page.headers["x-frame-options"] == "DENY"
             [key] = re.findall(r'"key": "([^"]+)"', page.text)
             known = {"x-rlake-key": key}
+            foreign: Any = {"x-rlake-key": "é".encode()}
             bodies = [
                 b"[" * 30_000,
                 b'{"a":' * 10_000,
@@ -241,7 +243,7 @@ def test_what_no_page_sends_is_refused_and_no_other_page_shows_the_form(store: S
             item = (await client.get("/item?annotator=ann", headers=known)).json()["item"]["key"]
             answers = [
                 await client.get("/?token=%C3%A9"),
-                await client.get("/item?annotator=ann", headers={"x-rlake-key": "é".encode()}),
+                await client.get("/item?annotator=ann", headers=foreign),
                 await client.get("/item?annotator=ann&key=%E6%97%A5", headers=known),
                 *[
                     await client.post(
