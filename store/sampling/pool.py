@@ -136,10 +136,12 @@ class Pool:
         """Return `n` places drawn one after the other, each with the chance of its mass.
 
         Without replacement a place that was drawn is passed over from then on (successive
-        sampling), with it a place that was drawn as often as is allowed.
+        sampling), with it a place that was drawn as often as is allowed. Without a horizon, units
+        that could not be drawn as often as is allowed in later draws of this size are all in it.
         """
-        if not replacement and n * _MOST > self.size:
-            return self._race(n, rng)
+        due = self._due(n) if not replacement else _NOWHERE
+        if len(due) or (not replacement and n * _MOST > self.size):
+            return self._race(n, rng, due)
         heavy = self._heavy()
         masses = self._sums["mass"] + heavy * self._sums["unknown"]
         drawn, gone = _NOWHERE, _NOWHERE
@@ -159,17 +161,37 @@ class Pool:
             masses[blocks] = self._inside(blocks, gone, heavy)[:, -1]
         return drawn
 
-    def _race(self, n: int, rng: np.random.Generator) -> np.ndarray:
+    def _due(self, n: int) -> np.ndarray:
+        """Return the places that each draw from now on must have, if all are to be used up.
+
+        That takes at least `draws` more draws of `n`, and none has a place twice: so a place with
+        as many draws left is in each of them. There are never more than `n`.
+        """
+        room = self.room
+        if not n or not room or not self._max_draws or self._bounds.limit is not None:
+            return _NOWHERE
+        draws = -(-room // n)
+        if draws > self._max_draws:
+            return _NOWHERE
+        places = self.candidates()
+        left = self._max_draws - self._times.values[places]
+        return places[left >= draws]
+
+    def _race(self, n: int, rng: np.random.Generator, due: np.ndarray) -> np.ndarray:
         """Do successive sampling of much of the pool: the order in which units come in a race.
 
         Their times are exponential with their masses as rates (Efraimidis and Spirakis 2006).
+        Those that are `due` are in it, wherever they come.
         """
         places = self.candidates()
         masses = self._filled(self._mass_of(places), self._heavy())
         places, masses = places[masses > 0], masses[masses > 0]
         with np.errstate(over="ignore"):  # a tiny mass comes last
             times = -np.log1p(-rng.random(len(places))) / masses
-        return places[np.argsort(times, kind="stable")[:n]]
+        places = places[np.argsort(times, kind="stable")]
+        is_due = np.isin(places, due)
+        others = np.cumsum(~is_due) <= n - is_due.sum()
+        return places[is_due | others]
 
     def chances(self, places: np.ndarray) -> np.ndarray:
         """Return the probability of each place in a single draw from the whole pool."""

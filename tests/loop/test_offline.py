@@ -42,12 +42,19 @@ def metric(store: Store, name: str) -> dict[int, float]:
     return dict(rows.fetchall())
 
 
-@pytest.mark.parametrize("rows", [10, 8, 3])
-@pytest.mark.parametrize("epochs", [1, 5])
+@pytest.mark.parametrize(
+    ("rows", "epochs", "sampler"),
+    [
+        *((rows, epochs, {"fifo": {}}) for rows in (10, 8, 3) for epochs in (1, 5)),
+        (50, 3, {"uniform": {}}),
+        (26, 3, {"prioritized": {"priority": "1 + rollout"}}),
+    ],
+)
 def test_every_row_is_drawn_exactly_as_often_as_there_are_epochs(
-    store: Store, rows: int, epochs: int
+    store: Store, rows: int, epochs: int, sampler: dict[str, Any]
 ) -> None:
-    drawn = train(store, written(rows), trainer={"batch_size": 4, "epochs": epochs})
+    trainer = {"batch_size": 4, "epochs": epochs, "sampler": sampler}
+    drawn = train(store, written(rows), trainer=trainer)
     assert set(Counter(drawn["experience_id"]).values()) == {epochs}
     assert drawn["experience_id"].n_unique() == rows
     for own in drawn.partition_by("experience_id"):

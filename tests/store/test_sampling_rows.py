@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from builders import experiences, rows
 from drawing import a_store, draws, flat, ids, names
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from preferences import preference
 
 from rlake.store import Experience, Store
 from rlake.store.errors import QueryError, StoreError
@@ -258,3 +260,39 @@ def test_a_step_of_no_rows_is_refused(store: Store, n: int) -> None:
     store.append("experiences", experiences(4))
     with pytest.raises(QueryError, match=f"a step must draw 1 or more rows, got {n}"):
         Sampler(store).draw(n, step=1, policy_version=0)
+
+
+@pytest.mark.parametrize("unit", ["rows", "groups", "pairs"])
+@EXAMPLES
+@given(
+    strategy=st.sampled_from([Fifo(), Uniform(), Prioritized("1.0"), Prioritized("1 + margin")]),
+    num_groups=st.integers(1, 12),
+    size=st.integers(1, 12),
+    epochs=st.integers(1, 5),
+)
+def test_all_is_drawn_exactly_as_often_as_allowed_in_as_few_steps_as_that_takes(
+    empty_store: Path, unit: str, strategy: Any, num_groups: int, size: int, epochs: int
+) -> None:
+    if unit != "pairs" and isinstance(strategy, Prioritized):
+        strategy = Prioritized(strategy.priority.replace("margin", "rollout"))
+    with a_store(empty_store) as store:
+        store.append("experiences", experiences(4 * num_groups, group_size=4))
+        made = names(4 * num_groups)
+        pairs = [preference(b, a, margin=float(i % 3)) for i, (a, b) in enumerate(pairwise(made))]
+        store.append("preferences", pairs)
+        table = "preferences" if unit == "pairs" else "experiences"
+        sampler = Sampler(
+            store, strategy=strategy, max_draws=epochs, grouped=unit == "groups", table=table
+        )
+        num_units = sampler.supply(1, 0).fresh
+        size = min(size, num_units)
+        steps: list[list[str]] = []
+        while left := sampler.supply(size, 0).draws:
+            steps += draws(sampler, min(size, left), [len(steps) + 1])
+    of_one = {"rows": 1, "groups": 4, "pairs": 2}[unit]
+    assert len(steps) == -(-num_units * epochs // size)
+    if unit == "pairs":  # a row may be of two pairs
+        assert len(flat(steps)) == num_units * epochs * of_one
+        return
+    assert Counter(flat(steps)) == dict.fromkeys(made, epochs)
+    assert all(len(set(step)) == len(step) for step in steps)
