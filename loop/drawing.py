@@ -1,6 +1,6 @@
 """From a configuration to what draws a step's rows, and to how many new ones each step takes up."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import ceil
 
 from ..store import Store
@@ -20,9 +20,11 @@ from ..store.sampling import (
     most,
     split,
 )
+from ..store.side import SideColumn, check, parse_all
 from .algorithms import Algorithm
 from .config import RunConfig, SourceConfig
 from .config.draws import StrategyConfig
+from .preferences import nothing
 
 NOT_MEASURED = "run_id IS NULL OR run_id NOT LIKE '%:eval-%'"
 """Which stored rows are drawn where nobody says which: none that only measures a policy."""
@@ -63,7 +65,7 @@ def sampler(
         ),
         query=trainer.source,
         run_id=config.name if is_online else None,
-        with_columns=_sides(trainer.with_columns, algorithm),
+        with_columns=trainer.with_columns,
         max_draws=trainer.epochs,
         seed=config.seed,
         until=until,
@@ -105,11 +107,6 @@ def _of_source(
     return _stored_where(config, algorithm)
 
 
-def _sides(columns: Sequence[str], algorithm: Algorithm) -> Sequence[str]:
-    """Return the side columns that a priority may name: those are of experiences."""
-    return () if algorithm.unit == "pair" else columns
-
-
 def _source(name: str, source: SourceConfig, config: RunConfig, algorithm: Algorithm) -> Source:
     if algorithm.unit == "pair" and source.run is not None:
         raise ConfigError(
@@ -126,7 +123,7 @@ def _source(name: str, source: SourceConfig, config: RunConfig, algorithm: Algor
         at=source.at,
         strategy=strategy(source.sampler),
         freshness=Freshness(lag),
-        with_columns=_sides((*config.trainer.with_columns, *source.with_columns), algorithm),
+        with_columns=(*config.trainer.with_columns, *source.with_columns),
         max_draws=source.epochs or (1 if is_own else None),
         order=order(config, algorithm) if is_own else None,
         is_paced=is_own,
@@ -186,6 +183,23 @@ def own_where(config: RunConfig) -> str | None:
     return config.trainer.and_where(own.where if own is not None else None)
 
 
+def own_sides(config: RunConfig) -> tuple[SideColumn, ...]:
+    """Return the side columns of the explorer's rows, which that condition may name."""
+    _, own = own_source(config)
+    return parse_all((*config.trainer.with_columns, *(own.with_columns if own else ())))
+
+
+def check_sides(store: Store, config: RunConfig) -> None:
+    """Raise NotFoundError for a side column of which nothing is stored, but for priorities.
+
+    Those may come while the run draws.
+    """
+    trainer = config.trainer
+    columns = [c for c in parse_all(trainer.with_columns) if c.alias != "priority"]
+    if columns:
+        check(store if trainer.at is None else store.at(trainer.at), columns)
+
+
 def check_runs(store: Store, sources: Mapping[str, SourceConfig]) -> None:
     """Raise ConfigError for a source that draws from a run that the store does not know."""
     named = {name: source.run for name, source in sources.items() if source.run is not None}
@@ -199,6 +213,13 @@ def check_runs(store: Store, sources: Mapping[str, SourceConfig]) -> None:
                 f"source `{name}` draws from run `{run}`, of which nothing is stored"
                 f"{nearest(run, known)}"
             )
+
+
+def nothing_to_draw(store: Store, algorithm: Algorithm, supply: Supply) -> ConfigError:
+    """Return the error of an offline run for which no row is stored."""
+    none = nothing(store) if algorithm.unit == "pair" else None
+    way_out = none or "look at `trainer.where`, `trainer.source` and `trainer.at`"
+    return ConfigError(f"there is nothing to train on: {supply}; {way_out}")
 
 
 def missing(store: Store, config: RunConfig, supply: Supply) -> str:

@@ -16,7 +16,7 @@ from .algorithms import Algorithm
 from .batches import Batches
 from .chains import explorers
 from .curriculum import Curriculum
-from .drawing import batch_tasks, new_units, order, own_where
+from .drawing import batch_tasks, new_units, order, own_sides, own_where
 from .evaluation.during import During
 from .metrics import Metrics
 from .pacing import Pacer
@@ -57,6 +57,7 @@ class Explorer:
             job.store,
             grouped=algorithm.grouped,
             where=own_where(config),
+            sides=own_sides(config),
             run_id=job.run_id,
             order=order(config, algorithm),
         )

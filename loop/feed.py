@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from ..store import side
 from ..store.errors import ConfigError, StarvedError
 from ..store.ids import combine, row_digests
 from ..store.sampling import Draw, Mixture, Sampler, Supply
@@ -15,7 +14,15 @@ from ..store.verify import ABSENT, FACTS
 from . import preferences
 from .algorithms import Algorithm
 from .chains import STORED, record, trainers, treated
-from .drawing import Drawing, Horizon, check_runs, missing, sampler
+from .drawing import (
+    Drawing,
+    Horizon,
+    check_runs,
+    check_sides,
+    missing,
+    nothing_to_draw,
+    sampler,
+)
 from .priorities import Priorities
 from .runs import Job, Watch, pinned
 from .staleness import lags
@@ -62,9 +69,7 @@ class Feed:
         self._source = job.store if self._online else pinned(job, "rows")
         self.sampler = self._sampler()
         self._horizon = Horizon(config)
-        columns = side.parse_all(config.trainer.with_columns)
-        self._side = [c for c in columns if c.alias != "priority"]  # that is the sampler's
-        side.check(self._source, self._side)
+        check_sides(self._source, config)
         self._watch = Watch(job)
         self._recorded: dict[int, pl.DataFrame] = {}
         self._credit = algorithm.advantage()
@@ -100,9 +105,7 @@ class Feed:
             return trainer.steps
         supply = self.sampler.supply(trainer.batch_size, 0)
         if not supply.fresh:
-            none = preferences.nothing(self._source) if self._are_pairs else None
-            way_out = none or "look at `trainer.where`, `trainer.source` and `trainer.at`"
-            raise ConfigError(f"there is nothing to train on: {supply}; {way_out}")
+            raise nothing_to_draw(self._source, self._algorithm, supply)
         if trainer.steps is not None:
             self.sampler.check(min(trainer.batch_size, supply.fresh))
             return trainer.steps
@@ -123,7 +126,7 @@ class Feed:
         ).pl()
         self.sampler.restore(drawn["id"].to_list(), sources=drawn["source"].to_list())
         again = self._job.store.sql(
-            f"SELECT step, {self._key} AS id, source, weight FROM draws WHERE {run} "
+            f"SELECT step, {self._key} AS id, source, weight, drawn_from FROM draws WHERE {run} "
             f"AND step >= {start_step} "
             "QUALIFY attempt = max(attempt) OVER (PARTITION BY step) ORDER BY step, position"
         ).pl()
@@ -142,6 +145,9 @@ class Feed:
                 step=step,
                 weights=recorded["weight"].to_list(),
                 sources=recorded["source"].to_list(),
+                drawn_from={
+                    t["name"]: t["version"] for t in recorded["drawn_from"].to_list()[0] or ()
+                },
             )
         else:
             draw = self._wait(step) if self._online else self._stored(step)
@@ -158,13 +164,19 @@ class Feed:
 
     def held_out(self, where: str, *, rows_at_once: int = 256) -> list[Examples]:
         """Return stored rows for which a condition holds, tokenised, for measuring only."""
-        sampler = Sampler(self._source, where=where, table=self._algorithm.table)
+        sampler = Sampler(
+            self._source,
+            where=where,
+            table=self._algorithm.table,
+            with_columns=self._job.config.trainer.with_columns,
+        )
         parts = []
         while (supply := sampler.supply(1, 0)).fresh:
             draw = sampler.draw(min(rows_at_once, supply.fresh), step=0, policy_version=0)
             assert draw is not None, "as many as there are can be drawn"
             rows = sampler.read(draw, self._columns).with_columns(weight=pl.lit(1.0))
             rows = rows.with_columns(advantage=pl.lit(None if self._labels else 0.0, pl.Float64))
+            rows = sampler.with_sides(draw, rows)
             if self._labels is not None:
                 rows = self._labels(rows.lazy()).collect(engine="in-memory")
             rows = self._at_temperature(self._tokenized(rows))
@@ -253,8 +265,10 @@ class Feed:
         digests = pl.Series("digest", row_digests(rows.select(FACTS).to_arrow()))
         digests = digests.set(rows["created_at"].is_null(), ABSENT)
         rows = rows.with_columns(advantage=pl.lit(None, pl.Float64))
-        rows = self._treated(side.attach(self._source, rows, self._side), step)
-        rows = rows.with_columns(
+        rows = self.sampler.with_sides(draw, rows)
+        replaced = rows["replaced"]
+        rows = self._treated(rows.drop("replaced"), step).with_columns(
+            replaced,
             digests,
             is_expert=pl.col("source") == "expert",
             group=pl.col("group_id").rank("dense"),
@@ -376,5 +390,6 @@ class Feed:
                 batch_digest=pl.lit(combine(rows["digest"])),
                 drawn_from=pl.lit(pl.Series([tables], dtype=_TABLES)).first(),
                 preference_id="preference_id",
+                replaced="replaced",
             ),
         )

@@ -71,6 +71,14 @@ def check_place(path: str | Path) -> None:
         raise ConfigError(f"`{text}` is not a model that can be loaded: there is no such folder")
 
 
+def check_folder(path: str | Path) -> None:
+    """Raise ConfigError for a folder that holds no model, before anything is loaded."""
+    check_place(path)
+    files = ("config.json", "adapter_config.json")
+    if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in files):
+        raise ConfigError(f"`{path}` is not a model that can be loaded: it has no `config.json`")
+
+
 def _load_adapter(
     folder: Path, *, dtype: str
 ) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:

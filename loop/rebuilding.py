@@ -120,9 +120,8 @@ def _treat(
     changed = [name for name, digest in chain.functions.items() if then.get(name) != digest]
     if changed:
         return False, f"treated by the same operators: `{changed[0]}` is another now"
-    if config.trainer.with_columns:  # their values are those of now
-        return True, ""
-    rows, _ = treated(chain, again.read(draw, ["experience_id", "group_id", *chain.reads(STORED)]))
+    read = again.read(draw, ["experience_id", "group_id", *chain.reads(STORED)])
+    rows, _ = treated(chain, again.with_sides(draw, read).drop("replaced"))
     weights = drawn.rename({"weight": "then"}).select("then")
     both = pl.concat([rows.filter("allowed"), weights], how="horizontal")
     wrong = both.filter(pl.col("left_out").is_not_null(), pl.col("then") != 0)

@@ -151,13 +151,15 @@ def _begun_from(first: Row) -> str | None:
 
 
 def _in_numbers(ask: Asked, drawn: str) -> Row:
+    reward = "as_drawn(d.replaced, 'reward', e.reward)"
     [row] = ask(
         "SELECT count(*) AS num_rows, count(DISTINCT d.experience_id) AS num_experiences, "
         "count(DISTINCT e.group_id) AS num_groups, "
         "count(*) FILTER (e.experience_id IS NULL) AS num_gone, "
         "count(*) FILTER (d.weight = 0) AS num_weightless, "
-        "avg(e.reward) AS reward_mean, min(e.reward) AS reward_min, max(e.reward) AS reward_max, "
-        "count(*) FILTER (e.reward IS NULL) AS num_unscored, avg(d.lag) AS lag_mean, "
+        f"avg({reward}) AS reward_mean, min({reward}) AS reward_min, "
+        f"max({reward}) AS reward_max, "
+        f"count(*) FILTER ({reward} IS NULL) AS num_unscored, avg(d.lag) AS lag_mean, "
         "max(d.lag) AS lag_max, sum(e.num_tokens)::BIGINT AS num_tokens "
         f"FROM ({drawn}) d LEFT JOIN experiences e USING (experience_id)"
     )

@@ -19,7 +19,7 @@ from .schema import TABLES
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+|\([\w\s,]*\)\s*)?", re.IGNORECASE)
 """What stands before the statement that is explained. It can hold no comment, so that what is
 behind it is what DuckDB runs."""
-_BROKEN = re.compile(r"the stream registered as '(?:stored_)?(\w+)' failed: (.*)", re.DOTALL)
+_BROKEN = re.compile(r"the stream registered as '(?:stored_|plain_)?(\w+)' failed: (.*)", re.DOTALL)
 _LONGEST = 200
 _SETTINGS = """
 SET TimeZone = 'UTC';
@@ -35,12 +35,23 @@ _NAMES = "SELECT view_name FROM duckdb_views() UNION ALL SELECT table_name FROM 
 class Console:
     """One DuckDB session over given versions of the tables. Not to be shared between threads."""
 
-    def __init__(self, *, views: bool = True, files: bool = False) -> None:
-        """Open a session; with `files` its queries may read files, too."""
+    def __init__(
+        self,
+        *,
+        views: bool = True,
+        files: bool = False,
+        instead: Mapping[str, str] | None = None,
+    ) -> None:
+        """Open a session; with `files` its queries may read files, too.
+
+        `instead` has relations that stand in for tables, by the table's name. A relation reads the
+        table itself as `plain_NAME`; views see the relation.
+        """
         self._con = duckdb.connect(":memory:")
         self._versions: dict[str, int] = {}
         self._views, self._files, self._open = views, files, True
         self._has_turns = not views
+        self._instead = instead or {}
         self._frames: list[str] = []
 
     def show(
@@ -54,23 +65,33 @@ class Console:
             if self._versions.get(name) != version:
                 self._show(name, open_at(name, version))
         self._versions = dict(versions)
-        if self._open and self._views:
-            self._con.execute(_read("views.sql"))
         if self._open:
+            self._make_views()
             self._con.execute(_SETTINGS.format(files=self._files))
         self._open = False
+
+    def _make_views(self) -> None:
+        """Make the views; a relation that stands in for a table may read some of them itself."""
+        plain = {name: f"plain_{name}" for name in self._instead}
+        views = _read("views.sql") if self._views else ""
+        self._con.execute(views if not plain else "")
+        for relations in (plain, self._instead) if plain else ():
+            for name, relation in relations.items():
+                self._con.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT * FROM {relation}")
+            self._con.execute(views)  # again, since they hold to the columns that a table has
 
     def _show(self, name: str, rows: "lance.LanceDataset | pa.Table") -> None:
         """Let a table's name mean these rows; columns that came to the table later are NULL."""
         later = missing(name, rows.schema)
-        self._con.register(f"stored_{name}" if later else name, rows)
+        shown = f"plain_{name}" if name in self._instead else name
+        self._con.register(f"stored_{name}" if later else shown, rows)
         if later:
             types = self._con.from_arrow(pa.schema(later).empty_table()).types
             nulls = ", ".join(
                 f"NULL::{kind} AS {c.name}" for c, kind in zip(later, types, strict=True)
             )
             self._con.execute(
-                f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT *, {nulls} FROM stored_{name}"
+                f"CREATE OR REPLACE TEMP VIEW {shown} AS SELECT *, {nulls} FROM stored_{name}"
             )
 
     def put(self, name: str, rows: pa.Table) -> None:

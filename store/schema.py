@@ -234,6 +234,7 @@ _DECLARED = (
         _later(2, "batch_digest", TEXT, "digest of the whole step's rows, in their order"),
         _later(2, "drawn_from", VERSIONS, "versions of the tables that the step was drawn from"),
         _later(4, "preference_id", TEXT, "the pair as one of whose two rows it was drawn"),
+        _later(6, "replaced", NAMED_VALUES, "what side columns put in place of stored ones"),
         _CREATED,
     ),
     _table(

@@ -29,6 +29,9 @@ _GRAMMAR = (
 )
 _TIES = {"scores": "scorer_version", "feedback": "feedback_id", "derived": "version"}
 _NAMED_BY = {"scores": "scorer", "feedback": "annotator", "derived": "name"}
+_WITHDRAWN = ("withdrawals", "members")
+_STARTS = ("run_id", "attempt", "start_step")
+_CREATED = "_row_created_at_version"
 _KINDS = {"scores": "score", "feedback": "feedback", "derived": "derived"}
 _NOUNS = {"scores": "score", "feedback": "feedback", "derived": "derived value"}
 
@@ -75,6 +78,16 @@ class SideColumn:
     def tie(self) -> str:
         """The column that decides between rows of one time: the larger counts."""
         return _TIES[self.table]
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its values are texts, not numbers."""
+        return self.value in ("label", "text")
+
+    @property
+    def tables(self) -> set[str]:
+        """The tables that decide its values."""
+        return {self.table, "runs"} if self.table == "derived" else {self.table}
 
     @property
     def reads(self) -> list[str]:
@@ -189,15 +202,17 @@ def _check_alias(spec: str, alias: str, value: str, *, is_said: bool) -> None:
         raise QueryError(f"`{alias}` is a number, and `{spec}` is text; take another value")
 
 
-def from_sql(columns: Sequence[SideColumn]) -> str:
+def from_sql(columns: Sequence[SideColumn], *, plain: str = "experiences_current") -> str:
     """Return what stands after FROM: experiences that count, with side columns, to be named.
+
+    `plain` is what the table is called without them.
 
     >>> strict = from_sql([parse("reward=score:strict@2")])
     >>> store.sql(f"SELECT avg(reward) FROM {strict} AS experiences").fetchall()
     [(None,)]
     """
     if not columns:
-        return "experiences_current"
+        return plain
     hidden = [c.alias for c in columns if c.alias in TABLES["experiences"].names]
     facts = f"e.* EXCLUDE ({', '.join(hidden)})" if hidden else "e.*"
     values = ", ".join(f'side_{i}."{c.alias}"' for i, c in enumerate(columns))
@@ -205,7 +220,7 @@ def from_sql(columns: Sequence[SideColumn]) -> str:
         f"LEFT JOIN ({c.sql}) AS side_{i} ON e.experience_id = side_{i}.experience_id"
         for i, c in enumerate(columns)
     )
-    return f"(SELECT {facts}, {values} FROM experiences_current AS e {joins})"
+    return f"(SELECT {facts}, {values} FROM {plain} AS e {joins})"
 
 
 def join(store: "Store", frame: pl.LazyFrame, columns: Sequence[SideColumn]) -> pl.LazyFrame:
@@ -219,18 +234,25 @@ def join(store: "Store", frame: pl.LazyFrame, columns: Sequence[SideColumn]) -> 
     return joined.select(*names, *(c.alias for c in columns if c.alias not in names))
 
 
-def attach(store: "Store", rows: pl.DataFrame, columns: Sequence[SideColumn]) -> pl.DataFrame:
+def attach(
+    store: "Store",
+    rows: pl.DataFrame,
+    columns: Sequence[SideColumn],
+    *,
+    until: Mapping[str, int] | None = None,
+) -> pl.DataFrame:
     """Add side columns to some hundred rows, by `experience_id`, in their order.
 
     A column that is there already is replaced in its place. Only rows of the side tables about
-    these experiences are read.
+    these experiences are read, of tables in `until` those that were stored by that version.
     """
     ids = ", ".join(literal(i) for i in rows["experience_id"].unique().sort()) or "NULL"
+    until = until or {}
     for column in columns:
         wanted, key = f"experience_id IN ({ids})", TABLES[column.table].key
         names = [*dict.fromkeys([*column.reads, *key, "lineage_id"])]
-        told = scanned(store.dataset(column.table), names, filter=wanted)
-        counting = _standing(store, column.table, pl.LazyFrame(pl.from_arrow(told)))
+        told = _stored_by(store, column.table, names, until, only=wanted)
+        counting = _standing(store, column.table, told, until)
         values = rows.select("experience_id").join(
             column.latest(counting).collect(),
             on="experience_id",
@@ -239,6 +261,20 @@ def attach(store: "Store", rows: pl.DataFrame, columns: Sequence[SideColumn]) ->
         )
         rows = rows.with_columns(values[column.alias])
     return rows
+
+
+def _stored_by(
+    store: "Store",
+    table: str,
+    columns: Sequence[str],
+    until: Mapping[str, int],
+    *,
+    only: str | None = None,
+) -> pl.LazyFrame:
+    """Return rows of a table, those that were stored by its version in `until`, if it has one."""
+    read = list(dict.fromkeys([*columns, _CREATED]))
+    rows = pl.LazyFrame(pl.from_arrow(scanned(store.dataset(table), read, filter=only)))
+    return rows.filter(pl.col(_CREATED) <= until[table]) if table in until else rows
 
 
 def check(store: "Store", columns: Sequence[SideColumn]) -> None:
@@ -257,7 +293,8 @@ def _unknown(store: "Store", column: SideColumn) -> NotFoundError:
     keys = [by, *(k for k in wanted if k != by)]
     stored = store.scan(column.table).select(keys).unique().collect()
     if not stored.height:
-        return NotFoundError(f"no {noun} is stored yet, and `{column.alias}` needs one")
+        past = " at this snapshot; take one after it is stored" if store.is_past else ""
+        return NotFoundError(f"no {noun} is stored yet, and `{column.alias}` needs one{past}")
     name = wanted.get(by)
     if name is None or name not in stored[by]:
         return NotFoundError(
@@ -271,19 +308,25 @@ def _unknown(store: "Store", column: SideColumn) -> NotFoundError:
 
 def _counting(store: "Store", table: str) -> pl.LazyFrame:
     """Return the rows of a side table that count."""
-    return _standing(store, table, store.scan(table))
+    return _standing(store, table, store.scan(table), {})
 
 
-def _standing(store: "Store", table: str, rows: pl.LazyFrame) -> pl.LazyFrame:
+def _standing(
+    store: "Store", table: str, rows: pl.LazyFrame, until: Mapping[str, int]
+) -> pl.LazyFrame:
     """Leave out what was taken back, and what a superseded attempt of a trainer derived."""
-    gone = taken_back(store.scan("withdrawals").collect())
+    # what was drawn before anything was taken back names no version of these
+    then = {**dict.fromkeys(_WITHDRAWN, 1), **until} if until else {}
+
+    def told(name: str) -> pl.DataFrame:
+        return _stored_by(store, name, TABLES[name].names, then).collect()
+
+    gone = taken_back(told("withdrawals"))
     if gone:
-        rows = rows.filter(
-            ~is_gone(table, gone, kept(store.scan("members").collect(), table, gone))
-        )
+        rows = rows.filter(~is_gone(table, gone, kept(told("members"), table, gone)))
     if table != "derived":
         return rows
-    starts = store.scan("runs").filter(pl.col("job") == "train")
+    starts = _stored_by(store, "runs", _STARTS, until, only="job = 'train'")
     return without_superseded(rows, superseded_from(starts))
 
 

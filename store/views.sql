@@ -13,6 +13,12 @@ CREATE OR REPLACE MACRO pass_hat_k(n, c, k) AS
     CASE WHEN n < k THEN NULL
          ELSE coalesce(list_product(list_transform(range(0, k), lambda i: greatest(c - i, 0)::DOUBLE / (n - i))), 1.0) END;
 
+-- A value of a drawn row as its run saw it: what a side column put in place of the stored one, or
+-- that. `replaced` is of `draws`.
+CREATE OR REPLACE MACRO as_drawn(replaced, named, stored) AS
+    CASE WHEN list_contains(list_transform(replaced, lambda r: r.name), named)
+         THEN list_filter(replaced, lambda r: r.name = named)[1].value ELSE stored END;
+
 -- Where each job of a run stands: the newest row that it wrote.
 CREATE OR REPLACE VIEW runs_current AS
     SELECT * EXCLUDE (place) FROM (
@@ -145,7 +151,7 @@ CREATE OR REPLACE VIEW steps AS
     SELECT d.run_id, d.step, max(d.attempt) AS attempt, count(*) AS num_rows,
            count(DISTINCT e.group_id) AS num_groups,
            avg(d.lag) AS lag_mean, max(d.lag) AS lag_max,
-           avg(e.reward) AS reward_mean, min(e.policy_version) AS policy_version_min,
+           avg(as_drawn(d.replaced, 'reward', e.reward)) AS reward_mean, min(e.policy_version) AS policy_version_min,
            sum(e.num_tokens) AS num_tokens, any_value(d.batch_digest) AS batch_digest
     FROM draws_current d JOIN experiences e USING (experience_id)
     GROUP BY d.run_id, d.step;

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .app import JOBS, JsonOption, StoreOption, app
-from .jobs import ConfigArgument, SetOption, StageOption, heavy, opened
+from .jobs import ConfigArgument, SetOption, StageOption, configured, heavy, opened
 from .printing import counted, print_fields, print_heading, print_json, print_rows
 
 if TYPE_CHECKING:
@@ -57,11 +57,14 @@ def evaluate(
     tasks. Two are compared by a paired permutation test, and by McNemar's where that applies.
     """
     _only_one(version, every_checkpoint, model, compare)
-    settings, lake = opened(config, store, overrides, stage)
+    settings = configured(config, overrides, stage)
     settings = _changed(settings, k=k, where=where, engine=engine)
+    both = [_version_or_model(one) for one in compare or ()]
+    has_model = bool(model) or any(isinstance(one, str) for one in both)
+    lake = opened(settings, store, "evaluate", create=has_model)
     work = heavy("evaluate")
-    if compare is not None:
-        a, b = (_version_or_model(one) for one in compare)
+    if both:
+        a, b = both
         _show_comparison(work.compare(lake, settings, a, b, again=again), lake.uri, as_json)
         return
     if every_checkpoint:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import DEFAULT_STORE, JOBS, JsonOption, StoreOption, app, open_store
+from .app import DEFAULT_STORE, JOBS, JsonOption, StoreOption, app
 from .dry_run import plan
 from .printing import counted, print_fields, print_json
 
@@ -116,7 +116,7 @@ def _work(
 ) -> None:
     if name != "explore" and not dry_run and heavy("training.launching").follows():
         stages = _stages(config, overrides) if stage is None else ()
-        settings = stages[0].config if stages else _configured(config, overrides, stage)
+        settings = stages[0].config if stages else configured(config, overrides, stage)
         heavy("training.following").follow_torchrun(settings)
         return
     if name == "run" and (stages := _stages(config, overrides)):
@@ -128,11 +128,13 @@ def _work(
         return
     jobs = heavy("run")
     if dry_run:
-        settings = _configured(config, overrides, stage)
+        settings = configured(config, overrides, stage)
         jobs.check(settings)
         print(plan(settings, full=full or as_json))
         return
-    settings, lake = opened(config, store, overrides, stage)
+    settings = configured(config, overrides, stage)
+    jobs.check(settings)
+    lake = opened(settings, store, name)
     from ..progress import Display
 
     tell_monitors(lake, settings)
@@ -244,7 +246,8 @@ def _stages(config: str, overrides: list[str] | None) -> "tuple[Stage, ...]":
     return load_stages(config, overrides or [])
 
 
-def _configured(config: str, overrides: list[str] | None, stage: str | None) -> "RunConfig":
+def configured(config: str, overrides: list[str] | None, stage: str | None) -> "RunConfig":
+    """Read the configuration of a job, of one stage where it is in stages."""
     from ...store.errors import ConfigError
     from ..config import load
     from ..config.stages import of_name
@@ -257,13 +260,14 @@ def _configured(config: str, overrides: list[str] | None, stage: str | None) -> 
     return of_name(found, stage).config
 
 
-def opened(
-    config: str, store: Any, overrides: list[str] | None, stage: str | None
-) -> "tuple[RunConfig, Store]":
-    """Read the configuration; open the store that the command names, or else the one in it."""
-    settings = _configured(config, overrides, stage)
+def opened(settings: "RunConfig", store: Any, job: str, *, create: bool = True) -> "Store":
+    """Open the store that the command names, or else the one in the configuration.
+
+    A new one is made only with `create`, for a configuration with which the job can begin.
+    """
     place = settings.store if store == DEFAULT_STORE and settings.store else store
-    return settings, open_store(place, create=True)
+    rehearsing = heavy("cli.rehearsing")
+    return rehearsing.open_new(place, lambda: rehearsing.rehearse(settings, job), create=create)
 
 
 def heavy(module: str) -> Any:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import DEFAULT_STORE, JOBS, JsonOption, StoreOption, app, open_store
-from .jobs import ConfigArgument, SetOption
+from .app import JOBS, JsonOption, StoreOption, app
+from .jobs import ConfigArgument, SetOption, opened
 from .printing import counted, print_json
 
 if TYPE_CHECKING:
@@ -49,13 +49,12 @@ def serve(
     settings = load(config, overrides or [])
     serving = _settings(settings, host, port, token_env, models or [])
     token, rates = _token(serving), _feedback_token(serving)
-    place = settings.store if store == DEFAULT_STORE and settings.store else store
-    lake = open_store(place, create=True)
     try:
         from ..serving.server import Server, listen
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "fastapi", "serve") from error
 
+    lake = opened(settings, store, "serve")
     with listen(serving.host, serving.port) as listening:
         address = _address(listening.getsockname())
 

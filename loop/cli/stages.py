@@ -5,9 +5,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .app import DEFAULT_STORE, open_store
 from .dry_run import plan
-from .jobs import heavy, summary, tell_monitors, warn_of_dropped, warn_of_untrained
+from .jobs import heavy, opened, summary, tell_monitors, warn_of_dropped, warn_of_untrained
 from .printing import print_fields, print_heading, print_json
 
 if TYPE_CHECKING:
@@ -37,8 +36,9 @@ def work_in_stages(
         else:
             print(*(_planned(stage) for stage in chosen), sep="\n", end="")
         return
-    place = stages[0].config.store
-    lake = open_store(place if store == DEFAULT_STORE and place else store, create=True)
+    jobs.check_stages(stages)
+    begins = {"train": "run", "evaluate": "evaluate", "pipeline": "serve"}[chosen[0].kind]
+    lake = opened(chosen[0].config, store, begins)
     for stage, is_finished in jobs.standing(lake, stages, resume=resume, only=only):
         _say(stages, stage, is_finished=is_finished)
         if not is_finished:

@@ -24,6 +24,16 @@ class TinyModel(Section):
     alphabet: str = string.printable
     """Each of these characters is a token."""
 
+    @model_validator(mode="after")
+    def _even(self) -> Self:
+        width = self.hidden_size // self.heads
+        if width < 2 or width % 2:
+            raise ValueError(
+                f"`hidden_size` {self.hidden_size} with {self.heads} `heads` gives each a width of "
+                f"{width}, expected an even number; set `hidden_size` to a multiple of 2 x `heads`"
+            )
+        return self
+
 
 class FrozenModel(Section):
     """A model that is asked and not trained."""

@@ -9,7 +9,7 @@ from math import ceil
 
 from ...store import Store, Task
 from ...store.sampling.mixture import split
-from ..config import TasksConfig
+from ..config import RunConfig, TasksConfig
 from ..runs import Job, pinned
 from ..tasks import select
 from .history import History, before
@@ -27,17 +27,9 @@ class Curriculum:
         """
         config, past = job.config.tasks, pinned(job, "tasks")
         self._batch_size = batch_size
-        self._tasks = select(past, config.where)
-        self._parts = parts(
-            past,
-            config,
-            self._tasks,
-            seed=job.config.seed,
-            batch_size=batch_size,
-            group_size=group_size,
+        self._tasks, self._parts = plan(
+            past, job.config, batch_size=batch_size, group_size=group_size
         )
-        for part in self._parts:
-            part.check(self._most(part))
         self._firsts = [dict.fromkeys((part.name for part in self._parts), 0)]
         self._record = Record(job, every=config.record_every)
         self._learning = any(part.learner for part in self._parts)
@@ -50,11 +42,6 @@ class Curriculum:
         for part in self._parts:
             if part.history is not None and part.learner is not None:
                 part.learner.start(part.seen(before(past, run_id, config, part.history)))
-
-    def _most(self, part: Part) -> int:
-        """Return the most tasks that a batch asks of a part."""
-        share = part.share / sum(p.share for p in self._parts)
-        return ceil(share * self._batch_size - 1e-9)
 
     @property
     def learns(self) -> bool:
@@ -106,3 +93,25 @@ class Curriculum:
             self._firsts.append({name: last[name] + n for name, n in counts.items()})
         first, after = self._firsts[number - 1], self._firsts[number]
         return first, {name: after[name] - first[name] for name in after}
+
+
+def plan(
+    past: Store, config: RunConfig, *, batch_size: int, group_size: int
+) -> tuple[list[Task], list[Part]]:
+    """Return the tasks of a run in their order, and the parts that they are chosen by.
+
+    Raises ConfigError when no task matches, or a selector cannot fill a batch.
+    """
+    tasks = select(past, config.tasks.where)
+    chosen = parts(
+        past,
+        config.tasks,
+        tasks,
+        seed=config.seed,
+        batch_size=batch_size,
+        group_size=group_size,
+    )
+    total = sum(part.share for part in chosen)
+    for part in chosen:
+        part.check(ceil(part.share / total * batch_size - 1e-9))
+    return tasks, chosen

@@ -1,6 +1,6 @@
 """Conditions: which rows may be drawn, by an SQL condition on a row or by a query for their ids."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import duckdb
@@ -10,8 +10,9 @@ import polars as pl
 import pyarrow as pa
 
 from ..errors import QueryError, StoreError
-from ..query import Console, columns_of, nodes, query_error, syntax, tables_of
+from ..query import Console, names_in, nodes, query_error, syntax, tables_of
 from ..schema import TABLES
+from ..side import SideColumn, from_sql
 from ..store import Store
 
 _PLACE = "place_of_the_row"
@@ -29,20 +30,32 @@ class Conditions:
         query: str | None,
         until: Mapping[str, int] | None,
         table: str = "experiences",
+        sides: Sequence[SideColumn] = (),
     ) -> None:
-        """Raise QueryError for a `where` or a `query` that is none, before there are rows."""
+        """Raise QueryError for a `where` or a `query` that is none, before there are rows.
+
+        Both see `sides`, in `experiences` in place of what is stored.
+        """
         self._store, self._where, self._query, self._until = store, where or None, query, until
         self._table, self._key = table, TABLES[table].key[0]
-        dropped = {"drop_reason"} & set(TABLES[table].names)
-        self.columns = dropped | (columns_of(where, table_name=table) if where else set())
-        """What `allowed` reads of a row."""
-        self._tables = sorted(tables_of(where) if where else ())
-        if query is not None:
-            self._tables = sorted({*self._tables, *_tables_in(query)})
+        known, names = set(TABLES[table].names), {n.lower() for n in names_in(where or "true")}
+        own = sides if table == "experiences" else ()
+        self.sides = [side for side in own if side.alias.lower() in names]
+        """The side columns that `where` reads of a row."""
+        self._hidden = {side.alias for side in own}
+        self.columns = ({"drop_reason"} & known) | ((names & known) - self._hidden)
+        """What `allowed` reads of a row, beside them."""
+        asked = tables_of(where) if where else set()
+        in_all = asked | (_tables_in(query) if query is not None else set())
+        reads_sides = bool(sides) and "experiences" in in_all
+        self._tables = sorted(in_all.union(*(s.tables for s in sides if reads_sides)))
         self.versions: dict[str, int] = {}
         """The versions of the tables that are asked."""
         self._open_at = store.open_at if until is None else _opener(store, until)
-        self._console = Console(views=False) if where else None
+        self._instead = (
+            {"experiences": from_sql(sides, plain="plain_experiences")} if reads_sides else {}
+        )
+        self._console = Console(views=False) if where and not self._instead else None
         self._asking: Console | None = None
         self._chosen: np.ndarray | None = None
         self._check()
@@ -54,12 +67,15 @@ class Conditions:
             return False
         first = not self.versions
         if self._query is not None:
-            self._chosen = self._ids(self._query)
+            self._chosen = self._ids(self._query, versions)
         self.versions = versions
         return not first
 
     def allowed(self, rows: pa.Table) -> np.ndarray:
-        """Tell which rows may be drawn: not dropped, chosen by the query, and `where` is true."""
+        """Tell which rows may be drawn: not dropped, chosen by the query, and `where` is true.
+
+        The rows have `columns` and `sides`.
+        """
         kept = np.ones(len(rows), np.bool_)
         if "drop_reason" in self.columns:
             kept = rows.column("drop_reason").is_null().to_numpy()
@@ -86,7 +102,10 @@ class Conditions:
             return
         tree = syntax(f"SELECT ({self._where}\n)", what=f"`where` {self._where!r}")
         check_steady(tree, what=f"`where` {self._where!r}")
-        empty = TABLES[self._table].schema.empty_table()
+        fields = [f for f in TABLES[self._table].schema if f.name not in self._hidden]
+        kinds = [pa.string() if side.is_text else pa.float64() for side in self.sides]
+        fields += [pa.field(s.alias, kind) for s, kind in zip(self.sides, kinds, strict=True)]
+        empty = pa.schema(fields).empty_table()
         found = self._ask(empty, f"SELECT ({self._where}\n) FROM new_rows AS {self._table}")
         kind = found.column(0).type
         if not pa.types.is_boolean(kind):
@@ -96,19 +115,20 @@ class Conditions:
 
     def _ask(self, rows: pa.Table, query: str) -> pa.Table:
         """Run a query over these rows and the tables that `where` looks into."""
-        assert self._console is not None, "there is a console when there is a `where`"
-        self._console.put("new_rows", rows)
-        versions = self.versions or {name: self._version(name) for name in self._tables}
-        self._console.show(versions, self._open_at)
         what = f"`where` {self._where!r}"
+        versions = self.versions or {name: self._version(name) for name in self._tables}
+        console = self._console or self._console_of_all(versions)
+        console.put("new_rows", rows)
+        if console is self._console:
+            console.show(versions, self._open_at)
         try:
-            return self._console.sql(query, what=what).to_arrow_table()
+            return console.sql(query, what=what).to_arrow_table()
         except duckdb.Error as error:
             raise query_error(error, what) from error
 
     def _check_query(self, query: str) -> None:
         check_steady(syntax(query, what=_what(query)), what=_what(query))
-        columns = self._console_of_all().sql(query, what=_what(query)).columns
+        columns = self._console_of_all({}).sql(query, what=_what(query)).columns
         if self._key not in columns:
             given = ", ".join(f"`{c}`" for c in columns)
             raise QueryError(
@@ -116,16 +136,17 @@ class Conditions:
                 f"{given}"
             )
 
-    def _console_of_all(self) -> Console:
+    def _console_of_all(self, versions: Mapping[str, int]) -> Console:
+        """Return the console with all tables and views, of these versions where one is named."""
         if self._asking is None:
-            self._asking = Console()
-        versions = {name: self._version(name) for name in TABLES}
-        self._asking.show(versions, self._open_at)
+            self._asking = Console(instead=self._instead)
+        others = {name: self._version(name) for name in TABLES if name not in versions}
+        self._asking.show({**others, **versions}, self._open_at)
         return self._asking
 
-    def _ids(self, query: str) -> np.ndarray:
+    def _ids(self, query: str, versions: Mapping[str, int]) -> np.ndarray:
         """Return the hashes of the ids that the query gives; all must be stored."""
-        console, inner = self._console_of_all(), query.strip().rstrip(";")
+        console, inner = self._console_of_all(versions), query.strip().rstrip(";")
         try:
             unknown = console.sql(
                 f"SELECT count(*), min({self._key}) FROM ({inner}\n) AS chosen ANTI JOIN "

@@ -14,6 +14,7 @@ from ..tail import Tail
 from ..taking import take
 from .arrays import Growing, Places, repeats
 from .conditions import Conditions, hashed
+from .latest import SideValues
 from .order import Behind, Order
 from .pool import NO_VERSION, Units
 from .priority import Priority
@@ -30,7 +31,6 @@ _HEAVY = {
 _AT_ONCE = 4096
 """Rows whose texts and lists are in memory together."""
 _NOWHERE = np.empty(0, np.int64)
-_NO_HASHES = np.empty(0, np.uint64)
 
 
 class Index:
@@ -65,15 +65,22 @@ class Index:
         self._always = (self._key, *(c for c in _ORDERED if c in TABLES[table].names))
         self._until = dict(until) if until is not None else None
         self._conditions = Conditions(
-            store, where=where, query=query, until=self._until, table=table
+            store, where=where, query=query, until=self._until, table=table, sides=sides
         )
         self._withdrawn = Withdrawn(store, table=table, until=self._until)
+        self._judging = [side.alias for side in self._conditions.sides]
+        own = sides if table == "experiences" else ()
+        read = set(self._judging)
+        priority = None
+        if strategy is not None and strategy.priority is not None:
+            priority = Priority(strategy.priority, own, table=table)
+            read |= {side.alias for side in priority.sides}
+        self._sides = SideValues(store, own, read=read, until=self._until)
         self.weighing: Weighing | None = None
         """What units weigh, when the strategy asks for a priority."""
-        if strategy is not None and strategy.priority is not None:
-            priority = Priority(strategy.priority, sides, table=table)
+        if strategy is not None and priority is not None:
             self.weighing = Weighing(
-                store, priority, strategy.masses, until=self._until, table=table
+                store, priority, strategy.masses, sides=self._sides, table=table
             )
         facts = self.weighing.priority.facts if self.weighing else ()
         columns = {*self._always, *self._conditions.columns, *facts}
@@ -85,7 +92,10 @@ class Index:
         self.rebuilt = False
         """Whether the last `refresh` changed the places of units."""
         self.touched = _NOWHERE
-        """Units whose priority the last `refresh` changed, when it was no rebuild."""
+        """Units that other side values gave another priority, or let be drawn or not.
+
+        That is since the last `refresh`, when it was no rebuild.
+        """
         self._clear()
 
     def _clear(self) -> None:
@@ -161,15 +171,15 @@ class Index:
         held = [*vars(self).values(), *vars(self.units).values(), *self._ledger]
         kinds = Growing | Places | np.ndarray
         arrays = {id(array): array.nbytes for array in held if isinstance(array, kinds)}
-        return sum(arrays.values()) + (self.weighing.nbytes if self.weighing else 0)
+        beside = self._sides.nbytes + (self.weighing.nbytes if self.weighing else 0)
+        return sum(arrays.values()) + beside
 
     @property
     def drawn_from(self) -> dict[str, int]:
         """The version of each table that it was read from."""
         versions = {self._table: self._tail.version} | self._conditions.versions
         versions |= self._withdrawn.versions
-        versions |= self.weighing.versions if self.weighing else {}
-        return dict(sorted(versions.items()))
+        return dict(sorted((versions | self._sides.versions).items()))
 
     # following the store
 
@@ -193,9 +203,9 @@ class Index:
         if self._withdrawn.follow() or self._is_broken or self._conditions.follow():
             self._rebuild()
             self._conditions.follow()
-        changed = self.weighing.follow() if self.weighing else _NO_HASHES
+        changed = self._sides.refresh()
         dataset = self._store.dataset(self._table)
-        known = len(self)
+        known, known_rows = len(self), len(self._row_ids)
         rows = self._read(dataset) if self._tail.moved(dataset) or self.rebuilt else None
         if rows is not None and self._tail.restarted and known:  # these are all that are left
             self._rebuild(tail=self._tail, behind=self._behind)
@@ -204,10 +214,13 @@ class Index:
                 self._rebuild()
                 rows = self._read(dataset)
             self._extend(rows)
-        if self.weighing and not self.rebuilt:
+        if len(changed) and not self.rebuilt:
             places = self._places.find(self.hashes, changed)
-            self.touched = np.unique(self._units_at(places[places >= 0]))
-            self.weighing.again(self, self.touched, dataset)
+            places = places[(places >= 0) & (places < known_rows)]
+            self.touched = np.unique(self._units_at(places))
+            self._judge_again(self.touched, dataset)
+            if self.weighing:
+                self.weighing.again(self, self.touched, dataset)
         self._is_broken = False
         return self.rebuilt or len(self) > known or len(self.touched) > 0
 
@@ -259,6 +272,7 @@ class Index:
                 heavy = take(dataset, some["_rowid"].to_list(), self._heavy)
                 for name in self._heavy:
                     part = part.append_column(name, heavy.column(name))
+            part = self._sides.beside(part, some["hash"].to_numpy(), self._judging)
             allowed, gone = self._conditions.allowed(part), self._withdrawn.of(part)
             if gone is not None:
                 allowed = allowed & ~gone
@@ -267,6 +281,20 @@ class Index:
             if self.weighing:
                 some = some.with_columns(self.weighing.of(part, some).get_columns())
             yield some
+
+    def _judge_again(self, units: np.ndarray, dataset: lance.LanceDataset) -> None:
+        """Tell again whether rows of these units may be drawn: side columns of them changed."""
+        columns = sorted(self._conditions.columns)
+        for start in range(0, len(units) if self._judging else 0, _AT_ONCE):
+            some = units[start : start + _AT_ONCE]
+            rows = self.rows_of(some)
+            facts = take(dataset, self.row_ids[rows].tolist(), columns)
+            facts = self._sides.beside(facts, self.hashes[rows], self._judging)
+            allowed = self._conditions.allowed(facts)
+            self.allowed[rows] = allowed if self.gone is None else allowed & ~self.gone[rows]
+            if self.grouped:
+                before = np.cumsum(self.sizes(some)) - self.sizes(some)
+                self.drawable[some] = np.logical_or.reduceat(self.allowed[rows], before)
 
     @property
     def _called(self) -> list[str]:

@@ -1,6 +1,6 @@
 """The newest value of a side column for each experience that has one, fed from new rows only."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -11,7 +11,6 @@ from ..store import Store
 from ..tail import Tail
 from .arrays import Growing, Places
 from .conditions import hashed
-from .priority import is_text
 from .withdrawn import Withdrawn
 
 
@@ -79,7 +78,7 @@ class Latest:
         values = np.full(len(hashes), np.nan)
         values[places >= 0] = self._values.values[places[places >= 0]]
         series = pl.Series(self.column.alias, values).fill_nan(None)
-        if not is_text(self.column):
+        if not self.column.is_text:
             return series
         texts = pl.Series(list(self._texts), dtype=pl.String)
         return texts.gather(series.cast(pl.UInt32)).alias(self.column.alias)
@@ -93,7 +92,7 @@ class Latest:
         order = ["created_at", column.tie]
         rows = rows.sort(order, nulls_last=False).unique("experience_id", keep="last")
         value = rows[column.value]
-        if is_text(column):
+        if column.is_text:
             for text in value.drop_nulls().unique().sort():
                 self._texts.setdefault(text, len(self._texts))
             value = value.replace_strict(self._texts, default=None, return_dtype=pl.Float64)
@@ -121,6 +120,54 @@ class Latest:
         if not known.all():
             self._places.extend(self._hashes.values)
         return hashes[newer]
+
+
+class SideValues:
+    """The side columns of an index: each has one value of a row, whatever asks for it."""
+
+    def __init__(
+        self,
+        store: Store,
+        columns: Sequence[SideColumn],
+        *,
+        read: Collection[str],
+        until: Mapping[str, int] | None,
+    ) -> None:
+        """Follow those columns whose alias is in `read`; of others only the versions are known."""
+        self._store, self._until = store, until or {}
+        self._latest = {c.alias: Latest(store, c, until=until) for c in columns if c.alias in read}
+        others = [column.tables for column in columns if column.alias not in read]
+        self._tables = set[str]().union(*others)
+        self._versions: dict[str, int] = {}
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """The versions of the tables that side columns are read from."""
+        followed = {name: v for one in self._latest.values() for name, v in one.versions.items()}
+        return self._versions | followed
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values that it holds."""
+        return sum(latest.nbytes for latest in self._latest.values())
+
+    def refresh(self) -> np.ndarray:
+        """Read what is new; return the hashes of the experiences whose values may have changed."""
+        for name in self._tables:
+            newest = self._store.dataset(name).version
+            self._versions[name] = min(newest, self._until.get(name, newest))
+        changed = [latest.refresh() for latest in self._latest.values()]
+        return np.unique(np.concatenate(changed)) if changed else np.empty(0, np.uint64)
+
+    def of(self, hashes: np.ndarray, names: Sequence[str]) -> list[pl.Series]:
+        """Return columns for these experiences, NULL where one has no value."""
+        return [self._latest[name].of(hashes) for name in names]
+
+    def beside(self, rows: pa.Table, hashes: np.ndarray, names: Sequence[str]) -> pa.Table:
+        """Return rows with these columns added."""
+        for name, values in zip(names, self.of(hashes, names), strict=True):
+            rows = rows.append_column(name, values.to_arrow())
+        return rows
 
 
 class _Superseded:

@@ -163,8 +163,9 @@ class Mixture:
         step: int,
         weights: Sequence[float] | None = None,
         sources: Sequence[str | None] | None = None,
+        drawn_from: Mapping[str, int] | None = None,
     ) -> Draw:
-        """Draw again what an earlier attempt drew for this step; `sources` are as recorded."""
+        """Draw again what an earlier attempt drew for this step; the rest is as recorded."""
         self._refresh()
         told = weights if weights is not None else [1.0] * len(ids)
         parts = [
@@ -173,7 +174,8 @@ class Mixture:
             )
             for name, at in self._by_source(ids, sources)
         ]
-        return self._joined(step, parts)
+        draw = self._joined(step, parts)
+        return replace(draw, drawn_from=dict(drawn_from)) if drawn_from else draw
 
     def restore(self, ids: Sequence[str], *, sources: Sequence[str | None] | None = None) -> None:
         """Count these rows as drawn from their sources, once for each time they are listed."""
@@ -182,15 +184,28 @@ class Mixture:
 
     def read(self, draw: Draw, columns: Sequence[str]) -> pl.DataFrame:
         """Read the payload of a draw, one row for each of `row_ids`, in order."""
+
+        def read(sampler: Sampler, at: np.ndarray) -> pl.DataFrame:
+            part = replace(draw, row_ids=draw.row_ids[at], allowed=draw.allowed[at])
+            return sampler.read(part, columns)
+
+        return self._each(draw, read)
+
+    def with_sides(self, draw: Draw, rows: pl.DataFrame) -> pl.DataFrame:
+        """Add the side columns of each source to its rows of `read`, as for a `Sampler`."""
+        return self._each(draw, lambda sampler, at: sampler.with_sides(draw, rows[at]))
+
+    def _each(
+        self, draw: Draw, read: Callable[[Sampler, np.ndarray], pl.DataFrame]
+    ) -> pl.DataFrame:
+        """Let each source read its rows of a draw, and put them in the draw's order."""
         parts, places = [], []
         names = np.array(draw.sources, dtype=object)
         for name in dict.fromkeys(draw.sources):
-            at = np.flatnonzero(names == name)
-            part = replace(draw, row_ids=draw.row_ids[at], allowed=draw.allowed[at])
-            parts.append(self._samplers[str(name)].read(part, columns))
-            places.append(at)
+            places.append(np.flatnonzero(names == name))
+            parts.append(read(self._samplers[str(name)], places[-1]))
         order = np.argsort(np.concatenate(places), kind="stable")
-        return pl.concat(parts)[order]
+        return pl.concat(parts, how="diagonal_relaxed")[order]
 
     def _refresh(self) -> None:
         """Let all sources look at the same versions of the tables that they share."""

@@ -110,7 +110,7 @@ class Priority:
         """Work it out for no rows: names and types are seen then."""
         schema = TABLES[self._table].schema
         fields = [schema.field(name) for name in facts]
-        fields += [pa.field(s.alias, pa.string() if is_text(s) else pa.float64()) for s in sides]
+        fields += [pa.field(s.alias, pa.string() if s.is_text else pa.float64()) for s in sides]
         fields += [pa.field(name, pa.int64()) for name in DYNAMIC]
         empty = pa.schema(fields).empty_table()
         if not isinstance(self._expression, str):
@@ -145,11 +145,6 @@ class Priority:
             return frame.with_columns(expression.alias(_RESULT))[_RESULT]
         except pl.exceptions.PolarsError as error:
             raise QueryError(f"{self._what} is not valid: {reason(error)}") from error
-
-
-def is_text(side: SideColumn) -> bool:
-    """Tell whether a side column holds texts, not numbers."""
-    return side.value in ("label", "text")
 
 
 def _no_table(name: str, version: int) -> pa.Table:

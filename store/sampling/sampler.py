@@ -4,6 +4,7 @@ A draw is a function of the rows in the index, what was drawn before, the step a
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import lance
@@ -11,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from ..errors import QueryError, StoreError
-from ..side import SideColumn, parse_all
+from ..side import REPLACEABLE, SideColumn, attach, parse_all
 from ..store import Store
 from ..taking import take
 from .arrays import repeats
@@ -24,6 +25,7 @@ from .pool import Pool
 from .strategies import Fifo, Strategy, canonical
 
 T = TypeVar("T")
+_NAMED = pl.List(pl.Struct({"name": pl.String, "value": pl.Float64}))
 
 
 class Sampler:
@@ -54,10 +56,11 @@ class Sampler:
 
         Each unit (a group when `grouped`, else a row) is drawn at most `max_draws` times; None is
         without end. `query`, one SELECT that gives the ids of rows, chooses them by any SQL.
-        `with_columns` are side columns that the strategy's priority may name. `name` is what draws
-        call this source, and goes into its random numbers. With `until`, versions by table, only
-        rows that were stored by then are seen. `order` is how rows are put in order that come while
-        they are drawn.
+        `with_columns` are side columns: `where`, `query` and the strategy's priority may name them,
+        and see those that replace a stored column in its place. `name` is what draws call this
+        source, and goes into its random numbers. With `until`, versions by table, only rows that
+        were stored by then are seen. `order` is how rows are put in order that come while they are
+        drawn.
 
         Raises QueryError for what can be known to be wrong before there are rows.
         """
@@ -72,7 +75,7 @@ class Sampler:
         self.unit = "pairs" if self._pairs else "groups" if grouped else "rows"
         """What is drawn."""
         self._max_draws, self._seed = max_draws, seed
-        sides = parse_all(with_columns)
+        self._sides = parse_all(with_columns)
         self._told = {
             "where": where,
             "query": query,
@@ -88,7 +91,7 @@ class Sampler:
             query=query,
             run_id=run_id,
             strategy=self.strategy,
-            sides=sides,
+            sides=self._sides,
             until=until,
             order=order,
         )
@@ -221,11 +224,13 @@ class Sampler:
         step: int,
         weights: Sequence[float] | None = None,
         sources: Sequence[str | None] | None = None,
+        drawn_from: Mapping[str, int] | None = None,
     ) -> Draw:
         """Draw again what an earlier attempt drew for this step, in its order.
 
         `ids` are those of its rows, of pairs the preference's id for each of its two rows.
-        `weights` are those that were recorded with the ids; `sources` matter to a mixture only.
+        `weights` and `drawn_from` are those that were recorded with the ids; `sources` matter to a
+        mixture only.
         """
         del sources
         self.refresh()
@@ -238,7 +243,8 @@ class Sampler:
             np.maximum.at(largest, at, weights)
             told = largest[np.searchsorted(named, units)]
         used = ids if weights is None else [i for i, w in zip(ids, weights, strict=True) if w]
-        return self._take(step, units, told, again=(ids, used))
+        draw = self._take(step, units, told, again=(ids, used))
+        return replace(draw, drawn_from=dict(drawn_from)) if drawn_from else draw
 
     def restore(self, ids: Sequence[str], *, sources: Sequence[str | None] | None = None) -> None:
         """Count these rows as drawn, once for each time they are listed: the state of a sampler.
@@ -271,6 +277,19 @@ class Sampler:
                 "rule or a restore took them since; draw again"
             )
         return pl.DataFrame(pl.from_arrow(table)).with_columns(allowed)
+
+    def with_sides(self, draw: Draw, rows: pl.DataFrame) -> pl.DataFrame:
+        """Add the side columns to rows of `read`, as their values were when these were drawn.
+
+        A stored column of the name is replaced, and the column `replaced` says by what. A priority
+        is added only where the rows have one: else nothing but the draw reads it.
+        """
+        sides = [c for c in self._sides if c.alias != "priority" or c.alias in rows.columns]
+        rows = attach(self._store, rows, sides, until=draw.drawn_from)
+        named = [c.alias for c in sides if c.alias in REPLACEABLE]
+        values = [pl.struct(name=pl.lit(n), value=pl.col(n).cast(pl.Float64)) for n in named]
+        told = pl.concat_list(values) if values else pl.lit(None, _NAMED)
+        return rows.with_columns(replaced=told.cast(_NAMED))
 
     def _dataset(self) -> lance.LanceDataset:
         if not self._store.is_past:

@@ -1,7 +1,7 @@
 """What units of an index weigh: the priorities of their rows, kept as new rows and values come."""
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import lance
 import numpy as np
@@ -12,7 +12,7 @@ from ..schema import TABLES
 from ..store import Store
 from ..taking import take
 from .arrays import Growing
-from .latest import Latest
+from .latest import SideValues
 from .priority import Priority
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ class Weighing:
         priority: Priority,
         masses: Callable[[np.ndarray], np.ndarray],
         *,
-        until: Mapping[str, int] | None,
+        sides: SideValues,
         table: str = "experiences",
     ) -> None:
         """Weigh by `masses` of the priorities."""
         self.priority = priority
         self._store, self._masses_of = store, masses
         self._table, self._key = table, TABLES[table].key[0]
-        self._latest = [Latest(store, side, until=until) for side in priority.sides]
+        self._sides, self._names = sides, [side.alias for side in priority.sides]
         self.clear()
 
     def clear(self) -> Growing:
@@ -52,25 +52,14 @@ class Weighing:
         return self.masses
 
     @property
-    def versions(self) -> dict[str, int]:
-        """The versions of the tables that side columns were read from."""
-        return {name: v for latest in self._latest for name, v in latest.versions.items()}
-
-    @property
     def nbytes(self) -> int:
         """Bytes of what it holds beside the masses."""
-        kept = int(self._kept.estimated_size()) if self._kept is not None else 0
-        return kept + sum(latest.nbytes for latest in self._latest)
-
-    def follow(self) -> np.ndarray:
-        """Read new rows of side tables; return the hashes of experiences that have other values."""
-        changed = [latest.refresh() for latest in self._latest]
-        return np.unique(np.concatenate(changed)) if changed else np.empty(0, np.uint64)
+        return int(self._kept.estimated_size()) if self._kept is not None else 0
 
     def of(self, table: pa.Table, rows: pl.DataFrame) -> pl.DataFrame:
         """Return what is to be kept of new rows: their priority, or what it is made of."""
         if self.priority.dynamic:
-            sides = [latest.of(rows["hash"].to_numpy()) for latest in self._latest]
+            sides = self._sides.of(rows["hash"].to_numpy(), self._names)
             facts = [pl.Series(name, table.column(name)) for name in self.priority.facts]
             return pl.DataFrame(
                 [column.alias(f"kept {column.name}") for column in [*facts, *sides]]
@@ -83,10 +72,9 @@ class Weighing:
         return values.fill_null(float("nan")).alias("priority").to_frame()
 
     def _with_sides(self, rows: pa.Table, hashes: np.ndarray) -> pa.Table:
-        columns: dict[str, Any] = {name: rows.column(name) for name in rows.column_names}
-        columns |= {latest.column.alias: latest.of(hashes).to_arrow() for latest in self._latest}
-        # an expression of constants needs rows too
-        return pa.table(columns or {"constant": np.zeros(len(hashes), np.int8)})
+        if not rows.num_columns:  # an expression of constants, or of side columns, needs rows too
+            rows = pa.table({"constant": np.zeros(len(hashes), np.int8)})
+        return self._sides.beside(rows, hashes, self._names)
 
     def keep(self, index: "Index", new: np.ndarray, rows: pl.DataFrame) -> None:
         """Keep what the priorities of new units are, or what they are made of."""
@@ -123,8 +111,7 @@ class Weighing:
 
     def _keep_again(self, rows: np.ndarray, hashes: np.ndarray) -> None:
         assert self._kept is not None, "there are units"
-        for latest in self._latest:
-            new = latest.of(hashes)
+        for new in self._sides.of(hashes, self._names):
             known = self._kept[new.name].rechunk()
             self._kept = self._kept.with_columns(known.scatter(rows, new))
 

@@ -12,11 +12,13 @@ import pytest
 from tiny import config, offline, table, written
 
 import rlake
+from rlake.loop.cli.jobs import summary
 from rlake.loop.config import RunConfig
 from rlake.loop.rebuilding import rebuild
 from rlake.loop.run import run
 from rlake.store import Store
 from rlake.store.errors import ConfigError, JobError, QueryError, StarvedError
+from rlake.store.lineage import of_policy
 from rlake.store.verify import verify
 
 BY_SURPRISE = {
@@ -349,3 +351,84 @@ def test_priorities_of_0_are_what_an_online_step_that_starves_names(store: Store
     )
     with pytest.raises(StarvedError, match="of priority 0; give some of them a priority above 0"):
         run(store, settings)
+
+
+# other values of a name
+
+
+def strict(store: Store, values: dict[str, float], version: str = "2") -> None:
+    """Store what a stricter scorer says."""
+    scores: Sequence[dict[str, Any]] = [
+        {"experience_id": i, "scorer": "strict", "scorer_version": version, "value": value}
+        for i, value in values.items()
+    ]
+    store.append("scores", scores)
+
+
+def lenient(store: Store, n: int = 48) -> set[str]:
+    """Store rows of reward 1, of which a stricter scorer lets only every twelfth pass."""
+    rows = written(n, reward=1.0)
+    store.append("experiences", rows)
+    passed = {str(r.experience_id) for r in rows[::12]}
+    strict(store, {str(r.experience_id): float(r.experience_id in passed) for r in rows})
+    return passed
+
+
+REPLACED = {"with_columns": ["reward=score:strict@2"], "batch_size": 2}
+WAYS: list[dict[str, Any]] = [
+    {"where": "reward >= 1"},
+    {"where": "REWARD >= 1"},
+    {"where": "experience_id IN (SELECT experience_id FROM experiences WHERE reward >= 1)"},
+    {"source": "SELECT experience_id FROM experiences WHERE reward >= 1"},
+    {"sampler": {"prioritized": {"priority": "reward"}}},
+    {"sampler": {"prioritized": {"priority": "reward / (1 + times_drawn)"}}},
+    {
+        "steps": 2,
+        "sampler": {
+            "mixed": {
+                "a": {"share": 0.5, "where": "reward >= 1 AND rollout = 0", "epochs": 1},
+                "b": {"share": 0.5, "source": "SELECT experience_id FROM experiences "
+                      "WHERE reward = 1", "epochs": 1},
+            }
+        },
+    },
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("trainer", WAYS, ids=lambda way: json.dumps(way)[:40])
+def test_a_replaced_reward_is_what_every_choice_of_rows_sees(
+    store: Store, trainer: dict[str, Any]
+) -> None:
+    passed = lenient(store)
+    drawn = train(store, trainer={**REPLACED, **trainer})
+    assert set(drawn["experience_id"]) <= passed
+    assert drawn["experience_id"].n_unique() == len(passed) or "mixed" in json.dumps(trainer)
+    assert set(drawn["replaced"].explode().struct.field("value")) == {1.0}
+    assert is_proven(store, drawn["step"].max())  # type: ignore[arg-type]
+
+
+def test_a_replaced_reward_is_what_metrics_and_summaries_say(store: Store) -> None:
+    lenient(store)
+    settings = offline(trainer={**REPLACED, "batch_size": 24, "new_priority": "reward"})
+    run(store, settings)
+    [(reward,), (last,)] = store.sql("SELECT reward_mean FROM steps ORDER BY step").fetchall()
+    assert (reward, last) == (2 / 24, 2 / 24)
+    assert summary(store, settings)["final_reward"] == 2 / 24
+    assert set(table(store, "metrics WHERE name = 'train/reward_mean'", "value")["value"]) == {
+        2 / 24
+    }
+    [(given,)] = store.sql("SELECT sum(value) FROM derived WHERE name = 'priority'").fetchall()
+    assert given == 4
+    assert of_policy(store, "demo", 2).rows["reward_mean"] == 4 / 48
+
+
+def test_groups_are_chosen_by_the_reward_that_replaces_theirs(store: Store) -> None:
+    rows = written(12, group_size=3, reward=1.0)
+    store.append("experiences", rows)
+    values = [0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0]
+    strict(store, {str(r.experience_id): v for r, v in zip(rows, values, strict=True)})
+    flat = "SELECT experience_id FROM experiences JOIN groups USING (group_id) WHERE reward_std > 0"
+    drawn = train(
+        store, algorithm={"grpo": {"group_size": 3}}, trainer={**REPLACED, "source": flat}
+    )
+    assert set(drawn["experience_id"].str.head(4)) == {"g000", "g003"}

@@ -4,11 +4,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 from builders import experiences, task
@@ -17,9 +19,11 @@ from hypothesis import strategies as st
 
 from rlake.store import Experience, Store, connect
 from rlake.store.errors import QueryError
-from rlake.store.sampling.conditions import Conditions
+from rlake.store.sampling import Fifo, Prioritized
+from rlake.store.sampling.conditions import Conditions, hashed
 from rlake.store.sampling.index import Index
 from rlake.store.sampling.pool import NO_VERSION
+from rlake.store.side import from_sql, parse_all
 from rlake.store.tail import Tail
 
 EXAMPLES = settings(max_examples=10, deadline=None)
@@ -287,3 +291,49 @@ def test_a_tail_reads_each_row_once(empty_store: Path, actions: list[str]) -> No
                 assert not tail.moved(dataset)
                 assert tail.read(dataset).num_rows == 0
             assert read == expected, "all that came, in order"
+
+
+@pytest.mark.parametrize("unit", ["rows", "groups"])
+@pytest.mark.parametrize("where", ["reward >= 1", "reward >= 1 OR step = 1 AND reward IS NULL"])
+@EXAMPLES
+@given(data=st.data())
+def test_conditions_follow_the_side_columns_that_replace_stored_ones(
+    empty_store: Path, unit: str, where: str, data: st.DataObject
+) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32), label="seed"))
+    made = experiences(24, reward=1.0)
+    options: dict[str, Any] = {
+        "grouped": unit == "groups",
+        "where": where,
+        "sides": parse_all(["reward=score:strict"]),
+        "strategy": data.draw(st.sampled_from([Fifo(), Prioritized("1 + reward")])),
+    }
+    with a_store(empty_store) as store:
+        following = Index(store, **options)
+        for version in range(data.draw(st.integers(2, 4), label="commits")):
+            some = rng.choice(24, rng.integers(1, 12), replace=False)
+            if data.draw(st.booleans(), label="rows come"):
+                store.append("experiences", [made[i] for i in some])
+            store.append("scores", [
+                {
+                    "experience_id": made[i].experience_id,
+                    "scorer": data.draw(st.sampled_from(["strict", "other"])),
+                    "scorer_version": str(version),
+                    "value": float(rng.integers(0, 3)),
+                    "created_at": datetime(2026, 1, 1 + version, tzinfo=UTC),
+                }
+                for i in rng.choice(24, 6, replace=False)
+            ])  # fmt: skip
+            following.refresh()
+        fresh = Index(store, **options)
+        fresh.refresh()
+        same(following, fresh)
+        seen = from_sql(options["sides"])
+        chosen = f"SELECT experience_id FROM {seen} AS experiences WHERE {where}"
+        ids = {i for (i,) in store.sql(chosen).fetchall()}
+        allowed = set(following.hashes[following.allowed].tolist())
+        assert allowed == set(hashed(pl.Series(sorted(ids), dtype=pl.String)).tolist())
+        if following.weighing and fresh.weighing:
+            np.testing.assert_array_equal(
+                following.weighing.masses.values, fresh.weighing.masses.values
+            )

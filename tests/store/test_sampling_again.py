@@ -3,6 +3,7 @@
 import random
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
@@ -274,3 +275,25 @@ def test_a_group_that_was_drawn_twice_in_a_step_is_drawn_twice_again(store: Stor
     restored = Sampler(store, **options)
     restored.restore(recorded)
     assert draws(restored, 3, [2]) == draws(sampler, 3, [2]) == draws(resumed, 3, [2])
+
+
+def test_a_step_that_is_drawn_again_has_the_side_columns_of_then(store: Store) -> None:
+    store.append("experiences", experiences(4))
+    columns = ["reward=score:strict"]
+
+    def judge(version: str, values: Sequence[float]) -> None:
+        scores = [
+            {"experience_id": i, "scorer": "strict", "scorer_version": version, "value": value}
+            for i, value in zip(names(4), values, strict=True)
+        ]
+        store.append("scores", scores)
+
+    judge("1", [0.0, 1.0, 2.0, 3.0])
+    draw = Sampler(store, with_columns=columns).draw(4, step=1, policy_version=0)
+    assert draw is not None
+    judge("2", [9.0] * 4)
+    again = Sampler(store, with_columns=columns)
+    for drawn_from, values in ((draw.drawn_from, [0.0, 1.0, 2.0, 3.0]), (None, [9.0] * 4)):
+        redrawn = again.redraw(names(4), step=1, drawn_from=drawn_from)
+        rows = again.with_sides(redrawn, again.read(redrawn, ["experience_id", "reward"]))
+        assert rows["reward"].to_list() == values
