@@ -2,7 +2,8 @@
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic, sleep
@@ -72,13 +73,70 @@ class Appender:
     def append_stream(self, name: str, batches: Iterator[Rows]) -> Appended:
         """Append batches in one commit, one in memory at a time; an id may be in two of them."""
         writing = self._write(name, lambda new: new.batches(batches))
-        rows, already = np.sum([(0, 0), *writing.counts], axis=0).tolist()
-        return Appended(rows, already, writing.dataset.version)
+        return writing.told()
+
+    def append_streams(self, parts: Mapping[str, Iterator[Rows]]) -> dict[str, Appended]:
+        """Append batches to several tables, to all of them or to none of them.
+
+        All rows are checked and written before the first commit; the commits are in the given
+        order, so that no row refers to one that is missing.
+        """
+        with ExitStack() as held:
+            begun = {name: held.enter_context(self._begun(name)) for name in sorted(parts)}
+            written = {n: self._prepared(begun[n], parts[n]) for n in reversed([*parts])}
+            for name in parts:
+                self._land(begun[name], written[name])
+        for name, writing in begun.items():
+            self._store.committed(name, writing.dataset)
+        return {name: begun[name].told() for name in parts}
+
+    def _prepared(
+        self, writing: "_Writing", batches: Iterator[Rows]
+    ) -> lance.LanceOperation.BaseOperation | None:
+        """Write what is new of a table's rows to files that no version has yet."""
+        fresh = writing.batches(batches)
+        first = next(fresh, None)
+        if first is None:
+            return None
+        schema = writing.declared.schema
+        reader = pa.RecordBatchReader.from_batches(schema, _chain(first, fresh))
+        with _failing(writing):
+            files = lance.fragment.write_fragments(
+                reader, writing.dataset, mode="append", max_rows_per_file=_ROWS_PER_FILE
+            )
+        assert isinstance(files, list)
+        return lance.LanceOperation.Append(files)
+
+    def _land(
+        self, writing: "_Writing", operation: lance.LanceOperation.BaseOperation | None
+    ) -> None:
+        dataset = writing.dataset
+        if operation is None:
+            return
+        with _failing(writing):
+            written = lance.LanceDataset.commit(
+                dataset,
+                operation,
+                read_version=dataset.version,
+                storage_options=self._store.storage_options,
+            )
+        self._noted(writing, written)
 
     def _write(
         self, name: str, read: "Callable[[_Writing], Iterator[pa.RecordBatch]]"
     ) -> "_Writing":
-        """Take the table's lock, learn what others wrote, and commit what is new of the rows."""
+        """Commit what is new of the rows that `read` gives."""
+        with self._begun(name) as writing:
+            fresh = read(writing)
+            first = next(fresh, None)
+            if first is not None:
+                self._commit(writing, _chain(first, fresh))
+        self._store.committed(name, writing.dataset)
+        return writing
+
+    @contextmanager
+    def _begun(self, name: str) -> "Iterator[_Writing]":
+        """Take the table's lock, and learn what others wrote."""
         store, declared = self._store, table(name)
         if store.is_past:
             raise StoreError(
@@ -89,30 +147,33 @@ class Appender:
             dataset = store.dataset(name)
             check_lock()
             keys.refresh(dataset)
-            writing = _Writing(declared, keys, dataset)
-            fresh = read(writing)
-            first = next(fresh, None)
-            if first is not None:
-                self._commit(writing, _chain(first, fresh))
-        store.committed(name, writing.dataset)
-        return writing
+            yield _Writing(declared, keys, dataset)
 
     def _commit(self, writing: "_Writing", rows: Iterator[pa.RecordBatch]) -> None:
-        name, dataset = writing.declared.name, writing.dataset
         reader = pa.RecordBatchReader.from_batches(writing.declared.schema, rows)
-        try:
+        with _failing(writing):
             written = lance.write_dataset(
-                reader, dataset, mode="append", max_rows_per_file=_ROWS_PER_FILE
+                reader, writing.dataset, mode="append", max_rows_per_file=_ROWS_PER_FILE
             )
-        except (OSError, ValueError, RuntimeError) as error:
-            if writing.error is not None:
-                raise writing.error from None
-            refuse_foreign(writing.declared, dataset)
-            raise write_error(name, error) from error
         assert isinstance(written, lance.LanceDataset)
-        if written.version == dataset.version + 1:  # else others wrote too: the next one looks
-            self._keys[name].committed(written, writing.hashes, writing.newest)
+        self._noted(writing, written)
+
+    def _noted(self, writing: "_Writing", written: lance.LanceDataset) -> None:
+        if written.version == writing.dataset.version + 1:  # else others wrote too: the next looks
+            self._keys[writing.declared.name].committed(written, writing.hashes, writing.newest)
         writing.dataset = written
+
+
+@contextmanager
+def _failing(writing: "_Writing") -> Iterator[None]:
+    """Raise our kind of error for Lance's: that of the rows' own iterator, if it had one."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:
+        if writing.error is not None:
+            raise writing.error from None
+        refuse_foreign(writing.declared, writing.dataset)
+        raise write_error(writing.declared.name, error) from error
 
 
 class _Writing:
@@ -127,6 +188,11 @@ class _Writing:
         self.counts: list[tuple[int, int]] = []
         """Rows written and rows that were there already, of each batch."""
         self.error: BaseException | None = None
+
+    def told(self) -> Appended:
+        """Return what was done, of all batches together."""
+        rows, already = np.sum([(0, 0), *self.counts], axis=0).tolist()
+        return Appended(rows, already, self.dataset.version)
 
     def batches(self, batches: Iterator[Rows]) -> Iterator[pa.RecordBatch]:
         """Yield what is new of batches that are read one by one."""

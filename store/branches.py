@@ -116,6 +116,11 @@ def create(store: "Store", name: str, *, at: str | None = None) -> "Store":
     is not listed; to make it again makes it whole.
     """
     _check_name(name)
+    if store.folder is not None and "?" in store.root:
+        raise QueryError(
+            f"`{store.root}` can have no branches: Lance takes what follows its `?` for the query "
+            "of a URL; move the store to a path without one"
+        )
     with _changing(store, f"cannot make the branch `{name}`"):
         if name in _known(store, _LAST):
             raise QueryError(f"branch `{name}` exists already; choose another name")
@@ -251,14 +256,14 @@ def _known(store: "Store", table: str) -> Mapping[str, Any]:
 
 def _leave(store: "Store", table: str, name: str, version: int) -> None:
     """Let a table's branch leave from a version, which a tag keeps."""
-    dataset = store.open_at(table)
+    dataset = store.open_for_names(table)
     dataset.tags.create(f"{tag_prefix(name)}base", (store.branch_name, version))
     dataset.create_branch(name, (store.branch_name, version))
 
 
 def _remove(store: "Store", table: str, name: str) -> None:
     """Remove a table's branch, whole or half made, and the tags on it."""
-    dataset = store.on_branch(None).open_at(table)
+    dataset = store.on_branch(None).open_for_names(table)
     tags = [tag for tag in dataset.tags.list() if tag.startswith(tag_prefix(name))]
     base = f"{tag_prefix(name)}base"
     for tag in sorted(tags, key=base.__eq__):  # Lance keeps a branch while there are tags on it

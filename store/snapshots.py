@@ -133,7 +133,7 @@ def _create(store: "Store", name: str, note: str | None) -> None:
     _untag(store, name)  # by one that was killed before it was done
     with as_store_error(f"cannot take the snapshot `{name}`"):
         for table, version in versions.items():
-            store.dataset(table).tags.create(_tag(store, name), (store.branch_name, version))
+            store.open_for_names(table).tags.create(_tag(store, name), (store.branch_name, version))
     tables = [{"name": n, "version": v} for n, v in versions.items()]
     store.append("snapshots", [{"name": name, "tables": tables, "note": note}])
 
@@ -238,6 +238,6 @@ def _untag(store: "Store", name: str) -> None:
     tag = _tag(store, name)
     with as_store_error(f"cannot give up the tags of snapshot `{name}`"):
         for table in TABLES:
-            tags = store.dataset(table).tags
+            tags = store.open_for_names(table).tags
             if tag in tags.list():
                 tags.delete(tag)

@@ -115,12 +115,20 @@ class Store:
         """
         watched = self._watched.get(name)
         if watched is None:
-            address = branches.place(self, name)
-            if self.folder is not None:
-                address = f"file-object-store://{quote(address)}"
+            address = self._quoted(branches.place(self, name))
             watched = self._watched[name] = self._open(name, address, None)
         with self._opening(name):
             return watched.latest_version
+
+    def open_for_names(self, name: str) -> lance.LanceDataset:
+        """Open a table to make or drop tags and branches of it.
+
+        By a path Lance makes folders for them where the path leads when it is quoted as in a URL.
+        """
+        return self._open(name, self._quoted(branches.place(self, name)), None)
+
+    def _quoted(self, address: str) -> str:
+        return address if self.folder is None else f"file-object-store://{quote(address)}"
 
     @property
     def _watched(self) -> dict[str, lance.LanceDataset]:
@@ -294,6 +302,13 @@ class Store:
         Only one batch at a time is in memory, and a digest of each row.
         """
         return self._appender.append_stream(name, iter(batches))
+
+    def append_streams(self, parts: Mapping[str, Iterable[Rows]]) -> dict[str, Appended]:
+        """Append batches of rows to several tables: to all of them, or to none when one raises.
+
+        Each table gets one commit, in the order given.
+        """
+        return self._appender.append_streams({name: iter(b) for name, b in parts.items()})
 
     def committer(self, **limits: Any) -> Committer:
         """Return what commits for many threads at once; `Committer` says which limits it has."""

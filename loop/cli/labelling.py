@@ -208,6 +208,8 @@ def add(
     from ...store.errors import ConfigError
     from ..labelling.exchange import Given, store_labels
 
+    if not experience_id.strip():
+        raise ConfigError("the experience's ID is empty; `rlake sql` lists those that are stored")
     if label is None and score is None and comment is None:
         raise ConfigError("give a `--label`, a `--score` or a `--comment`")
     given = Given(

@@ -1,8 +1,7 @@
 """The command that moves rows from files into the store: import."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,10 +13,12 @@ from .printing import counted, print_json, screen
 
 if TYPE_CHECKING:
     from ...store import Store
-    from ...store.files import Imported
+    from ...store.files import Imported, InputFile, Rejected
 
 _SHOWN_EVERY = 0.2
 """Seconds between two updates of the progress line."""
+_REASONS = 5
+"""So many reasons are printed; the file has all."""
 
 IMPORT_FORMATS = """\b
 Kinds of file, told by the suffix:
@@ -63,7 +64,22 @@ def import_(
         str | None, typer.Option(help="One of those below, when the file does not tell.")
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out, and count, lines that do not parse.")
+        bool,
+        typer.Option("--skip-bad", help="Leave out and write down lines and rows that are wrong."),
+    ] = False,
+    rejected: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where `--skip-bad` writes them, with the reasons; else NAME.rejected.jsonl here.",
+            show_default=False,
+        ),
+    ] = None,
+    glob: Annotated[
+        bool, typer.Option("--glob", help="FILEs are patterns such as 'logs/*.jsonl.gz'.")
+    ] = False,
+    each: Annotated[
+        bool, typer.Option("--each", help="Each file is an import of its own; else all are one.")
     ] = False,
     taskset: Annotated[
         str | None, typer.Option(help="The tasks' set, else the file's name.", show_default=False)
@@ -93,14 +109,15 @@ def import_(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Import rows of files: of each all rows or, when one is wrong, none.
+    """Import rows of files: all rows of all files or, when one is wrong, none.
 
     Columns are named like ours (see `rlake tables tasks`), or the format says what they are; ids,
     messages, groups and the tasks of experiences are filled in. Token ids and log-probs that a file
     has are kept as they are. A second import of the same file adds nothing; one with another
     mapping adds its rows beside, unless it is to `--replace` what came before.
+    Files that end on .gz, .zst or .bz2 are read as what they hold.
     """
-    from ...store.files import check_select, import_rows, open_input
+    from ...store.files import import_rows
 
     if tokenizer is not None:
         from ..conversations import load_tokenizer
@@ -108,18 +125,20 @@ def import_(
         made = load_tokenizer(tokenizer)
     else:
         made = None
+    found = _matching(files) if glob else files
     told = []
-    for file in files:
-        _check_named(table, file, format, taskset, split)
-        with (
-            progress_of(f"importing {file}") as progress,
-            open_input(file, format=format, skip_bad=skip_bad, split=split) as source,
-        ):
-            lake = _open_or_make(store, partial(check_select, table, source, sql=sql))
+    for together in [[file] for file in found] if each else [found]:
+        what = _named(together)
+        with progress_of(f"importing {what}") as progress, ExitStack() as opened:
+            for file in together:
+                _check_named(table, file, format, taskset, split)
+            bad = _rejected(rejected, together, told) if skip_bad else None
+            sources = _opened(opened, together, format, bad, split)
+            lake = _open_or_make(store, lambda opened=sources: _check_all(table, opened, sql))
             done = import_rows(
                 lake,
                 table,
-                source,
+                sources,
                 sql=sql,
                 taskset=taskset,
                 split=split,
@@ -127,11 +146,64 @@ def import_(
                 replace=replace,
                 progress=progress,
             )
-        told.append(vars(done) | {"file": str(file), "store": lake.uri})
+        names = {"file": what} if len(together) == 1 else {"files": [str(f) for f in together]}
+        lost = {"rejected_to": str(bad.path)} if bad and bad.why else {}
+        told.append(vars(done) | names | lost | {"store": lake.uri})
         if not as_json:
-            _say(done, file, lake.uri)
+            _say(done, what, lake.uri, bad)
     if as_json:
         print_json(told[0] if len(told) == 1 else {"files": told})
+
+
+def _matching(patterns: Sequence[Path]) -> list[Path]:
+    """Return the files that patterns fit, each once, in the order of their names."""
+    from glob import glob
+
+    from ...store.errors import InputError
+
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        fitting = sorted(glob(str(pattern), recursive=True))  # noqa: PTH207 - patterns may be absolute
+        if not fitting:
+            raise InputError(f"no file fits `{pattern}`; nothing was imported")
+        found |= dict.fromkeys(fitting)
+    return [Path(name) for name in found]
+
+
+def _named(files: Sequence[Path]) -> str:
+    more = f" and {counted(len(files) - 1, 'more file')}" if len(files) > 1 else ""
+    return f"{files[0]}{more}"
+
+
+def _rejected(given: Path | None, files: Sequence[Path], before: Sequence[object]) -> "Rejected":
+    """Return what takes lines and rows that are wrong; each import has a file of its own."""
+    from ...store.files import Rejected
+
+    if given is not None and before:
+        return Rejected(given.with_name(f"{given.stem}-{len(before) + 1}{given.suffix}"))
+    return Rejected(given or Path(f"{files[0].name}.rejected.jsonl"))
+
+
+def _opened(
+    stack: ExitStack,
+    files: Sequence[Path],
+    format: str | None,
+    rejected: "Rejected | None",
+    split: str | None,
+) -> "list[InputFile]":
+    from ...store.files import open_input
+
+    return [
+        stack.enter_context(open_input(file, format=format, rejected=rejected, split=split))
+        for file in files
+    ]
+
+
+def _check_all(table: str, files: "Sequence[InputFile]", sql: str | None) -> None:
+    from ...store.files import check_select
+
+    for file in files:
+        check_select(table, file, sql=sql)
 
 
 def _check_named(
@@ -148,7 +220,7 @@ def _check_named(
         )
 
 
-def _say(done: "Imported", file: Path, place: str) -> None:
+def _say(done: "Imported", file: str, place: str, rejected: "Rejected | None") -> None:
     """Print what an import did."""
     more = [counted(done.experiences, "experience")] if done.experiences else []
     more += [f"{counted(done.tasks, 'task')} that they tried"] if done.tasks else []
@@ -159,8 +231,10 @@ def _say(done: "Imported", file: Path, place: str) -> None:
     print(f"imported {what}{undo}")
     if done.already:
         print(f"there already: {counted(done.already, 'row')}")
-    if done.skipped:
-        print(f"left out for not parsing: {counted(done.skipped, 'line')}")
+    if rejected is not None and rejected.why:
+        common = dict(rejected.why.most_common(_REASONS))
+        say_counts("left out as wrong", common)
+        print(f"all {counted(done.skipped, 'wrong row')}, with the reasons, are in {rejected.path}")
     say_counts("left out", done.left_out)
     say_counts("not read", done.not_read)
     if done.tokenized:

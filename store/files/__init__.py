@@ -4,6 +4,7 @@ from .exporting import Exported, export, export_dpo, export_experiences, export_
 from .formats import FORMATS
 from .importing import Imported, check_select, import_rows
 from .reading import KIND_NAMES, InputFile, open_input
+from .rejecting import Rejected
 from .shapes import EXPORTS
 from .tokens import Tokens
 
@@ -14,6 +15,7 @@ __all__ = [
     "Exported",
     "Imported",
     "InputFile",
+    "Rejected",
     "Tokens",
     "check_select",
     "export",

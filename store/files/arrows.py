@@ -54,15 +54,20 @@ class Batches(ds.Dataset):
         )
 
 
-def of_texts(names: list[str], texts: Callable[[], Iterator[str]]) -> Batches:
+def of_texts(names: list[str], texts: Callable[[], Iterator[str]], name: str) -> Batches:
     """Return objects of JSON as columns of JSON text, each value as it was spelled."""
     schema = pa.schema([(name, pa.string()) for name in names])
 
     def make() -> Iterator[pa.RecordBatch]:
         rows: list[dict[str, str | None]] = []
         size = 0
-        for text in texts():
-            found = members(text)
+        for number, text in enumerate(_told(texts(), name), 1):
+            try:
+                found = members(text, once=True)
+            except ValueError as error:
+                raise InputError(
+                    f"row {number} of `{name}` {error}; nothing was imported"
+                ) from error
             rows.append({k: v for k, v in found.items() if v != "null"})
             size += len(text)
             if size >= BATCH_BYTES or len(rows) >= _ROWS:
@@ -72,6 +77,14 @@ def of_texts(names: list[str], texts: Callable[[], Iterator[str]]) -> Batches:
             yield pa.RecordBatch.from_pylist(rows, schema)
 
     return Batches(schema, make)
+
+
+def _told(texts: Iterator[str], name: str) -> Iterator[str]:
+    """Tell what is wrong with the file in our kind of error."""
+    try:
+        yield from texts
+    except ValueError as error:
+        raise InputError(f"cannot read `{name}`: {error}; nothing was imported") from error
 
 
 def of_arrow(paths: list[Path]) -> Batches:

@@ -1,14 +1,17 @@
 """The columns that a SELECT gives, checked by name and type before a row is read, then as rows."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from ..errors import SchemaError, nearest
 from ..schema import Column, Table
+from .jsontext import dumps, listed
 
+Kinds = Mapping[str, Any]
+"""DuckDB's types, by column."""
 JSON_COLUMNS = ("messages", "tools", "metadata")
 """Columns that hold JSON text; a SELECT may give them as text, struct or list."""
 _CASTS = {
@@ -19,8 +22,13 @@ _CASTS = {
 }
 
 
-def check_columns(declared: Table, allowed: Sequence[Column], given: pa.Schema) -> None:
-    """Raise SchemaError for a column that is not ours, or of a type that ours cannot be made of."""
+def check_columns(
+    declared: Table, allowed: Sequence[Column], given: pa.Schema, kinds: Kinds
+) -> None:
+    """Raise SchemaError for a column that is not ours, or of a type that ours cannot be made of.
+
+    Of JSON each value tells whether it fits.
+    """
     by_name = {c.name: c for c in allowed}
     for field in given:
         if field.name not in by_name:
@@ -31,7 +39,9 @@ def check_columns(declared: Table, allowed: Sequence[Column], given: pa.Schema) 
                 f'{joint} the file with `--sql "SELECT ... FROM input"`'
             )
         column = by_name[field.name]
-        if column.name not in JSON_COLUMNS and not _fits(_plain(field.type), column.type):
+        if column.name in JSON_COLUMNS or is_json(kinds[field.name]):
+            continue
+        if not _fits(_plain(field.type), column.type):
             raise SchemaError(
                 f"column `{column.name}` of `{declared.name}` must be {column.type}, got "
                 f"{field.type}; {_way_out(column)}"
@@ -62,11 +72,16 @@ def _is_text(kind: pa.DataType) -> bool:
     )
 
 
+def is_json(kind: Any) -> bool:
+    """Tell whether a type of DuckDB is JSON, which Arrow has as text."""
+    return str(kind) == "JSON"
+
+
 def _plain(kind: pa.DataType) -> pa.DataType:
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
-def typed(batch: pa.RecordBatch, allowed: Sequence[Column]) -> pa.Table:
+def typed(batch: pa.RecordBatch, allowed: Sequence[Column], kinds: Kinds) -> pa.Table:
     """Return the columns of a batch as declared, JSON columns as text.
 
     The types do not depend on which rows came in the batch: ids are hashes of what this returns.
@@ -78,12 +93,36 @@ def typed(batch: pa.RecordBatch, allowed: Sequence[Column]) -> pa.Table:
         if isinstance(values, pa.ExtensionArray):
             values = values.storage
         if name in JSON_COLUMNS:
-            columns[name] = pa.array(_json_texts(name, values), pa.string())
+            columns[name] = pa.array(_json_texts(name, values, kinds[name]), pa.string())
+        elif is_json(kinds[name]):
+            columns[name] = _said(values.to_pylist(), by_name[name])
         elif values.null_count == len(values):
             columns[name] = pa.nulls(len(values), by_name[name].type)
         else:
             columns[name] = _cast(values, by_name[name])
     return pa.table(columns)
+
+
+def _said(texts: Sequence[str | None], column: Column) -> pa.Array:
+    """Return what JSON texts say as values of a column."""
+    found = [None if text is None else json.loads(text) for text in texts]
+
+    def made(values: Sequence[object]) -> pa.Array | None:
+        try:
+            array = pa.array(values)
+            return array.cast(column.type) if _fits(array.type, column.type) else None
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            return None
+
+    array = made(found)
+    if array is None:
+        row = next((i for i, value in enumerate(found) if made([value]) is None), 0)
+        hint = "; take text with `->>`" if pa.types.is_string(column.type) else ""
+        raise RowError(
+            row,
+            f"column `{column.name}` must be {column.type}, got {_short(texts[row])} of JSON{hint}",
+        )
+    return array
 
 
 def _cast(values: pa.Array, column: Column) -> pa.Array:
@@ -114,19 +153,33 @@ class RowError(SchemaError):
         return self.message
 
 
-def _json_texts(name: str, values: pa.Array) -> list[str | None]:
+def _json_texts(name: str, values: pa.Array, kind: Any) -> list[str | None]:
     """Return JSON text: text is kept as it is spelled, struct, list or map values are written."""
     is_text = _is_text(values.type)
     texts: list[str | None] = []
     for row, value in enumerate(values.to_pylist()):
-        if is_text:
-            text, found = _parsed(value, row, name)
-        else:
-            found = dict(value) if pa.types.is_map(values.type) and value else plain(value)
-            text = None if found is None else json.dumps(found, ensure_ascii=False)
+        text = value if is_text or value is None else _written(value, kind)
+        text, found = _parsed(text, row, name)
         _check_shape(name, found, row)
         texts.append(text)
     return texts
+
+
+def _written(value: Any, kind: Any) -> str:
+    """Return a struct, list or map as JSON; JSON in it is kept, and keys that are NULL left out."""
+    if value is None:
+        return "null"
+    if is_json(kind):
+        return value
+    if kind.id in ("struct", "map"):
+        given = dict(value)
+        of_map = dict.fromkeys(given, kind.children[-1][1])
+        kinds = of_map if kind.id == "map" else dict(kind.children)
+        parts = ((k, v, kinds[k]) for k, v in given.items() if v is not None)
+        return "{" + ", ".join(f"{dumps(str(k))}: {_written(v, t)}" for k, v, t in parts) + "}"
+    if kind.id in ("list", "array"):
+        return listed([_written(v, kind.children[0][1]) for v in value])
+    return dumps(value)
 
 
 def _parsed(text: str | None, row: int, name: str) -> tuple[str | None, Any]:

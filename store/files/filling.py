@@ -18,6 +18,7 @@ from ..store import Store
 from .columns import JSON_COLUMNS, RowError, values_of, with_column
 from .counting import Counts
 from .jsontext import dumps, elements, listed
+from .rollouts import Rollouts
 from .tokens import Tokenization
 
 TEXT, INT = pa.string(), pa.int64()
@@ -95,13 +96,16 @@ class _Conversation:
 class ExperienceFill:
     """Fills in experiences, in order; remembers how many rows each group has, and each content."""
 
-    def __init__(
-        self, store: Store, defaults: Defaults, *, tokenization: Tokenization | None = None
-    ) -> None:
-        self._store, self._defaults, self._tokenization = store, defaults, tokenization
-        self._groups, self._contents = Counts(), Counts()
+    def __init__(self, store: Store, *, tokenization: Tokenization | None = None) -> None:
+        self._store, self._tokenization = store, tokenization
+        self._defaults = Defaults("")
+        self._rollouts, self._contents = Rollouts(store), Counts()
         self.untrainable: Counter[str] = Counter()
         """Rows that no model can be trained on, by reason."""
+
+    def begin(self, defaults: Defaults) -> None:
+        """Begin a file: equal rows of one file are rows, those of the next file are the same."""
+        self._defaults, self._contents = defaults, Counts()
 
     def with_tasks(self, rows: pa.Table) -> tuple[list[Task], pa.Table]:
         """Return the tasks of rows that name none, and the rows with everything filled in."""
@@ -166,12 +170,11 @@ class ExperienceFill:
         groups = [g if g is not None else t for g, t in zip(groups, tasks, strict=True)]
         rollouts, ids = values_of(rows, "rollout"), values_of(rows, "experience_id")
         contents = row_digests(rows.drop_columns({"created_at"} & set(rows.column_names)))
-        places, times = self._groups.before(groups), self._contents.before(contents)
+        times = self._contents.before(contents)
         for i, content in enumerate(contents):
-            if rollouts[i] is None:
-                rollouts[i] = places[i]
             if ids[i] is None:
                 ids[i] = f"imported/{content}" + (f"/{times[i] + 1}" if times[i] else "")
+        rollouts = self._rollouts.fill(ids, groups, rollouts)
         rows = with_column(rows, "group_id", groups, TEXT)
         rows = with_column(rows, "rollout", rollouts, INT)
         rows = with_column(rows, "experience_id", ids, TEXT)

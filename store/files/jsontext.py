@@ -5,10 +5,9 @@ import re
 from collections.abc import Iterator, Sequence
 from json.decoder import scanstring  # pyright: ignore[reportAttributeAccessIssue]
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 _SPACE = re.compile(r"[ \t\n\r]*")
-_BETWEEN = re.compile(r"[ \t\n\r,\[\]]*")
 _CHUNK = 1 << 20
 _decode = json.JSONDecoder().raw_decode
 
@@ -19,8 +18,10 @@ class Raw(str):
     __slots__ = ()
 
 
-def members(text: str) -> dict[str, str]:
+def members(text: str, *, once: bool = False) -> dict[str, str]:
     """Return the values of an object by key, each as the text that stands there.
+
+    Of a key that comes twice the last value counts; with `once`, ValueError names it.
 
     >>> members('{"a": 1.50, "b": {"y":2, "x" : "\\\\u00e9"}}')
     {'a': '1.50', 'b': '{"y":2, "x" : "\\\\u00e9"}'}
@@ -29,6 +30,8 @@ def members(text: str) -> dict[str, str]:
     at = _skip(text, text.index("{") + 1)
     while text[at] != "}":
         name, end = scanstring(text, at + 1)
+        if once and name in found:
+            raise ValueError(f"has the key `{name}` twice")
         start = _skip(text, _skip(text, end) + 1)
         found[name], at = _value(text, start)
     return found
@@ -74,26 +77,70 @@ def dumps(value: Any) -> Raw:
 def objects(path: Path) -> Iterator[str]:
     """Yield the text of each object of a file: of a list of them, or of one after the other.
 
-    Only one is in memory, and a megabyte of what follows. Raises ValueError where no object stands.
+    Only one is in memory, and a megabyte of what follows. Raises ValueError where no object stands,
+    and for a list that has no end, or has something behind it.
     """
     with path.open(encoding="utf-8-sig", newline="") as file:
-        text, at = "", 0
+        reader = _Reader(file)
+        is_list = reader.at("[")
+        expects = False
         while True:
-            at = _match(_BETWEEN, text, at)
+            if is_list and reader.at("]"):
+                if expects or not reader.ended:
+                    raise ValueError("something stands where the list should end")
+                return
+            if not is_list and reader.ended:
+                return
+            yield reader.value()
+            expects = is_list and reader.at(",")
+            if is_list and not expects and not reader.peek("]"):
+                raise ValueError("the list has no end, or no comma between two objects")
+
+
+class _Reader:
+    """A file's text, of which as much is in memory as the value that is being read."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file, self._text, self._at = file, "", 0
+
+    @property
+    def ended(self) -> bool:
+        return not self.peek("")
+
+    def peek(self, mark: str) -> bool:
+        """Tell whether a mark, or with "" anything, comes next; passes over space."""
+        self._at = _match(_SPACE, self._text, self._at)
+        while self._at == len(self._text) and self._more():
+            self._at = _match(_SPACE, self._text, self._at)
+        return self._at < len(self._text) and self._text.startswith(mark, self._at)
+
+    def at(self, mark: str) -> bool:
+        """Pass over a mark, if it comes next."""
+        found = self.peek(mark)
+        self._at += len(mark) if found else 0
+        return found
+
+    def value(self) -> str:
+        """Return the object that comes next."""
+        while True:
+            self.peek("")
             try:
-                value, end = _decode(text, at)
+                value, end = _decode(self._text, self._at)
             except (json.JSONDecodeError, IndexError):
-                more = file.read(max(_CHUNK, len(text) - at))
-                if not more and at == len(text):
-                    return
-                if not more:
-                    raise
-                text, at = text[at:] + more, 0
+                if not self._more():
+                    raise ValueError("an object has no end, or is none") from None
                 continue
             if not isinstance(value, dict):
                 raise ValueError(f"expected objects, got a {type(value).__name__}")
-            yield text[at:end]
-            at = end
+            text = self._text[self._at : end]
+            self._at = end
+            return text
+
+    def _more(self) -> bool:
+        """Read on: a megabyte, or as much again as there is."""
+        more = self._file.read(max(_CHUNK, len(self._text) - self._at))
+        self._text, self._at = self._text[self._at :] + more, 0
+        return bool(more)
 
 
 def _value(text: str, at: int) -> tuple[str, int]:

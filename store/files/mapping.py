@@ -10,11 +10,14 @@ from ..schema import TABLES
 from .columns import RowError
 from .formats import Row
 from .formats.format import LEFT_OUT, NOT_READ, Ours
+from .rejecting import Rejected
 from .session import BATCH_BYTES, BATCH_ROWS
 
 _OURS = {c.name: c.type for c in (*TABLES["tasks"].columns, *TABLES["experiences"].columns)}
 _ALSO = {"num_asked": pa.int64(), "margin": pa.float64(), "task_metadata": pa.string()}
 """What a format tells beside our columns: see `filling`."""
+
+_UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
 def batches_of(
@@ -25,12 +28,20 @@ def batches_of(
     *,
     left_out: Counter[str],
     not_read: Counter[str],
+    rejected: Rejected | None = None,
 ) -> Iterator[tuple[list[int], pa.Table]]:
     """Yield what a format makes of each row, and which row that was, from 0.
 
     What is made of one row is never in two batches. Reasons why rows, or parts of them, were not
-    read are counted. Raises SchemaError for a row of the file `name` that does not fit.
+    read are counted. Raises SchemaError for a row of the file `name` that does not fit, unless
+    such rows are `rejected`.
     """
+
+    def refuse(place: int, why: str, content: object) -> None:
+        if rejected is None:
+            raise SchemaError(f"row {place + 1} of `{name}`: {why}")
+        rejected.add(name, "row", place + 1, why, content)
+
     schema = pa.schema([(name, (_OURS | _ALSO)[name]) for name in columns])
     kept: list[Ours] = []
     places: list[int] = []
@@ -39,7 +50,8 @@ def batches_of(
         try:
             made = make(row)
         except RowError as error:
-            raise SchemaError(f"row {place + 1} of `{name}`: {error.message}") from error
+            refuse(place, error.message, row.told())
+            continue
         for one in made:
             if one.get(LEFT_OUT):
                 left_out[one[LEFT_OUT]] += 1
@@ -50,10 +62,32 @@ def batches_of(
             places.append(place)
             size += sum(map(_size, one.values()))
         if size >= BATCH_BYTES or len(kept) >= BATCH_ROWS:
-            yield places, pa.Table.from_pylist(kept, schema)
+            yield _tabled(kept, places, schema, refuse)
             kept, places, size = [], [], 0
     if kept:
-        yield places, pa.Table.from_pylist(kept, schema)
+        yield _tabled(kept, places, schema, refuse)
+
+
+def _tabled(
+    rows: list[Ours],
+    places: list[int],
+    schema: pa.Schema,
+    refuse: Callable[[int, str, object], None],
+) -> tuple[list[int], pa.Table]:
+    """Return rows as a table; what no column can hold is refused, with all rows of its place."""
+    try:
+        return places, pa.Table.from_pylist(rows, schema)
+    except _UNFIT:
+        bad: dict[int, str] = {}
+        for place, row in zip(places, rows, strict=True):
+            try:
+                pa.Table.from_pylist([row], schema)
+            except _UNFIT as error:
+                bad.setdefault(place, str(error).splitlines()[0])
+        for place, why in bad.items():
+            refuse(place, why, None)
+        kept = [(p, row) for p, row in zip(places, rows, strict=True) if p not in bad]
+        return [p for p, _ in kept], pa.Table.from_pylist([row for _, row in kept], schema)
 
 
 def _size(value: object) -> int:

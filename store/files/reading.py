@@ -5,11 +5,13 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from ..errors import ConfigError, InputError, nearest
 from .arrows import saved
+from .compression import decompressed
 from .formats import FORMATS, Format
+from .leftovers import temporary_folder
+from .rejecting import Rejected
 from .session import InputFile, InputSession
 
 __all__ = ["KINDS", "InputFile", "InputSession", "open_input"]
@@ -45,6 +47,8 @@ _BEGINNINGS = {
     b"SQLite format 3\x00": "sqlite",
 }
 _LONGEST_LINE = 64 << 20
+_SHOWN = 1 << 20
+"""Of a line that is left out, so much is written down."""
 
 
 @contextmanager
@@ -53,13 +57,14 @@ def open_input(
     *,
     format: str | None = None,
     skip_bad: bool = False,
+    rejected: Rejected | None = None,
     split: str | None = None,
 ) -> Iterator[InputFile]:
-    """Look at a file before anything is imported.
+    """Look at a file before anything is imported; `.gz`, `.zst` and `.bz2` are written out first.
 
     `format` is one of KIND_NAMES or of FORMATS; the suffix, or how the file begins, tells the kind
-    otherwise. With `skip_bad`, lines of JSONL that do not parse are left out and counted. `split`
-    chooses one of a folder's datasets.
+    otherwise. With `skip_bad`, lines and rows that are wrong are left out and counted; `rejected`
+    takes them, of one file or several. `split` chooses one of a folder's datasets.
 
     Raises InputError for a file that is missing, empty or broken, ConfigError for an unknown
     format.
@@ -70,32 +75,49 @@ def open_input(
     ...     file.kind
     'jsonl'
     """
-    path = Path(path)
-    if not path.exists():
-        raise InputError(f"`{path}` does not exist")
-    kind, named = _kind(path, format)
-    if path.is_dir() != (kind == "hf"):
-        what = "a folder, expected a file" if path.is_dir() else "a file, expected a folder"
-        raise InputError(f"`{path}` is {what}")
-    if skip_bad and kind != "jsonl":
-        raise ConfigError(f"`--skip-bad` leaves out lines of jsonl files, got a {kind} file")
-    if kind == "hf":
-        yield InputFile(path, path.name, kind, named, paths=tuple(saved(path, split)))
-        return
-    bad = _checked(path, kind)
-    if bad and not skip_bad:
+    given = Path(path)
+    if not given.exists():
+        raise InputError(f"`{given}` does not exist")
+    rejected = rejected if rejected is not None or not skip_bad else Rejected()
+    with temporary_folder() as folder:
+        path = decompressed(given, folder)
+        kind, named = _kind(path, format)
+        if path.is_dir() != (kind == "hf"):
+            what = "a folder, expected a file" if path.is_dir() else "a file, expected a folder"
+            raise InputError(f"`{given}` is {what}")
+        files = tuple(saved(path, split)) if kind == "hf" else ()
+        if kind == "jsonl":
+            path = _parsing(path, given, folder, rejected)
+        elif kind != "hf":
+            _check_filled(path, given)
+        yield InputFile(path, given.name, kind, named, rejected, files)
+
+
+def _check_filled(path: Path, given: Path) -> None:
+    try:
+        if not path.stat().st_size:
+            raise InputError(f"`{given}` is empty; nothing was imported")
+    except OSError as error:
+        raise InputError(f"cannot read `{given}`: {error.strerror}") from error
+
+
+def _parsing(path: Path, given: Path, folder: Path, rejected: Rejected | None) -> Path:
+    """Return a file of the lines that parse: the same one, unless others are left out of it."""
+    _check_filled(path, given)
+    try:
+        bad = dict(_bad_lines(path))
+    except OSError as error:
+        raise InputError(f"cannot read `{given}`: {error.strerror}") from error
+    if not bad:
+        return path
+    if rejected is None:
         line, reason = next(iter(bad.items()))
         more = f" ({len(bad)} such lines)" if len(bad) > 1 else ""
         raise InputError(
-            f"`{path}` line {line} {reason}{more}; nothing was imported; mend the file, or leave "
+            f"`{given}` line {line} {reason}{more}; nothing was imported; mend the file, or leave "
             "such lines out with `--skip-bad`"
         )
-    if not bad:
-        yield InputFile(path, path.name, kind, named)
-        return
-    with TemporaryDirectory(prefix="rlake-import-") as folder:
-        clean = _without(path, set(bad), Path(folder) / "input.jsonl")
-        yield InputFile(clean, path.name, kind, named, len(bad))
+    return _without(path, given.name, bad, folder / "input.jsonl", rejected)
 
 
 def _kind(path: Path, format: str | None) -> tuple[str, Format | None]:
@@ -134,16 +156,6 @@ def _sniffed(path: Path) -> str | None:
     return next((kind for begins, kind in _BEGINNINGS.items() if start.startswith(begins)), None)
 
 
-def _checked(path: Path, kind: str) -> dict[int, str]:
-    """Return the lines that are wrong, with the reason; only those of JSONL can be told."""
-    try:
-        if not path.stat().st_size:
-            raise InputError(f"`{path}` is empty; nothing was imported")
-        return dict(_bad_lines(path)) if kind == "jsonl" else {}
-    except OSError as error:
-        raise InputError(f"cannot read `{path}`: {error.strerror}") from error
-
-
 def _bad_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the number of each line that is not a JSON object, and why."""
     with path.open("rb") as lines:
@@ -177,7 +189,12 @@ def _why_bad(line: bytes) -> str | None:
     )
 
 
-def _without(path: Path, bad: set[int], clean: Path) -> Path:
+def _without(path: Path, name: str, bad: dict[int, str], clean: Path, rejected: Rejected) -> Path:
     with path.open("rb") as lines, clean.open("wb") as out:
-        out.writelines(line for number, line in enumerate(lines, 1) if number not in bad)
+        for number, line in enumerate(lines, 1):
+            if number in bad:
+                content = line[:_SHOWN].decode(errors="backslashreplace").rstrip("\n")
+                rejected.add(name, "line", number, bad[number], content)
+            else:
+                out.write(line)
     return clean

@@ -8,11 +8,12 @@ import pyarrow as pa
 
 from ..errors import SchemaError
 from ..schema import Column, Table, table
-from ..validate import conform
+from ..validate import check
 from .columns import RowError, check_columns, typed
 from .filling import experience_columns
 from .formats import Format
 from .mapping import batches_of
+from .rejecting import sieved
 from .session import InputFile, InputSession, in_batches
 
 Progress = Callable[[str, int, int], None]
@@ -41,11 +42,13 @@ class FileRows:
         """Parts of rows that were not read, by reason."""
         self._places: Sequence[int] = ()
 
-    def spool(self, fill: Callable[[pa.Table], None]) -> None:
-        """Hand all rows to `fill`, batch by batch."""
+    def spool(self, fill: Callable[[pa.Table], None], probe: Callable[[pa.Table], object]) -> None:
+        """Hand all rows to `fill`, batch by batch; those that `probe` refuses may be left out."""
         nbytes = 0
         try:
             for places, rows in self._given():
+                if self._file.rejected is not None:
+                    places, rows = sieved(rows, places, probe, self._reject)
                 self._places = places
                 self.read += rows.num_rows
                 nbytes += rows.nbytes
@@ -57,17 +60,24 @@ class FileRows:
         except duckdb.Error as error:
             raise self._session.failed(error) from error
 
-    def check(self, name: str, filled: pa.Table) -> None:
-        """Raise SchemaError with the place of the row that does not fit a table."""
+    def check(self, name: str, filled: pa.Table) -> pa.Table:
+        """Return rows with all columns of a table; SchemaError names the first that is wrong."""
         try:
-            conform(table(name), filled)
+            return check(table(name), filled)
         except SchemaError as error:
             raise self._located(error, name, filled) from error
+
+    def _reject(self, place: int, why: str, rows: pa.Table) -> None:
+        assert self._file.rejected is not None, "rows are left out where that was asked for"
+        why = why.replace(" in row 0", "").replace(" in 1 of 1 rows", "")
+        given = [{k: v for k, v in row.items() if v is not None} for row in rows.to_pylist()]
+        content = given[0] if len(given) == 1 else given
+        self._file.rejected.add(self._file.name, "row", place + 1, why, content)
 
     def _located(self, error: SchemaError, name: str, filled: pa.Table) -> SchemaError:
         for row in range(filled.num_rows):
             try:
-                conform(table(name), filled.slice(row, 1))
+                check(table(name), filled.slice(row, 1))
             except SchemaError as first:
                 message = str(first).replace(" in row 0", "").replace(" in 1 of 1 rows", "")
                 return SchemaError(self._place(row) + message)
@@ -99,12 +109,25 @@ class Selected(FileRows):
         self._allowed: tuple[Column, ...] = declared.columns
         if declared.name == "experiences":
             self._allowed = experience_columns(relation.columns)
-        check_columns(declared, self._allowed, relation.limit(0).to_arrow_table().schema)
+        self._kinds = dict(zip(relation.columns, relation.types, strict=True))
+        given = relation.limit(0).to_arrow_table().schema
+        check_columns(declared, self._allowed, given, self._kinds)
 
     def _given(self) -> Iterator[tuple[Sequence[int], pa.Table]]:
+        selected = 0
         for batch in in_batches(self._session.reader(self._query)):
-            self._places = range(self.read, self.read + batch.num_rows)
-            yield self._places, typed(batch, self._allowed)
+            places: Sequence[int] = range(selected, selected + batch.num_rows)
+            selected += batch.num_rows
+            self._places = places
+            if self._file.rejected is not None:
+                given = pa.Table.from_batches([batch])
+                places, given = sieved(given, places, self._typed, self._reject)
+                batch = given.combine_chunks().to_batches()[0] if places else batch.slice(0, 0)
+            yield places, self._typed(batch)
+
+    def _typed(self, rows: pa.Table | pa.RecordBatch) -> pa.Table:
+        batch = rows if isinstance(rows, pa.RecordBatch) else rows.combine_chunks().to_batches()[0]
+        return typed(batch, self._allowed, self._kinds)
 
 
 class Mapped(FileRows):
@@ -122,6 +145,7 @@ class Mapped(FileRows):
             columns,
             left_out=self.left_out,
             not_read=self.not_read,
+            rejected=self._file.rejected,
         )
 
     def _place(self, row: int) -> str:

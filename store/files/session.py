@@ -1,7 +1,6 @@
 """A file as the table `input` of a closed DuckDB session, beside the store's tables."""
 
 import csv
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,11 @@ from ..query import Console, literal, query_error
 from ..schema import TABLES
 from ..store import Store
 from .arrows import Batches, of_arrow, of_sqlite, of_texts
+from .compression import inner_name
 from .formats import Format, Row
 from .jsontext import objects
+from .rejecting import Rejected
+from .spelling import holds_objects, in_parts, quoted, teach, typed
 
 BATCH_BYTES = 8 << 20
 """Rows are handed on in batches of about this size, and of BATCH_ROWS at most."""
@@ -32,6 +34,9 @@ _CSV_TYPES = (
 )
 
 
+_CODE = r"^[+-]?(0\d|\d{19,}$)"
+
+
 @dataclass(frozen=True)
 class InputFile:
     """A file that was found readable: where it is, and what people call it."""
@@ -41,10 +46,15 @@ class InputFile:
     kind: str
     format: Format | None = None
     """The named format."""
-    skipped: int = 0
-    """Lines left out because they do not parse."""
+    rejected: Rejected | None = None
+    """Takes what is wrong, where such lines and rows are to be left out."""
     paths: Sequence[Path] = ()
     """The files of a folder."""
+
+    @property
+    def stem(self) -> str:
+        """Its name without suffixes: what its tasks' set is called."""
+        return Path(inner_name(self.name)).stem
 
 
 class InputSession(Console):
@@ -52,14 +62,17 @@ class InputSession(Console):
 
     One thread and joins in the order written: the same file and SELECT give the same rows in the
     same order, so that ids made from positions are the same in a second import. Without a store
-    its tables are there, and empty.
+    its tables are there, and empty. With `spelled`, objects of a JSON file are JSON text as it is
+    spelled, for rows that are kept; else they are structs, for those that are worked with.
     """
 
-    def __init__(self, file: InputFile, store: Store | None) -> None:
+    def __init__(self, file: InputFile, store: Store | None, *, spelled: bool = False) -> None:
         super().__init__()
-        self._file = file
+        self._file, self._spelled = file, spelled
+        self._json_columns: set[str] = set()
+        self._is_taught = False
         self._source: Batches | None = None
-        path = literal(str(file.path.absolute()))
+        path = literal(_verbatim(file.path.absolute()))
         try:
             self._con.execute("SET threads = 1")
             self._con.execute("SET disabled_optimizers = 'join_order,build_side_probe_side'")
@@ -83,11 +96,21 @@ class InputSession(Console):
             if statements != ["SELECT"]:
                 got = " then ".join(statements) or "nothing"
                 raise QueryError(f"a file is mapped by one SELECT over `input`, got {got}")
-            relation = self._con.sql(query)
+            relation = self._con.sql(self._in_parts(query))
         except duckdb.Error as error:
             raise self.refused(error) from error
         assert relation is not None, "a SELECT always has a relation"
         return relation
+
+    def _in_parts(self, query: str) -> str:
+        """Let the SELECT take parts of JSON as they are spelled."""
+        if not (self._spelled and self._json_columns):
+            return query
+        made = in_parts(self._con, query, self._json_columns)
+        if made != query and not self._is_taught:
+            teach(self._con)
+            self._is_taught = True
+        return made
 
     def refused(self, error: duckdb.Error) -> RlakeError:
         """Turn what DuckDB says of the SELECT into our kind of error."""
@@ -165,25 +188,47 @@ class InputSession(Console):
         assert relation is not None, "a SELECT always has a relation"
         types = dict(zip(relation.columns, relation.types, strict=True))
         file = self._file  # the source must not hold the session, which holds it
-        self._source = of_texts(list(types), lambda: _objects(file))
+        self._source = of_texts(list(types), lambda: _objects(file), file.name)
         self._con.register("file_rows", self._source)
-        return f"SELECT {', '.join(_typed(n, t) for n, t in types.items())} FROM file_rows"
+        self._json_columns = {n for n, t in types.items() if self._is_json(n, t)}
+        parts = (typed(n, t, as_json=n in self._json_columns) for n, t in types.items())
+        return f"SELECT {', '.join(parts)} FROM file_rows"
+
+    def _is_json(self, name: str, kind: Any) -> bool:
+        """Tell whether a column stays JSON text."""
+        if name in _JSON_COLUMNS or str(kind) == "JSON":
+            return True
+        return self._spelled and (holds_objects(name, kind) or self._has_long(name, kind))
+
+    def _has_long(self, name: str, kind: Any) -> bool:
+        """Tell whether there are whole numbers that a float would round."""
+        if kind.id != "double":
+            return False
+        long = f"SELECT bool_or(regexp_full_match({quoted(name)}, '-?\\d{{16,}}')) FROM file_rows"
+        return bool(self._con.execute(long).fetchall()[0][0])
 
     def _csv_reader(self, path: str) -> str:
         names, delimiter = _csv_header(self._file.path)
         options = f"header = true, quote = '\"', escape = '\"', delim = '{delimiter}'"
         # First read as text: types are then inferred from a file that has its columns in each line.
         strict = f"auto_detect = false, columns = {_struct(dict.fromkeys(names, 'VARCHAR'))}"
-        self._con.execute(f"SELECT count(*) FROM read_csv({path}, {options}, {strict})").fetchall()
+        as_text = f"SELECT {_codes(names)} FROM read_csv({path}, {options}, {strict})"
+        codes = self._con.execute(as_text).fetchall()[0]
         inferred = f"skip = 0, sample_size = -1, auto_type_candidates = {_CSV_TYPES}"
         types = self._types(f"read_csv({path}, {options}, {inferred})")
-        types |= {name: "VARCHAR" for name in types if name in _TEXT_COLUMNS}
+        texts = {name for name, is_code in zip(names, codes, strict=True) if is_code}
+        types |= {name: "VARCHAR" for name in types if name in _TEXT_COLUMNS | texts}
         return f"read_csv({path}, {options}, auto_detect = false, columns = {_struct(types)})"
 
     def _types(self, reader: str) -> dict[str, str]:
         described = self._con.execute(f"DESCRIBE SELECT * FROM {reader}").fetchall()
         types = {str(name): str(kind) for name, kind, *_ in described}
         return types | {name: "TIMESTAMPTZ" for name in types if name == "created_at"}
+
+
+def _verbatim(path: Path) -> str:
+    """Return a path as a pattern that only it fits: DuckDB takes every name for a pattern."""
+    return re.sub(r"([*?\[])", r"[\1]", str(path))
 
 
 def _objects(file: InputFile) -> Iterator[str]:
@@ -208,27 +253,6 @@ def in_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(kept)
 
 
-def _typed(name: str, kind: Any) -> str:
-    """Return the SQL that makes a value of the inferred type of its JSON text."""
-    column = '"' + name.replace('"', '""') + '"'
-    if name in _JSON_COLUMNS or kind.id == "json" or str(kind) == "JSON":
-        return f"{column}::JSON AS {column}"
-    if name == "created_at":
-        return f"({column}->>'$')::TIMESTAMPTZ AS {column}"
-    if kind.id == "varchar":
-        return f"{column}->>'$' AS {column}"
-    shape = literal(json.dumps(_shape(kind), ensure_ascii=False))
-    return f"from_json({column}, {shape}) AS {column}"
-
-
-def _shape(kind: Any) -> Any:
-    if kind.id == "list":
-        return [_shape(kind.children[0][1])]
-    if kind.id == "struct":
-        return {name: _shape(child) for name, child in kind.children}
-    return str(kind)
-
-
 def _is_number(kind: pa.DataType) -> bool:
     types = pa.types
     return types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind)
@@ -240,6 +264,11 @@ def _csv_header(path: Path) -> tuple[list[str], str]:
         delimiter = max(",;\t|", key=lines.readline().count)
         lines.seek(0)
         return next(csv.reader(lines, delimiter=delimiter), []), delimiter
+
+
+def _codes(names: list[str]) -> str:
+    """Return the SQL that tells which columns hold what numbers would lose: 007, or 2 ** 64."""
+    return ", ".join(f"bool_or(regexp_matches({quoted(n)}, '{_CODE}'))" for n in names)
 
 
 def _why_csv(lines: list[str]) -> str:

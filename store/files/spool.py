@@ -4,12 +4,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 
 from ..errors import StoreError, reason
+from ..schema import TABLES
 from .counting import Counts
+from .leftovers import temporary_folder
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
@@ -52,16 +53,16 @@ class Spool:
             raise _failed(error) from error
 
     @property
-    def names(self) -> list[str]:
-        """The names that have rows."""
-        return list(self._writers)
+    def tables(self) -> list[str]:
+        """The tables that have rows, those first that others refer to."""
+        return [name for name in TABLES if name in self._writers]
 
 
 @contextmanager
 def spooled() -> Iterator[Spool]:
     """Give a spool in the system's folder for temporary files, which TMPDIR names."""
-    with TemporaryDirectory(prefix="rlake-import-") as folder:
-        yield Spool(Path(folder))
+    with temporary_folder() as folder:
+        yield Spool(folder)
 
 
 def _failed(error: OSError) -> StoreError:

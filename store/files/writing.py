@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from ..errors import ConfigError, InputError, JobError, RlakeError
 from .jsontext import Raw
+from .leftovers import mark, tidy
 from .lines import json_line
 
 Line = Mapping[str, Any]
@@ -28,6 +29,7 @@ SUFFIXES = {
     "": "hf",
 }
 """Kinds of file by suffix; without one, a folder that Hugging Face `datasets` loads from disk."""
+_PART = ".rlake-part-"
 _DATA = "data-00000-of-00001.arrow"
 _AS_TEXT = ("tools",)
 """Columns that stay JSON text in tables, where all rows must have one type."""
@@ -163,10 +165,16 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def part_of(path: Path) -> Path:
+    """Return where a file is written before it is whole; those of killed processes are removed."""
+    tidy(path.parent, _PART)
+    return path.with_name(f"{_PART}{mark()}.{path.name}")
+
+
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Give a place to write to that becomes the file when all went well, else is removed."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = part_of(path)
     try:
         yield part
         for written in part.iterdir() if part.is_dir() else (part,):

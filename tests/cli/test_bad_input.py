@@ -101,9 +101,13 @@ def test_bad_lines_are_left_out_and_counted_when_asked(rlake: Command, lake: Sto
     assert lake.scan("tasks").collect()["prompt_text"].to_list() == ["2+2=", "1+1=", "3+3="]
 
 
-def test_skip_bad_is_for_lines(rlake: Command, lake: Store) -> None:
-    write("tasks.csv", "prompt_text\na\n")
-    assert_refused(rlake("import", "tasks", "tasks.csv", "--skip-bad"), "jsonl", "got a csv file")
+def test_skip_bad_leaves_out_rows_of_every_kind_of_file(rlake: Command, lake: Store) -> None:
+    write("tasks.csv", "prompt_text,metadata\na,{}\nb,{broken\n")
+    said = rlake("import", "tasks", "tasks.csv", "--skip-bad", "--json")
+    done = json.loads(said.stdout.splitlines()[-1])
+    assert (done["rows"], done["skipped"]) == (1, 1)
+    assert done["rejected_to"] == "tasks.csv.rejected.jsonl"
+    assert lake.count("tasks") == 2
 
 
 TRIED = {"prompt_text": "2+2=", "response_text": "4"}

@@ -71,15 +71,32 @@ def test_an_import_says_what_it_did(rlake: Command) -> None:
     assert said.stdout.startswith("imported 3 preferences, and 6 experiences, and 3 tasks that")
 
 
-def test_several_files_are_imported_one_after_the_other(rlake: Command) -> None:
+def test_several_files_are_one_import_or_one_each(rlake: Command) -> None:
     files = [FILES / "trl_text.parquet", FILES / "trl_chat.parquet"]
-    said = rlake("import", "experiences", *files)
+    said = rlake("import", "experiences", *files, "--each")
     assert [line.split(", read as")[0][-16:] for line in said.stdout.splitlines()] == [
         "trl_text.parquet",
         "trl_chat.parquet",
     ]
-    again = json.loads(rlake("import", "experiences", *files, "--json").stdout)
+    again = json.loads(rlake("import", "experiences", *files, "--each", "--json").stdout)
     assert [(done["rows"], done["already"]) for done in again["files"]] == [(0, 4), (0, 4)]
+
+
+def test_files_by_pattern_are_one_import_and_wrong_rows_are_written_down(rlake: Command) -> None:
+    write("a.jsonl", {"prompt_text": "1", "response_text": "x"})
+    write("b.jsonl", {"prompt_text": "2", "response_text": "x"}, {"response_text": "x"})
+    refused(rlake("import", "experiences", "*.jsonl"), "`*.jsonl` does not exist")
+    refused(rlake("import", "experiences", "*.csv", "--glob"), "no file fits `*.csv`")
+    refused(rlake("import", "experiences", "*.jsonl", "--glob"), "row 2 of `b.jsonl`")
+    said = rlake("import", "experiences", "*.jsonl", "--glob", "--skip-bad", "--taskset", "t")
+    assert said.stdout.startswith(
+        "imported 2 experiences, and 2 tasks that they tried from a.jsonl"
+    )
+    assert "and 1 more file" in said.stdout
+    assert "left out as wrong: 1 row (an experience needs `task_id`" in said.stdout
+    assert "are in a.jsonl.rejected.jsonl" in said.stdout
+    [told] = map(json.loads, Path("a.jsonl.rejected.jsonl").read_text().splitlines())
+    assert (told["file"], told["row"], told["content"]) == ("b.jsonl", 2, {"response_text": "x"})
 
 
 def test_an_export_of_a_snapshot_shows_the_store_as_it_was(rlake: Command) -> None:

@@ -367,8 +367,10 @@ def test_nothing_of_the_store_updates_a_row() -> None:
     verbs = {name for name in dir(Store) if not name.startswith("_")}
     assert verbs.isdisjoint({"update", "delete", "merge", "upsert", "overwrite", "drop"})
     assert verbs == {
-        "append", "append_stream", "at", "branch", "committed", "committer", "count", "dataset",
+        "append", "append_stream", "append_streams", "at", "branch", "committed", "committer",
+        "count", "dataset",
         "folder", "is_past", "lines", "lock_name", "maintain", "on_branch", "open_at",
+        "open_for_names",
         "runs_folder", "scan", "search", "similar", "snapshot", "sql", "storage_options",
         "versions", "wait_for",
     }  # fmt: skip

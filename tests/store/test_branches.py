@@ -426,3 +426,24 @@ def test_a_branch_is_merged_only_into_the_line_it_left_and_not_into_the_past(lak
     assert merge(trial, "child")["scores"].rows == 1
     assert merge(lake, "trial")["scores"].rows == 1
     assert lake.count("scores") == 1
+
+
+@pytest.mark.parametrize("name", ["my store", "größe", "a#b", "50%20"])
+def test_a_store_in_an_odd_path_leaves_nothing_beside_it(tmp_path: Path, name: str) -> None:
+    lake = connect(tmp_path / name)
+    lake.append("tasks", [task(1)])
+    lake.snapshot("before")
+    trial = lake.branch("trial")
+    trial.append("tasks", [task(2)])
+    assert connect(f"{tmp_path / name}@trial").count("tasks") == 2
+    assert lake.at("before").count("tasks") == lake.count("tasks") == 1
+    branches.drop(lake, "trial")
+    snapshots.drop(lake, "before")
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_store_whose_path_is_taken_for_a_url_has_no_branches(tmp_path: Path) -> None:
+    lake = connect(tmp_path / "what?")
+    with pytest.raises(QueryError, match="move the store to a path without one"):
+        lake.branch("trial")
+    assert [p.name for p in tmp_path.iterdir()] == ["what?"]

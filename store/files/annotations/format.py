@@ -66,6 +66,8 @@ def answers(path: Path, form: AnnotationFormat) -> list[Given]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             missing = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise InputError(f"record {number} of `{path}` holds no labels: {missing}") from error
+    if not found:
+        raise InputError(f"`{path}` holds no labels; nothing was imported")
     return found
 
 
@@ -89,7 +91,26 @@ def _records(path: Path) -> list[Any]:
     text = read_text(path)
     try:
         if text.lstrip().startswith("["):
-            return json.loads(text)
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+            return json.loads(text, object_pairs_hook=_once)
+        return list(_of_lines(text))
     except ValueError as error:
         raise InputError(f"`{path}` is neither a JSON list nor lines of JSON: {error}") from error
+
+
+def _of_lines(text: str) -> Iterator[Any]:
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            if line.strip():
+                yield json.loads(line, object_pairs_hook=_once)
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object, each of whose keys must come once."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the key `{twice}` twice")
+    return made

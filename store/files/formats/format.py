@@ -48,6 +48,10 @@ class Row:
         """The columns that hold numbers, NULL in this row or not where the file tells types."""
         return [n for n in self._columns if n in self._numbers or is_number(self.get(n))]
 
+    def told(self) -> dict[str, Any]:
+        """Return the values that are not NULL."""
+        return {name: self.get(name) for name in self.names}
+
     def get(self, name: str) -> Any:
         """Return a value, None when there is none."""
         if name in self._texts and name not in self._values:

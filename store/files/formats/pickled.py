@@ -1,7 +1,8 @@
 """The data in a pickle, read without unpickling: nothing in it can be called, found or built.
 
 A pickle is a program. Of its operations only those are followed that write down plain values;
-any other, such as the ones that name or call a function, ends the reading with ValueError.
+any other, such as the ones that name or call a function, ends the reading with ValueError. So does
+one that writes down more than its bytes: what it names again and again, or within itself.
 """
 
 import pickletools
@@ -33,6 +34,10 @@ _EMPTY: dict[str, Callable[[], Any]] = {
 _SILENT = frozenset(("PROTO", "FRAME"))
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _MARK = object()
+_LEAST, _TIMES = 1000, 20
+"""A text may be named more than once, as in many messages: so many times the bytes are read."""
+_DEEPEST = 100
+_LONGEST_BITS = 4096
 
 
 def plain_values(data: bytes) -> Any:
@@ -51,11 +56,38 @@ def plain_values(data: bytes) -> Any:
     try:
         for op, argument, _ in pickletools.genops(data):
             if op.name == "STOP":
-                return stack.pop()
+                return _bounded(stack.pop(), _LEAST + _TIMES * len(data))
             _follow(op.name, argument, stack, memo)
-    except (IndexError, KeyError, TypeError) as error:
+    except (LookupError, TypeError, OverflowError, MemoryError) as error:
         raise ValueError("it is broken") from error
     raise ValueError("it has no end")
+
+
+def _bounded(whole: Any, most: int) -> Any:
+    """Return a value whose texts and numbers, each time they are named, have so many bytes."""
+    left = [(whole, 0)]
+    while left:
+        value, depth = left.pop()
+        most -= len(value) if isinstance(value, str | bytes) else 1
+        if most < 0 or depth > _DEEPEST:
+            raise ValueError("it names parts of itself too often, or within themselves")
+        if isinstance(value, dict):
+            left += [(v, depth + 1) for pair in value.items() for v in pair]
+        elif isinstance(value, list | tuple):
+            left += [(v, depth + 1) for v in value]
+        else:
+            _check_plain(value)
+    return whole
+
+
+def _check_plain(value: Any) -> None:
+    """Raise ValueError for what is no plain value, or no text or number that can be written."""
+    if value is _MARK:
+        raise ValueError("it is broken")
+    if isinstance(value, str):
+        value.encode()
+    if isinstance(value, int) and value.bit_length() > _LONGEST_BITS:
+        raise ValueError("it holds a number of too many digits")
 
 
 def _follow(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> None:

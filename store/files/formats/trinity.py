@@ -13,7 +13,7 @@ import numpy as np
 
 from ...ids import content_id
 from ..jsontext import Raw, dumps
-from .format import LEFT_OUT, NOT_READ, TOKENS, Format, Ours, Row, aligned, wrong
+from .format import LEFT_OUT, NOT_READ, TOKENS, Format, Ours, Row, aligned, short, wrong
 from .pickled import plain_values
 
 _MAGIC, _VERSION = b"TRXP", 1
@@ -22,6 +22,11 @@ _TYPES = {"I32": "<i4", "I64": "<i8", "F32": "<f4", "F64": "<f8", "F16": "<f2", 
           "U8": "u1"}  # fmt: skip
 _READ = ("tokens", "logprobs", "action_mask", "token_level_reward", "teacher_logprobs",
          "advantages")  # fmt: skip
+_TOLD = {"prompt_length": int, "eid": dict, "messages": list, "tools": list, "metrics": dict,
+         "prompt_text": str, "response_text": str}  # fmt: skip
+_BROKEN = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError,
+           struct.error)  # fmt: skip
+"""What comes of following a blob that somebody, or a fault of a disk, made up."""
 _OLD = "the blob is a pickle of Python objects, which can run any program"
 
 
@@ -35,16 +40,27 @@ def experiences(row: Row) -> list[Ours]:
         return [{LEFT_OUT: why}]
     try:
         written, tensors = _parts(blob)
-    except (ValueError, struct.error) as error:
+    except _BROKEN as error:
         raise wrong(f"the blob of `id` {row.get('id')} is broken: {error}") from None
     try:
-        told = plain_values(written)["items"][0]
-        why = None
+        told, why = _told(plain_values(written)), None
     except (ValueError, LookupError, TypeError) as error:
         told, why = {}, f"texts and settings in the blob's pickle: {error}"
     if "0:chosen" in tensors:
         return [{LEFT_OUT: "a pair, which only tables for DPO have"}]
-    return [_experience(row, told, tensors) | {NOT_READ: why or _unread(tensors)}]
+    try:
+        return [_experience(row, told, tensors) | {NOT_READ: why or _unread(tensors)}]
+    except _BROKEN as error:
+        raise wrong(f"the blob of `id` {row.get('id')} is broken: {error}") from None
+
+
+def _told(written: Any) -> dict[str, Any]:
+    """Return what the pickle tells of the experience, in the types that it has there."""
+    told = {k: v for k, v in written["items"][0].items() if v is not None}
+    for name, kind in _TOLD.items():
+        if not isinstance(told.get(name, kind()), kind):
+            raise ValueError(f"`{name}` is {short(told[name])}")
+    return told
 
 
 def _parts(blob: bytes) -> tuple[bytes, dict[str, Any]]:
