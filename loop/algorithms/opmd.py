@@ -5,6 +5,9 @@ that from there is a policy gradient with the group's baseline, divided by 1 + t
 who wrote a row, so that it takes rows of older policies as they are. Assumes that the updates of a
 step stay near the policy before it.
 
+An answer that is alone in its group has advantage 0 by either baseline: the baseline is its own
+reward. In Trinity-RFT its baseline is 0, and its advantage its whole reward.
+
 Metrics: those of all policy gradients.
 """
 

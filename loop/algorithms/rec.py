@@ -8,6 +8,11 @@ in); weights (`importance`: pi/pi_old; `sequence-importance`; `advantage`: RED-W
 out (`drop: balance`: RED-Drop); a regulariser (`k2`: OPMD's; `forward-kl`: AsymRE's). Assumes that
 rewards of one group are comparable.
 
+Otherwise than in Trinity-RFT, `normalise: std` divides by the deviation with n - 1, as GRPO does,
+and not with n: advantages here are sqrt((n - 1) / n) of those (0.707 for two answers, 0.935 for
+eight). `k2` has the factor 1/2: a `coef` of 0.5 there is one of 1 here. An answer that is alone in
+its group has advantage 0, where Trinity-RFT raises an error.
+
 Metrics: `train/clip_fraction` is the share of tokens that the mask leaves out.
 """
 

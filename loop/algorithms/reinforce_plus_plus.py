@@ -8,6 +8,10 @@ the paper, with `kl: {coef: 0.01, estimator: k1, part_of: reward}`. `baseline: g
 paper's REINFORCE++-baseline, for several tries at each task. Assumes that rewards of all tasks are
 on one scale.
 
+Otherwise than in verl and Trinity-RFT, whitening divides by the standard deviation with n (the
+population's) plus 1e-8, and not by the root of the variance with n - 1 plus 1e-8. Advantages here
+are sqrt(n / (n - 1)) of those, for 1,000 trained tokens 1.0005 times as large.
+
 Metrics: `train/return` is the mean return of a token, before it is normalised.
 """
 

@@ -5,6 +5,9 @@ which is unbiased and needs no critic. An answer is one action: the log-probabil
 are summed. Assumes that the policy that is trained wrote the rows; there is no clip, which the
 paper finds needless on policy (others clip ratios as PPO does). Older rows need a `correction`.
 
+An answer that is alone in its group, as when the rewards of all others are NULL, has advantage 0:
+there is nothing to compare it with. In verl and Trinity-RFT it has its whole reward.
+
 Metrics: those of all policy gradients.
 """
 

@@ -51,7 +51,10 @@ def gae(rows: Examples, rewards_N: Tensor, values_N: Tensor, *, gamma: float, la
 
 
 def whitened(values_N: Tensor, mask_N: Tensor) -> Tensor:
-    """Return numbers of trained tokens with mean 0 and standard deviation 1, 0 for the others."""
+    """Return numbers of trained tokens with mean 0 and standard deviation 1, 0 for the others.
+
+    The deviation is that of the population, with the divisor n.
+    """
     is_trained_N = mask_N > 0
     chosen_M = values_N[is_trained_N]
     if not len(chosen_M):

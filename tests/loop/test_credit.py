@@ -10,11 +10,13 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 import pytest
+import torch
 from builders import rows as frame_of
 from tiny import config, table
 
 from rlake.loop.algorithms import resolve
 from rlake.loop.environments.environment import Shown, Step
+from rlake.loop.objectives.gae import whitened
 from rlake.loop.policy import Sampling, ScriptedPolicy
 from rlake.loop.rewarding import rewards_of
 from rlake.loop.rollouts import Trying, try_tasks, workflow_of
@@ -207,13 +209,13 @@ FORMULAS: Mapping[str, Callable[[Sequence[Experience]], Credit]] = {
 }
 
 
-def credited(algorithm: str, rows: Sequence[Experience]) -> pl.DataFrame:
+def credited(algorithm: Any, rows: Sequence[Experience]) -> pl.DataFrame:
     operator = resolve(algorithm).advantage()
     assert operator is not None
     return operator(frame_of(list(rows)).with_columns(advantage=pl.lit(None, pl.Float64)))
 
 
-def found_by(algorithm: str, rows: Sequence[Experience]) -> Credit:
+def found_by(algorithm: Any, rows: Sequence[Experience]) -> Credit:
     return dict(credited(algorithm, rows).select("experience_id", "advantage").iter_rows())
 
 
@@ -286,3 +288,29 @@ def test_a_run_credits_steps_with_rewards_of_their_own(store: Store) -> None:
     mine = [row for row in rows if row.experience_id in found]
     assert found == pytest.approx(gigpo(groups_of(mine, "step_wise-own")), abs=1e-9)
     assert any(found.values())
+
+
+def of_rewards(*rewards: float) -> list[Experience]:
+    """A group with rewards, in this order."""
+    return [
+        replace(one, experience_id=f"g/{i:02d}", group_id="g", rollout=i, reward=reward)
+        for i, reward in enumerate(rewards)
+        for one in made_by("single_turn")[:1]
+    ]
+
+
+def test_deviations_from_peers_are_as_the_algorithms_files_say() -> None:
+    standard: Any = {"rec": {"normalise": "std"}}
+    for n, share in ((2, 0.707), (8, 0.935)):
+        rewards = [1.0, 0.0] * (n // 2)
+        found = list(found_by(standard, of_rewards(*rewards)).values())
+        with_n = (np.array(rewards) - 0.5) / 0.5
+        assert found == pytest.approx(with_n * np.sqrt((n - 1) / n), rel=1e-5)
+        assert np.sqrt((n - 1) / n) == pytest.approx(share, abs=5e-4)
+    alone: list[Any] = ["rec", "rloo", "opmd", {"opmd": {"baseline": "log_mean_exp"}}]
+    assert [list(found_by(one, of_rewards(0.75)).values()) for one in alone] == [[0.0]] * 4
+    values = torch.linspace(-1, 2, 1000, dtype=torch.float64)
+    ratio = whitened(values, torch.ones(1000)) / (
+        (values - values.mean()) / (values.var(correction=1) + 1e-8).sqrt()
+    )
+    torch.testing.assert_close(ratio, torch.full_like(ratio, 1.0005), rtol=1e-5, atol=0)
