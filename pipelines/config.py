@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from ..operators import Operator
 from ..operators.names import resolve_all
 from ..store.errors import ConfigError, nearest
 from ..store.files.text import read_text
+from ..store.files.yaml_text import parse_yaml
 from .executors import executor_of
 from .source import File, Sql, Table
 
@@ -51,10 +51,7 @@ def _tree(text: str | Path) -> Mapping[str, Any]:
     is_path = isinstance(text, Path) or ("\n" not in text and text.endswith((".yaml", ".yml")))
     name = f"`{text}`" if is_path else "the pipeline"
     written = read_text(Path(text)) if is_path else str(text)
-    try:
-        tree = yaml.safe_load(written)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name} is not YAML: {' '.join(str(error).split())}") from error
+    tree = parse_yaml(written, name)
     if not isinstance(tree, Mapping):
         raise ConfigError(
             f"{name} must hold `name`, `source`, `operators` and `sink`, got {type(tree).__name__}"

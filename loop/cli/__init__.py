@@ -67,6 +67,8 @@ app.registered_commands.sort(key=lambda command: PANELS.index(str(command.rich_h
 
 DONE, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 """Exit codes; the last two as shells count them, 128 and the signal's number."""
+_LONGEST = 2000
+"""Characters of an error that are printed."""
 _FROM_LANCE = re.compile(r"LanceError\(|/lance/rust/")
 
 
@@ -153,4 +155,6 @@ def _failed(error: Exception) -> int:
 
 
 def _say(message: str) -> None:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    line = " ".join(message.split())
+    line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
+    print(f"error: {line}", file=sys.stderr)

@@ -190,14 +190,10 @@ def _order(name: str) -> tuple[int, float, str]:
 
 def _spec(text: str) -> Any:
     """Read a reward as YAML: a name, or a name with its parameters."""
-    import yaml
-
     from ...store.errors import ConfigError
+    from ...store.files.yaml_text import parse_yaml
 
-    try:
-        spec = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"`--reward {text}` is no YAML: {' '.join(str(error).split())}") from None
+    spec = parse_yaml(text, f"`--reward {text}`")
     if isinstance(spec, str) or (
         isinstance(spec, dict) and all(isinstance(v, dict | None) for v in spec.values())
     ):

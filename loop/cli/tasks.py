@@ -43,17 +43,13 @@ def generate(
 
     The same call goes on with what one that was killed has stored.
     """
-    import yaml
-
     from ...operators.asking import asker
-    from ...store.errors import ConfigError, JobError
+    from ...store.errors import JobError
     from ...store.files.text import read_text
+    from ...store.files.yaml_text import parse_yaml
     from ..proposals import INSTRUCTION, propose
 
-    try:
-        spec: Any = yaml.safe_load(by) if by.lstrip().startswith("{") else by
-    except yaml.YAMLError as error:
-        raise ConfigError(f"`--by {by}` is no YAML: {' '.join(str(error).split())}") from None
+    spec: Any = parse_yaml(by, f"`--by {by}`") if by.lstrip().startswith("{") else by
     who = spec if isinstance(spec, str) else str(spec.get("model"))
     words = read_text(instruction) if instruction else INSTRUCTION
     lake = open_store(store)

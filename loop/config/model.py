@@ -12,16 +12,16 @@ from .section import Float, Int, Section
 class TinyModel(Section):
     """A small Qwen3 model made from scratch, with a tokenizer of single characters."""
 
-    hidden_size: Int = Field(default=128, ge=8)
-    layers: Int = Field(default=2, ge=1)
-    heads: Int = Field(default=4, ge=1)
-    intermediate_size: Int | None = None
+    hidden_size: Int = Field(default=128, ge=8, le=2**16)
+    layers: Int = Field(default=2, ge=1, le=1000)
+    heads: Int = Field(default=4, ge=1, le=2**16)
+    intermediate_size: Int | None = Field(default=None, ge=1, le=2**20)
     """None: four times hidden_size."""
     init_std: Float = Field(default=0.02, gt=0)
     """Standard deviation of the weights at the start."""
-    max_length: Int = Field(default=1024, ge=8)
+    max_length: Int = Field(default=1024, ge=8, le=2**24)
     """Most tokens of a sequence."""
-    alphabet: str = string.printable
+    alphabet: str = Field(default=string.printable, min_length=1)
     """Each of these characters is a token."""
 
     @model_validator(mode="after")

@@ -5,10 +5,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import ValidationError
 
 from ...store.errors import ConfigError, nearest
+from ...store.files.text import read_text
+from ...store.files.yaml_text import parse_yaml
 from .section import Section
 from .tree import RunConfig
 
@@ -23,6 +24,9 @@ _WHOLE = {("algorithm",), ("tasks", "make"), ("tasks", "select"), ("data", "make
 _MODELS = {("model",), ("trainer", "reference"), ("trainer", "teacher")}
 _ORIGINS = {"path", "tiny", "run"}
 """Where a model may come from: one takes the place of another."""
+
+_LONGEST = 200
+"""Characters of a wrong value that a message shows."""
 
 
 def load(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -68,7 +72,7 @@ def read(source: str | Path, below: Sequence[str] = ()) -> dict[str, Any]:
     name = str(path.resolve()) if is_file else str(source)
     if name in below:
         raise ConfigError(f"`{below[0]}` extends itself: {' extends '.join([*below, name])}")
-    tree = _yaml(_text(source), str(source))
+    tree = parse_yaml(_text(source), f"`{source}`")
     if not isinstance(tree, dict):
         raise ConfigError(f"`{source}` must hold keys and values, got {type(tree).__name__}")
     extended = tree.pop("extends", None)
@@ -100,7 +104,7 @@ def _text(source: str | Path) -> str:
     if path.suffix in {".yaml", ".yml"} or path.exists():
         if not path.is_file():
             raise ConfigError(f"there is no configuration file `{source}`")
-        return path.read_text()
+        return read_text(path, what="the configuration ")
     if str(source) not in recipes():
         raise ConfigError(f"there is no recipe `{source}`{nearest(str(source), recipes())}")
     return _RECIPES.joinpath(f"{source}.yaml").read_text()
@@ -118,14 +122,7 @@ def override(tree: dict[str, Any], text: str) -> None:
         if not isinstance(child, dict):
             child = node[parent] = {}
         node = child
-    node[last] = _yaml(value, f"--set {text}")
-
-
-def _yaml(text: str, source: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"`{source}` is no YAML: {' '.join(str(error).split())}") from error
+    node[last] = parse_yaml(value, f"`--set {text}`")
 
 
 def _explain(error: ValidationError) -> str:
@@ -142,8 +139,13 @@ def _explain(error: ValidationError) -> str:
         return f"key `{where}` is missing; add it to the configuration"
     message = first["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    got = "" if first["type"] == "value_error" else f", got {first['input']!r}"
+    got = "" if first["type"] == "value_error" else f", got {_short(first['input'])}"
     return f"`{where}`: {message}{got}" if where else message
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
 
 
 def _section(path: Sequence[int | str]) -> type[Section]:

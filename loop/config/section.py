@@ -1,6 +1,7 @@
 """What all parts of the tree share: unknown keys and lossy numbers are refused."""
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
@@ -18,7 +19,7 @@ def _no_bool(value: Any) -> Any:
 
 OperatorSpec = str | dict[str, dict[str, Any] | None]
 """An operator: `name`, or `{name: {parameter: value}}`."""
-Int = Annotated[int, BeforeValidator(_no_bool)]
+Int = Annotated[int, BeforeValidator(_no_bool), Field(ge=-(2**53), le=2**53)]
 Float = Annotated[float, BeforeValidator(_no_bool)]
 
 
@@ -28,10 +29,13 @@ def _weight_or_parameters(value: Any) -> float | dict[str, Any]:
         return value
     number = _no_bool(value)
     try:
-        return float(number)
-    except (TypeError, ValueError):
-        told = "input should be a valid number, or parameters, got {got}"
-        raise PydanticCustomError("weight", told, {"got": repr(value)}) from None
+        weight = float(number)
+    except (TypeError, ValueError, OverflowError):
+        told = "input should be a valid number, or parameters"
+        raise PydanticCustomError("weight", told) from None
+    if not isfinite(weight):
+        raise PydanticCustomError("weight", "input should be a finite number")
+    return weight
 
 
 WeightOrParameters = Annotated[float | dict[str, Any], PlainValidator(_weight_or_parameters)]

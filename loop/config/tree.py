@@ -20,14 +20,14 @@ from .trainer import TrainerConfig
 class RunConfig(Section):
     """All of a run."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Names the run: its rows, its folder. A run is continued with `--resume`."""
     seed: Int = Field(default=0, ge=0)
     store: str | None = None
     """Folder or address of the store; `--store` and RLAKE_STORE say it too."""
     output: str | None = None
     """Folder for checkpoints and weights; None: `runs/` in the store's folder."""
-    threads: Int | None = Field(default=None, ge=1)
+    threads: Int | None = Field(default=None, ge=1, le=1024)
     """CPU threads of torch in each job; None: what torch chooses."""
     model: ModelConfig
     algorithm: str | dict[str, dict[str, Any]]

@@ -331,7 +331,7 @@ def test_a_difference_used_wrongly_says_how(rlake: Command, lake: Store) -> None
         assert message in done.stderr, done.stderr
     for words, message in (
         ("[1, 2]", "is a name, or"),
-        ("{exact_match", "is no YAML"),
+        ("{exact_match", "is not valid YAML"),
         ("overlong: {max_tokens: 5, cach: 1}", "no parameter `cach`"),
         ("overlong: 5", "is a name, or"),
     ):

@@ -164,7 +164,7 @@ def test_an_override_of_an_unknown_key_or_another_shape_is_refused(tmp_path: Pat
         load(path, ["trainer.stps=7"])
     with pytest.raises(ConfigError, match=r"`--set trainer.steps` must look like"):
         load(path, ["trainer.steps"])
-    with pytest.raises(ConfigError, match=r"`--set trainer.betas=\[1` is no YAML"):
+    with pytest.raises(ConfigError, match=r"`--set trainer.betas=\[1` is not valid YAML"):
         load(path, ["trainer.betas=[1"])
 
 
@@ -175,7 +175,7 @@ def test_a_file_that_is_not_there_or_holds_no_keys_is_refused(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="must hold keys and values, got list"):
         load(tmp_path / "list.yaml")
     (tmp_path / "broken.yaml").write_text("a: [1\n")
-    with pytest.raises(ConfigError, match=r"broken.yaml` is no YAML"):
+    with pytest.raises(ConfigError, match=r"broken.yaml` is not valid YAML"):
         load(tmp_path / "broken.yaml")
     with pytest.raises(ConfigError, match="no recipe `grpo_arithmetik`; did you mean `grpo_arith"):
         load("grpo_arithmetik")

@@ -160,7 +160,7 @@ def test_the_command_stores_new_tasks_and_says_what_it_refused(
         capsys.readouterr().err
     )
     assert run([*shlex.split(command), "--by", "{url: x"]) == 2
-    assert "`--by {url: x` is no YAML" in capsys.readouterr().err
+    assert "`--by {url: x` is not valid YAML" in capsys.readouterr().err
 
 
 def test_half_a_character_of_a_proposal_is_a_question_mark(seeded: Store) -> None:

@@ -195,7 +195,7 @@ def test_what_would_fail_later_is_refused_before_any_work(
             "name: x\nsource: {table: tasks}\noperators: keep",
             "`operators` must be a list, got 'keep'",
         ),
-        ("name: [", "is not YAML"),
+        ("name: [", "is not valid YAML"),
         ("just words\n", "got str"),
     ],
 )

@@ -1,0 +1,76 @@
+"""YAML that people write: configurations, pipelines, parameters; bounded, and without surprises."""
+
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+from ..errors import ConfigError
+
+MAX_CHARACTERS = 1_000_000
+MAX_DEPTH = 100
+MAX_VALUES = 100_000
+"""Values in all, those that aliases repeat counted as often as they stand in the result."""
+
+
+def parse_yaml(text: str, what: str) -> Any:
+    """Return the value of a YAML text; raise ConfigError, calling it `what`, when it has none.
+
+    Refused are also a text that is too long, too deep or expands to too many values by aliases,
+    and a key that comes twice in one mapping, of which YAML would keep the last.
+
+    >>> parse_yaml("a: {b: [1, 2]}", "it")
+    {'a': {'b': [1, 2]}}
+    >>> parse_yaml("steps: 1\\nsteps: 2", "`my.yaml`")
+    Traceback (most recent call last):
+    ...
+    rlake.store.errors.ConfigError: `my.yaml` is not valid YAML: key `steps` comes twice, line 2...
+    """
+    try:
+        if len(text) > MAX_CHARACTERS:
+            raise ValueError(
+                f"it has {len(text):,} characters, at most {MAX_CHARACTERS:,} are read"
+            )
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        why = " ".join(str(error).split())
+        raise ConfigError(f"{what} is not valid YAML: {why}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, which stops before a small text becomes a huge value."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._values = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        is_alias = self.check_event(yaml.AliasEvent)
+        before = self._values
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if is_alias and id(node) not in self._sizes:
+            raise ValueError("an alias stands within what it names")
+        self._values += self._sizes[id(node)] if is_alias else 1
+        if self._values > MAX_VALUES:
+            raise ValueError(f"it holds more than {MAX_VALUES:,} values, those of aliases counted")
+        self._sizes.setdefault(id(node), self._values - before)
+        return node
+
+    def construct_mapping(
+        self,
+        node: yaml.MappingNode,
+        deep: bool = False,  # noqa: FBT001, FBT002  as it is called
+    ) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    line = key.start_mark.line + 1
+                    raise ValueError(f"key `{key.value}` comes twice, line {line} is the second")
+                seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
