@@ -1,5 +1,6 @@
 """Names of operators and rewards: our public functions, or `package.module:function`."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from inspect import isfunction
@@ -91,6 +92,8 @@ def _is_public(name: str, function: Callable[..., Any], home: ModuleType) -> boo
 def imported(name: str, what: str) -> Any:
     """Import what stands at `package.module:name`."""
     module, _, attribute = name.partition(":")
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", name):
+        raise OperatorError(f"{what} `{name}` is not a name; write `package.module:function`")
     try:
         home = import_module(module)
     except ImportError as error:

@@ -79,7 +79,10 @@ def _address(uri: str | Path) -> tuple[str, str | None]:
     """Return the address of a store, and the branch that is named with it."""
     address = str(uri)
     if "://" not in address:
-        address = str(Path(address).expanduser().absolute())
+        try:
+            address = str(Path(address).expanduser().absolute())
+        except RuntimeError as error:  # there is no such user
+            raise NotAStoreError(f"there is no store at `{uri}`: {reason(error)}") from error
     root, branch = branches.split(address)
     if branch is not None and ("://" in address or not Path(address).exists()):
         return root, branch
@@ -96,7 +99,7 @@ def _check_place(address: str, *, create: bool) -> None:
     if "://" in address.removeprefix("file://"):
         return
     place = Path(address.removeprefix("file://"))
-    if place.is_file():
+    if place.exists() and not place.is_dir():
         raise NotAStoreError(f"`{place}` is a file, expected the folder of a store")
     entries = {p.name for p in place.iterdir()} - {LOCKS} if place.is_dir() else set()
     if entries and not any(f"{name}.lance" in entries for name in TABLES):

@@ -1,5 +1,6 @@
 """The command line `rlake`: what was asked for is done, or one line says why not."""
 
+import errno
 import os
 import re
 import sys
@@ -69,6 +70,9 @@ DONE, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 """Exit codes; the last two as shells count them, 128 and the signal's number."""
 _LONGEST = 2000
 """Characters of an error that are printed."""
+_LONGEST_PATH = 200
+_MISNAMED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EINVAL)
+"""What is wrong with a path by itself, whatever is stored there."""
 _FROM_LANCE = re.compile(r"LanceError\(|/lance/rust/")
 
 
@@ -97,6 +101,12 @@ def run(args: Sequence[str]) -> int:
 
     Errors that rlake raises on purpose become one line on stderr; a traceback is a bug of ours.
     """
+    for arg in args:
+        try:
+            arg.encode()
+        except UnicodeEncodeError:
+            _say(f"argument {arg!a} is not text in UTF-8; write it so")
+            return MISUSED
     os.environ.setdefault("RUST_LOG", "error")  # or lance warns of tables that do not exist yet
     try:
         code = app(args=list(args), prog_name="rlake", standalone_mode=False)
@@ -149,6 +159,11 @@ def _failed(error: Exception) -> int:
     if isinstance(error, RlakeError):
         _say(str(error))
         return error.exit_code
+    if isinstance(error, OSError) and error.filename is not None:  # of the path that was given
+        name = str(error.filename)
+        name = name if len(name) <= _LONGEST_PATH else f"{name[:_LONGEST_PATH]}..."
+        _say(f"cannot use the path `{name}`: {error.strerror}")
+        return MISUSED if error.errno in _MISNAMED else FAILED
     traceback.print_exception(error)
     _say(f"unexpected {type(error).__name__}: this is a mistake in rlake; please report it")
     return FAILED

@@ -52,10 +52,14 @@ def lineage(
     print(f'\nrlake sql "{found.sql}"')
 
 
+_DIGITS = 18
+"""Digits of the longest version: it is an integer of 64 bits."""
+
+
 def _policy(written: str, run: str | None) -> tuple[str | None, int]:
     """Take `RUN:VERSION` or `VERSION` apart."""
     named, _, version = written.rpartition(":")
-    if not version.isdecimal():
+    if not version.isdecimal() or len(version) > _DIGITS:
         raise typer.BadParameter(
             f"`{written}` is no version of weights; write `40`, or `RUN:40`",
             param_hint="--policy",

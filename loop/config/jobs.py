@@ -139,7 +139,7 @@ class ScheduleConfig(Section):
         if not isinstance(given, Mapping) or given.get("preset") is None:
             return given
         name = given["preset"]
-        if name not in PRESETS:
+        if not isinstance(name, str) or name not in PRESETS:
             raise ValueError(f"there is no schedule `{name}`{nearest(str(name), PRESETS)}")
         return {**PRESETS[name], **given}
 

@@ -153,7 +153,8 @@ def _section(path: Sequence[int | str]) -> type[Section]:
     section: type[Section] = RunConfig
     for name in path:
         if name in section.model_fields:  # else it is a name of the user's, as in `mix`
-            section = next(_sections(section.model_fields[str(name)].annotation))
+            inner = _sections(section.model_fields[str(name)].annotation)
+            section = next(inner, section)
     return section
 
 

@@ -52,7 +52,9 @@ def versions(dataset: lance.LanceDataset) -> list[int]:
         return sorted(ref["version"] for ref in dataset.version_refs())
     # their files tell the same, in a tenth of the time; newer ones sort first by name
     names = (entry.name.partition(".") for entry in os.scandir(f"{dataset.uri}/_versions"))
-    numbers = (int(number) for number, _, kind in names if kind == "manifest")
+    numbers = (
+        int(number) for number, _, kind in names if kind == "manifest" and number.isdecimal()
+    )
     return sorted(_LAST_NAME - n if n > _LAST_NAME // 2 else n for n in numbers)
 
 

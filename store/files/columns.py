@@ -20,6 +20,7 @@ _CASTS = {
     pa.float64(): "DOUBLE",
     pa.timestamp("us", "UTC"): "TIMESTAMPTZ",
 }
+_UNCASTABLE = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
 
 
 def check_columns(
@@ -129,13 +130,13 @@ def _cast(values: pa.Array, column: Column) -> pa.Array:
     def cast(some: pa.Array) -> str | None:
         try:
             some.cast(column.type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        except _UNCASTABLE as error:
             return str(error).splitlines()[0]
         return None
 
     try:
         return values.cast(column.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
+    except _UNCASTABLE:
         row = next(i for i in range(len(values)) if cast(values.slice(i, 1)))
         raise RowError(
             row, f"column `{column.name}` must be {column.type}, got {values[row].as_py()!r}"

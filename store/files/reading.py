@@ -182,6 +182,8 @@ def _why_bad(line: bytes) -> str | None:
         return f"is not UTF-8 at byte {error.start + 1}"
     except UnicodeEncodeError:
         return "holds half a surrogate pair, which is no text"
+    except ValueError as error:  # an integer of thousands of digits
+        return f"cannot be read: {str(error).partition(';')[0]}"
     except RecursionError:
         return "is nested too deeply"
     return (
