@@ -1,5 +1,6 @@
 """Preference pairs: a better and a worse answer to the same task."""
 
+from functools import partial
 from typing import Literal
 
 import polars as pl
@@ -9,6 +10,7 @@ from ..store.ids import preference_id
 from .body import Declared, Explained
 from .chance import chance
 from .decorator import operator
+from .parted import with_parted, with_reason
 from .replies import ASIDE, ID, REWARD, DistinctBy, columns, with_aside
 from .within import UNIT, Unit, seen
 
@@ -21,6 +23,7 @@ _PAIR = pl.Schema(
         "margin": pl.Float64,
     }
 )
+_PAIRED = "others of its {} were paired"
 _MARGIN = pl.col("reward") - pl.col("reward_worse")
 
 Strategy = Literal["max_min", "best_against_rest", "all", "random"]
@@ -49,7 +52,8 @@ def pairs(
 
     Equal replies of a group count once, with the largest reward, so that no pair holds the same
     reply twice. They are equal when the whole conversations are (`messages`), or just the last
-    replies (`response_text`); None compares no texts. With `last_step`, of a try that became
+    replies (`response_text`); None compares no texts. Where `messages` are compared, two that part
+    at a question, and not at an answer, are no pair. With `last_step`, of a try that became
     several rows only the last counts. Of equal rewards the first id is taken. Every row that is in
     no pair is dropped, with the reason.
 
@@ -76,10 +80,15 @@ def pairs(
         scored = scored.select("experience_id", "task_id", "_unit", reward=REWARD)
         both = _combined(_ranked(scored), strategy, most, seed)
         both = both.filter((_MARGIN > 0) & (min_margin <= _MARGIN))
+        both = with_parted(both, placed) if distinct_by == "messages" else both
         return _as_pairs(_first(both, most), placed.select("experience_id", "_place"))
 
     def explain(frame: pl.LazyFrame) -> pl.LazyFrame:
-        return counted(frame).with_columns(_why_not(unit, min_margin).alias("reason"))
+        rows = counted(frame).with_columns(_why_not(unit, min_margin).alias("reason"))
+        if distinct_by != "messages":
+            return rows
+        otherwise = _PAIRED.format(unit.removesuffix("_id"))
+        return rows.map_batches(partial(with_reason, unit=unit, otherwise=otherwise))
 
     reads = columns(distinct_by, last_step=last_step)
     return Declared(body=Explained(make, reason=explain), reads=reads, sees=seen(within))
@@ -179,5 +188,5 @@ def _why_not(unit: str, min_margin: float) -> pl.Expr:
         .then(equal)
         .when(top - low < min_margin)
         .then(pl.lit(f"{none}rewards differ by less than {min_margin:g}"))
-        .otherwise(pl.lit(f"others of its {who} were paired"))
+        .otherwise(pl.lit(_PAIRED.format(who)))
     )

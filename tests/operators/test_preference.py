@@ -130,6 +130,26 @@ def test_tries_of_many_turns_that_end_in_the_same_words_differ() -> None:
     }
 
 
+def test_tries_that_part_at_a_question_are_no_pair_and_say_so() -> None:
+    asked, said = {"role": "user", "content": "go"}, {"role": "assistant", "content": "where?"}
+
+    def goes_on(question: str, answer: str) -> str:
+        more = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return json.dumps([asked, said, *more])
+
+    talks = [goes_on("left", "a"), goes_on("right", "b"), goes_on("left", "c"), "[1]"]
+    frame = tries(1.0, 0.0, 0.5, 0.25).with_columns(messages=pl.Series(talks))
+    made = pairs(strategy="all")(frame)
+    assert sorted(named(made)) == [
+        ("00", "02", 0.5), ("00", "03", 0.75), ("02", "03", 0.25), ("03", "01", 0.25),
+    ]  # fmt: skip
+    applied = pairs().apply(frame[:2])
+    assert not applied.rows.height
+    assert set(applied.dropped["reason"]) == {
+        "its conversation parts from others of its group at a question, not at an answer"
+    }
+
+
 def test_only_the_last_steps_of_tries_are_compared_when_asked() -> None:
     steps = [f"g/0{rollout}{place}" for rollout in (0, 1) for place in ("", ".1", ".2", ".10")]
     frame = tries(*([1.0] * 4 + [0.0] * 4)).with_columns(

@@ -223,6 +223,37 @@ def test_each_pair_that_is_none_says_why(store: Store, tmp_path: Path) -> None:
         assert f"1 left out: {reason}" in str(caught.value)
 
 
+def test_no_question_of_a_user_is_in_an_answer_that_dpo_trains_on(
+    store: Store, tmp_path: Path
+) -> None:
+    asked, answered = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+    other = {"role": "assistant", "content": "b"}
+    talks = {
+        "a": [asked, answered, {"role": "user", "content": "left"}, answered],
+        "b": [asked, answered, {"role": "user", "content": "right"}, answered],
+        "c": [asked, other, {"role": "user", "content": "left"}, answered],
+        "d": [asked, answered],
+        "e": [asked, other, {"role": "tool", "content": "1"}],
+    }
+    made = rows(experiences(len(talks), reward=1.0)).with_columns(
+        experience_id=pl.Series(list(talks)),
+        messages=pl.Series([*map(json.dumps, talks.values())]),
+        response_text=pl.lit(None, pl.String),
+    )
+    store.append("experiences", made)
+    sql = "SELECT * FROM (VALUES ('a', 'b'), ('a', 'c'), ('d', 'e')) AS p(chosen_id, rejected_id)"
+    done = export(store, "dpo", tmp_path / "a.jsonl", sql=sql)
+    assert done.why == {
+        "its conversations part at a question, not at an answer": 1,
+        "a user goes on behind one of its answers, and would be trained on": 1,
+    }
+    [line] = lines(done.path)
+    assert (line["prompt"], line["chosen"]) == ([asked], [answered])
+    assert line["rejected"] == talks["e"][1:]
+    done = export(store, "reward", tmp_path / "b.jsonl", sql=sql)
+    assert (done.rows, done.left_out, done.without_margin) == (2, 1, 3)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -198,6 +198,40 @@ def test_pairs_in_each_shape_are_two_tries_at_one_task(
     assert ([chosen, rejected], margin) == (ids, None)
 
 
+ODD_PAIRS = [
+    ({"prompt": "q", "chosen": "", "rejected": "no"}, ("q", "", "no")),
+    ({"prompt": "q", "chosen": "4", "rejected": "4 apples"}, ("q", "4", "4 apples")),
+    ({"chosen": "Human: q Assistant:", "rejected": "Human: q Assistant: no"},
+     ("Human: q Assistant:", "", " no")),
+    ({"chosen": [ask("q"), answer("")], "rejected": [ask("q"), answer("no")]}, ("q", "", "no")),
+    ({"prompt": "q", "chosen": "4", "rejected": "4"}, "its answers are equal"),
+    ({"chosen": [ask("q")], "rejected": [ask("q"), answer("no")]},
+     "one of its answers is the beginning of the other"),
+    ({"chosen": [ask("q"), answer("a"), ask("r"), answer("b")],
+      "rejected": [ask("q"), answer("a"), ask("s"), answer("c")]},
+     "its conversations part at a question, not at an answer"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("odd", "expected"), ODD_PAIRS, ids=range(len(ODD_PAIRS)))
+def test_an_odd_pair_is_one_or_is_left_out_with_its_reason_and_the_others_stay(
+    store: Store, tmp_path: Path, odd: dict[str, Any], expected: str | tuple[str, ...]
+) -> None:
+    # a file has one shape
+    good = {"prompt": "1", "chosen": "2", "rejected": "3"} if "prompt" in odd else {
+        "chosen": "1 2", "rejected": "1 3"
+    } if isinstance(odd["chosen"], str) else {
+        "chosen": [ask("1"), answer("2")], "rejected": [ask("1"), answer("3")]
+    }  # fmt: skip
+    done = bring(store, "preferences", write(tmp_path / "a.jsonl", good, odd))
+    if isinstance(expected, str):
+        assert (done.rows, done.experiences, done.left_out) == (1, 2, {expected: 1})
+        return
+    assert (done.rows, done.left_out, done.untrainable) == (2, {}, {})
+    better, worse = stored(store, "prompt_text, response_text")[2:]
+    assert (*better, worse[1]) == expected
+
+
 def test_answers_of_several_messages_share_the_task_of_the_prompt(
     store: Store, tmp_path: Path
 ) -> None:

@@ -160,8 +160,10 @@ def test_trl_sees_the_tools_and_the_answer_of_each_row(
         trainer = trainer_of("sft", loaded(path, tmp_path), model_folder, tmp_path)
         decode: Callable[[list[int]], str] = trainer.processing_class.decode
         seen[suffix] = [decode(row["input_ids"]).replace(" ", "") for row in trainer.train_dataset]
-    # the tool's name, the question, the call, its result, the answer
-    assert [text[:13] for text in seen[".jsonl"]] == [
-        f"{('add', 'say')[i % 2]}2+2=add4{i}"[:13] for i in range(4)
-    ]
+    # the tool's name, the question, the call; then its result and the answer, too
+    told = [f"{('add', 'say')[i % 2]}2+2=add" for i in range(4)]
+    expected = [line for i, text in enumerate(told) for line in (text, f"{text}4{i}")]
+    assert [text[: len(line)] for text, line in zip(seen[".jsonl"], expected, strict=True)] == (
+        expected
+    )
     assert seen[".jsonl"] == seen[".parquet"] == seen[""]
