@@ -3,7 +3,8 @@
 With teacher P, policy Q and M = beta P + (1 - beta) Q, the divergence is
 beta KL(P || M) + (1 - beta) KL(Q || M); beta 0 stands for KL(P || Q), beta 1 for KL(Q || P), which
 are its limits up to a factor. Over the whole vocabulary it is exact at each trained token, whoever
-wrote the row, and there is no penalty or correction beside it. Over sampled tokens only log-probs
+wrote the row, with both at the temperature that the row was sampled at, and there is no penalty or
+correction beside it. Over sampled tokens only log-probs
 are needed, the teacher's stored or of `trainer.teacher`: the gradient of the divergence by Q is
 (1 - beta) log(q/m), so that tokens which the policy sampled are credited with minus that, in a
 policy-gradient step which is right in the mean.

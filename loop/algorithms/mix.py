@@ -3,7 +3,8 @@
 Each step's loss is (1 - mu) times GRPO's over the rows that the policy wrote, plus mu times the
 negative log-likelihood over the rows whose source is `expert`; each is a mean over its own rows.
 The draw mixes them: `trainer.sampler: {mixed: ...}`. An expert's row needs no reward and no
-log-probs. Assumes that what the expert does is worth imitating. With several mini-batches in a
+log-probs, and its likelihood is at temperature 1, that of the policy's own at what each was sampled
+at. Assumes that what the expert does is worth imitating. With several mini-batches in a
 step, rows count as much as they do in the whole step, so that a mini-batch with few of an expert's
 rows does not weigh each of them more.
 
