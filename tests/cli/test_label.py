@@ -262,3 +262,13 @@ def test_a_person_labels_in_a_real_browser(lake: Store, tmp_path: Path) -> None:
         )
     assert [label for _, label, _ in labels(lake)] == ["good", None, "bad", "good"]
     assert (tmp_path / "page.png").stat().st_size > 5000
+
+
+def test_feedback_on_no_experience_is_refused(
+    rlake: Callable[..., CompletedProcess[str]], lake: Store
+) -> None:
+    for name in ("", " "):
+        said = rlake("feedback", "add", name, "--score", "1")
+        assert said.returncode == 2
+        assert "the experience's ID is empty" in said.stderr
+    assert lake.count("feedback") == 0

@@ -150,3 +150,21 @@ def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "f.json").write_text("{not json", encoding="utf-8")
     with pytest.raises(InputError, match="neither a JSON list nor lines"):
         answers(tmp_path / "f.json", FORMATS["jsonl"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "holds no labels"),
+        ("[]", "holds no labels"),
+        ('{"experience_id": "a", "annotator": "b", "label": "x", "label": "y"}', "`label` twice"),
+        ('\n{"experience_id": "a", "experience_id": "b"}', "line 2: .*`experience_id` twice"),
+    ],
+)
+def test_a_file_without_labels_or_with_a_key_twice_is_refused(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(text)
+    with pytest.raises(InputError, match=words):
+        answers(path, FORMATS["jsonl"])

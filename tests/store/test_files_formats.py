@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import random
 import shutil
 import sqlite3
 import struct
@@ -16,7 +17,10 @@ import pytest
 from rlake.store import Store
 from rlake.store.errors import ConfigError, InputError, SchemaError
 from rlake.store.files import FORMATS, Imported, import_rows, open_input
+from rlake.store.files.columns import RowError
+from rlake.store.files.formats import Row
 from rlake.store.files.formats.pickled import plain_values
+from rlake.store.files.formats.trinity import experiences as trinity_rows
 
 FILES = Path(__file__).parents[1] / "files"
 
@@ -379,6 +383,45 @@ def test_only_plain_values_of_a_pickle_are_read() -> None:
     for odd in (pickle.dumps(Path()), pickle.dumps({1, 2}), b"", b"\x80\x04.", b"junk"):
         with pytest.raises(ValueError, match=r"refused|broken|no end|exhausted|opcode|not enough"):
             plain_values(odd)
+
+
+def blob_of_trinity() -> bytes:
+    con = sqlite3.connect(FILES / "trinity.db")
+    ((blob,),) = con.execute("SELECT experience_bytes FROM rollouts_blob WHERE id = 1").fetchall()
+    con.close()
+    return blob
+
+
+def test_a_broken_blob_of_trinity_is_told_of_whatever_is_broken() -> None:
+    blob, chance = blob_of_trinity(), random.Random(0)
+    outcomes = set()
+    for _ in range(3000):
+        broken = bytearray(blob)
+        for _ in range(chance.randint(1, 4)):
+            broken[chance.randrange(5, len(broken))] = chance.choice(
+                [0, 255, chance.randrange(256)]
+            )
+        if chance.random() < 0.2:
+            broken = broken[: chance.randrange(5, len(broken))]
+        row = Row({"id": 1, "task_id": "t", "experience_bytes": bytes(broken)})
+        try:
+            outcomes |= {key for key in trinity_rows(row)[0] if key == "not_read"}
+        except RowError as error:
+            outcomes.add(str(error).partition(":")[0])
+    assert outcomes == {"not_read", "the blob of `id` 1 is broken"}
+
+
+def test_a_pickle_that_doubles_or_holds_itself_is_refused() -> None:
+    doubled: Any = ["x"]
+    for _ in range(60):
+        doubled = [doubled, doubled]
+    itself: list[Any] = []
+    itself.append(itself)
+    for bomb in (doubled, {"a": itself}, 1 << 100_000):
+        data = pickle.dumps(bomb)
+        assert len(data) < 20_000
+        with pytest.raises(ValueError, match=r"too often|too many digits"):
+            plain_values(data)
 
 
 def test_arrow_files_and_streams_give_the_tasks_of_a_parquet_file(
