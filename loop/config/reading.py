@@ -25,8 +25,8 @@ _MODELS = {("model",), ("trainer", "reference"), ("trainer", "teacher")}
 _ORIGINS = {"path", "tiny", "run"}
 """Where a model may come from: one takes the place of another."""
 
-_LONGEST = 200
-"""Characters of a wrong value that a message shows."""
+_LONGEST, _LONGEST_MESSAGE = 200, 2000
+"""Characters of a wrong value that a message shows, and of a message."""
 
 
 def load(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -139,6 +139,7 @@ def _explain(error: ValidationError) -> str:
         return f"key `{where}` is missing; add it to the configuration"
     message = first["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
+    message = message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
     got = "" if first["type"] == "value_error" else f", got {_short(first['input'])}"
     return f"`{where}`: {message}{got}" if where else message
 
