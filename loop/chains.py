@@ -66,7 +66,7 @@ class Chain:
         """Return those of the known columns that the operators read."""
         if any(op.reads_rest for op in self.operators):
             return list(known)
-        read = {name for op in self.operators for name in op.reads}
+        read = {name for op in self.operators for name in (*op.reads, *op.may_read)}
         return [name for name in known if name in read]
 
     def treat(self, rows: pl.DataFrame) -> Treated:

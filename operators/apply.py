@@ -67,6 +67,10 @@ class Operator:
     """Whether it computes over, or keeps and drops, groups as a whole."""
     links: tuple[str, ...]
     """For a reshape: columns of the new rows that name rows that came in."""
+    may_read: tuple[str, ...] = ()
+    """Columns that it looks at where they are there."""
+    forgives: bool = False
+    """Whether rows on which it failed have values all the same, which say so."""
     code: tuple[str, ...] = ()
     """Digests of the source of what users wrote of it: its function, or one that a parameter names.
 
@@ -88,12 +92,13 @@ class Operator:
         Raises OperatorError when it fails on any row; `apply` goes on with the others.
         """
         if isinstance(frame, pl.DataFrame):
-            return self.apply(frame, max_failed=0).rows
+            return self.apply(frame, max_failed=None if self.forgives else 0).rows
         self.check_columns(frame)
         produced = self._produce(frame)
         schema = produced.collect_schema()
         if ERROR in schema:
-            produced = produced.map_batches(self._none_failed, schema=schema).drop(ERROR)
+            checked = produced.map_batches(self._none_failed, schema=schema)
+            produced = (produced if self.forgives else checked).drop(ERROR)
         return self._finish(produced, frame, frame)
 
     def apply(self, rows: pl.DataFrame, *, max_failed: int | None = None) -> Applied:

@@ -47,6 +47,15 @@ class Batches:
 
     function: Callable[[pa.RecordBatch], pa.RecordBatch]
     columns: Mapping[str, pl.DataType | type[pl.DataType]]
+    tells_errors: bool = False
+    """Whether it also returns ERROR: what went wrong in a row, whose values count all the same."""
+    is_quick: bool = False
+    """Whether its answers are computed sooner than they would be looked up."""
+
+    @property
+    def returned(self) -> Mapping[str, pl.DataType | type[pl.DataType]]:
+        """All columns that the function returns."""
+        return {**self.columns, ERROR: pl.String()} if self.tells_errors else self.columns
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,7 @@ class Declared:
     body: PlainBody
     kind: str | None = None
     reads: Sequence[str] | None = None
+    may_read: Sequence[str] | None = None
     writes: Sequence[str] | None = None
     sees: str | None = None
 
@@ -214,11 +224,11 @@ def _value(sql: str, frame: pl.LazyFrame, into: str) -> pl.LazyFrame:
 
 
 def _batches(body: Batches, frame: pl.LazyFrame) -> pl.LazyFrame:
-    schema = {**frame.collect_schema(), **body.columns}
+    schema = {**frame.collect_schema(), **body.returned}
 
     def add(rows: pl.DataFrame) -> pl.DataFrame:
         made = [_one_batch(body, part) for part in rows.iter_slices(BATCH_ROWS)]
-        empty = pl.DataFrame(schema=dict(body.columns))
+        empty = pl.DataFrame(schema=dict(body.returned))
         return rows.with_columns(pl.concat([empty, *made]).get_columns())
 
     return frame.map_batches(add, schema=schema)
@@ -278,16 +288,16 @@ def _one_batch(body: Batches, part: pl.DataFrame) -> pl.DataFrame:
         raise OperatorError(
             f"a batch function returned a {type(made).__name__}, expected a pyarrow.RecordBatch"
         )
-    if made.num_rows != part.height or set(made.schema.names) != set(body.columns):
+    if made.num_rows != part.height or set(made.schema.names) != set(body.returned):
         raise OperatorError(
             f"a batch function returned {made.num_rows} rows of {sorted(made.schema.names)} for "
-            f"{part.height} rows, expected as many rows of {sorted(body.columns)}"
+            f"{part.height} rows, expected as many rows of {sorted(body.returned)}"
         )
     found = pl.DataFrame(pl.from_arrow(made))
     try:
-        return _as(found, body.columns)
+        return _as(found, body.returned)
     except pl.exceptions.PolarsError as error:
         raise OperatorError(
             f"a batch function returned columns of {dict(found.schema)}, expected "
-            f"{dict(body.columns)}: {told(error)}"
+            f"{dict(body.returned)}: {told(error)}"
         ) from error

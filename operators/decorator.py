@@ -34,7 +34,7 @@ class OperatorFunction(Generic[P]):
         made = self._function(**values)  # pyright: ignore[reportCallIssue]
         given = made if isinstance(made, Declared) else Declared(body=made)
         declared = dict(self._declared)
-        for name in ("kind", "reads", "writes", "sees"):
+        for name in ("kind", "reads", "may_read", "writes", "sees"):
             if getattr(given, name) is not None:
                 declared[name] = getattr(given, name)
         body, kind = given.body, declared["kind"]
@@ -52,6 +52,8 @@ class OperatorFunction(Generic[P]):
             body=body,
             reads=reads,
             reads_rest=rest or declared["reads_rest"],
+            may_read=tuple(declared["may_read"]),
+            forgives=declared["forgives"],
             writes=_writes(body, kind, declared["writes"]),
             sees=sees,
             whole_groups=declared["whole_groups"],
@@ -66,10 +68,12 @@ def operator(
     version: int = 1,
     reads: Sequence[str] | None = None,
     reads_rest: bool = False,
+    may_read: Sequence[str] = (),
     writes: Sequence[str] | None = None,
     sees: Sees | None = None,
     whole_groups: bool = False,
     links: Sequence[str] = (),
+    forgives: bool = False,
 ) -> Callable[[Callable[P, Body]], OperatorFunction[P]]:
     """Make an operator of a function; its parameters are the configuration, and are recorded.
 
@@ -83,8 +87,10 @@ def operator(
 
     `sees` says what it looks at to treat a row: that `row` alone, its `group`, or `all` rows; that
     is how rows may be cut into parts. It is found out where the body tells, else it is `all` for a
-    function of the LazyFrame and for an SQL text. `whole_groups` says that it computes over groups
-    as a whole, or, as a filter, never cuts one.
+    function of the LazyFrame and for an SQL text. `may_read` are columns that it reads where they
+    are there, beside `reads`, which must be. One that `forgives` gives rows on which it failed
+    their values all the same. `whole_groups` says that it computes over groups as a whole, or, as
+    a filter, never cuts one.
 
     >>> @operator("filter")
     ... def short(*, limit: int = 10) -> pl.Expr:
@@ -103,6 +109,8 @@ def operator(
             version=version,
             reads=reads,
             reads_rest=reads_rest,
+            may_read=may_read,
+            forgives=forgives,
             writes=writes,
             sees=sees,
             whole_groups=whole_groups,

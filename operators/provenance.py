@@ -41,7 +41,7 @@ def users_code(function: Callable[..., Any], values: Iterable[object]) -> tuple[
     ()
     """
     used = [function, *_functions(list(values))]
-    return tuple(digest(f) for f in used if callable(f) and not _is_ours(f))
+    return tuple(digest(f) for f in used if callable(f) and not is_ours(f))
 
 
 def _functions(value: object) -> Iterator[object]:
@@ -59,7 +59,8 @@ def _functions(value: object) -> Iterator[object]:
         yield value
 
 
-def _is_ours(function: object) -> bool:
+def is_ours(function: object) -> bool:
+    """Tell whether a function is of rlake."""
     module = getattr(function, "__module__", None) or ""
     return module.partition(".")[0] == __name__.partition(".")[0]
 

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from inspect import isawaitable
+from dataclasses import fields
+from functools import partial
+from inspect import isawaitable, iscoroutinefunction
 from typing import Any, cast
 
 import polars as pl
@@ -11,10 +13,10 @@ import pyarrow as pa
 from ..store.errors import OperatorError, SchemaError
 from ..store.records import Experience, Task, proper
 from . import rewards
-from .body import Batches, Declared
+from .body import ERROR, Batches, Declared
 from .decorator import operator
 from .names import named
-from .provenance import digest
+from .provenance import digest, is_ours
 from .verdict import Spec, Verdict, looks_at, with_parameters
 from .waiting import answers
 
@@ -24,6 +26,9 @@ SECONDS = 300.0
 Row = Mapping[str, Any]
 Judged = tuple[float | None, str | None]
 """The reward of a row, and its reason, or what went wrong."""
+Tried = tuple[Judged, str | None]
+"""The reward of a row with its reason, and the error of one that raised."""
+_NONE: Judged = (None, None)
 
 _COLUMNS = {
     "reward": pl.Float64(),
@@ -32,9 +37,14 @@ _COLUMNS = {
     "detail": pl.String(),
 }
 _READS = ("experience_id", "task_id", "answer")
+_CREDIT = ("advantage", "priority")
+"""What follows from rewards is not shown to one, or another chain would be another question."""
+_FACTS = tuple(f.name for f in fields(Experience) if f.name not in (*_READS, *_CREDIT))
+_MAY_READ = (*_FACTS, "task_messages", "task_metadata")
+_SHOWN = frozenset({*_READS, *_MAY_READ})
 
 
-@operator("derive", reads_rest=True, writes=tuple(_COLUMNS))
+@operator("derive", reads=_READS, may_read=_MAY_READ, writes=tuple(_COLUMNS), forgives=True)
 def score(
     *,
     reward: str | dict[str, dict[str, Any] | None] | Callable[..., Any] = "exact_match",
@@ -48,9 +58,11 @@ def score(
     experience's columns (and `task_messages` or `task_metadata`, for a reward that reads them):
     `SELECT e.*, t.answer, t.messages AS task_messages FROM experiences e JOIN tasks t USING
     (task_id)`. A reward that is None, or not finite, or raises, is NULL; `detail` keeps what went
-    wrong, or the reason that it gave. `scorer` (the name) and `scorer_version` (by default a digest
-    of its source and parameters) say who judged, as with `rlake rescore`. Of an `async` reward, at
-    most `at_once` calls are under way, each for `seconds`. A judge of groups sees whole groups.
+    wrong, or the reason that it gave. The reward sees the row's facts, and not `advantage` and
+    `priority`, which follow from rewards. `scorer` (the name) and `scorer_version` (by default a
+    digest of its source and parameters) say who judged, as with `rlake rescore`. Of an `async`
+    reward, at most `at_once` calls are under way, each for `seconds`. A judge of groups sees whole
+    groups.
 
     >>> rows = pl.DataFrame({"experience_id": ["a"], "task_id": "t", "answer": "4",
     ...                      "response_text": "4"})
@@ -61,33 +73,39 @@ def score(
     version = scorer_version or digest(function)
 
     def judge(rows: Sequence[Row]) -> dict[str, list[Any]]:
-        verdicts = judged(function, rows, at_once=at_once, seconds=seconds)
+        shown = [{k: v for k, v in row.items() if k in _SHOWN} for row in rows]
+        told = tried(function, shown, at_once=at_once, seconds=seconds)
         return {
-            "reward": [value for value, _ in verdicts],
-            "scorer": [name] * len(verdicts),
-            "scorer_version": [version] * len(verdicts),
-            "detail": [detail for _, detail in verdicts],
+            "reward": [value for (value, _), _ in told],
+            "scorer": [name] * len(told),
+            "scorer_version": [version] * len(told),
+            "detail": [detail if error is None else error for (_, detail), error in told],
+            ERROR: [error for _, error in told],
         }
 
     def batch(rows: pa.RecordBatch) -> pa.RecordBatch:
         made = judge(rows.to_pylist())
-        kinds = (pa.float64(), pa.string(), pa.string(), pa.string())
+        kinds = (pa.float64(), *[pa.string()] * 4)
         return pa.record_batch(
             {n: pa.array(v, k) for (n, v), k in zip(made.items(), kinds, strict=True)}
         )
 
     def groups(frame: pl.LazyFrame) -> pl.LazyFrame:
-        schema = {**frame.collect_schema(), **_COLUMNS}
+        kinds = {**_COLUMNS, ERROR: pl.String()}
         return frame.map_batches(
             lambda rows: rows.with_columns(
-                pl.Series(n, v, _COLUMNS[n]) for n, v in judge(rows.to_dicts()).items()
+                pl.Series(n, v, kinds[n]) for n, v in judge(rows.to_dicts()).items()
             ),
-            schema=schema,
+            schema={**frame.collect_schema(), **kinds},
         )
 
     if looks_at(function) == "group":
         return Declared(body=groups, reads=(*_READS, "group_id"), sees="group")
-    return Declared(body=Batches(batch, columns=_COLUMNS), reads=_READS, sees="row")
+    # our own rewards that wait for nothing are worked out sooner than they are looked up
+    inner = function.func if isinstance(function, partial) else function
+    is_quick = is_ours(inner) and not iscoroutinefunction(inner)
+    body = Batches(batch, columns=_COLUMNS, tells_errors=True, is_quick=is_quick)
+    return Declared(body=body, sees="row")
 
 
 def reward_of(spec: Spec | Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
@@ -128,6 +146,21 @@ def judged(
 ) -> list[Judged]:
     """Return the reward of each row, with its reason or, when it is None, what went wrong.
 
+    The rows are as for `tried`.
+    """
+    told = tried(function, rows, at_once=at_once, seconds=seconds)
+    return [verdict if error is None else (None, error) for verdict, error in told]
+
+
+def tried(
+    function: Callable[..., Any],
+    rows: Iterable[Row],
+    *,
+    at_once: int = 16,
+    seconds: float = SECONDS,
+) -> list[Tried]:
+    """Return the reward of each row and its reason, and the error of one on which it raised.
+
     The rows are those of `experiences`, with what `score` says of their tasks. A judge of groups is
     given those with the same `group_id` together; its errors are those of the whole group.
     """
@@ -137,14 +170,15 @@ def judged(
         async def one(row: Row) -> Judged:
             return verdict(await said(function(task_of(row), Experience.from_row(row))))
 
-        return [_either(a) for a in answers(one, given, at_once=at_once, seconds=seconds)]
+        found: Any = answers(one, given, at_once=at_once, seconds=seconds)
+        return [(_NONE if values is None else values, error) for values, error in found]
 
     async def group(places: list[int]) -> list[Judged]:
         tries = [Experience.from_row(given[i]) for i in places]
         return verdicts(await said(function(task_of(given[places[0]]), tries)), len(tries))
 
     units = _groups(given)
-    told: dict[int, Judged] = {}
+    told: dict[int, Tried] = {}
     asked: Any = answers(group, units, at_once=at_once, seconds=seconds)
     for places, (values, error) in zip(units, asked, strict=True):
         told |= zip(places, _each(values, error, len(places)), strict=True)
@@ -176,13 +210,8 @@ def verdicts(values: Any, number: int) -> list[Judged]:
     return [verdict(value) for value in cast(Sequence[Any], values)]
 
 
-def _each(values: list[Judged] | None, error: str | None, number: int) -> list[Judged]:
-    return [(None, error)] * number if values is None else values
-
-
-def _either(answer: tuple[Judged | None, str | None]) -> Judged:
-    values, error = answer
-    return (None, error) if values is None else values
+def _each(values: list[Judged] | None, error: str | None, number: int) -> list[Tried]:
+    return [(value, error) for value in values or [_NONE] * number]
 
 
 def _groups(rows: Sequence[Row]) -> list[list[int]]:

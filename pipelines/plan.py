@@ -101,6 +101,7 @@ def line(head: str, told: str) -> str:
 def _told(op: Operator) -> str:
     """Say what an operator reads, writes and sees, and where it may stand."""
     reads = ", ".join(op.reads) + (" and any other" if op.reads and op.reads_rest else "")
+    reads += ", and the row's facts" if op.may_read else ""
     parts = [f"reads {reads or 'any column'}"]
     if op.writes:
         parts.append(f"{'makes' if op.kind == 'reshape' else 'writes'} {', '.join(op.writes)}")

@@ -1,6 +1,6 @@
 """Memory: costly operators answer from what they answered before about the same values."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
@@ -89,14 +89,20 @@ def is_costly(op: Operator) -> bool:
     """
     body = op.body.rows if isinstance(op.body, Explained) else op.body
     is_ours_to_keep = op.kind in _KINDS and op.sees == "row" and bool(op.reads)
-    return isinstance(body, Batches | Rows) and is_ours_to_keep and not op.reads_rest
+    is_slow = isinstance(body, Rows) or (isinstance(body, Batches) and not body.is_quick)
+    return is_slow and is_ours_to_keep and not op.reads_rest
+
+
+def _read(op: Operator, given: Iterable[str]) -> list[str]:
+    """Return those of the columns that an operator's answer may depend on."""
+    return [*op.reads, *(name for name in given if name in op.may_read)]
 
 
 def memory_key(op: Operator, given: pl.Schema) -> str:
     """Name what is remembered of a costly operator: what it does, and the types that it reads."""
     body = op.body.rows if isinstance(op.body, Explained) else op.body
     assert isinstance(body, Batches | Rows), "only these are costly"
-    reads = {name: str(given[name]) for name in op.reads}
+    reads = {name: str(given[name]) for name in _read(op, given)}
     makes = {name: str(kind) for name, kind in body.columns.items()}
     return content_id(op.fingerprint, digest(body.function), reads, makes, length=32)
 
@@ -106,9 +112,10 @@ class _Asked:
 
     def __init__(self, op: Operator, rows: pl.DataFrame) -> None:
         self._op, self._rows, self._id = op, rows, id_column(rows.columns, op)
-        given = (self._id, *op.reads, *(n for n in op.writes if n in rows.columns))
+        read = dict.fromkeys(_read(op, rows.columns))
+        given = (self._id, *read, *(n for n in op.writes if n in rows.columns))
         self._given = rows.select(*dict.fromkeys(given))
-        values = rows.select(*dict.fromkeys(op.reads))
+        values = rows.select(*read)
         table = values.to_arrow(compat_level=pl.CompatLevel.oldest())
         self.digests = pl.Series(DIGEST, row_digests(table), pl.String)
         after = op.columns_after(self._given.schema)
@@ -129,9 +136,10 @@ class _Asked:
         """Apply the operator to rows; return its answers, and the errors of those that failed."""
         applied = self._op.apply(part.drop(DIGEST), max_failed=max_failed)
         asked = part.select(self._id, DIGEST)
-        errors = asked.join(applied.failed, on=self._id, maintain_order="left")
-        made = asked.join(applied.failed, on=self._id, how="anti", maintain_order="left")
         told = applied.rows.select(self._id, *self._op.writes)
+        errors = asked.join(applied.failed, on=self._id, maintain_order="left")
+        errors = errors.join(told, on=self._id, how="left", maintain_order="left")
+        made = asked.join(applied.failed, on=self._id, how="anti", maintain_order="left")
         if self._op.kind == "filter":
             told = told.with_columns(pl.lit(True).alias(_KEEP))  # noqa: FBT003
             why = applied.dropped.rename({"reason": _REASON})
@@ -139,9 +147,8 @@ class _Asked:
         made = made.join(told, on=self._id, how="left", maintain_order="left")
         if self._op.kind == "filter":
             made = made.with_columns(pl.col(_KEEP).fill_null(value=False))
-        return made.select(self.answer.names()), errors.select(
-            DIGEST, pl.col("error").alias(_ERROR)
-        )
+        kept = [DIGEST, *(self._op.writes if self._op.forgives else ())]
+        return made.select(self.answer.names()), errors.select(*kept, pl.col("error").alias(_ERROR))
 
     def applied(self, answers: pl.DataFrame) -> Applied:
         """Give every row the answer to its values."""

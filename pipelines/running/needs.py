@@ -21,7 +21,9 @@ def needed(
     for op in operators:
         if op.reads_rest or _is_wide(op):
             return tuple(given)
-        wanted |= {*op.reads, *op.writes, _GROUP} if op.kind != "augment" else {*given}
+        wanted |= (
+            {*op.reads, *op.may_read, *op.writes, _GROUP} if op.kind != "augment" else {*given}
+        )
     if operators:
         wanted |= {id_column(given.names())}
     return tuple(name for name in given if name in wanted)
@@ -34,7 +36,7 @@ def given_to(op: Operator, schema: pl.Schema) -> tuple[str, ...] | None:
     """
     if op.reads_rest or op.kind == "augment" or _is_wide(op):
         return None
-    wanted = {*op.reads, *op.writes, *IDS, _GROUP, *op.links}
+    wanted = {*op.reads, *op.may_read, *op.writes, *IDS, _GROUP, *op.links}
     names = tuple(n for n in schema if n in wanted)
     narrow, wide = _after(op, schema.to_frame().select(names).schema), _after(op, schema)
     if narrow is None or wide is None:

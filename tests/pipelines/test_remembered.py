@@ -3,6 +3,7 @@
 import linecache
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,24 @@ import lance
 import polars as pl
 import pyarrow as pa
 import pytest
-from builders import experiences
+from builders import experiences, task
 
 import rlake
-from rlake.operators import Batches, Explained, Operator, Rows, keep, operator
+from rlake.operators import (
+    Batches,
+    Explained,
+    Operator,
+    Rows,
+    group_zscore,
+    keep,
+    operator,
+    score,
+)
 from rlake.operators.decorator import OperatorFunction
-from rlake.pipelines import Pipeline, Table
+from rlake.pipelines import File, Pipeline, Sql, Table
 from rlake.pipelines.memories import DIGEST, TIDY_EVERY, Memories
 from rlake.pipelines.remembered import Memory
-from rlake.store import Store
+from rlake.store import Experience, Store, Task
 from rlake.store.errors import OperatorError
 
 ASKED: list[str] = []
@@ -258,3 +268,69 @@ def test_a_run_that_fails_keeps_what_it_paid_for(store: Store) -> None:
 def _numbered(n: int) -> pl.DataFrame:
     ids = [f"n{i}" for i in range(n)]
     return pl.DataFrame({"experience_id": ids, "response_text": ids})
+
+
+SCORES = Table("scores")
+JUDGED: list[str] = []
+"""The replies that the judge below was asked about."""
+WITH_ANSWERS = Sql("SELECT e.*, t.answer FROM experiences e JOIN tasks t USING (task_id)")
+
+
+async def judge(task: Task, experience: Experience) -> float:
+    JUDGED.append(str(experience.response_text))
+    if experience.response_text == "no idea" and experience.rollout > 2:
+        raise ValueError("what is there to judge?")
+    return float(task.answer == experience.response_text)
+
+
+def judging(*before: Any, sink: Any = SCORES) -> Pipeline:
+    chain = [*before, score(reward=judge), *([] if sink is SCORES else [keep(where="reward = 1")])]
+    return Pipeline("judged", WITH_ANSWERS, chain, sink)
+
+
+@pytest.fixture
+def to_judge(store: Store) -> Store:
+    JUDGED.clear()
+    store.append("tasks", [task(n) for n in range(10)])
+    store.append("experiences", experiences(40, reward=(1.0, 0.0, 1.0, 1.0)))
+    return store
+
+
+def test_a_changed_filter_before_a_judge_asks_it_about_new_rows_only(to_judge: Store) -> None:
+    judging(keep(where="rollout < 3")).run(to_judge)
+    assert len(JUDGED) == 30
+    judging(keep(where="rollout < 2")).run(to_judge)
+    assert len(JUDGED) == 30, "all of these were asked about before"
+    longer = keep(where="length(response_text) > 0")
+    report = judging(words(), group_zscore(), longer).run(to_judge)
+    assert len(JUDGED) == 40, "columns that others add are no part of the question"
+    assert report.steps[-1].remembered == 30
+
+
+@pytest.mark.parametrize("sink", ["scores", "derived", "file", "none"])
+def test_errors_of_a_judge_are_failures_whatever_the_sink(
+    to_judge: Store, tmp_path: Path, sink: str
+) -> None:
+    bad = experiences(4, reward=0.0, run_id="x", experience_id="bad/00")[3:]
+    to_judge.append("experiences", bad)
+    places = {"scores": SCORES, "derived": Table("derived"), "none": None}
+    to = places.get(sink, File(str(tmp_path / "out.jsonl")))
+    for full in (False, True):
+        report = judging(sink=to).run(to_judge, full=full)
+        assert report.rows_failed == 1
+    failed = to_judge.sql("SELECT DISTINCT operator, experience_id, error FROM failures").fetchall()
+    assert failed == [("score", "bad/00", "ValueError: what is there to judge?")]
+    assert len(JUDGED) == 42, "an error is not remembered, an answer is"
+    if sink == "scores":
+        kept = "SELECT value, detail FROM scores WHERE experience_id = 'bad/00'"
+        assert to_judge.sql(kept).fetchall() == [(None, "ValueError: what is there to judge?")]
+
+
+def test_a_judge_that_fails_on_many_rows_stops_the_job(to_judge: Store) -> None:
+    def broken(task: Task, experience: Experience) -> float:
+        raise ConnectionError("the judge is away")
+
+    lost = Pipeline("judged", WITH_ANSWERS, [score(reward=broken)], SCORES)
+    with pytest.raises(OperatorError, match="the judge is away"):
+        lost.run(to_judge)
+    assert replace(lost, max_failed=1.0).run(to_judge).rows_failed == 40
