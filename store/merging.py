@@ -1,6 +1,6 @@
 """Merging: what was found out about experiences on a branch is appended to the line it left."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,18 @@ MERGED = {
     "withdrawals": (),
 }
 """Tables that are merged, with their columns that name experiences."""
+_OF_RUNS = ("draws", "metrics", "policies", "runs", "selections", "estimates")
+_ELSE = "only what was found out about experiences is merged"
+_WHY = {
+    "experiences": "a branch keeps its own experiences",
+    "tasks": "a branch keeps its own tasks, and what is known of them",
+    "task_values": "a branch keeps its own tasks, and what is known of them",
+    "failures": "they tell of the branch's own runs of pipelines",
+} | dict.fromkeys(
+    ("draws", "metrics", "policies", "runs", "selections", "estimates"),
+    "a branch keeps its own runs",
+)
+"""Why rows of the other tables are not merged."""
 _BATCH_ROWS = 4096
 _CREATED = "_row_created_at_version"
 _SHOWN = 5
@@ -71,9 +83,26 @@ def merge(store: "Store", name: str) -> dict[str, Merged]:
     there = branches.opened(store, name)
     merged = {}
     for table in MERGED:
-        rows = _added(there.dataset(table), TABLES[table], since=branch.versions[table])
+        rows = _added(there.dataset(table), TABLES[table], since=branch.versions.get(table, 1))
         merged[table] = _merge(store, TABLES[table], rows, known)
     return merged
+
+
+def left_behind(
+    store: "Store", name: str, merged: Mapping[str, Merged]
+) -> dict[str, dict[str, int]]:
+    """Return of each table how many rows that a branch added are not merged, by the reason."""
+    found: dict[str, dict[str, int]] = {}
+    for table, rows in branches.rows_added(store, branches.find(store, name)).items():
+        told = {_WHY.get(table, _ELSE): max(0, rows)}
+        if table in merged:
+            told = {
+                "of experiences that the store does not have": merged[table].left_out,
+                "the store has other content under their ids": merged[table].num_conflicts,
+            }
+        if any(told.values()):
+            found[table] = {why: n for why, n in told.items() if n}
+    return found
 
 
 def _merge(store: "Store", table: Table, added: Iterator[pa.Table], known: pl.Series) -> Merged:

@@ -81,19 +81,25 @@ def merge(name: NameArgument, store: StoreOption = None, as_json: JsonOption = F
     """Append to the store what a branch found out: scores, labels, derived values, pairs.
 
     What the branch knows of its own experiences stays there, and rows with other content than the
-    store's are left out. To do it again adds nothing.
+    store's are left out: how many, of which tables and why, is said. To do it again adds nothing.
     """
+    from ...store.merging import left_behind
     from ...store.merging import merge as bring_back
 
     lake = open_store(store)
-    done = {table: vars(merged) for table, merged in bring_back(lake, name).items()}
+    merged = bring_back(lake, name)
+    done = {table: vars(one) for table, one in merged.items()}
+    left = left_behind(lake, name, merged)
     if as_json:
-        print_json({"branch": name, "store": lake.uri, "tables": done})
+        print_json({"branch": name, "store": lake.uri, "tables": done, "left_behind": left})
         return
     print_rows(
         ("table", "merged", "there already", "of other experiences", "conflicts"),
         [(table, *list(counts.values())[:4]) for table, counts in done.items()],
     )
+    for table, reasons in left.items():
+        for why, rows in reasons.items():
+            print(f"left on the branch: {counted(rows, 'row')} of {table} ({why})")
     for table, counts in done.items():
         for key in counts["conflicts"]:
             print(f"conflict in {table}: {key}")

@@ -157,6 +157,7 @@ def test_a_branch_is_made_used_listed_merged_and_dropped(rlake: Command, lake: S
     said = rlake("branch", "merge", "trial").stdout.splitlines()
     assert ["scores", "0", "2", "0", "1"] in [line.split() for line in said]
     assert said[-1] == "conflict in scores: g000/00 s 1"
+    assert "left on the branch: 1 row of tasks (a branch keeps its own tasks" in "\n".join(said)
     assert "with 5 rows of its own" in rlake("branch", "drop", "trial").stdout
     assert "has no branch `trial`" in refused(rlake("branch", "drop", "trial"))
     assert "has no branch `trial`" in refused(rlake("tables", *on_trial))

@@ -15,7 +15,7 @@ from builders import experiences, task
 
 from rlake.store import Store, branches, connect, snapshots
 from rlake.store.errors import ConflictError, NotAStoreError, NotFoundError, QueryError, StoreError
-from rlake.store.merging import MERGED, Merged, merge
+from rlake.store.merging import MERGED, Merged, left_behind, merge
 from rlake.store.sampling import Sampler
 from rlake.store.schema import TABLES
 from rlake.store.snapshots import restore
@@ -388,6 +388,11 @@ def test_what_a_branch_found_out_is_merged_once_and_its_own_experiences_stay(lak
     [made] = lake.scan("embeddings").collect()["vector"].to_list()
     assert made == [0.5, 0.25]
     again = merge(lake, "trial")
+    assert left_behind(lake, "trial", again) == {
+        "experiences": {"a branch keeps its own experiences": 4},
+        "scores": {"of experiences that the store does not have": 1},
+        "preferences": {"of experiences that the store does not have": 1},
+    }
     assert {name: (m.rows, m.left_out) for name, m in again.items() if m.rows or m.left_out} == {
         "scores": (0, 1),
         "preferences": (0, 1),
