@@ -45,7 +45,8 @@ Formats that name our columns, most told by the file's columns:
 @app.command("import", rich_help_panel=ROWS, epilog=IMPORT_FORMATS)
 def import_(
     table: Annotated[
-        Literal["tasks", "experiences", "preferences"], typer.Argument(help="What the rows are.")
+        Literal["tasks", "experiences", "preferences", "values"],
+        typer.Argument(help="What the rows are; values are of stored tasks or experiences."),
     ],
     files: Annotated[
         list[Path],
@@ -107,6 +108,10 @@ def import_(
             show_default=False,
         ),
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="What values are called, of a file with one column of them."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import rows of files: all rows of all files or, when one is wrong, none.
@@ -114,11 +119,13 @@ def import_(
     Columns are named like ours (see `rlake tables tasks`), or the format says what they are; ids,
     messages, groups and the tasks of experiences are filled in. Token ids and log-probs that a file
     has are kept as they are. A second import of the same file adds nothing; one with another
-    mapping adds its rows beside, unless it is to `--replace` what came before.
+    mapping adds its rows beside, unless it is to `--replace` what came before. A file of `values`
+    has `experience_id` or `task_id`, and one column a value, or `name` and `value`.
     Files that end on .gz, .zst or .bz2 are read as what they hold.
     """
-    from ...store.files import import_rows
+    from ...store.files import import_rows, import_values
 
+    _check_values(table, name, given=taskset or tokenizer or format or skip_bad)
     if tokenizer is not None:
         from ..conversations import load_tokenizer
 
@@ -127,25 +134,29 @@ def import_(
         made = None
     found = _matching(files) if glob else files
     told = []
-    for together in [[file] for file in found] if each else [found]:
+    for together in [[file] for file in found] if each or table == "values" else [found]:
         what = _named(together)
         with progress_of(f"importing {what}") as progress, ExitStack() as opened:
             for file in together:
                 _check_named(table, file, format, taskset, split)
             bad = _rejected(rejected, together, told) if skip_bad else None
             sources = _opened(opened, together, format, bad, split)
-            lake = _open_or_make(store, lambda opened=sources: _check_all(table, opened, sql))
-            done = import_rows(
-                lake,
-                table,
-                sources,
-                sql=sql,
-                taskset=taskset,
-                split=split,
-                tokenizer=made,
-                replace=replace,
-                progress=progress,
-            )
+            if table == "values":
+                lake, [source] = open_store(store), sources
+                done = import_values(lake, source, name=name, sql=sql, replace=replace)
+            else:
+                lake = _open_or_make(store, lambda opened=sources: _check_all(table, opened, sql))
+                done = import_rows(
+                    lake,
+                    table,
+                    sources,
+                    sql=sql,
+                    taskset=taskset,
+                    split=split,
+                    tokenizer=made,
+                    replace=replace,
+                    progress=progress,
+                )
         names = {"file": what} if len(together) == 1 else {"files": [str(f) for f in together]}
         lost = {"rejected_to": str(bad.path)} if bad and bad.why else {}
         told.append(vars(done) | names | lost | {"store": lake.uri})
@@ -206,6 +217,18 @@ def _check_all(table: str, files: "Sequence[InputFile]", sql: str | None) -> Non
         check_select(table, file, sql=sql)
 
 
+def _check_values(table: str, name: str | None, *, given: object) -> None:
+    """Refuse options that are for values, or for rows, where there are none."""
+    from ...store.errors import ConfigError
+
+    if name is not None and table != "values":
+        raise ConfigError(f"`--name` is for values, and {table} have none")
+    if table == "values" and given:
+        raise ConfigError(
+            "`--taskset`, `--tokenizer`, `--format` and `--skip-bad` are for rows, not for values"
+        )
+
+
 def _check_named(
     table: str, file: Path, format: str | None, taskset: str | None, split: str | None
 ) -> None:
@@ -227,7 +250,7 @@ def _say(done: "Imported", file: str, place: str, rejected: "Rejected | None") -
     also = "".join(f", and {part}" for part in more)
     named = f", read as {done.format}," if done.format else ""
     undo = f"; `rlake undo {done.lineage_id}` takes it back" if done.lineage_id else ""
-    what = f"{counted(done.rows, done.table[:-1])}{also} from {file}{named} into {place}"
+    what = f"{counted(done.rows, _kind(done.table))}{also} from {file}{named} into {place}"
     print(f"imported {what}{undo}")
     if done.already:
         print(f"there already: {counted(done.already, 'row')}")
@@ -243,6 +266,10 @@ def _say(done: "Imported", file: str, place: str, rejected: "Rejected | None") -
     if done.replaced:
         print(f"replaced: {', '.join(done.replaced)}")
     say_counts("cannot be trained on", done.untrainable)
+
+
+def _kind(table: str) -> str:
+    return "value" if table in ("derived", "task_values") else table[:-1]
 
 
 def say_counts(what: str, counts: Mapping[str, int]) -> None:

@@ -7,6 +7,7 @@ from .reading import KIND_NAMES, InputFile, open_input
 from .rejecting import Rejected
 from .shapes import EXPORTS
 from .tokens import Tokens
+from .values import import_values
 
 __all__ = [
     "EXPORTS",
@@ -23,5 +24,6 @@ __all__ = [
     "export_experiences",
     "export_sft",
     "import_rows",
+    "import_values",
     "open_input",
 ]

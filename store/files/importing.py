@@ -98,7 +98,7 @@ def import_rows(
     if tokenizer is not None and name == "tasks":
         raise ConfigError("`--tokenizer` is for experiences and pairs; tasks have no answer")
     files = [file] if isinstance(file, InputFile) else list(file)
-    replaced = [] if replace is None else _replaced(store, replace, name, files)
+    replaced = [] if replace is None else to_replace(store, replace, name, files)
     gathered = Gathering(store, name, tokenizer, progress)
     with spooled() as spool:
         for one in files:
@@ -112,7 +112,7 @@ def import_rows(
             if done[table_name].already:
                 also_gave(store, named, table_name, _ids(spool, table_name))
     if is_other:
-        _note(store, name, files, done, named, rows_in=gathered.input_rows)
+        note(store, name, files, done, named, rows_in=gathered.input_rows)
         replace_all(store, replaced, by=named)
     rejected = [*{id(f.rejected): f.rejected for f in files if f.rejected}.values()]
     for wrong in rejected:
@@ -139,7 +139,7 @@ def import_rows(
     )
 
 
-def _replaced(store: Store, wanted: str, name: str, files: Sequence[InputFile]) -> list[str]:
+def to_replace(store: Store, wanted: str, name: str, files: Sequence[InputFile]) -> list[str]:
     """Return the imports that count and are to be replaced; none of a file that is new."""
     found = standing(store, wanted, sink=name)
     if found or wanted in {_called(files), *(f.name for f in files)}:
@@ -164,7 +164,7 @@ def _called(files: Sequence[InputFile]) -> str:
     return ", ".join(file.name for file in files[:_NAMED]) + more
 
 
-def _note(
+def note(
     store: Store,
     name: str,
     files: Sequence[InputFile],
