@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
@@ -13,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from ..operators import resolve
 from ..operators.provenance import digest
-from ..store import Store
+from ..store import Store, interrupting
 from ..store.errors import ConfigError, JobError
 from ..store.records import now
 from ..store.snapshots import current
@@ -114,13 +115,21 @@ def beside(job: Job, name: str) -> Job:
 def recorded(job: Job, *, start_step: int) -> Iterator[None]:
     """Write that the job runs, and at the end how it ended."""
     _record(job, "running", start_step)
+    ended = Lock()
+
+    def end(status: str, error: str | None = None) -> None:
+        if ended.acquire(blocking=False):
+            _record(job, status, start_step, error=error, ended=now())
+
     try:
-        yield
+        with interrupting.last_words(partial(end, "interrupted")):
+            yield
     except BaseException as error:
+        is_told = interrupting.is_told() or isinstance(error, KeyboardInterrupt)
         text = str(error) or type(error).__name__
-        _record(job, "failed", start_step, error=text[:2000], ended=now())
+        end("interrupted" if is_told else "failed", text[:2000])
         raise
-    _record(job, "done", start_step, ended=now())
+    end("done")
 
 
 def _record(
@@ -277,7 +286,7 @@ class Watch:
         newest = max(
             rows, key=lambda row: (row["attempt"], row["ended_at"] is not None), default=None
         )
-        if newest and newest["status"] == "failed":
+        if newest and newest["status"] in ("failed", "interrupted"):
             since = newest["ended_at"] > self._job.started_at
             if not since and newest["attempt"] < self._job.attempt:
                 return

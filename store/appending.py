@@ -13,6 +13,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 
+from . import interrupting
 from .digests import DIGESTED, with_digests
 from .errors import BusyError, SchemaError, StoreError, write_error
 from .foreign import refuse_foreign
@@ -72,7 +73,8 @@ class Appender:
 
     def append_stream(self, name: str, batches: Iterator[Rows]) -> Appended:
         """Append batches in one commit, one in memory at a time; an id may be in two of them."""
-        writing = self._write(name, lambda new: new.batches(batches))
+        with interrupting.at_once():
+            writing = self._write(name, lambda new: new.batches(batches))
         return writing.told()
 
     def append_streams(self, parts: Mapping[str, Iterator[Rows]]) -> dict[str, Appended]:
@@ -81,7 +83,7 @@ class Appender:
         All rows are checked and written before the first commit; the commits are in the given
         order, so that no row refers to one that is missing.
         """
-        with ExitStack() as held:
+        with interrupting.at_once(), ExitStack() as held:
             begun = {name: held.enter_context(self._begun(name)) for name in sorted(parts)}
             written = {n: self._prepared(begun[n], parts[n]) for n in reversed([*parts])}
             for name in parts:

@@ -1,10 +1,13 @@
 """SQL over the store: a DuckDB session that sees all tables and views, and can only read."""
 
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import duckdb
@@ -12,7 +15,7 @@ import lance
 import polars as pl
 import pyarrow as pa
 
-from .errors import QueryError, RlakeError, damaged, nearest
+from .errors import ConfigError, QueryError, RlakeError, StarvedError, damaged, nearest
 from .migrations import missing
 from .schema import TABLES
 
@@ -23,12 +26,17 @@ _BROKEN = re.compile(r"the stream registered as '(?:stored_|plain_)?(\w+)' faile
 _LONGEST = 200
 _SETTINGS = """
 SET TimeZone = 'UTC';
+SET memory_limit = '{memory}';
+SET temp_directory = '{spill}';
 SET autoinstall_known_extensions = false;
 SET python_enable_replacements = false;
-SET enable_external_access = {files};
+{closed}
 SET lock_configuration = true;
 """
 _OF_TURNS = re.compile(r"\b(turns|tool_calls)\b", re.IGNORECASE)
+MEMORY = "RLAKE_SQL_MEMORY"
+"""Environment variable: what a session's queries may take, such as `4GB`; a quarter by default."""
+_MEMORY = re.compile(r"[1-9]\d*(\.\d+)?\s*[KMGT]i?B", re.IGNORECASE)
 _NAMES = "SELECT view_name FROM duckdb_views() UNION ALL SELECT table_name FROM duckdb_tables()"
 
 
@@ -53,6 +61,7 @@ class Console:
         self._has_turns = not views
         self._instead = instead or {}
         self._frames: list[str] = []
+        self._timer: threading.Timer | None = None
 
     def show(
         self,
@@ -67,7 +76,10 @@ class Console:
         self._versions = dict(versions)
         if self._open:
             self._make_views()
-            self._con.execute(_SETTINGS.format(files=self._files))
+            spill = (Path(gettempdir()) / f"rlake-sql-{os.getpid()}").as_posix().replace("'", "''")
+            closed = "" if self._files else "SET enable_external_access = false;"
+            settings = _SETTINGS.format(closed=closed, memory=_memory(), spill=spill)
+            self._con.execute(settings)
         self._open = False
 
     def _make_views(self) -> None:
@@ -121,12 +133,21 @@ class Console:
                 ) from error
             self._frames.append(name)
 
-    def sql(self, query: str, *, what: str = "the query") -> duckdb.DuckDBPyRelation:
-        """Return the relation of one SELECT; all that is not a single read raises QueryError."""
+    def sql(
+        self, query: str, *, what: str = "the query", seconds: float | None = None
+    ) -> duckdb.DuckDBPyRelation:
+        """Return the relation of one SELECT; all that is not a single read raises QueryError.
+
+        After `seconds`, what reads its rows is interrupted.
+        """
         self._check_free()
         if not (self._has_turns or self._open) and _OF_TURNS.search(query):
             self._con.execute(_read("turns.sql"))
             self._has_turns = True
+        if seconds is not None:
+            self._timer = threading.Timer(seconds, self._con.interrupt)
+            self._timer.daemon = True
+            self._timer.start()
         kinds = self._kinds(query, what)
         if kinds == ["EXPLAIN"]:  # with ANALYZE it runs what it explains: that must be a read too
             header = _EXPLAIN.match(query)
@@ -153,6 +174,8 @@ class Console:
 
     def _check_free(self) -> None:
         """Raise QueryError while the rows of an earlier query are being read: one at a time."""
+        if self._timer is not None:
+            self._timer.cancel()
         try:
             self._con.execute("SELECT 1").fetchall()
         except duckdb.ResourceInUseException as error:
@@ -160,6 +183,16 @@ class Console:
                 "rows of an earlier query are still being read; take them all before the next "
                 "query, for example with `.to_arrow_table()` in place of `.to_arrow_reader()`"
             ) from error
+
+
+def _memory() -> str:
+    """Return what queries may take: as the environment says, or a quarter of the machine's."""
+    given = os.environ.get(MEMORY)
+    if not given:
+        return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 4 >> 20}MiB"
+    if not _MEMORY.fullmatch(given):
+        raise ConfigError(f"`{MEMORY}` is {given!r}, expected a size such as `4GB`")
+    return given
 
 
 def views_sql() -> str:
@@ -255,6 +288,13 @@ def query_error(error: duckdb.Error, what: str = "the query") -> RlakeError:
     broken = _BROKEN.search(str(error))
     if broken and broken[1] in TABLES:
         return damaged(f"table `{broken[1]}`", Exception(broken[2]))
+    if isinstance(error, duckdb.InterruptException):
+        return StarvedError(f"{what} took longer than it was given; ask for less, or give it more")
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return QueryError(
+            f"{what} needs more memory than it may take; ask for less, or set `{MEMORY}`, such as "
+            "`8GB`: it is a quarter of the machine's by default"
+        )
     lines = [line for line in str(error).splitlines() if line.strip()]
     message = lines[0].strip()
     close = re.search(r'(?:Did you mean|Candidate bindings:) "(?!pg_|duckdb_)([^"]+)"', str(error))

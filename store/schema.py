@@ -274,7 +274,7 @@ _DECLARED = (
         _must("name", TEXT, "what people call the run"),
         _must("config", TEXT, "the resolved configuration, as JSON text"),
         _must("code_version", TEXT, "version of rlake"),
-        _must("status", TEXT, "running, done or failed"),
+        _must("status", TEXT, "running, done, failed or interrupted"),
         _must(
             "start_step",
             INT,

@@ -181,7 +181,12 @@ class Store:
         return side.join(self, frame, columns)
 
     def sql(
-        self, query: str, *, allow_files: bool = False, **frames: Any
+        self,
+        query: str,
+        *,
+        allow_files: bool = False,
+        timeout: float | None = None,
+        **frames: Any,
     ) -> duckdb.DuckDBPyRelation:
         """Return the result of one SELECT over all tables and views, as a DuckDB relation.
 
@@ -197,8 +202,11 @@ class Store:
         [('4',)]
 
         The relation reads when rows are asked of it: take them before the thread's next `sql`, or
-        it shows the store as of then. Raises QueryError when it does not parse, names what is
-        not there, or tries to write.
+        it shows the store as of then. After `timeout` seconds DuckDB raises InterruptException
+        while rows are read. Queries take at most a quarter of the machine's memory, or what
+        `RLAKE_SQL_MEMORY` in the environment says.
+
+        Raises QueryError when it does not parse, names what is not there, or tries to write.
         """
         name = "console_of_files" if allow_files else "console"
         console = getattr(self._local, name, None)
@@ -207,7 +215,7 @@ class Store:
             setattr(self._local, name, console)
         console.show(self.versions(), self.open_at)
         console.join(frames)
-        return console.sql(query)
+        return console.sql(query, seconds=timeout)
 
     @staticmethod
     def views_sql() -> str:

@@ -34,7 +34,7 @@ from . import (  # each adds its commands to the app
     tasks,
     undoing,
 )
-from .app import PANELS, app
+from .app import IS_PROGRAM, PANELS, app
 
 __all__ = [
     "algorithms",
@@ -67,7 +67,7 @@ __all__ = [
 app.registered_commands.sort(key=lambda command: PANELS.index(str(command.rich_help_panel)))
 
 DONE, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
-"""Exit codes; the last two as shells count them, 128 and the signal's number."""
+"""Exit codes; the last two as shells count them, 128 and the signal's number: 143 for SIGTERM."""
 _LONGEST = 2000
 """Characters of an error that are printed."""
 _LONGEST_PATH = 200
@@ -78,11 +78,13 @@ _FROM_LANCE = re.compile(r"LanceError\(|/lance/rust/")
 
 def main() -> None:
     """Run the command that this process was started with, and exit."""
+    IS_PROGRAM.set()
     _find_modules_here()
     code = run(sys.argv[1:])
     if code == INTERRUPTED:
         # A thread of lance may be reading our rows still; to end Python under it is a crash.
-        os._exit(code)
+        interrupting = sys.modules.get("rlake.store.interrupting")
+        os._exit(interrupting.exit_code() if interrupting else code)
     sys.exit(code)
 
 
@@ -122,7 +124,10 @@ def run(args: Sequence[str]) -> int:
             return _pipe_closed()
         raise
     except Exception as error:  # noqa: BLE001  the boundary of the program
-        if "KeyboardInterrupt" not in str(error):  # what a library says that was interrupted
+        from ...store import interrupting
+
+        if not (interrupting.is_told() or "KeyboardInterrupt" in str(error)):
+            # else it is what a library makes of having been interrupted
             return _failed(error)
         code = INTERRUPTED
     if code == INTERRUPTED:

@@ -1,5 +1,6 @@
 """The typer app, and the options that commands share. Loads nothing heavy."""
 
+from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
 DEFAULT_STORE = "./lake"
 
 JOBS, ROWS, PIPELINES, PROOF, CARE = "Jobs", "Rows", "Pipelines", "Time and proof", "Care"
+IS_PROGRAM = Event()
+"""Set where the process is the program `rlake`, and is not someone's that calls `run`."""
 PANELS = (JOBS, ROWS, PIPELINES, PROOF, CARE)
 """Headings of the help page, in their order."""
 
@@ -67,9 +70,18 @@ JsonOption = Annotated[
 ]
 
 
+def listen() -> None:
+    """Let signals end this process when it is the program `rlake`: before it does anything."""
+    from ...store import interrupting
+
+    if IS_PROGRAM.is_set():
+        interrupting.listen()
+
+
 def open_store(place: str, *, create: bool = False, at: str | None = None) -> "Store":
     """Open the store that a command was given; only commands that write make a new one."""
     from ...store import connect
 
+    listen()
     store = connect(place, create=create)
     return store if at is None else store.at(at)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import CARE, JsonOption, StoreOption, app, open_store
+from .app import CARE, JsonOption, StoreOption, app, listen, open_store
 from .printing import print_json, print_rows, screen
 
 _MARKS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
@@ -67,6 +67,7 @@ def doctor(
     from ...store.opening import look
     from ..runs import is_live
 
+    listen()
     lake = look(store)
     found = diagnose(lake, is_live=is_live)
     found += examine(lake) if deep else []

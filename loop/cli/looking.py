@@ -79,6 +79,10 @@ def sql(
         bool, typer.Option("--print-views", help="Print the views as SQL for other programs.")
     ] = False,
     rows: Annotated[int, typer.Option(min=1, help="How many rows to show at most.")] = 50,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0.001, metavar="SECONDS", help="Give up after so long, and exit with 1."),
+    ] = None,
 ) -> None:
     """Ask the store a question in SQL, over all tables and views; it can only read."""
     if print_views:
@@ -87,11 +91,15 @@ def sql(
         print(views_sql(), end="")
         return
     asked = _query(query, file)
-    relation = open_store(store, at=at).sql(asked, allow_files=allow_files)
-    if as_json or kind:
-        write_rows(relation, sys.stdout.buffer, kind or "json")
-    else:
-        _print_table(relation, rows)
+    from ...store import interrupting
+
+    lake = open_store(store, at=at)
+    with interrupting.at_once():
+        relation = lake.sql(asked, allow_files=allow_files, timeout=timeout)
+        if as_json or kind:
+            write_rows(relation, sys.stdout.buffer, kind or "json")
+        else:
+            _print_table(relation, rows)
 
 
 def _query(query: str | None, file: Path | None) -> str:

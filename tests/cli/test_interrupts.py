@@ -1,0 +1,129 @@
+"""The first Ctrl-C or SIGTERM ends any command within two seconds, and nothing is half-written."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jobs
+import pytest
+from builders import experiences
+
+from rlake.loop.cli import run
+from rlake.store import Store, Task, connect
+
+RLAKE = [sys.executable, "-c", "from rlake.loop.cli import main; main()"]
+ENDLESS = "SELECT count(*) FROM tasks a, tasks b, tasks c, tasks d WHERE a.answer < b.answer"
+SECONDS = 2.0
+SLOWER = 4
+"""What a machine that does much else may add."""
+
+
+def start(folder: Path, *args: str) -> "subprocess.Popen[str]":
+    """Start a command, and return when it listens to signals: from then on it opens the store."""
+    process = subprocess.Popen(
+        [*RLAKE, *args], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    until(lambda: listens(process), "it never listened to signals", process)
+    return process
+
+
+def listens(process: "subprocess.Popen[str]") -> bool:
+    status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    [caught] = [line.split()[1] for line in status if line.startswith("SigCgt")]
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def until(holds: Callable[[], object], otherwise: str, process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 100
+    while not holds():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.02)
+
+
+def end(process: "subprocess.Popen[str]", sign: signal.Signals = signal.SIGINT) -> tuple[int, str]:
+    """Send a signal, and return the exit code and what was said; in time, or it fails."""
+    began = time.monotonic()
+    process.send_signal(sign)
+    said = process.communicate(timeout=100)[1]
+    assert time.monotonic() - began < SECONDS * SLOWER
+    return process.returncode, said
+
+
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_long_query_ends(tmp_path: Path, sign: signal.Signals, code: int) -> None:
+    lake = connect(tmp_path / "lake")
+    lake.append("tasks", [Task.ask(f"{i}+1=", str(i + 1)) for i in range(2000)])
+    assert end(start(tmp_path, "sql", ENDLESS), sign) == (code, "error: interrupted\n")
+
+
+def test_a_query_that_takes_longer_than_it_may_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake = connect(tmp_path / "lake")
+    lake.append("tasks", [Task.ask(f"{i}+1=", str(i + 1)) for i in range(2000)])
+    assert run(["sql", ENDLESS, "--timeout", "0.2", "--store", lake.uri]) == 1
+    assert capsys.readouterr().err.startswith("error: the query took longer than it was given")
+    assert run(["sql", "SELECT 1", "--timeout", "60", "--store", lake.uri]) == 0
+
+
+def test_queries_have_a_memory_limit(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit = "SELECT current_setting('memory_limit')"
+    [(told,)] = store.sql(limit).fetchall()
+    assert float(told.split()[0]) > 0
+    store.append("tasks", [Task.ask(f"{i}+1=", str(i + 1)) for i in range(2000)])
+    monkeypatch.setenv("RLAKE_SQL_MEMORY", "60MB")
+    large = "SELECT list(a.messages || b.messages) FROM tasks a, tasks b"
+    assert run(["sql", large, "--store", store.uri]) == 2
+    assert "set `RLAKE_SQL_MEMORY`" in capsys.readouterr().err
+    monkeypatch.setenv("RLAKE_SQL_MEMORY", "lots")
+    assert run(["sql", "SELECT 1", "--store", store.uri]) == 2
+    assert "`RLAKE_SQL_MEMORY` is 'lots', expected a size" in capsys.readouterr().err
+
+
+def test_an_import_of_many_rows_ends_while_they_are_stored(tmp_path: Path) -> None:
+    many = (
+        json.dumps({"prompt_text": f"{i}+{i}=", "response_text": str(2 * i)}) for i in range(60_000)
+    )
+    (tmp_path / "many.jsonl").write_text("\n".join(many))
+    importing = start(tmp_path, "import", "experiences", "many.jsonl")
+    data = tmp_path / "lake" / "tasks.lance" / "data"
+    until(lambda: data.is_dir() and any(data.iterdir()), "no file was written", importing)
+    code, said = end(importing)
+    assert (code, said.splitlines()[-1]) == (130, "error: interrupted")
+    lake = connect(tmp_path / "lake")
+    assert lake.count("experiences") in (0, 60_000)
+    assert lake.count("tasks") in (0, 60_000)
+
+
+@pytest.mark.parametrize("job", ["explore", "train"])
+def test_a_job_that_waits_for_the_other_ends_and_is_on_record(tmp_path: Path, job: str) -> None:
+    waiting = jobs.start(tmp_path, job, "small.yaml")
+    lake = tmp_path / "lake"
+
+    def runs() -> bool:
+        opened = jobs.opened(lake)
+        return opened is not None and opened.count("runs") > 0
+
+    until(runs, "it never began", waiting)
+    code, said = end(waiting)
+    assert (code, said.splitlines()[-1]) == (130, "error: interrupted")
+    found = connect(lake).sql("SELECT job, status FROM runs_current").fetchall()
+    assert found == [(job, "interrupted")]
+
+
+def test_an_export_leaves_no_file_of_that_name(tmp_path: Path) -> None:
+    lake = connect(tmp_path / "lake")
+    lake.append("experiences", experiences(20_000, response_text="four" * 200))
+    exporting = start(tmp_path, "export", "experiences", "--out", "out.jsonl")
+    until(lambda: any(p.name.startswith("out") or ".part" in p.name for p in tmp_path.iterdir()),
+          "nothing was written", exporting)  # fmt: skip
+    code, _ = end(exporting)
+    assert code == 130 or (tmp_path / "out.jsonl").read_text().count("\n") == 20_000
+    assert code == 0 or not (tmp_path / "out.jsonl").exists()
