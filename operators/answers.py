@@ -3,6 +3,7 @@
 import re
 from decimal import Decimal
 
+from ..store.conversation import text_of
 from ..store.records import Experience
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
@@ -22,10 +23,15 @@ _NO_MATTER = (
 
 
 def reply(experience: Experience) -> str:
-    """Return the text of the last reply: the last assistant message, or else `response_text`."""
+    """Return the text of the last reply: the last assistant message, or else `response_text`.
+
+    >>> parts = [{"type": "text", "text": "It is "}, {"type": "text", "text": "4."}]
+    >>> reply(Experience(task_id="t", messages=[{"role": "assistant", "content": parts}]))
+    'It is 4.'
+    """
     for message in reversed(experience.messages or ()):
         if message.get("role") == "assistant":
-            return str(message.get("content") or "")
+            return text_of(message.get("content")) or ""
     return experience.response_text or ""
 
 
