@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from ..pipelines import Pipeline
+from ..pipelines.report import check_read
 from ..store import Store
 from ..store.errors import ConfigError, RlakeError
 from ..store.query import literal
@@ -81,7 +82,7 @@ def run_stage(
         elif stage.kind == "evaluate":
             evaluate(store, stage.config, model=stage.model, title=stage.label, listener=listener)
         else:
-            pipeline_of(stage).run(store)
+            check_read(pipeline_of(stage).run(store), store)
     except RlakeError as error:
         raise _of(stage, error) from error
 

@@ -15,7 +15,7 @@ from . import curve
 from .config import Stage, build_stages
 from .config.reading import override, read
 from .evaluate import evaluate
-from .gsm8k import find
+from .gsm8k import Files, find
 from .progress import Display
 from .stages import run_stage, standing
 
@@ -50,7 +50,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What a task came to; shares right are of tasks never trained on."""
+    """What a task came to."""
 
     task: str
     recipe: str
@@ -68,13 +68,25 @@ class Verified:
     """Sampled while exploring."""
     tokens_per_second: float
     """Over the time spent exploring, workflows and rewards included."""
+    num_tasks: int
+    """Tasks that it was measured on."""
+    num_trained_on: int
+    """Of them, those of which a row was trained on."""
+    data: str
+    """Where its tasks are from."""
     rewards: tuple[tuple[int, float], ...]
     """Mean reward of the rows that each step was trained on."""
     store: str
 
+    @property
+    def is_held_out(self) -> bool:
+        """Whether it was measured on tasks that were never trained on."""
+        return self.num_tasks > 0 and not self.num_trained_on
+
     def summary(self) -> dict[str, Any]:
         """Return the figures, without the curve."""
-        return {name: value for name, value in asdict(self).items() if name != "rewards"}
+        told = {name: value for name, value in asdict(self).items() if name != "rewards"}
+        return told | {"is_held_out": self.is_held_out}
 
 
 def verify(names: Sequence[str], folder: Path, options: Options) -> list[Verified]:
@@ -135,8 +147,9 @@ def _verified(name: str, stages: Sequence[Stage], folder: Path, options: Options
     """Run the stages of a task, and say what they came to."""
     began = perf_counter()
     store = connect(folder / name)
+    data = "made by the recipe"
     if name == "gsm8k":
-        _gsm8k(store, folder, options.data)
+        data = _gsm8k(store, folder, options.data)
     shares = list(_shares(store, stages, options))
     learned = [stage for stage in stages if stage.kind == "train"][-1].label
     rewards = store.sql(
@@ -144,7 +157,7 @@ def _verified(name: str, stages: Sequence[Stage], folder: Path, options: Options
         "AND reward_mean IS NOT NULL ORDER BY step"
     ).fetchall()
     values = [reward for _, reward in rewards] or [0.0]
-    work = _work(store, learned)
+    work = _work(store, learned) | measured_on(store)
     return Verified(
         task=name,
         recipe=RECIPES[name],
@@ -156,6 +169,7 @@ def _verified(name: str, stages: Sequence[Stage], folder: Path, options: Options
         seconds=perf_counter() - began,
         rewards=tuple(rewards),
         store=store.uri,
+        data=data,
         **work,
     )
 
@@ -188,12 +202,25 @@ def _work(store: Store, run: str) -> dict[str, Any]:
     return {"samples": samples, "tokens": int(tokens), "tokens_per_second": rate}
 
 
-def _gsm8k(store: Store, folder: Path, data: Path | None) -> None:
-    """Import the questions of GSM8K, or of what stands in for them."""
-    place = data or find(folder / "gsm8k_data").folder
+def measured_on(store: Store) -> dict[str, int]:
+    """Return how many tasks were measured on, and of how many of them rows were trained on."""
+    [(tasks, trained)] = store.sql(
+        "WITH trained AS (SELECT DISTINCT e.task_id FROM draws_current d "
+        "JOIN experiences e USING (experience_id) WHERE d.weight > 0) "
+        "SELECT count(DISTINCT task_id), "
+        "count(DISTINCT task_id) FILTER (task_id IN (SELECT task_id FROM trained)) "
+        "FROM experiences WHERE run_id LIKE '%:eval-%'"
+    ).fetchall()
+    return {"num_tasks": tasks, "num_trained_on": trained}
+
+
+def _gsm8k(store: Store, folder: Path, data: Path | None) -> str:
+    """Import the questions of GSM8K, or of what stands in for them; say which."""
+    files = Files(data, is_real=True) if data is not None else find(folder / "gsm8k_data")
     for split in ("train", "test"):
-        with open_input(place / f"{split}.jsonl", format="gsm8k") as source:
+        with open_input(files.folder / f"{split}.jsonl", format="gsm8k") as source:
             import_rows(store, "tasks", source, taskset="gsm8k", split=split)
+    return str(files)
 
 
 def picture(path: Path, made: Sequence[Verified]) -> None:

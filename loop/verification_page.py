@@ -33,6 +33,18 @@ def cells(one: Verified) -> tuple[str, ...]:
     )
 
 
+def notes(one: Verified) -> str:
+    """Say what a task was measured on, and where its tasks are from."""
+    if one.is_held_out:
+        on = f"measured on {one.num_tasks} tasks that were never trained on"
+    else:
+        on = (
+            f"{one.num_trained_on} of the {one.num_tasks} tasks that it is measured on were "
+            "trained on, so this is not a held-out result"
+        )
+    return f"{one.task}: {on}; tasks: {one.data}"
+
+
 def write_page(path: Path, made: Sequence[Verified], options: Options, image: Path) -> None:
     """Write the table, the curve, and what it was run with and on."""
     head = "".join(f"<th>{escape(name)}</th>" for name in HEADS)
@@ -46,8 +58,9 @@ def write_page(path: Path, made: Sequence[Verified], options: Options, image: Pa
     path.write_text(
         f"<!doctype html><html lang=en><meta charset=utf-8><title>rlake bench</title>"
         f"<style>{_STYLE}</style><h1>rlake bench</h1>"
-        "<p>Before and after: the share right of tasks that were never trained on. Reward: of the "
-        "rows trained on, the mean of the first and of the last steps.</p>"
+        "<p>Before and after: the share of tasks solved. Reward: of the rows trained on, the mean "
+        "of the first and of the last steps.</p>"
+        f"<ul>{''.join(f'<li>{escape(notes(one))}</li>' for one in made)}</ul>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
         f'<p><img alt="mean reward by training step" src="data:image/png;base64,{drawn}">'
         f"<p>Options: <code>{escape(str(told))}</code>. {escape(parts)}, Python "

@@ -3,8 +3,15 @@
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import polars as pl
+
+from ..store.errors import JobError
+from ..store.query import literal
+
+if TYPE_CHECKING:
+    from ..store import Store
 
 MOST_REASONS = 1_000
 """Reasons that are counted one by one for each operator; a reason may name the row's own number."""
@@ -164,3 +171,18 @@ class Report:
                 lines.append(f"  {step.failed:>6}  {step.operator} {told}")
         lines += [f"warning: {w}" for w in self.warnings]
         return "\n".join(lines)
+
+
+def check_read(report: Report, store: "Store") -> None:
+    """Raise JobError when a source is empty, and was in each earlier run of the pipeline.
+
+    That nothing came since the last run is no failure.
+    """
+    if report.rows_in or report.rows_seen_before:
+        return
+    ran = f"pipeline = {literal(report.pipeline)} AND rows_in > 0"
+    if store.sql(f"SELECT count(*) FROM lineage WHERE {ran}").fetchall() == [(0,)]:
+        raise JobError(
+            f"pipeline `{report.pipeline}` did nothing: its source has no rows; look at what "
+            "`source` names, and at its `where`"
+        )

@@ -1,5 +1,6 @@
 """The command that verifies quickly that all of it learns: bench."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -62,5 +63,7 @@ def bench(
         told = [one.summary() for one in made]
         print_json({"tasks": told, "report": str(page), "picture": str(image)})
         return
+    for one in made:
+        print(pages.notes(one), file=sys.stderr)
     print_rows(pages.HEADS, [pages.cells(one) for one in made])
     print_fields({"report": str(page), "picture": str(image)})

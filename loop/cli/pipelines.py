@@ -42,11 +42,14 @@ def run(
     reads the store as it was; what it makes is appended to the store as it is.
     """
     from ...pipelines import Pipeline
+    from ...pipelines.report import check_read
 
     pipeline = Pipeline.from_yaml(file)
     how = {} if executor is None else {"executor": executor}
     with _drawn(file.stem) as listener:
-        report = pipeline.run(open_store(store), at=at, full=full, listener=listener, **how)
+        lake = open_store(store)
+        report = pipeline.run(lake, at=at, full=full, listener=listener, **how)
+    check_read(report, lake)
     _print(report, as_json=as_json)
 
 

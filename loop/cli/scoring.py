@@ -63,20 +63,21 @@ def rescore(
             seconds=seconds,
             listener=lambda n, all_: shown.update(f"judged {n:,} of {counted(all_, 'row')}"),
         )
-    if done.rows and done.failed == done.rows:
+    if not done.rows:
+        at = f" matches `--where` {where}" if where else " is stored"
+        raise JobError(f"nothing was judged: no experience{at}")
+    if done.failed == done.rows:
         raise JobError(
             f"`{done.scorer}` could judge none of {counted(done.rows, 'row')}, such as: "
             f"{done.failure}; mend it and judge again, with another `--version` if you name them"
         )
     made = f"score:{done.scorer}@{done.version}"
-    change = compared(lake, compare, made, where=where) if compare and done.rows else None
+    change = compared(lake, compare, made, where=where) if compare else None
     if as_json:
         print_json(vars(done) | ({"difference": vars(change)} if change else {}))
         return
     before = f" ({done.rows - done.new:,} before)" if done.rows > done.new else ""
     print(f"{done.scorer}@{done.version} judged {counted(done.rows, 'row')}{before}")
-    if not done.rows:
-        return
     share = done.changed / done.rows
     print(
         f"against the stored reward: {done.changed:,} changed ({share:.1%}), "

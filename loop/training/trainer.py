@@ -8,6 +8,7 @@ from time import perf_counter
 import torch
 
 from ...store.errors import ConfigError, JobError, nearest
+from ...store.query import literal
 from ..algorithms import Algorithm
 from ..evaluation.agenda import measured_versions, waiting
 from ..explorer import Listener
@@ -42,7 +43,7 @@ class Trainer:
         self._job, self._config, self._algorithm = job, config, algorithm
         self._stop, self._listener = stop or threading.Event(), listener
         self._world, self._shelf = world or World(), shelf
-        self._skipped = 0
+        self._skipped = self._tokens = 0
         self._measured: dict[str, float] = {}
         self.step = 0
         """Training steps taken: the version of the weights."""
@@ -53,7 +54,7 @@ class Trainer:
         `ready` is called when the attempt is on record and its first weights are published.
         """
         self._prepare()
-        first = self.step + 1
+        first = self._first = self.step + 1
         shown = self._metrics.shown(start_step=first)
         with recorded(self._job, start_step=first), shown, self._together():
             self._feed.resume(self.step + 1)
@@ -146,6 +147,10 @@ class Trainer:
         if self._skipped >= self._config.trainer.max_skipped_steps:
             self._metrics.add(step, measured)
             raise _too_many(self._skipped, stepped.faults[0])
+        self._tokens += 0 if stepped.faults else int(rows.tokens["mask"].sum())
+        if step == self.total_steps and not self._tokens:
+            self._metrics.add(step, measured)
+            self._check_trained()
         self.step = step
         self._publish()
         ended = perf_counter()
@@ -176,6 +181,27 @@ class Trainer:
             for fault in stepped.faults
         ]
         self._job.store.append("failures", rows)
+
+    def _check_trained(self) -> None:
+        """Raise JobError when no row that the run drew could be trained on."""
+        run = literal(self._job.run_id)
+        ask = self._job.store.sql
+        [(drawn, before)] = ask(
+            f"SELECT count(*), count(*) FILTER (weight > 0 AND step < {self._first}) "
+            f"FROM draws_current WHERE run_id = {run}"
+        ).fetchall()
+        if before:
+            return
+        of_run = f"starts_with(lineage_id, {run} || '/')"
+        [(error, reason)] = ask(
+            f"SELECT (SELECT mode(error) FROM failures WHERE operator = 'train' AND {of_run}), "
+            f"(SELECT mode(reason) FROM drops WHERE {of_run})"
+        ).fetchall()
+        why = error or reason or "none has a token with a credit that is trained on"
+        raise JobError(
+            f"nothing was trained on: none of the {drawn} rows that were drawn could be used, and "
+            f"no weights were changed or published; the most frequent reason: {why}"
+        )
 
     def _publish(self) -> None:
         """Publish the weights when the schedule says so, and at the end."""

@@ -2,14 +2,19 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
+from tiny import offline, written
 
 from rlake.loop.config.stages import load_stages
-from rlake.loop.verification import RECIPES, Options, staged
-from rlake.store import connect
+from rlake.loop.run import run
+from rlake.loop.verification import RECIPES, Options, Verified, measured_on, staged
+from rlake.loop.verification_page import notes
+from rlake.store import Store, connect
 
 Rlake = Callable[..., CompletedProcess[str]]
 SHORT = [
@@ -53,6 +58,32 @@ def test_every_task_is_measured_before_and_after_what_the_options_change(name: s
     assert learn.explorer is not None
     assert learn.explorer.engine.transformers is not None
     assert learn.explorer.engine.transformers.max_requests == 5
+
+
+def test_a_task_says_whether_what_it_was_measured_on_was_trained_on(store: Store) -> None:
+    rows = written(8)
+    store.append("experiences", rows)
+    measured = [
+        replace(row, experience_id=f"eval/{i}", run_id="demo:eval-001")
+        for i, row in enumerate(rows)
+    ]
+    store.append("experiences", measured)
+    found = measured_on(store)
+    assert found == {"num_tasks": 2, "num_trained_on": 0}
+    assert "measured on 2 tasks that were never trained on" in notes(of_task(**found))
+    run(store, offline(trainer={"where": "task_id = 't0' AND run_id IS NULL"}))
+    found = measured_on(store)
+    assert found == {"num_tasks": 2, "num_trained_on": 1}
+    told = notes(of_task(**found, data="a generated stand-in for GSM8K"))
+    assert "1 of the 2 tasks that it is measured on were trained on" in told
+    assert told.endswith("tasks: a generated stand-in for GSM8K")
+
+
+def of_task(**known: Any) -> Verified:
+    zeros = {"before": 0.0, "after": 0.0, "first_reward": 0.0, "last_reward": 0.0, "steps": 0}
+    zeros |= {"seconds": 0.0, "samples": 0, "tokens": 0, "tokens_per_second": 0.0}
+    given: dict[str, Any] = {"task": "t", "recipe": "r", "data": "d", "rewards": (), "store": "s"}
+    return Verified(**{**zeros, **given, **known})
 
 
 @pytest.mark.slow

@@ -121,3 +121,15 @@ def test_a_plan_of_expressions_is_told_in_json_and_nothing_else_is_printed(
     done = rlake("pipeline", "run", "keep.yaml")
     assert done.stdout.startswith("kept: 4 rows in, 0 out")
     assert done.stderr == "", "a bar is drawn on terminals only"
+
+
+def test_a_pipeline_whose_source_is_empty_did_nothing(rlake: Rlake, lake: Store) -> None:
+    text = """
+name: none
+source: {table: tasks, where: "split = 'nosuch'"}
+operators: []
+"""
+    Path("none.yaml").write_text(text)
+    done = rlake("pipeline", "run", "none.yaml")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "pipeline `none` did nothing: its source has no rows" in done.stderr

@@ -127,8 +127,8 @@ def test_rescore_used_wrongly_says_how(rlake: Command, tried: Store) -> None:
 
 def test_nothing_to_judge_is_said(rlake: Command, tried: Store) -> None:
     done = rlake("rescore", "--reward", "exact_match", "--where", "reward > 9")
-    assert done.returncode == 0
-    assert "judged 0 rows" in done.stdout
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "nothing was judged: no experience matches `--where` reward > 9" in done.stderr
 
 
 SLOW = """

@@ -175,6 +175,14 @@ def test_a_step_of_nothing_usable_changes_nothing_and_says_so(store: Store) -> N
     assert metric(store, "train/rows") == {1: 0, 2: 2}
 
 
+def test_a_run_that_could_train_on_nothing_fails_and_publishes_no_weights(store: Store) -> None:
+    with pytest.raises(JobError, match="none of the 4 rows that were drawn") as caught:
+        train(store, written(4, response=60), trainer={"batch_size": 2})
+    assert "tokens are more than the 48 that the model takes" in str(caught.value)
+    assert store.sql("SELECT status FROM runs_current").fetchall() == [("failed",)]
+    assert store.sql("SELECT policy_version FROM policies").fetchall() == [(0,)]
+
+
 GRPO: dict[str, Any] = {"algorithm": "grpo", "trainer": {"batch_size": 3}}
 
 
