@@ -60,10 +60,11 @@ class Gathering:
 
         def fill(batch: pa.Table) -> None:
             for name, filled in self._filled(batch, rows, self.experiences, defaults):
+                rows.check(name, filled)
                 if name == "tasks" and self._name != "tasks":
-                    spool.put_tasks(rows.check(name, filled))
+                    spool.put_tasks(filled)
                 else:
-                    spool.put(name, rows.check(name, filled))
+                    spool.put(name, filled)
 
         def probe(batch: pa.Table) -> None:
             trial = ExperienceFill(self._store)

@@ -60,10 +60,10 @@ class FileRows:
         except duckdb.Error as error:
             raise self._session.failed(error) from error
 
-    def check(self, name: str, filled: pa.Table) -> pa.Table:
-        """Return rows with all columns of a table; SchemaError names the first that is wrong."""
+    def check(self, name: str, filled: pa.Table) -> None:
+        """Raise SchemaError with the place of the row that does not fit a table."""
         try:
-            return check(table(name), filled)
+            check(table(name), filled)
         except SchemaError as error:
             raise self._located(error, name, filled) from error
 

@@ -29,6 +29,8 @@ STEP_ROWS = 64
 _JSON = ("jsonl", "json")
 _JSON_COLUMNS = ("messages", "tools", "metadata")
 _TEXT_COLUMNS = {c.name for t in TABLES.values() for c in t.columns if pa.types.is_string(c.type)}
+_NUMBERS = {c.name for t in TABLES.values() for c in t.columns if pa.types.is_floating(c.type)}
+"""Columns of ours that are floats, whatever a file spells."""
 _CSV_TYPES = (
     "['BOOLEAN', 'BIGINT', 'DOUBLE', 'VARCHAR']"  # dates stay text unless the SELECT casts them
 )
@@ -202,7 +204,7 @@ class InputSession(Console):
 
     def _has_long(self, name: str, kind: Any) -> bool:
         """Tell whether there are whole numbers that a float would round."""
-        if kind.id != "double":
+        if kind.id != "double" or name in _NUMBERS:
             return False
         long = f"SELECT bool_or(regexp_full_match({quoted(name)}, '-?\\d{{16,}}')) FROM file_rows"
         return bool(self._con.execute(long).fetchall()[0][0])

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,16 +21,18 @@ class Spool:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._writers: dict[str, pa.ipc.RecordBatchStreamWriter] = {}
+        self._writers: dict[str, list[tuple[pa.Schema, pa.ipc.RecordBatchStreamWriter]]] = {}
         self._tasks = Counts()
 
     def put(self, name: str, rows: pa.Table) -> None:
-        """Append rows; all rows of a name have the same columns."""
+        """Append rows; those of other columns than the last ones go to a file of their own."""
+        written = self._writers.setdefault(name, [])
         try:
-            if name not in self._writers:
-                path = str(self._folder / name)
-                self._writers[name] = pa.ipc.new_stream(path, rows.schema, options=_OPTIONS)
-            self._writers[name].write_table(rows)
+            if not written or not written[-1][0].equals(rows.schema):
+                path = str(self._folder / f"{name}.{len(written)}")
+                made = pa.ipc.new_stream(path, rows.schema, options=_OPTIONS)
+                written.append((rows.schema, made))
+            written[-1][1].write_table(rows)
         except OSError as error:
             raise _failed(error) from error
 
@@ -40,14 +43,16 @@ class Spool:
 
     def rows(self, name: str) -> Iterator[pa.Table]:
         """Yield the rows of a name, in order."""
-        with pa.OSFile(str(self._folder / name)) as file, pa.ipc.open_stream(file) as reader:
-            for batch in reader:
-                yield pa.Table.from_batches([batch])
+        for number in range(len(self._writers.get(name, ()))):
+            path = str(self._folder / f"{name}.{number}")
+            with pa.OSFile(path) as file, pa.ipc.open_stream(file) as reader:
+                for batch in reader:
+                    yield pa.Table.from_batches([batch])
 
     def close(self) -> None:
         """End the files, so that they can be read."""
         try:
-            for writer in self._writers.values():
+            for _, writer in chain.from_iterable(self._writers.values()):
                 writer.close()
         except OSError as error:
             raise _failed(error) from error
