@@ -4,7 +4,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -39,6 +39,8 @@ def maintain(
     with _alone(store) as busy:
         if busy:
             return Report((), (), perf_counter() - began, busy=busy)
+        if not dry_run and not only_due:
+            _free(store, grace=grace)
         forgotten = () if only_due else retention.apply(store, dry_run=dry_run)
         names = [n for n in TABLES if not only_due or _is_due(store, n, grace=grace)]
         care = _foresee if dry_run else _care
@@ -46,6 +48,12 @@ def maintain(
         if not dry_run and not only_due:
             vectors.refresh(store)
     return Report(tables, forgotten, perf_counter() - began, is_dry_run=dry_run)
+
+
+def _free(store: "Store", *, grace: float) -> None:
+    """Remove what nobody needs, before anything is written: the disk may be full."""
+    for name in TABLES:
+        _clean(store, name, thorough=True, grace=grace)
 
 
 def look(store: "Store", name: str, *, measured: bool = True) -> Look:
@@ -141,7 +149,10 @@ def _alone(store: "Store") -> Iterator[str | None]:
         raise StoreError(f"cannot maintain `{store.uri}`: {reason(error)}") from error
     try:
         me = {"pid": os.getpid(), "host": socket.gethostname()}
-        note.write_text(json.dumps({**me, "since": datetime.now(UTC).isoformat("T", "seconds")}))
+        with suppress(OSError):  # on a full disk it works unsaid
+            note.write_text(
+                json.dumps({**me, "since": datetime.now(UTC).isoformat("T", "seconds")})
+            )
         yield None
     finally:
         lock.release()

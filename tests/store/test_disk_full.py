@@ -93,3 +93,40 @@ def test_a_full_disk_says_so_and_takes_the_append_when_there_is_room(tmp_path: P
     assert failed[1:] == [1, 1]
     assert worked == [39, 40, 40]
     assert not lake.exists(), "it was on the small disk"
+
+
+MAINTAINED = (
+    APPEND
+    + """
+import os
+for i in range(8):
+    lake.append("tasks", rows[3 * i : 3 * i + 3])
+    if i < 6:
+        lake.maintain(grace=3600)  # merges, and keeps every version, with files of its own
+for path in Path(place, ".locks").glob("maintain.*"):
+    path.unlink()
+filler = Path(place).parent / "filler"
+with filler.open("wb", buffering=0) as file:
+    try:
+        while file.write(b"x" * 4096) == 4096:
+            pass
+    except OSError:
+        pass
+free = os.statvfs(place).f_bavail
+try:
+    lake.maintain(grace=0)
+    said = ""
+except StoreError as error:
+    said = str(error)
+print(json.dumps([free, said, os.statvfs(place).f_bavail > 50, lake.count("tasks")]))
+"""
+)
+
+
+def test_a_store_on_a_full_disk_is_maintained(tmp_path: Path) -> None:
+    """What nobody needs is removed before anything is written, and the lock needs no room."""
+    alone = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=10m tmpfs "$0" && exec "$@"']
+    if subprocess.run([*alone, tmp_path, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a disk of 10 MB cannot be mounted here")
+    told = run(*alone, tmp_path, sys.executable, "-c", MAINTAINED, tmp_path / "lake", "rows")
+    assert told == [0, "", True, 24]
