@@ -40,6 +40,11 @@ _MEMORY = re.compile(r"[1-9]\d*(\.\d+)?\s*[KMGT]i?B", re.IGNORECASE)
 _NAMES = "SELECT view_name FROM duckdb_views() UNION ALL SELECT table_name FROM duckdb_tables()"
 
 
+_STANDING = ("tasks_current", "experiences_current", "preferences_current")
+_STANDING += ("scores_standing", "feedback_standing")
+"""Views of a table without what was taken back."""
+
+
 class Console:
     """One DuckDB session over given versions of the tables. Not to be shared between threads."""
 
@@ -61,6 +66,7 @@ class Console:
         self._has_turns = not views
         self._instead = instead or {}
         self._frames: list[str] = []
+        self._is_all = False
         self._timer: threading.Timer | None = None
 
     def show(
@@ -81,6 +87,19 @@ class Console:
             settings = _SETTINGS.format(closed=closed, memory=_memory(), spill=spill)
             self._con.execute(settings)
         self._open = False
+        if self._views:
+            self._let_all_count(is_all=versions.get("withdrawals", 1) <= 1)
+
+    def _let_all_count(self, *, is_all: bool) -> None:
+        """Let views of what counts be the tables themselves while nothing was taken back."""
+        if is_all == self._is_all:
+            return
+        if not is_all:
+            self._make_views()
+        for name in _STANDING if is_all else ():
+            table = name.partition("_")[0]
+            self._con.execute(f"CREATE OR REPLACE VIEW {name} AS SELECT * FROM {table}")
+        self._is_all = is_all
 
     def _make_views(self) -> None:
         """Make the views; a relation that stands in for a table may read some of them itself."""
