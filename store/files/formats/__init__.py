@@ -34,8 +34,9 @@ def recognized(columns: Collection[str], table: str) -> Format | None:
 
 
 def fitting(columns: Collection[str], table: str) -> list[str]:
-    """Return the names of the formats of a table that a file with these columns may be."""
-    return [f.name for f in FORMATS.values() if table in f.tables and f.fits(columns)]
+    """Return the formats that a file with these columns may be, and that must be named."""
+    named = (f for f in FORMATS.values() if f.known_by == () and table in f.tables)
+    return [f.name for f in named if f.fits(columns)]
 
 
 __all__ = ["FORMATS", "Format", "Row", "fitting", "recognized"]
