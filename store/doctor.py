@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import lance
 
-from . import branches, migrations, snapshots
+from . import branches, migrations, snapshots, user_tables
 from .care import cleaning, compaction, indexes
 from .errors import RlakeError, StoreError, reason
 from .foreign import foreign, told
@@ -56,6 +56,13 @@ def diagnose(store: "Store", *, is_live: IsLive | None = None) -> list[Finding]:
         told = list(_table(store, name))
         broken |= {name for finding in told if finding.level == "error"}
         found += told
+    for name in user_tables.names(store):
+        try:
+            rows = user_tables.open_at(store, name).count_rows()
+            found.append(Finding("ok", f"`{name}` is a table of your own: {number(rows, 'row')}"))
+        except StoreError as error:
+            broken.add(name)
+            found.append(Finding("error", str(error), "restore it, or move it out of the store"))
     if not broken:  # SQL opens all tables
         found += _runs(store, is_live)
         found += _shortened(store)

@@ -76,6 +76,8 @@ class Console:
     ) -> None:
         """Let the table names mean these versions; only tables that moved are opened again."""
         self._check_free()
+        for name in self._versions.keys() - versions.keys():  # a table of the user's is gone
+            self._con.unregister(name)
         for name, version in versions.items():
             if self._versions.get(name) != version:
                 self._show(name, open_at(name, version))
@@ -113,7 +115,7 @@ class Console:
 
     def _show(self, name: str, rows: "lance.LanceDataset | pa.Table") -> None:
         """Let a table's name mean these rows; columns that came to the table later are NULL."""
-        later = missing(name, rows.schema)
+        later = missing(name, rows.schema) if name in TABLES else []
         shown = f"plain_{name}" if name in self._instead else name
         self._con.register(f"stored_{name}" if later else shown, rows)
         if later:

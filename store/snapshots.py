@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import lance
 
-from . import branches, migrations
+from . import branches, migrations, user_tables
 from .errors import NotFoundError, QueryError, StoreError, as_store_error, nearest
 from .jobs import unfinished
 from .locks import locked
@@ -130,11 +130,14 @@ def _create(store: "Store", name: str, note: str | None) -> None:
     if name in current(store):
         raise QueryError(f"snapshot `{name}` exists already; choose another name")
     versions = store.versions()
+    of_user = store.user_versions()
     _untag(store, name)  # by one that was killed before it was done
     with as_store_error(f"cannot take the snapshot `{name}`"):
         for table, version in versions.items():
             store.open_for_names(table).tags.create(_tag(store, name), (store.branch_name, version))
-    tables = [{"name": n, "version": v} for n, v in versions.items()]
+        for table, version in of_user.items():
+            user_tables.open_at(store, table).tags.create(_tag(store, name), version)
+    tables = [{"name": n, "version": v} for n, v in (versions | of_user).items()]
     store.append("snapshots", [{"name": name, "tables": tables, "note": note}])
 
 
@@ -237,7 +240,8 @@ def _tag(store: "Store", name: str) -> str:
 def _untag(store: "Store", name: str) -> None:
     tag = _tag(store, name)
     with as_store_error(f"cannot give up the tags of snapshot `{name}`"):
-        for table in TABLES:
-            tags = store.open_for_names(table).tags
-            if tag in tags.list():
-                tags.delete(tag)
+        tagged = [store.open_for_names(table) for table in TABLES]
+        tagged += [user_tables.open_at(store, table) for table in user_tables.names(store)]
+        for table in tagged:
+            if tag in table.tags.list():
+                table.tags.delete(tag)

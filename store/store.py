@@ -12,7 +12,7 @@ import duckdb
 import lance
 import polars as pl
 
-from . import branches, care, finding, migrations, side, snapshots
+from . import branches, care, finding, migrations, side, snapshots, user_tables
 from .appending import Appended, Appender
 from .committing import Committer
 from .errors import (
@@ -49,7 +49,9 @@ class Store:
         self.uri = f"{uri}@{branch}" if branch else uri
         self._lines: dict[str, list[branches.Line]] = {}
         self._options = dict(storage_options or {})
-        self._pinned = dict(versions) if versions is not None else None
+        own = {name: v for name, v in (versions or {}).items() if name in TABLES}
+        self._pinned = own if versions is not None else None
+        self._pinned_of_user = {n: v for n, v in (versions or {}).items() if n not in TABLES}
         self._local = threading.local()  # Lance handles and DuckDB sessions are for one thread
         self._appender = Appender(self)
         self._changed = threading.Condition()
@@ -148,6 +150,15 @@ class Store:
         """Return the version of every table."""
         return dict(self._pinned) if self._pinned else self._versions_now()
 
+    def user_versions(self) -> dict[str, int]:
+        """Return the version of each `user_*` table that lies in the store's folder."""
+        return dict(self._pinned_of_user) if self.is_past else user_tables.versions(self)
+
+    def _shown_at(self, name: str, version: int) -> lance.LanceDataset:
+        if name in TABLES:
+            return self.open_at(name, version)
+        return user_tables.open_at(self, name, version)
+
     def _versions_now(self) -> dict[str, int]:
         """Return versions in which no row refers to one that is missing.
 
@@ -213,7 +224,7 @@ class Store:
         if console is None:
             console = Console(files=allow_files)
             setattr(self._local, name, console)
-        console.show(self.versions(), self.open_at)
+        console.show(self.versions() | self.user_versions(), self._shown_at)
         console.join(frames)
         return console.sql(query, seconds=timeout)
 
@@ -245,11 +256,12 @@ class Store:
         """
         when = snapshots.find(self, when).versions if isinstance(when, str) else when
         versions = {**self.versions(), **when}
+        of_user = user_tables.names(self)
         for name, version in when.items():
-            if not 1 <= version <= self.dataset(name).latest_version:
+            newest = user_tables.open_at(self, name) if name in of_user else self.dataset(name)
+            if not 1 <= version <= newest.latest_version:
                 raise NotFoundError(
-                    f"table `{name}` has no version {version}, newest is "
-                    f"{self.dataset(name).version}"
+                    f"table `{name}` has no version {version}, newest is {newest.version}"
                 )
         return Store(
             self.root,

@@ -156,6 +156,9 @@ def _print_tables(lake: "Store", as_json: bool) -> None:
 
     versions = lake.versions()
     listed = [(t.name, lake.count(t.name), versions[t.name], t.row) for t in TABLES.values()]
+    for name, version in lake.user_versions().items():
+        [(rows,)] = lake.sql(f'SELECT count(*) FROM "{name}"').fetchall()
+        listed.append((name, rows, version, "a row of your own table"))
     columns = ("table", "rows", "version", "a row is")
     if as_json:
         print_json({"tables": [dict(zip(columns, row, strict=True)) for row in listed]})

@@ -372,7 +372,7 @@ def test_nothing_of_the_store_updates_a_row() -> None:
         "folder", "is_past", "lines", "lock_name", "maintain", "on_branch", "open_at",
         "open_for_names",
         "runs_folder", "scan", "search", "similar", "snapshot", "sql", "storage_options",
-        "versions", "views_sql", "wait_for",
+        "user_versions", "versions", "views_sql", "wait_for",
     }  # fmt: skip
 
 
