@@ -115,15 +115,15 @@ def test_how_a_job_went_is_on_record(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "status", "said"),
     [
-        (JobError("no rows"), "no rows"),
-        (KeyboardInterrupt(), "KeyboardInterrupt"),
-        (ValueError("x" * 5000), "x" * 2000),
+        (JobError("no rows"), "failed", "no rows"),
+        (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt"),
+        (ValueError("x" * 5000), "failed", "x" * 2000),
     ],
 )
 def test_a_failed_job_is_on_record_with_its_error(
-    store: Store, error: BaseException, said: str
+    store: Store, error: BaseException, status: str, said: str
 ) -> None:
     with (
         pytest.raises(type(error)),
@@ -132,7 +132,7 @@ def test_a_failed_job_is_on_record_with_its_error(
     ):
         raise error
     [row] = table(store, "runs_current").to_dicts()
-    assert (row["status"], row["error"]) == ("failed", said)
+    assert (row["status"], row["error"]) == (status, said)
     assert start(store, config(), resume=True) == 2
 
 
