@@ -203,9 +203,9 @@ def treated(chain: Chain, rows: pl.DataFrame) -> tuple[pl.DataFrame, Treated]:
     made = chain.treat(rows.unique(_ID, keep="first", maintain_order=True))
     written = dict.fromkeys(name for op in chain.operators for name in op.writes)
     why = made.dropped.select(_ID, left_out=pl.format("{}: {}", "operator", "reason"))
-    told = made.rows.select(_ID, *written).join(why, on=_ID, how="left")
+    message = made.rows.select(_ID, *written).join(why, on=_ID, how="left")
     kept = rows.drop(*written, strict=False)
-    return kept.join(told, on=_ID, how="left", maintain_order="left"), made
+    return kept.join(message, on=_ID, how="left", maintain_order="left"), made
 
 
 def record(store: Store, treated: Treated, *, lineage_id: str, drops: bool = False) -> None:

@@ -156,8 +156,8 @@ class ChatPolicy:
         """Return the prompt's tokens; nobody else waits while a long one is made."""
         said = sum(len(str(m.get("content") or "")) for m in messages)
         self._check_size(said)
-        told = len(json.dumps(tools)) if tools else 0
-        if said + told <= _LONG:
+        message = len(json.dumps(tools)) if tools else 0
+        if said + message <= _LONG:
             return self._prompt(messages, tools, earlier)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._aside, self._prompt, messages, tools, earlier)

@@ -104,10 +104,10 @@ def compare(
     Raises NotFoundError when nothing is stored of one, QueryError for what names no reward.
     """
     rows = _values(store, a, b, where)
-    [told], [groups] = evaluate(_ROWS, rows).to_dicts(), evaluate(_GROUPS, rows).to_dicts()
+    [message], [groups] = evaluate(_ROWS, rows).to_dicts(), evaluate(_GROUPS, rows).to_dicts()
     confusion = evaluate(_CONFUSION, rows).to_dicts()
     most = evaluate(_TASKS.replace("$limit", str(int(tasks))), rows).to_dicts()
-    return Difference(a, b, told, confusion, groups, most)
+    return Difference(a, b, message, confusion, groups, most)
 
 
 def changed_rows(

@@ -167,9 +167,9 @@ def _plain(message: Message) -> Message:
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function", call)
-    told = {"name": function.get("name") or "", "arguments": function.get("arguments", {})}
+    message = {"name": function.get("name") or "", "arguments": function.get("arguments", {})}
     named = {"id": call["id"]} if call.get("id") else {}
-    return {**named, "type": "function", "function": {**function, **told}}
+    return {**named, "type": "function", "function": {**function, **message}}
 
 
 def load_tokenizer(folder: str | Path) -> ConversationTokenizer:

@@ -172,16 +172,16 @@ class EndpointPolicy:
         except TimeoutError:
             raise _NotNowError(f"did not answer within {seconds:g} s") from None
         except httpx.TransportError as error:
-            told = str(error) or type(error).__name__
-            raise _NotNowError(f"cannot be reached: {told[:200]}") from None
+            message = str(error) or type(error).__name__
+            raise _NotNowError(f"cannot be reached: {message[:200]}") from None
         if response.is_success:
             return answer
-        told, reason = refusal(response.status_code, answer)
+        message, reason = refusal(response.status_code, answer)
         if response.status_code in _AGAIN:
-            raise _NotNowError(f"answers {told}", _retry_after(response))
+            raise _NotNowError(f"answers {message}", _retry_after(response))
         if response.status_code in (401, 403):
-            told += f"; its key is taken from the environment's `{self.settings.api_key_env}`"
-        raise PolicyError(f"`{self.engine}` answers {told}", finish_reason=reason)
+            message += f"; its key is taken from the environment's `{self.settings.api_key_env}`"
+        raise PolicyError(f"`{self.engine}` answers {message}", finish_reason=reason)
 
     async def _listen(self, response: httpx.Response, telling: "_Telling") -> bytes:
         """Return the body of an answer that is streamed, and tell its content as it comes."""
@@ -263,11 +263,11 @@ def _address(url: str) -> str:
 
 
 def _retry_after(response: httpx.Response) -> float | None:
-    told = response.headers.get("retry-after", "").strip()
-    if told.replace(".", "", 1).isdecimal():
-        return float(told)
+    message = response.headers.get("retry-after", "").strip()
+    if message.replace(".", "", 1).isdecimal():
+        return float(message)
     try:
-        at = parsedate_to_datetime(told)
+        at = parsedate_to_datetime(message)
     except ValueError:
         return None
     at = at if at.tzinfo else at.replace(tzinfo=UTC)

@@ -83,7 +83,7 @@ def completion(body: bytes, *, engine: str, keeps_logprobs: bool, timing: Timing
     PolicyError, in one line, for what is no chat completion.
     """
     try:
-        told = _Answer.model_validate_json(body)
+        summary = _Answer.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -91,7 +91,7 @@ def completion(body: bytes, *, engine: str, keeps_logprobs: bool, timing: Timing
         raise PolicyError(
             f"`{engine}` gave no chat completion ({why[:SHOWN]}), but {shown(body)}"
         ) from None
-    choice = told.choices[0]
+    choice = summary.choices[0]
     message = choice.message.message()
     return Completion(
         text=str(message["content"]),
@@ -99,7 +99,7 @@ def completion(body: bytes, *, engine: str, keeps_logprobs: bool, timing: Timing
         message=message,
         engine=engine,
         timing=timing,
-        **_tokens(choice, told, engine, keeps_logprobs),
+        **_tokens(choice, summary, engine, keeps_logprobs),
     )
 
 
@@ -122,11 +122,11 @@ def refusal(status: int, body: bytes) -> tuple[str, str]:
     """Return what an answer with an error says in one line, and the finish reason that it means."""
     try:
         error = _Refused.model_validate_json(body).error
-        told = _Refusal(message=error) if isinstance(error, str) else error
+        summary = _Refusal(message=error) if isinstance(error, str) else error
     except ValidationError:
         return f"{status}: {shown(body)}", "engine_error"
-    text = " ".join(told.message.split())
-    is_long = told.code == "context_length_exceeded" or "maximum context length" in text
+    text = " ".join(summary.message.split())
+    is_long = summary.code == "context_length_exceeded" or "maximum context length" in text
     return f"{status}: {text[:300]}", "context_overflow" if is_long else "engine_error"
 
 

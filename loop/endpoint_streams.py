@@ -87,8 +87,8 @@ class Pieces:
                 f"`{self._engine}` streamed no chat completion, but {shown(data)}"
             ) from None
         if not event.choices and b'"error"' in data:
-            told, reason = refusal(200, data)
-            raise PolicyError(f"`{self._engine}` broke off: {told}", finish_reason=reason)
+            message, reason = refusal(200, data)
+            raise PolicyError(f"`{self._engine}` broke off: {message}", finish_reason=reason)
         self._keep("prompt_token_ids", event.prompt_token_ids)
         if event.usage is not None:
             self._sampled = event.usage.completion_tokens

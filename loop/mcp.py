@@ -72,8 +72,8 @@ def _shared(name: str, spec: "McpServer | Mapping[str, Any]") -> "_Running":
     try:
         checked = spec if isinstance(spec, McpServer) else McpServer.model_validate(dict(spec))
     except ValidationError as error:
-        told = "; ".join(e["msg"] for e in error.errors())
-        raise ConfigError(f"the MCP server `{name}`: {told}") from error
+        message = "; ".join(e["msg"] for e in error.errors())
+        raise ConfigError(f"the MCP server `{name}`: {message}") from error
     key = json.dumps([name, checked.model_dump(mode="json")], sort_keys=True)
     return _known.setdefault(key, _Running(name, checked))
 
@@ -131,8 +131,8 @@ class _Running:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         late = f"it did not answer within {self._spec.start_seconds:g} s"
-        told = late if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
-        return JobError(f"the MCP server `{self._name}` cannot be used: {told}")
+        message = late if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
+        return JobError(f"the MCP server `{self._name}` cannot be used: {message}")
 
     async def _start(self, stack: AsyncExitStack) -> "Client":
         try:

@@ -260,11 +260,11 @@ class Line:
         except Exception as error:  # noqa: BLE001  trackers raise what they like
             self.failures += 1
             if self.failures == 1:
-                told = " ".join((str(error) or type(error).__name__).split())[:300]
+                message = " ".join((str(error) or type(error).__name__).split())[:300]
                 _log.warning(
                     "monitor `%s` failed: %s; the run goes on, and so does the table `metrics`",
                     self.name,
-                    told,
+                    message,
                 )
             return False
         return True

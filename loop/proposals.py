@@ -81,7 +81,7 @@ def propose(
     done = Proposed(taskset, already=_stored(store, taskset))
     most = attempts or 3 * -(-number // per_request)
     lineage_id = f"{now():%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}"
-    told: set[str] = set()  # a task that is proposed again is refused once
+    message: set[str] = set()  # a task that is proposed again is refused once
     requests = _requests(shown, instruction.replace("{per_request}", str(per_request)), seed)
     while done.already + done.stored < number and done.requests < most:
         asked = [next(requests) for _ in range(min(at_once, most - done.requests))]
@@ -100,8 +100,8 @@ def propose(
                     done.failure = (why or "") if text is None else done.failure
                     drop = _drop(lineage_id, task, why or "", sum(done.refused.values()))
                     drops[drop["task_id"]] = drop
-        store.append("drops", [drop for name, drop in drops.items() if name not in told])
-        told |= set(drops)
+        store.append("drops", [drop for name, drop in drops.items() if name not in message])
+        message |= set(drops)
         done.stored += store.append("tasks", kept).rows
         if listener is not None:
             listener(done)

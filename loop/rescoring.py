@@ -132,10 +132,10 @@ def _rows(store: Store, part: pl.DataFrame) -> pl.DataFrame:
     )
     rows = pl.DataFrame(pl.from_arrow(payload))
     tasks = ", ".join(literal(i) for i in rows["task_id"].unique())
-    told = store.dataset("tasks").to_table(
+    message = store.dataset("tasks").to_table(
         columns=["task_id", "answer", "messages", "metadata"], filter=f"task_id IN ({tasks})"
     )
-    asked = pl.DataFrame(pl.from_arrow(told)).rename(
+    asked = pl.DataFrame(pl.from_arrow(message)).rename(
         {"messages": "task_messages", "metadata": "task_metadata"}
     )
     return rows.join(asked, on="task_id", how="left", maintain_order="left")

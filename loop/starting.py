@@ -85,5 +85,5 @@ def start_runner(config: RunConfig, how: Trying, folder: Path) -> LocalRunner:
         run_apart(close(beside.values()))
         raise
     settings = config.evaluate or EvaluateConfig()
-    told = partial(measuring, settings, how)
-    return LocalRunner(policy, how, beside=beside.values(), measuring=told)
+    message = partial(measuring, settings, how)
+    return LocalRunner(policy, how, beside=beside.values(), measuring=message)

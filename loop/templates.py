@@ -194,5 +194,5 @@ def _value(function: dict[str, Any]) -> Any:
 def _bare(message: Message) -> tuple[str, list[Any]]:
     """Return what a message says without blanks, and what it calls."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
-    told = [(call["name"], _value(call)) for call in calls]
-    return "".join(_content(message).split()), told
+    summary = [(call["name"], _value(call)) for call in calls]
+    return "".join(_content(message).split()), summary

@@ -93,10 +93,10 @@ def tool(function: Callable[..., Any]) -> Tool:
         ) from error
     if schema.get("type") != "object" and schema.get("properties") is None:
         raise ConfigError(f"`{name}` cannot be a tool: parameters without names cannot be called")
-    told, described = _described(inspect.getdoc(function) or "")
+    message, described = _described(inspect.getdoc(function) or "")
     return Tool(
         name=name,
-        description=told or name,
+        description=message or name,
         parameters=_plain(schema, described),
         function=function,
         taken=lambda given: _taken(adapter, given),
@@ -107,8 +107,8 @@ def _taken(adapter: TypeAdapter[Any], given: Mapping[str, Any]) -> Mapping[str, 
     try:
         return adapter.validate_python(ArgsKwargs((), dict(given)))[1]
     except ValidationError as error:
-        told = [f"`{'.'.join(map(str, e['loc']))}`: {e['msg']}" for e in error.errors()[:4]]
-        raise Unfit("; ".join(told)) from error
+        message = [f"`{'.'.join(map(str, e['loc']))}`: {e['msg']}" for e in error.errors()[:4]]
+        raise Unfit("; ".join(message)) from error
 
 
 def _described(text: str) -> tuple[str, dict[str, str]]:
@@ -194,17 +194,17 @@ class Toolbox:
     def refused(self, call: Mapping[str, Any], *, most: int) -> Called:
         """Answer a call that is one too many; it fails, and nothing is called."""
         self._note("tools/refused")
-        told = f"Error: an answer may make {most} calls"
+        summary = f"Error: an answer may make {most} calls"
         name, number = call["function"]["name"], call.get("id")
-        message = {"role": "tool", "name": name, "content": told, "tool_call_id": number}
+        message = {"role": "tool", "name": name, "content": summary, "tool_call_id": number}
         return Called(message=message, failure="tool_error")
 
     async def _result(self, name: str, arguments: str) -> tuple[str, str | None]:
         found = self._tools.get(name)
         if found is None:
             self._note("tools/unknown")
-            told = f"Error: there is no tool `{name}`{nearest(name, self._tools)}"
-            return told, "unknown_tool"
+            message = f"Error: there is no tool `{name}`{nearest(name, self._tools)}"
+            return message, "unknown_tool"
         try:
             given = json.loads(arguments or "{}")
         except (ValueError, RecursionError) as error:

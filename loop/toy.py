@@ -163,8 +163,8 @@ def from_sql(
     for i, row in enumerate(rows.to_dicts()):
         prompt, answer = row.pop("prompt_text"), row.pop("answer")
         split = "eval" if i in held else "train"
-        told = None if answer is None else str(answer)
-        yield Task.ask(str(prompt), told, taskset=taskset, split=split, metadata=row or None)
+        message = None if answer is None else str(answer)
+        yield Task.ask(str(prompt), message, taskset=taskset, split=split, metadata=row or None)
 
 
 def forgetful_answers(

@@ -96,9 +96,9 @@ def _task(desc: Sequence[str], split: str, system: str, taskset: str, show: str 
     seen = _seen(show, desc, start)
     if show == "square":
         seen = "\n".join(_replaced(desc, start, "F")) + "\n" + seen
-    told: list[Message] = [{"role": "system", "content": system}] if system else []
+    message: list[Message] = [{"role": "system", "content": system}] if system else []
     return Task(
-        messages=[*told, {"role": "user", "content": seen}],
+        messages=[*message, {"role": "user", "content": seen}],
         taskset=taskset,
         split=split,
         metadata={"desc": list(desc), "shortest": distances(desc)[start]},
@@ -233,7 +233,7 @@ def _walk(
     lost, sees = care
     ways = distances(desc, blind=True), distances(desc)
     group = f"walks-{lost:g}-{sees:g}-{most}-{letters:d}-{show}-{seed}/{task.task_id}"
-    place, talk, rows = find(desc, "S"), list(task.messages), []
+    place, conversation, rows = find(desc, "S"), list(task.messages), []
     for step in range(most):
         far = ways[chance(seed, task.task_id, number, step, "sees") < sees]
         ahead = [m for m in MOVES if far.get(moved(desc, place, m), inf) < far[place]]
@@ -249,7 +249,7 @@ def _walk(
                 group_id=group,
                 experience_id=f"{group}/{number:02d}/{step:02d}",
                 rollout=number,
-                messages=[*talk, said],
+                messages=[*conversation, said],
                 prompt_text=task.prompt_text,
                 response_text=text,
                 source="expert",
@@ -259,17 +259,17 @@ def _walk(
         place = moved(desc, place, move)
         if desc[place[0]][place[1]] in "GH":
             break
-        talk += [said, {"role": "user", "content": _seen(show, desc, place)}]
+        conversation += [said, {"role": "user", "content": _seen(show, desc, place)}]
     reached = float(desc[place[0]][place[1]] == "G")
     return [row.with_reward({"reached": reached}) for row in rows]
 
 
 def _alone(row: Experience) -> Experience:
     """Return a move as an answer to the map that it was made on."""
-    talk = list(row.messages or ())
-    told = [message for message in talk if message["role"] == "system"]
+    conversation = list(row.messages or ())
+    summary = [message for message in conversation if message["role"] == "system"]
     name = f"{row.experience_id}/alone"
-    return replace(row, experience_id=name, messages=[*told, *talk[-2:]], num_turns=1)
+    return replace(row, experience_id=name, messages=[*summary, *conversation[-2:]], num_turns=1)
 
 
 def _whole(row: Experience, alphabet: str) -> Experience:

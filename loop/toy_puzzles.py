@@ -128,10 +128,10 @@ def sudoku_right(task: Task, experience: Experience) -> float | None:
     >>> sudoku_right(puzzle, Experience(task_id="t", response_text="2334 4132 1243 3421"))
     0.75
     """
-    told = task.metadata or {}
-    if "puzzle" not in told:
+    message = task.metadata or {}
+    if "puzzle" not in message:
         return None
-    given, right = ([c for row in told[key] for c in row] for key in ("puzzle", "solution"))
+    given, right = ([c for row in message[key] for c in row] for key in ("puzzle", "solution"))
     said = [int(c) for c in reply(experience) if c.isdigit()]
     if len(said) != len(right) or any(g not in (0, s) for g, s in zip(given, said, strict=True)):
         return 0.0

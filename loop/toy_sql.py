@@ -38,15 +38,15 @@ def people_questions(
         names = [str(name) for name in rng.permutation(_NAMES)[:rows]]
         ages = [int(age) for age in rng.permutation(60)[:rows] + 18]
         cities = [str(city) for city in rng.choice(_CITIES, rows)]
-        told = {"name": names[0], "age": ages[0], "city": cities[0]}
+        message = {"name": names[0], "age": ages[0], "city": cities[0]}
         question, query = _QUESTIONS[int(rng.integers(len(_QUESTIONS)))]
         people = [
             {"name": name, "age": age, "city": city}
             for name, age, city in zip(names, ages, cities, strict=True)
         ]
         yield Task.ask(
-            question.format(**told),
-            query.format(**told),
+            question.format(**message),
+            query.format(**message),
             taskset=taskset,
             split="eval" if i < held_out else "train",
             metadata={"tables": {"people": people}},

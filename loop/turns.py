@@ -209,13 +209,13 @@ class _Row:
             self.token_ids = self.logprobs = None
             return
         assert self.token_ids is not None, "a turn with tokens fits rows with tokens only"
-        told = completion.prompt_ids[len(self.token_ids) :]
-        self.token_ids += [*told, *completion.token_ids]
-        self.loss_mask += [False] * len(told) + [True] * len(completion.token_ids)
+        message = completion.prompt_ids[len(self.token_ids) :]
+        self.token_ids += [*message, *completion.token_ids]
+        self.loss_mask += [False] * len(message) + [True] * len(completion.token_ids)
         if completion.logprobs is None:
             self.logprobs = None
         elif self.logprobs is not None:
-            self.logprobs += [0.0] * len(told) + list(completion.logprobs)
+            self.logprobs += [0.0] * len(message) + list(completion.logprobs)
         for segment in completion.segments:
             self._segment(vars(segment))
 

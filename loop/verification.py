@@ -85,8 +85,8 @@ class Verified:
 
     def summary(self) -> dict[str, Any]:
         """Return the figures, without the curve."""
-        told = {name: value for name, value in asdict(self).items() if name != "rewards"}
-        return told | {"is_held_out": self.is_held_out}
+        message = {name: value for name, value in asdict(self).items() if name != "rewards"}
+        return message | {"is_held_out": self.is_held_out}
 
 
 def verify(names: Sequence[str], folder: Path, options: Options) -> list[Verified]:

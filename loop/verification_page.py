@@ -53,7 +53,9 @@ def write_page(path: Path, made: Sequence[Verified], options: Options, image: Pa
         for one in made
     )
     drawn = base64.b64encode(image.read_bytes()).decode()
-    told = {name: value for name, value in vars(options).items() if value not in (None, (), False)}
+    message = {
+        name: value for name, value in vars(options).items() if value not in (None, (), False)
+    }
     parts = ", ".join(f"{name} {version(name)}" for name in ("rlake", "torch", "transformers"))
     path.write_text(
         f"<!doctype html><html lang=en><meta charset=utf-8><title>rlake bench</title>"
@@ -63,7 +65,7 @@ def write_page(path: Path, made: Sequence[Verified], options: Options, image: Pa
         f"<ul>{''.join(f'<li>{escape(notes(one))}</li>' for one in made)}</ul>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
         f'<p><img alt="mean reward by training step" src="data:image/png;base64,{drawn}">'
-        f"<p>Options: <code>{escape(str(told))}</code>. {escape(parts)}, Python "
+        f"<p>Options: <code>{escape(str(message))}</code>. {escape(parts)}, Python "
         f"{platform.python_version()}, {escape(platform.machine())}.</html>\n",
         encoding="utf-8",
     )

@@ -85,8 +85,8 @@ def thought(*, column: str = "response_text", tag: str = "think") -> pl.Expr:
     whole = pl.when(is_headless).then(first).otherwise(text)
     found = whole.str.extract_all(rf"(?s){start}.*?(?:{end}|$)")
     inner = pl.element().str.replace_all(f"{start}|{end}", "").str.strip_chars()
-    told = found.list.eval(inner.filter(inner != "")).list.join("\n")
-    return pl.when(told != "").then(told).alias("thought")
+    message = found.list.eval(inner.filter(inner != "")).list.join("\n")
+    return pl.when(message != "").then(message).alias("thought")
 
 
 @operator("clean")

@@ -114,8 +114,8 @@ def sample(*, share: float, seed: int = 0) -> FrameFunction:
     def draw(frame: pl.LazyFrame) -> pl.LazyFrame:
         ids = pl.col(id_column(frame.collect_schema().names()))
         drawn = ids.map_elements(lambda i: chance(seed, "sample", i), return_dtype=pl.Float64)
-        told = pl.format(f"drew {{}}, below {share:g} it would stay", drawn.round(4))
-        return frame.with_columns((drawn < share).alias("keep"), told.alias("reason"))
+        message = pl.format(f"drew {{}}, below {share:g} it would stay", drawn.round(4))
+        return frame.with_columns((drawn < share).alias("keep"), message.alias("reason"))
 
     return draw
 

@@ -92,9 +92,9 @@ def keep_best(
             (number.over(unit) if unit else number).alias("_number"),
             (count.over(unit) if unit else count).alias("_count"),
         )
-        told = "among all rows" if within == "all" else f"in its {within}"
+        message = "among all rows" if within == "all" else f"in its {within}"
         place = pl.format(
-            f"number {{}} of {{}} by {by} {told}, the first {best} stay", "_number", "_count"
+            f"number {{}} of {{}} by {by} {message}, the first {best} stay", "_number", "_count"
         )
         none = pl.col("_number").is_null()
         marked = frame.join(places, on=key, how="left", maintain_order="left").with_columns(
@@ -109,10 +109,10 @@ def keep_best(
 
 
 def _accuracy(name: str) -> pl.Expr:
-    told = pl.coalesce(_entry("rewards", name), _entry("metrics", name))
+    message = pl.coalesce(_entry("rewards", name), _entry("metrics", name))
     # of a group as a whole: where some have it, it was not computed for the others
-    some = told.count().over(GROUP) > 0
-    return pl.when(some).then(told).otherwise(pl.col("reward").cast(pl.Float64))
+    some = message.count().over(GROUP) > 0
+    return pl.when(some).then(message).otherwise(pl.col("reward").cast(pl.Float64))
 
 
 def _entry(column: str, name: str) -> pl.Expr:

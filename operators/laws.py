@@ -39,8 +39,8 @@ def id_column(names: Sequence[str], op: "Operator | None" = None) -> str:
     for name in IDS:
         if name in names:
             return name
-    told = "rows have neither `experience_id` nor `task_id`; select one of them"
-    raise op.error(told) if op else OperatorError(told)
+    message = "rows have neither `experience_id` nor `task_id`; select one of them"
+    raise op.error(message) if op else OperatorError(message)
 
 
 def check_ids(rows: pl.DataFrame, what: str) -> None:

@@ -51,9 +51,9 @@ def new_rows(
     key = id_column(list(schema))
 
     def made(rows: pl.DataFrame) -> pl.DataFrame:
-        told = answers(make, rows.iter_rows(named=True), at_once=at_once, seconds=seconds)
+        message = answers(make, rows.iter_rows(named=True), at_once=at_once, seconds=seconds)
         found = []
-        for row, (changes, error) in zip(rows.iter_rows(named=True), told, strict=True):
+        for row, (changes, error) in zip(rows.iter_rows(named=True), message, strict=True):
             if error is not None:
                 found.append({key: row[key], "parent_id": row[key], ERROR: error})
             elif changes is not None:

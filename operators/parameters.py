@@ -50,10 +50,10 @@ class Parameters:
         try:
             return self._types[name].validate_python(value)
         except ValidationError as error:
-            told = error.errors()[0]["msg"]
+            message = error.errors()[0]["msg"]
             raise OperatorError(
                 f"parameter `{name}` of `{self._name}` got {value!r} ({type(value).__name__}): "
-                f"{told[0].lower()}{told[1:]}"
+                f"{message[0].lower()}{message[1:]}"
             ) from None
 
 

@@ -23,8 +23,8 @@ def digest(function: Callable[..., Any]) -> str:
     that can be called, its class does.
     """
     if isinstance(function, partial):
-        told = repr(function.args), repr(sorted(function.keywords.items()))
-        return content_id(digest(function.func), *told, length=_DIGITS)
+        message = repr(function.args), repr(sorted(function.keywords.items()))
+        return content_id(digest(function.func), *message, length=_DIGITS)
     one = inspect.unwrap(function)
     one = one if hasattr(one, "__qualname__") else type(one)
     try:

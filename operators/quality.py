@@ -50,8 +50,8 @@ def _checked(pattern: str) -> str:
     try:
         pl.Series([""]).str.contains(pattern)
     except pl.exceptions.ComputeError as error:
-        told = " ".join(str(error).split())
-        raise OperatorError(f"`patterns` of `format_score` holds {pattern!r}: {told}") from error
+        message = " ".join(str(error).split())
+        raise OperatorError(f"`patterns` of `format_score` holds {pattern!r}: {message}") from error
     return pattern
 
 

@@ -51,9 +51,9 @@ def hindsight(*, relabel: str | Relabel = "achieved_goal", reward: float = 1.0) 
             return None
         if not isinstance(solved, Task):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OperatorError(f"`relabel` returned a {type(solved).__name__}, expected a Task")
-        told, known = [*solved.messages, *talk[len(asked) :]], solved.metadata
+        message, known = [*solved.messages, *talk[len(asked) :]], solved.metadata
         return {
-            **made.retold(told, source="synthetic", reward=reward),
+            **made.retold(message, source="synthetic", reward=reward),
             "task_id": solved.task_id,
             "answer": solved.answer,
             "task_messages": json.dumps(list(solved.messages), ensure_ascii=False),

@@ -18,9 +18,9 @@ ID = pl.col("experience_id")
 def columns(distinct_by: DistinctBy | None, *, last_step: bool) -> tuple[str, ...]:
     """Return the columns that `with_aside` reads."""
     texts = {"messages": ("messages", "response_text"), "response_text": ("response_text",)}
-    told = texts[distinct_by] if distinct_by else ()
+    message = texts[distinct_by] if distinct_by else ()
     tries = ("rollout",) if last_step else ()
-    return ("experience_id", "task_id", "group_id", "reward", *tries, *told)
+    return ("experience_id", "task_id", "group_id", "reward", *tries, *message)
 
 
 def with_aside(
@@ -43,13 +43,13 @@ def with_aside(
     frame = frame.with_columns(why.alias(ASIDE))
     if distinct_by is None:
         return frame
-    told = list(columns(distinct_by, last_step=False)[4:])
+    message = list(columns(distinct_by, last_step=False)[4:])
     # to sort once is faster than a window of very many small parts
     order = pl.arg_sort_by(pl.col(ASIDE).is_not_null(), -REWARD, ID)
     is_first = pl.struct(unit, _TEXT).gather(order).is_first_distinct().gather(order.arg_sort())
     again = pl.when(~is_first).then(pl.lit(f"an equal reply of its {unit[:-3]} counts"))
     return (
-        frame.with_columns(pl.coalesce(*told, ID).alias(_TEXT))
+        frame.with_columns(pl.coalesce(*message, ID).alias(_TEXT))
         .with_columns(pl.coalesce(ASIDE, again).alias(ASIDE))
         .drop(_TEXT)
     )

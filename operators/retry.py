@@ -61,8 +61,8 @@ def retry_tasks(
     def begun(row: made.Row, talk: list[Message]) -> list[Message]:
         if start == "failed_step":
             return before_failure(talk, pattern)
-        told = row.get(feedback) if feedback else None
-        said = prompt.format(feedback=f" {told}" if told else "")
+        summary = row.get(feedback) if feedback else None
+        said = prompt.format(feedback=f" {summary}" if summary else "")
         return [*talk, {"role": "user", "content": said}]
 
     def task_of(row: made.Row) -> Task | str:
@@ -80,8 +80,10 @@ def retry_tasks(
         )
 
     def make(rows: pl.DataFrame) -> pl.DataFrame:
-        told = [(task_of(row), row["experience_id"]) for row in rows.iter_rows(named=True)]
-        tasks = [{**task.row(), "parent_id": name} for task, name in told if isinstance(task, Task)]
+        summary = [(task_of(row), row["experience_id"]) for row in rows.iter_rows(named=True)]
+        tasks = [
+            {**task.row(), "parent_id": name} for task, name in summary if isinstance(task, Task)
+        ]
         return pl.DataFrame(tasks, schema=_MADE, orient="row")
 
     def explain(rows: pl.DataFrame) -> pl.DataFrame:

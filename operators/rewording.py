@@ -56,8 +56,8 @@ def paraphrase(
         talk[place] = {**talk[place], "content": said.strip()}
         if "experience_id" not in row:
             return _new_task(row, talk, said.strip())
-        told = made.retold(talk, source="synthetic", reward=None)
-        return told | ({"task_id": _task(row, talk).task_id} if what == "prompt" else {})
+        message = made.retold(talk, source="synthetic", reward=None)
+        return message | ({"task_id": _task(row, talk).task_id} if what == "prompt" else {})
 
     return lambda frame: made.new_rows(frame, again, at_once=at_once, seconds=seconds)
 

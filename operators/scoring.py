@@ -74,13 +74,13 @@ def score(
 
     def judge(rows: Sequence[Row]) -> dict[str, list[Any]]:
         shown = [{k: v for k, v in row.items() if k in _SHOWN} for row in rows]
-        told = tried(function, shown, at_once=at_once, seconds=seconds)
+        message = tried(function, shown, at_once=at_once, seconds=seconds)
         return {
-            "reward": [value for (value, _), _ in told],
-            "scorer": [name] * len(told),
-            "scorer_version": [version] * len(told),
-            "detail": [detail if error is None else error for (_, detail), error in told],
-            ERROR: [error for _, error in told],
+            "reward": [value for (value, _), _ in message],
+            "scorer": [name] * len(message),
+            "scorer_version": [version] * len(message),
+            "detail": [detail if error is None else error for (_, detail), error in message],
+            ERROR: [error for _, error in message],
         }
 
     def batch(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -148,8 +148,8 @@ def judged(
 
     The rows are as for `tried`.
     """
-    told = tried(function, rows, at_once=at_once, seconds=seconds)
-    return [verdict if error is None else (None, error) for verdict, error in told]
+    message = tried(function, rows, at_once=at_once, seconds=seconds)
+    return [verdict if error is None else (None, error) for verdict, error in message]
 
 
 def tried(
@@ -178,11 +178,11 @@ def tried(
         return verdicts(await said(function(task_of(given[places[0]]), tries)), len(tries))
 
     units = _groups(given)
-    told: dict[int, Tried] = {}
+    message: dict[int, Tried] = {}
     asked: Any = answers(group, units, at_once=at_once, seconds=seconds)
     for places, (values, error) in zip(units, asked, strict=True):
-        told |= zip(places, _each(values, error, len(places)), strict=True)
-    return [told[i] for i in range(len(given))]
+        message |= zip(places, _each(values, error, len(places)), strict=True)
+    return [message[i] for i in range(len(given))]
 
 
 async def said(made: Any | Awaitable[Any]) -> Any:

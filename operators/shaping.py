@@ -153,7 +153,7 @@ def unlikeliness_reward(*, penalty: float = 0.25) -> FrameFunction:
 
     def shape(frame: pl.LazyFrame) -> pl.LazyFrame:
         known = answer_logprobs(frame, into=_LIKELIHOOD)
-        told = pl.when(likely.is_not_null()).then(shaped).alias("reward")
-        return known.with_columns(told).drop(_LIKELIHOOD)
+        message = pl.when(likely.is_not_null()).then(shaped).alias("reward")
+        return known.with_columns(message).drop(_LIKELIHOOD)
 
     return shape

@@ -116,7 +116,7 @@ def _worked_out(values: np.ndarray, group: np.ndarray, how: _How, epsilon: float
         means = np.bincount(at, ordered, minlength=size) / count
         if how == "mean":
             return means[group]
-        told = values - means[group]
+        message = values - means[group]
         if how != "centered":
             squares = np.bincount(at, (ordered - means[at]) ** 2, minlength=size)
             stds = np.sqrt(squares / (count - 1))
@@ -124,8 +124,8 @@ def _worked_out(values: np.ndarray, group: np.ndarray, how: _How, epsilon: float
             stds[count < 2] = np.nan
             if how == "std":
                 return stds[group]
-            told = told / (stds + epsilon)[group]
-    return np.where(is_flat[group] & ~np.isnan(values), 0.0, told)
+            message = message / (stds + epsilon)[group]
+    return np.where(is_flat[group] & ~np.isnan(values), 0.0, message)
 
 
 def _are_flat(ordered: np.ndarray, count: np.ndarray) -> np.ndarray:

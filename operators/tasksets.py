@@ -95,10 +95,10 @@ def mix(*, shares: dict[str, float], by: str = "taskset", rows: int | None = Non
         schema = {**frame.collect_schema(), "keep": pl.Boolean()}
         return frame.map_batches(lambda one: mark(one) if one.height else _none(one), schema=schema)
 
-    told = pl.when(pl.col(by).is_in(list(shares))).then(
+    message = pl.when(pl.col(by).is_in(list(shares))).then(
         pl.format("the {} `{}` has its share of the mix already", pl.lit(by), by)
     )
-    reason = told.otherwise(pl.format("the {} `{}` has no share of the mix", pl.lit(by), by))
+    reason = message.otherwise(pl.format("the {} `{}` has no share of the mix", pl.lit(by), by))
     return Declared(body=Explained(body, reason=reason), reads=(by,))
 
 
@@ -129,9 +129,9 @@ def prompt_into_messages() -> Batches:
 def _with(messages: str | None, prompt: str | None) -> str | None:
     if messages is None or prompt is None:
         return messages
-    told: list[dict[str, Any]] = json.loads(messages)
-    users = [message for message in told if message.get("role") == "user"]
+    summary: list[dict[str, Any]] = json.loads(messages)
+    users = [message for message in summary if message.get("role") == "user"]
     if not users or users[-1].get("content") == prompt:
         return messages
     users[-1]["content"] = prompt
-    return json.dumps(told, ensure_ascii=False)
+    return json.dumps(summary, ensure_ascii=False)

@@ -77,17 +77,17 @@ def with_parameters(
     known = parameters(function)
     for one in given:
         if known is not None and one not in known:
-            told = nearest(one, known) if known else "; it has no parameters"
-            raise OperatorError(f"the {what} `{name}` has no parameter `{one}`{told}")
+            message = nearest(one, known) if known else "; it has no parameters"
+            raise OperatorError(f"the {what} `{name}` has no parameter `{one}`{message}")
     missing = [
         n
         for n, p in (known or {}).items()
         if p.default is p.empty and n not in given and n not in others
     ]
     if missing:
-        told = ", ".join(f"`{n}`" for n in missing)
+        message = ", ".join(f"`{n}`" for n in missing)
         raise OperatorError(
-            f"the {what} `{name}` needs {told}; write `{{{name}: {{{missing[0]}: ...}}}}`"
+            f"the {what} `{name}` needs {message}; write `{{{name}: {{{missing[0]}: ...}}}}`"
         )
     if not given:
         return function
@@ -120,9 +120,9 @@ def _checked(
             kind = TypeAdapter(hints.get(key, Any), config=_STRICT)
             values[key] = kind.validate_python(value)
         except ValidationError as error:
-            told = error.errors()[0]["msg"]
+            message = error.errors()[0]["msg"]
             raise OperatorError(
                 f"parameter `{key}` of the {what} `{name}` got {value!r}: "
-                f"{told[0].lower()}{told[1:]}"
+                f"{message[0].lower()}{message[1:]}"
             ) from None
     return values

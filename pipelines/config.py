@@ -72,8 +72,8 @@ def _place(given: Any, what: str, kinds: tuple[str, ...]) -> Table | Sql | File:
     # a file may have an SQL text too, so the more telling keys come first
     kind = next((k for k in ("table", "file", "sql") if k in given and k in kinds), None)
     if kind is None:
-        told = nearest(str(next(iter(given), "")), kinds)
-        raise ConfigError(f"`{what}` must be {one_of}, got {dict(given)!r}{told}")
+        message = nearest(str(next(iter(given), "")), kinds)
+        raise ConfigError(f"`{what}` must be {one_of}, got {dict(given)!r}{message}")
     fields = _PLACES[kind].__dataclass_fields__
     for key in given:
         if key not in fields:

@@ -48,14 +48,16 @@ class Step:
 
     def lines(self) -> list[str]:
         """Return what is known, in words."""
-        told = f"{_number(self.rows_in, self.most_in)} rows in, {self._out} out"
+        message = f"{_number(self.rows_in, self.most_in)} rows in, {self._out} out"
         if self.rows_before and self.seconds_before:
             rate = self.rows_before / self.seconds_before
-            told += f"; so far {self.rows_before:,} rows in {self.seconds_before:.2f} s"
-            told += f" ({rate:,.0f} rows/s)"
+            message += f"; so far {self.rows_before:,} rows in {self.seconds_before:.2f} s"
+            message += f" ({rate:,.0f} rows/s)"
         if self.remembered:
-            told += f"; {self.remembered:,} {'answer' if self.remembered == 1 else 'answers'} known"
-        return [told]
+            message += (
+                f"; {self.remembered:,} {'answer' if self.remembered == 1 else 'answers'} known"
+            )
+        return [message]
 
     @property
     def _out(self) -> str:

@@ -37,10 +37,12 @@ class Plan:
         """Return the plan in words, with more to be said of its source and its steps."""
         read = [f"reads only {', '.join(self.columns)}"] if self.columns else []
         lines = [line("pipeline", self.name), line("source", self.source)]
-        lines += [line("", told) for told in (*read, *source)]
+        lines += [line("", message) for message in (*read, *source)]
         for place, op in enumerate(self.operators):
             lines += [line(str(place + 1), f"{op.kind} {op}"), line("", _told(op))]
-            lines += [line("", told) for told in (*steps[place : place + 1],) for told in told]
+            lines += [
+                line("", message) for message in (*steps[place : place + 1],) for message in message
+            ]
         more = f" and {len(self.out) - 8} more" if len(self.out) > 8 else ""
         return [*lines, line("sink", self.sink), line("", f"{', '.join(self.out[:8])}{more}")]
 
@@ -60,9 +62,9 @@ def make(
     sinks.check(sink, source, operators, out)
     columns = needed(given, operators, sink) if isinstance(source, Table) else ()
     columns = columns if len(columns) < len(given) else ()
-    told = "none: the rows are returned" if sink is None else str(sink)
+    message = "none: the rows are returned" if sink is None else str(sink)
     made = _stored(out, operators, sink)
-    return Plan(name, sources.describe(source), columns, tuple(operators), told, made)
+    return Plan(name, sources.describe(source), columns, tuple(operators), message, made)
 
 
 def _stored(

@@ -136,15 +136,15 @@ class _Asked:
         """Apply the operator to rows; return its answers, and the errors of those that failed."""
         applied = self._op.apply(part.drop(DIGEST), max_failed=max_failed)
         asked = part.select(self._id, DIGEST)
-        told = applied.rows.select(self._id, *self._op.writes)
+        message = applied.rows.select(self._id, *self._op.writes)
         errors = asked.join(applied.failed, on=self._id, maintain_order="left")
-        errors = errors.join(told, on=self._id, how="left", maintain_order="left")
+        errors = errors.join(message, on=self._id, how="left", maintain_order="left")
         made = asked.join(applied.failed, on=self._id, how="anti", maintain_order="left")
         if self._op.kind == "filter":
-            told = told.with_columns(pl.lit(True).alias(_KEEP))  # noqa: FBT003
+            message = message.with_columns(pl.lit(True).alias(_KEEP))  # noqa: FBT003
             why = applied.dropped.rename({"reason": _REASON})
             made = made.join(why, on=self._id, how="left", maintain_order="left")
-        made = made.join(told, on=self._id, how="left", maintain_order="left")
+        made = made.join(message, on=self._id, how="left", maintain_order="left")
         if self._op.kind == "filter":
             made = made.with_columns(pl.col(_KEEP).fill_null(value=False))
         kept = [DIGEST, *(self._op.writes if self._op.forgives else ())]
@@ -152,18 +152,18 @@ class _Asked:
 
     def applied(self, answers: pl.DataFrame) -> Applied:
         """Give every row the answer to its values."""
-        told = self._given.select(self._id).with_columns(self.digests)
-        told = told.join(answers, on=DIGEST, how="left", maintain_order="left")
-        failed = told.filter(pl.col(_ERROR).is_not_null())
+        message = self._given.select(self._id).with_columns(self.digests)
+        message = message.join(answers, on=DIGEST, how="left", maintain_order="left")
+        failed = message.filter(pl.col(_ERROR).is_not_null())
         failed = failed.select(self._id, pl.col(_ERROR).alias("error"))
-        rows = self._rows.with_columns(self._written(told))
+        rows = self._rows.with_columns(self._written(message))
         rows = rows.select(self._op.columns_after(self._rows.schema).names())
         if self._op.kind != "filter":
             none = failed.head(0).rename({"error": "reason"})
             return Applied(rows, none, failed)
-        is_kept = told[_KEEP].fill_null(value=False)
+        is_kept = message[_KEEP].fill_null(value=False)
         why = pl.coalesce(_ERROR, _REASON).alias("reason")
-        return Applied(rows.filter(is_kept), told.filter(~is_kept).select(self._id, why), failed)
+        return Applied(rows.filter(is_kept), message.filter(~is_kept).select(self._id, why), failed)
 
     def _written(self, told: pl.DataFrame) -> list[pl.Series]:
         written = [told[name] for name in self._op.writes]

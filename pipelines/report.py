@@ -167,8 +167,8 @@ class Report:
                 rows = sum(d.rows for d in rest)
                 lines.append(f"  {rows:>6}  {step.operator}: {len(rest)} other reasons")
             if step.failed:
-                told = f"failed, the last with: {step.last_error}; a full run tries again"
-                lines.append(f"  {step.failed:>6}  {step.operator} {told}")
+                message = f"failed, the last with: {step.last_error}; a full run tries again"
+                lines.append(f"  {step.failed:>6}  {step.operator} {message}")
         lines += [f"warning: {w}" for w in self.warnings]
         return "\n".join(lines)
 

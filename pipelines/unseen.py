@@ -100,16 +100,18 @@ def _since(
     if not len(addresses) and left is None:
         return _nothing(definition, last, rows)
     groups = any(op.sees == "group" for op in plan.operators)
-    told = f"{len(addresses):,} rows that came since {_when(last)}"
-    told += ", with the rest of their groups" if groups else ""
-    told += f"; takes back the values of {len(left):,} rows that left" if left is not None else ""
-    return Unseen(addresses, definition, rows - len(addresses), left, why=told)
+    message = f"{len(addresses):,} rows that came since {_when(last)}"
+    message += ", with the rest of their groups" if groups else ""
+    message += (
+        f"; takes back the values of {len(left):,} rows that left" if left is not None else ""
+    )
+    return Unseen(addresses, definition, rows - len(addresses), left, why=message)
 
 
 def _nothing(definition: str, last: Mapping[str, Any], rows: int) -> Unseen:
-    told = f"nothing: no row came since {_when(last)}"
+    message = f"nothing: no row came since {_when(last)}"
     none = pl.Series("addresses", [], pl.UInt64)
-    return Unseen(none, definition, rows, is_nothing=True, why=told)
+    return Unseen(none, definition, rows, is_nothing=True, why=message)
 
 
 def _versions(last: Mapping[str, Any]) -> dict[str, int]:

@@ -55,8 +55,8 @@ class _Table:
                 "`rlake verify` compares those that were trained on",
             )
         if self._rows:
-            told = f"{number(self._rows, 'row')} in {number(self._files, 'file')} read whole"
-            yield Finding("ok", f"`{self._name}`: {told}")
+            message = f"{number(self._rows, 'row')} in {number(self._files, 'file')} read whole"
+            yield Finding("ok", f"`{self._name}`: {message}")
 
     def _versions(self) -> Iterator[lance.LanceDataset]:
         """Yield the newest version, and all that a snapshot or a branch shows."""
@@ -106,7 +106,7 @@ class _Table:
         ids = rows.column(self._declared.key[0]).to_pylist()
         self._undigested += stored.count(None)
         pairs = zip(ids, digests, stored, strict=True)
-        return [str(i) for i, digest, told in pairs if told not in (None, digest)]
+        return [str(i) for i, digest, message in pairs if message not in (None, digest)]
 
     def _twice(self) -> Iterator[Finding]:
         """Find keys that more than one row has: something other than rlake wrote them."""

@@ -165,9 +165,9 @@ def write_error(name: str, error: Exception) -> StoreError:
 
 def reason(error: BaseException) -> str:
     """Return the first sentence of what a library says, without places in its source."""
-    for pattern, told in _S3_SAYS.items():
+    for pattern, message in _S3_SAYS.items():
         if found := re.search(pattern, str(error)):
-            return told.format(found[0])
+            return message.format(found[0])
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     text = text.split(", /")[0].split(" at /")[0].strip().rstrip(".")
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

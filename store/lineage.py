@@ -119,8 +119,8 @@ def _run(ask: Asked, run_id: str | None) -> str:
     if run_id is None and len(known) == 1:
         return known[0]
     if run_id is None:
-        told = "; say which run's: `RUN:VERSION`" + nearest("", known) if known else ""
-        raise NotFoundError(f"{len(known) or 'no'} runs have published weights{told}")
+        message = "; say which run's: `RUN:VERSION`" + nearest("", known) if known else ""
+        raise NotFoundError(f"{len(known) or 'no'} runs have published weights{message}")
     if run_id not in known:
         raise NotFoundError(f"no run `{run_id}` has published weights{nearest(run_id, known)}")
     return run_id
@@ -128,9 +128,9 @@ def _run(ask: Asked, run_id: str | None) -> str:
 
 def _no_version(run_id: str, wanted: int, published: Mapping[int, Row]) -> NotFoundError:
     close = sorted(published, key=lambda v: (abs(v - wanted), v))[:3]
-    told = ", ".join(f"`{v}`" for v in close) or "none"
+    message = ", ".join(f"`{v}`" for v in close) or "none"
     return NotFoundError(
-        f"run `{run_id}` has no weights of version {wanted} that count; the nearest are {told}"
+        f"run `{run_id}` has no weights of version {wanted} that count; the nearest are {message}"
     )
 
 

@@ -94,14 +94,14 @@ def left_behind(
     """Return of each table how many rows that a branch added are not merged, by the reason."""
     found: dict[str, dict[str, int]] = {}
     for table, rows in branches.rows_added(store, branches.find(store, name)).items():
-        told = {_WHY.get(table, _ELSE): max(0, rows)}
+        message = {_WHY.get(table, _ELSE): max(0, rows)}
         if table in merged:
-            told = {
+            message = {
                 "of experiences that the store does not have": merged[table].left_out,
                 "the store has other content under their ids": merged[table].num_conflicts,
             }
-        if any(told.values()):
-            found[table] = {why: n for why, n in told.items() if n}
+        if any(message.values()):
+            found[table] = {why: n for why, n in message.items() if n}
     return found
 
 

@@ -88,8 +88,8 @@ def _moved(
             file.base_id = moved.get(file.base_id, file.base_id)
     gone = fragment.deletion_file
     if gone is not None and gone.base_id in moved:
-        told = json.loads(gone.json()) | {"base_id": moved[gone.base_id]}
-        gone = type(gone).from_json(json.dumps(told))  # pyright: ignore[reportAttributeAccessIssue]
+        message = json.loads(gone.json()) | {"base_id": moved[gone.base_id]}
+        gone = type(gone).from_json(json.dumps(message))  # pyright: ignore[reportAttributeAccessIssue]
     return dataclasses.replace(fragment, files=files, deletion_file=gone)
 
 

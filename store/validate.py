@@ -212,11 +212,11 @@ def _check_experiences(rows: pa.Table) -> None:
                 f"column `{name}` of `experiences` holds NULL among its values, expected one value "
                 "for each token; leave the whole list NULL when it was not computed"
             )
-    told = rows.column("num_tokens")
-    bad = pc.index(pc.not_equal(told, tokens), True).as_py()
+    message = rows.column("num_tokens")
+    bad = pc.index(pc.not_equal(message, tokens), True).as_py()
     if bad >= 0:
         raise SchemaError(
-            f"column `num_tokens` of `experiences` is {told[bad]} in row {bad}, but `token_ids` "
+            f"column `num_tokens` of `experiences` is {message[bad]} in row {bad}, but `token_ids` "
             f"has {tokens[bad]}; leave it out, or count them"
         )
     for name in (n for n in given if n != "token_ids"):

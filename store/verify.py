@@ -50,8 +50,8 @@ class Verdict:
         what = f"step {self.step} of `{self.run_id}`: {self.num_rows} rows, batch {self.digest}"
         if self.holds:
             return f"{what}: unchanged"
-        told = {"changed": self.changed, "missing": self.missing, "unreadable": self.unreadable}
-        wrong = [f"`{i}` {how}" for how, ids in told.items() for i in ids]
+        message = {"changed": self.changed, "missing": self.missing, "unreadable": self.unreadable}
+        wrong = [f"`{i}` {how}" for how, ids in message.items() for i in ids]
         wrong = wrong or [f"its digest was {self.recorded}"]
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         return f"{what}: NOT what was trained on: {', '.join(wrong[:5])}{more}"

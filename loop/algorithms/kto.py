@@ -93,20 +93,20 @@ class KTO(Algorithm):
         losses_B = 1 - torch.sigmoid(self.beta * gain_B)
         value = batch.row_mean(losses_B * batch.rows["label_weight"] * batch.weight_B)
         right_B = (gain_B.detach().sign() + 1) / 2
-        told = {"kl_reference": batch.constant(z0), "accuracy": batch.row_mean(right_B)}
-        return Loss(value, told | self._rewards(batch, self.beta * worth_B.detach()))
+        message = {"kl_reference": batch.constant(z0), "accuracy": batch.row_mean(right_B)}
+        return Loss(value, message | self._rewards(batch, self.beta * worth_B.detach()))
 
     def _rewards(self, batch: Batch, reward_B: Tensor) -> dict[str, Tensor]:
         """Return the means over both classes, of those that the step has rows of."""
         wanted_B, share = batch.rows["advantage"] > 0, batch.state["desirable"]
-        told = {}
+        message = {}
         if share > 0:
-            told["chosen_reward"] = batch.row_mean(reward_B * wanted_B) / share
+            message["chosen_reward"] = batch.row_mean(reward_B * wanted_B) / share
         if share < 1:
-            told["rejected_reward"] = batch.row_mean(reward_B * ~wanted_B) / (1 - share)
+            message["rejected_reward"] = batch.row_mean(reward_B * ~wanted_B) / (1 - share)
         if 0 < share < 1:
-            told["reward_margin"] = told["chosen_reward"] - told["rejected_reward"]
-        return told
+            message["reward_margin"] = message["chosen_reward"] - message["rejected_reward"]
+        return message
 
 
 def mismatched(rows: Examples) -> Examples:

@@ -38,8 +38,8 @@ class OnPolicyDistillation(Clipped):
     def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
         """Give each token its advantage."""
         rows = super().prepare(rows, companions)
-        told = rows.tokens["teacher_logprobs"] - rows.tokens["logprobs"]
-        return rows.with_tokens(advantage=self.scale * told)
+        message = rows.tokens["teacher_logprobs"] - rows.tokens["logprobs"]
+        return rows.with_tokens(advantage=self.scale * message)
 
     def surrogate(
         self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor

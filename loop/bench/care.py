@@ -72,9 +72,9 @@ def commits(bench: Bench) -> Iterator[Figure]:
     yield of(cared, "maintain_due", None, f"{what}; at most {max(cared):.0f} ms")
     began = perf_counter()
     report = store.maintain(grace=0)["metrics"]
-    told = f"{report.before.versions} versions, {report.before.num_bytes / 1e6:.0f} MB before"
+    message = f"{report.before.versions} versions, {report.before.num_bytes / 1e6:.0f} MB before"
     seconds = round(perf_counter() - began, 3)
-    yield Figure("maintain_all", seconds, "s", None, f"{what}; then all old versions: {told}")
+    yield Figure("maintain_all", seconds, "s", None, f"{what}; then all old versions: {message}")
 
 
 def care(bench: Bench) -> Iterator[Figure]:

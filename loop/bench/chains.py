@@ -50,24 +50,24 @@ def chain_1m(bench: Bench) -> Iterator[Figure]:
     """Take a million rows without tokens through an advantage, a filter and a priority."""
     store = _scalars(bench.folder / "chain_1m")
     for sink, budget in (("none", 5000.0), ("derived", None)):
-        told = _run(store, "chain_1m", None if sink == "none" else "{table: derived}", times=3)
-        rows_per_second = round(1000 * told["rows_in"] / told["ms"])
+        message = _run(store, "chain_1m", None if sink == "none" else "{table: derived}", times=3)
+        rows_per_second = round(1000 * message["rows_in"] / message["ms"])
         workload = (
             f"{_MILLION} experiences of scalar columns through group_zscore, keep and priority, "
-            f"sink {sink}; {rows_per_second} rows/s, {told['cpu_ms'] / 1000:.1f} s of CPU"
+            f"sink {sink}; {rows_per_second} rows/s, {message['cpu_ms'] / 1000:.1f} s of CPU"
         )
-        yield Figure(f"chain_1m_{sink}", round(told["ms"], 1), "ms", budget, workload)
+        yield Figure(f"chain_1m_{sink}", round(message["ms"], 1), "ms", budget, workload)
 
 
 def chain_200k(bench: Bench) -> Iterator[Figure]:
     """Take 200,000 rows with tokens through a chain to a file, in a process of its own."""
     store = Bench(bench.folder / "tokens", _TOKEN_ROWS).large
-    told = _run(store, "chain_200k", f"{{file: {bench.folder / 'chain.parquet'}}}", times=1)
+    done = _run(store, "chain_200k", f"{{file: {bench.folder / 'chain.parquet'}}}", times=1)
     workload = (
         f"{_TOKEN_ROWS} experiences of 256-512 tokens through group_zscore, keep and priority to a "
-        f"Parquet file of {told['rows_out']} rows, in {told['ms'] / 1000:.1f} s; a fresh process"
+        f"Parquet file of {done['rows_out']} rows, in {done['ms'] / 1000:.1f} s; a fresh process"
     )
-    yield Figure("chain_200k", told["peak_bytes"], "bytes of memory", _PEAK_BYTES, workload)
+    yield Figure("chain_200k", done["peak_bytes"], "bytes of memory", _PEAK_BYTES, workload)
 
 
 def _run(store: Store, name: str, sink: str | None, *, times: int) -> dict[str, float]:

@@ -48,17 +48,17 @@ def engine(bench: Bench) -> Iterator[Figure]:
                 speeds[name].append(tokens / (perf_counter() - began))
     for name, found in speeds.items():
         say(f"{name}: {[round(speed) for speed in found]} tokens/s")
-        told = f"{WORK}; median of {REPEAT}"
-        yield Figure(f"{name}_speed", round(median(found)), "tokens/s", None, told)
+        message = f"{WORK}; median of {REPEAT}"
+        yield Figure(f"{name}_speed", round(median(found)), "tokens/s", None, message)
     for name in list(ways)[1:]:
         ratios = [a / b for a, b in zip(speeds["engine"], speeds[name], strict=True)]
-        told = f"engine to {name}, budget a minimum; {WORK}; median of {REPEAT}"
+        message = f"engine to {name}, budget a minimum; {WORK}; median of {REPEAT}"
         yield Figure(
             f"engine_to_{name}",
             round(median(ratios), 2),
             "times",
             BUDGET,
-            told,
+            message,
             round(min(ratios), 2),
         )
 

@@ -83,14 +83,14 @@ def recipes(bench: Bench) -> Iterator[Figure]:
         for name in DIGITS:
             found[name].append(learn(name, store, seed=seed))
     for name, each in found.items():
-        told = "; ".join(_told(one) for one in each)
+        message = "; ".join(_told(one) for one in each)
         least = min(one.gain for one in each)
         yield Figure(
             f"recipe_{name}",
             mean(one.after for one in each),
             "mean reward on held-out tasks, greedy",
             None,
-            f"seeds {', '.join(map(str, SEEDS))}: {told}; {mean(o.seconds for o in each):.1f} s",
+            f"seeds {', '.join(map(str, SEEDS))}: {message}; {mean(o.seconds for o in each):.1f} s",
             least,
         )
 

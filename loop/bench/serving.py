@@ -105,8 +105,8 @@ async def load(served: Served, *, seconds: float, clients: int = CLIENTS) -> Loa
                 answer = await client.post("/v1/chat/completions", json=body)
                 if answer.status_code == 200:
                     found.ids.append(_id(answer))
-                    if told := answer.headers.get("x-rlake-overhead-ms"):  # no stream tells it
-                        found.overheads.append(float(told) / 1000)
+                    if message := answer.headers.get("x-rlake-overhead-ms"):  # no stream tells it
+                        found.overheads.append(float(message) / 1000)
                     continue
             found.errors += 1
 
@@ -188,9 +188,9 @@ def serving(bench: Bench) -> Iterator[Figure]:
     asyncio.run(load(served, seconds=min(5.0, seconds / 4)))  # until everything is warm
     found = asyncio.run(load(served, seconds=seconds))
     say(f"{len(found.ids):,} answers in {found.seconds:.0f} s, {found.errors} errors")
-    told = asyncio.run(attack(served.url))
+    message = asyncio.run(attack(served.url))
     after = served.rss
-    say(f"attacked: {told}, {after >> 20} MB; ended with {served.end()}")
+    say(f"attacked: {message}, {after >> 20} MB; ended with {served.end()}")
     work = f"{CLIENTS} clients without a pause for {seconds:g} s, answers of 8 tokens"
     speed = round(len(found.ids) / found.seconds, 1)
     yield Figure("serve_lost", lost(served.store, found.ids), "answers", 0, work)
@@ -201,5 +201,5 @@ def serving(bench: Bench) -> Iterator[Figure]:
     middle = found.rss[len(found.rss) // 2]
     grown = round((found.rss[-1] - middle) / (1 << 20), 1)
     yield Figure("serve_memory_growth", grown, "MB from half way to the end", None, work)
-    attacked = f"beside {told['connections']:,} connections that ask for nothing"
-    yield Figure("serve_seconds_attacked", told["seconds"], "s", None, attacked)
+    attacked = f"beside {message['connections']:,} connections that ask for nothing"
+    yield Figure("serve_seconds_attacked", message["seconds"], "s", None, attacked)

@@ -20,9 +20,11 @@ def near_duplicates(bench: Bench) -> Iterator[Figure]:
     """Look for near-duplicates among many texts, none of which holds a number."""
     del bench
     rows, num_copies = _texts(np.random.default_rng(0))
-    told = f"{_TEXTS} texts of {_LENGTH} characters, {num_copies} of them edited copies; CPU time"
+    message = (
+        f"{_TEXTS} texts of {_LENGTH} characters, {num_copies} of them edited copies; CPU time"
+    )
     for op, budget in ((drop_near_duplicates(), 30.0), (drop_near_embeddings(), None)):
-        yield from _measured(op, rows, num_copies, budget, told)
+        yield from _measured(op, rows, num_copies, budget, message)
 
 
 def _measured(

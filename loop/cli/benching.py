@@ -60,8 +60,8 @@ def bench(
     work.picture(image, made)
     pages.write_page(page, made, options, image)
     if as_json:
-        told = [one.summary() for one in made]
-        print_json({"tasks": told, "report": str(page), "picture": str(image)})
+        message = [one.summary() for one in made]
+        print_json({"tasks": message, "report": str(page), "picture": str(image)})
         return
     for one in made:
         print(pages.notes(one), file=sys.stderr)

@@ -53,11 +53,11 @@ def print_tokens(row: Mapping[str, Any], pieces: Sequence[str]) -> None:
 def print_turns(messages: Sequence[Mapping[str, Any]]) -> None:
     """Print a conversation, turn by turn."""
     print_heading("turns")
-    told: dict[str, str] = {}
+    summary: dict[str, str] = {}
     for i, message in enumerate(messages):
         said = str(message.get("content") or "")
         for call in message.get("tool_calls") or ():
             function = call.get("function", {})
             said += f"\n-> {function.get('name') or '?'}({function.get('arguments')})"
-        told[f"{i + 1} {message.get('role')}"] = said.strip()
-    print_fields(told, indent=2)
+        summary[f"{i + 1} {message.get('role')}"] = said.strip()
+    print_fields(summary, indent=2)

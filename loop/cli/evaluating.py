@@ -124,18 +124,18 @@ def _show_comparison(found: "Comparison", place: str, as_json: bool) -> None:
 
 
 def _compared(paired: "Paired", a: str, b: str) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    message: dict[str, Any] = {
         "mean reward": f"{paired.difference:+.4f}{_bounds(paired.low, paired.high)}",
         "p, paired permutation test": f"{paired.p_value:.4g}",
         "accuracy": f"{paired.accuracy_difference:+.4f}",
     }
     if paired.mcnemar_p is not None:
-        told[f"right by {b} alone"] = paired.only_b
-        told[f"right by {a} alone"] = paired.only_a
-        told["p, McNemar's exact test"] = f"{paired.mcnemar_p:.4g}"
+        message[f"right by {b} alone"] = paired.only_b
+        message[f"right by {a} alone"] = paired.only_a
+        message["p, McNemar's exact test"] = f"{paired.mcnemar_p:.4g}"
     if paired.num_left_out:
-        told["tasks left out"] = paired.num_left_out
-    return told
+        message["tasks left out"] = paired.num_left_out
+    return message
 
 
 def _print(found: "list[Evaluation]") -> None:

@@ -133,13 +133,13 @@ def import_(
     else:
         made = None
     found = _matching(files) if glob else files
-    told = []
+    message = []
     for together in [[file] for file in found] if each or table == "values" else [found]:
         what = _named(together)
         with progress_of(f"importing {what}") as progress, ExitStack() as opened:
             for file in together:
                 _check_named(table, file, format, taskset, split)
-            bad = _rejected(rejected, together, told) if skip_bad else None
+            bad = _rejected(rejected, together, message) if skip_bad else None
             sources = _opened(opened, together, format, bad, split)
             if table == "values":
                 lake, [source] = open_store(store), sources
@@ -159,11 +159,11 @@ def import_(
                 )
         names = {"file": what} if len(together) == 1 else {"files": [str(f) for f in together]}
         lost = {"rejected_to": str(bad.path)} if bad and bad.why else {}
-        told.append(vars(done) | names | lost | {"store": lake.uri})
+        message.append(vars(done) | names | lost | {"store": lake.uri})
         if not as_json:
             _say(done, what, lake.uri, bad)
     if as_json:
-        print_json(told[0] if len(told) == 1 else {"files": told})
+        print_json(message[0] if len(message) == 1 else {"files": message})
 
 
 def _matching(patterns: Sequence[Path]) -> list[Path]:

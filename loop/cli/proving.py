@@ -29,17 +29,17 @@ def verify(
 
     lake = open_store(store, at=at)
     steps = [step] if step is not None else steps_of(lake, run)
-    wrong, told = 0, []
+    wrong, message = 0, []
     with screen(stderr=True).status("verifying") as status:
         for number in steps:
             status.update(f"verifying step {number} of {steps[-1]}")
             verdict, again = check(lake, run, number), rebuild(lake, run, number)
             wrong += not (verdict.holds and again.is_same)
-            told.append({**vars(verdict), "holds": verdict.holds, "drawn_again": again.is_same})
+            message.append({**vars(verdict), "holds": verdict.holds, "drawn_again": again.is_same})
             if not as_json and (step is not None or not (verdict.holds and again.is_same)):
                 print(verdict, again, sep="\n")
     if as_json:
-        print_json({"run": run, "steps": told, "holds": not wrong})
+        print_json({"run": run, "steps": message, "holds": not wrong})
     elif step is None:
         print(f"{counted(len(steps), 'step')} of `{run}`: {wrong or 'none'} differ")
     if wrong:

@@ -59,12 +59,12 @@ def serve(
         address = _address(listening.getsockname())
 
         def ready(recovered: int) -> None:
-            told = {"url": f"http://{address}/v1", "recovered": recovered, "store": lake.uri}
+            message = {"url": f"http://{address}/v1", "recovered": recovered, "store": lake.uri}
             if as_json:
-                print_json(told)
+                print_json(message)
             else:
                 more = f"; stored {counted(recovered, 'session')} left behind" if recovered else ""
-                print(f"serving {settings.name} at {told['url']}{more}; Ctrl+C ends it")
+                print(f"serving {settings.name} at {message['url']}{more}; Ctrl+C ends it")
             sys.stdout.flush()
 
         Server(lake, settings, serving, token, rates).run(listening, ready=ready)

@@ -43,11 +43,11 @@ def work_in_stages(
         _say(stages, stage, is_finished=is_finished)
         if not is_finished:
             _run(lake, stage, resume=resume, quiet=as_json)
-    told = {stage.name: stage_summary(lake, stage) for stage in chosen}
+    message = {stage.name: stage_summary(lake, stage) for stage in chosen}
     if as_json:
-        print_json({"name": stages[0].whole, "stages": told, "store": lake.uri})
+        print_json({"name": stages[0].whole, "stages": message, "store": lake.uri})
         return
-    for name, values in told.items():
+    for name, values in message.items():
         print_heading(name)
         print_fields(values)
 
@@ -68,8 +68,8 @@ def _run(lake: "Store", stage: "Stage", *, resume: bool, quiet: bool) -> None:
 def _say(stages: "Sequence[Stage]", stage: "Stage", *, is_finished: bool) -> None:
     place = [other.name for other in stages].index(stage.name) + 1
     what = {"train": f"run {stage.label}", "evaluate": f"measures run {stage.config.name}"}
-    told = "finished before" if is_finished else what.get(stage.kind, f"pipeline {stage.label}")
-    print(f"stage {place} of {len(stages)}, {stage.name}: {told}", file=sys.stderr, flush=True)
+    message = "finished before" if is_finished else what.get(stage.kind, f"pipeline {stage.label}")
+    print(f"stage {place} of {len(stages)}, {stage.name}: {message}", file=sys.stderr, flush=True)
 
 
 def _planned(stage: "Stage") -> str:

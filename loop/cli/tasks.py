@@ -68,9 +68,9 @@ def generate(
             listener=lambda d: shown.update(f"{d.stored} new tasks in {d.requests} requests"),
         )
     if done.requests and not done.stored:
-        told = ", ".join(f"{n} of them: {why}" for why, n in done.refused.most_common(3))
+        message = ", ".join(f"{n} of them: {why}" for why, n in done.refused.most_common(3))
         failed = f"; {done.failure}" if done.failure else ""
-        raise JobError(f"no new task in {counted(done.requests, 'request')}; {told}{failed}")
+        raise JobError(f"no new task in {counted(done.requests, 'request')}; {message}{failed}")
     if as_json:
         print_json(vars(done) | {"refused": dict(done.refused)})
         return

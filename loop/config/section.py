@@ -31,8 +31,8 @@ def _weight_or_parameters(value: Any) -> float | dict[str, Any]:
     try:
         weight = float(number)
     except (TypeError, ValueError, OverflowError):
-        told = "input should be a valid number, or parameters"
-        raise PydanticCustomError("weight", told) from None
+        message = "input should be a valid number, or parameters"
+        raise PydanticCustomError("weight", message) from None
     if not isfinite(weight):
         raise PydanticCustomError("weight", "input should be a finite number")
     return weight

@@ -20,8 +20,10 @@ def right(name: str | None, passes_at: float) -> pl.Expr:
     `name` is the entry of `metrics` or `rewards` that tells; None: the one called `accuracy`, or
     else the reward.
     """
-    told = pl.coalesce(*(_entry(column, name or "accuracy") for column in ("metrics", "rewards")))
-    value = told if name else pl.coalesce(told, "reward")
+    message = pl.coalesce(
+        *(_entry(column, name or "accuracy") for column in ("metrics", "rewards"))
+    )
+    value = message if name else pl.coalesce(message, "reward")
     return (value >= passes_at).cast(pl.Float64)
 
 

@@ -90,8 +90,8 @@ def _run(store: Store, query: str, key: str) -> pl.DataFrame:
         return pl.DataFrame(pl.from_arrow(store.sql(query).to_arrow_table()))
     except QueryError as error:
         values = sorted(_values(store))
-        told = f"; values of tasks are {', '.join(f'`{v}`' for v in values)}" if values else ""
-        raise ConfigError(f"`{key}`: {error}{told}") from error
+        message = f"; values of tasks are {', '.join(f'`{v}`' for v in values)}" if values else ""
+        raise ConfigError(f"`{key}`: {error}{message}") from error
     except duckdb.Error as error:
         raise ConfigError(f"`{key}`: {query_error(error, 'the expression')}") from error
 

@@ -171,10 +171,10 @@ def _refusing(model: PreTrainedModel) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
-        told = next(iter(str(error).splitlines()), "")
+        message = next(iter(str(error).splitlines()), "")
         raise ConfigError(
             f"the transformers engine cannot run `{type(model).__name__}`: "
-            f"{type(error).__name__}: {told}; take `engine: {{vllm: {{}}}}`"
+            f"{type(error).__name__}: {message}; take `engine: {{vllm: {{}}}}`"
         ) from error
 
 

@@ -262,8 +262,8 @@ class TransformersEngine:
         return bool(ended)
 
     def _broke(self, those: list[Running], error: Exception) -> None:
-        told = PolicyError(f"sampling failed: {type(error).__name__}: {error}")
-        self._fail([one.call for one in [*those, *self._batch.ended]], told)
+        message = PolicyError(f"sampling failed: {type(error).__name__}: {error}")
+        self._fail([one.call for one in [*those, *self._batch.ended]], message)
         self._batch.clear()
 
     def _fail_all(self, error: PolicyError) -> None:

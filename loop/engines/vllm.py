@@ -238,8 +238,8 @@ class VllmEngine:
             if starting.cancelled():
                 raise PolicyError("the engine was closed")
             if (error := starting.exception()) is not None:
-                told = f"vLLM died, and could not be started again: {error}"
-                raise PolicyError(told) from error
+                message = f"vLLM died, and could not be started again: {error}"
+                raise PolicyError(message) from error
         return serving
 
     def _start_again(self) -> "asyncio.Task[None]":
@@ -281,17 +281,20 @@ class VllmEngine:
 
     async def _take_in(self, serving: Serving, new: Whole) -> None:
         await serving.pause()
-        told = await serving.call("take_in", str(new.folder), str(new.file_digest))
-        if refused := [one["refused"] for one in told if "refused" in one]:
+        message = await serving.call("take_in", str(new.folder), str(new.file_digest))
+        if refused := [one["refused"] for one in message if "refused" in one]:
             await serving.resume()
             raise JobError(f"{refused[0]}; restore or retrain it")
-        if differ := [name for one in told for name in one["differ"]]:
+        if differ := [name for one in message for name in one["differ"]]:
             error = DiedError(f"vLLM holds other weights than it was given: see `{differ[0]}`")
             await self._died(serving, error)
             raise error
         await serving.label(json.dumps([new.version, new.digest]))
         await serving.resume()
-        self.verified = (sum(one["given"] for one in told), sum(one["compared"] for one in told))
+        self.verified = (
+            sum(one["given"] for one in message),
+            sum(one["compared"] for one in message),
+        )
 
     async def _close(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}

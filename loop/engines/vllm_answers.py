@@ -59,10 +59,10 @@ class Answer:
     def add(self, piece: Piece) -> None:
         """Add what was sampled by one set of weights; PolicyError when it is nonsense."""
         if len(piece.logprobs) != len(piece.token_ids) or not all(map(is_sane, piece.logprobs)):
-            told = [p for p in piece.logprobs if not is_sane(p)][:1]
+            message = [p for p in piece.logprobs if not is_sane(p)][:1]
             raise PolicyError(
                 f"vLLM answered nonsense: {len(piece.token_ids)} tokens, {len(piece.logprobs)} "
-                f"log-probs {told or ''}"
+                f"log-probs {message or ''}"
             )
         for label, num_tokens in piece.spans:
             self._segment(label, num_tokens)

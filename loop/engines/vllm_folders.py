@@ -134,8 +134,8 @@ class Folders:
         found = _shapes(file)
         if self._shapes is None:
             self._shapes = found
-        elif (told := difference(self._shapes, found)) is not None:
-            raise JobError(f"`{file}` belongs to another model: {told}")
+        elif (message := difference(self._shapes, found)) is not None:
+            raise JobError(f"`{file}` belongs to another model: {message}")
 
 
 def _shapes(file: Path) -> dict[str, Tensor]:

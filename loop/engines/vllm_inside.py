@@ -46,8 +46,8 @@ class Inside:
                 made = AsyncEngineArgs(**arguments(folder, self._settings, dtype=self._dtype))
                 self._llm = AsyncLLM.from_engine_args(made)
             except Exception as error:
-                told = f"{type(error).__name__}: {_line(error)}"
-                raise JobError(f"vLLM did not start: {told}") from error
+                message = f"{type(error).__name__}: {_line(error)}"
+                raise JobError(f"vLLM did not start: {message}") from error
         self.max_length = int(self._llm.model_config.max_model_len)
 
     async def sample(self, asked: Asked, prompt_ids: Sequence[int], sampling: Sampling) -> Piece:
@@ -87,8 +87,8 @@ class Inside:
             [output] = [o async for o in self._llm.generate(_prompt(token_ids), params, name)]
         if output.outputs[0].finish_reason == "abort":
             return None
-        told = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
-        return [float(found[token].logprob) for token, found in told]
+        message = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
+        return [float(found[token].logprob) for token, found in message]
 
     async def abort(self, asked: Sequence[Asked]) -> None:
         """End requests."""
@@ -122,10 +122,10 @@ class Inside:
         try:
             yield
         except Exception as error:
-            told = f"{type(error).__name__}: {_line(error)}"
+            message = f"{type(error).__name__}: {_line(error)}"
             if self._llm is None or self._llm.errored:
-                raise DiedError(f"vLLM's engine died: {told}") from error
-            raise PolicyError(f"vLLM refused a request: {told}") from error
+                raise DiedError(f"vLLM's engine died: {message}") from error
+            raise PolicyError(f"vLLM refused a request: {message}") from error
 
     async def _told(self, question: Any) -> Any:
         """Await what vLLM's engine is told; whatever it does not do, it is no longer known by."""

@@ -126,10 +126,10 @@ class Server:
             "sampling_params": scoring_params(),
         }
         async with self._asking(body) as answer:
-            told = json.loads(await answer.aread())
-        if told["choices"][0]["finish_reason"] == "abort":
+            message = json.loads(await answer.aread())
+        if message["choices"][0]["finish_reason"] == "abort":
             return None
-        found = zip(token_ids[1:], told["prompt_logprobs"][1:], strict=True)
+        found = zip(token_ids[1:], message["prompt_logprobs"][1:], strict=True)
         return [float(at[str(token)]["logprob"]) for token, at in found]
 
     async def abort(self, asked: Sequence[Asked]) -> None:
@@ -247,10 +247,10 @@ class Server:
             ):
                 if answer.status_code != 200:
                     said = (await answer.aread()).decode(errors="replace")[:500]
-                    told = f"it answered {answer.status_code}: {said}"
+                    message = f"it answered {answer.status_code}: {said}"
                     if answer.is_client_error:
-                        raise PolicyError(f"vLLM refused a request: {told}")
-                    raise self._died(told)
+                        raise PolicyError(f"vLLM refused a request: {message}")
+                    raise self._died(message)
                 yield answer
         except JobError:
             raise

@@ -74,15 +74,15 @@ class GymnasiumEnvironment:
 
     async def reset(self, task: Task) -> Shown:
         """Make the environment and begin; the task alone, where its prompt shows it already."""
-        told = dict(task.metadata or {})
-        missing = [key for key in self._from_task if key not in told]
+        message = dict(task.metadata or {})
+        missing = [key for key in self._from_task if key not in message]
         if missing:
             raise JobError(f"task {task.task_id} has no `{missing[0]}` in its metadata")
-        options = {**self._options, **{key: told[key] for key in self._from_task}}
+        options = {**self._options, **{key: message[key] for key in self._from_task}}
         await self.close()
         self._env = await self._run(lambda: self._made(options))
         self._actions = self._named(self._env.action_space)
-        env, seed = self._env, int(told.get("seed", int(content_id(task.task_id, length=7), 16)))
+        env, seed = self._env, int(message.get("seed", int(content_id(task.task_id, length=7), 16)))
         observation, _ = await self._run(lambda: env.reset(seed=seed))
         self._num_refused = 0
         self._text = self._told(observation)

@@ -67,8 +67,8 @@ def described(observation: Any, parts: Sequence[str] = ()) -> str:
     if isinstance(observation, Mapping):
         return ", ".join(f"{name}: {described(part)}" for name, part in observation.items())
     if isinstance(observation, tuple | list):
-        told = [described(part) for part in observation]
-        if len(parts) == len(told):
-            told = [f"{name}: {part}" for name, part in zip(parts, told, strict=True)]
-        return ", ".join(told)
+        message = [described(part) for part in observation]
+        if len(parts) == len(message):
+            message = [f"{name}: {part}" for name, part in zip(parts, message, strict=True)]
+        return ", ".join(message)
     return str(observation.tolist() if hasattr(observation, "tolist") else observation)

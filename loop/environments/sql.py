@@ -60,13 +60,15 @@ class SqlEnvironment:
     async def reset(self, task: Task) -> str:
         """Make the tables, and work out what is expected; return what the tables are."""
         await self.close()
-        told = dict(task.metadata or {})
-        self._setup = "\n".join([str(told.get("schema", "")), *_tables(told.get("tables", {}))])
+        message = dict(task.metadata or {})
+        self._setup = "\n".join(
+            [str(message.get("schema", "")), *_tables(message.get("tables", {}))]
+        )
         if not self._setup.strip():
             raise JobError(f"task {task.task_id} has neither `schema` nor `tables` in its metadata")
-        self._ordered, self._tries = bool(told.get("ordered", False)), 0
-        if "result" in told:
-            self._expected = [list(row) for row in told["result"]]
+        self._ordered, self._tries = bool(message.get("ordered", False)), 0
+        if "result" in message:
+            self._expected = [list(row) for row in message["result"]]
         else:
             self._expected = (await self._right(task))["rows"]
         if not self._shows_tables:

@@ -23,11 +23,11 @@ class SudokuEnvironment:
 
     async def reset(self, task: Task) -> Shown:
         """Begin; the puzzle is the task's prompt."""
-        told = task.metadata or {}
-        if not {"puzzle", "solution"} <= told.keys():
+        message = task.metadata or {}
+        if not {"puzzle", "solution"} <= message.keys():
             raise JobError(f"task {task.task_id} has no puzzle; make tasks by `sudokus`")
-        self._grid = [list(row) for row in told["puzzle"]]
-        self._solution, self._wrong = told["solution"], 0
+        self._grid = [list(row) for row in message["puzzle"]]
+        self._solution, self._wrong = message["solution"], 0
         self._blanks = sum(digit == 0 for row in self._grid for digit in row)
         return list(task.messages)
 

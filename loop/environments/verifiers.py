@@ -33,13 +33,13 @@ async def verifiers(
     from ..recording import record
 
     world = loaded(environment, arguments)
-    told = dict(task.metadata or {})
+    summary = dict(task.metadata or {})
     asked = {
         "prompt": [dict(message) for message in task.messages],
         "answer": task.answer or "",
-        "task": told.get("task", "default"),
-        "example_id": told.get("example_id", 0),
-        "info": told.get("info") or {},
+        "task": summary.get("task", "default"),
+        "example_id": summary.get("example_id", 0),
+        "info": summary.get("info") or {},
     }
     async with record(policy, task) as session:
         state: Any = await world.rollout(asked, session.client, session.model, {})  # type: ignore[arg-type]

@@ -46,8 +46,8 @@ def _check_tries(settings: EvaluateConfig, key: str) -> None:
 
 def labelled(row: Experience, split: str | None, *, model: str | None = None) -> Experience:
     """Say of a row of which split its task is, and which model wrote it if none of the run's."""
-    told = {"split": split, "model": model}
-    metadata = {**(row.metadata or {}), **{k: v for k, v in told.items() if v is not None}}
+    message = {"split": split, "model": model}
+    metadata = {**(row.metadata or {}), **{k: v for k, v in message.items() if v is not None}}
     if model is None:
         return replace(row, metadata=metadata or None)
     return replace(row, policy_version=None, segments=None, metadata=metadata)

@@ -35,14 +35,14 @@ def store_labels(
 def asked(store: Store, items: Iterable[Item]) -> Iterator[Asked]:
     """Yield what a tool needs to ask for labels of items."""
     for item in items:
-        told = shown(store, item)
+        message = shown(store, item)
         yield Asked(
             experience_id=item.experience_id,
-            prompt=told["prompt"] or "",
-            response=told["first"] or "",
-            answer=told["answer"],
+            prompt=message["prompt"] or "",
+            response=message["first"] or "",
+            answer=message["answer"],
             compared_id=item.compared_id,
-            other_response=told.get("second"),
+            other_response=message.get("second"),
         )
 
 

@@ -153,8 +153,8 @@ def shown(store: Store, item: Item) -> dict[str, Any]:
     if missing:
         raise NotFoundError(f"experience `{missing[0]}` is no longer stored")
     first = rows[item.experience_id]
-    told = {"prompt": first["prompt"], "answer": first["answer"], "first": first["response"]}
-    return told | ({"second": rows[item.compared_id]["response"]} if item.compared_id else {})
+    message = {"prompt": first["prompt"], "answer": first["answer"], "first": first["response"]}
+    return message | ({"second": rows[item.compared_id]["response"]} if item.compared_id else {})
 
 
 def cut(text: str, most: int) -> str:

@@ -85,15 +85,15 @@ class TerminalForm:
         return None if named.keys() & numbered.keys() else numbered.get(word)
 
     def _show(self, item: Item) -> None:
-        told = shown(self._store, item)
+        message = shown(self._store, item)
         at = progress(self._queue, self._store, self._annotator)
         self._console.rule(f"{at.done} of {at.items} done, {at.mine} by you")
         titles = {"prompt": "task", "answer": "expected", "first": "reply", "second": "other reply"}
         if item.compared_id:
             titles["first"], titles["second"] = "first", "second"
         for name, title in titles.items():
-            if told.get(name) is not None:
-                self._console.print(Panel(Text(cut(str(told[name]), _SHOWN)), title=title))
+            if message.get(name) is not None:
+                self._console.print(Panel(Text(cut(str(message[name]), _SHOWN)), title=title))
         numbers = "  ".join(
             f"{self._key(i, c)}" for i, c in enumerate(self._queue.question.choices, 1)
         )

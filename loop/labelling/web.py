@@ -63,7 +63,7 @@ def app(
     def form() -> Response:
         nonce = secrets.token_urlsafe(12)
         html = files(__package__ or "").joinpath("page.html").read_text(encoding="utf-8")
-        told = {
+        message = {
             "key": key,
             "queue": queue.name,
             "annotator": annotator,
@@ -71,7 +71,7 @@ def app(
             "labels": [c.label for c in queue.question.choices],
         }
         # no `</script>` of a label ends the script
-        text = json.dumps(told).replace("<", "\\u003c")
+        text = json.dumps(message).replace("<", "\\u003c")
         headers = {
             "Content-Security-Policy": _POLICY.format(nonce),
             "Referrer-Policy": "no-referrer",
@@ -97,12 +97,12 @@ def app(
 
 def _next(store: Store, queue: Queue, annotator: str, key: str | None) -> dict[str, Any]:
     item = queue.named(key) if key else queue.next(store, annotator)
-    told: dict[str, Any] = {"progress": vars(progress(queue, store, annotator)), "item": None}
+    message: dict[str, Any] = {"progress": vars(progress(queue, store, annotator)), "item": None}
     if item is None:
-        return told
+        return message
     texts = shown(store, item).items()
     cut_ = {name: text if text is None else cut(str(text), _SHOWN) for name, text in texts}
-    return told | {"item": {"key": item.key} | cut_}
+    return message | {"item": {"key": item.key} | cut_}
 
 
 def _add(store: Store, queue: Queue, body: bytes) -> dict[str, Any]:

@@ -34,10 +34,10 @@ def resolve(spec: str | Mapping[str, Mapping[str, Any] | None]) -> tuple[str, An
         where = ".".join(map(str, first["loc"]))
         if first["type"] == "unexpected_keyword_argument":
             known = [field.name for field in fields(kind) if field.init]
-            told = f"has no parameter `{where}`{nearest(where, known)}"
+            message = f"has no parameter `{where}`{nearest(where, known)}"
         else:
-            told = f"parameter `{where}`: {first['msg'].lower()}, got {first['input']!r}"
-        raise ConfigError(f"the monitor `{name}` {told}") from error
+            message = f"parameter `{where}`: {first['msg'].lower()}, got {first['input']!r}"
+        raise ConfigError(f"the monitor `{name}` {message}") from error
     except TypeError as error:
         raise ConfigError(f"the monitor `{name}` cannot be made so: {error}") from error
 

@@ -128,5 +128,7 @@ def bounded(rows: Sequence[Experience], most: int) -> list[Experience]:
 
 
 def _without_content(row: Experience, size: int, most: int) -> Experience:
-    told = f"the row has {size} bytes, and a group may have {most}: raise `cluster.max_group_bytes`"
-    return standing_in(row, told, policy_version=row.policy_version)
+    message = (
+        f"the row has {size} bytes, and a group may have {most}: raise `cluster.max_group_bytes`"
+    )
+    return standing_in(row, message, policy_version=row.policy_version)

@@ -83,8 +83,8 @@ def _connect(ray: Any, address: str, *, starts: bool) -> None:
             else:
                 ray.init(address=given or "auto", **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            told = " ".join(str(error).split())[:300]
-            raise JobError(f"there is no Ray cluster at `{address}`: {told}") from error
+            message = " ".join(str(error).split())[:300]
+            raise JobError(f"there is no Ray cluster at `{address}`: {message}") from error
 
 
 def options(place: PlaceConfig) -> dict[str, Any]:

@@ -142,11 +142,11 @@ class Fleet:
             try:
                 for runner in await self._more(count):
                     await add(runner)
-                told: Any = len(self.runners)
+                message: Any = len(self.runners)
             except JobError as error:
                 _log.warning("%s", error)
-                told = str(error)
-            await answer(self._register.tell.remote(number, told), "register")
+                message = str(error)
+            await answer(self._register.tell.remote(number, message), "register")
 
 
 async def start_fleet(job: Job, how: Trying, folder: Path) -> Team:

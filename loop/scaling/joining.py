@@ -28,13 +28,13 @@ def join(config: RunConfig, *, explorers: int) -> int:
         try:
             register: Any = ray.get_actor(register_name(config.name), namespace=NAMESPACE)
             asked = register.ask.remote(explorers)
-            told = ray.get(asked, timeout=2 * cluster.start_seconds)
+            message = ray.get(asked, timeout=2 * cluster.start_seconds)
         except ValueError as error:
             raise JobError(
                 f"run `{config.name}` is not exploring on the cluster `{cluster.address}`"
             ) from error
         except ray.exceptions.RayError as error:
             raise JobError(f"run `{config.name}` did not answer: {last_line(error)}") from error
-    if isinstance(told, str):
-        raise JobError(told)
-    return told
+    if isinstance(message, str):
+        raise JobError(message)
+    return message

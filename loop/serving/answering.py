@@ -67,8 +67,8 @@ class Serving:
         found = name if name in self._policies else first if self._any or name is None else None
         if found is None:
             known = ", ".join(self._policies)
-            told = f"there is no model `{name:.100}`; there is {known}"
-            raise RequestError(told, param="model", code="model_not_found", status=404)
+            message = f"there is no model `{name:.100}`; there is {known}"
+            raise RequestError(message, param="model", code="model_not_found", status=404)
         return (name or found) if self._any else found, self._policies[found]
 
     async def body(self, request: Request) -> bytes:
@@ -179,9 +179,9 @@ class Serving:
         exchange.recorded = time.perf_counter()
 
     def _count(self, name: str, completions: Sequence[Completion]) -> None:
-        told = answers.usage(completions)
-        self.metrics.tokens.labels(name, "prompt").inc(told["prompt_tokens"])
-        self.metrics.tokens.labels(name, "sampled").inc(told["completion_tokens"])
+        message = answers.usage(completions)
+        self.metrics.tokens.labels(name, "prompt").inc(message["prompt_tokens"])
+        self.metrics.tokens.labels(name, "sampled").inc(message["completion_tokens"])
         for one in completions:
             self.metrics.finished.labels(name, one.finish_reason).inc()
         self.metrics.turns.inc(len(completions))

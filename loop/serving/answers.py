@@ -30,11 +30,11 @@ def response(
         _choice(i, one, asked, token_text) | {"message": _said(one)}
         for i, one in enumerate(completions)
     ]
-    told = _head(name, created, model, "chat.completion")
-    told |= {"choices": choices, "usage": usage(completions), "session_id": session_id}
+    summary = _head(name, created, model, "chat.completion")
+    summary |= {"choices": choices, "usage": usage(completions), "session_id": session_id}
     if asked.wants_token_ids:  # as vLLM places them
-        told["prompt_token_ids"] = _ids(completions[0].prompt_ids)
-    return told
+        summary["prompt_token_ids"] = _ids(completions[0].prompt_ids)
+    return summary
 
 
 class Chunks:
@@ -113,16 +113,16 @@ def _said(one: Completion) -> dict[str, Any]:
 def _choice(i: int, one: Completion, asked: Asked, token_text: TokenText) -> dict[str, Any]:
     calls = one.answer.get("tool_calls")
     reason = "tool_calls" if calls else _REASONS.get(one.finish_reason, one.finish_reason)
-    told: dict[str, Any] = {
+    message: dict[str, Any] = {
         "index": i,
         "finish_reason": reason,
         "logprobs": _logprobs(one, token_text) if asked.wants_logprobs else None,
         "policy_version": one.policy_version,
     }
     if asked.wants_token_ids:
-        told["token_ids"] = _ids(one.token_ids)
-        told["prompt_token_ids"] = _ids(one.prompt_ids)
-    return told
+        message["token_ids"] = _ids(one.token_ids)
+        message["prompt_token_ids"] = _ids(one.prompt_ids)
+    return message
 
 
 def _ids(ids: Sequence[int] | None) -> list[int] | None:

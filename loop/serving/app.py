@@ -135,10 +135,10 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
-        told = RequestError(f"{error.detail}: {request.url.path:.200}", status=error.status_code)
-        return JSONResponse(told.body, error.status_code)
+        message = RequestError(f"{error.detail}: {request.url.path:.200}", status=error.status_code)
+        return JSONResponse(message.body, error.status_code)
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        told = RequestError("the server failed; its log says why", status=500)
-        return JSONResponse(told.body, 500)
+        message = RequestError("the server failed; its log says why", status=500)
+        return JSONResponse(message.body, 500)

@@ -33,19 +33,19 @@ def sessions_of(entries: Iterable[Mapping[str, Any]]) -> list[Session]:
         if "feedback" in entry:
             session.feedback += entry["feedback"]
             continue
-        session.turns += [_turn(entry, told) for told in entry["completions"]]
+        session.turns += [_turn(entry, message) for message in entry["completions"]]
         session.responses += [entry["response"]] * len(entry["completions"])
     return list(found.values())
 
 
 def _told(one: Completion) -> dict[str, Any]:
-    told = dict(vars(one))
+    message = dict(vars(one))
     for name in ("prompt_ids", "token_ids", "logprobs"):
-        told[name] = None if told[name] is None else list(told[name])
-    told["segments"] = [asdict(segment) for segment in one.segments]
-    told["timing"] = asdict(one.timing)
-    told["sampling"] = asdict(one.sampling) if one.sampling else None
-    return told
+        message[name] = None if message[name] is None else list(message[name])
+    message["segments"] = [asdict(segment) for segment in one.segments]
+    message["timing"] = asdict(one.timing)
+    message["sampling"] = asdict(one.sampling) if one.sampling else None
+    return message
 
 
 def _turn(entry: Mapping[str, Any], told: Mapping[str, Any]) -> Turn:

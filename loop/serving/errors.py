@@ -27,11 +27,11 @@ class RequestError(RlakeError, ValueError):
         kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
         kinds |= {429: "rate_limit_error"}
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        told = {"message": proper(str(self)), "type": kinds.get(self.status, kind)}
-        return {"error": {**told, "param": self.param, "code": self.code}}
+        summary = {"message": proper(str(self)), "type": kinds.get(self.status, kind)}
+        return {"error": {**summary, "param": self.param, "code": self.code}}
 
 
 def said_already() -> RequestError:
     """Return the error for feedback under the id of other feedback: facts do not change."""
-    told = "the `feedback_id` was given already, and said something else"
-    return RequestError(told, param="feedback_id", status=409)
+    message = "the `feedback_id` was given already, and said something else"
+    return RequestError(message, param="feedback_id", status=409)

@@ -92,7 +92,7 @@ def _whole(exchange: Exchange) -> Response:
         chunks = exchange.chunks()
         end = chunks.end(exchange.completions, contents, token_text=texts)
         return Response(_events([*chunks.begin(), *end, "[DONE]"]), media_type=_EVENTS)
-    told = answers.response(
+    message = answers.response(
         exchange.id,
         exchange.created,
         exchange.asked,
@@ -101,7 +101,7 @@ def _whole(exchange: Exchange) -> Response:
         token_text=texts,
         session_id=exchange.session_id,
     )
-    return JSONResponse(told)
+    return JSONResponse(message)
 
 
 class Stream(StreamingResponse):
@@ -146,8 +146,8 @@ class Stream(StreamingResponse):
         now = asyncio.get_running_loop().time
         silent = now()
         while not self._work.done():
-            if told := self._told():
-                yield told
+            if message := self._told():
+                yield message
                 silent = now()
             try:
                 async with asyncio.timeout_at(silent + PATIENCE_SECONDS):
@@ -160,13 +160,13 @@ class Stream(StreamingResponse):
     def _told(self) -> bytes:
         """Return what was sampled since this was last asked."""
         began = time.perf_counter()
-        told: list[dict[str, Any]] = []
+        message: list[dict[str, Any]] = []
         if self._listener.is_begun and not self._is_begun:
             self._is_begun = True
-            told += self._chunks.begin()
+            message += self._chunks.begin()
         for i, text in self._listener.take():
-            told += self._chunks.said(i, text)
-        made = _events(told)
+            message += self._chunks.said(i, text)
+        made = _events(message)
         self._seconds += time.perf_counter() - began
         return made
 

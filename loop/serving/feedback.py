@@ -83,8 +83,8 @@ class Feedback:
             if target in (session.id, *session.responses) or session.key in target:
                 await session.handed.wait()
                 if not await self._keeper.stored(session, seconds=WAIT_SECONDS):
-                    told = "the rows are not stored yet; try again"
-                    raise RequestError(told, status=503, retry_after=WAIT_SECONDS)
+                    message = "the rows are not stored yet; try again"
+                    raise RequestError(message, status=503, retry_after=WAIT_SECONDS)
 
     def _find(self, name: str, target: str) -> list[str]:
         is_it = f"{name} = {literal(target)}"
@@ -103,8 +103,8 @@ class Feedback:
 def _target(body: Mapping[str, Any]) -> tuple[str, str]:
     given = [name for name in _TARGETS if body.get(name) is not None]
     if len(given) != 1:
-        told = f"feedback names one of {', '.join(_TARGETS)}, got {', '.join(given) or 'none'}"
-        raise RequestError(told, param=(given or _TARGETS)[0])
+        message = f"feedback names one of {', '.join(_TARGETS)}, got {', '.join(given) or 'none'}"
+        raise RequestError(message, param=(given or _TARGETS)[0])
     name = identifier(body[given[0]], given[0])
     assert name is not None, "it is given"
     return given[0], name

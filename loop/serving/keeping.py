@@ -134,8 +134,8 @@ class Keeper:
         """Raise RequestError while too much waits to be stored."""
         self._metrics.unstored_bytes.set(self._nbytes)
         if self._nbytes > self._most:
-            told = f"{self._nbytes:,} bytes of sessions wait for the store"
-            raise RequestError(told, status=503, retry_after=_LONGEST_PAUSE)
+            message = f"{self._nbytes:,} bytes of sessions wait for the store"
+            raise RequestError(message, status=503, retry_after=_LONGEST_PAUSE)
 
     def close(self, *, seconds: float) -> bool:
         """Store what waits, for so long; what is left stays in the journal, for the next server."""
@@ -193,8 +193,8 @@ class Keeper:
         with self._changed:
             self._waiting = self._waiting[len(batch) :]
             self._nbytes -= sum(session.nbytes for session, _ in batch)
-            told = [then for _, listeners in batch for then in listeners]
-        for then in told:
+            message = [then for _, listeners in batch for then in listeners]
+        for then in message:
             then()
         self._journal.forget({session.key for session, _ in batch})
         self._commits += 1

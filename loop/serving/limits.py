@@ -86,8 +86,8 @@ def _check_local(scope: Scope, headers: dict[bytes, bytes]) -> None:
     host = headers.get(b"host", b"").decode("latin-1")
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     if not is_loopback(name.strip("[]")):
-        told = f"this server has no token, so it is not served as `{name:.100}`"
-        raise RequestError(told, status=403)
+        message = f"this server has no token, so it is not served as `{name:.100}`"
+        raise RequestError(message, status=403)
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if scope["method"] == "POST" and kind != b"application/json":
         raise RequestError("the body's `content-type` must be application/json", status=415)
@@ -143,15 +143,15 @@ class Places:
     async def place(self) -> AsyncIterator[None]:
         """Hold a place; RequestError when too many wait, or none becomes free in time."""
         if self.waiting >= self._limits.requests_waiting and self._free.locked():
-            told = f"{self.waiting} requests wait already; try again"
-            raise RequestError(told, status=429, retry_after=_RETRY_SECONDS)
+            message = f"{self.waiting} requests wait already; try again"
+            raise RequestError(message, status=429, retry_after=_RETRY_SECONDS)
         self.waiting += 1
         try:
             async with asyncio.timeout(self._limits.wait_seconds):
                 await self._free.acquire()
         except TimeoutError:
-            told = f"no place became free in {self._limits.wait_seconds:g} s; try again"
-            raise RequestError(told, status=503, retry_after=_RETRY_SECONDS) from None
+            message = f"no place became free in {self._limits.wait_seconds:g} s; try again"
+            raise RequestError(message, status=503, retry_after=_RETRY_SECONDS) from None
         finally:
             self.waiting -= 1
         self.running += 1
@@ -173,8 +173,8 @@ class Places:
     def take(self, nbytes: int) -> None:
         """Count bytes; RequestError when there are too many."""
         if nbytes > 0 and self._bytes + nbytes > self._limits.all_bodies_bytes:
-            told = "too many bytes are being read; try again"
-            raise RequestError(told, status=503, retry_after=_RETRY_SECONDS)
+            message = "too many bytes are being read; try again"
+            raise RequestError(message, status=503, retry_after=_RETRY_SECONDS)
         self._bytes += nbytes
 
 
@@ -197,6 +197,6 @@ class Held:
                     self.nbytes += len(part)
                     found.append(part)
         except TimeoutError:
-            told = f"the body took longer than {self._limits.body_seconds:g} s"
-            raise RequestError(told, status=408) from None
+            message = f"the body took longer than {self._limits.body_seconds:g} s"
+            raise RequestError(message, status=408) from None
         return b"".join(found)

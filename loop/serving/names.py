@@ -25,13 +25,13 @@ def of_header(headers: Mapping[str, str], name: str) -> str | None:
     >>> of_header({"X-Session-Id": "%C5%BElu%C5%A5"}, "X-Session-Id")
     'žluť'
     """
-    told = headers.get(name)
-    if told is None:
+    message = headers.get(name)
+    if message is None:
         return None
     try:
-        text = told.encode("latin-1").decode()  # HTTP's own reading, undone
+        text = message.encode("latin-1").decode()  # HTTP's own reading, undone
     except UnicodeError:
-        text = told
+        text = message
     try:
         return identifier(unquote(text, errors="strict"), name)
     except UnicodeDecodeError:

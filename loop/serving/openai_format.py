@@ -55,13 +55,13 @@ class Asked:
 def parse(body: bytes) -> dict[str, Any]:
     """Return a request's body, which is one JSON object; RequestError for anything else."""
     try:
-        told = json.loads(body, parse_constant=_no_constant)
+        message = json.loads(body, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         why = "is nested too deep" if isinstance(error, RecursionError) else f"is no JSON: {error}"
         raise RequestError(f"the request's body {why}") from error
-    if not isinstance(told, dict):
-        raise RequestError(f"the request's body must be an object, got {_kind(told)}")
-    return told
+    if not isinstance(message, dict):
+        raise RequestError(f"the request's body must be an object, got {_kind(message)}")
+    return message
 
 
 def read_chat(body: Mapping[str, Any]) -> Asked:
@@ -93,8 +93,8 @@ def identifier(value: Any, param: str) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST_ID or not value.isprintable():
-        told = f"`{param}` must be a text of 1 to {LONGEST_ID} printable characters"
-        raise RequestError(told, param=param)
+        message = f"`{param}` must be a text of 1 to {LONGEST_ID} printable characters"
+        raise RequestError(message, param=param)
     return value
 
 
@@ -241,8 +241,8 @@ def _calls(value: Any, where: str) -> list[dict[str, Any]]:
         function: Any = call.get("function") if isinstance(call, dict) else None
         named = isinstance(function, dict) and isinstance(function.get("name"), str)
         if not named or not isinstance(function.get("arguments"), str):
-            told = "must have a `function` with `name` and `arguments`, which is a text"
-            raise RequestError(f"`{where}.{i}` {told}", param=f"{where}.{i}")
+            message = "must have a `function` with `name` and `arguments`, which is a text"
+            raise RequestError(f"`{where}.{i}` {message}", param=f"{where}.{i}")
         kept = {"name": proper(function["name"]), "arguments": proper(function["arguments"])}
         made.append(
             {"id": proper(str(call.get("id") or f"call_{i}")), "type": "function", "function": kept}
@@ -299,8 +299,8 @@ def _whole(
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         most = "" if high == (1 << 63) - 1 else f" to {high}"
-        told = f"`{name}` must be a whole number from {low}{most}, got {value!r:.100}"
-        raise RequestError(told, param=name)
+        message = f"`{name}` must be a whole number from {low}{most}, got {value!r:.100}"
+        raise RequestError(message, param=name)
     return value
 
 
@@ -310,6 +310,6 @@ def _number(body: Mapping[str, Any], name: str, *, low: float, high: float) -> f
         return None
     right = isinstance(value, int | float) and not isinstance(value, bool)
     if not right or not low <= value <= high:  # which no NaN is
-        told = f"`{name}` must be a number from {low:g} to {high:g}, got {value!r:.100}"
-        raise RequestError(told, param=name)
+        message = f"`{name}` must be a number from {low:g} to {high:g}, got {value!r:.100}"
+        raise RequestError(message, param=name)
     return float(value)

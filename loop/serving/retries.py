@@ -102,16 +102,16 @@ class Retries:
         given = self._given.get(retry.response_id)
         if given is None:
             if retry.response_id in self._known:
-                told = "was answered before, and is stored; its answer is not kept any more"
+                message = "was answered before, and is stored; its answer is not kept any more"
                 raise RequestError(
-                    f"this request {told}: see the row with the response `{retry.response_id}`",
+                    f"this request {message}: see the row with the response `{retry.response_id}`",
                     code="already_answered",
                     status=409,
                 )
             return False
         if given.said != retry.said:
-            told = "the `Idempotency-Key` was given with another request; take a new one"
-            raise RequestError(told, code="idempotency_key_reused", status=422)
+            message = "the `Idempotency-Key` was given with another request; take a new one"
+            raise RequestError(message, code="idempotency_key_reused", status=422)
         self._given.move_to_end(retry.response_id)
         exchange.session_id, exchange.created = given.session_id, given.created
         exchange.sampled(given.completions)

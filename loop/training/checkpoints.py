@@ -168,9 +168,9 @@ class Checkpoints:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
-            told = f"{type(error).__name__}: {shards.reason(error)}"
+            message = f"{type(error).__name__}: {shards.reason(error)}"
             raise JobError(
-                f"checkpoint `{path}` cannot be read: {told}; remove it to resume from the one "
+                f"checkpoint `{path}` cannot be read: {message}; remove it to resume from the one "
                 "before"
             ) from error
 

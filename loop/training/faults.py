@@ -29,8 +29,8 @@ def of_batch(
         part, own_BT = batch.take(at), logprobs_BT.detach()[at]
         loss = float(algorithm.loss(part, own_BT).value)
         if not math.isfinite(loss):
-            told = _why(part, own_BT) or f"its loss is {loss}"
-            found += [Fault(rows.experience_ids[batch.places[int(b)]], told) for b in at]
+            message = _why(part, own_BT) or f"its loss is {loss}"
+            found += [Fault(rows.experience_ids[batch.places[int(b)]], message) for b in at]
     return found
 
 
@@ -43,5 +43,5 @@ def _why(batch: Batch, logprobs_BT: Tensor) -> str | None:
 
 def of_update(rows: Examples, norm: float) -> list[Fault]:
     """Name all rows of an update whose gradient is not finite."""
-    told = f"it was in an update whose gradient has norm {norm}"
-    return [Fault(name, told) for name in rows.experience_ids]
+    message = f"it was in an update whose gradient has norm {norm}"
+    return [Fault(name, message) for name in rows.experience_ids]

@@ -239,8 +239,8 @@ class _OfTokens(torch.autograd.Function):
             else:
                 logits_CV = settings.logits(hidden_CD, weight_VD, bias_V, at)
             slope = settings.slope(logits_CV, at)
-            told = [(gradients[1][at], entropy_M[0][at])] if entropy_M else []
-            grad_CV = _slopes(logits_CV, norm_M[at], token_M[at], gradients[0][at], *told)
+            message = [(gradients[1][at], entropy_M[0][at])] if entropy_M else []
+            grad_CV = _slopes(logits_CV, norm_M[at], token_M[at], gradients[0][at], *message)
             if not isinstance(slope, float) or slope != 1.0:
                 grad_CV = grad_CV.mul_(slope)
             if bias_grad_V is not None:

@@ -214,9 +214,9 @@ class _Watch:
         return self._reason
 
     def _wait(self, rank: int) -> None:
-        told = self._others.wait(rank)
-        if told is None or self.is_over or self._told.is_set():
+        message = self._others.wait(rank)
+        if message is None or self.is_over or self._told.is_set():
             return
-        self._reason = f"process {rank} of {self._size} {told}"
+        self._reason = f"process {rank} of {self._size} {message}"
         self._told.set()
         self._stop.set()

@@ -206,10 +206,10 @@ class _Beside:
             model, tokenizer = load(config, seed=self.config.seed)
         except ConfigError as error:
             raise ConfigError(f"`{name}`: {error}") from error
-        told = _other_tokens(self.tokenizer, tokenizer)
-        if told is not None:
+        message = _other_tokens(self.tokenizer, tokenizer)
+        if message is not None:
             raise ConfigError(
-                f"`{name}` reads other tokens than the policy: {told}; take a model with the "
+                f"`{name}` reads other tokens than the policy: {message}; take a model with the "
                 "policy's vocabulary"
             )
         if vocabulary(model) < len(self.tokenizer):
@@ -277,10 +277,10 @@ def learned(network: nn.Module) -> dict[str, Any]:
 
 def learn_from(name: str, network: nn.Module, state: Mapping[str, Any]) -> None:
     """Give a network what `learned` returned; JobError when that was another network."""
-    told = difference(learned(network), state)
-    if told is not None:
+    message = difference(learned(network), state)
+    if message is not None:
         raise JobError(
-            f"the checkpoint is of another {name}: {told}; restore the model that the run was "
+            f"the checkpoint is of another {name}: {message}; restore the model that the run was "
             "started with, or name a new run with `--set name=...`"
         )
     network.load_state_dict(state, strict=False)

@@ -211,9 +211,9 @@ class Optimization:
             (loss.value * self._world.size).backward()
             surprise |= _surprise(batch, logprobs_BT)
             _add(sums, {"loss": loss.value, **loss.metrics})
-        told = self._world.gather((surprise, faults))
-        surprise = {place: value for found, _ in told for place, value in found.items()}
-        faults = [fault for _, found in told for fault in found]
+        message = self._world.gather((surprise, faults))
+        surprise = {place: value for found, _ in message for place, value in found.items()}
+        faults = [fault for _, found in message for fault in found]
         sums = self._world.sum(sums)
         norms = self._optimizers.clip()
         if not faults and not all(math.isfinite(v) for v in [sums["loss"], *norms.values()]):

@@ -35,9 +35,9 @@ def fetch(
     reader = FileSystemReader(folder)
     stored = reader.read_metadata().state_dict_metadata
     tensors = {
-        name: space(name, told.size, told.properties.dtype, like)
-        for name, told in stored.items()
-        if isinstance(told, TensorStorageMetadata)
+        name: space(name, message.size, message.properties.dtype, like)
+        for name, message in stored.items()
+        if isinstance(message, TensorStorageMetadata)
     }
     if group is None:
         _fetch_alone(tensors, reader)

@@ -56,10 +56,10 @@ class Local:
         """Start them; they are to meet the first process at a port of its host."""
         paths = os.pathsep.join(path for path in sys.path if path)
         for rank in range(1, self._terms.size):
-            told = json.dumps({"terms": asdict(self._terms), "rank": rank, "port": port})
+            message = json.dumps({"terms": asdict(self._terms), "rank": rank, "port": port})
             self._children.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", f"{__package__}.following", told],
+                    [sys.executable, "-m", f"{__package__}.following", message],
                     stdin=subprocess.PIPE,
                     env={**os.environ, "PYTHONPATH": paths},
                 )

@@ -23,18 +23,18 @@ def difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str 
     >>> difference({"a": torch.zeros(2)}, {"a": torch.zeros(3), "b": torch.zeros(1)})
     'it has `b`, which this model has not; `a` has shape [3] in place of [2]'
     """
-    told = []
+    message = []
     if missing := [name for name in ours if name not in theirs]:
-        told.append(f"it has no {_some(missing)}")
+        message.append(f"it has no {_some(missing)}")
     if unknown := [name for name in theirs if name not in ours]:
-        told.append(f"it has {_some(unknown)}, which this model has not")
+        message.append(f"it has {_some(unknown)}, which this model has not")
     both = [name for name in ours if name in theirs]
     others = [name for name in both if ours[name].shape != theirs[name].shape]
     if others:
         first, more = others[0], len(others) - 1
         shapes = [list(found[first].shape) for found in (theirs, ours)]
-        told.append(f"`{first}` has shape {shapes[0]} in place of {shapes[1]}{_more(more)}")
-    return "; ".join(told) or None
+        message.append(f"`{first}` has shape {shapes[0]} in place of {shapes[1]}{_more(more)}")
+    return "; ".join(message) or None
 
 
 def _some(names: list[str]) -> str:

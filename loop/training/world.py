@@ -139,9 +139,11 @@ class Processes(World):
 
     def report(self, error: BaseException) -> None:
         """Tell the first process why this one fails."""
-        told = f"process {self.rank} of {self.size} failed: {type(error).__name__}: {_line(error)}"
+        message = (
+            f"process {self.rank} of {self.size} failed: {type(error).__name__}: {_line(error)}"
+        )
         with suppress(RuntimeError):  # the first process may be gone
-            self.store.set(_FAILED, told)
+            self.store.set(_FAILED, message)
 
     def failure(self) -> str | None:
         """Return why another process failed, if one did; waits a moment for it to say so."""

@@ -84,9 +84,9 @@ class Sender:
                 asks.append(json.loads(store.queue_pop(_ASKS)))
             asks = [ask for ask in asks if ask is not None]
             for version, digest in dict.fromkeys((a["version"], a["digest"]) for a in asks):
-                told = [a for a in asks if (a["version"], a["digest"]) == (version, digest)]
+                message = [a for a in asks if (a["version"], a["digest"]) == (version, digest)]
                 try:
-                    self._send(store, version, digest, told)
+                    self._send(store, version, digest, message)
                 except RuntimeError as error:  # who is still there asks again
                     _log.warning("version %d was not sent: %s", version, _line(error))
                     self._groups.clear()
@@ -240,8 +240,8 @@ def _gpu() -> str | None:
 
 
 def _answer(store: TCPStore, ask: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
-    told = {"number": ask["number"], **answer}
-    store.queue_push(f"rlake/answers/{ask['member']}", json.dumps(told))
+    message = {"number": ask["number"], **answer}
+    store.queue_push(f"rlake/answers/{ask['member']}", json.dumps(message))
 
 
 def _line(error: BaseException) -> str:

@@ -60,11 +60,11 @@ async def agent(
     async with record(policy, task, **given) as session:
         chosen = _arguments(function, run, task, session, arguments or {})
         if inspect.iscoroutinefunction(run):
-            told = await run(**chosen)
+            summary = await run(**chosen)
         else:
-            told = await _in_thread(lambda: run(**chosen))
-            told = await told if inspect.isawaitable(told) else told
-        return _answered(session.rows(), told)
+            summary = await _in_thread(lambda: run(**chosen))
+            summary = await summary if inspect.isawaitable(summary) else summary
+        return _answered(session.rows(), summary)
 
 
 async def _in_thread(run: Callable[[], Any]) -> Any:

@@ -26,5 +26,5 @@ async def on_policy_distillation(task: Task, policy: Policy, *, teacher: Policy)
         raise JobError(f"`{row.engine}` gives no token ids, so that no teacher can score them")
     prompt, sampled = row.token_ids[: row.prompt_length], row.token_ids[row.prompt_length :]
     sampling = getattr(policy, "sampling", Sampling())
-    told = await scorer.score(prompt, sampled, temperature=sampling.temperature or 1.0)
-    return replace(row, teacher_logprobs=[0.0] * len(prompt) + told)
+    message = await scorer.score(prompt, sampled, temperature=sampling.temperature or 1.0)
+    return replace(row, teacher_logprobs=[0.0] * len(prompt) + message)

@@ -36,23 +36,23 @@ async def react(
     """
     offered: list[str | Callable[..., Any]] = [*tools, *await _of_servers(mcp or {})]
     box = Toolbox(offered, seconds=tool_seconds, longest=longest_result, note=partial(note, policy))
-    talk = Conversation(task, policy, tools=box.specs)
+    conversation = Conversation(task, policy, tools=box.specs)
     failures = 0
     for turn in range(1, max_turns + 1):
-        if not await talk.goes_on():
+        if not await conversation.goes_on():
             return
-        calls = talk.messages[-1].get("tool_calls") or []
+        calls = conversation.messages[-1].get("tool_calls") or []
         if not calls:
             return
         if turn == max_turns:
-            talk.end("tool_calls")
+            conversation.end("tool_calls")
             return
         for number, call in enumerate(calls):
             called = await box.call(call) if number < _CALLS else box.refused(call, most=_CALLS)
-            talk.messages.append(called.message)
+            conversation.messages.append(called.message)
             failures += called.failure is not None
             if called.failure and max_failures is not None and failures > max_failures:
-                talk.end(called.failure)
+                conversation.end(called.failure)
                 return
 
 

@@ -53,8 +53,8 @@ async def reflect_and_retry(
     first = await judged(task, _row(task, asked, one, part="first"), reward)
     if first.reward is None or first.reward >= enough:
         return [first]
-    told = reflect.replace("{verdict}", _verdict(first))
-    looking_back: list[Message] = [*asked, one.answer, {"role": "user", "content": told}]
+    summary = reflect.replace("{verdict}", _verdict(first))
+    looking_back: list[Message] = [*asked, one.answer, {"role": "user", "content": summary}]
     [thought] = await policy.generate(looking_back)
     guided = hinted(asked, hint, thought.text)
     [two] = await policy.generate(guided)
@@ -76,5 +76,5 @@ def _row(task: Task, asked: list[Message], completion: Completion, *, part: str)
 def _verdict(row: Experience) -> str:
     """Say how good an answer was, with the reasons that rewards gave."""
     reasons = (row.metadata or {}).get("reward_details") or {}
-    told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    return f"{row.reward:g}" + (f" ({told[:LONGEST]})" if told else "")
+    message = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    return f"{row.reward:g}" + (f" ({message[:LONGEST]})" if message else "")

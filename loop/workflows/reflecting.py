@@ -19,10 +19,10 @@ def hinted(messages: Sequence[Message], hint: str, reflection: str) -> list[Mess
     """
     place = max((i for i, m in enumerate(messages) if m.get("role") == "user"), default=None)
     prompt = "" if place is None else str(messages[place].get("content") or "")
-    told = hint.replace("{reflection}", reflection[:LONGEST]).replace("{prompt}", prompt, 1)
+    summary = hint.replace("{reflection}", reflection[:LONGEST]).replace("{prompt}", prompt, 1)
     if place is None:
-        return [*messages, {"role": "user", "content": told.strip()}]
-    return [*messages[:place], {**messages[place], "content": told}, *messages[place + 1 :]]
+        return [*messages, {"role": "user", "content": summary.strip()}]
+    return [*messages[:place], {**messages[place], "content": summary}, *messages[place + 1 :]]
 
 
 def reflection_row(

@@ -67,13 +67,13 @@ async def step_wise(
     async with opened(environment, policy, at_once=at_once, close_seconds=close_seconds) as world:
         past = _begun(task, await world.reset(task))
         for turn in range(1, max_turns + 1):
-            talk = Conversation(task, policy, messages=past.prompt(history))
-            goes_on = await _asked(talk, is_first=turn == 1)
-            answer = talk.messages[-1]
+            conversation = Conversation(task, policy, messages=past.prompt(history))
+            goes_on = await _asked(conversation, is_first=turn == 1)
+            answer = conversation.messages[-1]
             step = noted(policy, await world.step(answer)) if goes_on else Step(is_done=True)
             if turn == max_turns and not step.is_done:
-                talk.end("max_turns")
-            made = talk.rows()
+                conversation.end("max_turns")
+            made = conversation.rows()
             rows += made
             own += [step.reward] * len(made)
             if step.is_done:

@@ -28,10 +28,10 @@ async def thinking_budget(
     judge as a whole. Noted are `thinking/tokens`, and `thinking/forced` where it was closed. None:
     `max_answer` is `sampling.max_tokens`.
     """
-    talk = Conversation(task, policy)
+    conversation = Conversation(task, policy)
     usual = policy.sampling if isinstance(policy, RolloutPolicy) else Sampling()
     thinks = replace(usual, max_tokens=max_thinking, stop=(*usual.stop, end))
-    thought = await talk.ask(sampling=thinks, begun=opening)
+    thought = await conversation.ask(sampling=thinks, begun=opening)
     note(policy, "thinking/tokens", float(len(thought.token_ids or ())))
     closed = end in thought.text  # its last token may say more
     if thought.finish_reason == "abort" or (thought.finish_reason == "stop" and not closed):
@@ -39,4 +39,4 @@ async def thinking_budget(
     if not closed:
         note(policy, "thinking/forced")
     answers = replace(usual, max_tokens=max_answer or usual.max_tokens)
-    await talk.goes_on(sampling=answers, begun="" if closed else forced)
+    await conversation.goes_on(sampling=answers, begun="" if closed else forced)

@@ -26,18 +26,18 @@ async def tool_calls(
     `tools/malformed`. Raises ConfigError for a task without tools.
     """
     tools = _offered(task)
-    talk = Conversation(task, policy, tools=tools)
-    await talk.ask()
-    calls = talk.messages[-1].get("tool_calls") or []
+    conversation = Conversation(task, policy, tools=tools)
+    await conversation.ask()
+    calls = conversation.messages[-1].get("tool_calls") or []
     names = {one["function"]["name"] for one in tools}
     wrong = next((bad for call in calls if (bad := _wrong(call["function"], names))), None)
     if calls:
         note(policy, "tools/calls", float(len(calls)))
-        talk.end(wrong or "tool_calls")
+        conversation.end(wrong or "tool_calls")
     if wrong:
         note(policy, "tools/unknown" if wrong == "unknown_tool" else "tools/malformed")
         return {"tool_call_match": 0.0}
-    judged = tool_call_match(task, talk.rows()[-1], order=order)
+    judged = tool_call_match(task, conversation.rows()[-1], order=order)
     return {"tool_call_match": judged.value if isinstance(judged, Verdict) else judged}
 
 

@@ -123,8 +123,8 @@ class Named(Operator):
         params = _named(self.params["operator"])[1]
         given = {n: v for n, v in self.params.items() if n not in ("operator", "release")}
         given = {n: v for n, v in given.items() if v != _DEFAULTS[n]}
-        told = ", ".join(f"{n}={v!r}" for n, v in [*params.items(), *given.items()])
-        return f"{self.name}({told}) of Data-Juicer {self.params['release']}"
+        message = ", ".join(f"{n}={v!r}" for n, v in [*params.items(), *given.items()])
+        return f"{self.name}({message}) of Data-Juicer {self.params['release']}"
 
 
 _data_juicer.__name__ = _data_juicer.__qualname__ = "data_juicer"

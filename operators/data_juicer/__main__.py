@@ -15,13 +15,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # some make folders where they are built
         for name, made in sorted(library.operators().items()):
-            of, told = library.kind_of(made), _told(name)
-            counts["usable" if told[0] != "-" else "not as it is"] += 1
-            line = f"{name:<46} {of:<13} {told[0]:<8} {told[1]}".rstrip()
+            of, message = library.kind_of(made), _told(name)
+            counts["usable" if message[0] != "-" else "not as it is"] += 1
+            line = f"{name:<46} {of:<13} {message[0]:<8} {message[1]}".rstrip()
             sys.stdout.write(f"{line}\n")
         os.chdir("/")
-    told = ", ".join(f"{n} {what}" for what, n in sorted(counts.items(), reverse=True))
-    sys.stdout.write(f"{told}\n")
+    message = ", ".join(f"{n} {what}" for what, n in sorted(counts.items(), reverse=True))
+    sys.stdout.write(f"{message}\n")
 
 
 def _told(name: str) -> tuple[str, str]:

@@ -82,8 +82,8 @@ def build(name: str, params: Mapping[str, Any]) -> Any:
     except AbsentError as error:
         raise AbsentError(f"Data-Juicer's `{name}` needs {error}") from error
     except Exception as error:  # the boundary of the library's code
-        told = " ".join(str(error).split()) or type(error).__name__
-        raise OperatorError(f"Data-Juicer's `{name}` cannot be built: {told}") from error
+        message = " ".join(str(error).split()) or type(error).__name__
+        raise OperatorError(f"Data-Juicer's `{name}` cannot be built: {message}") from error
 
 
 def source_of(one: Any) -> str:
@@ -197,10 +197,10 @@ def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
     try:
         return checked.validate_python(value)
     except ValidationError as error:
-        told = error.errors()[0]["msg"]
+        message = error.errors()[0]["msg"]
         raise OperatorError(
             f"parameter `{key}` of Data-Juicer's `{name}` got {value!r} "
-            f"({type(value).__name__}): {told[0].lower()}{told[1:]}"
+            f"({type(value).__name__}): {message[0].lower()}{message[1:]}"
         ) from None
 
 

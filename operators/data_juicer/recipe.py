@@ -76,8 +76,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _keys() -> list[str]:
     """Return the keys that a recipe may have, from Data-Juicer's own list of them all."""
     library.operators()
-    told = files("data_juicer").joinpath("config", "config_all.yaml").read_text(encoding="utf-8")
-    return re.findall(r"^(\w+):", told, re.MULTILINE)
+    message = files("data_juicer").joinpath("config", "config_all.yaml").read_text(encoding="utf-8")
+    return re.findall(r"^(\w+):", message, re.MULTILINE)
 
 
 def _texts(recipe: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:

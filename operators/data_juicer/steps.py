@@ -83,14 +83,14 @@ class Step:
 
     def reason(self, stats: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
         """Say why a sample was not kept, with its statistic."""
-        told = ", ".join(f"{name} {_short(value)}" for name, value in stats.items())
+        message = ", ".join(f"{name} {_short(value)}" for name, value in stats.items())
         if len(stats) == 1 and (interval := self._interval):
-            return f"{told} {interval}"
+            return f"{message} {interval}"
         if not stats:
             named = [v for k, v in self.params.items() if k == "field_key" and v in fields]
-            told = ", ".join(f"{name} {_short(fields[name])}" for name in named)
+            message = ", ".join(f"{name} {_short(fields[name])}" for name in named)
         params = ", ".join(f"{k}={_short(v)}" for k, v in self.params.items())
-        return f"{told}{': ' if told else ''}not kept by {self.name}({params})"
+        return f"{message}{': ' if message else ''}not kept by {self.name}({params})"
 
     @cached_property
     def _interval(self) -> str:

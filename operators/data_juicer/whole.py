@@ -50,13 +50,13 @@ Dropped = dict[int, str | int]
 def _filter(fields: Mapping[str, Place], judge: Callable[[Dataset], Dropped]) -> Declared:
     def mark(rows: pl.DataFrame) -> pl.DataFrame:
         key, data = id_column(rows.columns), _dataset(rows, fields)
-        told: list[str | None] = [f"there is no text in `{fields.get('text')}`"] * rows.height
+        message: list[str | None] = [f"there is no text in `{fields.get('text')}`"] * rows.height
         for place in data.places:
-            told[place] = None
+            message[place] = None
         for place, why in judge(data).items():
             is_row = isinstance(why, int)
-            told[place] = f"repeats {key} {rows[key][why]}" if is_row else why
-        reasons = pl.Series(REASON, told, pl.String)
+            message[place] = f"repeats {key} {rows[key][why]}" if is_row else why
+        reasons = pl.Series(REASON, message, pl.String)
         return rows.with_columns(reasons.is_null().alias(KEEP), reasons)
 
     def mark_all(frame: pl.LazyFrame) -> pl.LazyFrame:
@@ -106,12 +106,12 @@ def _repeats(hashed: Dataset, left: set[int]) -> Dropped:
 def _selected(op: Any, name: str, params: Mapping[str, Any], data: Dataset) -> Dropped:
     left = set(op.process(data).places)
     field = str(params.get("field_key", ""))
-    told = ", ".join(f"{k}={v!r}" for k, v in params.items())
+    message = ", ".join(f"{k}={v!r}" for k, v in params.items())
     gone: Dropped = {}
     for place, one in zip(data.places, data, strict=True):
         if place not in left:
             value = f"{field} {_at(one, field)!r}: " if field else ""
-            gone[place] = f"{value}not selected by {name}({told})"
+            gone[place] = f"{value}not selected by {name}({message})"
     return gone
 
 

@@ -131,10 +131,10 @@ def boundary(name: str) -> Iterator[None]:
     except RlakeError:
         raise
     except Exception as error:  # the boundary of the library's code
-        told = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         raise OperatorError(
-            f"Data-Juicer's `{name}` fails on a plain text with {type(error).__name__}: {told}; if "
-            "it reads other fields than `text`, name their columns in `columns`"
+            f"Data-Juicer's `{name}` fails on a plain text with {type(error).__name__}: {message}; "
+            "if it reads other fields than `text`, name their columns in `columns`"
         ) from error
 
 

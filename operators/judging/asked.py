@@ -83,8 +83,8 @@ def listed(answer: Any, name: str, length: int) -> Sequence[Any]:
 
 
 def _said(message: Message) -> Any:
-    told = {k: v for k, v in message.items() if k in ("content", "tool_calls") and v}
-    return told.get("content") if list(told) == ["content"] else told
+    summary = {k: v for k, v in message.items() if k in ("content", "tool_calls") and v}
+    return summary.get("content") if list(summary) == ["content"] else summary
 
 
 def _cut(text: str) -> str:

@@ -90,7 +90,7 @@ def _read(said: Any) -> str:
 def _verdict(won: list[float], failed: list[BaseException]) -> Verdict:
     if not won:
         return Verdict(None, str(failed[0])[:500] if failed else "it is alone in its group")
-    told = f"{sum(won):g} of {len(won)} comparisons won"
+    message = f"{sum(won):g} of {len(won)} comparisons won"
     return Verdict(
-        sum(won) / len(won), f"{told}; {len(failed)} without an answer" if failed else told
+        sum(won) / len(won), f"{message}; {len(failed)} without an answer" if failed else message
     )

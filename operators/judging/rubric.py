@@ -57,8 +57,8 @@ async def rubric(
     met = await answer(asker(judge), question, read, tries=tries)
     reached = sum(weight for (_, weight), one in zip(weighted, met, strict=True) if one)
     missed = [name for name, one in zip(names, met, strict=True) if not one]
-    told = f"not met: {'; '.join(missed)}"[:500] if missed else None
-    return Verdict(reached / sum(weight for _, weight in weighted), told)
+    message = f"not met: {'; '.join(missed)}"[:500] if missed else None
+    return Verdict(reached / sum(weight for _, weight in weighted), message)
 
 
 def _weighted(criteria: Sequence[Any]) -> list[tuple[str, float]]:

@@ -53,8 +53,8 @@ def drop_near_duplicates(
         blocks = blocks_of(units, texts if same_numbers else None)
         return minhash.first_alike(texts, blocks, threshold=threshold, length=shingle)
 
-    told = f"{{:.2f}} of their {shingle}-character pieces are the same, {threshold:g} is enough"
-    return _first_stays(column, within, find, told)
+    message = f"{{:.2f}} of their {shingle}-character pieces are the same, {threshold:g} is enough"
+    return _first_stays(column, within, find, message)
 
 
 @operator("filter")
@@ -88,8 +88,8 @@ def drop_near_embeddings(
         blocks = blocks_of(units, texts if same_numbers else None)
         return cosine.first_alike(vectors, blocks, threshold=threshold)
 
-    told = f"their vectors have a cosine of {{:.2f}}, {threshold:g} is enough"
-    return _first_stays(column, within, find, told)
+    message = f"their vectors have a cosine of {{:.2f}}, {threshold:g} is enough"
+    return _first_stays(column, within, find, message)
 
 
 def _check_share(threshold: float) -> None:

@@ -39,8 +39,8 @@ def blocks_of(units: Sequence[object], texts: Sequence[str] | None) -> np.ndarra
     [0, 0, 1]
     """
     known: dict[object, int] = {}
-    told = [()] * len(units) if texts is None else [_numbers(text) for text in texts]
-    keys = zip(units, told, strict=True)
+    message = [()] * len(units) if texts is None else [_numbers(text) for text in texts]
+    keys = zip(units, message, strict=True)
     return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
 
 

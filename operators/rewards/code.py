@@ -59,10 +59,10 @@ async def code_tests(
     >>> asyncio.run(code_tests(task, said))
     Verdict(value=1.0, detail='2 of 2 passed')
     """
-    told = (task.metadata or {}).get("tests")
-    if not told:
+    message = (task.metadata or {}).get("tests")
+    if not message:
         return None
-    tests: list[Any] = [told] if isinstance(told, str) else list(told)
+    tests: list[Any] = [message] if isinstance(message, str) else list(message)
     limits = Limits(
         seconds=float(seconds), memory=memory_mb << 20, unconfined=sandbox == "unconfined"
     )
@@ -87,8 +87,8 @@ async def _statements(code: str, tests: Sequence[str], limits: Limits) -> tuple[
     ended = await run_python(program, stdin=f"{mark}\n", limits=limits)
     if ended.how != "done":
         return 0, ended.detail
-    told = re.findall(rf"^{mark} (\d{{1,9}})(?: (.*))?$", ended.output, re.MULTILINE)
-    passed, why = told[-1] if told else ("0", "error: it ended before the tests")
+    message = re.findall(rf"^{mark} (\d{{1,9}})(?: (.*))?$", ended.output, re.MULTILINE)
+    passed, why = message[-1] if message else ("0", "error: it ended before the tests")
     if int(passed) > len(tests):  # the code itself said so
         return 0, "error: it ended before the tests"
     return int(passed), why or None
@@ -103,8 +103,8 @@ async def _programs(
         if ended.how == "done" and _lines(ended.output) == _lines(str(test["output"])):
             passed += 1
             continue
-        told = f"printed {ended.output[:100]!r}" if ended.how == "done" else ended.detail
-        why = why or told
+        message = f"printed {ended.output[:100]!r}" if ended.how == "done" else ended.detail
+        why = why or message
         if ended.how == "timeout":  # the others would take as long each
             break
     return passed, why

@@ -38,8 +38,11 @@ def countdown(
     >>> countdown(task, Experience(task_id="t", response_text="<answer>8/(3-8/3)</answer>"))
     1.0
     """
-    told = task.metadata or {}
-    numbers, target = told.get("numbers", told.get("nums")), told.get("target", task.answer)
+    message = task.metadata or {}
+    numbers, target = (
+        message.get("numbers", message.get("nums")),
+        message.get("target", task.answer),
+    )
     if numbers is None or target is None:
         return None
     try:

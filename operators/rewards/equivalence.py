@@ -46,8 +46,8 @@ async def math_equivalence(
     if task.answer is None:
         return None
     asked = marked(task.answer)[-_LONGEST:], marked(reply(experience))[-_LONGEST:]
-    told = await asyncio.to_thread(_compare, *asked, float(seconds))
-    value, detail = json.loads(told)
+    message = await asyncio.to_thread(_compare, *asked, float(seconds))
+    value, detail = json.loads(message)
     return Verdict(value, detail) if detail else value
 
 
@@ -95,10 +95,10 @@ def _free() -> BoundedSemaphore:
 def _compare(gold: str, text: str, seconds: float) -> str:
     with _free():
         one = _idle.pop() if _idle else _Comparing()
-        told = one.ask(gold, text, seconds)
-        if told:
+        message = one.ask(gold, text, seconds)
+        if message:
             _idle.append(one)
-            return told
+            return message
         one.close()
     raise TimeoutError(f"the answers were not compared within {seconds:g} s")
 

@@ -48,14 +48,14 @@ def tool_call_match(
 
 
 def _expected(task: Task) -> list[Any] | None:
-    told = (task.metadata or {}).get("tool_calls")
-    if told is None and task.answer is not None:
+    message = (task.metadata or {}).get("tool_calls")
+    if message is None and task.answer is not None:
         try:
-            told = json.loads(task.answer)
+            message = json.loads(task.answer)
         except ValueError:
             return None
-    told = [told] if isinstance(told, Mapping) else told
-    return told if isinstance(told, list) else None
+    message = [message] if isinstance(message, Mapping) else message
+    return message if isinstance(message, list) else None
 
 
 def _calls(task: Task, experience: Experience) -> Iterable[Any]:

@@ -273,8 +273,8 @@ def _refuse_files(folder: str) -> bool:
     for path, rights in allowed.items():
         if Path(path).exists():
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            told = (rights & every).to_bytes(8, "little") + opened.to_bytes(4, "little")
-            _check(_libc.syscall(445, rules, 1, told, 0), f"landlock_add_rule {path}")
+            message = (rights & every).to_bytes(8, "little") + opened.to_bytes(4, "little")
+            _check(_libc.syscall(445, rules, 1, message, 0), f"landlock_add_rule {path}")
             os.close(opened)
     _check(_libc.syscall(446, rules, 0), "landlock_restrict_self")
     os.close(rules)

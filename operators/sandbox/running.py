@@ -111,7 +111,7 @@ def protection() -> str:
 
 
 async def _run(folder: str, stdin: str, limits: Limits) -> Ended:
-    told, tells = os.pipe()
+    message, tells = os.pipe()
     machine = os.uname().machine
     calls = {
         "isolated": allowed(machine, namespaces=True),
@@ -131,7 +131,7 @@ async def _run(folder: str, stdin: str, limits: Limits) -> Ended:
             start_new_session=True,
         )  # fmt: skip
     except BaseException:
-        os.close(told)
+        os.close(message)
         raise
     finally:
         os.close(tells)
@@ -139,13 +139,13 @@ async def _run(folder: str, stdin: str, limits: Limits) -> Ended:
         printed = await _printed(process, stdin.encode(), limits)
         if printed is None:
             return Ended("timeout", -signal.SIGKILL, "", "", isolated=False)
-        said = json.loads(os.read(told, 4096) or b"{}")
+        said = json.loads(os.read(message, 4096) or b"{}")
         return _ended(said, *printed, limits)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-        os.close(told)
+        os.close(message)
 
 
 async def _printed(
@@ -197,9 +197,9 @@ def _ended(said: dict[str, Any], output: bytes, errors: bytes, limits: Limits) -
             f"code under test cannot be confined here: {said['refused']}; where you know what it "
             "does, `sandbox: unconfined` of `code_tests` runs it all the same"
         )
-    told = errors.decode(errors="replace")
+    message = errors.decode(errors="replace")
     if not said:
-        raise JobError(f"the sandbox broke: {told.strip()[-300:] or 'it did not say why'}")
+        raise JobError(f"the sandbox broke: {message.strip()[-300:] or 'it did not say why'}")
     code, isolated = int(said.get("code", -signal.SIGKILL)), bool(said.get("isolated"))
     how: How
     if max(len(output), len(errors)) > limits.output:
@@ -211,9 +211,9 @@ def _ended(said: dict[str, Any], output: bytes, errors: bytes, limits: Limits) -
     elif code < 0:
         how = "crash"
     else:
-        how = "done" if code == 0 else _by_its_words(told, isolated=isolated)
+        how = "done" if code == 0 else _by_its_words(message, isolated=isolated)
     kept = output[: limits.output].decode(errors="replace")
-    return Ended(how, code, kept, told[-limits.output :], isolated=isolated)
+    return Ended(how, code, kept, message[-limits.output :], isolated=isolated)
 
 
 def _by_its_words(errors: str, *, isolated: bool) -> How:

@@ -57,8 +57,8 @@ class Stored:
         sample = self.read(np.arange(0, self.height, every), rest)
         sizes = np.full(self.height, sample.estimated_size() / max(sample.height, 1))
         if tokens:
-            told = self.light(["num_tokens"])["num_tokens"].fill_null(0).to_numpy()
-            sizes = sizes + told * sum(_TOKEN_BYTES[n] for n in tokens)
+            message = self.light(["num_tokens"])["num_tokens"].fill_null(0).to_numpy()
+            sizes = sizes + message * sum(_TOKEN_BYTES[n] for n in tokens)
         return sizes
 
     def light(self, columns: Sequence[str]) -> pl.DataFrame:

@@ -52,8 +52,8 @@ def _table(source: Table, past: Store, columns: Sequence[str], addresses: pl.Ser
     aliases = [c.alias for c in source.side if c.alias in columns]
     beside = None
     if is_asked:
-        told = _asked(source, past, key, aliases)
-        rows = rows.join(told, on=key, how="inner", nulls_equal=True, maintain_order="left")
+        message = _asked(source, past, key, aliases)
+        rows = rows.join(message, on=key, how="inner", nulls_equal=True, maintain_order="left")
         beside = rows.select(aliases) if aliases else None
     base = Stored.at(past, source.table, rows["_rowid"].to_numpy().astype(np.uint64))
     types = {**base.schema, **({} if beside is None else beside.schema)}

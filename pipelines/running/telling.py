@@ -47,8 +47,8 @@ class Told:
     @property
     def dropped(self) -> tuple[Dropped, ...]:
         """How many rows went so far, by operator and reason."""
-        told = zip(self.labels, self._reasons, strict=True)
-        return tuple(Dropped(label, r, n) for label, found in told for r, n in found.items())
+        message = zip(self.labels, self._reasons, strict=True)
+        return tuple(Dropped(label, r, n) for label, found in message for r, n in found.items())
 
     @property
     def empty(self) -> tuple[str, ...]:

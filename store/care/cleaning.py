@@ -70,10 +70,10 @@ def would_free(dataset: lance.LanceDataset, versions: Sequence[int]) -> int:
     """Return the bytes that `remove` would free."""
     if not versions:
         return 0
-    told = dataset.explain_cleanup_old_versions(
+    message = dataset.explain_cleanup_old_versions(
         versions=list(versions), error_if_tagged_old_versions=False
     )
-    return told.stats.bytes_removed
+    return message.stats.bytes_removed
 
 
 def orphans(dataset: lance.LanceDataset, *, older_than: float = ORPHAN_SECONDS) -> list[Path]:

@@ -160,8 +160,10 @@ def _alone(store: "Store") -> Iterator[str | None]:
 
 def _who(note: Path) -> str:
     try:
-        told = json.loads(note.read_text())
-        return f"process {told['pid']} on {told['host']} maintains it since {told['since']}"
+        message = json.loads(note.read_text())
+        return (
+            f"process {message['pid']} on {message['host']} maintains it since {message['since']}"
+        )
     except (OSError, ValueError, KeyError):  # it has only just begun
         return "another process maintains it"
 

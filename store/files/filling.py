@@ -129,12 +129,12 @@ class ExperienceFill:
         taskset, split = values_of(rows, "taskset"), values_of(rows, "split")
         metadata = values_of(rows, "task_metadata")
         tasks = []
-        for i, talk in enumerate(talks):
-            if talk is None:
+        for i, conversation in enumerate(talks):
+            if conversation is None:
                 raise RowError(i, "an experience needs `task_id`, `prompt_text` or `messages`")
             tasks.append(
                 Task(
-                    messages=talk.prompt,
+                    messages=conversation.prompt,
                     answer=answer[i],
                     taskset=taskset[i] or self._defaults.taskset,
                     split=split[i] or self._defaults.split,
@@ -228,16 +228,16 @@ def _with_texts(rows: pa.Table, talks: Sequence[_Conversation | None]) -> pa.Tab
     whole: list[str | None] = []
     prompts, responses = values_of(rows, "prompt_text"), values_of(rows, "response_text")
     turns = values_of(rows, "num_turns")
-    for i, talk in enumerate(talks):
-        whole.append(talk.text if talk else None)
-        if talk is None:
+    for i, conversation in enumerate(talks):
+        whole.append(conversation.text if conversation else None)
+        if conversation is None:
             continue
         if prompts[i] is None:
-            prompts[i] = last_question(talk.prompt)
+            prompts[i] = last_question(conversation.prompt)
         if responses[i] is None:
-            responses[i] = talk.said
+            responses[i] = conversation.said
         if turns[i] is None:
-            turns[i] = sum(m["role"] == "assistant" for m in talk.messages)
+            turns[i] = sum(m["role"] == "assistant" for m in conversation.messages)
     rows = with_column(rows, "messages", whole, TEXT)
     rows = with_column(rows, "prompt_text", prompts, TEXT)
     rows = with_column(rows, "response_text", responses, TEXT)
@@ -250,11 +250,11 @@ def _untrainable(rows: pa.Table, talks: Sequence[_Conversation | None]) -> Itera
     if "token_ids" in rows.column_names:
         has_tokens = rows.column("token_ids").is_valid().to_pylist()
     masks = rows.column("loss_mask") if "loss_mask" in rows.column_names else None
-    for i, talk in enumerate(talks):
+    for i, conversation in enumerate(talks):
         if has_tokens[i]:
             if masks is None or not any(masks[i].as_py() or ()):
                 yield "its loss_mask trains no token"
-        elif (why := why_untrainable(talk.messages if talk else ())) is not None:
+        elif (why := why_untrainable(conversation.messages if conversation else ())) is not None:
             yield why
 
 

@@ -33,8 +33,8 @@ class Rejected:
         self.why[why if known else _OTHERS] += 1
         if self.path is None:
             return
-        told = {"file": file, what: number, "reason": why, "content": content}
-        self._lines.append(json_line(told) + "\n")
+        message = {"file": file, what: number, "reason": why, "content": content}
+        self._lines.append(json_line(message) + "\n")
         self._size += len(self._lines[-1])
         if self._size > _MOST_BYTES:
             self._flush(self.path)

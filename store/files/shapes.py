@@ -68,17 +68,17 @@ def rated_pair(chosen: Row | None, rejected: Row | None) -> Line:
     if chosen is None or rejected is None:
         raise LeftOut("its experiences are not both stored")
     talks = _conversation(chosen), _conversation(rejected)
-    good, bad = ([_message(m) for m in talk] for talk in talks)
+    good, bad = ([_message(m) for m in conversation] for conversation in talks)
     why_not = why_no_pair(good, bad)
     if why_not is not None:
         raise LeftOut(why_not)
     same = shared(good, bad)
-    told = {
+    message = {
         "prompt": listed(talks[0][:same]),
         "chosen": listed(talks[0][same:]),
         "rejected": listed(talks[1][same:]),
     }
-    return {**told, **_tools(chosen)}
+    return {**message, **_tools(chosen)}
 
 
 def _pair(chosen: Row | None, rejected: Row | None) -> Line:
@@ -124,18 +124,18 @@ def _tools(row: Row) -> dict[str, Any]:
 
 
 def _text(messages: Any, role: str) -> str:
-    talk = [_message(m) for m in elements(messages)]
-    if [m.get("role") for m in talk] != [role]:
+    conversation = [_message(m) for m in elements(messages)]
+    if [m.get("role") for m in conversation] != [role]:
         raise LeftOut(_NOT_PLAIN)
-    if not isinstance(talk[0].get("content"), str) or talk[0].get("tool_calls"):
+    if not isinstance(conversation[0].get("content"), str) or conversation[0].get("tool_calls"):
         raise LeftOut("a message of it is more than text")
-    return str(talk[0]["content"])
+    return str(conversation[0]["content"])
 
 
 def _sft(row: Row) -> list[Line]:
     """Return a line for each assistant turn: TRL trains on completions, never on prompts."""
-    talk = _conversation(row)
-    return [{**_turn(talk, place), **_tools(row)} for place in _answers(talk)]
+    conversation = _conversation(row)
+    return [{**_turn(conversation, place), **_tools(row)} for place in _answers(conversation)]
 
 
 def _turn(talk: Talk, place: int) -> Line:
@@ -156,17 +156,17 @@ def _answers(talk: Talk) -> list[int]:
 
 
 def _kto(row: Row) -> list[Line]:
-    talk = _conversation(row)
-    line = {**_turn(talk, _answers(talk)[-1]), **_tools(row)}
+    conversation = _conversation(row)
+    line = {**_turn(conversation, _answers(conversation)[-1]), **_tools(row)}
     if row.get("label") is None:
         raise LeftOut("its label is NULL")
     return [{**line, "label": row["label"]}]
 
 
 def _chat(row: Row) -> list[Line]:
-    talk = _conversation(row)
-    has_text = row.get("messages") and len(talk) == len(elements(str(row["messages"])))
-    whole: Raw = one_line(str(row["messages"])) if has_text else listed(talk)
+    conversation = _conversation(row)
+    has_text = row.get("messages") and len(conversation) == len(elements(str(row["messages"])))
+    whole: Raw = one_line(str(row["messages"])) if has_text else listed(conversation)
     return [{"messages": whole} | _tools(row)]
 
 

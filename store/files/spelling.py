@@ -230,12 +230,12 @@ def _is_list_of_json(node: Mapping[str, Any]) -> bool:
 
 def _of(node: dict[str, Any], name: str, value: Any, path: Any) -> dict[str, Any]:
     """Return the part of a value, but where its path is worked out row by row."""
-    told = path.get("literal", {}).get("text") if path.get("class") == "CONSTANT" else None
-    if told is None:
+    message = path.get("literal", {}).get("text") if path.get("class") == "CONSTANT" else None
+    if message is None:
         return node
-    if _steps(str(told)) is None:
+    if _steps(str(message)) is None:
         raise QueryError(
-            f"the path {told!r} in the SELECT over `input` is none, or chooses several values; "
+            f"the path {message!r} in the SELECT over `input` is none, or chooses several values; "
             "take them from a list: `list_transform(column::JSON[], lambda x: x->'content')`"
         )
     return _call(name, value, path) | {"alias": node.get("alias", "")}

@@ -16,5 +16,5 @@ def read_text(path: Path, *, what: str = "") -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        told = getattr(error, "strerror", None) or "it is not text in UTF-8"
-        raise InputError(f"cannot read {what}`{path}`: {told}") from error
+        message = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise InputError(f"cannot read {what}`{path}`: {message}") from error

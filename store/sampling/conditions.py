@@ -86,9 +86,9 @@ class Conditions:
             return kept
         # a subquery is a join, and a join may give the rows in any order
         placed = rows.append_column(_PLACE, pa.array(np.arange(len(rows))))
-        told = f"SELECT coalesce(({self._where}\n), false) FROM new_rows AS {self._table}"
-        told = self._ask(placed, f"{told} ORDER BY {_PLACE}")
-        return kept & told.column(0).to_numpy(zero_copy_only=False)
+        message = f"SELECT coalesce(({self._where}\n), false) FROM new_rows AS {self._table}"
+        message = self._ask(placed, f"{message} ORDER BY {_PLACE}")
+        return kept & message.column(0).to_numpy(zero_copy_only=False)
 
     def _version(self, name: str) -> int:
         if self._until is not None and name in self._until:

@@ -46,8 +46,8 @@ class Supply:
 
     def __str__(self) -> str:
         if self.parts:
-            told = "; ".join(f"`{name}`: {part}" for name, part in self.parts.items())
-            return f"need {self.need} {self.unit} of {len(self.parts)} sources ({told})"
+            message = "; ".join(f"`{name}`: {part}" for name, part in self.parts.items())
+            return f"need {self.need} {self.unit} of {len(self.parts)} sources ({message})"
         weightless = f", {self.weightless} of priority 0" if self.weightless else ""
         return (
             f"need {self.need} {self.unit}, have {self.fresh} fresh, {self.stale} stale, "

@@ -108,12 +108,12 @@ class Mixture:
 
     def parameters(self) -> dict[str, Any]:
         """Return what describes it, as values of JSON."""
-        told = {}
+        message = {}
         for name, source in self._sources.items():
             at = source.at if source.at is None or isinstance(source.at, str) else dict(source.at)
             known = {"share": source.share, "at": at, **self._samplers[name].parameters()}
-            told[name] = {k: v for k, v in known.items() if v is not None}
-        return {"strategy": "mixed", "sources": told}
+            message[name] = {k: v for k, v in known.items() if v is not None}
+        return {"strategy": "mixed", "sources": message}
 
     def split(self, n: int, step: int) -> dict[str, int]:
         """Return how many units each source gives to a step of `n`."""
@@ -167,10 +167,10 @@ class Mixture:
     ) -> Draw:
         """Draw again what an earlier attempt drew for this step; the rest is as recorded."""
         self._refresh()
-        told = weights if weights is not None else [1.0] * len(ids)
+        message = weights if weights is not None else [1.0] * len(ids)
         parts = [
             self._samplers[name].redraw(
-                [ids[i] for i in at], step=step, weights=[told[i] for i in at]
+                [ids[i] for i in at], step=step, weights=[message[i] for i in at]
             )
             for name, at in self._by_source(ids, sources)
         ]
@@ -326,8 +326,8 @@ def _check_shares(sources: Mapping[str, Source]) -> None:
             raise QueryError(f"the share of source `{name}` must be above 0, got {source.share}")
     total = sum(source.share for source in sources.values())
     if abs(total - 1) > _TOLERANCE:
-        told = " + ".join(f"{source.share:g}" for source in sources.values())
-        raise QueryError(f"the shares of a mixture must add up to 1, got {told} = {total:g}")
+        message = " + ".join(f"{source.share:g}" for source in sources.values())
+        raise QueryError(f"the shares of a mixture must add up to 1, got {message} = {total:g}")
 
 
 def _walk(step: int, period: int) -> Fraction:

@@ -236,14 +236,14 @@ class Sampler:
         self.refresh()
         ids, weights = self._once(ids), None if weights is None else self._once(weights)
         units = self._index.find(ids)
-        told = np.ones(len(units))
+        message = np.ones(len(units))
         if weights is not None:  # of a group, rows that could not be used were recorded with 0
             named, at = np.unique(self._index.unit_of(ids), return_inverse=True)
             largest = np.zeros(len(named))
             np.maximum.at(largest, at, weights)
-            told = largest[np.searchsorted(named, units)]
+            message = largest[np.searchsorted(named, units)]
         used = ids if weights is None else [i for i, w in zip(ids, weights, strict=True) if w]
-        draw = self._take(step, units, told, again=(ids, used))
+        draw = self._take(step, units, message, again=(ids, used))
         return replace(draw, drawn_from=dict(drawn_from)) if drawn_from else draw
 
     def restore(self, ids: Sequence[str], *, sources: Sequence[str | None] | None = None) -> None:
@@ -288,8 +288,8 @@ class Sampler:
         rows = attach(self._store, rows, sides, until=draw.drawn_from)
         named = [c.alias for c in sides if c.alias in REPLACEABLE]
         values = [pl.struct(name=pl.lit(n), value=pl.col(n).cast(pl.Float64)) for n in named]
-        told = pl.concat_list(values) if values else pl.lit(None, _NAMED)
-        return rows.with_columns(replaced=told.cast(_NAMED))
+        message = pl.concat_list(values) if values else pl.lit(None, _NAMED)
+        return rows.with_columns(replaced=message.cast(_NAMED))
 
     def _dataset(self) -> lance.LanceDataset:
         if not self._store.is_past:

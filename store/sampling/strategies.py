@@ -161,8 +161,8 @@ def canonical(parameters: dict[str, Any]) -> str:
     >>> canonical({"strategy": "fifo", "name": None})
     '{"strategy":"fifo"}'
     """
-    told = {key: value for key, value in parameters.items() if value is not None}
-    return json.dumps(told, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    message = {key: value for key, value in parameters.items() if value is not None}
+    return json.dumps(message, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
 STRATEGIES: dict[str, type[Fifo] | type[Uniform] | type[Prioritized]] = {

@@ -65,11 +65,11 @@ class Withdrawn:
         """Tell which rows were taken back; None: none of any."""
         if not self._gone:
             return None
-        told = is_gone(self._table, self._gone, self._kept)
+        message = is_gone(self._table, self._gone, self._kept)
         for name in _REFERS.get(self._table, ()):
-            told |= pl.col(name).is_in(self._experiences.implode())
+            message |= pl.col(name).is_in(self._experiences.implode())
         frame = pl.DataFrame(pl.from_arrow(rows.select(sorted(self.columns))))
-        return frame.select(gone=told)["gone"].to_numpy()
+        return frame.select(gone=message)["gone"].to_numpy()
 
     def _read(self, name: str) -> bool:
         dataset, tail = self._store.dataset(name), self._tails[name]

@@ -28,13 +28,13 @@ def experiences(row: Row) -> list[Ours]:
 
 def tasks(row: Row) -> list[Ours]:
     """Give what was asked; the last answer is the reference."""
-    talk = elements(experiences(row)[0]["messages"])
-    last = json.loads(talk[-1])
+    conversation = elements(experiences(row)[0]["messages"])
+    last = json.loads(conversation[-1])
     if last["role"] != "assistant":
-        return [{"messages": listed(talk)}]
+        return [{"messages": listed(conversation)}]
     content = last.get("content")
     answer = content if isinstance(content, str) else None
-    return [{"messages": listed(talk[:-1]), "answer": answer}]
+    return [{"messages": listed(conversation[:-1]), "answer": answer}]
 
 
 def _answered(row: Row) -> list[Ours]:
@@ -90,8 +90,8 @@ def _tokens(choice: dict[str, str], response: dict[str, str]) -> Ours:
     prompt = json.loads(response.get("prompt_token_ids", choice.get("prompt_token_ids", "null")))
     if not sampled or not prompt:
         return {}
-    told: Any = json.loads(choice.get("logprobs", "null"))
-    each = told.get("content") if isinstance(told, dict) else None
+    message: Any = json.loads(choice.get("logprobs", "null"))
+    each = message.get("content") if isinstance(message, dict) else None
     return aligned(prompt, sampled, logprobs=[t["logprob"] for t in each] if each else None)
 
 

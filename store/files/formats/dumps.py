@@ -65,15 +65,15 @@ def tokens(row: Row) -> list[Ours]:
             raise wrong(f"`{name}` must be a list of token ids, got {short(ids)}")
     said = _first(row, "response_text", "response", "completion")
     asked = _first(row, "prompt_text", "prompt")
-    talk = [message("user", asked)] if asked is not None else []
-    made = [*talk, *([message("assistant", said)] if said is not None else [])]
+    conversation = [message("user", asked)] if asked is not None else []
+    made = [*conversation, *([message("assistant", said)] if said is not None else [])]
     return [
         {
             "messages": listed(made),
-            "num_asked": len(talk),
+            "num_asked": len(conversation),
             "prompt_text": asked,
             "response_text": said,
-            "task_metadata": None if talk else dumps({"prompt_ids": prompt}),
+            "task_metadata": None if conversation else dumps({"prompt_ids": prompt}),
             "reward": row.number("reward"),
             "metadata": others(row, _TOKENS),
         }

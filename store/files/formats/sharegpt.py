@@ -32,11 +32,11 @@ def experiences(row: Row) -> list[Ours]:
 
 def tasks(row: Row) -> list[Ours]:
     """Give what was asked; the last answer is the reference."""
-    talk = _talk(row)
-    last = json.loads(talk[-1])
+    conversation = _talk(row)
+    last = json.loads(conversation[-1])
     if last["role"] != "assistant":
-        return [{"messages": listed(talk)}]
-    return [{"messages": listed(talk[:-1]), "answer": last.get("content")}]
+        return [{"messages": listed(conversation)}]
+    return [{"messages": listed(conversation[:-1]), "answer": last.get("content")}]
 
 
 def _talk(row: Row) -> list[Raw]:

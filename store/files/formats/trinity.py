@@ -56,11 +56,11 @@ def experiences(row: Row) -> list[Ours]:
 
 def _told(written: Any) -> dict[str, Any]:
     """Return what the pickle tells of the experience, in the types that it has there."""
-    told = {k: v for k, v in written["items"][0].items() if v is not None}
+    message = {k: v for k, v in written["items"][0].items() if v is not None}
     for name, kind in _TOLD.items():
-        if not isinstance(told.get(name, kind()), kind):
-            raise ValueError(f"`{name}` is {short(told[name])}")
-    return told
+        if not isinstance(message.get(name, kind()), kind):
+            raise ValueError(f"`{name}` is {short(message[name])}")
+    return message
 
 
 def _parts(blob: bytes) -> tuple[bytes, dict[str, Any]]:
@@ -101,11 +101,11 @@ def _experience(row: Row, told: dict[str, Any], tensors: dict[str, Any]) -> Ours
     start = told.get("prompt_length", len(tokens) - size)
     eid = told.get("eid") or {}
     asked = {"batch": eid.get("batch"), "task": row.get("task_id")}
-    talk = told.get("messages") or _talk(told)
-    has_prompt = bool(talk) or told.get("prompt_text") is not None
+    conversation = told.get("messages") or _talk(told)
+    has_prompt = bool(conversation) or told.get("prompt_text") is not None
     ours = aligned(tokens[:start], tokens[start:], logprobs=mine.get("logprobs"), mask=mask)
     ours |= {
-        "messages": dumps(talk),
+        "messages": dumps(conversation),
         "prompt_text": told.get("prompt_text"),
         "response_text": told.get("response_text"),
         "tools": dumps(told["tools"]) if told.get("tools") else None,
@@ -124,8 +124,12 @@ def _experience(row: Row, told: dict[str, Any], tensors: dict[str, Any]) -> Ours
 
 def _talk(told: dict[str, Any]) -> list[dict[str, str]]:
     asked, said = told.get("prompt_text"), told.get("response_text")
-    talk = [] if asked is None else [{"role": "user", "content": asked}]
-    return talk if said is None or not talk else [*talk, {"role": "assistant", "content": said}]
+    conversation = [] if asked is None else [{"role": "user", "content": asked}]
+    return (
+        conversation
+        if said is None or not conversation
+        else [*conversation, {"role": "assistant", "content": said}]
+    )
 
 
 def _metrics(given: Any) -> list[dict[str, Any]] | None:
