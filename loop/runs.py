@@ -125,9 +125,8 @@ def recorded(job: Job, *, start_step: int) -> Iterator[None]:
         with interrupting.last_words(partial(end, "interrupted")):
             yield
     except BaseException as error:
-        is_told = interrupting.is_told() or isinstance(error, KeyboardInterrupt)
         text = str(error) or type(error).__name__
-        end("interrupted" if is_told else "failed", text[:2000])
+        end("interrupted" if interrupting.caused(error) else "failed", text[:2000])
         raise
     end("done")
 

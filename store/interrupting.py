@@ -45,9 +45,17 @@ def exit_code() -> int:
     return 128 + (_told[0] if _told else signal.SIGINT)
 
 
-def is_told() -> bool:
-    """Tell whether this process was told to end."""
-    return bool(_told)
+def caused(error: BaseException) -> bool:
+    """Tell whether an error is what became of an interrupt.
+
+    DuckDB handles SIGINT itself while a query runs, so that no handler of ours hears of it.
+    """
+    by_library = ("KeyboardInterrupt", "Query interrupted")
+    return (
+        bool(_told)
+        or isinstance(error, KeyboardInterrupt)
+        or any(text in str(error) for text in by_library)
+    )
 
 
 @contextmanager

@@ -49,11 +49,11 @@ SKIPPED = """
 
 UNTRUE = """
     WITH served AS (
-        SELECT *, unnest(segments) AS segment, unnest(digests) AS digest
+        SELECT *, unnest(segments) AS segment, unnest(digests) AS weights
         FROM experiences SEMI JOIN policies USING (run_id)
         WHERE source = 'explorer' AND segments IS NOT NULL)
     SELECT 'weights' AS what, experience_id FROM served
-    ANTI JOIN policies p ON p.run_id = served.run_id AND p.digest = served.digest
+    ANTI JOIN policies p ON p.run_id = served.run_id AND p.digest = served.weights
         AND p.policy_version = served.segment.policy_version
     UNION ALL
     SELECT 'tokens', experience_id FROM experiences

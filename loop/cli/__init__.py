@@ -126,8 +126,7 @@ def run(args: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001  the boundary of the program
         from ...store import interrupting
 
-        if not (interrupting.is_told() or "KeyboardInterrupt" in str(error)):
-            # else it is what a library makes of having been interrupted
+        if not interrupting.caused(error):
             return _failed(error)
         code = INTERRUPTED
     if code == INTERRUPTED:

@@ -130,6 +130,8 @@ class Run:
         is_older = pl.lit(now.is_everything)
         if not self._maker.is_replacing:  # else whatever the source was
             is_older &= pl.col("source") == self._plan.source
+            # a query of its own may leave out what this definition did before
+            is_older &= pl.col("definition") != now.definition
         ids, left = held.light([key])[key], now.left
         return Before(
             ran["lineage_id"],

@@ -39,12 +39,13 @@ def maintain(
     with _alone(store) as busy:
         if busy:
             return Report((), (), perf_counter() - began, busy=busy)
+        names = [n for n in TABLES if not only_due or _is_due(store, n, grace=grace)]
+        before = {n: look(store, n, measured=not only_due) for n in names}
         if not dry_run and not only_due:
             _free(store, grace=grace)
         forgotten = () if only_due else retention.apply(store, dry_run=dry_run)
-        names = [n for n in TABLES if not only_due or _is_due(store, n, grace=grace)]
         care = _foresee if dry_run else _care
-        tables = tuple(care(store, n, only_due=only_due, grace=grace) for n in names)
+        tables = tuple(care(store, n, before[n], only_due=only_due, grace=grace) for n in names)
         if not dry_run and not only_due:
             vectors.refresh(store)
     return Report(tables, forgotten, perf_counter() - began, is_dry_run=dry_run)
@@ -78,8 +79,7 @@ def _is_due(store: "Store", name: str, *, grace: float) -> bool:
     )
 
 
-def _care(store: "Store", name: str, *, only_due: bool, grace: float) -> Cared:
-    before = look(store, name, measured=not only_due)
+def _care(store: "Store", name: str, before: Look, *, only_due: bool, grace: float) -> Cared:
     left = None
     try:
         dataset = store.open_at(name)
@@ -108,10 +108,9 @@ def _clean(store: "Store", name: str, *, thorough: bool, grace: float) -> None:
         orphan.unlink(missing_ok=True)
 
 
-def _foresee(store: "Store", name: str, *, only_due: bool, grace: float) -> Cared:
+def _foresee(store: "Store", name: str, before: Look, *, only_due: bool, grace: float) -> Cared:
     """Say what `_care` would do."""
     dataset = store.open_at(name)
-    before = look(store, name)
     chosen = compaction.small_files(dataset, thorough=not only_due)
     rows = sum(dataset.get_fragment(i).count_rows() for i in chosen)  # pyright: ignore[reportOptionalMemberAccess]
     merged = -(-rows // compaction.rows_a_file(dataset))

@@ -20,9 +20,10 @@ def rlake(
     monkeypatch.setenv("RLAKE_STORE", str(tmp_path / "lake"))
     monkeypatch.setenv("COLUMNS", "200")
 
-    def call(*args: object, stdin: str = "") -> CompletedProcess[str]:
+    def call(*args: object, stdin: str | None = None) -> CompletedProcess[str]:
         capsys.readouterr()
-        monkeypatch.setattr("sys.stdin", StringIO(stdin))
+        if stdin is not None:
+            monkeypatch.setattr("sys.stdin", StringIO(stdin))
         words = [str(a) for a in args]
         code = run(words)
         said = capsys.readouterr()

@@ -22,7 +22,7 @@ from rlake.loop import cli, monitoring, monitors
 from rlake.loop.config import RunConfig
 from rlake.loop.monitoring import Line, Tracked
 from rlake.loop.run import check, run
-from rlake.store import Store
+from rlake.store import Store, connect
 from rlake.store.errors import ConfigError, MissingExtraError
 
 LOSSES = "SELECT step, value FROM metrics_current WHERE name = 'train/loss' ORDER BY step"
@@ -213,6 +213,7 @@ def test_the_command_says_which_monitors_write_where(
     settings = small("tensorboard").model_dump(mode="json") | {"monitors": specs}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(settings))
     lake = tmp_path / "lake"
+    connect(lake)  # else the configuration is refused before a store is made
     args = ["train", str(tmp_path / "c.yaml"), "--store", str(lake), "--set", "explorer=null"]
     assert cli.run(args) == cli.MISUSED, "there is nothing to train on"
     said = capsys.readouterr().err
