@@ -83,8 +83,11 @@ class Logits(TorchDispatchMode):
         return out
 
 
-WIDER: dict[str, Any] = {"gspo": {"gspo": {"clip": 0.3, "clip_high": 0.3}}}
-"""GSPO's range of 4e-4 is narrower than bfloat16 can tell: which rows it clips would differ."""
+WIDER: dict[str, Any] = {
+    "gspo": {"gspo": {"clip": 0.3, "clip_high": 0.3}},
+    "m2po": {"m2po": {"threshold": 100.0}},
+}
+"""Which rows GSPO's range of 4e-4 clips, and which tokens M2PO leaves out, differs in bfloat16."""
 
 
 @pytest.mark.parametrize("algorithm", [WIDER.get(name, name) for name in names()], ids=names())
