@@ -1,6 +1,7 @@
 """Each law of the design is proven by a default test at least, and by those of the slow tier."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,17 @@ DEFAULT = {
     "14 the cost of a draw": (
         "store/test_sampling_rows.py::test_the_index_takes_less_than_100_bytes_a_row",
     ),
+    "16 a name means one value everywhere": (
+        "loop/test_replay.py::test_a_replaced_reward_is_what_every_choice_of_rows_sees",
+        "loop/test_foreign_tokens.py"
+        "::test_rows_of_a_permuted_alphabet_are_refused_and_the_ways_out_are_named",
+        "loop/test_sampling.py::test_on_policy_ratios_are_one_however_tokens_are_sampled",
+    ),
+    "17 nothing done is not success": (
+        "loop/test_offline.py"
+        "::test_a_run_that_could_train_on_nothing_fails_and_publishes_no_weights",
+        "cli/test_pipelines.py::test_a_pipeline_whose_source_is_empty_did_nothing",
+    ),
     "15 bounded in bytes": (
         "store/test_committing.py::test_a_full_queue_makes_writers_wait_and_says_what_for",
         "store/test_append.py::test_a_stream_is_read_batch_by_batch",
@@ -88,3 +100,19 @@ def test_every_law_is_proven_by_a_default_test(law: str) -> None:
         }
         assert name in found, named
         assert not any("mark.slow" in mark for mark in found[name]), f"{named} is slow"
+
+
+def test_the_table_of_laws_in_the_readme_names_files_of_their_tiers() -> None:
+    text = (TESTS.parent / "README.md").read_text(encoding="utf-8")
+    table = text.partition("| law | default tests |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1:4] for line in table.splitlines()[2:]]
+    assert {number for law, _, _ in rows for number in re.findall(r"\b\d+\b(?= )", law)} == {
+        law.split()[0] for law in DEFAULT
+    }
+    for _, default, slow in rows:
+        for cell, is_slow in ((default, False), (slow, True)):
+            folder = ""
+            for name in re.findall(r"`([\w/.]+\.py)`", cell):
+                folder = name.rpartition("/")[0] or folder
+                marks = (TESTS / folder / name.rpartition("/")[2]).read_text(encoding="utf-8")
+                assert not is_slow or "mark.slow" in marks, name
