@@ -25,11 +25,11 @@ def with_parted(both: pl.LazyFrame, rows: pl.LazyFrame) -> pl.LazyFrame:
     """Leave out pairs of a row and one `_worse` that part at a question."""
     talks = rows.select("experience_id", later()).drop_nulls(LATER)
     worse = talks.select(pl.all().name.suffix("_worse"))
-    message = both.join(talks, on="experience_id", how="left")
-    message = message.join(worse, on="experience_id_worse", how="left")
+    joined = both.join(talks, on="experience_id", how="left")
+    joined = joined.join(worse, on="experience_id_worse", how="left")
     two = pl.struct(LATER, f"{LATER}_worse")
     part = two.map_batches(_parted, return_dtype=pl.Boolean)
-    return message.filter(~part).drop(LATER, f"{LATER}_worse")
+    return joined.filter(~part).drop(LATER, f"{LATER}_worse")
 
 
 def _parted(talks: pl.Series) -> pl.Series:
@@ -37,10 +37,9 @@ def _parted(talks: pl.Series) -> pl.Series:
     if not (good.is_not_null() & bad.is_not_null()).any():
         return pl.Series([False]).new_from_index(0, len(talks))
     read = cache(_read)
-    message = zip(good, bad, strict=True)
+    twos = zip(good, bad, strict=True)
     found = (
-        a is not None and b is not None and why_no_pair(read(a), read(b)) == PARTED
-        for a, b in message
+        a is not None and b is not None and why_no_pair(read(a), read(b)) == PARTED for a, b in twos
     )
     return pl.Series(list(found), dtype=pl.Boolean)
 

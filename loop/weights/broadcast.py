@@ -76,8 +76,7 @@ class Sender:
         self._thread.join(2 * self._seconds)
 
     def _serve(self) -> None:
-        idle = timedelta(seconds=IDLE_SECONDS)
-        store = TCPStore(self._host, self._store.port, None, is_master=False, timeout=idle)
+        store = self._client()
         while not self._is_closed:
             asks = [json.loads(store.queue_pop(_ASKS))]
             while store.queue_len(_ASKS):
@@ -90,6 +89,11 @@ class Sender:
                 except RuntimeError as error:  # who is still there asks again
                     _log.warning("version %d was not sent: %s", version, _line(error))
                     self._groups.clear()
+                    store = self._client()  # an answer to what timed out may still come to the old
+
+    def _client(self) -> TCPStore:
+        idle = timedelta(seconds=IDLE_SECONDS)
+        return TCPStore(self._host, self._store.port, None, is_master=False, timeout=idle)
 
     def _send(
         self, store: TCPStore, version: int, digest: str, asks: Sequence[Mapping[str, Any]]

@@ -27,6 +27,10 @@ class Group:
         self._wait = timedelta(seconds=seconds)
         self._device = "cuda" if backend == "nccl" else "cpu"
         apart = PrefixStore(f"rlake/{name}", store)
+        # of a member that was killed before it came, gloo reads an address that is not there, and
+        # ends the process by a signal; this raises
+        apart.set(f"here/{rank}", "1")
+        apart.wait([f"here/{other}" for other in range(size)], self._wait)
         if backend == "nccl":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = self._wait  # pyright: ignore[reportPrivateUsage]
