@@ -30,6 +30,7 @@ def test_two_processes_reach_the_same_result_as_one(tmp_path: Path, ahead: int):
 
 @pytest.mark.slow
 def test_a_trainer_whose_explorer_failed_ends_at_once_and_says_why(tmp_path: Path):
+    rlake.connect(tmp_path / "lake")  # else nothing is made, and nobody is told
     args = ["small.yaml", "--store", "lake", "--set", "tasks.where=split = 'nowhere'"]
     trainer = start(tmp_path, "train", *args)
     explorer = start(tmp_path, "explore", *args)

@@ -26,8 +26,8 @@ pytestmark = [
 
 STEPS = 80
 SERVED = """
-    SELECT engine, count(DISTINCT digest), count(DISTINCT policy_version), count(*)
-    FROM (SELECT *, unnest(digests) AS digest FROM experiences WHERE run_id = 'quickstart_grpo')
+    SELECT engine, count(DISTINCT weights), count(DISTINCT policy_version), count(*)
+    FROM (SELECT *, unnest(digests) AS weights FROM experiences WHERE run_id = 'quickstart_grpo')
     GROUP BY engine
 """
 
