@@ -1,5 +1,6 @@
 """SQL over the store: a DuckDB session that sees all tables and views, and can only read."""
 
+import atexit
 import json
 import os
 import re
@@ -9,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
+from weakref import WeakSet
 
 import duckdb
 import lance
@@ -43,6 +45,15 @@ _NAMES = "SELECT view_name FROM duckdb_views() UNION ALL SELECT table_name FROM 
 _STANDING = ("tasks_current", "experiences_current", "preferences_current")
 _STANDING += ("scores_standing", "feedback_standing")
 """Views of a table without what was taken back."""
+_timers: WeakSet[threading.Timer] = WeakSet()
+
+
+@atexit.register
+def _stop_timers() -> None:
+    """End the timers that run still: they hold sessions, which must go before DuckDB does."""
+    for timer in list(_timers):
+        timer.cancel()
+        timer.join(1)
 
 
 class Console:
@@ -169,6 +180,7 @@ class Console:
             self._timer = threading.Timer(seconds, self._con.interrupt)
             self._timer.daemon = True
             self._timer.start()
+            _timers.add(self._timer)
         kinds = self._kinds(query, what)
         if kinds == ["EXPLAIN"]:  # with ANALYZE it runs what it explains: that must be a read too
             header = _EXPLAIN.match(query)

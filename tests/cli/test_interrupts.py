@@ -71,6 +71,13 @@ def test_a_query_that_takes_longer_than_it_may_says_so(
     assert run(["sql", "SELECT 1", "--timeout", "60", "--store", lake.uri]) == 0
 
 
+def test_a_query_that_may_take_longer_than_it_does_ends_quietly(tmp_path: Path) -> None:
+    connect(tmp_path / "lake")
+    command = [*RLAKE, "sql", "SELECT 1", "--timeout", "60", "--format", "csv"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("1\n1\n", "")
+
+
 def test_queries_have_a_memory_limit(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
