@@ -42,13 +42,23 @@ def maintain(
         names = [n for n in TABLES if not only_due or _is_due(store, n, grace=grace)]
         before = {n: look(store, n, measured=not only_due) for n in names}
         if not dry_run and not only_due:
-            _free(store, grace=grace)
+            _free(store, grace=_kept(grace, began))
         forgotten = () if only_due else retention.apply(store, dry_run=dry_run)
         care = _foresee if dry_run else _care
-        tables = tuple(care(store, n, before[n], only_due=only_due, grace=grace) for n in names)
+        tables = tuple(
+            care(store, n, before[n], only_due=only_due, grace=_kept(grace, began)) for n in names
+        )
         if not dry_run and not only_due:
             vectors.refresh(store)
     return Report(tables, forgotten, perf_counter() - began, is_dry_run=dry_run)
+
+
+def _kept(grace: float, began: float) -> float:
+    """Return the grace that is left of one that was asked for: it counts from the beginning.
+
+    So the time that other tables take costs no reader a version. No grace is none.
+    """
+    return grace and grace + perf_counter() - began
 
 
 def _free(store: "Store", *, grace: float) -> None:
