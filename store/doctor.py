@@ -56,9 +56,9 @@ def diagnose(store: "Store", *, is_live: IsLive | None = None) -> list[Finding]:
         told = list(_table(store, name))
         broken |= {name for finding in told if finding.level == "error"}
         found += told
-    for name in user_tables.names(store):
+    for name in user_tables.names(store.folder):
         try:
-            rows = user_tables.open_at(store, name).count_rows()
+            rows = user_tables.open_at(store.root, name).count_rows()
             found.append(Finding("ok", f"`{name}` is a table of your own: {number(rows, 'row')}"))
         except StoreError as error:
             broken.add(name)

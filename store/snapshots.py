@@ -136,7 +136,7 @@ def _create(store: "Store", name: str, note: str | None) -> None:
         for table, version in versions.items():
             store.open_for_names(table).tags.create(_tag(store, name), (store.branch_name, version))
         for table, version in of_user.items():
-            user_tables.open_at(store, table).tags.create(_tag(store, name), version)
+            user_tables.open_at(store.root, table).tags.create(_tag(store, name), version)
     tables = [{"name": n, "version": v} for n, v in (versions | of_user).items()]
     store.append("snapshots", [{"name": name, "tables": tables, "note": note}])
 
@@ -241,7 +241,9 @@ def _untag(store: "Store", name: str) -> None:
     tag = _tag(store, name)
     with as_store_error(f"cannot give up the tags of snapshot `{name}`"):
         tagged = [store.open_for_names(table) for table in TABLES]
-        tagged += [user_tables.open_at(store, table) for table in user_tables.names(store)]
+        tagged += [
+            user_tables.open_at(store.root, table) for table in user_tables.names(store.folder)
+        ]
         for table in tagged:
             if tag in table.tags.list():
                 table.tags.delete(tag)

@@ -152,12 +152,12 @@ class Store:
 
     def user_versions(self) -> dict[str, int]:
         """Return the version of each `user_*` table that lies in the store's folder."""
-        return dict(self._pinned_of_user) if self.is_past else user_tables.versions(self)
+        return dict(self._pinned_of_user) if self.is_past else user_tables.versions(self.folder)
 
     def _shown_at(self, name: str, version: int) -> lance.LanceDataset:
         if name in TABLES:
             return self.open_at(name, version)
-        return user_tables.open_at(self, name, version)
+        return user_tables.open_at(self.root, name, version)
 
     def _versions_now(self) -> dict[str, int]:
         """Return versions in which no row refers to one that is missing.
@@ -256,9 +256,9 @@ class Store:
         """
         when = snapshots.find(self, when).versions if isinstance(when, str) else when
         versions = {**self.versions(), **when}
-        of_user = user_tables.names(self)
+        of_user = user_tables.names(self.folder)
         for name, version in when.items():
-            newest = user_tables.open_at(self, name) if name in of_user else self.dataset(name)
+            newest = user_tables.open_at(self.root, name) if name in of_user else self.dataset(name)
             if not 1 <= version <= newest.latest_version:
                 raise NotFoundError(
                     f"table `{name}` has no version {version}, newest is {newest.version}"

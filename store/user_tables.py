@@ -3,30 +3,27 @@
 rlake never writes, merges or cleans them up; a snapshot tags the version that it stands for.
 """
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import lance
 
 from .errors import reading
 
-if TYPE_CHECKING:
-    from .store import Store
-
 PREFIX = "user_"
 
 
-def names(store: "Store") -> list[str]:
-    """Return the names of the user's tables in the store's folder; elsewhere there are none."""
-    found = [] if store.folder is None else store.folder.glob(f"{PREFIX}*.lance")
+def names(folder: Path | None) -> list[str]:
+    """Return the names of the user's tables in a store's folder; elsewhere there are none."""
+    found = [] if folder is None else folder.glob(f"{PREFIX}*.lance")
     return sorted(place.stem for place in found)
 
 
-def open_at(store: "Store", name: str, version: int | None = None) -> lance.LanceDataset:
+def open_at(root: str, name: str, version: int | None = None) -> lance.LanceDataset:
     """Open a table of the user's, at its newest version or an older one."""
     with reading(f"table `{name}`"):
-        return lance.dataset(f"{store.root}/{name}.lance", version=version)
+        return lance.dataset(f"{root}/{name}.lance", version=version)
 
 
-def versions(store: "Store") -> dict[str, int]:
+def versions(folder: Path | None) -> dict[str, int]:
     """Return the newest version of each of the user's tables."""
-    return {name: open_at(store, name).version for name in names(store)}
+    return {name: open_at(str(folder), name).version for name in names(folder)}
