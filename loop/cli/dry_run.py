@@ -28,7 +28,7 @@ def _follows(config: "RunConfig") -> list[str]:
     from ..algorithms import resolve
 
     algorithm, trainer, explorer = resolve(config.algorithm), config.trainer, config.explorer
-    unit = {"group": "group", "pair": "pair"}.get(algorithm.unit, "row")
+    unit = algorithm.unit
     rollouts = (explorer.group_size or algorithm.group_size) if explorer else 1
     lines = [f"a step trains on {counted(trainer.batch_size, unit)}"]
     if unit == "group":

@@ -27,8 +27,8 @@ class Group:
         self._wait = timedelta(seconds=seconds)
         self._device = "cuda" if backend == "nccl" else "cpu"
         apart = PrefixStore(f"rlake/{name}", store)
-        # of a member that was killed before it came, gloo reads an address that is not there, and
-        # ends the process by a signal; this raises
+        # a member that does not come is an error here; in gloo's own rendezvous one that was
+        # killed was once seen to end this process by SIGSEGV
         apart.set(f"here/{rank}", "1")
         apart.wait([f"here/{other}" for other in range(size)], self._wait)
         if backend == "nccl":
