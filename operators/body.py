@@ -51,6 +51,8 @@ class Batches:
     """Whether it also returns ERROR: what went wrong in a row, whose values count all the same."""
     is_quick: bool = False
     """Whether its answers are computed sooner than they would be looked up."""
+    by_group: bool = False
+    """Whether it sees groups: then it gets all rows at once. One without a group is alone."""
 
     @property
     def returned(self) -> Mapping[str, pl.DataType | type[pl.DataType]]:
@@ -227,7 +229,8 @@ def _batches(body: Batches, frame: pl.LazyFrame) -> pl.LazyFrame:
     schema = {**frame.collect_schema(), **body.returned}
 
     def add(rows: pl.DataFrame) -> pl.DataFrame:
-        made = [_one_batch(body, part) for part in rows.iter_slices(BATCH_ROWS)]
+        most = rows.height if body.by_group else BATCH_ROWS
+        made = [_one_batch(body, part) for part in rows.iter_slices(max(most, 1))]
         empty = pl.DataFrame(schema=dict(body.returned))
         return rows.with_columns(pl.concat([empty, *made]).get_columns())
 

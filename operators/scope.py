@@ -25,7 +25,9 @@ def sees_of(body: PlainBody) -> Sees:
         case Explained(rows=rows, reason=reason):
             tells_more = isinstance(reason, pl.Expr) and not _is_by_row(reason)
             return "all" if tells_more else sees_of(rows)
-        case Batches() | Rows():
+        case Batches(by_group=by_group):
+            return "group" if by_group else "row"
+        case Rows():
             return "row"
         case Value(sql=sql):
             tree = syntax(f"SELECT ({sql}\n)", what="the expression")

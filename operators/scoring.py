@@ -19,6 +19,7 @@ from .names import named
 from .provenance import digest, is_ours
 from .verdict import Spec, Verdict, looks_at, with_parameters
 from .waiting import answers
+from .within import places_by_group
 
 SECONDS = 300.0
 """Longest time of one call that waits: a judge that is asked again, or a queue for a sandbox."""
@@ -72,40 +73,31 @@ def score(
     name, function = reward_of(reward)
     version = scorer_version or digest(function)
 
-    def judge(rows: Sequence[Row]) -> dict[str, list[Any]]:
-        shown = [{k: v for k, v in row.items() if k in _SHOWN} for row in rows]
+    def batch(rows: pa.RecordBatch) -> pa.RecordBatch:
+        shown = [{k: v for k, v in row.items() if k in _SHOWN} for row in rows.to_pylist()]
         message = tried(function, shown, at_once=at_once, seconds=seconds)
-        return {
+        made = {
             "reward": [value for (value, _), _ in message],
             "scorer": [name] * len(message),
             "scorer_version": [version] * len(message),
             "detail": [detail if error is None else error for (_, detail), error in message],
             ERROR: [error for _, error in message],
         }
-
-    def batch(rows: pa.RecordBatch) -> pa.RecordBatch:
-        made = judge(rows.to_pylist())
         kinds = (pa.float64(), *[pa.string()] * 4)
         return pa.record_batch(
             {n: pa.array(v, k) for (n, v), k in zip(made.items(), kinds, strict=True)}
         )
 
-    def groups(frame: pl.LazyFrame) -> pl.LazyFrame:
-        kinds = {**_COLUMNS, ERROR: pl.String()}
-        return frame.map_batches(
-            lambda rows: rows.with_columns(
-                pl.Series(n, v, kinds[n]) for n, v in judge(rows.to_dicts()).items()
-            ),
-            schema={**frame.collect_schema(), **kinds},
-        )
-
-    if looks_at(function) == "group":
-        return Declared(body=groups, reads=(*_READS, "group_id"), sees="group")
     # our own rewards that wait for nothing are worked out sooner than they are looked up
     inner = function.func if isinstance(function, partial) else function
-    is_quick = is_ours(inner) and not iscoroutinefunction(inner)
-    body = Batches(batch, columns=_COLUMNS, tells_errors=True, is_quick=is_quick)
-    return Declared(body=body, sees="row")
+    body = Batches(
+        batch,
+        columns=_COLUMNS,
+        tells_errors=True,
+        is_quick=is_ours(inner) and not iscoroutinefunction(inner),
+        by_group=looks_at(function) == "group",
+    )
+    return Declared(body=body, reads=(*_READS, "group_id") if body.by_group else _READS)
 
 
 def reward_of(spec: Spec | Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
@@ -173,15 +165,15 @@ def tried(
         found: Any = answers(one, given, at_once=at_once, seconds=seconds)
         return [(_NONE if values is None else values, error) for values, error in found]
 
-    async def group(places: list[int]) -> list[Judged]:
+    async def group(places: list[int]) -> list[Tried]:
         tries = [Experience.from_row(given[i]) for i in places]
         return verdicts(await said(function(task_of(given[places[0]]), tries)), len(tries))
 
-    units = _groups(given)
+    units = places_by_group(row.get("group_id") for row in given)
     message: dict[int, Tried] = {}
     asked: Any = answers(group, units, at_once=at_once, seconds=seconds)
     for places, (values, error) in zip(units, asked, strict=True):
-        message |= zip(places, _each(values, error, len(places)), strict=True)
+        message |= zip(places, values or [(_NONE, error)] * len(places), strict=True)
     return [message[i] for i in range(len(given))]
 
 
@@ -203,24 +195,11 @@ def verdict(value: Any) -> Judged:
     return number, detail
 
 
-def verdicts(values: Any, number: int) -> list[Judged]:
+def verdicts(values: Any, number: int) -> list[Tried]:
     """Return the rewards of a group; raises SchemaError unless there is one for each try."""
     if not isinstance(values, Sequence) or len(cast(Sequence[Any], values)) != number:
         raise SchemaError(f"a judge of groups gave {values!r} for {number} tries, expected a list")
-    return [verdict(value) for value in cast(Sequence[Any], values)]
-
-
-def _each(values: list[Judged] | None, error: str | None, number: int) -> list[Tried]:
-    return [(value, error) for value in values or [_NONE] * number]
-
-
-def _groups(rows: Sequence[Row]) -> list[list[int]]:
-    """Return the places of the rows of each group; one without a group is alone."""
-    found: dict[Any, list[int]] = {}
-    for i, row in enumerate(rows):
-        group = row.get("group_id")
-        found.setdefault((None, i) if group is None else group, []).append(i)
-    return list(found.values())
+    return [(verdict(value), getattr(value, "error", None)) for value in values]
 
 
 def task_of(row: Row) -> Task:

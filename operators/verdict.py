@@ -21,6 +21,8 @@ class Verdict:
 
     value: float | None
     detail: str | None = None
+    error: str | None = None
+    """Why a judge of groups could not judge this one; the group is asked about again."""
 
 
 Said = float | Verdict | None

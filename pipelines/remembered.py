@@ -1,23 +1,30 @@
-"""Memory: costly operators answer from what they answered before about the same values."""
+"""Memory: costly operators answer from what they answered before about the same values.
 
-from collections.abc import Callable, Iterable, Iterator
+Those that look at groups are asked again about a group whose rows or values have changed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 
+import numpy as np
 import polars as pl
 
 from ..operators import Applied, Batches, Explained, Operator, Rows
 from ..operators.laws import id_column
 from ..operators.provenance import digest
+from ..operators.within import places_by_group
 from ..store import Store
-from ..store.ids import content_id, row_digests
+from ..store.ids import combine, content_id, row_digests
 from .memories import DIGEST, LIMIT_BYTES, Memories
+from .running.parts import cut
 
 _AT_ONCE = 1024
 """Rows treated before it is looked at whether their answers are due to be kept."""
 _KEEP_SECONDS = 1.0
 """Of work, after which answers are kept: about what a killed run has done in vain."""
 _KEEP, _REASON, _ERROR = "is_kept", "reason_it_went", "error_it_raised"
+_GROUP = "group_id"
 _KINDS = ("clean", "derive", "filter", "prioritize")
 
 
@@ -37,7 +44,8 @@ class Memory:
         """Apply an operator; return what it made, and for how many rows it was remembered.
 
         Only an operator that `is_costly` is looked up, and it gets only the columns that it reads.
-        Equal values are treated once. Errors are not remembered. Raises what `Operator.apply` does.
+        Equal values are treated once. Neither errors nor the answers of a group with an error are
+        remembered. Raises what `Operator.apply` does.
         """
         if not is_costly(op) or not rows.height:
             return op.apply(rows, max_failed=max_failed), 0
@@ -46,8 +54,9 @@ class Memory:
         found = self.memories.find(key, asked.digests, asked.answer)
         made, errors = [found], [pl.DataFrame(schema={DIGEST: pl.String, _ERROR: pl.String})]
         with self._kept(key, str(op), made) as keep:
-            for part in asked.todo(found).iter_slices(_AT_ONCE):
-                left = None if max_failed is None else max_failed - sum(e.height for e in errors)
+            for part in asked.todo(found):
+                failed = sum(e[_ERROR].count() for e in errors)
+                left = None if max_failed is None else max_failed - failed
                 good, bad = asked.treat(part, max_failed=left)
                 made.append(good)
                 errors.append(bad)
@@ -88,14 +97,16 @@ def is_costly(op: Operator) -> bool:
     False
     """
     body = op.body.rows if isinstance(op.body, Explained) else op.body
-    is_ours_to_keep = op.kind in _KINDS and op.sees == "row" and bool(op.reads)
+    seen = "group" if isinstance(body, Batches) and body.by_group else "row"
+    is_ours_to_keep = op.kind in _KINDS and op.sees == seen and bool(op.reads)
     is_slow = isinstance(body, Rows) or (isinstance(body, Batches) and not body.is_quick)
     return is_slow and is_ours_to_keep and not op.reads_rest
 
 
 def _read(op: Operator, given: Iterable[str]) -> list[str]:
     """Return those of the columns that an operator's answer may depend on."""
-    return [*op.reads, *(name for name in given if name in op.may_read)]
+    more = {*op.may_read, _GROUP} if op.sees == "group" else op.may_read
+    return list(dict.fromkeys([*op.reads, *(name for name in given if name in more)]))
 
 
 def memory_key(op: Operator, given: pl.Schema) -> str:
@@ -112,34 +123,40 @@ class _Asked:
 
     def __init__(self, op: Operator, rows: pl.DataFrame) -> None:
         self._op, self._rows, self._id = op, rows, id_column(rows.columns, op)
-        read = dict.fromkeys(_read(op, rows.columns))
+        read = _read(op, rows.columns)
         given = (self._id, *read, *(n for n in op.writes if n in rows.columns))
         self._given = rows.select(*dict.fromkeys(given))
-        values = rows.select(*read)
-        table = values.to_arrow(compat_level=pl.CompatLevel.oldest())
-        self.digests = pl.Series(DIGEST, row_digests(table), pl.String)
+        table = rows.select(*read).to_arrow(compat_level=pl.CompatLevel.oldest())
+        digests, self._unit = row_digests(table), pl.col(DIGEST)
+        if op.sees == "group":
+            groups = rows[_GROUP] if _GROUP in rows.columns else [""] * rows.height
+            digests = _digests_within(places_by_group(groups), digests)
+            self._unit = self._unit.str.split(":").list.first()
+        self.digests = pl.Series(DIGEST, digests, pl.String)
         after = op.columns_after(self._given.schema)
         marks = {_KEEP: pl.Boolean(), _REASON: pl.String()} if op.kind == "filter" else {}
         written = {name: after[name] for name in op.writes}
         self.answer = pl.Schema({DIGEST: pl.String(), **written, **marks})
         """The columns of an answer."""
 
-    def todo(self, found: pl.DataFrame) -> pl.DataFrame:
-        """Return one row for each digest of which no answer was found."""
+    def todo(self, found: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        """Yield one row for each digest of which no answer was found, groups kept whole."""
         rows = self._given.with_columns(self.digests)
         rows = rows.filter(~pl.col(DIGEST).is_in(found[DIGEST].implode()))
-        return rows.unique(DIGEST, keep="first", maintain_order=True)
+        rows = rows.unique(DIGEST, keep="first", maintain_order=True)
+        units = rows.select(self._unit).to_series()
+        for places in cut(np.ones(rows.height), part_bytes=_AT_ONCE, groups=units):
+            yield rows[places]
 
     def treat(
         self, part: pl.DataFrame, *, max_failed: int | None
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Apply the operator to rows; return its answers, and the errors of those that failed."""
+        """Apply the operator to rows; return its answers, and what is not to be remembered."""
         applied = self._op.apply(part.drop(DIGEST), max_failed=max_failed)
-        asked = part.select(self._id, DIGEST)
         message = applied.rows.select(self._id, *self._op.writes)
-        errors = asked.join(applied.failed, on=self._id, maintain_order="left")
-        errors = errors.join(message, on=self._id, how="left", maintain_order="left")
-        made = asked.join(applied.failed, on=self._id, how="anti", maintain_order="left")
+        errors = applied.failed.rename({"error": _ERROR})
+        made = part.select(self._id, DIGEST)
+        made = made.join(errors, on=self._id, how="left", maintain_order="left")
         if self._op.kind == "filter":
             message = message.with_columns(pl.lit(True).alias(_KEEP))  # noqa: FBT003
             why = applied.dropped.rename({"reason": _REASON})
@@ -147,8 +164,9 @@ class _Asked:
         made = made.join(message, on=self._id, how="left", maintain_order="left")
         if self._op.kind == "filter":
             made = made.with_columns(pl.col(_KEEP).fill_null(value=False))
-        kept = [DIGEST, *(self._op.writes if self._op.forgives else ())]
-        return made.select(self.answer.names()), errors.select(*kept, pl.col("error").alias(_ERROR))
+        is_good = pl.col(_ERROR).is_null().all().over(self._unit)
+        good, bad = made.filter(is_good), made.filter(~is_good)
+        return good.select(self.answer.names()), bad.select(*self.answer.names(), _ERROR)
 
     def applied(self, answers: pl.DataFrame) -> Applied:
         """Give every row the answer to its values."""
@@ -171,3 +189,13 @@ class _Asked:
             return written
         is_good = told[_ERROR].is_null()  # a row that failed stays as it was
         return [values.zip_with(is_good, self._rows[values.name]) for values in written]
+
+
+def _digests_within(groups: Sequence[Sequence[int]], digests: Sequence[str]) -> list[str]:
+    made = [""] * len(digests)
+    for places in groups:
+        ordered = sorted(places, key=digests.__getitem__)
+        whole = combine(digests[place] for place in ordered)
+        for number, place in enumerate(ordered):
+            made[place] = f"{whole}:{number}"
+    return made

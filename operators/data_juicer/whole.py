@@ -1,15 +1,17 @@
 """Its operators over all rows: deduplicators, selectors, groupers and aggregators."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 
 from ...store.errors import OperatorError
 from ..apply import KEEP, REASON
-from ..body import Declared
+from ..body import Batches, Declared
 from ..laws import id_column
+from ..within import places_by_group
 from . import library
 from .dataset import PLACE, Dataset
 from .places import Place
@@ -158,7 +160,11 @@ def _batches(op: Any, name: str, fields: Mapping[str, Place]) -> Declared:
                     firsts[place] = ids[min(batch[PLACE])]
         return rows.with_columns(pl.Series(BATCH, firsts, pl.String))
 
-    return _derive(group, [BATCH], _reads(fields), "all")
+    def derive(frame: pl.LazyFrame) -> pl.LazyFrame:
+        schema = {**frame.collect_schema(), BATCH: pl.String()}
+        return frame.map_batches(group, schema=schema)
+
+    return Declared(body=derive, kind="derive", reads=_reads(fields), writes=[BATCH], sees="all")
 
 
 def _aggregate(op: Any, name: str, fields: Mapping[str, Place], by: str, prefix: str) -> Declared:
@@ -166,23 +172,27 @@ def _aggregate(op: Any, name: str, fields: Mapping[str, Place], by: str, prefix:
     keys = [key for key in given if key] or _tried(op, name, fields)
     columns = {prefix + key: key for key in keys}
 
-    def aggregate(rows: pl.DataFrame) -> pl.DataFrame:
+    def aggregate(batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows = pl.DataFrame(pl.from_arrow(batch))
         made: dict[str, list[str | None]] = {name: [None] * rows.height for name in columns}
         samples, owners = rows.select(_reads(fields)), rows[by].to_list()
-        batches: dict[Any, list[int]] = {}
-        for place, owner in enumerate(owners):
-            if owner is not None:
-                batches.setdefault(owner, []).append(place)
-        for places in batches.values():
+        for places in places_by_group(owners):
+            if owners[places[0]] is None:
+                continue
             done = op.process_single(_batch(samples[places], fields))
             for column, key in columns.items():
                 values = _of_rows(done, key, len(places))
                 for place, value in zip(places, values, strict=True):
                     made[column][place] = value
-        return rows.with_columns(pl.Series(n, v, pl.String) for n, v in made.items())
+        return pa.record_batch({n: pa.array(v, pa.string()) for n, v in made.items()})
 
-    sees = "group" if by == "group_id" else "all"
-    return _derive(aggregate, list(columns), [*_reads(fields), by], sees)
+    return Declared(
+        body=Batches(aggregate, dict.fromkeys(columns, pl.String()), by_group=True),
+        kind="derive",
+        reads=list(dict.fromkeys([*_reads(fields), by])),
+        writes=list(columns),
+        sees="group" if by == "group_id" else "all",
+    )
 
 
 def _batch(rows: pl.DataFrame, fields: Mapping[str, Place]) -> dict[str, Any]:
@@ -213,21 +223,6 @@ def _tried(op: Any, name: str, fields: Mapping[str, Place]) -> list[str]:
     if not keys:
         raise OperatorError(f"Data-Juicer's `{name}` set nothing for a batch of two plain texts")
     return keys
-
-
-def _derive(
-    function: Callable[[pl.DataFrame], pl.DataFrame],
-    writes: Sequence[str],
-    reads: Sequence[str],
-    sees: str,
-) -> Declared:
-    def derive(frame: pl.LazyFrame) -> pl.LazyFrame:
-        schema = {**frame.collect_schema(), **dict.fromkeys(writes, pl.String())}
-        return frame.map_batches(function, schema=schema)
-
-    return Declared(
-        body=derive, kind="derive", reads=list(dict.fromkeys(reads)), writes=writes, sees=sees
-    )
 
 
 def _reads(fields: Mapping[str, Place]) -> list[str]:

@@ -89,7 +89,8 @@ def _read(said: Any) -> str:
 
 def _verdict(won: list[float], failed: list[BaseException]) -> Verdict:
     if not won:
-        return Verdict(None, str(failed[0])[:500] if failed else "it is alone in its group")
+        message = str(failed[0])[:500] if failed else "it is alone in its group"
+        return Verdict(None, message, f"{type(failed[0]).__name__}: {message}" if failed else None)
     message = f"{sum(won):g} of {len(won)} comparisons won"
     return Verdict(
         sum(won) / len(won), f"{message}; {len(failed)} without an answer" if failed else message

@@ -2,6 +2,9 @@
 
 import linecache
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +28,8 @@ from rlake.operators import (
     score,
 )
 from rlake.operators.decorator import OperatorFunction
-from rlake.pipelines import File, Pipeline, Sql, Table
+from rlake.operators.verdict import Verdict, of_group
+from rlake.pipelines import File, Pipeline, Sql, Table, remembered
 from rlake.pipelines.memories import DIGEST, TIDY_EVERY, Memories
 from rlake.pipelines.remembered import Memory
 from rlake.store import Experience, Store, Task
@@ -334,3 +338,118 @@ def test_a_judge_that_fails_on_many_rows_stops_the_job(to_judge: Store) -> None:
     with pytest.raises(OperatorError, match="the judge is away"):
         lost.run(to_judge)
     assert replace(lost, max_failed=1.0).run(to_judge).rows_failed == 40
+
+
+GROUPS: list[str] = []
+"""The groups that the judge below was asked about."""
+
+
+@of_group
+async def ranking(task: Task, experiences: list[Experience]) -> list[float | Verdict]:
+    GROUPS.append(str(experiences[0].group_id))
+    best = sorted(str(one.response_text) for one in experiences)
+    place: list[float | Verdict] = [best.index(str(x.response_text)) / 10 for x in experiences]
+    if experiences[0].group_id == "g009":
+        place[0] = Verdict(None, "no answer", "NoAnswerError: no answer")
+    return place
+
+
+def ranked(*before: Any) -> Pipeline:
+    return Pipeline("ranked", WITH_ANSWERS, [*before, score(reward=ranking)], SCORES)
+
+
+def test_a_judge_of_groups_is_asked_again_only_about_groups_that_changed(to_judge: Store) -> None:
+    def run(*before: Any) -> tuple[list[str], int]:
+        GROUPS.clear()
+        report = ranked(*before).run(to_judge)
+        return sorted(GROUPS), report.steps[-1].remembered
+
+    many = [f"g{n:03d}" for n in range(10)]
+    assert run(keep(where="group_id < 'g008'")) == (many[:8], 0)
+    assert run(keep(where="group_id < 'g004'")) == ([], 16), "whole groups were dropped"
+    assert run(keep(where="group_id < 'g009'")) == (["g008"], 32)
+    assert run(keep(where="experience_id <> 'g002/01' AND group_id < 'g009'")) == (["g002"], 32)
+    assert run(words(), keep(where="group_id < 'g009'")) == ([], 36), "others' columns do not count"
+    assert run() == (["g009"], 36)
+    assert run(words(least=1)) == (["g009"], 36), "a group with an error is not remembered"
+    Memories(to_judge).clear()
+    assert run(words(least=2)) == (many, 0)
+    kept = to_judge.sql("SELECT value FROM scores_current ORDER BY experience_id").fetchall()
+    assert [value for (value,) in kept] == [0.0, 0.3, 0.0, 0.0] * 9 + [None, 0.3, 0.0, 0.0]
+    failed = to_judge.sql("SELECT DISTINCT experience_id, error FROM failures").fetchall()
+    assert failed == [("g009/00", "NoAnswerError: no answer")]
+
+
+@operator("derive", reads=("response_text",))
+def place_in_group() -> Batches:
+    def count(batch: pa.RecordBatch) -> pa.RecordBatch:
+        texts = [t or "" for t in batch.column("response_text").to_pylist()]
+        groups = batch.column("group_id").to_pylist()
+        ASKED.extend(groups)
+        among = {g: sorted(t for t, h in zip(texts, groups, strict=True) if h == g) for g in groups}
+        both = zip(groups, texts, strict=True)
+        return pa.record_batch({"place": [0 if g is None else among[g].index(t) for g, t in both]})
+
+    return Batches(count, {"place": pl.Int64}, by_group=True)
+
+
+def test_groups_are_known_in_any_order_and_are_never_cut(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remembered, "_AT_ONCE", 4)
+    rows = pl.DataFrame(
+        {
+            "experience_id": [f"{i:02d}" for i in range(30)],
+            "group_id": [None if i % 10 == 9 else f"g{i % 7}" for i in range(30)],
+            "response_text": [f"{i * 7 % 11}" for i in range(30)],
+        }
+    )
+    memory, op = Memory(store), place_in_group()
+    whole = op.apply(rows).rows
+    for number, part in enumerate((rows, rows.reverse(), rows.sample(30, shuffle=True, seed=3))):
+        made, known = memory.apply(op, part)
+        assert made.rows.sort("experience_id").equals(whole)
+        assert known == (30 if number else 0)
+    ASKED.clear()
+    is_changed = pl.col("group_id").eq_missing("g0")
+    fewer = rows.filter(pl.col("experience_id") != "00")
+    assert memory.apply(op, fewer)[1] == fewer.filter(~is_changed).height
+    assert set(ASKED) == {"g0"}
+
+
+KILLED = """
+import os, signal, sys
+import rlake
+from rlake.operators import score
+from rlake.operators.verdict import of_group
+from rlake.pipelines import Pipeline, Sql, Table, remembered
+
+remembered._AT_ONCE, remembered._KEEP_SECONDS = 8, 0.0
+asked = []
+
+@of_group
+def ranking(task, experiences):
+    asked.append(experiences[0].group_id)
+    if len(asked) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [0.5] * len(experiences)
+
+source = Sql("SELECT e.*, t.answer FROM experiences e JOIN tasks t USING (task_id)")
+Pipeline("killed", source, [score(reward=ranking)], Table("scores")).run(rlake.connect(sys.argv[1]))
+print(len(asked))
+"""
+
+
+def test_a_run_killed_midway_is_not_asked_again_about_groups_that_it_finished(
+    to_judge: Store, tmp_path: Path
+) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+
+    def run(killed_at: int) -> subprocess.CompletedProcess[str]:
+        given = [sys.executable, str(script), to_judge.uri, str(killed_at)]
+        return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
+
+    assert run(7).returncode == -signal.SIGKILL
+    again = run(0)
+    assert (again.returncode, again.stdout) == (0, "4\n"), again.stderr
