@@ -132,7 +132,7 @@ class Appender:
             fresh = read(writing)
             first = next(fresh, None)
             if first is not None:
-                self._commit(writing, _chain(first, fresh))
+                self._commit(writing, first.schema, _chain(first, fresh))
         self._store.committed(name, writing.dataset)
         return writing
 
@@ -151,8 +151,10 @@ class Appender:
             keys.refresh(dataset)
             yield _Writing(declared, keys, dataset)
 
-    def _commit(self, writing: "_Writing", rows: Iterator[pa.RecordBatch]) -> None:
-        reader = pa.RecordBatchReader.from_batches(writing.declared.schema, rows)
+    def _commit(
+        self, writing: "_Writing", schema: pa.Schema, rows: Iterator[pa.RecordBatch]
+    ) -> None:
+        reader = pa.RecordBatchReader.from_batches(schema, rows)
         with _failing(writing):
             written = lance.write_dataset(
                 reader, writing.dataset, mode="append", max_rows_per_file=_ROWS_PER_FILE
@@ -212,7 +214,8 @@ class _Writing:
         """Yield what is new of batches that are in memory: their ids are compared at once."""
         tables = [self._stamped(rows) for rows in parts]
         rows = pa.concat_tables(tables) if len(tables) > 1 else tables[0]
-        yield from self._fresh(rows, [t.num_rows for t in tables], None).to_batches()
+        fresh = self._fresh(rows, [t.num_rows for t in tables], None)
+        yield from _filled(fresh).to_batches()
 
     def _stamped(self, rows: pa.Table) -> pa.Table:
         first = max(now(), self.newest + _TICK)
@@ -227,13 +230,20 @@ class _Writing:
         self.counts += [(n, size - n) for n, size in zip(kept, sizes, strict=True)]
         self.hashes += hashes
         fresh = rows if len(places) == rows.num_rows else rows.take(pa.array(places))
-        if newest(fresh) > self._latest:
+        latest = newest(fresh)
+        if latest > self._latest:
             raise SchemaError(
-                f"column `created_at` of `{self.declared.name}` is {newest(fresh):%Y-%m-%d %H:%M}, "
+                f"column `created_at` of `{self.declared.name}` is {latest:%Y-%m-%d %H:%M}, "
                 f"more than a day after now ({now():%Y-%m-%d %H:%M}); correct it, or leave it out"
             )
-        self.newest = max(self.newest, newest(fresh))
+        self.newest = max(self.newest, latest)
         return with_digests(fresh) if self.declared.name == DIGESTED else fresh
+
+
+def _filled(rows: pa.Table) -> pa.Table:
+    """Leave out columns that are NULL in every row: without being stored, they read as NULL."""
+    columns = zip(rows.column_names, rows.columns, strict=True)
+    return rows.select([name for name, values in columns if values.null_count < len(values)])
 
 
 def _tried(write: Callable[[], _Writing]) -> _Writing:

@@ -7,12 +7,13 @@ sum and the bytes of texts and lists are hashed by XXH3, whose definition is fix
 """
 
 from functools import cache
+from itertools import pairwise
 from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from xxhash import xxh3_64_intdigest, xxh3_128
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 DIGESTED = "experiences"
 """The table whose rows have a digest of their own: what a training step depends on."""
@@ -57,20 +58,17 @@ class _Rows:
 
     def digests(self) -> list[str]:
         """Hash each row's sum and pieces."""
-        sums, pieces = memoryview(self._sums.tobytes()), self._pieces
-        made = []
-        for i in range(len(self._sums)):
-            digest = xxh3_128(sums[8 * i : 8 * i + 8])
-            for values, starts in pieces:
-                digest.update(values[starts[i] : starts[i + 1]])
-            made.append(digest.hexdigest())
-        return made
+        sums = memoryview(self._sums.tobytes())
+        columns = [[sums[i : i + 8] for i in range(0, len(sums), 8)]]
+        for values, bounds in self._pieces:
+            columns.append([values[i:j] for i, j in pairwise(bounds)])
+        return [xxh3_128_hexdigest(b"".join(row)) for row in zip(*columns, strict=True)]
 
     def _texts(self, texts: list[tuple[str, pa.Array]]) -> None:
         """Add columns of text: as one, since each piece has its price."""
         size = 0
         for name, array in texts:
-            lengths = np.diff(_starts(array)) * _there(array)
+            lengths = _lengths(_starts(array)) * _there(array)
             self._sums += lengths.astype(np.uint64) * _number(name, "length")
             size += int(lengths.sum())
         is_large = size > _LARGE
@@ -87,9 +85,9 @@ class _Rows:
             array = array.take(pa.array(np.arange(len(array))))  # so that NULL takes no bytes
         starts = _starts(array)
         if bounds is None:
-            self._sums += np.diff(starts).astype(np.uint64) * _number(name, "length")
+            self._sums += _lengths(starts).astype(np.uint64) * _number(name, "length")
         else:
-            self._piece(np.diff(starts), bounds)
+            self._piece(_lengths(starts), bounds)
         inner = starts if bounds is None else starts[bounds]
         if isinstance(array, pa.ListArray):
             self._values(f"{name}[]", array.values, inner)
@@ -129,6 +127,10 @@ def _starts(array: pa.Array) -> np.ndarray:
     kind = np.dtype(np.int64 if pa.types.is_large_string(array.type) else np.int32)
     buffer, skipped = array.buffers()[1], array.offset * kind.itemsize
     return np.frombuffer(buffer, kind, len(array) + 1, skipped).astype(np.int64)
+
+
+def _lengths(starts: np.ndarray) -> np.ndarray:
+    return starts[1:] - starts[:-1]
 
 
 def _bytes(texts: pa.Array) -> np.ndarray:

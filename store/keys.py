@@ -142,10 +142,8 @@ class KeyIndex:
         return known
 
     def _hash(self, rows: pa.Table) -> np.ndarray:
-        columns = [rows.column(k) for k in self._table.key]
-        text = [c.cast(pa.string()).fill_null("\x00") for c in columns]
-        joined = pc.binary_join_element_wise(*text, "\x1f") if len(text) > 1 else text[0]
-        return pl.Series(values=joined).hash(0).to_numpy().astype(np.uint64)
+        keys = pl.DataFrame(pl.from_arrow(rows.select(self._table.key)))
+        return keys.hash_rows(0).to_numpy()
 
     def _named(self, key: tuple[object, ...]) -> str:
         return ", ".join(f"`{k}` {v!r}" for k, v in zip(self._table.key, key, strict=True))

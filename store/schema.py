@@ -7,6 +7,7 @@ NULL was not computed: NULL is never zero. Per-token columns of `experiences` ar
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -76,14 +77,14 @@ class Table:
     since: int = 1
     """The schema version that it came with: a store of an older one has never had it."""
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         """The Arrow schema, with the table's name and the schema version in its metadata."""
         fields = [pa.field(c.name, c.type, nullable=not c.required) for c in self.columns]
         meta = {"rlake.table": self.name, "rlake.schema_version": str(SCHEMA_VERSION)}
         return pa.schema(fields, metadata=meta)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """All column names, in order."""
         return tuple(c.name for c in self.columns)

@@ -57,9 +57,9 @@ def stamp(rows: pa.Table, first: datetime) -> pa.Table:
     times = rows.column(place)
     if not times.null_count:
         return rows
-    start = pa.scalar(first, TIME).cast(pa.int64()).as_py()
-    ticks = pa.array(np.arange(start, start + rows.num_rows)).cast(TIME)
-    return rows.set_column(place, rows.schema.field(place), pc.coalesce(times, ticks))
+    ticks = np.datetime64(first.replace(tzinfo=None), "us") + np.arange(rows.num_rows)
+    filled = pc.coalesce(times, pa.array(ticks, TIME))
+    return rows.set_column(place, rows.schema.field(place), filled)
 
 
 def _columns(table: Table, data: Rows) -> dict[str, Any]:
@@ -104,8 +104,11 @@ def _column(table: Table, column: Column, given: Any, size: int) -> pa.ChunkedAr
 def _typed(table: Table, column: Column, given: Any) -> pa.ChunkedArray:
     try:
         if isinstance(given, pa.ChunkedArray | pa.Array):
-            _refuse_lossy(given.type, column.type)
-            values = given.cast(column.type)
+            if given.type == column.type:
+                values = given
+            else:
+                _refuse_lossy(given.type, column.type)
+                values = given.cast(column.type)
         elif _infers(column.type):
             # given the type, pyarrow would make 1 of 1.5, and drop unknown fields, without a word
             values = pa.array(given)

@@ -47,12 +47,26 @@ class Growing:
 
 
 class Places:
-    """Finds the places of hashes in an array that grows: sorted runs, merged as they pile up."""
+    """Finds the places of hashes in an array that grows: sorted runs, merged as they pile up.
+
+    What came is sorted when something is looked for: most draws look for nothing.
+    """
 
     def __init__(self) -> None:
         self._runs: list[tuple[int, np.ndarray]] = []
 
-    def extend(self, hashes: np.ndarray) -> None:
+    def find(self, hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """Return the place of each wanted hash among `hashes`, -1 where it is not there."""
+        self._extend(hashes)
+        found = np.full(len(wanted), -1, np.int64)
+        for start, order in self._runs:
+            run = hashes[start : start + len(order)]
+            at = order[np.minimum(np.searchsorted(run, wanted, sorter=order), len(run) - 1)]
+            hits = run[at] == wanted
+            found[hits] = start + at[hits]
+        return found
+
+    def _extend(self, hashes: np.ndarray) -> None:
         """Note those of all `hashes` that came since the last call."""
         start = self._known
         if start == len(hashes):
@@ -61,16 +75,6 @@ class Places:
             start, _ = self._runs.pop()
         order = np.argsort(hashes[start:], kind="stable").astype(np.int32)
         self._runs.append((start, order))
-
-    def find(self, hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        """Return the place of each wanted hash among `hashes`, -1 where it is not there."""
-        found = np.full(len(wanted), -1, np.int64)
-        for start, order in self._runs:
-            run = hashes[start : start + len(order)]
-            at = order[np.minimum(np.searchsorted(run, wanted, sorter=order), len(run) - 1)]
-            hits = run[at] == wanted
-            found[hits] = start + at[hits]
-        return found
 
     @property
     def _known(self) -> int:

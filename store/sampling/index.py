@@ -318,7 +318,6 @@ class Index:
         first, known = len(self._row_ids), len(self)
         self._row_ids.extend(rows["_rowid"].to_numpy())
         self._hashes.extend(rows["hash"].to_numpy())
-        self._places.extend(self._hashes.values)
         allowed, versions = rows["allowed"].to_numpy(), rows["policy_version"].to_numpy()
         self._allowed.extend(allowed)
         if "gone" in rows.columns:

@@ -117,8 +117,6 @@ class Latest:
         self._hashes.extend(hashes[~known])
         self._values.extend(values[~known])
         self._times.extend(times[~known])
-        if not known.all():
-            self._places.extend(self._hashes.values)
         return hashes[newer]
 
 

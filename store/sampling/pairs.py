@@ -73,4 +73,3 @@ class Pairs:
             self._clear(self._tail)
         self._hashes.extend(hashed(pl.Series(values=rows.column("experience_id"))))
         self._row_ids.extend(rows.column("_rowid").to_numpy())
-        self._places.extend(self._hashes.values)

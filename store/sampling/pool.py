@@ -146,6 +146,9 @@ class Pool:
         masses = self._sums["mass"] + heavy * self._sums["unknown"]
         drawn, gone = _NOWHERE, _NOWHERE
         while len(drawn) < n:
+            if len(gone):
+                blocks = np.unique(gone // BLOCK)
+                masses[blocks] = self._inside(blocks, gone, heavy)[:, -1]
             edges = np.cumsum(masses)
             assert edges[-1] > 0, "there are as many as the supply counted"
             points = rng.random(n - len(drawn)) * edges[-1]
@@ -157,8 +160,6 @@ class Pool:
             at = np.searchsorted((before[:, None] + inside).ravel(), points, side="right")
             places = blocks[at // BLOCK] * BLOCK + at % BLOCK
             drawn, gone = self._accept(drawn, places, replacement=replacement)
-            blocks = np.unique(gone // BLOCK)
-            masses[blocks] = self._inside(blocks, gone, heavy)[:, -1]
         return drawn
 
     def _due(self, n: int) -> np.ndarray:

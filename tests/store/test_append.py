@@ -14,6 +14,7 @@ from builders import experiences, rows, task
 
 from rlake.store import Appended, Experience, RlakeError, Store, connect
 from rlake.store.appending import TRIES
+from rlake.store.deep import examine
 from rlake.store.errors import BusyError, ConflictError, NotFoundError, SchemaError, StoreError
 
 
@@ -401,3 +402,33 @@ def test_an_id_that_comes_twice_in_one_append_with_other_content_is_told_so(stor
     with pytest.raises(ConflictError, match="comes twice among the new rows of `experiences`"):
         store.append("experiences", [one, other])
     assert store.count("experiences") == 0
+
+
+def test_columns_without_a_value_are_not_written_and_read_as_null(store: Store) -> None:
+    texts = experiences(4, response_text="carry the one")
+    full = [replace(e, metadata={"at": 1}, reward=0.5) for e in experiences(8)[4:]]
+    store.append("experiences", texts)
+    store.append("experiences", full)
+    store.append("experiences", experiences(12)[8:])
+    dataset = store.dataset("experiences")
+    written = [len(f.data_files()[0].fields) for f in dataset.get_fragments()]
+    assert written[0] < written[1] < len(dataset.schema.names)
+
+    def look(store: Store) -> list[Any]:
+        before = store.scan("experiences").sort("experience_id").collect()
+        query = "SELECT count(*), count(reward), count(metadata), sum(reward) FROM experiences"
+        unread = "SELECT count(*) FROM experiences WHERE advantage IS NULL AND reward IS NULL"
+        found = store.search("carry")
+        return [before, store.sql(query).fetchall(), store.sql(unread).fetchall(), found.height]
+
+    before = look(store)
+    assert before[1:] == [[(12, 4, 4, 2.0)], [(8,)], 4]
+    assert store.append("experiences", texts).already == 4
+    with pytest.raises(ConflictError):
+        store.append("experiences", [replace(texts[0], reward=1.0)])
+    assert {f.level for f in examine(store)} == {"ok"}
+    store.maintain(grace=0)
+    after = look(store)
+    assert after[0].equals(before[0])
+    assert after[1:] == before[1:]
+    assert {f.level for f in examine(store)} == {"ok"}

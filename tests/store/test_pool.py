@@ -200,7 +200,7 @@ def test_places_are_found_in_an_array_that_grows(parts: list[list[int]]) -> None
         new = [h for h in dict.fromkeys(part) if h not in known]
         known |= set(new)
         hashes.extend(np.array(new, np.uint64))
-        places.extend(hashes.values)
+        places.find(hashes.values, hashes.values[:1])
     wanted = np.array([*hashes.values.tolist(), 5, 2**63 + 1], np.uint64)
     listed = hashes.values.tolist()
     expected = [listed.index(h) if h in known else -1 for h in wanted.tolist()]
