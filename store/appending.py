@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from . import interrupting
-from .digests import DIGESTED, with_digests
+from .digests import with_digests
 from .errors import BusyError, SchemaError, StoreError, write_error
 from .foreign import refuse_foreign
 from .keys import KeyIndex, Seen, newest
@@ -237,7 +237,7 @@ class _Writing:
                 f"more than a day after now ({now():%Y-%m-%d %H:%M}); correct it, or leave it out"
             )
         self.newest = max(self.newest, latest)
-        return with_digests(fresh) if self.declared.name == DIGESTED else fresh
+        return with_digests(fresh) if self.declared.is_digested else fresh
 
 
 def _filled(rows: pa.Table) -> pa.Table:

@@ -1,8 +1,8 @@
 """A deep look: every file of every table is read, and each row compared with its digest.
 
 The files of the newest versions, and those that only snapshots and branches still show. A digest
-covers a whole row of `experiences`; of other tables it is looked at whether their values can be
-read, fit the declared columns, and have keys of their own. Files of indexes are not read.
+covers a whole row of the tables that have one; of the others it is looked at whether their values
+can be read, fit the declared columns, and have keys of their own. Files of indexes are not read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 
 from . import branches, snapshots
-from .digests import DIGESTED, whole_rows
+from .digests import whole_rows
 from .doctor import Finding, lost, number
 from .errors import RlakeError, SchemaError, StoreError, reason
 from .schema import TABLES, Table
@@ -97,16 +97,17 @@ class _Table:
 
     def _changed(self, rows: pa.Table) -> list[str]:
         """Return the ids of rows whose digest is another; raises SchemaError for rows that lie."""
-        if self._name != DIGESTED or "digest" not in rows.column_names:
-            check(self._declared, rows)
-            self._undigested += rows.num_rows if self._name == DIGESTED else 0
+        declared = self._declared
+        if not declared.is_digested or "digest" not in rows.column_names:
+            check(declared, rows)
+            self._undigested += rows.num_rows if declared.is_digested else 0
             return []
         stored = rows.column("digest").to_pylist()
         digests = whole_rows(rows.drop_columns(["digest"]))
-        ids = rows.column(self._declared.key[0]).to_pylist()
+        keys = zip(*(rows.column(name).to_pylist() for name in declared.key), strict=True)
         self._undigested += stored.count(None)
-        pairs = zip(ids, digests, stored, strict=True)
-        return [str(i) for i, digest, message in pairs if message not in (None, digest)]
+        pairs = zip(keys, digests, stored, strict=True)
+        return [" ".join(map(str, k)) for k, new, old in pairs if old not in (None, new)]
 
     def _twice(self) -> Iterator[Finding]:
         """Find keys that more than one row has: something other than rlake wrote them."""

@@ -15,8 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-DIGESTED = "experiences"
-"""The table whose rows have a digest of their own: what a training step depends on."""
 _DIGEST = "digest"
 _ROWS_AT_ONCE = 4096
 _LARGE = 1 << 30

@@ -76,8 +76,12 @@ def of_experience(store: Store, experience_id: str) -> ExperienceLineage:
             "SELECT preference_id, chosen_id, rejected_id, margin, source FROM preferences "
             f"WHERE {key} IN (chosen_id, rejected_id) ORDER BY preference_id"
         ),
-        scores=ask(f"SELECT * EXCLUDE experience_id FROM scores {mine} ORDER BY created_at"),
-        feedback=ask(f"SELECT * EXCLUDE experience_id FROM feedback {mine} ORDER BY created_at"),
+        scores=ask(
+            f"SELECT * EXCLUDE (experience_id, digest) FROM scores {mine} ORDER BY created_at"
+        ),
+        feedback=ask(
+            f"SELECT * EXCLUDE (experience_id, digest) FROM feedback {mine} ORDER BY created_at"
+        ),
         derived=ask(f"SELECT * EXCLUDE experience_id FROM derived {mine} ORDER BY created_at"),
         drops=ask(
             "SELECT p.pipeline, d.operator, d.reason, d.lineage_id, d.created_at "

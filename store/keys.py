@@ -34,7 +34,7 @@ def content(rows: pa.Table, table: Table) -> pa.Table:
 
     Columns that were added from outside are no content either.
     """
-    aside = {"created_at", "lineage_id", *(["digest"] if table.name == "experiences" else [])}
+    aside = {"created_at", "lineage_id", *(["digest"] if table.is_digested else [])}
     return rows.select([name for name in table.names if name not in aside])
 
 

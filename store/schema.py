@@ -85,6 +85,11 @@ class Table:
         return pa.schema(fields, metadata=meta)
 
     @cached_property
+    def is_digested(self) -> bool:
+        """Whether each row has a digest of its own, made when it is appended."""
+        return _DIGEST in self.columns
+
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """All column names, in order."""
         return tuple(c.name for c in self.columns)
@@ -103,6 +108,7 @@ def _must(name: str, type_: pa.DataType, note: str) -> Column:
 
 
 _CREATED = _must("created_at", TIME, "when the row was made")
+_DIGEST = _later(6, "digest", TEXT, "digest of the whole row, computed when it was appended")
 _RUN = _must("run_id", TEXT, "the run")
 _ATTEMPT = _must("attempt", INT, "which start of the run: 1, then one more with each resume")
 
@@ -120,6 +126,7 @@ _DECLARED = (
         Column("workflow", TEXT, "the workflow it wants, when not the run's"),
         Column("metadata", TEXT, "anything else, as JSON text"),
         _later(6, "lineage_id", TEXT, "the import or pipeline run that added it"),
+        _DIGEST,
         _CREATED,
     ),
     _table(
@@ -172,7 +179,7 @@ _DECLARED = (
         Column("metadata", TEXT, "anything else, as JSON text"),
         Column("num_turns", INT, "assistant turns"),
         _later(6, "lineage_id", TEXT, "the import or pipeline run that added it"),
-        _later(6, "digest", TEXT, "digest of the whole row, computed when it was appended"),
+        _DIGEST,
         _CREATED,
     ),
     _table(
@@ -186,6 +193,7 @@ _DECLARED = (
         Column("margin", REAL, "reward of the chosen less that of the rejected"),
         _must("source", TEXT, "who says so: a pipeline, a person, a judge"),
         _later(6, "lineage_id", TEXT, "the import or pipeline run that added it"),
+        _DIGEST,
         _CREATED,
     ),
     _table(
@@ -198,6 +206,7 @@ _DECLARED = (
         Column("value", REAL, "the verdict; NULL when it could not be computed"),
         Column("detail", TEXT, "why"),
         _later(6, "lineage_id", TEXT, "the import or pipeline run that added it"),
+        _DIGEST,
         _CREATED,
     ),
     _table(
@@ -213,6 +222,7 @@ _DECLARED = (
         _later(3, "queue", TEXT, "the labelling queue that asked; NULL for feedback of its own"),
         _later(3, "compared_id", TEXT, "the other experience, where two were compared"),
         _later(6, "lineage_id", TEXT, "the import or pipeline run that added it"),
+        _DIGEST,
         _CREATED,
     ),
     _table(

@@ -15,6 +15,7 @@ from rlake.store.deep import examine
 from rlake.store.digests import whole_rows
 from rlake.store.doctor import Finding, diagnose
 from rlake.store.errors import SchemaError
+from rlake.store.merging import merge
 from rlake.store.schema import NAMED_VALUES, TABLES
 from rlake.store.validate import conform
 
@@ -28,6 +29,13 @@ def filled(store: Store) -> Store:
     scores = [{"experience_id": e.experience_id, "scorer": "s", "scorer_version": "1",
                "value": 1.0} for e in made]  # fmt: skip
     store.append("scores", scores)
+    labels = [{"feedback_id": f"f{i}", "experience_id": made[i].experience_id, "annotator": "ann",
+               "score": 0.5} for i in range(8)]  # fmt: skip
+    store.append("feedback", labels)
+    pairs = [{"preference_id": f"p{i}", "task_id": "t", "chosen_id": made[i].experience_id,
+              "rejected_id": made[i + 8].experience_id, "source": "ann"}
+             for i in range(8)]  # fmt: skip
+    store.append("preferences", pairs)
     return store
 
 
@@ -89,6 +97,29 @@ def test_a_changed_value_of_an_undrawn_row_is_found(filled: Store, column: str) 
     assert "from a copy" in found.way_out
 
 
+@pytest.mark.parametrize(
+    ("name", "column", "first"),
+    [
+        ("tasks", "messages", "hash of the first task"),
+        ("tasks", "split", "hash of the first task"),
+        ("preferences", "rejected_id", "p0"),
+        ("scores", "value", "g000/00 s 1"),
+        ("feedback", "score", "f0"),
+        ("feedback", "annotator", "f0"),
+    ],
+)
+def test_a_changed_value_of_any_digested_table_is_found(
+    filled: Store, name: str, column: str, first: str
+) -> None:
+    rows = filled.dataset(name).to_table()
+    assert rows.column("digest").null_count == 0, "from the append on"
+    rewrite(filled, name, column, other(rows.column(column).combine_chunks()))
+    [found] = wrong(filled)
+    key = rows.column("task_id")[0] if name == "tasks" else first
+    assert found.what.startswith(f"`{name}`: 1 row in")
+    assert found.what.endswith(f"are not what was appended, such as `{key}`")
+
+
 def test_a_value_that_became_null_is_found(filled: Store) -> None:
     rewrite(filled, "experiences", "reward", pa.nulls(16, pa.float64()))
     [found] = wrong(filled)
@@ -105,10 +136,14 @@ def test_a_zeroed_page_is_found(filled: Store, name: str) -> None:
     assert all(path.name in f.what for f in found if "more than once" not in f.what)
 
 
-def test_no_flipped_bit_changes_a_row_unseen(filled: Store) -> None:
+DIGESTED = [name for name, table in TABLES.items() if table.is_digested]
+
+
+@pytest.mark.parametrize("name", DIGESTED)
+def test_no_flipped_bit_changes_a_row_unseen(filled: Store, name: str) -> None:
     """Bits of padding and of unused statistics may flip: then the rows are what they were."""
-    path, names = data_of(filled, "experiences"), TABLES["experiences"].names
-    before, whole = filled.dataset("experiences").to_table(), path.read_bytes()
+    path, names = data_of(filled, name), TABLES[name].names
+    before, whole = filled.dataset(name).to_table(), path.read_bytes()
     rng, seen = random.Random(3), 0
     for _ in range(40):
         place = rng.randrange(len(whole))
@@ -117,8 +152,22 @@ def test_no_flipped_bit_changes_a_row_unseen(filled: Store) -> None:
         if wrong(filled):
             seen += 1
         else:
-            assert connect(filled.uri).dataset("experiences").to_table(columns=[*names]) == before
+            assert connect(filled.uri).dataset(name).to_table(columns=[*names]) == before
     assert seen > 20
+
+
+def test_the_tables_of_users_have_digests_whoever_writes_them(filled: Store) -> None:
+    assert DIGESTED == ["tasks", "experiences", "preferences", "scores", "feedback"]
+    branch = filled.branch("b")
+    scores = [{"experience_id": "g000/00", "scorer": "later", "scorer_version": "1", "value": 0.5,
+               "digest": "of something else"}]  # fmt: skip
+    branch.append("scores", scores)
+    assert merge(filled, "b")["scores"].rows == 1
+    assert merge(filled, "b")["scores"].already == 1
+    for name in DIGESTED:
+        again = filled.dataset(name).to_table()
+        assert filled.append(name, again.drop_columns(["digest"])).already == again.num_rows
+    assert {f.level for f in examine(filled)} == {"ok"}
 
 
 def test_ids_that_came_twice_from_outside_are_named(filled: Store) -> None:

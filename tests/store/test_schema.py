@@ -62,7 +62,7 @@ def test_the_records_have_the_declared_columns() -> None:
     assert set(TABLES["experiences"].names) == {f.name for f in fields(Experience)} | derived | {
         "num_tokens"
     }
-    assert set(TABLES["tasks"].names) == {f.name for f in fields(Task)} | (derived - {"digest"}) | {
+    assert set(TABLES["tasks"].names) == {f.name for f in fields(Task)} | derived | {
         "task_id",
         "prompt_text",
     }
