@@ -9,7 +9,7 @@ from ..store.conversation import calls_of, is_answer, is_text, shared, text_of, 
 from ..store.errors import ConfigError, missing_extra
 from ..store.files import Tokens
 from ..store.records import Message
-from .models import eos_id, prompt_ids, tokenizer_digest
+from .models import eos_id, plain, prompt_ids, tokenizer_digest
 from .templates import ids_behind, with_values
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class ConversationTokenizer:
 
     def _text(self, messages: list[Message], tools: Tools, *, ready: bool = False) -> str:
         if self._tokenizer.chat_template is None:
-            return "".join(m["content"] for m in messages)
+            return plain(messages)
         return self._tokenizer.apply_chat_template(  # type: ignore[return-value]
             messages,  # type: ignore[arg-type]
             tools=tools,  # type: ignore[arg-type]

@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..store.conversation import text_of
 from ..store.errors import ConfigError, missing_extra
 from ..store.records import Message
 from .config import FrozenModel, TinyModel
@@ -169,8 +170,7 @@ def prompt_ids(
     belongs.
     """
     if tokenizer.chat_template is None:
-        text = "".join(str(m["content"]) for m in messages)
-        return _begun(tokenizer, text)
+        return _begun(tokenizer, plain(messages))
     ids = tokenizer.apply_chat_template(
         list(messages),  # type: ignore[arg-type]
         tools=list(tools) if tools else None,  # type: ignore[arg-type]
@@ -179,6 +179,11 @@ def prompt_ids(
         return_dict=False,
     )
     return list(ids)  # type: ignore[arg-type]
+
+
+def plain(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return a conversation as a tokenizer without a chat template reads it: all of its text."""
+    return "".join(text_of(m.get("content")) or "" for m in messages)
 
 
 def response_ids(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..store.records import Message
 from .continuing import after, begins, is_begun
-from .models import eos_id, prompt_ids
+from .models import eos_id, plain, prompt_ids
 from .policy import Turn
 from .tool_calls import assistant_message, of_text
 
@@ -124,7 +124,7 @@ class Templates:
 
     def _text(self, messages: Sequence[Message], tools: Tools, *, ready: bool = False) -> str:
         if self._tokenizer.chat_template is None:
-            return "".join(str(m["content"]) for m in messages)
+            return plain(messages)
         return self._tokenizer.apply_chat_template(  # type: ignore[return-value]
             self._writable(messages),  # type: ignore[arg-type]
             tools=list(tools) if tools else None,  # type: ignore[arg-type]

@@ -200,7 +200,7 @@ class Trainer:
         why = error or reason or "none has a token with a credit that is trained on"
         raise JobError(
             f"nothing was trained on: none of the {drawn} rows that were drawn could be used, and "
-            f"no weights were changed or published; the most frequent reason: {why}"
+            f"no weights were changed, and no last ones published; the most frequent reason: {why}"
         )
 
     def _publish(self) -> None:

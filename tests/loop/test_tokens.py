@@ -225,6 +225,15 @@ def test_older_calls_of_functions_and_parts_of_text_are_trained_on() -> None:
     assert tokenize(rows([text_row(messages=image)]), merging("qwen2.5"))["token_ids"][0] is None
 
 
+def test_without_a_template_a_policy_is_asked_with_the_text_of_parts() -> None:
+    _, bare = tiny()
+    bare.chat_template = None
+    parts = [{"type": "text", "text": "2+"}, {"type": "image_url"}, {"type": "text", "text": "2="}]
+    talk = [{"role": "system", "content": None}, {"role": "user", "content": parts}]
+    assert prompt_ids(bare, talk) == prompt_ids(bare, [{"role": "user", "content": "2+2="}])
+    assert bare.decode(prompt_ids(bare, talk), skip_special_tokens=True) == "2+2="
+
+
 def test_turns_that_the_template_writes_anew_are_trained_on_as_it_writes_them() -> None:
     talk = [
         {"role": "user", "content": "1?"},
