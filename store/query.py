@@ -147,6 +147,8 @@ class Console:
 
         Raises QueryError for a name that a table or view has, or for what is not a frame.
         """
+        if not (frames or self._frames):
+            return
         self._check_free()
         taken = {name for (name,) in self._con.execute(_NAMES).fetchall()} - set(self._frames)
         taken |= {"turns", "tool_calls"}
