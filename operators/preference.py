@@ -80,7 +80,7 @@ def pairs(
         scored = scored.select("experience_id", "task_id", "_unit", reward=REWARD)
         both = _combined(_ranked(scored), strategy, most, seed)
         both = both.filter((_MARGIN > 0) & (min_margin <= _MARGIN))
-        both = with_parted(both, placed) if distinct_by == "messages" else both
+        both = with_parted(both, placed, unit="_unit") if distinct_by == "messages" else both
         return _as_pairs(_first(both, most), placed.select("experience_id", "_place"))
 
     def explain(frame: pl.LazyFrame) -> pl.LazyFrame:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar, get_type_hints
 
@@ -21,7 +21,7 @@ class Verdict:
 
     value: float | None
     detail: str | None = None
-    error: str | None = None
+    error: str | None = field(default=None, repr=False)
     """Why a judge of groups could not judge this one; the group is asked about again."""
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any
 
 import polars as pl
@@ -16,6 +16,7 @@ from rlake.operators import best_of_n, kto_labels, pairs, rejection_sample
 from rlake.operators.chance import chance
 from rlake.pipelines import Pipeline, Table
 from rlake.store import Store
+from rlake.store.conversation import PARTED, why_no_pair
 from rlake.store.errors import OperatorError
 from rlake.store.ids import content_id
 
@@ -148,6 +149,50 @@ def test_tries_that_part_at_a_question_are_no_pair_and_say_so() -> None:
     assert set(applied.dropped["reason"]) == {
         "its conversation parts from others of its group at a question, not at an answer"
     }
+
+
+PLAIN, CALLS = {"role": "assistant", "content": "a"}, [{"id": "c", "function": {"name": "f"}}]
+SPOKEN = [
+    {"role": "user", "content": "q"},
+    {"role": "tool", "content": 'say "r"', "tool_call_id": "c"},
+    PLAIN,
+    {"content": "a", "role": "assistant"},
+    {"role": "assistant", "content": "b\\ \u00e9"},
+    PLAIN | {"tool_calls": CALLS},
+    PLAIN | {"n": 1},
+    PLAIN | {"n": 1.0},
+]
+
+
+@given(st.lists(st.lists(st.sampled_from(SPOKEN), min_size=1, max_size=4), min_size=2, max_size=5))
+def test_conversations_part_where_their_messages_do_however_they_are_spelled(
+    spoken: list[list[dict[str, object]]],
+) -> None:
+    talks = [[{"role": "user", "content": "go"}, *messages] for messages in spoken]
+    texts = [
+        json.dumps(t, ensure_ascii=bool(i % 2), separators=((",", ":") if i == 3 else None))
+        for i, t in enumerate(talks)
+    ]
+    texts.append(texts[0][:-1])
+    size = len(texts)
+    frame = tries(*(float(i) for i in range(size)), size=size)
+    frame = frame.with_columns(messages=pl.Series(texts))
+    many = [text.count('"assistant"') > 1 for text in texts]
+    parted = {
+        (i, k)
+        for i, k in combinations(range(size - 1), 2)
+        if many[i] and many[k] and why_no_pair(talks[i], talks[k]) == PARTED
+    }
+    applied = pairs(strategy="all", distinct_by="messages").apply(frame)
+    again = {i for i, text in enumerate(texts) if text in texts[i + 1 :]}
+    expected = {
+        (k, i)
+        for i, k in combinations(range(size), 2)
+        if (i, k) not in parted and not {i, k} & again
+    }
+    place = {name: i for i, name in enumerate(frame["experience_id"])}
+    found = applied.rows.select("chosen_id", "rejected_id").rows()
+    assert {(place[a], place[b]) for a, b in found} == expected
 
 
 def test_only_the_last_steps_of_tries_are_compared_when_asked() -> None:
