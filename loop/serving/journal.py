@@ -1,7 +1,7 @@
 """What was answered and is not stored yet, in files that outlive the process.
 
 Entries are lines of JSON. `write` returns when its line is on the disk; lines that come together
-share one `fsync`. A file goes when the sessions of all its lines are stored. A server that is
+share one sync. A file goes when the sessions of all its lines are stored. A server that is
 killed leaves its files, and the next one stores what stands in them.
 """
 
@@ -11,7 +11,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,20 +50,6 @@ class _Line:
     entry: Entry
     loop: asyncio.AbstractEventLoop
     done: "asyncio.Future[None]"
-
-    def tell(self, error: BaseException | None) -> None:
-        """Wake up who waits for it, in their own loop."""
-
-        def settle() -> None:
-            if self.done.done():
-                return
-            if error is None:
-                self.done.set_result(None)
-            else:
-                self.done.set_exception(error)
-
-        with suppress(RuntimeError):  # their loop ended, and nobody waits any more
-            self.loop.call_soon_threadsafe(settle)
 
 
 class Journal:
@@ -148,21 +134,18 @@ class Journal:
                 texts.append(json.dumps(line.entry()).encode() + b"\n")
                 written.append(line)
             except Exception as error:  # noqa: BLE001 - whoever waits for the line is told
-                line.tell(error)
+                _tell([line], error)
         try:
             file = self._file(sum(map(len, texts)))
             with self._guard:
                 file.keys |= {line.key for line in written}
             _write_all(self._descriptor(file), b"".join(texts))
-            os.fsync(self._descriptor(file))
         except OSError as error:
             _log.error("the journal `%s` cannot be written: %s", self.folder, error)
             self._give_up_file()
-            for line in written:
-                line.tell(error)
-            return
-        for line in written:
-            line.tell(None)
+            _tell(written, error)
+        else:
+            _tell(written, None)
 
     def _file(self, nbytes: int) -> _File:
         """Return the file for so many bytes more."""
@@ -182,7 +165,8 @@ class Journal:
 
     def _descriptor(self, file: _File) -> int:
         if self._fd is None:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            # a write that syncs, since each call that lets go of the GIL waits to have it again
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_DSYNC
             self._fd = os.open(file.path, flags, 0o600)
             sync(self.folder)
         return self._fd
@@ -192,6 +176,26 @@ class Journal:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _tell(lines: Sequence[_Line], error: BaseException | None) -> None:
+    """Wake up who waits for lines, all of an event loop at once: the writer waits for the GIL."""
+    waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for line in lines:
+        waiting.setdefault(line.loop, []).append(line.done)
+    for loop, those in waiting.items():
+        with suppress(RuntimeError):  # their loop ended, and nobody waits any more
+            loop.call_soon_threadsafe(_settle, those, error)
+
+
+def _settle(waiting: "Sequence[asyncio.Future[None]]", error: BaseException | None) -> None:
+    for one in waiting:
+        if one.done():
+            continue
+        if error is None:
+            one.set_result(None)
+        else:
+            one.set_exception(error)
 
 
 def _write_all(fd: int, data: bytes) -> None:

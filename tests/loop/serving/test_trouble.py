@@ -1,7 +1,9 @@
 """What goes wrong with one session holds up no other: feedback, ids, rows that do not fit."""
 
 import asyncio
+import fcntl
 import json
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -186,3 +188,31 @@ def test_a_line_that_cannot_be_written_ends_no_journal(tmp_path: Path) -> None:
         await asyncio.to_thread(journal.close)
 
     asyncio.run(work())
+
+
+def test_lines_that_share_a_sync_wake_their_loop_once(tmp_path: Path) -> None:
+    woken: list[Any] = []
+
+    class Counting(asyncio.SelectorEventLoop):
+        def call_soon_threadsafe(self, callback: Any, *args: Any, **more: Any) -> asyncio.Handle:
+            woken.append(callback)
+            return super().call_soon_threadsafe(callback, *args, **more)
+
+    async def work() -> None:
+        journal, queued = Journal(tmp_path), threading.Event()
+        first = asyncio.create_task(
+            journal.write("0", lambda: {"key": "0", "all": queued.wait(60)})
+        )
+        more = [asyncio.create_task(journal.write(f"{i}", lambda: {"key": "k"})) for i in range(50)]
+        await asyncio.sleep(0)  # each has handed in its line
+        queued.set()
+        await asyncio.wait_for(asyncio.gather(first, *more), 60)
+        assert len(woken) <= 2
+        fd = journal._fd  # pyright: ignore[reportPrivateUsage]
+        assert fd is not None
+        assert fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC
+        assert sum(len(path.read_bytes().splitlines()) for path in tmp_path.rglob("*.jsonl")) == 51
+        await asyncio.to_thread(journal.close)
+
+    with asyncio.Runner(loop_factory=Counting) as runner:
+        runner.run(work())
