@@ -5,18 +5,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jobs
 import pytest
+from audit import CLEAN, audit
 from builders import experiences
 
 from rlake.loop.cli import run
-from rlake.store import Store, Task, connect
+from rlake.store import Experience, Store, Task, connect
+from rlake.store.deep import examine
+from rlake.store.doctor import diagnose
+from rlake.store.locks import LOCKS
 
 RLAKE = [sys.executable, "-c", "from rlake.loop.cli import main; main()"]
 ENDLESS = "SELECT count(*) FROM tasks a, tasks b, tasks c, tasks d WHERE a.answer < b.answer"
+INTERRUPTED = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 SECONDS = 2.0
 SLOWER = 4
 """What a machine that does much else may add."""
@@ -54,7 +59,7 @@ def end(process: "subprocess.Popen[str]", sign: signal.Signals = signal.SIGINT) 
     return process.returncode, said
 
 
-@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("sign", "code"), INTERRUPTED)
 def test_a_long_query_ends(tmp_path: Path, sign: signal.Signals, code: int) -> None:
     lake = connect(tmp_path / "lake")
     lake.append("tasks", [Task.ask(f"{i}+1=", str(i + 1)) for i in range(2000)])
@@ -135,3 +140,129 @@ def test_an_export_leaves_no_file_of_that_name(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"  # whole, when the signal came after it had its name
     assert code == 130 or out.exists()
     assert not out.exists() or out.read_text().count("\n") == 20_000
+
+
+JUDGES = """
+import asyncio, time
+from pathlib import Path
+
+def rest():
+    if not Path("quick").exists():
+        Path("asked").touch()
+        return 1000
+    return 0
+
+def waits(task, experience):
+    time.sleep(rest())
+    return 1.0
+
+async def awaits(task, experience):
+    await asyncio.sleep(rest())
+    return 1.0
+"""
+JUDGED = """
+name: judged
+source:
+  sql: >-
+    SELECT e.*, t.answer FROM experiences e JOIN tasks t USING (task_id)
+operators:
+  - score: {{reward: "judges:{judge}"}}
+sink: {{table: scores}}
+"""
+MANY = 60_000
+MADE = f"""
+name: made
+source:
+  sql: >-
+    SELECT experience_id || '/' || i AS experience_id, task_id, group_id, i AS rollout,
+    'synthetic' AS source, repeat(response_text, 50) AS response_text, experience_id AS parent_id
+    FROM experiences, range({MANY // 4}) r(i) WHERE parent_id IS NULL
+operators: []
+sink: {{table: experiences}}
+"""
+
+
+def again(folder: Path, *args: str) -> dict[str, object]:
+    """Run a command to its end, and return what it says as JSON."""
+    command = [*RLAKE, *args, "--json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def is_sound(lake: Store, acknowledged: Sequence[Experience]) -> bool:
+    """Tell whether nothing is lost, twice or changed, and nothing for the doctor to do."""
+    found = [f for f in (*examine(lake), *diagnose(lake)) if f.level == "error"]
+    return (audit(lake, [str(e.experience_id) for e in acknowledged]), found) == (CLEAN, [])
+
+
+@pytest.mark.parametrize(
+    ("judge", "sign", "code"), [("waits", signal.SIGINT, 130), ("awaits", signal.SIGTERM, 143)]
+)
+def test_a_pipeline_ends_while_a_judge_is_asked_and_the_next_run_does_all(
+    tmp_path: Path, judge: str, sign: signal.Signals, code: int
+) -> None:
+    lake = connect(tmp_path / "lake")
+    asked = Task.ask("1+1=", "2")
+    lake.append("tasks", [asked])
+    made = experiences(8, task_id=asked.task_id, reward=0.0)
+    lake.append("experiences", made)
+    (tmp_path / "judges.py").write_text(JUDGES)
+    (tmp_path / "judged.yaml").write_text(JUDGED.format(judge=judge))
+    running = start(tmp_path, "pipeline", "run", "judged.yaml")
+    until((tmp_path / "asked").exists, "the judge was never asked", running)
+    assert end(running, sign) == (code, "error: interrupted\n")
+    assert [lake.count(n) for n in ("scores", "lineage", "drops", "failures")] == [0, 0, 0, 0]
+    (tmp_path / "quick").touch()
+    report = again(tmp_path, "pipeline", "run", "judged.yaml")
+    assert (report["rows_in"], report["rows_out"], lake.count("scores")) == (8, 8, 8)
+    assert is_sound(lake, made)
+
+
+@pytest.mark.parametrize(("sign", "code"), INTERRUPTED)
+def test_a_pipeline_ends_while_it_stores_and_the_next_run_stores_the_rest(
+    tmp_path: Path, sign: signal.Signals, code: int
+) -> None:
+    lake = connect(tmp_path / "lake")
+    made = experiences(4, response_text="four")
+    lake.append("experiences", made)
+    (tmp_path / "made.yaml").write_text(MADE)
+    data = tmp_path / "lake" / "experiences.lance" / "data"
+    before = {*data.iterdir()}
+    running = start(tmp_path, "pipeline", "run", "made.yaml")
+    until(lambda: {*data.iterdir()} - before, "no file was written", running)
+    assert end(running, sign) == (code, "error: interrupted\n")
+    stored, runs = lake.count("experiences") - 4, lake.count("lineage")
+    assert 0 <= stored <= MANY
+    assert not runs or stored == MANY, "a run that did not store everything is not on record"
+    report = again(tmp_path, "pipeline", "run", "made.yaml", "--full")
+    assert (report["rows_out"], report["already"]) == (MANY - stored, stored)
+    assert (lake.count("experiences"), lake.count("lineage")) == (MANY + 4, runs + 1)
+    assert is_sound(lake, made)
+
+
+@pytest.mark.parametrize(
+    ("moment", "sign", "code"), [("begun", signal.SIGINT, 130), ("merging", signal.SIGTERM, 143)]
+)
+def test_maintenance_ends_at_any_moment_and_the_next_one_does_the_rest(
+    tmp_path: Path, moment: str, sign: signal.Signals, code: int
+) -> None:
+    lake = connect(tmp_path / "lake")
+    made = experiences(4000, response_text="four" * 500)
+    for i in range(0, 4000, 200):
+        lake.append("experiences", made[i : i + 200])
+    lake.branch("b")
+    data = tmp_path / "lake" / "experiences.lance" / "data"
+    before = {*data.iterdir()}
+    running = start(tmp_path, "maintain", "--grace", "0")
+    if moment == "begun":
+        note = tmp_path / "lake" / LOCKS / f"{lake.lock_name('maintain')}.json"
+        until(note.exists, "it never began", running)
+    else:
+        until(lambda: {*data.iterdir()} - before, "nothing was merged", running)
+    assert end(running, sign) == (code, "error: interrupted\n")
+    assert is_sound(connect(lake.uri), made)
+    again(tmp_path, "maintain", "--grace", "0")
+    lake = connect(lake.uri)
+    assert len(lake.dataset("experiences").get_fragments()) == 1
+    assert lake.on_branch("b").count("experiences") == 4000
+    assert is_sound(lake, made)
