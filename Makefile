@@ -39,7 +39,7 @@ check: .venv/.dev  ## lint, format, types, layers and imports
 	$(BIN)/python -m pytest -q tests/meta/test_layers.py tests/meta/test_import_budget.py
 
 bench: .venv/.train  ## the budgets, measured
-	$(BIN)/python -m rlake.loop.bench
+	cd tests && ../$(BIN)/python -m bench
 
 clean:  ## remove caches, builds and the quickstart's store; .venv stays
 	rm -rf build dist rlake.egg-info quickstart .pytest_cache .ruff_cache .hypothesis

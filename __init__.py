@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .loop.policy import Policy as Policy
-    from .loop.tools import tool as tool
-    from .loop.turns import Conversation as Conversation
+    from .loop.environments.tools import tool as tool
+    from .loop.inference.policy import Policy as Policy
+    from .loop.trajectories.trajectory import Conversation as Conversation
     from .operators import Operator as Operator
     from .operators import operator as operator
     from .pipelines import Pipeline as Pipeline
@@ -27,9 +27,9 @@ _HOME = {
     "Operator": ".operators",
     "operator": ".operators",
     "Pipeline": ".pipelines",
-    "Conversation": ".loop.turns",
-    "Policy": ".loop.policy",
-    "tool": ".loop.tools",
+    "Conversation": ".loop.trajectories.trajectory",
+    "Policy": ".loop.inference.policy",
+    "tool": ".loop.environments.tools",
 }
 
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -11,27 +11,27 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from ..pipelines.inline import explorers, trainers
 from ..store import Store
 from ..store.errors import ConfigError
 from .algorithms import resolve
-from .chains import explorers, trainers
 from .config import RunConfig
-from .data import check as check_data
-from .data import prepare
 from .evaluation.tasks import check_measured
-from .explorer import Explorer, Listener
-from .monitors import resolve as resolve_monitor
-from .objectives.policy_gradient import compares
-from .origins import located
-from .preferences import check as check_preferences
-from .rewarding import rewards_of
-from .rollouts import workflow_of
-from .runs import OtherJobError, job
-from .starting import sampling
-from .training.launching import launched
-from .training.networks import check_teacher
-from .training.trainer import Trainer
-from .weights import Shelf
+from .explorer.explorer import Explorer, Listener
+from .losses.policy_gradient import compares
+from .rollouts.group import workflow_of
+from .rollouts.setup import sampling
+from .runs.job import OtherJobError, job
+from .runs.trackers import resolve as resolve_monitor
+from .tasks.prepare import check as check_data
+from .tasks.prepare import prepare
+from .trainer.distributed.launch import launched
+from .trainer.networks import check_teacher
+from .trainer.preferences import check as check_preferences
+from .trainer.trainer import Trainer
+from .trajectories.rewards import rewards_of
+from .weight_sync import Shelf
+from .weight_sync.run_models import located
 
 JOIN_SECONDS = 10.0
 """How long a failed run waits for the explorer to notice."""
@@ -62,7 +62,7 @@ def run(
     with _on_cluster(config):
         try:
             if config.cluster is not None and config.cluster.trainer is not None:
-                from .scaling.placing import train_placed
+                from .runs.placement import train_placed
 
                 train_placed(store, config, resume=resume, stop=stop, ready=explorer.start)
             else:
@@ -89,7 +89,7 @@ def _on_cluster(config: RunConfig) -> AbstractContextManager[Any]:
     """Stay connected to the run's cluster, if it has one, until both jobs have ended."""
     if config.cluster is None:
         return nullcontext()
-    from .scaling.connecting import connected
+    from .runs.ray import connected
 
     return connected(config.cluster)
 

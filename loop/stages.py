@@ -13,11 +13,11 @@ from ..store import Store
 from ..store.errors import ConfigError, RlakeError
 from ..store.query import literal
 from .config import RunConfig, Stage
-from .evaluate import evaluate
-from .explorer import Listener
-from .origins import as_started
+from .evaluation.evaluate import evaluate
+from .explorer.explorer import Listener
 from .run import check, run
-from .runs import same_config, stored_config
+from .runs.job import same_config, stored_config
+from .weight_sync.run_models import as_started
 
 
 def run_stages(

@@ -27,9 +27,10 @@ from .body import Batches, Declared, Explained, Rows, Value
 from .clean import clean_whitespace, cut_at, normalize_unicode, strip_think, thought
 from .data_juicer import data_juicer
 from .decorator import OperatorFunction, operator
-from .demonstration import best_of_n, kto_labels, rejection_sample
+from .demonstrations import best_of_n, kto_labels, rejection_sample
 from .difficulty import difficulty, solution_steps
-from .failure import drop_failed, failure_kind
+from .failed_step import good_prefix
+from .failure_kind import drop_failed, failure_kind
 from .filter import (
     drop_truncated,
     drop_unscored,
@@ -39,25 +40,17 @@ from .filter import (
     sample,
 )
 from .filter_groups import dapo_dynamic_sampling, drop_flat_groups, keep_best
+from .hindsight import hindsight
 from .messages import repair_messages
-from .names import resolve
 from .near_duplicates import drop_near_duplicates, drop_near_embeddings
+from .paraphrase import paraphrase
 from .preference import pairs
-from .prioritize import (
-    absolute_advantage,
-    freshness,
-    near_half,
-    priority,
-    rarity,
-    td_error,
-)
+from .prioritize import absolute_advantage, freshness, near_half, priority, rarity, td_error
 from .quality import format_score, repetition_score
 from .redaction import num_private, redact
-from .relabelling import hindsight
-from .retry import retry_tasks
-from .rewording import paraphrase
-from .scoring import score
-from .shaping import (
+from .resolve import resolve
+from .retry_tasks import retry_tasks
+from .reward_shaping import (
     group_statistics,
     length_penalty,
     overlong_penalty,
@@ -65,9 +58,9 @@ from .shaping import (
     shape_reward,
     unlikeliness_reward,
 )
-from .steps import good_prefix
-from .tasksets import mix, prompt_into_messages, text_quality, weighted_sum
-from .tokens import surprise
+from .scoring import score
+from .task_selection import mix, prompt_into_messages, text_quality, weighted_sum
+from .token_statistics import surprise
 from .vectors import embedding, novelty
 
 __all__ = [

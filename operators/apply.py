@@ -10,11 +10,11 @@ import polars as pl
 
 from ..store.errors import OperatorError, QueryError, RlakeError, nearest
 from ..store.ids import content_id
-from . import laws, pieces
+from . import invariants, row_failures
+from .async_map import told
 from .body import ERROR, PLACE, Explained, PlainBody, describe, produce
-from .pieces import RowsFailed
+from .row_failures import RowsFailed
 from .scope import Sees
-from .waiting import told
 
 Kind = Literal["clean", "derive", "filter", "prioritize", "augment", "reshape"]
 """What an operator may do, by the law that it obeys; see `laws`."""
@@ -112,26 +112,26 @@ class Operator:
         the rows are, or more than `max_failed` rows fail.
         """
         self.check_columns(rows.lazy())
-        return pieces.apply(self, rows, max_failed)
+        return row_failures.apply(self, rows, max_failed)
 
     def apply_once(self, rows: pl.DataFrame, *, among: pl.DataFrame | None = None) -> Applied:
         """Apply it to rows that are not cut; raises RowsFailed when the body raises.
 
         `among` are all rows that there are, when these are a part of them.
         """
-        frame, key = rows.lazy(), laws.id_column(rows.columns)
+        frame, key = rows.lazy(), invariants.id_column(rows.columns)
         with self._boundary():
             # the streaming engine adds up in another order each time: other last bits
             produced = self._produce(frame).collect(engine="in-memory")
         failed = _errors(produced, rows[key])
         produced = self._explained(produced, rows) if failed.height else produced
         produced = produced.drop(ERROR, strict=False)
-        laws.check_produced(self, rows, produced)
+        invariants.check_produced(self, rows, produced)
         with self._boundary():
             all_rows = frame if among is None else among.lazy()
             made = self._finish(produced.lazy(), frame, all_rows).collect(engine="in-memory")
             dropped = self._dropped(produced.lazy(), frame).collect(engine="in-memory")
-        laws.check(self, rows, made, dropped)
+        invariants.check(self, rows, made, dropped)
         return Applied(made, _with_errors(dropped.select(key, REASON), failed), failed)
 
     def split(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -143,7 +143,7 @@ class Operator:
         [('b', 0.0, 'not true: reward > 0')]
         """
         applied = self.apply(rows, max_failed=0)
-        key = laws.id_column(rows.columns)
+        key = invariants.id_column(rows.columns)
         return applied.rows, rows.join(applied.dropped, on=key, how="inner", maintain_order="left")
 
     def columns_after(self, given: pl.Schema) -> pl.Schema:
@@ -158,7 +158,7 @@ class Operator:
     def check_columns(self, frame: pl.LazyFrame) -> None:
         """Raise OperatorError when a column that it reads is not there."""
         names = frame.collect_schema().names()
-        laws.id_column(names, self)
+        invariants.id_column(names, self)
         for name in (KEEP, REASON) if self.kind == "filter" else ():
             if name in names:
                 raise self.error(f"a filter marks rows in a column `{name}` of its own; rename it")
@@ -183,8 +183,8 @@ class Operator:
             raise RowsFailed(f"{who}: failed with {told(error)}", told(error)) from error
 
     def _none_failed(self, produced: pl.DataFrame) -> pl.DataFrame:
-        errors = _errors(produced, produced[laws.id_column(produced.columns)])
-        pieces.Limit(self, produced.height, 0).count(errors)
+        errors = _errors(produced, produced[invariants.id_column(produced.columns)])
+        row_failures.Limit(self, produced.height, 0).count(errors)
         return produced
 
     def _explained(self, produced: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
@@ -226,7 +226,7 @@ class Operator:
         return produced
 
     def _dropped(self, produced: pl.LazyFrame, frame: pl.LazyFrame) -> pl.LazyFrame:
-        key = laws.id_column(frame.collect_schema().names())
+        key = invariants.id_column(frame.collect_schema().names())
         if self.kind == "filter":
             return self._marked(produced, frame).filter(~pl.col(KEEP)).select(key, REASON)
         if self.kind == "reshape":
@@ -239,7 +239,7 @@ class Operator:
     def _marked(self, produced: pl.LazyFrame, frame: pl.LazyFrame) -> pl.LazyFrame:
         """Return all rows, each with `keep` and `reason`, whichever form the body has."""
         before, names = frame.collect_schema().names(), produced.collect_schema().names()
-        key = laws.id_column(before)
+        key = invariants.id_column(before)
         if KEEP in names and KEEP not in before:
             kind = produced.collect_schema()[KEEP]
             if kind != pl.Boolean:
@@ -274,7 +274,7 @@ class Operator:
         Such a row that is there already was made before, and is left out.
         """
         names, given_types = produced.collect_schema().names(), frame.collect_schema()
-        key = laws.id_column(given_types.names())
+        key = invariants.id_column(given_types.names())
         place = pl.int_range(pl.len()).over("parent_id")
         again = pl.when(place > 0).then(pl.format(".{}", place)).otherwise(pl.lit(""))
         fresh = pl.format(
@@ -291,13 +291,13 @@ class Operator:
         )
         if "group_id" in names:
             named = named.with_columns(pl.coalesce("group_id", key).alias("group_id"))
-        of_a_run = [n for n in laws.OF_A_RUN if n in given_types]
+        of_a_run = [n for n in invariants.OF_A_RUN if n in given_types]
         return named.with_columns(pl.lit(None, given_types[n]).alias(n) for n in of_a_run)
 
 
 def _in_order(made: pl.LazyFrame, frame: pl.LazyFrame) -> pl.LazyFrame:
     """Put rows that came out of SQL, in any order, into that of the rows given."""
-    key, names = laws.id_column(frame.collect_schema().names()), made.collect_schema().names()
+    key, names = invariants.id_column(frame.collect_schema().names()), made.collect_schema().names()
     if key not in names:
         return made
     place = frame.select(key).with_row_index(PLACE)

@@ -3,10 +3,10 @@
 import polars as pl
 
 from ..store.errors import OperatorError
-from . import made
+from . import derived_rows
 from .body import FrameFunction
-from .chance import chance
 from .decorator import operator
+from .seeded_random import chance
 
 
 @operator("augment", reads=("experience_id", "group_id", "reward"), reads_rest=True, sees="group")
@@ -49,7 +49,10 @@ def best_of_group(*, min_reward: float | None = None) -> FrameFunction:
 
 
 @operator(
-    "augment", reads=(*made.READS, "group_id", "reward", "answer"), reads_rest=True, sees="group"
+    "augment",
+    reads=(*derived_rows.READS, "group_id", "reward", "answer"),
+    reads_rest=True,
+    sees="group",
 )
 def expert_answers(
     *,
@@ -78,12 +81,12 @@ def expert_answers(
     if not 0 <= share <= 1:
         raise OperatorError(f"`share` must be from 0 to 1, got {share}")
 
-    def shown(row: made.Row) -> made.Made:
-        asked = made.question(row, made.conversation(row) or _asked(row))
+    def shown(row: derived_rows.Row) -> derived_rows.Made:
+        asked = derived_rows.question(row, derived_rows.conversation(row) or _asked(row))
         if not asked:
             return None
         reply = {"role": "assistant", "content": row["answer"]}
-        return made.retold([*asked, reply], source="expert", reward=reward)
+        return derived_rows.retold([*asked, reply], source="expert", reward=reward)
 
     def add(frame: pl.LazyFrame) -> pl.LazyFrame:
         first = pl.col("experience_id") == pl.col("experience_id").min().over("group_id")
@@ -95,11 +98,11 @@ def expert_answers(
         needy = given if solved_above is None else given & (best <= solved_above)
         own = frame.collect_schema().names()
         chosen = frame.filter(needy & (pl.col("source") != "expert" if "source" in own else True))
-        return made.new_rows(chosen, shown)
+        return derived_rows.new_rows(chosen, shown)
 
     return add
 
 
-def _asked(row: made.Row) -> list[dict[str, str]]:
+def _asked(row: derived_rows.Row) -> list[dict[str, str]]:
     prompt = row.get("prompt_text")
     return [] if prompt is None else [{"role": "user", "content": prompt}]

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ..store.errors import OperatorError
 from ..store.query import Console, query_error
-from .waiting import answers, told
+from .async_map import answers, told
 
 BATCH_ROWS = 1024
 """Rows that a `Batches` function sees at a time."""

@@ -11,8 +11,8 @@ from ..store.query import columns_of, names_in
 from .apply import Kind, Operator, Sees
 from .body import Batches, Body, Declared, Explained, PlainBody, Rows, Value
 from .parameters import Parameters, jsonable
-from .provenance import users_code
 from .scope import sees_of
+from .source_digest import users_code
 
 P = ParamSpec("P")
 

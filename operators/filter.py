@@ -7,9 +7,9 @@ import polars as pl
 
 from ..store.errors import OperatorError
 from .body import Explained, FrameFunction, Value
-from .chance import chance
 from .decorator import operator
-from .laws import id_column
+from .invariants import id_column
+from .seeded_random import chance
 
 Length = Literal["characters", "tokens", "sampled_tokens"]
 """Characters of a text column, all tokens of the row, or those that the policy sampled."""

@@ -5,7 +5,7 @@ import polars as pl
 from ..store.errors import OperatorError
 from .body import Declared, Explained, FrameFunction
 from .decorator import operator
-from .laws import id_column
+from .invariants import id_column
 from .statistics import GROUP, finite, reward, std
 from .within import UNIT, Within, seen
 

@@ -8,10 +8,10 @@ import polars as pl
 from ..store.errors import OperatorError
 from ..store.ids import preference_id
 from .body import Declared, Explained
-from .chance import chance
+from .common_prefix import with_parted, with_reason
+from .comparable_rows import ASIDE, ID, REWARD, DistinctBy, columns, with_aside
 from .decorator import operator
-from .parted import with_parted, with_reason
-from .replies import ASIDE, ID, REWARD, DistinctBy, columns, with_aside
+from .seeded_random import chance
 from .within import UNIT, Unit, seen
 
 _PAIR = pl.Schema(

@@ -15,8 +15,8 @@ import polars as pl
 from ..store.errors import OperatorError
 from .body import Declared, Value
 from .decorator import operator
-from .formula import by_name
-from .shaping import passing
+from .reward_shaping import passing
+from .sql_formula import by_name
 
 
 @operator("prioritize", writes=("priority",))

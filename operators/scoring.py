@@ -13,12 +13,12 @@ import pyarrow as pa
 from ..store.errors import OperatorError, SchemaError
 from ..store.records import Experience, Task, proper
 from . import rewards
+from .async_map import answers
 from .body import ERROR, Batches, Declared
 from .decorator import operator
-from .names import named
-from .provenance import digest, is_ours
-from .verdict import Spec, Verdict, looks_at, with_parameters
-from .waiting import answers
+from .resolve import named
+from .reward_protocol import Spec, Verdict, looks_at, with_parameters
+from .source_digest import digest, is_ours
 from .within import places_by_group
 
 SECONDS = 300.0

@@ -10,9 +10,9 @@ from ..store.errors import OperatorError
 from . import embed
 from .body import Batches, Declared, FrameFunction
 from .decorator import operator
-from .names import named
 from .prioritize import seen_within
-from .provenance import digest
+from .resolve import named
+from .source_digest import digest
 
 Embedder = Callable[[Sequence[str]], np.ndarray]
 """Texts to vectors [texts, length]."""

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..operators import Operator
-from ..operators.names import resolve_all
+from ..operators.resolve import resolve_all
 from ..store.errors import ConfigError, nearest
 from ..store.files.text import read_text
 from ..store.files.yaml_text import parse_yaml

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from ..operators import Operator
-from ..operators.names import Spec, resolve_all
+from ..operators.resolve import Spec, resolve_all
 from ..store import Store
 from ..store.errors import ConfigError
 from . import plan as plans
@@ -14,12 +14,12 @@ from . import source as sources
 from .config import parse
 from .executors import Executor, executor_of
 from .executors.local import Local
-from .explaining import explained
+from .explain import explained
+from .incremental import unseen
 from .plan import Plan
 from .report import Listener, Report
 from .running.run import Run
 from .source import File, Source, Table
-from .unseen import unseen
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ..operators import Operator
 from ..store.errors import OperatorError
 from . import sink as sinks
 from . import source as sources
-from .running.needs import needed
+from .running.column_pruning import needed
 from .source import File, Source, Table
 
 _SEES = {"row": "single rows", "group": "groups", "all": "all rows"}

@@ -12,9 +12,9 @@ from pydantic.dataclasses import dataclass
 
 from ..operators.body import in_utc
 from ..store import Store
-from ..store import side as sides
+from ..store import side_columns as sides
 from ..store.errors import OperatorError, QueryError
-from ..store.files.reading import InputSession, open_input
+from ..store.files.file_kind import InputSession, open_input
 from ..store.query import Console, nodes, query_error, syntax, tables_of
 from ..store.schema import TABLES, table
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..store import Store
 from ..store.errors import ConfigError, StarvedError
+from .incremental import unseen
 from .report import Report
 from .source import OF_RUNS, Sql, Table, describe, tables_read
-from .unseen import unseen
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline

@@ -1,8 +1,8 @@
 """What is true: versioned Arrow tables of tasks, experiences and all that is known of them."""
 
-from .appending import Appended
+from .append import Appended
+from .connect import connect
 from .errors import RlakeError
-from .opening import connect
 from .records import Experience, Task
 from .store import Store
 

@@ -17,7 +17,7 @@ from lance.file import LanceFileSession
 
 from . import migrations, relocation
 from .errors import NotFoundError, QueryError, StoreError, as_store_error, nearest
-from .jobs import unfinished
+from .job_status import unfinished
 from .locks import locked
 from .schema import SCHEMA_VERSION, TABLES
 

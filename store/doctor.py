@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Literal
 import lance
 
 from . import branches, migrations, snapshots, user_tables
-from .care import cleaning, compaction, indexes
 from .errors import RlakeError, StoreError, reason
-from .foreign import foreign, told
-from .jobs import unfinished
+from .foreign_columns import foreign, told
+from .job_status import unfinished
+from .maintenance import compaction, indexes, old_versions
 from .records import now
 from .schema import SCHEMA_VERSION, TABLES
 
@@ -118,7 +118,7 @@ def _table(store: "Store", name: str) -> Iterator[Finding]:
     yield from _foreign(name, dataset)
     yield from _future(name, dataset)
     yield from _untidy(store, name, dataset)
-    versions = len(cleaning.versions(dataset))
+    versions = len(old_versions.versions(dataset))
     if rows or versions > 1:
         files = len(dataset.get_fragments())
         counts = number(rows, "row"), number(files, "file"), number(versions, "version")
@@ -171,13 +171,13 @@ def _untidy(store: "Store", name: str, dataset: lance.LanceDataset) -> Iterator[
     small = compaction.small_files(dataset, thorough=True)
     if len(small) >= _MANY_FILES:
         yield Finding("warning", f"`{name}`: {len(small)} small files slow every query", _MAINTAIN)
-    versions = len(cleaning.versions(dataset))
+    versions = len(old_versions.versions(dataset))
     if versions >= _MANY_VERSIONS:
         yield Finding("warning", f"`{name}`: {versions} versions slow every commit", _MAINTAIN)
     if indexes.is_due(name, dataset):
         rows = indexes.new_rows(name, dataset)
         yield Finding("note", f"`{name}`: {number(rows, 'row')} not in its indexes yet", _MAINTAIN)
-    lost = cleaning.orphans(dataset)
+    lost = old_versions.orphans(dataset)
     if lost:
         size = sum(path.stat().st_size for path in lost)
         yield Finding(

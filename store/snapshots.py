@@ -10,7 +10,7 @@ import lance
 
 from . import branches, migrations, user_tables
 from .errors import NotFoundError, QueryError, StoreError, as_store_error, nearest
-from .jobs import unfinished
+from .job_status import unfinished
 from .locks import locked
 from .schema import REFERRING_FIRST, TABLES
 

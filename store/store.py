@@ -12,16 +12,11 @@ import duckdb
 import lance
 import polars as pl
 
-from . import branches, care, finding, migrations, side, snapshots, user_tables
-from .appending import Appended, Appender
-from .committing import Committer
-from .errors import (
-    NotFoundError,
-    QueryError,
-    StarvedError,
-    StoreError,
-    reason,
-)
+from . import branches, maintenance, migrations, side_columns, snapshots, user_tables
+from . import search as search_module
+from .append import Appended, Appender
+from .errors import NotFoundError, QueryError, StarvedError, StoreError, reason
+from .group_commit import Committer
 from .query import Console, views_sql
 from .schema import REFERRING_FIRST, TABLES, table
 from .validate import Rows
@@ -168,7 +163,7 @@ class Store:
         return {name: seen[name] for name in TABLES}
 
     def scan(
-        self, name: str, *, with_columns: Sequence[str | side.SideColumn] = ()
+        self, name: str, *, with_columns: Sequence[str | side_columns.SideColumn] = ()
     ) -> pl.LazyFrame:
         """Return a table as a Polars LazyFrame; filters and columns are pushed down to the files.
 
@@ -183,13 +178,13 @@ class Store:
         frame = pl.scan_pyarrow_dataset(dataset)  # pyright: ignore[reportArgumentType]
         later = migrations.missing(name, dataset.schema)
         frame = migrations.complete(frame, later) if later else frame
-        columns = side.parse_all(with_columns)
+        columns = side_columns.parse_all(with_columns)
         if not columns:
             return frame
         if name != "experiences":
             raise QueryError(f"side columns are of `experiences`, and `{name}` has none")
-        side.check(self, columns)
-        return side.join(self, frame, columns)
+        side_columns.check(self, columns)
+        return side_columns.join(self, frame, columns)
 
     def sql(
         self,
@@ -376,8 +371,8 @@ class Store:
         *,
         only_due: bool = False,
         dry_run: bool = False,
-        grace: float = care.GRACE_SECONDS,
-    ) -> care.Report:
+        grace: float = maintenance.GRACE_SECONDS,
+    ) -> maintenance.Report:
         """Do what a store needs now and then, and tell what it changed, beside readers and writers.
 
         Rows are deleted for which a retention rule holds, small files merged, indexes made and
@@ -388,7 +383,7 @@ class Store:
 
         While another process maintains the store, nothing is done; the report says who.
         """
-        return care.maintain(self, only_due=only_due, dry_run=dry_run, grace=grace)
+        return maintenance.maintain(self, only_due=only_due, dry_run=dry_run, grace=grace)
 
     # finding
 
@@ -400,7 +395,7 @@ class Store:
 
         `where` is an SQL condition on experiences. Raises QueryError for an empty text.
         """
-        return finding.search(self, text, k=k, where=where)
+        return search_module.search(self, text, k=k, where=where)
 
     def similar(
         self,
@@ -415,4 +410,4 @@ class Store:
         `embedder` may be left out when there is one only. Raises NotFoundError when the experience
         is not stored, or has no embedding (`rlake embed` makes them).
         """
-        return finding.similar(self, experience_id, k=k, embedder=embedder, where=where)
+        return search_module.similar(self, experience_id, k=k, embedder=embedder, where=where)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import rlake
-from rlake.loop.gsm8k import find, real
+from rlake.loop.recipes.toys.gsm8k import find, real
 from rlake.store import Store
 
 TIERS = {

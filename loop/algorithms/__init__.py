@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ...store.errors import ConfigError, nearest
-from ..objectives import Algorithm, Loss, aggregate
+from ..losses import Algorithm, Loss, aggregate
 
 __all__ = ["Algorithm", "Loss", "aggregate", "kind_of", "names", "resolve"]
 
@@ -86,6 +86,6 @@ def kind_of(name: str) -> Any:
     if not (isinstance(found, type) and issubclass(found, Algorithm) and is_dataclass(found)):
         raise ConfigError(
             f"the algorithm `{name}` must be a dataclass that extends "
-            f"`rlake.loop.objectives:Algorithm`, got {found!r}"
+            f"`rlake.loop.losses:Algorithm`, got {found!r}"
         )
     return found

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...operators import Operator, group_centered
-from ..objectives import Aggregation, PolicyGradient
-from ..training.batch import Batch
+from ..losses import Aggregation, PolicyGradient
+from ..losses.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from ..objectives import Share
+from ..losses import Share
 from .mix import Mix
 
 

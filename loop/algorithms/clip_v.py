@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..objectives import Positive
-from ..objectives.discriminator import Discriminating
-from ..training.batch import Examples
+from ..losses import Positive
+from ..losses.batch import Examples
+from ..losses.entropy_mask import Discriminating
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ Metrics: those of GRPO.
 
 from dataclasses import dataclass
 
-from ..objectives import Aggregation, Count, Positive
+from ..losses import Aggregation, Count, Positive
 from .grpo import GRPO
 
 

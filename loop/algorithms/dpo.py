@@ -22,9 +22,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..objectives import Positive
-from ..objectives.pairs import Pairwise, Sides
-from ..training.batch import Batch
+from ..losses import Positive
+from ..losses.batch import Batch
+from ..losses.preference import Pairwise, Sides
 
 
 @dataclass(frozen=True, kw_only=True)

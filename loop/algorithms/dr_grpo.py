@@ -12,7 +12,7 @@ Metrics: those of GRPO.
 from dataclasses import dataclass
 
 from ...operators import Operator, group_centered
-from ..objectives import Aggregation
+from ..losses import Aggregation
 from .grpo import GRPO
 
 

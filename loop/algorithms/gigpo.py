@@ -13,7 +13,7 @@ from typing import Literal
 
 from ...operators import Operator
 from ...operators import gigpo as credit
-from ..objectives import Clipped, NonNegative, Share
+from ..losses import Clipped, NonNegative, Share
 
 
 @dataclass(frozen=True, kw_only=True)

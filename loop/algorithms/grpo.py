@@ -19,8 +19,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ...operators import Operator, group_zscore
-from ..objectives import Aggregation, Clipped, Positive
-from ..training.batch import Batch
+from ..losses import Aggregation, Clipped, Positive
+from ..losses.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

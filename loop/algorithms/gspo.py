@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...operators import Operator, group_zscore
-from ..objectives import Aggregation, Clipped, Positive
-from ..objectives.ratios import bounded
-from ..training.batch import Batch
+from ..losses import Aggregation, Clipped, Positive
+from ..losses.batch import Batch
+from ..losses.ratios import bounded
 
 
 @dataclass(frozen=True, kw_only=True)

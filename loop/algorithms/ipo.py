@@ -16,9 +16,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..objectives import Positive
-from ..objectives.pairs import Pairwise, Sides
-from ..training.batch import Batch
+from ..losses import Positive
+from ..losses.batch import Batch
+from ..losses.preference import Pairwise, Sides
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from ...store.errors import ConfigError
-from ..objectives import Correction, Count, Loss, PolicyGradient, Share, Unit
-from ..objectives.policy_gradient import ratio
-from ..objectives.ratios import FURTHEST, bounded
-from ..training.batch import Batch, Examples
+from ..losses import Correction, Count, Loss, PolicyGradient, Share, Unit
+from ..losses.batch import Batch, Examples
+from ..losses.policy_gradient import ratio
+from ..losses.ratios import FURTHEST, bounded
 
 
 @dataclass(frozen=True, kw_only=True)

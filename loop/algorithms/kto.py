@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...operators import Operator, desirability
-from ..objectives import Algorithm, Loss, Positive
-from ..training.batch import Batch, Examples
+from ..losses import Algorithm, Loss, Positive
+from ..losses.batch import Batch, Examples
 
 
 @dataclass(frozen=True, kw_only=True)

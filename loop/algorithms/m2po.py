@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from ...operators import Operator, group_zscore
-from ..objectives import NonNegative, PolicyGradient
-from ..objectives.policy_gradient import ratio
-from ..training.batch import Batch, Examples
+from ..losses import NonNegative, PolicyGradient
+from ..losses.batch import Batch, Examples
+from ..losses.policy_gradient import ratio
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..objectives import Aggregation, Loss, Share, aggregate
-from ..training.batch import Batch, Examples, Totals
+from ..losses import Aggregation, Loss, Share, aggregate
+from ..losses.batch import Batch, Examples, Totals
 from .grpo import GRPO
 
 

@@ -11,7 +11,7 @@ Metrics: those of all clipped policy gradients.
 from dataclasses import dataclass
 
 from ...operators import Operator, step_zscore
-from ..objectives import Clipped
+from ..losses import Clipped
 
 
 @dataclass(frozen=True, kw_only=True)

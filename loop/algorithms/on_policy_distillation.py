@@ -15,8 +15,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..objectives import Clipped, Count, Positive, Unit
-from ..training.batch import Batch, Examples
+from ..losses import Clipped, Count, Positive, Unit
+from ..losses.batch import Batch, Examples
 
 
 @dataclass(frozen=True, kw_only=True)

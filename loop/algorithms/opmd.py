@@ -17,8 +17,8 @@ from typing import Literal
 from torch import Tensor
 
 from ...operators import Operator, group_centered, log_mean_exp
-from ..objectives import Aggregation, PolicyGradient, Positive
-from ..training.batch import Batch
+from ..losses import Aggregation, PolicyGradient, Positive
+from ..losses.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

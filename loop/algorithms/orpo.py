@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..objectives import Loss, NonNegative
-from ..objectives.pairs import Pairwise, Sides, sides
-from ..training.batch import Batch
+from ..losses import Loss, NonNegative
+from ..losses.batch import Batch
+from ..losses.preference import Pairwise, Sides, sides
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,9 @@ from pydantic import Field
 from torch import Tensor
 
 from ...operators import Operator, reinforce
-from ..objectives import Clipped, Count, Loss, NonNegative, Positive, Share, Unit
-from ..objectives.gae import earned, gae, whitened
-from ..training.batch import Batch, Examples
+from ..losses import Clipped, Count, Loss, NonNegative, Positive, Share, Unit
+from ..losses.batch import Batch, Examples
+from ..losses.gae import earned, gae, whitened
 
 Discount = Annotated[float, Field(gt=0, le=1)]
 

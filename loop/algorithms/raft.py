@@ -14,7 +14,7 @@ import polars as pl
 
 from ...operators import Operator, operator
 from ...operators.statistics import GROUP, reward
-from ..objectives import Count, Unit
+from ..losses import Count, Unit
 from .sft import SFT
 
 

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from ...operators import Operator, balanced
-from ..objectives import NonNegative, PolicyGradient, Positive
-from ..objectives.policy_gradient import ratio
-from ..objectives.ratios import bounded
-from ..training.batch import Batch
+from ..losses import NonNegative, PolicyGradient, Positive
+from ..losses.batch import Batch
+from ..losses.policy_gradient import ratio
+from ..losses.ratios import bounded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ...operators import Operator
 from ...operators import reinforce as reward_less_baseline
-from ..objectives import Aggregation, Count, PolicyGradient, Unit
-from ..training.batch import Batch
+from ..losses import Aggregation, Count, PolicyGradient, Unit
+from ..losses.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

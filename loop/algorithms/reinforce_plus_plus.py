@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from ...operators import Operator, group_centered, reinforce
-from ..objectives import Clipped, Count, Share, Unit
-from ..objectives.gae import earned, gae, whitened
-from ..training.batch import Batch, Examples
+from ..losses import Clipped, Count, Share, Unit
+from ..losses.batch import Batch, Examples
+from ..losses.gae import earned, gae, whitened
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from ...operators import Operator, above_greedy
-from ..objectives import Aggregation, Count, PolicyGradient
-from ..training.batch import Batch
+from ..losses import Aggregation, Count, PolicyGradient
+from ..losses.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

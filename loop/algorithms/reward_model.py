@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..objectives import Algorithm, Loss, NonNegative, Unit
-from ..objectives.pairs import ranking, sides
-from ..training.batch import Batch
+from ..losses import Algorithm, Loss, NonNegative, Unit
+from ..losses.batch import Batch
+from ..losses.preference import ranking, sides
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...operators import Operator, leave_one_out
-from ..objectives import Aggregation, Count, PolicyGradient
-from ..training.batch import Batch
+from ..losses import Aggregation, Count, PolicyGradient
+from ..losses.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

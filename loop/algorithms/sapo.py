@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ...operators import Operator, group_zscore
-from ..objectives import Aggregation, PolicyGradient, Positive
-from ..objectives.policy_gradient import ratio
-from ..training.batch import Batch
+from ..losses import Aggregation, PolicyGradient, Positive
+from ..losses.batch import Batch
+from ..losses.policy_gradient import ratio
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from ..objectives import Aggregation, Algorithm, Loss, Positive, aggregate
-from ..training.batch import Batch
+from ..losses import Aggregation, Algorithm, Loss, Positive, aggregate
+from ..losses.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..objectives import NonNegative, Positive
-from ..objectives.pairs import Pairwise, Sides
-from ..training.batch import Batch
+from ..losses import NonNegative, Positive
+from ..losses.batch import Batch
+from ..losses.preference import Pairwise, Sides
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ...operators import Operator, reinforce
-from ..objectives import Aggregation, Count, PolicyGradient, Unit
-from ..training.batch import Batch
+from ..losses import Aggregation, Count, PolicyGradient, Unit
+from ..losses.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

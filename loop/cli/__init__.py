@@ -12,56 +12,58 @@ import typer
 
 from . import (  # each adds its commands to the app
     algorithms,
-    benching,
-    branches,
-    care,
-    debugging,
-    evaluating,
-    finding,
-    jobs,
-    labelling,
+    branch,
+    debug,
+    evaluate,
+    export,
+    import_,
+    label,
     lineage,
-    looking,
-    moving,
-    moving_out,
+    maintain,
     operators,
-    pipelines,
-    proving,
-    scoring,
-    serving,
-    showing,
-    snapshots,
+    pipeline,
+    rewards,
+    search,
+    selftest,
+    serve,
+    show,
+    snapshot,
+    sql,
     tasks,
-    undoing,
+    undo,
+    verify,
+)
+from . import (
+    run as run_module,
 )
 from .app import IS_PROGRAM, PANELS, app
 
 __all__ = [
     "algorithms",
     "app",
-    "benching",
-    "branches",
-    "care",
-    "debugging",
-    "evaluating",
-    "finding",
-    "jobs",
-    "labelling",
+    "branch",
+    "debug",
+    "evaluate",
+    "export",
+    "import_",
+    "label",
     "lineage",
-    "looking",
     "main",
-    "moving",
-    "moving_out",
+    "maintain",
     "operators",
-    "pipelines",
-    "proving",
-    "run",
-    "scoring",
-    "serving",
-    "showing",
-    "snapshots",
+    "pipeline",
+    "rewards",
+    "run_command",
+    "run_module",
+    "search",
+    "selftest",
+    "serve",
+    "show",
+    "snapshot",
+    "sql",
     "tasks",
-    "undoing",
+    "undo",
+    "verify",
 ]
 
 app.registered_commands.sort(key=lambda command: PANELS.index(str(command.rich_help_panel)))
@@ -80,11 +82,11 @@ def main() -> None:
     """Run the command that this process was started with, and exit."""
     IS_PROGRAM.set()
     _find_modules_here()
-    code = run(sys.argv[1:])
+    code = run_command(sys.argv[1:])
     if code == INTERRUPTED:
         # A thread of lance may be reading our rows still; to end Python under it is a crash.
-        interrupting = sys.modules.get("rlake.store.interrupting")
-        os._exit(interrupting.exit_code() if interrupting else code)
+        interrupts = sys.modules.get("rlake.store.interrupts")
+        os._exit(interrupts.exit_code() if interrupts else code)
     sys.exit(code)
 
 
@@ -98,7 +100,7 @@ def _find_modules_here() -> None:
         sys.path.insert(0, here)
 
 
-def run(args: Sequence[str]) -> int:
+def run_command(args: Sequence[str]) -> int:
     """Run one command and return its exit code.
 
     Errors that rlake raises on purpose become one line on stderr; a traceback is a bug of ours.
@@ -124,9 +126,9 @@ def run(args: Sequence[str]) -> int:
             return _pipe_closed()
         raise
     except Exception as error:  # noqa: BLE001  the boundary of the program
-        from ...store import interrupting
+        from ...store import interrupts
 
-        if not interrupting.caused(error):
+        if not interrupts.caused(error):
             return _failed(error)
         code = INTERRUPTED
     if code == INTERRUPTED:

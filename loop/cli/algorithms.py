@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .app import JOBS, JsonOption, app
-from .jobs import heavy
-from .printing import print_fields, print_heading, print_json, print_rows, screen
+from .run import heavy
+from .tables import print_fields, print_heading, print_json, print_rows, screen
 
 if TYPE_CHECKING:
-    from ..describing import Description
+    from .algorithm_docs import Description
 
 
 @app.command(rich_help_panel=JOBS)
@@ -21,7 +21,7 @@ def algorithms(
     as_json: JsonOption = False,
 ) -> None:
     """List the algorithms, or tell one's paper, parameters and metrics."""
-    describe = heavy("describing").describe
+    describe = heavy("cli.algorithm_docs").describe
     if name is not None:
         _tell(describe(name), as_json=as_json)
         return

@@ -72,10 +72,10 @@ JsonOption = Annotated[
 
 def listen() -> None:
     """Let signals end this process when it is the program `rlake`: before it does anything."""
-    from ...store import interrupting
+    from ...store import interrupts
 
     if IS_PROGRAM.is_set():
-        interrupting.listen()
+        interrupts.listen()
 
 
 def open_store(place: str, *, create: bool = False, at: str | None = None) -> "Store":

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from .printing import counted
+from .tables import counted
 
 if TYPE_CHECKING:
     from ..config import RunConfig

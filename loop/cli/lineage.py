@@ -7,12 +7,12 @@ import typer
 from rich.text import Text
 from rich.tree import Tree
 
-from . import telling
+from . import lineage_text
 from .app import PROOF, AtOption, JsonOption, StoreOption, app, open_store
-from .printing import counted, print_json, screen
+from .tables import counted, print_json, screen
 
 if TYPE_CHECKING:
-    from ...store.lineage import ExperienceLineage, PolicyLineage
+    from ...store.lineage.policy import ExperienceLineage, PolicyLineage
 
 _MANY = 6
 """Most lines under one heading; all are in `--json`."""
@@ -33,7 +33,7 @@ def lineage(
     as_json: JsonOption = False,
 ) -> None:
     """Show what made a policy, down to its rows; or what became of an experience."""
-    from ...store.lineage import of_experience, of_policy
+    from ...store.lineage.policy import of_experience, of_policy
 
     if (policy is None) == (experience is None):
         raise typer.BadParameter("give either --policy or --experience")
@@ -71,47 +71,52 @@ def _policy(written: str, run: str | None) -> tuple[str | None, int]:
 
 def _policy_tree(found: "PolicyLineage") -> Tree:
     weights, rows = found.weights, found.rows
-    tree = _tree(f"policy {found.run_id}:{found.policy_version}", telling.weights(weights))
-    _branch(tree, "trained from", [telling.chain(found)])
-    _branch(tree, "steps", telling.steps(found))
+    tree = _tree(f"policy {found.run_id}:{found.policy_version}", lineage_text.weights(weights))
+    _branch(tree, "trained from", [lineage_text.chain(found)])
+    _branch(tree, "steps", lineage_text.steps(found))
     if rows["num_rows"]:
-        _branch(tree, "rows", telling.rows(rows))
-        _branch(tree, "written by", [telling.source(s) for s in found.sources])
+        _branch(tree, "rows", lineage_text.rows(rows))
+        _branch(tree, "written by", [lineage_text.source(s) for s in found.sources])
     pipelines = [
-        f"{p['did']} {counted(p['num_experiences'], 'row')}: {telling.pipeline(p)}"
+        f"{p['did']} {counted(p['num_experiences'], 'row')}: {lineage_text.pipeline(p)}"
         for p in found.pipelines
     ]
     _branch(tree, "pipelines", pipelines)
-    _branch(tree, "functions", [telling.function(f, found.run_id) for f in found.functions])
-    _branch(tree, "side columns", [telling.side(c) for c in found.side_columns])
+    _branch(tree, "functions", [lineage_text.function(f, found.run_id) for f in found.functions])
+    _branch(tree, "side columns", [lineage_text.side(c) for c in found.side_columns])
     _branch(tree, "tokenizers", found.tokenizers)
-    _branch(tree, "snapshots", [telling.snapshot(s) for s in found.snapshots])
+    _branch(tree, "snapshots", [lineage_text.snapshot(s) for s in found.snapshots])
     _branch(
-        tree, "code", [f"rlake {', '.join(found.code_versions)}", *telling.settings(found.config)]
+        tree,
+        "code",
+        [f"rlake {', '.join(found.code_versions)}", *lineage_text.settings(found.config)],
     )
     return tree
 
 
 def _experience_tree(found: "ExperienceLineage") -> Tree:
     row = found.experience
-    tree = _tree(f"experience {found.experience_id}", f"reward {telling.number(row['reward'])}")
-    _branch(tree, "comes from", [*telling.origin(row), *telling.made_by(found.pipeline)])
-    _branch(tree, "made from", [telling.relative(p) for p in found.parents])
+    tree = _tree(
+        f"experience {found.experience_id}", f"reward {lineage_text.number(row['reward'])}"
+    )
+    _branch(tree, "comes from", [*lineage_text.origin(row), *lineage_text.made_by(found.pipeline)])
+    _branch(tree, "made from", [lineage_text.relative(p) for p in found.parents])
     task = found.task
     asked = (
-        f"{row['task_id']}: {telling.cut(task['prompt_text'])} -> {telling.cut(task['answer'])}"
+        f"{row['task_id']}: {lineage_text.cut(task['prompt_text'])}"
+        f" -> {lineage_text.cut(task['answer'])}"
         if task
         else None
     )
     _branch(tree, "task", [asked or f"{row['task_id']}, which is not in this store"])
-    _branch(tree, "drawn", [telling.draw(d) for d in found.draws] or ["never"])
-    _branch(tree, "went into", [telling.policies(p) for p in found.policies] or ["no policy"])
-    _branch(tree, "others made from it", [telling.relative(c) for c in found.children])
-    _branch(tree, "pairs", [telling.pair(p, found.experience_id) for p in found.preferences])
-    _branch(tree, "scores", [telling.score(s) for s in found.scores])
-    _branch(tree, "feedback", [telling.feedback(f) for f in found.feedback])
-    _branch(tree, "derived", [telling.derived(d) for d in found.derived])
-    _branch(tree, "left out", [telling.drop(d) for d in found.drops])
+    _branch(tree, "drawn", [lineage_text.draw(d) for d in found.draws] or ["never"])
+    _branch(tree, "went into", [lineage_text.policies(p) for p in found.policies] or ["no policy"])
+    _branch(tree, "others made from it", [lineage_text.relative(c) for c in found.children])
+    _branch(tree, "pairs", [lineage_text.pair(p, found.experience_id) for p in found.preferences])
+    _branch(tree, "scores", [lineage_text.score(s) for s in found.scores])
+    _branch(tree, "feedback", [lineage_text.feedback(f) for f in found.feedback])
+    _branch(tree, "derived", [lineage_text.derived(d) for d in found.derived])
+    _branch(tree, "left out", [lineage_text.drop(d) for d in found.drops])
     return tree
 
 

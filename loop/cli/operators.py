@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .app import PIPELINES, JsonOption, app
-from .printing import print_fields, print_heading, print_json, print_rows, screen
+from .tables import print_fields, print_heading, print_json, print_rows, screen
 
 if TYPE_CHECKING:
     from ...operators.decorator import OperatorFunction
@@ -19,7 +19,7 @@ def operators(
     as_json: JsonOption = False,
 ) -> None:
     """List the operators with their kind, or print what one does and its parameters."""
-    from ...operators.names import public
+    from ...operators.resolve import public
     from ...store.errors import NotFoundError, nearest
 
     known = dict(sorted(public().items(), key=lambda item: (item[1].kind, item[0])))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .dry_run import plan
-from .jobs import heavy, opened, summary, tell_monitors, warn_of_dropped, warn_of_untrained
-from .printing import print_fields, print_heading, print_json
+from .run import heavy, opened, summary, tell_monitors, warn_of_dropped, warn_of_untrained
+from .tables import print_fields, print_heading, print_json
 
 if TYPE_CHECKING:
     from ...store import Store
@@ -53,7 +53,7 @@ def work_in_stages(
 
 
 def _run(lake: "Store", stage: "Stage", *, resume: bool, quiet: bool) -> None:
-    from ..progress import Display
+    from ..runs.progress import Display
 
     config = stage.config
     if stage.kind != "pipeline":

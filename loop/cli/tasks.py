@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from .app import ROWS, JsonOption, StoreOption, app, open_store
-from .printing import counted, print_json, screen
+from .tables import counted, print_json, screen
 
 commands = typer.Typer(help="New tasks, proposed by a model.")
 app.add_typer(commands, name="tasks", rich_help_panel=ROWS, no_args_is_help=True)
@@ -43,11 +43,11 @@ def generate(
 
     The same call goes on with what one that was killed has stored.
     """
-    from ...operators.asking import asker
+    from ...operators.chat_client import asker
     from ...store.errors import JobError
     from ...store.files.text import read_text
     from ...store.files.yaml_text import parse_yaml
-    from ..proposals import INSTRUCTION, propose
+    from ..tasks.synthesis import INSTRUCTION, propose
 
     spec: Any = parse_yaml(by, f"`--by {by}`") if by.lstrip().startswith("{") else by
     who = spec if isinstance(spec, str) else str(spec.get("model"))

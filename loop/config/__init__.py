@@ -1,21 +1,21 @@
 """The configuration of a run: one typed tree, from YAML or Python, with unknown keys refused."""
 
-from .cluster import ClusterConfig, PlaceConfig
+from .base import Section
 from .data import DataConfig
-from .draws import SamplerConfig, SourceConfig
+from .distributed import KeepConfig, ParallelConfig, check_shard
 from .engines import Endpoint, EngineConfig, OtherModel
-from .jobs import ExplorerConfig, SamplingConfig, ScheduleConfig
-from .measuring import EvaluateConfig
+from .evaluate import EvaluateConfig
+from .explorer import ExplorerConfig, SamplingConfig, ScheduleConfig
+from .load import build, load, recipes
 from .model import FrozenModel, ModelConfig, TinyModel
 from .networks import CriticConfig, LoraConfig
-from .parallel import KeepConfig, ParallelConfig, check_shard
-from .reading import build, load, recipes
-from .section import Section
-from .serving import LimitsConfig, ServeConfig
+from .ray import ClusterConfig, PlaceConfig
+from .run import RunConfig
+from .sampler import SamplerConfig, SourceConfig
+from .serve import LimitsConfig, ServeConfig
 from .stages import Stage, build_stages, load_stages
 from .tasks import SelectorConfig, TasksConfig
 from .trainer import TrainerConfig
-from .tree import RunConfig
 
 __all__ = [
     "ClusterConfig",

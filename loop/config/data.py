@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from .section import Section
+from .base import Section
 
 
 class FileConfig(Section):

@@ -5,8 +5,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from .base import Choice, Float, Int, Section
 from .model import FrozenModel
-from .section import Choice, Float, Int, Section
 
 
 class TransformersEngine(Section):

@@ -5,8 +5,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from .base import Float, Int, Section
 from .networks import LoraConfig
-from .section import Float, Int, Section
 
 
 class TinyModel(Section):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from .section import Float, Int, Section, Share
+from .base import Float, Int, Section, Share
 
 
 class LoraConfig(Section):

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...store.errors import ConfigError, nearest
-from .reading import build, merged, override, read
-from .tree import RunConfig
+from .load import build, merged, override, read
+from .run import RunConfig
 
 ORIGINS = ("path", "tiny", "run")
 """Keys of `model`, of which one says where it comes from."""

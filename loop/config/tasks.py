@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from .section import Choice, Float, Int, Section
+from .base import Choice, Float, Int, Section
 
 
 class SequentialConfig(Section):

@@ -6,11 +6,11 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from ...store.errors import nearest
-from .draws import FifoConfig, SamplerConfig
+from .base import Float, Int, OperatorSpec, Section, Share
+from .distributed import Keep, KeepConfig, ParallelConfig
 from .model import FrozenModel
 from .networks import CriticConfig, Patterns
-from .parallel import Keep, KeepConfig, ParallelConfig
-from .section import Float, Int, OperatorSpec, Section, Share
+from .sampler import FifoConfig, SamplerConfig
 
 Decay = Literal[
     "constant",

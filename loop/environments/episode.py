@@ -9,12 +9,12 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from ...operators.places import places
 from ...store.errors import ConfigError
 from ...store.records import Message, Task
-from ..places import places
-from ..policy import Policy
-from ..resolve import function
-from ..turns import note
+from ..config.resolve import function
+from ..inference.policy import Policy
+from ..trajectories.trajectory import note
 from .environment import Environment, MakeEnvironment, Shown, Step
 
 EnvironmentSpec = str | Mapping[str, Mapping[str, Any] | None] | MakeEnvironment

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...store.errors import ConfigError, JobError, missing_extra
 from ...store.ids import content_id
 from ...store.records import Message, Task
-from ..resolve import function
+from ..config.resolve import function
 from . import rendering
 from .actions import action_in
 from .environment import Shown, Step

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import toy_lakes
+from ..recipes.toys import frozen_lake
 
 if TYPE_CHECKING:
     from gymnasium import Env
@@ -32,15 +32,15 @@ def numbers(env: "Env[Any, Any]", observation: Any) -> str:
 
 def lake(env: "Env[Any, Any]", observation: Any) -> str:
     """Show a frozen lake as the tasks of `frozen_lakes` do: P is where the walker stands."""
-    return toy_lakes.shown(*_standing(env, observation))
+    return frozen_lake.shown(*_standing(env, observation))
 
 
 def square(env: "Env[Any, Any]", observation: Any) -> str:
     """Tell on which row and column of a frozen lake the walker stands, and nothing of the map."""
-    return toy_lakes.square(*_standing(env, observation))
+    return frozen_lake.square(*_standing(env, observation))
 
 
-def _standing(env: "Env[Any, Any]", observation: Any) -> tuple[list[str], toy_lakes.Place]:
+def _standing(env: "Env[Any, Any]", observation: Any) -> tuple[list[str], frozen_lake.Place]:
     """Return the map of a frozen lake, and where the walker stands."""
     desc: Any = getattr(env.unwrapped, "desc")  # noqa: B009 - what only this environment has
     rows = [b"".join(row).decode() for row in desc]

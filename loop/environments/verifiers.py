@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...store.errors import ConfigError, JobError, missing_extra
 from ...store.records import Experience, Message, Task
-from ..policy import Policy
-from ..resolve import function
+from ..config.resolve import function
+from ..inference.policy import Policy
 
 if TYPE_CHECKING:
     from verifiers import Environment
@@ -30,7 +30,7 @@ async def verifiers(
     it; `arguments` go to it. The environment asks the policy as it would ask any server. The
     rubric's parts are in the rows' `metrics`, called `verifiers/NAME`.
     """
-    from ..recording import record
+    from ..chat_api.recorded import record
 
     world = loaded(environment, arguments)
     summary = dict(task.metadata or {})

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ...store import Experience, Store, Task
 from ...store.errors import ConfigError, nearest
 from ..config import EvaluateConfig, RunConfig
-from ..tasks import select
+from ..tasks.select import select
 
 
 def measured_tasks(store: Store, settings: EvaluateConfig) -> list[Task]:

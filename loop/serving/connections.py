@@ -6,7 +6,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ..config.serving import LimitsConfig
+from ..config.serve import LimitsConfig
 
 RESERVED_FILES = 256
 """Files that are not connections: the store's, the journal's, the model's."""

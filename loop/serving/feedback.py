@@ -8,11 +8,11 @@ from ...store import Store
 from ...store.errors import ConflictError
 from ...store.query import literal
 from ...store.records import proper
-from .errors import RequestError, said_already
-from .keeping import Keeper
-from .openai_format import identifier
-from .recorder import Session, Sessions, new_key
+from ..chat_api.errors import RequestError, said_already
+from ..chat_api.requests import identifier
+from ..chat_api.sessions import Session, Sessions, new_key
 from .rows import SOURCE, feedback_rows, row_ids
+from .store_writer import Keeper
 
 WAIT_SECONDS = 30.0
 """How long feedback waits until the rows that it is about are stored."""

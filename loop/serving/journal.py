@@ -19,8 +19,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ...store.files.writing import sync
-from .recorder import new_key
+from ...store.files.atomic_writer import sync
+from ..chat_api.sessions import new_key
 
 FILE_BYTES = 32 << 20
 """A file that is larger is followed by another."""

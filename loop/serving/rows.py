@@ -6,9 +6,9 @@ from typing import Any
 
 from ...store.ids import content_id
 from ...store.records import Experience, Task
-from ..policy import Turn
-from ..turns import rows_of, runs_of
-from .recorder import Session
+from ..chat_api.sessions import Session
+from ..inference.policy import Turn
+from ..trajectories.trajectory import rows_of, runs_of
 
 TASKSET = "served"
 SOURCE = "served"

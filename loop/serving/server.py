@@ -11,23 +11,23 @@ from pathlib import Path
 
 from ...store import Store
 from ...store.errors import ConfigError, missing_extra
-from ..chat import ChatPolicy
+from ..chat_api.app import create_app, new_sessions
+from ..chat_api.metrics import ServingMetrics
 from ..config import RunConfig
-from ..config.serving import ServeConfig
-from ..endpoint import EndpointPolicy
-from ..engines.starting import answering, close, others
-from ..models import load
-from ..origins import located
-from ..policy import Policy
-from ..runs import Job, Watch, run_folder
-from ..starting import sampling as sampling_of
-from ..weights import Follower, Published, fetched
-from .app import create_app, new_sessions
-from .balancing import Balanced, Foreign
+from ..config.serve import ServeConfig
+from ..inference.build import answering, close, others
+from ..inference.chat_policy import ChatPolicy
+from ..inference.endpoint.policy import EndpointPolicy
+from ..inference.policy import Policy
+from ..models.load import load
+from ..rollouts.setup import sampling as sampling_of
+from ..runs.job import Job, Watch, run_folder
+from ..weight_sync import Follower, Published, fetched
+from ..weight_sync.run_models import located
 from .connections import bounded, most_connections
 from .feedback import Feedback
-from .keeping import Keeper
-from .metrics import ServingMetrics
+from .load_balancer import Balanced, Foreign
+from .store_writer import Keeper
 
 try:
     import uvicorn

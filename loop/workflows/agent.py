@@ -14,9 +14,9 @@ from pydantic import AfterValidator
 
 from ...store.errors import ConfigError, nearest
 from ...store.records import Experience, Task
-from ..policy import Policy
-from ..recording import Recording, record
-from ..resolve import function as resolved
+from ..chat_api.recorded import Recording, record
+from ..config.resolve import function as resolved
+from ..inference.policy import Policy
 
 _GIVEN = ("client", "http_client", "base_url", "api_key", "model", "prompt", "messages", "task")
 

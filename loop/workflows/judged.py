@@ -1,7 +1,7 @@
 """The reward of a row while its workflow is still at work."""
 
 from ...store.records import Experience, Task
-from ..rewarding import Rewards, RewardSpec, rewards_of
+from ..trajectories.rewards import Rewards, RewardSpec, rewards_of
 
 
 async def judged(task: Task, row: Experience, reward: RewardSpec) -> Experience:

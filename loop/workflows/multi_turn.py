@@ -3,8 +3,8 @@
 from ...store.records import Task
 from ..environments.environment import Environment
 from ..environments.episode import EnvironmentSpec, beginning, noted, opened, told
-from ..policy import Policy
-from ..turns import Conversation
+from ..inference.policy import Policy
+from ..trajectories.trajectory import Conversation
 
 
 async def multi_turn(

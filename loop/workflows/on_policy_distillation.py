@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from ...store.errors import JobError
 from ...store.records import Experience, Task
-from ..engines.scoring import that_scores
-from ..policy import Policy, Sampling
+from ..inference.policy import Policy, Sampling
+from ..inference.scoring import that_scores
 from .single_turn import single_turn
 
 

@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 from ...store.records import Task
-from ..policy import Policy
-from ..tools import Tool, Toolbox
-from ..turns import Conversation, note
+from ..environments.tools import Tool, Toolbox
+from ..inference.policy import Policy
+from ..trajectories.trajectory import Conversation, note
 
 _CALLS = 16
 """Calls of one answer that are made; further ones are refused."""
@@ -59,6 +59,6 @@ async def react(
 async def _of_servers(servers: Mapping[str, Mapping[str, Any]]) -> list[Tool]:
     if not servers:
         return []
-    from ..mcp import mcp_tools
+    from ..environments.mcp import mcp_tools
 
     return await mcp_tools(servers)

@@ -20,9 +20,9 @@ with `asymre`.
 from dataclasses import replace
 
 from ...store.records import Experience, Message, Task
-from ..policy import Completion, Policy, Turn
-from ..rewarding import RewardSpec
-from ..turns import rows_of
+from ..inference.policy import Completion, Policy, Turn
+from ..trajectories.rewards import RewardSpec
+from ..trajectories.trajectory import rows_of
 from .judged import judged
 from .reflecting import HINT, LONGEST, hinted, reflection_row
 

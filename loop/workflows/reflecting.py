@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...store.records import Experience, Message, Task
-from ..policy import Completion, Turn
-from ..turns import rows_of
+from ..inference.policy import Completion, Turn
+from ..trajectories.trajectory import rows_of
 
 HINT = "{prompt}\n\nWhat was learned from an earlier try:\n{reflection}"
 LONGEST = 8000

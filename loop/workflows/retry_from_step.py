@@ -23,11 +23,11 @@ from dataclasses import replace
 from typing import Any
 
 from ...store.records import Experience, Message, Task
-from ..continuing import after
 from ..environments.environment import Environment
 from ..environments.episode import EnvironmentSpec, beginning, joined, opened, told
-from ..policy import Completion, Policy, PolicyError, Turn
-from ..turns import Conversation, note
+from ..inference.messages import after
+from ..inference.policy import Completion, Policy, PolicyError, Turn
+from ..trajectories.trajectory import Conversation, note
 from .multi_turn import played
 from .reflecting import HINT, hinted, reflection_row, without_hint
 
@@ -137,7 +137,7 @@ async def _gone_on(
 def _named(text: str, steps: int, policy: Policy) -> int:
     """Return the step that a reflection names.
 
-    >>> from rlake.loop.policy import ScriptedPolicy
+    >>> from rlake.loop.inference.policy import ScriptedPolicy
     >>> [_named(said, 4, ScriptedPolicy([])) for said in ("**Step 3**: left", "step 9", "Go on!")]
     [3, 1, 1]
     """

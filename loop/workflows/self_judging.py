@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...operators.asking import NoAnswerError
-from ...operators.judging.asked import answer
+from ...operators.chat_client import NoAnswerError
+from ...operators.judging.judge import answer
 from ...operators.judging.ruler import compared, scores
-from ...operators.verdict import of_group
+from ...operators.reward_protocol import of_group
 from ...store.ids import content_id
 from ...store.records import Experience, Task
-from ..policy import Policy, PolicyError, Turn
-from ..rewarding import RewardSpec
-from ..together import GroupPolicies
-from ..turns import rows_of
+from ..inference.policy import Policy, PolicyError, Turn
+from ..trajectories.group import GroupPolicies
+from ..trajectories.rewards import RewardSpec
+from ..trajectories.trajectory import rows_of
 from .judged import judged
 from .single_turn import single_turn
 

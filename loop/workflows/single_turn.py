@@ -1,8 +1,8 @@
 """Ask once, answer once."""
 
 from ...store.records import Experience, Task
-from ..policy import Completion, Policy, Turn
-from ..turns import rows_of
+from ..inference.policy import Completion, Policy, Turn
+from ..trajectories.trajectory import rows_of
 
 
 async def single_turn(task: Task, policy: Policy) -> Experience:

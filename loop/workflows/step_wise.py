@@ -12,8 +12,8 @@ from ...operators.advantage.steps import DISCOUNT
 from ...store.records import Experience, Message, Task
 from ..environments.environment import Shown, Step
 from ..environments.episode import EnvironmentSpec, joined, noted, opened, told
-from ..policy import Policy, PolicyError
-from ..turns import Conversation
+from ..inference.policy import Policy, PolicyError
+from ..trajectories.trajectory import Conversation
 
 Rule = Literal["last", "all", "discounted", "own"]
 

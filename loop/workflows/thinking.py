@@ -6,8 +6,8 @@ Budget forcing, as in s1 (arXiv:2501.19393).
 from dataclasses import replace
 
 from ...store.records import Task
-from ..policy import Policy, Sampling
-from ..turns import Conversation, RolloutPolicy, note
+from ..inference.policy import Policy, Sampling
+from ..trajectories.trajectory import Conversation, RolloutPolicy, note
 
 
 async def thinking_budget(

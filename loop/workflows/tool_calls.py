@@ -8,12 +8,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from ...operators.reward_protocol import Verdict
 from ...operators.rewards import tool_call_match
-from ...operators.verdict import Verdict
 from ...store.errors import ConfigError
 from ...store.records import Message, Task
-from ..policy import Policy
-from ..turns import Conversation, note
+from ..inference.policy import Policy
+from ..trajectories.trajectory import Conversation, note
 
 
 async def tool_calls(

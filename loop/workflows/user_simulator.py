@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...store.records import Experience, Message, Task
-from ..policy import Policy, PolicyError
-from ..turns import Conversation
+from ..inference.policy import Policy, PolicyError
+from ..trajectories.trajectory import Conversation
 
 _ROLE = (
     "You play a user who talks to an assistant.\nWho you are: {persona}\nWhat you want: {goal}\n"

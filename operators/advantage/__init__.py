@@ -16,7 +16,7 @@ from .balanced import balanced
 from .batch import batch_zscore, centered_batch_zscore, greedy_baseline, reinforce
 from .desirability import desirability
 from .group import above_greedy, group_centered, group_zscore, leave_one_out, log_mean_exp
-from .passing import max_rl, pass_at_k
+from .pass_rate import max_rl, pass_at_k
 from .steps import gigpo, step_zscore
 
 __all__ = [

@@ -5,8 +5,8 @@ from typing import Literal
 import polars as pl
 
 from ..body import FrameFunction
-from ..chance import chance
 from ..decorator import operator
+from ..seeded_random import chance
 from ..statistics import GROUP, advantage, centered, reward, zscore
 
 _LOW, _KEPT, _PLACE = "is_below_the_mean", "reward_kept", "place_by_lot"

@@ -14,9 +14,9 @@ from ...store.errors import OperatorError, nearest
 from ..apply import Operator
 from ..body import Declared
 from ..decorator import OperatorFunction
-from . import library, rows, whole
-from .places import Place
+from . import dataset_operators, registry, row_operators
 from .steps import META, STATS, Step
+from .text_paths import Place
 
 __all__ = ["data_juicer"]
 
@@ -31,7 +31,7 @@ def _data_juicer(
     column: str = "response_text",
     columns: Mapping[str, str] | None = None,
     prefix: str = "",
-    by: str = whole.BATCH,
+    by: str = dataset_operators.BATCH,
     release: str | None = None,
 ) -> Declared:
     """Apply one of Data-Juicer's operators, given as `name` or `{name: {parameter: value}}`.
@@ -65,9 +65,9 @@ def _data_juicer(
     needs a package, a model or an interface that is not there: none is ever installed or loaded
     from elsewhere.
     """
-    if release != library.release():
+    if release != registry.release():
         raise OperatorError(
-            f"this was made for Data-Juicer {release}, and {library.release()} is installed; "
+            f"this was made for Data-Juicer {release}, and {registry.release()} is installed; "
             f"install `py-data-juicer=={release}`, or leave `release` out"
         )
     name, params = _named(operator)
@@ -78,11 +78,11 @@ def _data_juicer(
     if name in _FUSED:
         steps = [Step(n, p) for n, p in _parts(name, params)]
         _check_fused(name, steps)
-        return rows.body(steps, fields, prefix)
-    known = library.operators()
-    if name in known and library.kind_of(known[name]) not in ("filter", "mapper", "pipeline"):
-        return whole.body(name, params, fields, by=by, prefix=prefix)
-    return rows.body([Step(name, params)], fields, prefix)
+        return row_operators.body(steps, fields, prefix)
+    known = registry.operators()
+    if name in known and registry.kind_of(known[name]) not in ("filter", "mapper", "pipeline"):
+        return dataset_operators.body(name, params, fields, by=by, prefix=prefix)
+    return row_operators.body([Step(name, params)], fields, prefix)
 
 
 _OWN = ("operator", "column", "columns", "prefix", "by", "release")
@@ -101,7 +101,7 @@ class DataJuicer(OperatorFunction[...]):
         if "operator" not in kwargs and len(others) == 1:
             kwargs["operator"] = {others[0]: kwargs.pop(others[0])}
         elif "operator" not in kwargs and not args:
-            strange = [key for key in others if key not in library.operators()]
+            strange = [key for key in others if key not in registry.operators()]
             if strange and len(strange) < len(others):
                 raise OperatorError(
                     f"`data_juicer` has no parameter `{strange[0]}`{nearest(strange[0], _OWN[1:])}"
@@ -110,7 +110,7 @@ class DataJuicer(OperatorFunction[...]):
                 f"`data_juicer` needs one of its operators, as `{{data_juicer: {{NAME: ...}}}}`, "
                 f"and takes {', '.join(_OWN[1:])} beside; got {', '.join(others) or 'none'}"
             )
-        kwargs.setdefault("release", library.release())
+        kwargs.setdefault("release", registry.release())
         made = super().__call__(*args, **kwargs)
         own = {field.name: getattr(made, field.name) for field in dataclass_fields(made)}
         return Named(**{**own, "name": _named(made.params["operator"])[0]})
@@ -163,7 +163,7 @@ def _fields(
 ) -> dict[str, Place]:
     """Say where each field that the operator may look at is in our rows."""
     own = {field: Place.parse(path) for field, path in columns.items()}
-    for media in library.media_of(name):
+    for media in registry.media_of(name):
         if media not in own:
             raise OperatorError(
                 f"Data-Juicer's `{name}` looks at `{media}`; say which column holds their paths: "
@@ -171,7 +171,7 @@ def _fields(
             )
     named = dict.fromkeys(_columns_named(name, params))
     names = [name for name, _ in _parts(name, params)] or [name]
-    if _TEXT not in own and (_TEXT in named or any(map(library.reads_text, names))):
+    if _TEXT not in own and (_TEXT in named or any(map(registry.reads_text, names))):
         own[_TEXT] = Place.parse(column)
     for field in named:
         home, _, key = field.partition(".")
@@ -208,7 +208,7 @@ def _check_fused(name: str, steps: Sequence[Step]) -> None:
     if not steps:
         raise OperatorError(f"Data-Juicer's `{name}` is made of no operators; list some")
     for step in steps:
-        if library.kind_of(step.op) not in ("filter", "mapper") or step.makes_rows:
+        if registry.kind_of(step.op) not in ("filter", "mapper") or step.makes_rows:
             raise OperatorError(
                 f"`{step.name}` cannot be a part of Data-Juicer's `{name}`, which takes filters, "
                 "and mappers that make one text of one; give it a line of its own"

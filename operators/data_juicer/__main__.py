@@ -6,7 +6,7 @@ import tempfile
 from collections import Counter
 
 from ...store.errors import RlakeError
-from . import data_juicer, library
+from . import data_juicer, registry
 
 
 def main() -> None:
@@ -14,8 +14,8 @@ def main() -> None:
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # some make folders where they are built
-        for name, made in sorted(library.operators().items()):
-            of, message = library.kind_of(made), _told(name)
+        for name, made in sorted(registry.operators().items()):
+            of, message = registry.kind_of(made), _told(name)
             counts["usable" if message[0] != "-" else "not as it is"] += 1
             line = f"{name:<46} {of:<13} {message[0]:<8} {message[1]}".rstrip()
             sys.stdout.write(f"{line}\n")

@@ -12,8 +12,8 @@ import yaml
 from ...store.errors import ConfigError, nearest
 from ...store.files.text import read_text
 from ..apply import Operator
-from ..names import RECIPE
-from . import data_juicer, library
+from ..resolve import RECIPE
+from . import data_juicer, registry
 
 _PARAMETERS = ("path", "column", "columns", "prefix", "by")
 _OTHERWISE = {
@@ -75,7 +75,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _keys() -> list[str]:
     """Return the keys that a recipe may have, from Data-Juicer's own list of them all."""
-    library.operators()
+    registry.operators()
     message = files("data_juicer").joinpath("config", "config_all.yaml").read_text(encoding="utf-8")
     return re.findall(r"^(\w+):", message, re.MULTILINE)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...store.errors import OperatorError
-from . import library
+from . import registry
 
 STATS, META, CONTEXT = "__dj__stats__", "__dj__meta__", "__dj__context__"
 """Data-Juicer's fields for statistics, tags and what operators share."""
@@ -34,7 +34,7 @@ class Step:
     op: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self.op = library.build(self.name, self.params)
+        self.op = registry.build(self.name, self.params)
 
     def __reduce__(self) -> tuple[type["Step"], tuple[str, Mapping[str, Any]]]:
         # built again where it is unpickled, behind the same guards
@@ -43,7 +43,7 @@ class Step:
     @property
     def is_filter(self) -> bool:
         """Whether it is a filter, else a mapper."""
-        return library.kind_of(self.op) == "filter"
+        return registry.kind_of(self.op) == "filter"
 
     @cached_property
     def makes_rows(self) -> bool:
@@ -215,7 +215,7 @@ def _returns_others(method: Any) -> bool:
 
     One that keeps them returns the batch that it was given, and strings no lists together.
     """
-    [tree] = ast.parse(textwrap.dedent(library.source_of(method))).body
+    [tree] = ast.parse(textwrap.dedent(registry.source_of(method))).body
     assert isinstance(tree, ast.FunctionDef)
     given = tree.args.args[1].arg
     names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}

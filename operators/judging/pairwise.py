@@ -6,9 +6,9 @@ from itertools import combinations
 from typing import Any
 
 from ...store.records import Experience, Task
-from ..asking import Ask, JudgeSpec, NoAnswerError, asker
-from ..verdict import Verdict, of_group
-from .asked import answer, shown_task, shown_try
+from ..chat_client import Ask, JudgeSpec, NoAnswerError, asker
+from ..reward_protocol import Verdict, of_group
+from .judge import answer, shown_task, shown_try
 
 
 @of_group

@@ -5,9 +5,9 @@ from typing import Any
 
 from ...store.errors import OperatorError
 from ...store.records import Experience, Task
-from ..asking import JudgeSpec, asker
-from ..verdict import Verdict
-from .asked import answer, listed, shown_task, shown_try
+from ..chat_client import JudgeSpec, asker
+from ..reward_protocol import Verdict
+from .judge import answer, listed, shown_task, shown_try
 
 
 async def rubric(

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...store.records import Experience, Task
-from ..asking import JudgeSpec, asker
-from ..verdict import Verdict, of_group
-from .asked import answer, listed, number, shown_task, shown_try
+from ..chat_client import JudgeSpec, asker
+from ..reward_protocol import Verdict, of_group
+from .judge import answer, listed, number, shown_task, shown_try
 
 _RULES = (
     "A try that reaches the goal scores much higher than one that does not; of two that do, the "

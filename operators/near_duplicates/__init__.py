@@ -9,7 +9,7 @@ from ...store.errors import OperatorError
 from ..apply import KEEP, REASON
 from ..body import Declared, FrameFunction
 from ..decorator import operator
-from ..laws import id_column
+from ..invariants import id_column
 from ..vectors import embedded, embedder_of
 from ..within import UNIT, Within, seen
 from . import cosine, minhash

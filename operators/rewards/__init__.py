@@ -7,12 +7,12 @@ reason beside the number, or, under `@of_group`, judge all tries of a group at o
 from ..judging.pairwise import pairwise
 from ..judging.rubric import rubric
 from ..judging.ruler import ruler
-from ..verdict import Reward as Reward
-from ..verdict import Verdict
+from ..reward_protocol import Reward as Reward
+from ..reward_protocol import Verdict
 from .code import code_tests
 from .countdown import countdown
-from .equivalence import math_equivalence
 from .length import overlong
+from .math_equivalence import math_equivalence
 from .text import boxed, exact_match, format_reward, numeric_answer
 from .tools import tool_call_match
 

@@ -10,9 +10,9 @@ from pydantic import Field
 
 from ...store.errors import OperatorError
 from ...store.records import Experience, Task
-from ..answers import code_in, reply
+from ..answer_extraction import code_in, reply
+from ..reward_protocol import Verdict
 from ..sandbox import Limits, run_python
-from ..verdict import Verdict
 
 _HARNESS = """
 import sys as _sys

@@ -9,8 +9,8 @@ from fractions import Fraction
 from typing import Any
 
 from ...store.records import Experience, Task
-from ..answers import reply
-from ..verdict import Verdict
+from ..answer_extraction import reply
+from ..reward_protocol import Verdict
 
 _LONGEST = 200
 """Characters of an expression: more nests deeper than any game needs."""

@@ -3,7 +3,7 @@
 import re
 
 from ...store.records import Experience, Task
-from ..answers import boxed_in, number_in, plain, reply
+from ..answer_extraction import boxed_in, number_in, plain, reply
 
 
 def exact_match(task: Task, experience: Experience) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ...store.records import Experience, Task
-from ..verdict import Verdict
+from ..reward_protocol import Verdict
 
 _IN_TEXT = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 

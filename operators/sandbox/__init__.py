@@ -14,6 +14,6 @@ processes hold together is looked at every 50 ms, and they are ended when it is 
 It never protects from faults of the kernel, nor from what is measured over time by code beside it.
 """
 
-from .running import Ended, Limits, protection, run_python
+from .run import Ended, Limits, protection, run_python
 
 __all__ = ["Ended", "Limits", "protection", "run_python"]

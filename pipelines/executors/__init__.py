@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from ...store.errors import ConfigError, nearest
 from .local import Local
-from .on_ray import Ray
+from .ray import Ray
 
 Executor = Local | Ray
 

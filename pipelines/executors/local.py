@@ -10,8 +10,8 @@ from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from ...store import Store
-from ..running.held import Part
-from ..running.treating import Remembers, Treated, Work, treat
+from ..running.apply_stage import Remembers, Treated, Work, treat
+from ..running.staged_rows import Part
 
 PART_BYTES = 32 << 20
 

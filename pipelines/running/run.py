@@ -10,29 +10,29 @@ import numpy as np
 import polars as pl
 
 from ...operators import Operator
-from ...operators.laws import check_ids, id_column
+from ...operators.invariants import check_ids, id_column
 from ...store import Appended, Store
 from ...store.errors import OperatorError
 from ...store.ids import lineage_id
-from ...store.undoing import replace
+from ...store.undo import replace
 from .. import sink as sinks
 from .. import source as sources
 from .. import writing
+from ..cache import Memory
 from ..executors import Executor
+from ..incremental import Unseen, runs_before
 from ..plan import Plan
-from ..remembered import Memory
 from ..report import Listener, Report, Step
 from ..source import TAKEN_BACK, Sql, Table, rows_of, tables_read
-from ..unseen import Unseen, runs_before
 from ..writing import Before, Maker
-from .held import Held
-from .needs import given_to, needed
-from .opening import opened
-from .parts import cut, in_order
-from .spilling import Spill, Spilled
+from .apply_stage import Treated, Work, stepped, widened
+from .column_pruning import given_to, needed
+from .open_source import opened
+from .partition import cut, in_order
+from .progress import Notes, Told
+from .spill import Spill, Spilled
+from .staged_rows import Held
 from .stages import Stage, stages
-from .telling import Notes, Told
-from .treating import Treated, Work, stepped, widened
 
 if TYPE_CHECKING:
     from ..pipeline import Pipeline

@@ -10,9 +10,9 @@ from ...operators import Operator
 from ...store import Appended, Store
 from .. import sink as sinks
 from ..source import File, Table
-from .appending import Appending, Maker, Pairs
+from .append import Appending, Maker, Pairs
 from .files import FileWriter
-from .newest import Before, Scores, Values
+from .latest_values import Before, Scores, Values
 
 __all__ = ["Before", "Collected", "Maker", "Writer", "opened"]
 

@@ -1,12 +1,12 @@
 """Files become rows of the store and rows become files: import and export."""
 
-from .exporting import Exported, export, export_dpo, export_experiences, export_sft
+from .export import Exported, export, export_dpo, export_experiences, export_sft
+from .export_shapes import EXPORTS
+from .file_kind import KIND_NAMES, InputFile, open_input
 from .formats import FORMATS
-from .importing import Imported, check_select, import_rows
-from .reading import KIND_NAMES, InputFile, open_input
-from .rejecting import Rejected
-from .shapes import EXPORTS
-from .tokens import Tokens
+from .importer import Imported, check_select, import_rows
+from .rejected_rows import Rejected
+from .tokenize import Tokens
 from .values import import_values
 
 __all__ = [

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from ..errors import StoreError, reason
 from ..schema import TABLES
-from .counting import Counts
-from .leftovers import temporary_folder
+from .count_sketch import Counts
+from .stale_files import temporary_folder
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 

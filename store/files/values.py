@@ -9,9 +9,9 @@ from ..errors import ConfigError, InputError, QueryError, SchemaError
 from ..ids import lineage_id
 from ..query import literal
 from ..store import Store
-from ..undoing import replace as replace_all
-from .importing import Imported, note, to_replace
-from .session import InputFile, InputSession
+from ..undo import replace as replace_all
+from .duckdb_input import InputFile, InputSession
+from .importer import Imported, note, to_replace
 
 TABLES_OF = {"experience_id": "derived", "task_id": "task_values"}
 """The table of the values of what a column names."""

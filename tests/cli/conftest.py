@@ -7,7 +7,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from rlake.loop.cli import run
+from rlake.loop.cli import run_command
 from rlake.store import Store, Task, connect
 
 
@@ -25,7 +25,7 @@ def rlake(
         if stdin is not None:
             monkeypatch.setattr("sys.stdin", StringIO(stdin))
         words = [str(a) for a in args]
-        code = run(words)
+        code = run_command(words)
         said = capsys.readouterr()
         return CompletedProcess(words, code, said.out, said.err)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from losses import prepared, with_trained
+from support.losses import prepared, with_trained
 
 from rlake.loop import cli
 from rlake.loop.algorithms import names, resolve
-from rlake.loop.describing import describe
-from rlake.loop.objectives import PolicyGradient
-from rlake.operators.names import public
+from rlake.loop.cli.algorithm_docs import describe
+from rlake.loop.losses import PolicyGradient
+from rlake.operators.resolve import public
 
 PAPERLESS = {"sft", "cpt", "reinforce", "reward_model"}
 """Older than arXiv, or than any one paper."""
@@ -24,7 +24,7 @@ def test_the_table_has_a_line_for_each_with_its_paper(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    assert cli.run(["algorithms"]) == 0
+    assert cli.run_command(["algorithms"]) == 0
     [head, *lines] = capsys.readouterr().out.splitlines()
     assert head.split() == ["algorithm", "what", "it", "is", "draws", "needs", "arXiv"]
     assert [line.split()[0] for line in lines] == names()
@@ -40,7 +40,7 @@ def test_the_readme_names_every_algorithm_and_no_other() -> None:
 def test_a_page_tells_paper_parameters_defaults_and_metrics(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert cli.run(["algorithms", "grpo"]) == 0
+    assert cli.run_command(["algorithms", "grpo"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     for said in (
         "Group Relative Policy Optimization (GRPO), arXiv:2402.03300.",
@@ -55,26 +55,26 @@ def test_a_page_tells_paper_parameters_defaults_and_metrics(
 
 
 def test_scripts_read_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["algorithms", "sft", "--json"]) == 0
+    assert cli.run_command(["algorithms", "sft", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["unit"], told["group_size"], told["needs"]) == ("row", 1, [])
     weighting = next(p for p in told["parameters"] if p["name"] == "weighting")
     assert (weighting["type"], weighting["default"]) == ("none | probability", "none")
-    assert cli.run(["algorithms", "--json"]) == 0
+    assert cli.run_command(["algorithms", "--json"]) == 0
     assert [one["name"] for one in json.loads(capsys.readouterr().out)["algorithms"]] == names()
 
 
 def test_a_name_that_is_not_there_is_refused_with_the_nearest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert cli.run(["algorithms", "grop"]) == cli.MISUSED
+    assert cli.run_command(["algorithms", "grop"]) == cli.MISUSED
     assert capsys.readouterr().err == (
         "error: there is no algorithm `grop`; did you mean `grpo`?\n"
     )
 
 
 def test_an_algorithm_of_a_user_has_a_page_too() -> None:
-    found = describe("tiny:Reinforce")
+    found = describe("support.tiny_models:Reinforce")
     assert (found.unit, found.group_size) == ("group", 3)
     assert [p.name for p in found.parameters] == ["group_size", "scale"]
 
@@ -115,14 +115,14 @@ def everything(name: str) -> dict[str, Any]:
 
 
 def test_operators_are_listed_with_their_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["operators", "--json"]) == 0
+    assert cli.run_command(["operators", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert {name: one["kind"] for name, one in listed.items()} == {
         name: one.kind for name, one in public().items()
     }
-    assert cli.run(["operators", "pairs"]) == 0
+    assert cli.run_command(["operators", "pairs"]) == 0
     page = capsys.readouterr().out
     assert "pairs (reshape)" in page
     assert "min_margin" in page
-    assert cli.run(["operators", "pair"]) != 0
+    assert cli.run_command(["operators", "pair"]) != 0
     assert "did you mean `pairs`" in capsys.readouterr().err

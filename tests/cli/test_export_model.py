@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import offline, tiny, written
+from support.tiny_models import offline, tiny, written
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rlake
-from rlake.loop.cli import run as rlake_command
-from rlake.loop.models import load_folder, tokenizer_digest
+from rlake.loop.cli import run_command as rlake_command
+from rlake.loop.models.load import load_folder, tokenizer_digest
 from rlake.loop.run import run
-from rlake.loop.weights import newest
+from rlake.loop.weight_sync import newest
 from rlake.store import Store
 
 

@@ -7,9 +7,9 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from gsm8k import imports
+from support.gsm8k import imports
 
-from rlake.loop.cli import run
+from rlake.loop.cli import run_command
 from rlake.store import Store, Task, connect
 
 Command = Callable[..., CompletedProcess[str]]
@@ -31,7 +31,7 @@ def lake(gsm8k: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Return a store that holds it all; tests that write put their rows in other tables."""
     place = str(tmp_path_factory.mktemp("gsm8k") / "lake")
     for command in imports(gsm8k):
-        assert run([*command, "--store", place]) == 0
+        assert run_command([*command, "--store", place]) == 0
     return connect(place)
 
 

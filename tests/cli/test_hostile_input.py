@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from builders import experiences, task
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from support.builders import experiences, task
 
 from rlake.loop import cli
 from rlake.loop.cli.app import app
@@ -158,7 +158,7 @@ def test_every_command_takes_or_refuses_what_it_is_given(
             args.append(value)
         elif param.required or data.draw(st.integers(0, 5)) == 0:
             args += [param.opts[0], *([] if getattr(param, "is_flag", False) else [value])]
-    code = cli.run(args)
+    code = cli.run_command(args)
     said = capsys.readouterr()
     assert code in (cli.DONE, cli.FAILED, cli.MISUSED), args
     assert "mistake in rlake" not in said.err, (args, said.err)

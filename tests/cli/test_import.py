@@ -11,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tiny import tiny
+from support.tiny_models import tiny
 from transformers import PreTrainedTokenizerFast
 
-from rlake.loop.conversations import BROKEN_PREFIX, ConversationTokenizer
-from rlake.loop.models import tokenizer_digest
-from rlake.loop.tokens import tokenize
+from rlake.loop.models.chat_tokenizer import BROKEN_PREFIX, ConversationTokenizer
+from rlake.loop.models.load import tokenizer_digest
+from rlake.loop.trainer.tokenize import tokenize
 from rlake.store import Store, connect
 from rlake.store.conversation import NO_ANSWER
 from rlake.store.files import EXPORTS, FORMATS, KIND_NAMES, Tokens, import_rows, open_input
-from rlake.store.files.session import BATCH_BYTES
+from rlake.store.files.duckdb_input import BATCH_BYTES
 
 Command = Callable[..., CompletedProcess[str]]
 FILES = Path(__file__).parents[1] / "files"

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import jobs
 import pytest
-from audit import CLEAN, audit
-from builders import experiences
+from support import jobs
+from support.audit import CLEAN, audit
+from support.builders import experiences
 
-from rlake.loop.cli import run
+from rlake.loop.cli import run_command
 from rlake.store import Experience, Store, Task, connect
-from rlake.store.deep import examine
+from rlake.store.corruption import examine
 from rlake.store.doctor import diagnose
 from rlake.store.locks import LOCKS
 
@@ -71,9 +71,9 @@ def test_a_query_that_takes_longer_than_it_may_says_so(
 ) -> None:
     lake = connect(tmp_path / "lake")
     lake.append("tasks", [Task.ask(f"{i}+1=", str(i + 1)) for i in range(2000)])
-    assert run(["sql", ENDLESS, "--timeout", "0.2", "--store", lake.uri]) == 1
+    assert run_command(["sql", ENDLESS, "--timeout", "0.2", "--store", lake.uri]) == 1
     assert capsys.readouterr().err.startswith("error: the query took longer than it was given")
-    assert run(["sql", "SELECT 1", "--timeout", "60", "--store", lake.uri]) == 0
+    assert run_command(["sql", "SELECT 1", "--timeout", "60", "--store", lake.uri]) == 0
 
 
 def test_a_query_that_may_take_longer_than_it_does_ends_quietly(tmp_path: Path) -> None:
@@ -92,10 +92,10 @@ def test_queries_have_a_memory_limit(
     store.append("tasks", [Task.ask(f"{i}+1=", str(i + 1)) for i in range(2000)])
     monkeypatch.setenv("RLAKE_SQL_MEMORY", "60MB")
     large = "SELECT list(a.messages || b.messages) FROM tasks a, tasks b"
-    assert run(["sql", large, "--store", store.uri]) == 2
+    assert run_command(["sql", large, "--store", store.uri]) == 2
     assert "set `RLAKE_SQL_MEMORY`" in capsys.readouterr().err
     monkeypatch.setenv("RLAKE_SQL_MEMORY", "lots")
-    assert run(["sql", "SELECT 1", "--store", store.uri]) == 2
+    assert run_command(["sql", "SELECT 1", "--store", store.uri]) == 2
     assert "`RLAKE_SQL_MEMORY` is 'lots', expected a size" in capsys.readouterr().err
 
 

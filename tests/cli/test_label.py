@@ -14,7 +14,7 @@ from subprocess import CompletedProcess
 
 import httpx
 import pytest
-from builders import experiences
+from support.builders import experiences
 
 from rlake.store import Store
 
@@ -233,7 +233,7 @@ def test_the_page_refuses_what_does_not_come_from_it(lake: Store) -> None:
 
 @pytest.mark.slow
 def test_a_person_labels_in_a_real_browser(lake: Store, tmp_path: Path) -> None:
-    from browser import browser
+    from support.browser import browser
 
     lake.append("experiences", experiences(3, reward=1.0, response_text="<b id=bold>4</b>"))
     with page(lake, "--question", "Right?") as address, browser(tmp_path / "profile") as shown:

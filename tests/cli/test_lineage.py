@@ -7,10 +7,10 @@ from dataclasses import replace
 from subprocess import CompletedProcess
 
 import pytest
-from builders import experiences, task
+from support.builders import experiences, task
 
 from rlake.store import Store
-from rlake.store.care import retention
+from rlake.store.maintenance import retention
 
 Command = Callable[..., CompletedProcess[str]]
 

@@ -10,11 +10,11 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from builders import experiences, task
+from support.builders import experiences, task
 
-from rlake.loop import rescoring
 from rlake.operators import rewards, score
-from rlake.operators.provenance import digest
+from rlake.operators.source_digest import digest
+from rlake.pipelines import rescoring
 from rlake.store import Store, Task
 
 Command = Callable[..., CompletedProcess[str]]
@@ -135,7 +135,7 @@ SLOW = """
 import sys, time
 import rlake
 from rlake.loop import rescoring
-from rlake.operators.verdict import of_group
+from rlake.operators.reward_protocol import of_group
 
 rescoring._ROWS = rescoring._ROWS_WAITED_FOR = 20
 
@@ -179,7 +179,7 @@ def test_a_process_that_was_really_killed_is_gone_on_with_where_it_stood(
 
 
 GROUP = """
-from rlake.operators.verdict import Verdict, of_group
+from rlake.operators.reward_protocol import Verdict, of_group
 
 @of_group
 async def ranked(task, experiences, *, best: float = 1.0):

@@ -8,8 +8,8 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from builders import experiences, task
 from filelock import FileLock
+from support.builders import experiences, task
 
 from rlake.store import Store, connect
 

@@ -7,11 +7,11 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from chat_templates import QWEN25
-from tiny import tiny
+from support.chat_templates import QWEN25
+from support.tiny_models import tiny
 
 from rlake.store import Store, connect
-from rlake.store.files.jsontext import elements, members
+from rlake.store.files.raw_json import elements, members
 
 Command = Callable[..., CompletedProcess[str]]
 FILE = Path(__file__).parents[1] / "files" / "trajectories.jsonl"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import told
-from parallel import place, settings
+from support.distributed import place, settings
+from support.jobs import told
 
 from rlake.loop.run import train
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import tiny
+from support.tiny_models import tiny
 
-from rlake.loop.engines import Request, Sampled, Weights
-from rlake.loop.engines.vllm import VllmEngine
-from rlake.loop.policy import Sampling
-from rlake.loop.training.tensors import weights_digest
-from rlake.loop.weights import state_of
+from rlake.loop.inference import Request, Sampled, Weights
+from rlake.loop.inference.policy import Sampling
+from rlake.loop.inference.vllm_engine.engine import VllmEngine
+from rlake.loop.models.digest import weights_digest
+from rlake.loop.weight_sync import state_of
 
 pytestmark = [
     pytest.mark.gpu,

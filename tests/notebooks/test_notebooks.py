@@ -13,8 +13,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from rlake.loop.cli import run
-from rlake.loop.gsm8k import real
+from rlake.loop.cli import run_command
+from rlake.loop.recipes.toys.gsm8k import real
 from rlake.store import connect
 
 NOTEBOOKS = {path.stem: path for path in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb")}
@@ -117,7 +117,7 @@ def test_the_commands_that_the_first_notebook_shows_do_what_its_cells_do(
     Path("right_and_wrong.yaml").write_text(pipeline)
     shown = "\n".join(blocks(NOTEBOOKS[FIRST], "bash")).replace("$GSM8K", str(gsm8k))
     for command in re.split(r"^(?=rlake )", shown, flags=re.MULTILINE)[1:]:
-        assert run(shlex.split(command)[1:]) == 0
+        assert run_command(shlex.split(command)[1:]) == 0
 
     [made] = executed(FIRST).temporary.glob("rlake-101-*")
     assert told(Path("lake")) == told(made / "lake")

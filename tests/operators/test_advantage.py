@@ -6,9 +6,9 @@ from itertools import combinations
 import numpy as np
 import polars as pl
 import pytest
-from builders import experiences, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.builders import experiences, rows
 
 from rlake import operators as o
 from rlake.operators import Operator, OperatorFunction

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from builders import experiences, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.builders import experiences, rows
 
 from rlake.operators import Operator, gigpo, group_zscore, step_zscore
 from rlake.store.ids import rollout_id

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from rlake.operators import data_juicer
-from rlake.operators.data_juicer.library import operators
+from rlake.operators.data_juicer.registry import operators
 
 TEXTS = (
     "Natalia sold 48/2 = 24 clips in May.\nShe sold 48+24 = 72 clips in all.\n#### 72",

@@ -8,12 +8,12 @@ from typing import Any
 
 import polars as pl
 import pytest
-from builders import experiences
+from support.builders import experiences
 
 from rlake.operators import Operator, data_juicer, resolve
-from rlake.operators.data_juicer import library
+from rlake.operators.data_juicer import registry
 from rlake.operators.data_juicer.steps import Step
-from rlake.operators.names import resolve_all
+from rlake.operators.resolve import resolve_all
 from rlake.pipelines import Pipeline
 from rlake.store import Store
 from rlake.store.errors import ConfigError, OperatorError
@@ -48,8 +48,8 @@ def test_the_version_of_data_juicer_belongs_to_the_fingerprint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     op = data_juicer(operator="clean_links_mapper")
-    assert op.params["release"] == library.release()
-    monkeypatch.setattr(library, "release", lambda: "9.9")
+    assert op.params["release"] == registry.release()
+    monkeypatch.setattr(registry, "release", lambda: "9.9")
     assert data_juicer(operator="clean_links_mapper").fingerprint != op.fingerprint
     with pytest.raises(OperatorError, match=r"made for Data-Juicer 1\.6\.1, and 9\.9 is installed"):
         resolve({"data_juicer": dict(op.params)})
@@ -240,7 +240,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.fixture
 def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no process start, so that nobody can call an installer."""
-    library.operators()
+    registry.operators()
 
     def refuse(*args: Any, **_: Any) -> None:
         raise AssertionError(f"a process was started: {args}")
@@ -264,9 +264,9 @@ def test_what_cannot_work_is_refused_before_any_work_and_nothing_is_installed(
 def test_no_operator_installs_a_package_that_is_gone_when_it_runs() -> None:
     from data_juicer.utils.lazy_loader import LazyLoader
 
-    with pytest.raises(library.AbsentError, match=r"the package `no-such`.*pip install"):
+    with pytest.raises(registry.AbsentError, match=r"the package `no-such`.*pip install"):
         dir(LazyLoader("no_such", "no-such"))
-    with pytest.raises(library.AbsentError, match="the package `no-such`"):
+    with pytest.raises(registry.AbsentError, match="the package `no-such`"):
         LazyLoader.check_packages(["no-such"])
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from builders import RIGHT_AND_WRONG, experiences, rows
+from support.builders import RIGHT_AND_WRONG, experiences, rows
 
 from rlake.operators import (
     Operator,

@@ -10,12 +10,12 @@ from typing import Any
 
 import polars as pl
 import pytest
-from builders import experiences, rows
+from support.builders import experiences, rows
 
 from rlake.operators import score
-from rlake.operators.asking import Endpoint, NoAnswerError, asker
+from rlake.operators.async_map import run_apart
+from rlake.operators.chat_client import Endpoint, NoAnswerError, asker
 from rlake.operators.rewards import Verdict, pairwise, rubric, ruler
-from rlake.operators.waiting import run_apart
 from rlake.store import Experience, Task
 from rlake.store.errors import OperatorError
 

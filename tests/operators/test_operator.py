@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from builders import RIGHT_AND_WRONG, experiences, rows
+from support.builders import RIGHT_AND_WRONG, experiences, rows
 
 from rlake.operators import (
     Batches,

@@ -8,12 +8,12 @@ from typing import Any
 
 import polars as pl
 import pytest
-from builders import experiences, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.builders import experiences, rows
 
 from rlake.operators import best_of_n, kto_labels, pairs, rejection_sample
-from rlake.operators.chance import chance
+from rlake.operators.seeded_random import chance
 from rlake.pipelines import Pipeline, Table
 from rlake.store import Store
 from rlake.store.conversation import PARTED, why_no_pair

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from builders import experiences, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.builders import experiences, rows
 
 from rlake.operators import (
     OperatorFunction,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlake.operators import rewards
-from rlake.operators.provenance import digest
+from rlake.operators.source_digest import digest
 
 
 class Longer:

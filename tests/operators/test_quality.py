@@ -5,9 +5,9 @@ import math
 import numpy as np
 import polars as pl
 import pytest
-from builders import experiences, rows
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.builders import experiences, rows
 
 from rlake.operators import format_score, repetition_score, surprise
 from rlake.store.errors import OperatorError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from builders import experiences, rows
+from support.builders import experiences, rows
 
 from rlake.operators import score
 from rlake.operators.rewards import exact_match, math_equivalence, numeric_answer

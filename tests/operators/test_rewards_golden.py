@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rlake.operators import rewards
+from rlake.operators.reward_protocol import with_parameters
 from rlake.operators.rewards import Verdict
 from rlake.operators.scoring import reward_of
-from rlake.operators.verdict import with_parameters
 from rlake.store import Experience, Task
 from rlake.store.errors import OperatorError
 

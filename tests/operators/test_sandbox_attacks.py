@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from rlake.operators.rewards import Verdict, code_tests
-from rlake.operators.sandbox import Ended, Limits, confining, protection, run_python
-from rlake.operators.sandbox.calls import allowed
+from rlake.operators.sandbox import Ended, Limits, jail, protection, run_python
+from rlake.operators.sandbox.syscalls import allowed
 from rlake.store import Experience, Task
 from rlake.store.errors import JobError
 
 QUICK = Limits(seconds=8.0, memory=256 << 20, disk=16 << 20, processes=16)
 BARE = replace(QUICK, namespaces=False)
 IS_ROOT = os.geteuid() == 0
-USER = {"user": confining.NOBODY, "group": confining.NOBODY} if IS_ROOT else {}
+USER = {"user": jail.NOBODY, "group": jail.NOBODY} if IS_ROOT else {}
 """Whose code it is without namespaces: nobody's when we are root, else ours."""
 CALL = "import ctypes, os, sys\nlibc = ctypes.CDLL(None, use_errno=True)\n"
 REFUSED = "\nassert made == -1 and ctypes.get_errno() in (1, 38), (made, ctypes.get_errno())\n"
@@ -138,7 +138,7 @@ def test_a_signal_to_its_own_group_ends_the_code_and_not_the_sandbox(
     folder.chmod(0o777)
     try:
         (folder / "main.py").write_text("import os; os.kill(0, 9)")
-        program = shutil.copy(str(confining.__file__), folder / "confining.py")
+        program = shutil.copy(str(jail.__file__), folder / "confining.py")
         told, tells = os.pipe()
         calls = {"isolated": allowed(os.uname().machine, namespaces=True), "bare": None}
         config = {**asdict(QUICK), "folder": str(folder), "tells": tells, "calls": calls}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from builders import experiences
+from support.builders import experiences
 
 from rlake.operators import (
     best_of_group,

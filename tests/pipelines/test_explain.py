@@ -4,11 +4,11 @@ from typing import Any
 
 import polars as pl
 import pytest
-from builders import RIGHT_AND_WRONG, experiences
+from support.builders import RIGHT_AND_WRONG, experiences
 
 from rlake.operators import Rows, drop_flat_groups, group_zscore, keep, operator
 from rlake.pipelines import Pipeline, Sql, Table
-from rlake.pipelines.explaining import Explanation, explained
+from rlake.pipelines.explain import Explanation, explained
 from rlake.store import Store
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from builders import RIGHT_AND_WRONG, experiences, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.builders import RIGHT_AND_WRONG, experiences, task
 
 import rlake
 from rlake.operators import Rows, drop_flat_groups, group_zscore, keep, operator

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from builders import RIGHT_AND_WRONG, experiences, task
+from support.builders import RIGHT_AND_WRONG, experiences, task
 
 import rlake
 from rlake.operators import (
@@ -23,7 +23,7 @@ from rlake.pipelines import File, Pipeline, Sql, Table
 from rlake.store import Store
 from rlake.store.errors import ConflictError, OperatorError, SchemaError
 from rlake.store.ids import content_id
-from rlake.store.sampling import Sampler
+from rlake.store.replay import Sampler
 
 RIGHT_AND_WRONG_YAML = """
 name: right_and_wrong

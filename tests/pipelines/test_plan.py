@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from builders import experiences
+from support.builders import experiences
 
 from rlake.operators import (
     best_of_group,

@@ -4,14 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import RIGHT_AND_WRONG, experiences, task
+from support.builders import RIGHT_AND_WRONG, experiences, task
 
 from rlake.operators import best_of_group, keep, pairs, score
 from rlake.pipelines import Pipeline, Sql, Table
 from rlake.store import Store
 from rlake.store.errors import ConfigError
-from rlake.store.sampling import Sampler
-from rlake.store.undoing import undo
+from rlake.store.replay import Sampler
+from rlake.store.undo import undo
 
 EXPERIENCES = Table("experiences")
 REPLACED = Table("preferences", mode="replace")

@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from builders import RIGHT_AND_WRONG, experiences
+from support.builders import RIGHT_AND_WRONG, experiences
 
 from rlake.operators import group_zscore, keep, operator, pairs
 from rlake.pipelines import Pipeline, Sql, Table

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from builders import experiences
+from bench.figure import rows
+from support.builders import experiences
 
-from rlake.loop.bench.figure import rows
 from rlake.operators import (
     Operator,
     best_of_group,
@@ -178,8 +178,8 @@ def test_rows_between_stages_lie_in_files_that_go_also_after_an_error(
     shuffled: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("rlake.pipelines.running.spilling.MEMORY_BYTES", 1)
-    monkeypatch.setattr("rlake.pipelines.running.spilling.CHUNK_BYTES", 2000)
+    monkeypatch.setattr("rlake.pipelines.running.spill.MEMORY_BYTES", 1)
+    monkeypatch.setattr("rlake.pipelines.running.spill.CHUNK_BYTES", 2000)
     on_disk: list[int] = []
 
     def look(progress: Progress) -> None:

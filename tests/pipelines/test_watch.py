@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from builders import experiences
+from support.builders import experiences
 
 import rlake
 from rlake.operators import group_zscore, keep, operator
@@ -48,7 +48,7 @@ WRITER = """
 import sys
 import rlake
 sys.path.insert(0, sys.argv[2])
-from builders import experiences
+from support.builders import experiences
 store = rlake.connect(sys.argv[1])
 for part in range(4):
     rows = experiences(4, reward=0.0)

@@ -10,11 +10,11 @@ from typing import Any
 import lance
 import polars as pl
 import pytest
-from builders import experiences, rows, task
+from support.builders import experiences, rows, task
 
 from rlake.store import Appended, Experience, RlakeError, Store, connect
-from rlake.store.appending import TRIES
-from rlake.store.deep import examine
+from rlake.store.append import TRIES
+from rlake.store.corruption import examine
 from rlake.store.errors import BusyError, ConflictError, NotFoundError, SchemaError, StoreError
 
 
@@ -67,7 +67,7 @@ def test_time_never_runs_backwards_when_a_clock_is_turned_back(
     clock = datetime.now(UTC)
     for n, turn in enumerate([0, 1, -3600, -86400 * 3000, 0, 5]):
         moment = clock + timedelta(seconds=turn)
-        monkeypatch.setattr("rlake.store.appending.now", lambda moment=moment: moment)
+        monkeypatch.setattr("rlake.store.append.now", lambda moment=moment: moment)
         store.append("tasks", [task(3 * n), task(3 * n + 1)])
         store.append_stream("tasks", [[task(3 * n + 2)]])
     stamped = times(store)
@@ -227,7 +227,7 @@ def test_idempotence_survives_compaction(store: Store) -> None:
 def test_idempotence_does_not_depend_on_how_ids_are_kept(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlake.store.keys._IN_SET", 5)
+    monkeypatch.setattr("rlake.store.key_index._IN_SET", 5)
     for n in range(3, 24, 3):
         assert store.append("experiences", experiences(n)) == Appended(3, n - 3, 1 + n // 3)
     assert connect(store.uri).append("experiences", experiences(24)) == Appended(3, 21, 9)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from builders import experiences, task
+from support.builders import experiences, task
 
 from rlake.store import Store, branches, connect, snapshots
 from rlake.store.errors import ConflictError, NotAStoreError, NotFoundError, QueryError, StoreError
-from rlake.store.merging import MERGED, Merged, left_behind, merge
-from rlake.store.sampling import Sampler
+from rlake.store.merge_branch import MERGED, Merged, left_behind, merge
+from rlake.store.replay import Sampler
 from rlake.store.schema import TABLES
 from rlake.store.snapshots import restore
 

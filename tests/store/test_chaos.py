@@ -12,9 +12,9 @@ from pathlib import Path
 
 import lance
 import pytest
-from audit import CLEAN, audit
-from jobs import drawn
-from jobs import start as start_job
+from support.audit import CLEAN, audit
+from support.jobs import drawn
+from support.jobs import start as start_job
 
 import rlake
 from rlake.store import Store
@@ -26,7 +26,7 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import rlake
-from builders import experiences
+from support.builders import experiences
 lake, me, log = rlake.connect(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 done = len(log.read_text().splitlines()) if log.exists() else 0
 with log.open("a") as told:

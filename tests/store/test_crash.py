@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from builders import experiences
+from support.builders import experiences
 
 from rlake.store import Store, connect
 
@@ -16,7 +16,7 @@ TESTS = str(Path(__file__).parents[1])
 WRITER = """
 import sys
 import rlake
-from builders import experiences
+from support.builders import experiences
 store = rlake.connect(sys.argv[1])
 """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import task
+from support.builders import task
 
 from rlake.store import Store
 

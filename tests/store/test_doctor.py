@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from builders import experiences, task
+from support.builders import experiences, task
 
 from rlake.store import Store, connect, doctor
-from rlake.store.care import cleaning, indexes
 from rlake.store.doctor import Finding, diagnose
+from rlake.store.maintenance import indexes, old_versions
 
 RUN = {"run_id": "r", "attempt": 1, "name": "r", "config": "{}", "code_version": "0",
        "start_step": 1, "status": "running"}  # fmt: skip
@@ -124,7 +124,7 @@ def test_files_of_no_version_are_named_when_they_are_old(filled: Store) -> None:
     lost.write_bytes(b"half")
     assert told(filled, "note") == told(connect(filled.uri), "note")
     assert not any("lost.lance" in f.what for f in told(filled, "note"))
-    long_ago = datetime.now().timestamp() - cleaning.ORPHAN_SECONDS - 60
+    long_ago = datetime.now().timestamp() - old_versions.ORPHAN_SECONDS - 60
     os.utime(lost, (long_ago, long_ago))
     assert "rlake maintain" in one(filled, "note", "`tasks`: 1 file of 0.0 MB").way_out
 

@@ -18,7 +18,7 @@ from rlake.store.files import (
     import_rows,
     open_input,
 )
-from rlake.store.influence import of_experience
+from rlake.store.lineage.experience import of_experience
 
 
 def bring(

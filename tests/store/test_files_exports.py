@@ -7,9 +7,9 @@ from typing import Any
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
-from builders import experiences, rows, task
+from support.builders import experiences, rows, task
 
-from rlake.loop.cli import run
+from rlake.loop.cli import run_command
 from rlake.operators import best_of_n, kto_labels, pairs
 from rlake.pipelines import Pipeline, Table
 from rlake.store import Store
@@ -54,10 +54,10 @@ def test_the_rows_that_a_pipeline_returns_are_exported(
     Path("best.yaml").write_text(chain)
     command = ["export", "sft", "--pipeline", "best.yaml", "--out", "b.jsonl"]
     for _ in range(2):  # rows are returned again when nothing is new
-        assert run([*command, "--store", tried.uri]) == 0
+        assert run_command([*command, "--store", tried.uri]) == 0
         assert Path("b.jsonl").read_text() == Path("a.jsonl").read_text()
     Path("best.yaml").write_text(chain + "sink: {file: x.parquet}\n")
-    assert run([*command, "--store", tried.uri]) == 2
+    assert run_command([*command, "--store", tried.uri]) == 2
 
 
 def test_pairs_of_a_pipeline_go_out_with_their_margins(tried: Store, tmp_path: Path) -> None:
@@ -99,7 +99,10 @@ def test_pairs_go_to_a_reward_model_without_margins_when_one_has_none(
         sink=Table("preferences"),
     )
     chain.run(tried)
-    assert run(["export", "reward", "--store", tried.uri, "--out", str(tmp_path / "b.jsonl")]) == 0
+    assert (
+        run_command(["export", "reward", "--store", tried.uri, "--out", str(tmp_path / "b.jsonl")])
+        == 0
+    )
     told = capsys.readouterr().out
     assert "no line has a margin: 1 pair came without one" in told
     without = lines(tmp_path / "b.jsonl")
@@ -159,13 +162,13 @@ def test_weights_of_two_unequal_classes_balance_them(
     assert done.labels == {True: 5, False: 2}
     assert done.kto_weights == (1.0, 2.5)
     command = ["export", "kto", "--store", tried.uri, "--out", str(tmp_path / "b.jsonl")]
-    assert run(command) == 0
+    assert run_command(command) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
         "left out: 1 row (its label is NULL)",
         "5 desirable and 2 undesirable rows weigh the same in TRL with desirable_weight=1, "
         "undesirable_weight=2.5",
     ]
-    assert run([*command, "--label", "reward > 0.9", "--json"]) == 0
+    assert run_command([*command, "--label", "reward > 0.9", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["rows"], told["why"]) == (7, {"its label is NULL": 1})
     assert (told["desirable_weight"], told["undesirable_weight"]) == (4 / 3, 1.0)

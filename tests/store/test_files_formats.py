@@ -17,10 +17,10 @@ import pytest
 from rlake.store import Store
 from rlake.store.errors import ConfigError, InputError, SchemaError
 from rlake.store.files import FORMATS, Imported, import_rows, open_input
-from rlake.store.files.columns import RowError
 from rlake.store.files.formats import Row
-from rlake.store.files.formats.pickled import plain_values
+from rlake.store.files.formats.safe_pickle import plain_values
 from rlake.store.files.formats.trinity import experiences as trinity_rows
+from rlake.store.files.select_columns import RowError
 
 FILES = Path(__file__).parents[1] / "files"
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rlake.store import Store, connect
 from rlake.store.errors import ConfigError, InputError
 from rlake.store.files import export, import_rows, open_input
-from rlake.store.files.jsontext import elements, listed, members, objects
+from rlake.store.files.raw_json import elements, listed, members, objects
 
 ODD = (
     '[{"role":"user" , "content":"caf\\u00e9 \\ud83d\\ude00 é"},'

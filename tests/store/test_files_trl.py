@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from builders import experiences, rows, task
+from support.builders import experiences, rows, task
 
 from rlake.operators import pairs
 from rlake.pipelines import Pipeline, Table
@@ -78,7 +78,7 @@ def warned() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a tiny model: some trainers load it a second time."""
-    from tiny import tiny
+    from support.tiny_models import tiny
 
     folder = tmp_path_factory.mktemp("model")
     model, tokenizer = tiny(max_length=256, alphabet="0123456789+= adsy")

@@ -6,12 +6,12 @@ from typing import Any
 
 import polars as pl
 import pytest
-from builders import experiences, task
+from support.builders import experiences, task
 
 from rlake.store import Store
 from rlake.store.errors import ConfigError, InputError, QueryError, RlakeError, SchemaError
 from rlake.store.files import Imported, import_values, open_input
-from rlake.store.undoing import undo
+from rlake.store.undo import undo
 
 IDS = [task(n).task_id for n in range(3)]
 

@@ -192,8 +192,8 @@ def test_the_name_of_a_file_is_no_pattern(store: Store, tmp_path: Path) -> None:
 KILLED = """
 import os, signal
 from pathlib import Path
-from rlake.store.files.leftovers import temporary_folder
-from rlake.store.files.writing import whole
+from rlake.store.files.stale_files import temporary_folder
+from rlake.store.files.atomic_writer import whole
 with temporary_folder() as folder, whole(Path("out.jsonl")) as part:
     (folder / "rows").write_text("rows")
     part.write_text("half")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import lance
 import pytest
-from builders import experiences, task
+from support.builders import experiences, task
 
 from rlake.store import Store, connect, leases
 from rlake.store.errors import BusyError, ConflictError, NotAStoreError, StoreError
@@ -23,7 +23,7 @@ import sys
 import rlake
 from rlake.store import leases
 from rlake.store.errors import StoreError
-from builders import task
+from support.builders import task
 leases.LEASE_SECONDS = 1.0
 store = rlake.connect(sys.argv[1])
 def batches():

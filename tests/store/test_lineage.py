@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import experiences, task
+from support.builders import experiences, task
 
 from rlake.operators import best_of_group, keep, priority
 from rlake.pipelines import Pipeline, Table
 from rlake.store import Store, connect
 from rlake.store.errors import NotFoundError
 from rlake.store.ids import combine
-from rlake.store.lineage import of_experience, of_policy
+from rlake.store.lineage.policy import of_experience, of_policy
 
 CONFIG = {"trainer": {"with_columns": ["reward=score:strict@2"], "at": "told"}}
 JUDGED = [{"name": "reward:exact_match", "value": "abc"}]

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from builders import experiences, task
 from filelock import FileLock
+from support.builders import experiences, task
 
 from rlake.store import Store, connect
-from rlake.store.care import cleaning, compaction, indexes
-from rlake.store.care.indexes import Index
 from rlake.store.errors import StoreError
 from rlake.store.ids import row_digests
+from rlake.store.maintenance import compaction, indexes, old_versions
+from rlake.store.maintenance.indexes import Index
 
 
 def digests(store: Store) -> dict[str, list[str]]:
@@ -134,7 +134,7 @@ def test_large_rows_are_merged_into_files_of_fewer_rows(store: Store) -> None:
 def test_old_versions_are_due_when_they_are_many(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cleaning, "_MANY_VERSIONS", 10)
+    monkeypatch.setattr(old_versions, "_MANY_VERSIONS", 10)
     fill(store, 20)
     store.maintain(only_due=True)
     assert len(versions(store, "tasks")) > 20, "they are too young"
@@ -156,7 +156,7 @@ def test_files_of_killed_writers_go_after_a_day_and_those_of_others_stay(store: 
     lost, fresh = data / "lost.lance", data / "fresh.lance"
     for path in (lost, fresh):
         path.write_bytes(b"half of a batch")
-    an_age = time.time() - cleaning.ORPHAN_SECONDS - 60
+    an_age = time.time() - old_versions.ORPHAN_SECONDS - 60
     os.utime(lost, (an_age, an_age))
     connect(linked).maintain(grace=0)
     assert not lost.exists()
@@ -214,9 +214,9 @@ def test_indexes_come_with_size_and_are_kept_up(
 BUSY = """
 import sys
 import time
-from builders import experiences
+from support.builders import experiences
 from rlake.store import Experience, connect
-from rlake.store.sampling import Freshness, Sampler
+from rlake.store.replay import Freshness, Sampler
 place, me, what = sys.argv[1:]
 store = connect(place)
 done = 0

@@ -13,12 +13,12 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
-from builders import experiences, task
+from support.builders import experiences, task
 
 from rlake.store import Store, connect, marker
 from rlake.store.errors import StoreError
 from rlake.store.ids import row_digests
-from rlake.store.sampling import Sampler
+from rlake.store.replay import Sampler
 from rlake.store.schema import SCHEMA_VERSION, TABLES, Table
 from rlake.store.snapshots import restore
 from rlake.store.validate import conform

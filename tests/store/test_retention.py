@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from builders import experiences
+from support.builders import experiences
 
 from rlake.store import Store
-from rlake.store.care import retention
-from rlake.store.care.report import Forgotten
 from rlake.store.errors import ConfigError, NotFoundError, QueryError
+from rlake.store.maintenance import retention
+from rlake.store.maintenance.report import Forgotten
 from rlake.store.store import Store as _Store
 
 RUN = {"attempt": 1, "job": "train", "name": "r", "config": "{}", "code_version": "0",

@@ -11,12 +11,12 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
-from builders import experiences, task
 from lance.file import LanceFileSession
+from support.builders import experiences, task
 
 from rlake.store import Store, branches, connect, marker
 from rlake.store.errors import NotAStoreError, StoreError
-from rlake.store.merging import merge
+from rlake.store.merge_branch import merge
 from rlake.store.snapshots import restore
 
 boto3 = pytest.importorskip("boto3")
@@ -27,7 +27,7 @@ TESTS = str(Path(__file__).parents[1])
 MINE_AND_OURS = """
 import sys
 import rlake
-from builders import experiences
+from support.builders import experiences
 store = rlake.connect(sys.argv[1])
 me = int(sys.argv[2])
 ours = experiences(12, reward=1.0)

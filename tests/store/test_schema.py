@@ -6,7 +6,7 @@ from pathlib import Path
 import lancedb
 import pyarrow as pa
 import pytest
-from builders import rows
+from support.builders import rows
 
 from rlake.store import Experience, Store, Task, connect
 from rlake.store.errors import NotAStoreError, SchemaError

@@ -13,19 +13,19 @@ from typing import Any
 
 import lance
 import pytest
-from builders import experiences, task
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.builders import experiences, task
 
 from rlake.store import Store, connect, snapshots
-from rlake.store.differences import diff
+from rlake.store.change_feed import Tail
+from rlake.store.diff import diff
 from rlake.store.errors import NotFoundError, QueryError, StoreError
 from rlake.store.locks import locked
-from rlake.store.sampling import Sampler
-from rlake.store.sampling.index import Index
+from rlake.store.replay import Sampler
+from rlake.store.replay.row_index import Index
 from rlake.store.schema import REFERRING_FIRST, TABLES
 from rlake.store.snapshots import restore
-from rlake.store.tail import Tail
 
 TESTS = str(Path(__file__).parents[1])
 
@@ -276,7 +276,7 @@ def test_after_a_restore_vanished_ids_are_stored_anew_here_and_in_other_processe
     other = """
 import sys
 import rlake
-from builders import experiences
+from support.builders import experiences
 store = rlake.connect(sys.argv[1])
 print(store.append("experiences", experiences(8)).already, flush=True)
 sys.stdin.readline()
@@ -299,7 +299,7 @@ print(store.append("experiences", experiences(8, reward=1.0)[4:]).rows, flush=Tr
 FOLLOWS = """
 import sys
 import rlake
-from rlake.store.sampling import Sampler
+from rlake.store.replay import Sampler
 store = rlake.connect(sys.argv[1])
 sampler = Sampler(store, max_draws=None)
 while True:

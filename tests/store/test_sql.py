@@ -10,7 +10,7 @@ import duckdb
 import lance
 import polars as pl
 import pytest
-from builders import experiences, task
+from support.builders import experiences, task
 
 from rlake.store import Store
 from rlake.store.errors import QueryError

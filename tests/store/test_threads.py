@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from builders import task
+from support.builders import task
 
 from rlake.store import Store
 

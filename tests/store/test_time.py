@@ -7,7 +7,7 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 import pytest
-from builders import experiences, task
+from support.builders import experiences, task
 
 from rlake.store import Store, connect
 from rlake.store.errors import NotAStoreError, NotFoundError, StoreError

@@ -6,7 +6,7 @@ from pathlib import Path
 import lancedb
 import polars as pl
 import pytest
-from builders import task
+from support.builders import task
 
 from rlake.store import Store
 from rlake.store.doctor import diagnose

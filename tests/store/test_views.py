@@ -7,7 +7,7 @@ from math import isclose
 from typing import Any
 
 import pytest
-from builders import experiences
+from support.builders import experiences
 
 from rlake.store import Experience, Store
 from rlake.store.records import now

@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from builders import task
+from support.builders import task
 
 from rlake.store import Store
 from rlake.store.errors import StarvedError

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.writing import ROWS, go, line, start
 
-from rlake.loop.bench.writing import ROWS, go, line, start
 from rlake.store import Store, connect, locks
 from rlake.store.errors import BusyError, StoreError
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ..lines import json_line
+from ..atomic_writer import whole
+from ..jsonl import json_line
 from ..text import read_text
-from ..writing import whole
 
 MOST_BYTES = 1 << 30
 """Largest file of labels that is read."""

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping
 
 from .chat import CHAT
-from .dumps import IDS, TRL, VERL
 from .format import Format, Row
 from .preferences import PREFERENCES
 from .sharegpt import SHAREGPT
+from .trainer_dumps import IDS, TRL, VERL
 from .trinity import TRINITY
 
 GSM8K = Format(

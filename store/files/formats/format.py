@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-from ..columns import RowError, plain
-from ..jsontext import Raw, dumps, elements
+from ..raw_json import Raw, dumps, elements
+from ..select_columns import RowError, plain
 
 Ours = dict[str, Any]
 """A row of ours, by column; JSON columns are text, spelled as it came."""

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from ..jsontext import Raw, dumps, listed
+from ..raw_json import Raw, dumps, listed
 from .format import Format, Ours, Row, message, others, short, wrong
 
 ROLES = {

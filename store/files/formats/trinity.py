@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ...ids import content_id
-from ..jsontext import Raw, dumps
+from ..raw_json import Raw, dumps
 from .format import LEFT_OUT, NOT_READ, TOKENS, Format, Ours, Row, aligned, short, wrong
-from .pickled import plain_values
+from .safe_pickle import plain_values
 
 _MAGIC, _VERSION = b"TRXP", 1
 _HEADER = struct.Struct("<4sBQQ")

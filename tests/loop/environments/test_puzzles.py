@@ -6,7 +6,7 @@ import pytest
 
 from rlake.loop.environments import sudoku
 from rlake.loop.environments.environment import Step
-from rlake.loop.toy_puzzles import countdown_games, sudoku_right, sudokus
+from rlake.loop.recipes.toys.puzzles import countdown_games, sudoku_right, sudokus
 from rlake.operators.rewards import countdown
 from rlake.store import Experience, Task
 from rlake.store.errors import ConfigError

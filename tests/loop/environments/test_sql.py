@@ -9,7 +9,7 @@ import pytest
 from rlake.loop.environments import sql
 from rlake.loop.environments.environment import Step
 from rlake.loop.environments.sql import same_rows
-from rlake.loop.toy_sql import people_questions
+from rlake.loop.recipes.toys.sql_questions import people_questions
 from rlake.store import Task
 from rlake.store.errors import JobError
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from rlake.loop.policy import Sampling, ScriptedPolicy
-from rlake.loop.rollouts import Trying, try_tasks, workflow_of
-from rlake.loop.tasks import prepare, select
+from rlake.loop.inference.policy import Sampling, ScriptedPolicy
+from rlake.loop.rollouts.group import Trying, try_tasks, workflow_of
+from rlake.loop.tasks.select import prepare, select
 from rlake.store import Store
 
 
@@ -16,7 +16,7 @@ def test_the_dataset_becomes_tasks_and_the_rubric_the_reward(store: Store) -> No
     pytest.importorskip("verifiers")
     from rlake.loop.config import TasksConfig
 
-    given = {"environment": "asking_again:again_until_right"}
+    given = {"environment": "support.retries:again_until_right"}
     prepare(store, TasksConfig(make={"verifiers_tasks": {**given, "taskset": "sums"}}))
     tasks = select(store, "taskset = 'sums' AND answer = '2'")
     assert [task.prompt_text for task in tasks] == ["1+1="]

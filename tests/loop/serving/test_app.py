@@ -6,14 +6,14 @@ from urllib.parse import unquote
 
 import httpx
 import pytest
-from serving import asking, chat
-from tiny import speaking
+from support.serving import asking, chat
+from support.tiny_models import speaking
 
+from rlake.loop.chat_api import Session, create_app
 from rlake.loop.config import LimitsConfig, ServeConfig
-from rlake.loop.policy import Completion, PolicyError, Sampling, ScriptedPolicy
-from rlake.loop.serving import Session, create_app
-from rlake.loop.serving.balancing import Balanced, Foreign
-from rlake.loop.turns import rows_of
+from rlake.loop.inference.policy import Completion, PolicyError, Sampling, ScriptedPolicy
+from rlake.loop.serving.load_balancer import Balanced, Foreign
+from rlake.loop.trajectories.trajectory import rows_of
 from rlake.store import Task
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'

@@ -10,17 +10,17 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 from openai import AsyncOpenAI
-from parrots import Parrot
-from serving import chat, listening
-from tiny import tiny
+from support.scripted_models import Parrot
+from support.serving import chat, listening
+from support.tiny_models import tiny
 
-from rlake.loop.chat import ChatPolicy
-from rlake.loop.engines import Request, Sampled
-from rlake.loop.engines import transformers as engines
-from rlake.loop.policy import Policy, Sampling, Turn
-from rlake.loop.serving import Session, create_app
-from rlake.loop.serving.balancing import Balanced
-from rlake.loop.turns import rows_of
+from rlake.loop.chat_api import Session, create_app
+from rlake.loop.inference import Request, Sampled
+from rlake.loop.inference.chat_policy import ChatPolicy
+from rlake.loop.inference.policy import Policy, Sampling, Turn
+from rlake.loop.inference.transformers_engine import engine as engines
+from rlake.loop.serving.load_balancer import Balanced
+from rlake.loop.trajectories.trajectory import rows_of
 from rlake.store import Task
 
 T = TypeVar("T")

@@ -1,0 +1,275 @@
+"""Answers requests: reads them, asks a policy, has the turns recorded, and says what came of it."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from ...store.records import Message
+from ..config.serve import ServeConfig
+from ..inference.policy import Completion, Policy, PolicyError, Sampling
+from ..inference.token_stream import Listener, heard_by
+from ..serving.idempotency import Retries, Retry, retry_of
+from . import requests as form
+from . import responses
+from .errors import RequestError
+from .header_values import of_header
+from .limits import Places, headers_of
+from .metrics import ServingMetrics
+from .replies import PATIENCE_SECONDS, Exchange, Stream, whole
+from .requests import Asked
+from .sessions import Session, Sessions, with_own_calls
+
+_log = logging.getLogger(__name__)
+_STATUS = {"context_overflow": 400, "template_error": 400, "timeout": 504, "engine_error": 503}
+
+
+class Serving:
+    """Answers requests: one policy, or several by their names."""
+
+    def __init__(
+        self,
+        policies: Policy | Mapping[str, Policy],
+        sessions: Sessions,
+        settings: ServeConfig,
+        metrics: ServingMetrics,
+        check: Callable[[], None],
+        *,
+        answered: Iterable[str] = (),
+    ) -> None:
+        """Serve; `answered` are the names of answers that an earlier server gave."""
+        named = policies if isinstance(policies, Mapping) else {"policy": policies}
+        self._policies, self._any = dict(named), not isinstance(policies, Mapping)
+        self.sessions, self._settings, self.metrics = sessions, settings, metrics
+        self.check = check
+        self._places = Places(settings.limits)
+        self._retries = Retries(answered, most_bytes=settings.limits.retry_bytes)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a place."""
+        return self._places.waiting
+
+    def models(self) -> list[dict[str, Any]]:
+        """Return what is served."""
+        return [about(name) for name in self._policies]
+
+    def policy(self, name: str | None) -> tuple[str, Policy]:
+        """Return a policy by its name; the first where a request names none."""
+        first = next(iter(self._policies))
+        found = name if name in self._policies else first if self._any or name is None else None
+        if found is None:
+            known = ", ".join(self._policies)
+            message = f"there is no model `{name:.100}`; there is {known}"
+            raise RequestError(message, param="model", code="model_not_found", status=404)
+        return (name or found) if self._any else found, self._policies[found]
+
+    async def body(self, request: Request) -> bytes:
+        """Read a body that is not kept."""
+        with self._places.holding() as held:
+            return await held.read(request.stream())
+
+    async def measured(self, path: str, answer: Awaitable[Response]) -> Response:
+        """Count an answer, and make errors of ours answers."""
+        try:
+            made = await answer
+        except RequestError as error:
+            made = JSONResponse(error.body, error.status, headers=headers_of(error))
+        except Exception:
+            self.metrics.responses.labels(path, "500").inc()
+            raise
+        self.metrics.responses.labels(path, str(made.status_code)).inc()
+        return made
+
+    async def chat(self, request: Request, session_id: str | None) -> Response:
+        """Answer one request for completions."""
+        began = time.perf_counter()
+        self.check()
+        with ExitStack() as holds:
+            held = holds.enter_context(self._places.holding())
+            body = await held.read(request.stream())
+            asked = form.read_chat(form.parse(body))
+            name, policy = self.policy(asked.model)
+            session, group = _names(request, session_id, asked)
+            listener = Listener() if asked.is_streamed else None
+            exchange = Exchange(asked, name, token_text(policy), len(body), began, listener)
+            retry = retry_of(request, asked, body)
+            if retry is not None:
+                exchange.id = retry.response_id
+            work = asyncio.create_task(self._once(exchange, retry, policy, session, group))
+            await self._wait(request, work, listener)
+            if listener is not None and listener.is_begun:
+                self.metrics.first_token.observe(time.perf_counter() - began)
+            if listener is not None and not work.done():
+                return Stream(exchange, listener, work, self.metrics, holds.pop_all().close)
+        work.result()
+        return whole(exchange, self.metrics)
+
+    async def _wait(
+        self, request: Request, work: "asyncio.Task[None]", listener: Listener | None
+    ) -> None:
+        """Wait for an answer, or for its beginning where somebody listens, but not for too long.
+
+        It is given up when its client goes away.
+        """
+        left = asyncio.create_task(_gone(request))
+        begun = [] if listener is None else [asyncio.create_task(listener.changed())]
+        patience = None if listener is None else PATIENCE_SECONDS
+        try:
+            await asyncio.wait(
+                {work, left, *begun}, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+            )
+            if left.done() and not work.done():
+                self.metrics.left.inc()
+                raise RequestError("the client went away", status=499)
+        except BaseException:
+            work.cancel()
+            raise
+        finally:
+            for one in (left, *begun):
+                one.cancel()
+
+    async def _once(
+        self,
+        exchange: Exchange,
+        retry: Retry | None,
+        policy: Policy,
+        session_id: str | None,
+        group_id: str | None,
+    ) -> None:
+        async with self._retries.once(exchange, retry) as is_first:
+            if is_first:
+                await self._answer(exchange, policy, session_id, group_id)
+
+    async def _answer(
+        self, exchange: Exchange, policy: Policy, session_id: str | None, group_id: str | None
+    ) -> None:
+        asked = exchange.asked
+        with self.sessions.request(session_id, group_id) as session:
+            exchange.session_id = session.id
+            messages = session.as_recorded(asked.messages)
+            async with self._places.place():
+                began = time.perf_counter()
+                with heard_by(exchange.listener):
+                    sampled = await _generate(policy, asked, messages, session)
+                exchange.engine_seconds = time.perf_counter() - began
+            completions = [with_own_calls(one, exchange.id, i) for i, one in enumerate(sampled)]
+            exchange.sampled(completions)
+            self._count(exchange.model, completions)
+            await to_its_end(self._record(exchange, session, messages))
+
+    async def _record(
+        self, exchange: Exchange, session: Session, messages: Sequence[Message]
+    ) -> None:
+        await self.sessions.record(
+            session,
+            messages,
+            exchange.asked.tools,
+            exchange.completions,
+            response_id=exchange.id,
+            nbytes=exchange.nbytes,
+        )
+        exchange.recorded = time.perf_counter()
+
+    def _count(self, name: str, completions: Sequence[Completion]) -> None:
+        message = responses.usage(completions)
+        self.metrics.tokens.labels(name, "prompt").inc(message["prompt_tokens"])
+        self.metrics.tokens.labels(name, "sampled").inc(message["completion_tokens"])
+        for one in completions:
+            self.metrics.finished.labels(name, one.finish_reason).inc()
+        self.metrics.turns.inc(len(completions))
+
+    def gauge(self) -> None:
+        """Note how things stand now."""
+        numbers, sessions = self.metrics, self.sessions
+        numbers.running.set(self._places.running)
+        numbers.waiting.set(self._places.waiting)
+        numbers.sessions.set(len(sessions))
+        numbers.session_bytes.set(sessions.nbytes)
+        for name, policy in self._policies.items():
+            numbers.version.labels(name).set(policy.version or 0)
+
+    async def sweep(self) -> None:
+        """End sessions that rest, now and then, for as long as the server runs."""
+        tick = asyncio.Event()  # nobody sets it: the timeout is the clock
+        pause = min(5.0, self._settings.idle_seconds / 4)
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(tick.wait(), pause)
+            try:
+                await self.sessions.sweep()
+            except Exception:  # noqa: BLE001 - the next sweep tries again
+                _log.exception("sessions that rest could not be ended")
+
+
+async def _generate(
+    policy: Policy, asked: Asked, messages: list[Any], session: Session
+) -> list[Completion]:
+    default = getattr(policy, "sampling", None) or Sampling()
+    seeded = replace(default, seed=secrets.randbits(48))
+    try:
+        return await policy.generate(
+            messages,
+            n=asked.n,
+            tools=asked.tools,
+            sampling=asked.sampling(seeded),
+            earlier=list(session.turns),
+        )
+    except PolicyError as error:
+        raise _refusal(error) from error
+
+
+def _refusal(error: PolicyError) -> RequestError:
+    status = _STATUS.get(error.finish_reason, 500)
+    codes = {"context_overflow": "context_length_exceeded"}
+    return RequestError(
+        str(error)[:2000],
+        status=status,
+        param="messages" if status == 400 else None,
+        code=codes.get(error.finish_reason, error.finish_reason),
+        retry_after=1.0 if status == 503 else None,
+    )
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work that is finished also when nobody wants to know any more."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client has gone away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _names(request: Request, session_id: str | None, asked: Asked) -> tuple[str | None, str | None]:
+    """Return the session and group of a request: of its path, its headers, or its body."""
+    headers = request.headers
+    named = form.identifier(session_id or None, "session_id")
+    return (
+        named or of_header(headers, "X-Session-Id") or asked.session_id,
+        of_header(headers, "X-Group-Id") or asked.group_id,
+    )
+
+
+def token_text(policy: Policy) -> responses.TokenText:
+    """Return what tells a token's text; where the policy cannot, its number stands for it."""
+    text = getattr(getattr(policy, "inner", policy), "text", None)
+    return (lambda token: text([token])) if text else (lambda token: f"token_id:{token}")
+
+
+def about(name: str) -> dict[str, Any]:
+    """Return what is told of a model."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "rlake"}

@@ -1,0 +1,226 @@
+"""Which recording a request is of: an application that hands each to the policy of its session.
+
+A thread has one application for all recordings of its event loop. Another one stands behind a
+server on loopback, which is started once in a process, when the first recording is asked for its
+address; what comes in there is handed to the loop that the recording began in.
+"""
+
+import asyncio
+import secrets
+import socket
+import threading
+from collections.abc import Collection, Coroutine, Sequence
+from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...store.errors import missing_extra
+from ...store.records import Message
+from ..inference.background import background
+from ..inference.policy import Completion, Policy, PolicyError, Sampling, Turn
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from .sessions import Session
+
+T = TypeVar("T")
+REPLY_SECONDS = 60.0
+"""How long the loop of a recording may be busy before its requests over HTTP are given up."""
+_session: ContextVar[str] = ContextVar("session")
+
+
+@dataclass(eq=False)
+class Route:
+    """What the requests of one session are answered with, and what came of them."""
+
+    policy: Policy
+    heeds: Collection[str]
+    """Of Sampling: what is as a request says."""
+    turns: list[Turn] = field(default_factory=list)
+    failure: PolicyError | None = None
+    """Why the last request got no answer."""
+    is_remote: bool = False
+    """Whether its address was asked for."""
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    context: Context = field(default_factory=copy_context)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the policy samples where nothing is asked."""
+        return getattr(self.policy, "sampling", None) or Sampling()
+
+    def heeded(self, asked: Sampling | None) -> Sampling:
+        """Return how to sample: as the policy does, but for what a request may say."""
+        if asked is None:
+            return self.sampling
+        names = [f.name for f in fields(Sampling) if f.name in self.heeds or f.name == "seed"]
+        return replace(self.sampling, **{name: getattr(asked, name) for name in names})
+
+    async def here(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await something in the loop that the recording began in."""
+        if asyncio.get_running_loop() is self.loop:
+            return await work
+        try:
+            async with asyncio.timeout(REPLY_SECONDS):
+                await _run(self.loop, asyncio.sleep(0))
+        except TimeoutError:
+            work.close()
+            raise PolicyError(
+                f"the event loop of the workflow did nothing for {REPLY_SECONDS:g} s; run an agent "
+                "that is not async in a thread: `await asyncio.to_thread(agent, ...)`"
+            ) from None
+
+        async def begun() -> T:
+            return await self.loop.create_task(work, context=self.context)
+
+        return await _run(self.loop, begun())
+
+
+async def _run(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+class Router:
+    """The policy of all sessions, which asks that of the request's own."""
+
+    version: int | None = None
+
+    def __init__(self) -> None:
+        self.routes: dict[str, Route] = {}
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the policy of this request samples."""
+        return self._route().sampling
+
+    @property
+    def inner(self) -> Policy:
+        """The policy of this request."""
+        policy = self._route().policy
+        return getattr(policy, "inner", policy)
+
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        n: int = 1,
+        tools: Sequence[dict[str, Any]] | None = None,
+        sampling: Sampling | None = None,
+        earlier: Sequence[Turn] = (),
+    ) -> list[Completion]:
+        """Ask the policy of this request."""
+        route = self._route()
+        chosen = route.heeded(sampling)
+        try:
+            made = await route.here(
+                route.policy.generate(messages, n=n, tools=tools, sampling=chosen, earlier=earlier)
+            )
+        except PolicyError as error:
+            route.failure = error
+            raise
+        route.failure = None
+        return made
+
+    def _route(self) -> Route:
+        found = self.routes.get(_session.get(""))
+        if found is None:
+            from .requests import RequestError
+
+            raise RequestError("this session is over, or was never begun", status=404)
+        return found
+
+    async def keep(self, session: "Session", turns: Sequence[Turn], response_id: str) -> None:
+        """Note the turns of a session."""
+        if (route := self.routes.get(session.id)) is not None:
+            route.turns += turns
+
+    async def ended(self, session: "Session") -> None:
+        """Nothing is kept but for the turns."""
+
+
+ROUTER = Router()
+"""Knows all recordings of this process."""
+
+
+class Addressed:
+    """Tells what stands behind an application which session a request's path names."""
+
+    def __init__(self, app: "FastAPI") -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request."""
+        parts = scope.get("path", "").split("/")
+        _session.set(parts[2] if len(parts) > 2 and parts[1] == "sessions" else "")
+        await self.app(scope, receive, send)
+
+    async def end(self, session_id: str) -> None:
+        """Forget a session."""
+        await self.app.state.sessions.end(session_id)
+
+
+def _application(*, token: str | None = None) -> Addressed:
+    try:
+        from ..config.serve import LimitsConfig, ServeConfig
+        from .app import create_app
+    except ModuleNotFoundError as error:
+        raise missing_extra(str(error.name), "agents") from error
+    many = 1 << 16  # tries are bounded by whoever begins them, and engines bound their work
+    limits = LimitsConfig(
+        body_bytes=64 << 20,
+        requests_at_once=many,
+        requests_waiting=many,
+        session_bytes=1 << 30,
+    )
+    return Addressed(create_app(ROUTER, ROUTER, ServeConfig(limits=limits), token=token))
+
+
+class _Here(threading.local):
+    loop: asyncio.AbstractEventLoop | None = None
+    app: Addressed | None = None
+
+
+_here = _Here()
+
+
+def application() -> Addressed:
+    """Return the application of the loop that is running."""
+    loop = asyncio.get_running_loop()
+    if _here.app is None or _here.loop is not loop:
+        _here.loop, _here.app = loop, _application()
+    return _here.app
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server of this process, on loopback, for whoever has its token."""
+
+    address: str
+    token: str
+    app: Addressed
+
+
+_starting = threading.Lock()
+
+
+def server() -> Server:
+    """Return the server, which is started when it is first asked for."""
+    with _starting:
+        return _server()
+
+
+@cache
+def _server() -> Server:
+    try:
+        import uvicorn
+    except ModuleNotFoundError as error:
+        raise missing_extra("uvicorn", "agents") from error
+    token = secrets.token_urlsafe(24)
+    app = _application(token=token)
+    listening = socket.create_server(("127.0.0.1", 0), backlog=512)
+    settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none")
+    serving = uvicorn.Server(settings)
+    asyncio.run_coroutine_threadsafe(serving.serve(sockets=[listening]), background())
+    return Server(f"http://127.0.0.1:{listening.getsockname()[1]}", token, app)

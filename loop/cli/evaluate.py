@@ -1,0 +1,171 @@
+"""The command that measures policies: versions of a run, models, or two side by side."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .app import JOBS, JsonOption, StoreOption, app
+from .run import ConfigArgument, SetOption, StageOption, configured, heavy, opened
+from .tables import counted, print_fields, print_heading, print_json, print_rows
+
+if TYPE_CHECKING:
+    from ..config import RunConfig
+    from ..evaluation.estimates import Estimate
+    from ..evaluation.evaluate import Comparison, Evaluation
+    from ..evaluation.paired_test import Paired
+
+
+@app.command(rich_help_panel=JOBS)
+def evaluate(
+    config: ConfigArgument,
+    store: StoreOption = None,
+    overrides: SetOption = None,
+    stage: StageOption = None,
+    version: Annotated[
+        int | None, typer.Option(help="Policy version; the newest when left out.")
+    ] = None,
+    every_checkpoint: Annotated[
+        bool, typer.Option("--every-checkpoint", help="All versions whose weights are there.")
+    ] = False,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A model folder instead of the run's policy; once or more."),
+    ] = None,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="A B", help="Two versions or model folders, tested task by task."),
+    ] = None,
+    k: Annotated[
+        str | None, typer.Option(metavar="1,4,8", help="For which k pass@k and best@k are told.")
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option(metavar="SQL", help="Tasks, instead of `evaluate.where`.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What samples: transformers or vllm.")
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also what was measured before in the same way.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure policies on the tasks of `evaluate.where`; every try becomes a row.
+
+    Versions that were measured before with the same weights, tasks and settings are not measured
+    again. Intervals are of 95 %: Wilson's where each task was tried once, else a bootstrap over
+    tasks. Two are compared by a paired permutation test, and by McNemar's where that applies.
+    """
+    _only_one(version, every_checkpoint, model, compare)
+    settings = configured(config, overrides, stage)
+    settings = _changed(settings, k=k, where=where, engine=engine)
+    both = [_version_or_model(one) for one in compare or ()]
+    has_model = bool(model) or any(isinstance(one, str) for one in both)
+    lake = opened(settings, store, "evaluate", create=has_model)
+    work = heavy("evaluation.evaluate")
+    if both:
+        a, b = both
+        _show_comparison(work.compare(lake, settings, a, b, again=again), lake.uri, as_json)
+        return
+    if every_checkpoint:
+        found = work.evaluate_checkpoints(lake, settings, again=again)
+    else:
+        those = [{"model": one} for one in model or ()] or [{"version": version}]
+        found = [work.evaluate(lake, settings, again=again, **one) for one in those]
+    _show(found, lake.uri, as_json)
+
+
+def _only_one(*given: object) -> None:
+    if sum(bool(one) or one == 0 for one in given if one is not False) > 1:
+        raise typer.BadParameter(
+            "one of --version, --every-checkpoint, --model and --compare says what is measured"
+        )
+
+
+def _changed(
+    settings: "RunConfig", *, k: str | None, where: str | None, engine: str | None
+) -> "RunConfig":
+    """Return the configuration with what the options say in its section `evaluate`."""
+    from ..config import build
+
+    given = {"k": k.split(",") if k else None, "where": where, "engine": engine}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if not changes:
+        return settings
+    tree = settings.model_dump(mode="json")
+    tree["evaluate"] = {**(tree["evaluate"] or {}), **changes}
+    return build(tree)
+
+
+def _version_or_model(said: str) -> int | str:
+    """Take digits alone for a version; a folder of that name is `./7`."""
+    return int(said) if said.isdecimal() else said
+
+
+def _show(found: "list[Evaluation]", place: str, as_json: bool) -> None:
+    if not as_json:
+        _print(found)
+    elif len(found) == 1:
+        print_json({**_plain(found[0]), "store": place})
+    else:
+        print_json({"evaluations": [_plain(one) for one in found], "store": place})
+
+
+def _show_comparison(found: "Comparison", place: str, as_json: bool) -> None:
+    both = [found.a, found.b]
+    if as_json:
+        plain = [_plain(one) for one in both]
+        print_json({"evaluations": plain, "comparison": asdict(found.paired), "store": place})
+        return
+    _print(both)
+    a, b = map(_label, both)
+    print_heading(f"{b} against {a}, on {counted(found.paired.num_tasks, 'task')}")
+    print_fields(_compared(found.paired, a, b))
+
+
+def _compared(paired: "Paired", a: str, b: str) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "mean reward": f"{paired.difference:+.4f}{_bounds(paired.low, paired.high)}",
+        "p, paired permutation test": f"{paired.p_value:.4g}",
+        "accuracy": f"{paired.accuracy_difference:+.4f}",
+    }
+    if paired.mcnemar_p is not None:
+        message[f"right by {b} alone"] = paired.only_b
+        message[f"right by {a} alone"] = paired.only_a
+        message["p, McNemar's exact test"] = f"{paired.mcnemar_p:.4g}"
+    if paired.num_left_out:
+        message["tasks left out"] = paired.num_left_out
+    return message
+
+
+def _print(found: "list[Evaluation]") -> None:
+    names = [one.name for one in found[0].estimates]
+    rows = [
+        (
+            _label(one),
+            one.num_tasks,
+            *(_cell(estimate) for estimate in one.estimates),
+            one.num_unscored,
+            one.run_id + (" (before)" if one.is_from_before else ""),
+        )
+        for one in found
+    ]
+    print_rows(["policy", "tasks", *names, "unscored", "rows"], rows)
+
+
+def _plain(one: "Evaluation") -> dict[str, Any]:
+    return asdict(one)
+
+
+def _label(one: "Evaluation") -> str:
+    return one.model or f"version {one.policy_version}"
+
+
+def _cell(one: "Estimate") -> str | None:
+    if one.num_tasks == 0:
+        return None
+    return f"{one.value:.4g}{_bounds(one.low, one.high)}"
+
+
+def _bounds(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f" [{low:.3g}, {high:.3g}]"

@@ -1,0 +1,288 @@
+"""Commands that run jobs: quickstart, run, explore, train."""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .app import DEFAULT_STORE, JOBS, JsonOption, StoreOption, app
+from .dry_run import plan
+from .tables import counted, print_fields, print_json
+
+if TYPE_CHECKING:
+    from ...store import Store
+    from ..config import RunConfig, Stage
+
+ConfigArgument = Annotated[
+    str, typer.Argument(help="A YAML file, or the name of a packaged recipe.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override, as trainer.steps=100."),
+]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")]
+StageOption = Annotated[
+    str | None,
+    typer.Option("--stage", metavar="NAME", help="Of a configuration in stages, only this one."),
+]
+JoinOption = Annotated[
+    int | None,
+    typer.Option(
+        "--join", metavar="N", min=1, help="Add N explorers to the run's that work on Ray, and end."
+    ),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Check; print what is set and what follows; stop.")
+]
+FullOption = Annotated[
+    bool, typer.Option("--full", help="With --dry-run: print all settings, defaults included.")
+]
+
+
+@app.command(rich_help_panel=JOBS)
+def quickstart(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="Where to put everything; a new folder.", show_default="./quickstart"),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all randomness.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Teach a tiny model to add, from nothing, in a minute or two; then query its history."""
+    result = heavy("selftest.quickstart").quickstart(folder, seed=seed, quiet=as_json)
+    if as_json:
+        print_json(result.summary())
+
+
+def _command(name: str, told: str) -> Callable[..., None]:
+    """Add the command of a job; all three take the same options."""
+
+    def command(
+        config: ConfigArgument,
+        store: StoreOption = None,
+        overrides: SetOption = None,
+        stage: StageOption = None,
+        resume: ResumeOption = False,
+        dry_run: DryRunOption = False,
+        full: FullOption = False,
+        as_json: JsonOption = False,
+    ) -> None:
+        _work(
+            name,
+            config,
+            store,
+            overrides,
+            stage=stage,
+            resume=resume,
+            dry_run=dry_run or full,
+            full=full,
+            as_json=as_json,
+        )
+
+    command.__doc__ = told
+    return app.command(name, rich_help_panel=JOBS)(command)
+
+
+run = _command(
+    "run",
+    """Run explorer and trainer together, or the trainer alone when the run is offline.
+
+    A configuration in stages runs one after the other; `--resume` goes on in the middle.
+    """,
+)
+explore = _command(
+    "explore", "Make the experience of a run; its trainer is another process on the same store."
+)
+train = _command(
+    "train",
+    "Train on rows of the store: those of the run's explorer, or any that a query chooses.",
+)
+
+
+def _work(
+    name: str,
+    config: str,
+    store: Any,
+    overrides: list[str] | None,
+    *,
+    stage: str | None,
+    resume: bool,
+    dry_run: bool,
+    full: bool,
+    as_json: bool,
+) -> None:
+    if name != "explore" and not dry_run and heavy("trainer.distributed.launch").follows():
+        stages = _stages(config, overrides) if stage is None else ()
+        settings = stages[0].config if stages else configured(config, overrides, stage)
+        heavy("trainer.distributed.follower").follow_torchrun(settings)
+        return
+    if name == "run" and (stages := _stages(config, overrides)):
+        from .stages import work_in_stages
+
+        work_in_stages(
+            stages, store, only=stage, resume=resume, dry_run=dry_run, full=full, as_json=as_json
+        )
+        return
+    jobs = heavy("run")
+    if dry_run:
+        settings = configured(config, overrides, stage)
+        jobs.check(settings)
+        print(plan(settings, full=full or as_json))
+        return
+    settings = configured(config, overrides, stage)
+    jobs.check(settings)
+    lake = opened(settings, store, name)
+    from ..runs.progress import Display
+
+    tell_monitors(lake, settings)
+    work = getattr(jobs, name)
+    with Display(settings, total_steps=settings.trainer.steps, quiet=as_json) as display:
+        work(lake, settings, resume=resume, listener=display)
+    warn_of_dropped(lake, settings.name)
+    warn_of_untrained(lake, settings.name)
+    tell(summary(lake, settings), as_json=as_json)
+
+
+def tell_monitors(lake: "Store", settings: "RunConfig") -> None:
+    """Say on stderr which monitors are told the run's metrics, and where they write."""
+    if settings.monitors:
+        for name, place in heavy("runs.tracking").places(lake, settings):
+            print(f"monitor {name}: {place}", file=sys.stderr, flush=True)
+
+
+def summary(lake: "Store", settings: "RunConfig") -> dict[str, Any]:
+    """Return what a run came to, as its store says."""
+    [(steps, rows, reward)] = lake.sql(
+        "SELECT count(*), (SELECT count(*) FROM draws_current "
+        f"WHERE run_id = '{settings.name}' AND weight > 0), arg_max(reward_mean, step) "
+        f"FROM steps WHERE run_id = '{settings.name}'"
+    ).fetchall()
+    [(loss, version)] = lake.sql(
+        "SELECT (SELECT arg_max(value, step) FROM metrics_current "
+        f"WHERE run_id = '{settings.name}' AND name = 'train/loss'), "
+        f"(SELECT max(policy_version) FROM policies_current WHERE run_id = '{settings.name}')"
+    ).fetchall()
+    return {
+        "run": settings.name,
+        "steps": steps,
+        "rows_trained": rows,
+        "final_reward": reward,
+        "final_loss": loss,
+        **_unused(lake, settings.name),
+        **_held_out(lake, settings.name),
+        "policy_version": version,
+        "store": lake.uri,
+    }
+
+
+def _unused(lake: "Store", run: str) -> dict[str, int]:
+    """Return how many tries of the run were dropped, or never scored, when there are any."""
+    [(dropped, unscored)] = lake.sql(
+        "SELECT count(drop_reason), count(*) FILTER (drop_reason IS NULL AND reward IS NULL) "
+        f"FROM experiences WHERE run_id = '{run}'"
+    ).fetchall()
+    counts = {"rows_dropped": dropped, "rows_unscored": unscored}
+    return {name: count for name, count in counts.items() if count}
+
+
+def warn_of_dropped(lake: "Store", run: str) -> None:
+    """Say on stderr when most tries of the run taught nothing."""
+    [(tries, dropped, reason)] = lake.sql(
+        "SELECT count(*), count(drop_reason), mode(drop_reason) FROM experiences "
+        f"WHERE run_id = '{run}'"
+    ).fetchall()
+    if 2 * dropped > tries:
+        print(
+            f"warning: {dropped} of {tries} tries were dropped, and nothing was learned from them; "
+            f"the most frequent reason: {' '.join(reason.split())[:200]}",
+            file=sys.stderr,
+        )
+
+
+def warn_of_untrained(lake: "Store", run: str) -> None:
+    """Say on stderr which rows the model could not take, and how many steps changed nothing."""
+    [(rows, reason)] = lake.sql(
+        "SELECT count(DISTINCT experience_id), mode(error) FROM failures "
+        f"WHERE operator = 'train' AND starts_with(lineage_id, '{run}/')"
+    ).fetchall()
+    [(skipped,)] = lake.sql(
+        "SELECT count(*) FROM metrics_current "
+        f"WHERE run_id = '{run}' AND name = 'train/skipped' AND value > 0"
+    ).fetchall()
+    if rows:
+        print(
+            f"warning: {counted(rows, 'row')} could not be trained on (see `failures`); the most "
+            f"frequent reason: {reason}",
+            file=sys.stderr,
+        )
+    if skipped:
+        print(
+            f"warning: {counted(skipped, 'step')} had nothing to train on, and changed no weight",
+            file=sys.stderr,
+        )
+
+
+def _held_out(lake: "Store", run: str) -> dict[str, float]:
+    """Return loss, accuracy and reward on what is held out, before and after, where measured."""
+    found = lake.sql(
+        "SELECT replace(name[6:], '_mean', ''), arg_min(value, step), arg_max(value, step) "
+        f"FROM metrics_current WHERE run_id = '{run}' AND (name = 'eval/loss' "
+        "OR job = 'evaluate' AND name IN ('eval/accuracy', 'eval/reward_mean')) "
+        "GROUP BY name ORDER BY name DESC"
+    ).fetchall()
+    return {
+        f"held_out_{name}_{when}": value
+        for name, *both in found
+        for when, value in zip(("before", "after"), both, strict=True)
+    }
+
+
+def _stages(config: str, overrides: list[str] | None) -> "tuple[Stage, ...]":
+    from ..config import load_stages
+
+    return load_stages(config, overrides or [])
+
+
+def configured(config: str, overrides: list[str] | None, stage: str | None) -> "RunConfig":
+    """Read the configuration of a job, of one stage where it is in stages."""
+    from ...store.errors import ConfigError
+    from ..config import load
+    from ..config.stages import of_name
+
+    if stage is None:
+        return load(config, overrides or [])
+    found = _stages(config, overrides)
+    if not found:
+        raise ConfigError(f"`{config}` does not run in stages; leave `--stage` out")
+    return of_name(found, stage).config
+
+
+def opened(settings: "RunConfig", store: Any, job: str, *, create: bool = True) -> "Store":
+    """Open the store that the command names, or else the one in the configuration.
+
+    A new one is made only with `create`, for a configuration with which the job can begin.
+    """
+    place = settings.store if store == DEFAULT_STORE and settings.store else store
+    rehearsing = heavy("cli.preflight")
+    return rehearsing.open_new(place, lambda: rehearsing.rehearse(settings, job), create=create)
+
+
+def heavy(module: str) -> Any:
+    """Import a module that needs torch and transformers, or say how to install them."""
+    from ...store.errors import missing_extra
+
+    try:
+        return import_module(f"...{module}", __name__)
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or module, "train") from error
+
+
+def tell(values: dict[str, Any], *, as_json: bool) -> None:
+    """Print what a job came to."""
+    if as_json:
+        print_json(values)
+    else:
+        print_fields(values)

@@ -1,0 +1,193 @@
+"""Commands that look at the store: sql, tables."""
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from .app import ROWS, AtOption, JsonOption, StoreOption, app, open_store
+from .output_formats import BATCH_ROWS, write_rows
+from .tables import counted, print_heading, print_json, print_rows, screen
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from ...store import Store
+
+VIEWS = {
+    "groups": "a group: mean, spread and pass rate of its rewards",
+    "steps": "an optimizer step: what it was trained on",
+    "backlog": "a run: how many of its rows are fresh, stale, undrawn",
+    "draws_current": "a draw that counts: superseded attempts left out",
+    "metrics_current": "a metric that counts, likewise",
+    "policies_current": "a set of weights that counts, likewise",
+    "runs_current": "a job: where it stands",
+    "tasks_current": "a task that counts: those that `rlake undo` took back left out",
+    "experiences_current": "an experience that counts, likewise",
+    "preferences_current": "a pair that counts, likewise, both of its experiences too",
+    "withdrawn": "an import or pipeline run that was taken back, and what replaced it",
+    "makers": "a row, and an import or pipeline run that gave it",
+    "scores_current": "a scorer's newest verdict on an experience",
+    "feedback_current": "an annotator's newest label of an experience",
+    "derived_current": "the newest value of a derived column of an experience",
+    "turns": "a message of a conversation",
+    "tool_calls": "a call of a tool, with its result",
+    "task_rates": "what a run came to with a task",
+    "task_values_current": "the newest value of a name of a task",
+    "labels": "the label that a person gives an item of a labelling queue",
+    "agreement": "a labelling queue: how far its people agree",
+    "agreement_of_two": "two people of a queue: Cohen's kappa",
+    "adjudicated": "an item: what most people say of it",
+}
+"""Views that people ask for, and what a row is."""
+
+MACROS = {
+    "pass_at_k(n, c, k)": "chance that one of k draws is right, of n of which c were: pass@k",
+    "pass_hat_k(n, c, k)": "chance that all of k draws are right, of n of which c were: pass^k",
+}
+"""Macros that queries may call, and what they return."""
+
+
+@app.command(rich_help_panel=ROWS)
+def sql(
+    query: Annotated[
+        str | None,
+        typer.Argument(
+            help='One SELECT, such as "SELECT * FROM groups"; `-` reads it from standard input.',
+            show_default=False,
+        ),
+    ] = None,
+    store: StoreOption = None,
+    at: AtOption = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Read the query from a file.")
+    ] = None,
+    kind: Annotated[
+        Literal["json", "jsonl", "csv", "parquet"] | None,
+        typer.Option("--format", help="Print all rows in this format."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all rows as a JSON list: `--format json`.")
+    ] = False,
+    allow_files: Annotated[
+        bool, typer.Option("--allow-files", help="Let the query read files, such as 'x.parquet'.")
+    ] = False,
+    print_views: Annotated[
+        bool, typer.Option("--print-views", help="Print the views as SQL for other programs.")
+    ] = False,
+    rows: Annotated[int, typer.Option(min=1, help="How many rows to show at most.")] = 50,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0.001, metavar="SECONDS", help="Give up after so long, and exit with 1."),
+    ] = None,
+) -> None:
+    """Ask the store a question in SQL, over all tables and views; it can only read."""
+    if print_views:
+        from ...store.query import views_sql
+
+        print(views_sql(), end="")
+        return
+    asked = _query(query, file)
+    from ...store import interrupts
+
+    lake = open_store(store, at=at)
+    with interrupts.at_once():
+        relation = lake.sql(asked, allow_files=allow_files, timeout=timeout)
+        if as_json or kind:
+            write_rows(relation, sys.stdout.buffer, kind or "json")
+        else:
+            _print_table(relation, rows)
+
+
+def _query(query: str | None, file: Path | None) -> str:
+    """Return the query that was given: as an argument, in a file, or on standard input."""
+    from ...store.errors import ConfigError
+    from ...store.files.text import read_text
+
+    if (query is None) == (file is None):
+        got = "both" if file else "neither"
+        raise ConfigError(f"give the query as an argument (`-`: standard input) or `-f`, got {got}")
+    if file is not None:
+        return read_text(file)
+    return sys.stdin.read() if query == "-" else str(query)
+
+
+def _print_table(relation: "duckdb.DuckDBPyRelation", rows: int) -> None:
+    columns = relation.columns
+    found = list(itertools.islice(_rows(relation), rows + 1))
+    if columns == ["explain_key", "explain_value"]:
+        print(*(value for _, value in found), sep="\n")
+        return
+    print_rows(columns, found[:rows])
+    note = counted(len(found), "row")
+    if len(found) > rows:
+        note = f"first {counted(rows, 'row')}; see more with `--rows N`, all with `--format`"
+    screen().print(f"({note})", style="dim")
+
+
+def _rows(relation: "duckdb.DuckDBPyRelation") -> Iterator[tuple[Any, ...]]:
+    """Yield rows by place, since two columns may have one name."""
+    for batch in relation.to_arrow_reader(BATCH_ROWS):
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+@app.command(rich_help_panel=ROWS)
+def tables(
+    name: Annotated[
+        str | None, typer.Argument(help="A table or view: print its columns.", show_default=False)
+    ] = None,
+    store: StoreOption = None,
+    at: AtOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the tables and how many rows they have, or the columns of one and what they mean."""
+    lake = open_store(store, at=at)
+    if name is None:
+        _print_tables(lake, as_json)
+    else:
+        _print_columns(lake, name, as_json)
+
+
+def _print_tables(lake: "Store", as_json: bool) -> None:
+    from ...store.schema import TABLES
+
+    versions = lake.versions()
+    listed = [(t.name, lake.count(t.name), versions[t.name], t.row) for t in TABLES.values()]
+    for name, version in lake.user_versions().items():
+        [(rows,)] = lake.sql(f'SELECT count(*) FROM "{name}"').fetchall()
+        listed.append((name, rows, version, "a row of your own table"))
+    columns = ("table", "rows", "version", "a row is")
+    if as_json:
+        print_json({"tables": [dict(zip(columns, row, strict=True)) for row in listed]})
+        return
+    print_rows(columns, listed)
+    screen().print()
+    print_rows(("view", "a row is"), list(VIEWS.items()))
+    screen().print()
+    print_rows(("macro", "returns"), list(MACROS.items()))
+
+
+def _print_columns(lake: "Store", name: str, as_json: bool) -> None:
+    from ...store.errors import NotFoundError, nearest
+    from ...store.schema import TABLES
+
+    if name not in TABLES and name not in VIEWS:
+        raise NotFoundError(f"there is no table or view `{name}`{nearest(name, [*TABLES, *VIEWS])}")
+    if name in TABLES:
+        header, row = ("column", "type", "must be there", "meaning"), TABLES[name].row
+        listed = [
+            (c.name, str(c.type), "yes" if c.required else "", c.note) for c in TABLES[name].columns
+        ]
+    else:
+        header, row = ("column", "type"), VIEWS[name]
+        view = lake.sql(f"SELECT * FROM {name}")
+        listed = [(c, str(t).lower()) for c, t in zip(view.columns, view.types, strict=True)]
+    if as_json:
+        found = [dict(zip(header, values, strict=True)) for values in listed]
+        print_json({"table": name, "row": row, "columns": found})
+        return
+    print_heading(f"{name}: {row}")
+    print_rows(header, listed)

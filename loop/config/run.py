@@ -1,0 +1,138 @@
+"""The whole tree, and what must fit together across its parts."""
+
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from ...store.errors import nearest
+from .base import Int, Section
+from .data import DataConfig
+from .evaluate import EvaluateConfig
+from .explorer import ExplorerConfig, ScheduleConfig
+from .model import ModelConfig
+from .ray import ClusterConfig
+from .serve import ServeConfig
+from .tasks import TasksConfig
+from .trackers import MonitorSpecs
+from .trainer import TrainerConfig
+
+
+class RunConfig(Section):
+    """All of a run."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    """Names the run: its rows, its folder. A run is continued with `--resume`."""
+    seed: Int = Field(default=0, ge=0)
+    store: str | None = None
+    """Folder or address of the store; `--store` and RLAKE_STORE say it too."""
+    output: str | None = None
+    """Folder for checkpoints and weights; None: `runs/` in the store's folder."""
+    threads: Int | None = Field(default=None, ge=1, le=1024)
+    """CPU threads of torch in each job; None: what torch chooses."""
+    model: ModelConfig
+    algorithm: str | dict[str, dict[str, Any]]
+    """Name of an algorithm, or `{name: {parameter: value}}`."""
+    tasks: TasksConfig = TasksConfig()
+    data: DataConfig = DataConfig()
+    explorer: ExplorerConfig | None = None
+    """Left out: the run is offline, and trains on what is stored."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    cluster: ClusterConfig | None = None
+    """Explorers on Ray; left out: one, in the process of the command."""
+    trainer: TrainerConfig = TrainerConfig()
+    evaluate: EvaluateConfig | None = None
+    serve: ServeConfig | None = None
+    """How `rlake serve` answers with the run's policy."""
+    monitors: MonitorSpecs = ()
+    """Experiment trackers that are told all metrics too, as `[tensorboard, {wandb: {}}]`."""
+
+    @model_validator(mode="after")
+    def _measured(self) -> Self:
+        """Refuse measurements in the run that no explorer can make, and a best that nobody does."""
+        evaluate, explorer, every = self.evaluate, self.explorer, None
+        if evaluate is not None and (every := evaluate.every) is not None:
+            steps = self.schedule.publish_every
+            if explorer is None:
+                raise ValueError(
+                    "evaluate.every is for runs with an explorer, whose engine samples; measure "
+                    "this one by `rlake evaluate`, or its loss by trainer.evaluate_loss_where"
+                )
+            if explorer.engine.endpoint is not None:
+                raise ValueError(
+                    "evaluate.every measures the run's weights, and explorer.engine is an endpoint "
+                    "with its own; take another engine, or leave it out"
+                )
+            if every % steps:
+                raise ValueError(
+                    f"evaluate.every is {every}, and weights are published every {steps} steps; "
+                    f"take a multiple of schedule.publish_every, as {every - every % steps + steps}"
+                )
+        best = self.trainer.keep_checkpoints.best
+        if best is None or not best.startswith("eval/") or self.measures(best):
+            return self
+        if every is not None and evaluate is not None and self.trainer.evaluate_loss_where is None:
+            raise ValueError(
+                f"trainer.keep_checkpoints names the metric `{best}`, which `evaluate` does not "
+                f"measure{nearest(best, evaluate.metrics)}; it has {', '.join(evaluate.metrics)}"
+            )
+        if self.trainer.evaluate_loss_where is None:
+            raise ValueError(
+                f"`{best}` is measured on `trainer.evaluate_loss_where`, or by `evaluate.every`; "
+                "set one of them"
+            )
+        return self
+
+    def measures(self, metric: str) -> bool:
+        """Tell whether the explorer measures this of the policy while the run goes on."""
+        evaluate = self.evaluate
+        return evaluate is not None and evaluate.every is not None and metric in evaluate.metrics
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.explorer is None:
+            return self._offline()
+        if self.schedule.weights == "memory" and self.cluster and self.cluster.trainer:
+            raise ValueError(
+                "schedule.weights is memory, and cluster.trainer places the trainer in a process "
+                "of its own; take store or broadcast"
+            )
+        trainer = self.trainer
+        if trainer.steps is None:
+            raise ValueError("trainer.steps is missing; a run with an explorer needs it")
+        if trainer.source is not None or trainer.at is not None:
+            key = "source" if trainer.source is not None else "at"
+            raise ValueError(
+                f"trainer.{key} is for runs on what is stored; take the `explorer` section away, "
+                "or make it a source of `sampler: {mixed: ...}`"
+            )
+        mixed = trainer.sampler.mixed
+        own = [name for name, source in (mixed or {}).items() if not source.is_stored]
+        if mixed is not None and (len(own) != 1 or trainer.epochs != 1):
+            raise ValueError(
+                f"trainer.sampler.mixed has {len(own)} sources of the run's own rows, and epochs "
+                f"{trainer.epochs}; beside an explorer exactly one source has neither `run`, `at` "
+                "nor `source`, and `epochs` is said for each source"
+            )
+        if self.is_replay and self.schedule.max_lag is None:
+            raise ValueError(
+                "schedule.max_lag is missing: a run that draws rows again must say how old they "
+                "may be, in optimizer steps"
+            )
+        return self
+
+    def _offline(self) -> Self:
+        if self.schedule.new_per_step is not None:
+            raise ValueError("schedule.new_per_step is for runs with an explorer")
+        if self.cluster is not None:
+            raise ValueError("cluster is for runs with an explorer")
+        return self
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether rows that the explorer made may be drawn in other steps than their own."""
+        if self.explorer is None:
+            return False
+        if self.trainer.sampler.mixed is None:
+            return not self.trainer.draws_once
+        own = next(s for s in self.trainer.sampler.mixed.values() if not s.is_stored)
+        return own.sampler.fifo is None or (own.epochs or 1) > 1

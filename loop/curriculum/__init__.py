@@ -1,5 +1,0 @@
-"""Which tasks come when: selectors, what they learn from the tries, and the record of both."""
-
-from .batches import Curriculum
-
-__all__ = ["Curriculum"]

@@ -1,0 +1,164 @@
+"""What is measured: versions of a run, models of folders, an endpoint; and how each answers."""
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ...operators.async_map import run_apart
+from ...store import Store
+from ...store.errors import ConfigError
+from ..config import EngineConfig, ExplorerConfig, RunConfig
+from ..inference.build import answering, close, others
+from ..inference.chat_policy import ChatPolicy
+from ..inference.policy import Policy, Sampling
+from ..models.load import check_place, load, put
+from ..runs.job import run_folder
+from ..weight_sync import Published, published
+from ..weight_sync.run_models import located
+
+if TYPE_CHECKING:
+    from ..inference.endpoint.policy import EndpointPolicy
+
+P = TypeVar("P", bound="ChatPolicy | EndpointPolicy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """One policy that is measured; with neither a version nor a model, what the run begins with."""
+
+    version: int | None = None
+    model: str | None = None
+    """A folder or hub name, or what an endpoint calls its model."""
+    weights: Published | None = None
+    """Of the version."""
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return self.model or f"version {self.version or 0}"
+
+
+def subject(
+    store: Store, config: RunConfig, version: int | None, model: str | Path | None
+) -> Subject:
+    """Return the run's newest policy, another version, or a model.
+
+    Raises ConfigError for a version that is not there any more.
+    """
+    endpoint = engine_of(config).endpoint
+    if model is not None:
+        check_place(model)
+        place = Path(model)
+        return Subject(model=str(place.absolute() if place.exists() else model))
+    if endpoint is not None:
+        return Subject(model=endpoint.model)
+    found = versions(store, config)
+    if version is None and not found:
+        return Subject()
+    wanted = max(found) if version is None and found else version
+    if wanted is None or wanted not in found:
+        raise ConfigError(
+            f"run `{config.name}` has no weights of version {wanted}; there are {sorted(found)}"
+        )
+    return Subject(version=wanted, weights=found[wanted])
+
+
+def every_checkpoint(store: Store, config: RunConfig) -> list[Subject]:
+    """Return all versions of a run whose weights are still there; ConfigError without any."""
+    found = versions(store, config)
+    if not found:
+        raise ConfigError(f"run `{config.name}` has no weights any more; train it first")
+    return [Subject(version=v, weights=found[v]) for v in sorted(found)]
+
+
+def versions(store: Store, config: RunConfig) -> dict[int, Published]:
+    """Return the versions of a run whose weights are still there."""
+    found = published(store, run_folder(store, config), config.name)
+    return {v: weights for v, weights in found.items() if weights.folder.is_dir()}
+
+
+def engine_of(config: RunConfig) -> EngineConfig:
+    """Return what samples when a run is measured."""
+    own = None if config.evaluate is None else config.evaluate.engine
+    return own or (config.explorer or ExplorerConfig()).engine
+
+
+class Answering:
+    """Lets subjects answer, one after the other; versions of a run share an engine."""
+
+    def __init__(self, store: Store, config: RunConfig, *, sampling: Sampling) -> None:
+        self._store, self._config, self._sampling = store, config, sampling
+        self._shared: ChatPolicy | None = None
+        self._others: dict[str, ChatPolicy | EndpointPolicy] | None = None
+        self._started: list[ChatPolicy | EndpointPolicy] = []
+        self._folders = ExitStack()
+
+    @property
+    def others(self) -> Mapping[str, Policy]:
+        """The models that the workflow asks beside the policy."""
+        if self._others is None:
+            models = (self._config.explorer or ExplorerConfig()).models
+            self._others = others(models, seed=self._config.seed)
+        return self._others
+
+    def policy(self, subject: Subject) -> "ChatPolicy | EndpointPolicy":
+        """Return the policy of a subject; it answers until the next one is asked for."""
+        if subject.weights is None:
+            return self._other(subject)
+        if self._shared is None:
+            self._shared = self._start(subject.weights.folder)
+        run_apart(self._shared.engine.swap(subject.weights.weights))
+        return self._shared
+
+    def close(self) -> None:
+        """Free all engines."""
+        run_apart(close([*self._started, *(self._others or {}).values()]))
+        self._folders.close()
+
+    def _other(self, subject: Subject) -> "ChatPolicy | EndpointPolicy":
+        if engine_of(self._config).endpoint is not None:
+            return self._begin(Path())
+        if subject.model is not None:
+            return self._start(Path(subject.model))
+        model = located(self._store, self._config).model
+        if model.path is not None:
+            return self._start(Path(model.path))
+        network, tokenizer = load(model, seed=self._config.seed)
+        engine = engine_of(self._config)
+        if engine.transformers is not None:
+            from ..inference.transformers_engine.engine import TransformersEngine
+
+            network = put(network, model.device)
+            made = TransformersEngine(network, tokenizer, engine.transformers)
+            speaks = ChatPolicy(made, sampling=self._sampling, tool_format=model.tool_format)
+            return self._kept(speaks)
+        folder = self._folders.enter_context(tempfile.TemporaryDirectory())
+        network.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return self._start(Path(folder))
+
+    def _start(self, folder: Path) -> ChatPolicy:
+        made = self._begin(folder)
+        if not isinstance(made, ChatPolicy):
+            raise ConfigError("an endpoint answers with its own model; leave `--model` out")
+        return made
+
+    def _begin(self, folder: Path) -> "ChatPolicy | EndpointPolicy":
+        config = self._config
+        engine = engine_of(config)
+        return self._kept(answering(engine, folder, config.model, sampling=self._sampling))
+
+    def _kept(self, policy: P) -> P:
+        self._started.append(policy)
+        return policy
+
+
+def with_models(store: Store, config: RunConfig) -> RunConfig:
+    """Return the configuration with the weights that models beside the policy are, if of runs."""
+    explorer = config.explorer
+    if explorer is None or all(model.run is None for model in explorer.models.values()):
+        return config
+    return config.model_copy(update={"explorer": located(store, config).explorer})

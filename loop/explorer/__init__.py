@@ -1,0 +1,1 @@
+"""The producer: samples rollouts of tasks and appends them to the store."""

@@ -1,0 +1,118 @@
+"""Exploring batch after batch, each with the weights due to it, whoever is fast."""
+
+import asyncio
+from collections.abc import Sequence
+from math import ceil, floor, inf
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from ...store import Experience
+from ...store.errors import JobError
+from ..inference.cancellation import STOP_SECONDS
+from ..rollouts.workers import Assignment, Team
+
+if TYPE_CHECKING:
+    from .explorer import Explorer
+
+
+class Batches:
+    """Tries the groups of a batch, or of a part of it, together; each is stored when it finishes.
+
+    A part whose groups are not all stored when the explorer dies is tried again as a whole, so that
+    it comes out as it would have; groups that are stored stay as they are.
+    """
+
+    def __init__(self, explorer: "Explorer") -> None:
+        self._of = explorer
+        self._stored = explorer.stored_places()
+
+    async def explore(self, batch: int) -> int:
+        """Explore from a batch on; return the one behind the last that was stored."""
+        of = self._of
+        while of.pacer.step <= of.steps and not of.stop.is_set():
+            started = perf_counter()
+            rows = await self._batch(batch)
+            if of.stop.is_set():
+                break
+            of.note(batch, rows, perf_counter() - started)
+            of.check(rows) if rows else None
+            batch += 1
+        return batch
+
+    async def _batch(self, batch: int) -> list[Experience]:
+        of = self._of
+        tasks = list(enumerate(of.curriculum.batch(batch)))
+        size = of.explorer.tasks_per_commit or of.batch_tasks
+        there = self._stored.pop(batch, {})
+        rows: list[Experience] = []
+        for first in range(0, len(tasks), size):
+            part = [Assignment(task=t, step=batch, place=p) for p, t in tasks[first : first + size]]
+            missing = {a for a in part if a.place not in there}
+            if missing:
+                await of.measure(of.pacer.version)
+                begun = [there[a.place] for a in part if there.get(a.place) is not None]
+                team = await self._with_weights(min(begun, default=of.pacer.version))
+                rows += await self._try(team, part, missing)
+                of.pace()
+        return rows
+
+    async def _try(
+        self, team: Team, part: list[Assignment], missing: set[Assignment]
+    ) -> list[Experience]:
+        """Try groups, store those that are missing, and return their rows in order."""
+        of, over = self._of, self._of.explorer.over_sample
+        made: dict[Assignment, list[Experience]] = {}
+        enough, usable = self._enough(len(part)), 0
+
+        async def one(assignment: Assignment) -> None:
+            nonlocal usable
+            rows = await team.try_group(assignment)
+            made[assignment] = stored = await of.storing.add(rows) if assignment in missing else []
+            usable += _usable(stored or rows)  # what is stored already counts too
+
+        tasks = {asyncio.create_task(one(a)): a for a in part}
+        pending = set(tasks)
+        deadline = inf
+        try:
+            while pending:
+                left = max(0.0, min(STOP_SECONDS, deadline - perf_counter()))
+                done, pending = await asyncio.wait(
+                    pending, timeout=left, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    task.result()
+                if of.stop.is_set():
+                    raise JobError(f"the run was stopped while batch {part[0].step} was tried")
+                if over and deadline == inf and usable >= enough:
+                    deadline = perf_counter() + over.wait_seconds
+                if perf_counter() >= deadline:
+                    for task in pending:
+                        team.stop(tasks[task], "enough others of the batch were finished")
+                    over, deadline = None, inf
+        finally:
+            for task in pending:
+                task.cancel()
+        return [row for assignment in part for row in made[assignment]]
+
+    def _enough(self, groups: int) -> int:
+        """Return how many of a part's groups make up what a batch needs."""
+        over = self._of.explorer.over_sample
+        share = groups / (1 + over.ratio) if over else groups
+        whole = groups == self._of.batch_tasks
+        return floor(share + 1e-9) if whole else ceil(share - 1e-9)
+
+    async def _with_weights(self, version: int) -> Team:
+        """Return the runners with the weights of `version`, waiting until they are published."""
+        of = self._of
+        known = of.has_team
+        if known is not None and known.version == version:
+            of.watch.check("train")  # what is made for a trainer that failed, nobody draws
+            return known
+        weights = await of.weights(version)
+        team = await of.team(weights.folder)
+        await team.follow(weights.weights)
+        return team
+
+
+def _usable(rows: Sequence[Experience]) -> bool:
+    return any(row.drop_reason is None for row in rows)

@@ -1,0 +1,104 @@
+"""A runner whose engine is in another process on Ray."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ....store.errors import JobError
+from ....store.records import Experience
+from ...inference.engine import Weights
+from ...rollouts.workers import Assignment, LostRunnerError
+from ...runs.ray import ray_module
+
+
+class States:
+    """Weights in memory, put once where all explorers read them; of the newest versions only."""
+
+    def __init__(self, *, keep: int = 2) -> None:
+        self._keep = keep
+        self._put: dict[tuple[int, str], Any] = {}
+
+    async def reference(self, weights: Weights) -> Any:
+        """Return a reference to the tensors, None when weights do not come in memory."""
+        if weights.state is None:
+            return None
+        key = (weights.version, weights.digest)
+        if key not in self._put:
+            from safetensors.torch import save
+
+            data = await asyncio.to_thread(save, dict(weights.state))
+            self._put[key] = ray_module().put(data)
+            for old in list(self._put)[: -self._keep]:
+                del self._put[old]
+        return self._put[key]
+
+
+class RayRunner:
+    """Tries groups in an actor; `groups_at_once` of them, the others wait here."""
+
+    def __init__(
+        self, name: str, actor: Any, *, host: str, pid: int, groups_at_once: int, states: States
+    ) -> None:
+        self.name, self.host, self.pid = name, host, pid
+        self._actor, self._states = actor, states
+        self._room = asyncio.Semaphore(groups_at_once)
+        self._version = -1
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that it samples with; -1 before it has any."""
+        return self._version
+
+    async def follow(self, weights: Weights) -> None:
+        """Take in other weights; LostRunnerError when the actor dies meanwhile."""
+        state = await self._states.reference(weights)
+        await self._answer(self._actor.follow.remote(replace(weights, state=None), state))
+        self._version = weights.version
+
+    async def try_group(self, assignment: Assignment) -> Sequence[Experience]:
+        """Try a group and return its rows; LostRunnerError when the actor dies meanwhile."""
+        async with self._room:
+            call = self._actor.try_group.remote(assignment.task, assignment.key)
+            return await self._answer(call)
+
+    def stop(self, assignment: Assignment, reason: str) -> None:
+        """End a group's tries now."""
+        self._actor.stop.remote(assignment.key, reason)
+
+    async def close(self) -> None:
+        """End the actor, with what it is doing."""
+        end(self._actor)
+
+    async def _answer(self, reference: Any) -> Any:
+        return await answer(reference, self.name)
+
+
+async def answer(reference: Any, name: str) -> Any:
+    """Return what an actor answers; LostRunnerError when it died, else what it raised."""
+    ray = ray_module()
+    try:
+        return await reference
+    except asyncio.CancelledError:
+        ray.cancel(reference)
+        raise
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, Exception):
+            raise cause from None
+        raise JobError(f"`{name}` failed: {last_line(error)}") from error
+    except ray.exceptions.RayError as error:
+        raise LostRunnerError(f"`{name}` died: {last_line(error)}") from error
+
+
+def end(actor: Any) -> None:
+    """End an actor now; without a connection to its cluster it is over already."""
+    ray = ray_module()
+    if ray.is_initialized():  # else Ray would connect again
+        ray.kill(actor)
+
+
+def last_line(error: BaseException) -> str:
+    """Return the line of Ray's message that says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__

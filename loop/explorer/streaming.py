@@ -1,0 +1,177 @@
+"""Exploring without batches: groups begin while they may still be fresh, and are stored at once."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from math import inf
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from ...store import Experience
+from ...store.errors import JobError, StarvedError
+from ..inference.cancellation import STOP_SECONDS
+from ..rollouts.workers import Assignment, Team
+from ..weight_sync import Published
+
+if TYPE_CHECKING:
+    from .explorer import Explorer
+
+END_SECONDS = 10.0
+"""How long it may take to store what was under way at the end; tries end long before."""
+
+
+class Stream:
+    """Keeps as many groups under way as the schedule allows, with the newest weights there are.
+
+    A group is begun when the training step that will take it up, if all go on as fast, is at most
+    `max_ahead` steps ahead of the weights. Groups that filters empty, or that fail, make room for
+    others. Weights are replaced while answers are sampled.
+    """
+
+    def __init__(self, explorer: "Explorer") -> None:
+        self._of = explorer
+        self._under_way: dict[asyncio.Task[list[Experience]], Assignment] = {}
+        self._finished: list[list[Experience]] = []
+        self._batch = 1
+        self._noted = 0
+        self._idle_since = perf_counter()
+        self._started = perf_counter()
+
+    async def explore(self, first: int) -> int:
+        """Explore from the first batch that is not whole; return the one behind the last begun."""
+        of, ended = self._of, threading.Event()
+        self._news = asyncio.get_running_loop().create_future()
+        assignments = self._assignments(first)
+        newest = await self._newer(-1, ended, seconds=of.config.schedule.wait_seconds)
+        team = await of.team(newest.folder)
+        await of.measure(newest.version)
+        await team.follow(newest.weights)
+        following = asyncio.create_task(self._follow(team, ended))
+        try:
+            while of.pacer.step <= of.steps and not of.stop.is_set():
+                self._begin(team, assignments)
+                await self._wait(following)
+            await self._end(team)
+        finally:
+            ended.set()
+            following.cancel()
+            for task in self._under_way:
+                task.cancel()
+        self._note(last=True)
+        return self._batch + 1
+
+    def _assignments(self, first: int) -> Iterator[Assignment]:
+        """Yield the groups that are not stored yet, batch by batch."""
+        stored = self._of.stored_places()
+        self._batch = first
+        while True:
+            there = stored.pop(self._batch, {})
+            whole = self._of.first_batch() if self._of.curriculum.learns else None
+            for place, task in enumerate(self._of.curriculum.batch(self._batch, whole=whole)):
+                if place not in there:
+                    yield Assignment(task=task, step=self._batch, place=place)
+            self._batch += 1
+
+    def _begin(self, team: Team, assignments: Iterator[Assignment]) -> None:
+        """Begin groups while they are wanted."""
+        of = self._of
+        while of.pacer.admits(len(self._under_way) * of.units_per_group, team.version):
+            assignment = next(assignments)
+            self._under_way[asyncio.create_task(self._one(team, assignment))] = assignment
+
+    async def _one(self, team: Team, assignment: Assignment) -> list[Experience]:
+        return await self._of.storing.add(await team.try_group(assignment))
+
+    async def _wait(self, following: asyncio.Task[None]) -> None:
+        """Wait until a group is stored, or there are newer weights."""
+        of = self._of
+        done, _ = await asyncio.wait(
+            {*self._under_way, following, self._news},
+            timeout=STOP_SECONDS,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if following in done:
+            following.result()
+        if self._news.done():
+            self._news = asyncio.get_running_loop().create_future()
+        self._take([task for task in self._under_way if task in done])
+        of.watch.check("train")
+        if done or self._under_way or of.is_measuring:
+            self._idle_since = perf_counter()
+        if perf_counter() - self._idle_since > of.config.schedule.wait_seconds:
+            raise StarvedError(
+                f"gave up after {of.config.schedule.wait_seconds:g} s: {self._described()}"
+            )
+
+    def _take(self, done: "Sequence[asyncio.Task[list[Experience]]]") -> None:
+        """Count groups that are stored."""
+        for task in done:
+            del self._under_way[task]
+            self._finished.append(task.result())
+        if done:
+            self._of.pace()
+            self._note()
+
+    async def _end(self, team: Team) -> None:
+        """Stop what is under way, and store what was sampled of it."""
+        stopped = self._of.stop.is_set()
+        why = "the run was stopped" if stopped else "the run has all that it needs"
+        for assignment in self._under_way.values():
+            team.stop(assignment, why)
+        if self._under_way and not stopped:
+            done, _ = await asyncio.wait(self._under_way, timeout=END_SECONDS)
+            for task in done:  # what is stopped here says nothing of the workflow
+                del self._under_way[task]
+                self._finished.append(task.result())
+
+    def _note(self, *, last: bool = False) -> None:
+        """Store the numbers of as many groups as a batch has, and at the end of the others."""
+        of, size = self._of, self._of.batch_tasks
+        while len(self._finished) >= size or (last and self._finished):
+            groups, self._finished = self._finished[:size], self._finished[size:]
+            rows = [row for group in groups for row in group]
+            self._noted += 1
+            of.note(self._noted, rows, perf_counter() - self._started)
+            self._started = perf_counter()
+            if not last:
+                of.check(rows)
+
+    async def _follow(self, team: Team, ended: threading.Event) -> None:
+        """Replace the weights whenever newer ones are published.
+
+        Those that are measured are kept until that is done, while groups begin as they may.
+        """
+        while not ended.is_set():
+            newer = await self._newer(team.version, ended, seconds=inf)
+            await self._of.measure(newer.version)
+            await team.follow(newer.weights)
+            if not self._news.done():
+                self._news.set_result(None)
+
+    async def _newer(self, version: int, ended: threading.Event, *, seconds: float) -> Published:
+        of = self._of
+
+        def look() -> Published | None:
+            if of.stop.is_set() and not ended.is_set():
+                raise JobError("the run was stopped")
+            found = of.follower.latest()
+            if found is not None and found.version > version:
+                return found
+            of.watch.check("train")
+            return None
+
+        return await asyncio.to_thread(
+            of.job.store.wait_for,
+            look,
+            tables=("policies", "runs"),
+            seconds=seconds,
+            describe=self._described,
+            stop=ended,
+        )
+
+    def _described(self) -> str:
+        of = self._of
+        return (
+            f"the explorer needs a policy newer than version {of.follower.newest} of run "
+            f"`{of.job.run_id}`; is `rlake train` running?"
+        )

@@ -1,0 +1,1 @@
+"""Policies behind an HTTP endpoint that speaks OpenAI's API."""

@@ -1,0 +1,1 @@
+"""The engine in this process: continuous batching over a transformers model."""

@@ -1,0 +1,110 @@
+"""The running batch: sequences begin and end between two steps, and rows stay side by side."""
+
+from collections.abc import Callable
+from math import inf, isfinite
+from time import thread_time
+
+import torch
+from torch import Tensor
+
+from .model_runner import Network
+from .sequence import Sequence, Text
+from .token_sampler import Choice
+
+
+class Batch:
+    """Sequences that are sampled together, one token each a step."""
+
+    def __init__(self, network: Network, *, end: int) -> None:
+        self.rows: list[Sequence] = []
+        """Those that run, in the order of their rows."""
+        self.ended: list[Sequence] = []
+        """Those that ended since this was last emptied."""
+        self.writer: tuple[int, str | None] = (0, None)
+        """Version and digest of the weights."""
+        self.text: Text = str
+        """What tokens say."""
+        self._network, self._end = network, end
+        self._choice: Choice | None = None
+        self._took: tuple[float, int] | None = None
+
+    def seconds(self, new: list[Sequence]) -> float:
+        """Guess how long the next step will keep a thread busy, from the last one."""
+        if self._took is None:
+            return inf
+        seconds, tokens = self._took
+        read = len(self.rows) + sum(len(one.prompt) for one in new)
+        return seconds * (2 if new else 1) * max(1.0, read / tokens)
+
+    @torch.inference_mode()
+    def advance(self, new: list[Sequence], is_wanted: Callable[[], bool]) -> None:
+        """Read new sequences, and take steps until one ends or somebody wants something else."""
+        if new:
+            self._begin(new)
+        is_first = True
+        while self.rows and (is_first or not (self.ended or is_wanted())):
+            self._step()
+            is_first = False
+
+    @torch.inference_mode()
+    def read_again(self) -> None:
+        """Work out all keys and values with the weights that are there now."""
+        self._network.read([(*row.prompt, *row.tokens[:-1]) for row in self.rows], first=0)
+
+    @torch.inference_mode()
+    def drop(self) -> None:
+        """Take out those that ended or were stopped; the last row moves into each free one."""
+        self._choice = None
+        # looked at once: the loop's thread may stop one meanwhile, which then is for the next time
+        runs = [row.is_running for row in self.rows]
+        kept = [i for i, is_running in enumerate(runs) if is_running]
+        self.ended += [
+            self.rows[i] for i in range(len(runs)) if not (runs[i] or self.rows[i].is_gone)
+        ]
+        free = [i for i in range(len(kept)) if not runs[i]]
+        moved = dict(zip(free, reversed(kept), strict=False))
+        if moved:
+            longest = max(self.rows[i].length for i in moved.values())
+            self._network.slots.move(moved, longest)
+        self.rows = [self.rows[moved.get(i, i)] for i in range(len(kept))]
+
+    def clear(self) -> None:
+        """Give up all rows, and their room."""
+        self.rows, self.ended, self._choice = [], [], None
+        self._network.slots.clear()
+
+    def _begin(self, new: list[Sequence]) -> None:
+        used = len(self.rows)
+        longest = max(len(sequence.prompt) for sequence in new)
+        self._network.reserve(used + len(new), longest + 1, used=used)
+        logits_BV = self._network.read([sequence.prompt for sequence in new], first=used)
+        self.rows += new
+        self._choice = None
+        self._add(new, logits_BV, self._choosing(new))
+
+    def _step(self) -> None:
+        began, number = thread_time(), len(self.rows)
+        lengths = [row.length for row in self.rows]
+        self._network.reserve(len(self.rows), max(lengths) + 1, used=len(self.rows))
+        logits_BV = self._network.write([row.tokens[-1] for row in self.rows], lengths)
+        if self._choice is None:
+            self._choice = self._choosing(self.rows)
+        self._add(self.rows, logits_BV, self._choice)
+        self._took = (thread_time() - began, number)
+
+    def _choosing(self, sequences: list[Sequence]) -> Choice:
+        return Choice([one.request.sampling for one in sequences], self._network.device)
+
+    def _add(self, sequences: list[Sequence], logits_BV: Tensor, choice: Choice) -> None:
+        """Choose the next token of each sequence; those that end leave."""
+        noise_B = torch.tensor([one.noise() for one in sequences], dtype=torch.float64)
+        token_B, logprob_B = choice.tokens(logits_BV, noise_B)
+        found = zip(sequences, token_B.tolist(), logprob_B.tolist(), strict=True)
+        is_ended = False
+        for one, token, logprob in found:
+            if not isfinite(logprob):
+                raise ArithmeticError("the model's probabilities are no numbers")
+            one.add(token, logprob, self.writer, end=self._end, text=self.text)
+            is_ended |= one.finish_reason is not None
+        if is_ended:
+            self.drop()

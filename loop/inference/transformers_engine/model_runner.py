@@ -1,0 +1,186 @@
+"""A transformers model as an engine runs it: prompts are read into slots, tokens written behind."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ....store.errors import ConfigError
+from ...models.lm_head import head_of, tolerance
+from .kv_cache import ATTENTION, Reading, Slots, Writing, padded
+
+READ_TOKENS = 8192
+"""Most tokens that are read at once, padding included, when it is more than one sequence."""
+KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+"""What layers of a model may do with earlier tokens."""
+
+
+class Network:
+    """A model with slots, whose first `len(lengths)` rows are sequences under way."""
+
+    def __init__(self, model: PreTrainedModel, *, most_tokens: int) -> None:
+        """Raises ConfigError for a model whose memory is not keys and values alone."""
+        self.model = model
+        self.slots = Slots()
+        self._most = most_tokens
+        _check_layers(model)
+        with _refusing(model):
+            self._head = head_of(model)
+            self._decoder = model.get_decoder()
+        self._mask = torch.ones(1, 1, 1, 1, dtype=torch.long, device=model.device)
+        _fit(model, self)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it works."""
+        return self.model.device
+
+    def reserve(self, rows: int, length: int, *, used: int) -> None:
+        """Make room for rows of a length, keeping what the first `used` rows have."""
+        self.slots.reserve(rows, length, used=used, most=self._most)
+
+    def read(self, sequences: Sequence[tuple[int, ...]], *, first: int) -> Tensor:
+        """Read sequences into the rows from `first` on; return what comes next: logits [B, V].
+
+        One that is there several times is read once.
+        """
+        unique = list(dict.fromkeys(sequences))
+        parts = _parts(unique)
+        if len(parts) == 1:
+            return self._read(parts[0], sequences, slice(first, first + len(sequences)))
+        made: list[Tensor] = [torch.empty(0)] * len(sequences)
+        for part in parts:
+            mine = [i for i, sequence in enumerate(sequences) if sequence in set(part)]
+            rows = self._tensor([first + i for i in mine])
+            found_MV = self._read(part, [sequences[i] for i in mine], rows)
+            for i, logits_V in zip(mine, found_MV, strict=True):
+                made[i] = logits_V
+        return torch.stack(made)
+
+    def _read(
+        self,
+        unique: list[tuple[int, ...]],
+        sequences: Sequence[tuple[int, ...]],
+        rows: slice | Tensor,
+    ) -> Tensor:
+        """Read different sequences (U) at once, into the rows of all that are equal to them."""
+        number = {sequence: u for u, sequence in enumerate(unique)}
+        source_M = None
+        if len(unique) < len(sequences):
+            source_M = self._tensor([number[sequence] for sequence in sequences])
+        ids_UP = padded(unique, self.device)
+        place_UP = torch.arange(ids_UP.shape[1], device=self.device).expand_as(ids_UP)
+        last_U = self._tensor([len(sequence) - 1 for sequence in unique])
+        reading = Reading(self.slots, rows, source_M)
+        logits_UV = self._logits(ids_UP, place_UP, last_U, reading)
+        return logits_UV if source_M is None else logits_UV.index_select(0, source_M)
+
+    def write(self, tokens: Sequence[int], lengths: Sequence[int]) -> Tensor:
+        """Write a token behind each of the first rows; return what comes next: logits [B, V]."""
+        longest = max(lengths)
+        at_B = self._tensor(lengths)
+        is_even = longest == min(lengths)
+        writing = Writing(self.slots, at_B, longest + 1, is_even)
+        return self._logits(self._tensor(tokens)[:, None], at_B[:, None], None, writing)
+
+    def _logits(
+        self, ids_BT: Tensor, place_BT: Tensor, last_B: Tensor | None, slots: Reading | Writing
+    ) -> Tensor:
+        """Return the logits of each sequence's last token: [B, V]."""
+        asked: dict[str, Any] = {
+            "input_ids": ids_BT,
+            "position_ids": place_BT,
+            # four dimensions are taken as they are: what sees what, the slots know
+            "attention_mask": self._mask,
+            "use_cache": False,
+            "slots": slots,
+        }
+        if self._head is None:
+            return _last(self.model(**asked).logits, last_B).float()
+        return self._head.logits(_last(self._decoder(**asked).last_hidden_state, last_B))
+
+    def _tensor(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, device=self.device)
+
+
+def _last(found_BTX: Tensor, last_B: Tensor | None) -> Tensor:
+    """Return what was found at the last token of each sequence."""
+    if last_B is None:
+        return found_BTX[:, -1]
+    return found_BTX[torch.arange(len(found_BTX), device=found_BTX.device), last_B]
+
+
+def _parts(sequences: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    """Split different sequences, if they are many by length, so that each part may be read."""
+    if len(sequences) * max(map(len, sequences)) <= READ_TOKENS:
+        return [sequences]
+    parts: list[list[tuple[int, ...]]] = []
+    for sequence in sorted(sequences, key=len):
+        if parts and (len(parts[-1]) + 1) * len(sequence) <= READ_TOKENS:
+            parts[-1].append(sequence)
+        else:
+            parts.append([sequence])
+    return parts
+
+
+@torch.inference_mode()
+def _fit(model: PreTrainedModel, network: Network) -> None:
+    """Let a model attend through slots, and see on a few tokens that it says the same as before."""
+    size = model.config.get_text_config().vocab_size
+    rows = [[i % size for i in range(9)], [(7 * i + 1) % size for i in range(6)]]
+    before = str(model.config._attn_implementation)  # pyright: ignore[reportPrivateUsage]
+    is_fit = False
+    try:
+        with _refusing(model):
+            one_by_one = [model(input_ids=_row(model, r), use_cache=False).logits for r in rows]
+            expected = torch.stack([logits[0, -1] for logits in one_by_one]).float()
+            model.set_attn_implementation(ATTENTION)
+            network.reserve(2, 9, used=0)
+            network.read([tuple(row[:-3]) for row in rows], first=0)
+            for back in (3, 2):
+                network.write([r[-back] for r in rows], [len(r) - back for r in rows])
+            found = network.write([r[-1] for r in rows], [len(r) - 1 for r in rows])
+        is_fit = _alike(found, expected, tolerance(model))
+    finally:
+        network.slots.clear()
+        if not is_fit:
+            model.set_attn_implementation(before)
+    if not is_fit:
+        raise ConfigError(
+            f"the transformers engine cannot run `{type(model).__name__}`: with its keys and "
+            "values alone it says something else; take `engine: {vllm: {}}`"
+        )
+
+
+def _check_layers(model: PreTrainedModel) -> None:
+    name = type(model).__name__
+    config = model.config.get_text_config()
+    if others := sorted(set(getattr(config, "layer_types", None) or ()) - KNOWN_LAYERS):
+        raise ConfigError(
+            f"the transformers engine cannot run `{name}`: it has layers of `{others[0]}`, which "
+            "remember more than keys and values; take `engine: {vllm: {}}`"
+        )
+
+
+@contextmanager
+def _refusing(model: PreTrainedModel) -> Iterator[None]:
+    """Say of what a model raises on its first tokens that the engine cannot run it."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
+        message = next(iter(str(error).splitlines()), "")
+        raise ConfigError(
+            f"the transformers engine cannot run `{type(model).__name__}`: "
+            f"{type(error).__name__}: {message}; take `engine: {{vllm: {{}}}}`"
+        ) from error
+
+
+def _row(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
+    return torch.tensor([list(tokens)], device=model.device)
+
+
+def _alike(found: Tensor, expected: Tensor, share: float) -> bool:
+    return float((found - expected).abs().max()) <= share * float(expected.abs().max()) + 1e-6

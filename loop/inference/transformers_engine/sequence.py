@@ -1,0 +1,139 @@
+"""A sequence that is being sampled: what it has, which weights wrote it, and when it ends."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from ..engine import Request, Sampled
+from ..policy import Segment, Timing
+
+NOISE = 64
+"""Uniform numbers that are drawn at once."""
+MARGIN = 16
+"""Tokens before a text to stop at that are looked at with it, and may say nothing."""
+
+Text = Callable[[list[int]], str]
+"""What tokens say."""
+
+
+class Sequence:
+    """One request's tokens, as far as they are sampled."""
+
+    def __init__(self, request: Request, call: "Call", *, most: int) -> None:
+        self.request, self.call = request, call
+        self.prompt = tuple(request.prompt_ids)
+        self.most = most
+        """Tokens that it may have."""
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.finish_reason: str | None = None
+        """None before its end."""
+        self.is_gone = self.is_aborted = False
+        """Whether nobody waits for it any more, or wants what it has now."""
+        self._segments: list[tuple[int, str | None, int]] = []
+        self._generator: torch.Generator | None = None
+        self._noise: list[float] = []
+        self._sent = perf_counter()
+        self._begun = self._first = self._ended = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is to be sampled on."""
+        return not (self.finish_reason or self.is_gone or self.is_aborted)
+
+    @property
+    def length(self) -> int:
+        """Tokens that the model has read of it; the last sampled one is yet to be read."""
+        return len(self.prompt) + max(len(self.tokens) - 1, 0)
+
+    @property
+    def longest(self) -> int:
+        """Tokens that it comes to at most."""
+        return len(self.prompt) + self.most
+
+    def begin(self) -> None:
+        """Note that it is worked on."""
+        self._begun = perf_counter()
+
+    def noise(self) -> float:
+        """Return the uniform number of its next token; they are a function of its seed alone."""
+        if self.request.sampling.temperature == 0:
+            return 0.0
+        place = len(self.tokens) % NOISE
+        if place == 0:
+            if self._generator is None:
+                self._generator = torch.Generator().manual_seed(self.request.sampling.seed)
+            drawn = torch.rand(NOISE, generator=self._generator, dtype=torch.float64)
+            self._noise = drawn.tolist()
+        return self._noise[place]
+
+    def add(
+        self, token: int, logprob: float, writer: tuple[int, str | None], *, end: int, text: Text
+    ) -> None:
+        """Write a token on, which a version of the weights (with its digest) has sampled."""
+        if not self.tokens:
+            self._first = perf_counter()
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if self._segments and self._segments[-1][:2] == writer:
+            self._segments[-1] = (*writer, self._segments[-1][2] + 1)
+        else:
+            self._segments.append((*writer, 1))
+        if token == end or self._stops(text):
+            self.finish_reason = "stop"
+        elif len(self.tokens) >= self.most:
+            self.finish_reason = "length"
+        if self.request.heard is not None:
+            self.request.heard((token,))
+
+    def _stops(self, text: Text) -> bool:
+        """Tell whether it ends with a text to stop at; a character is four tokens at most."""
+        stop = self.request.sampling.stop
+        if not stop:
+            return False
+        said = text(self.tokens[-4 * max(map(len, stop)) - MARGIN :])
+        return any(one in said for one in stop)
+
+    def end(self) -> None:
+        """Note that no more will come."""
+        self._ended = perf_counter()
+        self.finish_reason = self.finish_reason or "abort"
+
+    def sampled(self) -> Sampled:
+        """Return what was sampled."""
+        now = self._ended or perf_counter()
+        return Sampled(
+            token_ids=self.tokens,
+            logprobs=self.logprobs,
+            finish_reason=self.finish_reason or "abort",
+            segments=[
+                Segment(policy_version=version, num_tokens=n, digest=digest)
+                for version, digest, n in self._segments
+            ],
+            timing=Timing(
+                queued=(self._begun or now) - self._sent,
+                first_token=(self._first or now) - self._sent,
+                total=now - self._sent,
+            ),
+        )
+
+
+@dataclass(eq=False)
+class Call:
+    """Sequences that are waited for together."""
+
+    future: asyncio.Future[list[Sampled]]
+    sequences: list[Sequence]
+
+    def answer(self) -> None:
+        """Hand over what was sampled, if all have ended."""
+        if not self.future.done() and all(one.finish_reason for one in self.sequences):
+            self.future.set_result([one.sampled() for one in self.sequences])
+
+    def give_up(self) -> None:
+        """Let those that have not ended run no longer."""
+        for one in self.sequences:
+            one.is_gone = True

@@ -1,0 +1,150 @@
+"""Weights as vLLM loads them: a folder with a whole model, whatever they come as."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ....store.errors import JobError
+from ...models.adapter_files import is_adapter
+from ...models.digest import difference, weights_digest
+from ...models.load import load_folder
+from ...models.lora import merge
+from ...weight_sync import Published, check_weights, put_state, state_of
+from ..engine import Weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FILE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A version's weights, in a folder that vLLM can load."""
+
+    version: int
+    digest: str | None
+    """What the version's row says; of an adapter it is the adapter's own."""
+    folder: Path
+    file_digest: str | None
+    """Of the file that is loaded."""
+
+
+class Folders:
+    """Makes folders of whole models, in a place of its own where they are not there already."""
+
+    def __init__(self, first: Path, *, dtype: str) -> None:
+        """Begin with a folder of the same model: its settings and its tokenizer are used."""
+        self._first, self._dtype = first, dtype
+        self._place = TemporaryDirectory(prefix="rlake-weights-", ignore_cleanup_errors=True)
+        self._made = 0
+        self._shapes: dict[str, Tensor] | None = None
+
+    def start(self) -> Whole:
+        """Return what an engine starts with; nothing is sampled from it."""
+        folder = self._first
+        if is_adapter(folder):
+            folder = self._save(load_folder(folder, dtype=self._dtype)[0])
+        return Whole(0, None, folder, None)
+
+    def whole(self, weights: Weights) -> Whole:
+        """Return weights as a folder.
+
+        Raises JobError when they are gone, damaged, or another model's.
+        """
+        if weights.state is not None:
+            return self._of_state(weights)
+        assert weights.folder is not None, "weights come in a folder or in memory"
+        published = Published(weights.version, weights.folder, weights.digest)
+        if is_adapter(weights.folder):
+            check_weights(published)
+            return self._of_model(weights, load_folder(weights.folder, dtype=self._dtype)[0])
+        if not published.file.is_file():
+            raise JobError(
+                f"the weights of version {weights.version} are gone: there is no `{published.file}`"
+            )
+        self._check(published.file)
+        return Whole(weights.version, weights.digest, weights.folder, weights.digest)
+
+    def forget(self, *, but: Whole) -> None:
+        """Remove what was made for other versions."""
+        for folder in Path(self._place.name).iterdir():
+            if folder != but.folder:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove all that was made."""
+        self._place.cleanup()
+
+    def _of_state(self, weights: Weights) -> Whole:
+        state = dict(weights.state or {})
+        if (found := weights_digest(state)) != weights.digest:
+            raise JobError(
+                f"what came of version {weights.version} has digest {found}, "
+                f"expected {weights.digest}"
+            )
+        if any(".lora_" in name for name in state):
+            model = load_folder(self._first, dtype=self._dtype)[0]
+            put_state(model, state)
+            return self._of_model(weights, model)
+        folder = self._new()
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()},
+            folder / FILE,
+            metadata={"format": "pt"},
+        )
+        self._check(folder / FILE)
+        return Whole(weights.version, weights.digest, folder, weights.digest)
+
+    def _of_model(self, weights: Weights, model: "PreTrainedModel") -> Whole:
+        folder = self._save(model)
+        self._check(folder / FILE)
+        digest = weights_digest(load_file(folder / FILE))
+        return Whole(weights.version, weights.digest, folder, digest)
+
+    def _save(self, model: "PreTrainedModel") -> Path:
+        """Write a model whose adapter becomes part of it."""
+        if getattr(model, "peft_config", None):
+            merge(model)
+        folder = self._new()
+        model.config.save_pretrained(folder)
+        state = {name: tensor.cpu().contiguous() for name, tensor in state_of(model).items()}
+        save_file(state, folder / FILE, metadata={"format": "pt"})
+        return folder
+
+    def _new(self) -> Path:
+        """Make a folder with the first one's settings and tokenizer."""
+        self._made += 1
+        folder = Path(self._place.name) / str(self._made)
+        folder.mkdir()
+        for path in self._first.iterdir():
+            if path.suffix != ".safetensors" and path.is_file():
+                shutil.copyfile(path, folder / path.name)
+        return folder
+
+    def _check(self, file: Path) -> None:
+        """Raise JobError when a file's tensors are another model's than those before."""
+        found = _shapes(file)
+        if self._shapes is None:
+            self._shapes = found
+        elif (message := difference(self._shapes, found)) is not None:
+            raise JobError(f"`{file}` belongs to another model: {message}")
+
+
+def _shapes(file: Path) -> dict[str, Tensor]:
+    """Return a file's tensors without what is in them."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            shapes = {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise JobError(
+            f"`{file}` is not what was published: {error}; restore or retrain it"
+        ) from error
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}

@@ -1,0 +1,180 @@
+"""What vLLM's workers can do besides: take in weights, and say what they hold then.
+
+vLLM adds the methods to its own workers (`worker_extension_cls`), in the processes where the
+weights are; so nothing here is imported by rlake's own process.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from ...models.digest import weights_digest
+from .logprobs import keep_full_logprobs
+
+COLUMNS = 512
+"""Most columns of a packed matrix that are read back; of a wider one, so many spread over it."""
+
+
+class Worker:
+    """Methods for a worker of vLLM."""
+
+    model_runner: Any
+    vllm_config: Any
+
+    def refuses(self) -> str | None:
+        """Say why this model cannot be served here, as far as only its first request would show."""
+        from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
+
+        if not current_platform.is_cpu():
+            return None
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # pyright: ignore[reportMissingImports]
+
+        size, known = (
+            self.vllm_config.model_config.get_head_size(),
+            _head_sizes(CPUAttentionBackend),
+        )
+        if size in known:
+            return None
+        return f"its attention heads have {size} dimensions; on CPUs vLLM serves {known}"
+
+    def gives_full_logprobs(self) -> str | None:
+        """Let log-probs be of the full distribution; return why they cannot be."""
+        sampler = self.model_runner.sampler  # only the last of several stages has one
+        if sampler is None or keep_full_logprobs(sampler):
+            return None
+        return f"its sampler `{type(sampler).__name__}` is unknown, and with it what log-probs mean"
+
+    def take_in(self, folder: str, digest: str) -> dict[str, Any]:
+        """Load a folder's weights if their digest is this one, and compare what is held then.
+
+        The digest is worked out from the very tensors that are loaded. Returns `refused`, why
+        nothing was changed; or how many tensors were `given`, how many of them could be
+        `compared` with what the model multiplies with, and which `differ`.
+        """
+        path = Path(folder) / "model.safetensors"
+        try:
+            given = load_file(path)
+        except (OSError, SafetensorError) as error:
+            return {"refused": f"`{path}` cannot be read: {error}"}
+        if (found := weights_digest(given)) != digest:
+            return {"refused": f"`{path}` has digest {found}, expected {digest}"}
+        model = self.model_runner.get_model()
+        given = _named(given, model)
+        self.model_runner.reload_weights(weights_iterator=iter(given.items()))
+        if (head := _tied_head(model)) is not None:
+            given["lm_head.weight"] = given[head]
+        compared, differ = differences(model, given)
+        return {"given": len(given), "compared": compared, "differ": differ}
+
+
+def _head_sizes(backend: Any) -> list[int]:
+    return list(backend.get_supported_head_sizes())
+
+
+def _named(given: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Name weights that are tied, and so come once, as this model holds them.
+
+    vLLM ties them only if the folder that it started with had one name for them.
+    """
+    state, held = dict(given), {name for name, _ in model.named_parameters()}
+    embedding = next((name for name in held if name.endswith("embed_tokens.weight")), None)
+    tied = {"lm_head.weight", embedding}
+    if embedding is not None and len(known := tied & state.keys()) == 1:
+        tensor = state.pop(next(iter(known)))
+        state |= dict.fromkeys(tied & held, tensor)
+    return state
+
+
+def _tied_head(model: nn.Module) -> str | None:
+    """Let a head that is tied multiply with the embedding that was loaded; return that one's name.
+
+    A reload puts another tensor in place of the embedding's; the head's, and what a CPU's kernel
+    made of it, would stay the old ones.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    head: Any = modules.get("lm_head")
+    name = next((n for n in modules if n.endswith("embed_tokens")), None)
+    config = getattr(model, "config", None)
+    if head is None or name is None or not getattr(config, "tie_word_embeddings", False):
+        return None
+    embedding: Any = modules[name]
+    if not isinstance(getattr(head, "weight", None), Tensor):
+        return None
+    head.weight = embedding.weight
+    head.quant_method.process_weights_after_loading(head)
+    return f"{name}.weight"
+
+
+@torch.inference_mode()
+def differences(model: nn.Module, given: Mapping[str, Tensor]) -> tuple[int, list[str]]:
+    """Compare a model's weights with those of a file, wherever vLLM put them.
+
+    Returns how many could be compared, and the names of those that differ. What vLLM shares out
+    over several GPUs, or holds in another form, cannot be.
+    """
+    compared, differ = 0, []
+    for name, tensor in given.items():
+        path, _, leaf = name.rpartition(".")
+        module, first = _place(model, path, leaf, given)
+        columns = _spread(tensor.shape[1]) if tensor.dim() == 2 else None
+        held = None if module is None else _held(module, leaf, tensor, columns)
+        if held is None:
+            continue
+        held = held[first : first + len(tensor)]
+        want = tensor if columns is None else tensor[:, columns]
+        if held.shape != want.shape:
+            continue
+        compared += 1
+        if not torch.equal(held.cpu(), want.to(held.dtype)):
+            differ.append(name)
+    return compared, differ
+
+
+def _place(
+    model: nn.Module, path: str, leaf: str, given: Mapping[str, Tensor]
+) -> tuple[nn.Module | None, int]:
+    """Return the module that holds a tensor, and the first row that is its own.
+
+    vLLM packs matrices that read the same into one: query, key and value; gate and up.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if path in modules:
+        return modules[path], 0
+    above, _, part = path.rpartition(".")
+    packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    for whole, parts in packed.items():
+        module = modules.get(f"{above}.{whole}")
+        if part in parts and module is not None:
+            before = (given.get(f"{above}.{p}.{leaf}") for p in parts[: parts.index(part)])
+            return module, sum(len(tensor) for tensor in before if tensor is not None)
+    return None, 0
+
+
+def _held(module: Any, leaf: str, tensor: Tensor, columns: Tensor | None) -> Tensor | None:
+    """Return a module's parameter, of a matrix some columns.
+
+    On CPUs vLLM keeps a matrix only in the form that its kernel wants: what this multiplies with
+    is read back by letting it multiply unit vectors.
+    """
+    held = getattr(module, leaf, None)
+    if not isinstance(held, Tensor):
+        return None
+    is_multiplied = type(module).__name__ == "ParallelLMHead" and hasattr(module, "cpu_linear")
+    if held.numel() and not is_multiplied:
+        is_matrix = columns is not None and held.dim() == 2 and held.shape[1] == tensor.shape[1]
+        return held[:, columns] if is_matrix else held
+    width = held.shape[1] if held.numel() else getattr(module, "input_size_per_partition", None)
+    if columns is None or width != tensor.shape[1] or not hasattr(module, "quant_method"):
+        return None
+    units = torch.zeros(len(columns), tensor.shape[1], dtype=held.dtype)
+    units[torch.arange(len(columns)), columns] = 1
+    return module.quant_method.apply(module, units).T
+
+
+def _spread(width: int) -> Tensor:
+    return torch.linspace(0, width - 1, min(width, COLUMNS)).round().long()

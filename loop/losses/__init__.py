@@ -1,0 +1,33 @@
+"""What algorithms are made of: the parts that several of them share."""
+
+from .algorithm import (
+    Aggregation,
+    Algorithm,
+    Count,
+    Loss,
+    NonNegative,
+    Positive,
+    Share,
+    Unit,
+    aggregate,
+)
+from .clipped import Clipped
+from .importance import Correction
+from .kl import KL
+from .policy_gradient import PolicyGradient
+
+__all__ = [
+    "KL",
+    "Aggregation",
+    "Algorithm",
+    "Clipped",
+    "Correction",
+    "Count",
+    "Loss",
+    "NonNegative",
+    "PolicyGradient",
+    "Positive",
+    "Share",
+    "Unit",
+    "aggregate",
+]

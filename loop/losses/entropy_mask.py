@@ -1,0 +1,54 @@
+"""Leaving out tokens that would lower the entropy of the policy most (arXiv:2602.03392)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...operators import Operator, group_zscore
+from .algorithm import Positive
+from .batch import Batch, Examples
+from .clipped import Clipped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discriminating(Clipped):
+    """GRPO's clipped surrogate on the tokens that are kept; a subclass says which fall, in `below`.
+
+    Metrics of all: `train/kept_fraction` is the share of trained tokens that are kept.
+    """
+
+    mu: Positive
+    """Standard deviations from which a token is left out."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Columns that it reads."""
+        return super().needs | {"proximal", "old_entropy"}
+
+    def advantage(self) -> Operator:
+        """Reward in standard deviations above the mean of its group."""
+        return group_zscore()
+
+    def below(self, rows: Examples, score_N: Tensor) -> Tensor:
+        """Return how far each token's discriminator S is below what is expected: [N]."""
+        raise NotImplementedError(f"`{type(self).__name__}` has no expectation")
+
+    def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
+        """Mark the tokens that are kept."""
+        rows = super().prepare(rows, companions)
+        logp_N, entropy_N = rows.tokens["proximal"].double(), rows.tokens["old_entropy"].double()
+        below_N = self.below(rows, logp_N.exp() * (entropy_N + logp_N))
+        spread = below_N[rows.tokens["mask"] > 0].std(correction=0)
+        is_low_N = (below_N > self.mu * spread) & (spread > 1e-12)
+        left_out_N = is_low_N & (rows.rows["advantage"][rows.row_N] < 0)
+        return rows.with_tokens(kept=(~left_out_N).to(rows.tokens["mask"].dtype))
+
+    def surrogate(
+        self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Clipped surrogate of the tokens that are kept, negated."""
+        losses_BT, metrics = super().surrogate(batch, logprobs_BT, old_BT)
+        kept_BT = batch.tokens["kept"]
+        metrics["kept_fraction"] = batch.token_mean(kept_BT)
+        return torch.where(kept_BT > 0, losses_BT, 0.0), metrics

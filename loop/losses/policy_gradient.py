@@ -1,0 +1,176 @@
+"""What policy-gradient algorithms share: groups, ratios, penalties, correction, aggregation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from ...operators import Operator
+from ...store.errors import ConfigError
+from .algorithm import Aggregation, Algorithm, Count, Loss, Positive, Unit, aggregate
+from .batch import Batch, Examples
+from .importance import Correction
+from .kl import KL
+from .ratios import bounded
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyGradient(Algorithm):
+    """A loss of tokens by their advantage; a subclass says which, in `surrogate`.
+
+    Metrics of all: `train/ratio` is the mean of pi/pi_old over trained tokens, each from exp(-20)
+    to exp(20); `train/kl` the k3 estimate of KL(pi_old || pi), in nats a token; `train/entropy`
+    the mean of -log pi of the sampled tokens, which estimates the entropy on policy, or where an
+    entropy bonus is paid the mean of the entropy itself; `train/mismatch_kl`, where the policy
+    before the step is measured, the k3 estimate of KL(pi_behaviour || pi_proximal), which on policy
+    is how far the engine's log-probs are from the trainer's; `train/kl_reference` the estimate of
+    KL(pi || pi_reference) that is penalised, if one is; `train/kl_coef` what a nat of it costs.
+    """
+
+    unit: ClassVar[Unit] = "group"
+
+    group_size: Count = 8
+    """Tries at each task."""
+    aggregation: Aggregation = "token-mean"
+    """How losses of tokens become one number."""
+    norm: Positive | None = None
+    """The constant of seq-mean-token-sum-norm."""
+    kl: KL = field(default_factory=KL)
+    """Penalty on the divergence from the reference policy."""
+    entropy_coef: float = 0.0
+    """What a nat of entropy is worth."""
+    correction: Correction = field(default_factory=Correction)
+    """Off-policy correction."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError when the divergence is to be part of a reward that is not there."""
+        if not self.kl.is_charged:
+            return
+        credit, name = self.advantage(), type(self).__name__
+        if credit is None and "reward" not in self.needs:
+            raise ConfigError(f"`{name}` reads no reward; `kl.part_of` can only be `loss`")
+        others = set(credit.reads) - _CREDITED if credit else set()
+        if credit and (others or credit.reads_rest):
+            raise ConfigError(
+                f"`{name}` credits rows by `{credit.name}`, which reads "
+                f"{', '.join(f'`{c}`' for c in sorted(others)) or 'whatever there is'} beside the "
+                "reward and its group; `kl.part_of` can only be `loss`"
+            )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Columns that it reads."""
+        own = {"advantage"} | ({"entropy"} if self.entropy_coef else set())
+        return frozenset(own) | self.kl.needs | self.correction.needs
+
+    def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
+        """Take the divergence off the rewards where that is asked for; add the correction."""
+        del companions
+        credit = self.advantage() if self.kl.is_charged else None
+        if credit is not None and "group" in rows.rows:
+            less = rows.sum_tokens(self.kl.charged(rows))
+            rows = rows.with_rows(advantage=_credited(rows, credit, less))
+        return self.correction.prepare(rows)
+
+    def surrogate(
+        self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of each token [B, T], and measurements without gradient."""
+        raise NotImplementedError(f"`{type(self).__name__}` has no surrogate")
+
+    def loss(self, batch: Batch, logprobs_BT: Tensor) -> Loss:
+        """Add the surrogate, corrected, and the penalties."""
+        old_BT = self.correction.old(batch)
+        losses_BT, metrics = self.surrogate(batch, logprobs_BT, old_BT)
+        if "correction" in batch.tokens:
+            losses_BT = losses_BT * batch.tokens["correction"]
+        value = self.aggregate(losses_BT, batch)
+        metrics |= _measured(batch, logprobs_BT.detach(), old_BT) | self.correction.metrics(batch)
+        if self.kl.coef:
+            coef = self.kl.coefficient(batch.state)
+            kl_BT = self.divergence(batch, logprobs_BT)
+            if self.kl.part_of == "loss":
+                value = value + coef * self.aggregate(kl_BT, batch)
+            metrics["kl_reference"] = batch.token_mean(kl_BT.detach())
+            metrics["kl_coef"] = batch.constant(coef)
+        if self.entropy_coef:
+            entropy_BT = batch.tokens["entropy"]
+            value = value - self.entropy_coef * self.aggregate(entropy_BT, batch)
+            metrics["entropy"] = batch.token_mean(entropy_BT.detach())
+        return Loss(value, metrics)
+
+    def divergence(self, batch: Batch, logprobs_BT: Tensor) -> Tensor:
+        """Return the estimate of KL(pi || pi_reference) at each token: [B, T]."""
+        return self.kl.estimate(
+            logprobs_BT, batch.tokens["reference"], batch.tokens.get("logprobs")
+        )
+
+    def adapt(self, state: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
+        """Remember the next step's coefficient of the divergence."""
+        return self.kl.adapt(state, metrics.get("kl_reference"))
+
+    def aggregate(self, losses_BT: Tensor, batch: Batch) -> Tensor:
+        """Make one number of losses of tokens, in the way that is configured."""
+        return aggregate(losses_BT, batch, self.aggregation, norm=self.norm)
+
+
+def ratio(batch: Batch, logprobs_BT: Tensor, old_BT: Tensor) -> Tensor:
+    """Return pi/pi_old of each trained token, bounded, and 1 elsewhere: [B, T]."""
+    return bounded((logprobs_BT - old_BT) * batch.mask_BT).exp()
+
+
+_CREDITED = frozenset({"experience_id", "group_id", "reward"})
+"""What is known of a step's rows when they are credited again."""
+
+
+def compares(algorithm: Algorithm) -> bool:
+    """Tell whether an algorithm gives a row that is alone in its group no credit, whatever it did.
+
+    Of one that looks at more than rewards it is not known.
+    """
+    credit = algorithm.advantage()
+    if credit is None or not credit.whole_groups or set(credit.reads) - _CREDITED:
+        return False
+    alone = pl.LazyFrame({"experience_id": ["a"], "group_id": ["g"], "reward": [1.0]})
+    return credit(alone).collect(engine="in-memory")["advantage"].to_list() == [0.0]
+
+
+def _credited(rows: Examples, credit: Operator, less_R: Tensor) -> Tensor:
+    """Return the advantages of rows whose rewards are less than they were drawn with: [R].
+
+    Statistics of groups are those of the rows that are trained on.
+    """
+    reward = (rows.rows["reward"].double() - less_R.double()).numpy()
+    frame = pl.DataFrame(
+        {
+            "experience_id": rows.experience_ids,
+            "group_id": rows.rows["group"].long().numpy(),
+            "reward": pl.Series(reward, nan_to_null=True),
+        }
+    )
+    found = credit(frame.lazy()).collect(engine="in-memory")  # bit for bit the same
+    advantage = found["advantage"].fill_null(0.0).to_numpy().astype(np.float64)
+    return torch.tensor(advantage, dtype=rows.rows["advantage"].dtype)
+
+
+@torch.no_grad()
+def _measured(batch: Batch, logprobs_BT: Tensor, old_BT: Tensor) -> dict[str, Tensor]:
+    ratio_BT = ratio(batch, logprobs_BT, old_BT)
+    found = {
+        "ratio": batch.token_mean(ratio_BT),
+        "kl": _k3(batch, logprobs_BT, old_BT),
+        "entropy": batch.token_mean(-logprobs_BT),
+    }
+    if "proximal" in batch.tokens and "logprobs" in batch.tokens:
+        found["mismatch_kl"] = _k3(batch, batch.tokens["proximal"], batch.logprobs_BT)
+    return found
+
+
+def _k3(batch: Batch, logprobs_BT: Tensor, old_BT: Tensor) -> Tensor:
+    """Return the mean over trained tokens of an estimate of KL(old || new)."""
+    log_BT = bounded((logprobs_BT - old_BT) * batch.mask_BT)
+    return batch.token_mean(log_BT.exp() - 1 - log_BT)

@@ -1,0 +1,251 @@
+"""Models and tokenizers: from a Hugging Face folder or hub, or tiny ones from scratch."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...store.conversation import text_of
+from ...store.errors import ConfigError, missing_extra
+from ...store.records import Message
+from ..config import FrozenModel, TinyModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+_TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+"""What was said, one after the other; what the model said ends as it was sampled."""
+
+
+def load(config: FrozenModel, *, seed: int) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
+    """Load (or make) a model and its tokenizer; an adapter becomes part of the model below it."""
+    if config.tiny is not None:
+        return make_tiny(config.tiny, seed=seed)
+    assert config.path is not None, "the configuration has a path or a tiny model"
+    model, tokenizer = load_folder(config.path, dtype=config.dtype)
+    if getattr(model, "peft_config", None):
+        from .lora import merge
+
+        merge(model)
+    return model, tokenizer
+
+
+def load_folder(
+    path: str | Path, *, dtype: str = "float32"
+) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
+    """Load a causal language model and its tokenizer from a folder in the Hugging Face format.
+
+    The folder of an adapter gives the model below it, with the adapter on top. Raises ConfigError
+    for what cannot be loaded.
+    """
+    try:
+        import torch
+        from safetensors import SafetensorError
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+    except ImportError as error:
+        raise missing_extra(error.name or "transformers", "train") from error
+    logging.disable_progress_bar()  # jobs show their own progress
+    from .adapter_files import is_adapter
+
+    if is_adapter(path):
+        return _load_adapter(Path(path), dtype=dtype)
+    check_place(path)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=getattr(torch, dtype))
+        tokenizer = AutoTokenizer.from_pretrained(str(path))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(
+            f"`{path}` is not a model that can be loaded: {str(error).splitlines()[0]}"
+        ) from error
+    return model, tokenizer
+
+
+def check_place(path: str | Path) -> None:
+    """Raise ConfigError for what is no folder, and cannot be the name of a hub's model either."""
+    text = str(path)
+    if text.startswith(("/", ".", "~")) and not Path(path).is_dir():
+        raise ConfigError(f"`{text}` is not a model that can be loaded: there is no such folder")
+
+
+def check_folder(path: str | Path) -> None:
+    """Raise ConfigError for a folder that holds no model, before anything is loaded."""
+    check_place(path)
+    files = ("config.json", "adapter_config.json")
+    if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in files):
+        raise ConfigError(f"`{path}` is not a model that can be loaded: it has no `config.json`")
+
+
+def _load_adapter(
+    folder: Path, *, dtype: str
+) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
+    from transformers import AutoTokenizer
+
+    from .adapter_files import add_stored, base_of
+
+    place, digest = base_of(folder)
+    try:
+        model, tokenizer = load_folder(place, dtype=dtype)
+    except ConfigError as error:
+        raise ConfigError(f"the model below the adapter in `{folder}`: {error}") from error
+    add_stored(model, folder, digest=digest)
+    if (folder / "tokenizer_config.json").is_file():
+        tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    return model, tokenizer
+
+
+def make_tiny(spec: TinyModel, *, seed: int) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
+    """Make a small Qwen3 model with random weights, and a tokenizer of single characters."""
+    try:
+        import torch
+        from transformers import Qwen3Config, Qwen3ForCausalLM
+    except ImportError as error:
+        raise missing_extra(error.name or "transformers", "train") from error
+    tokenizer = character_tokenizer(spec.alphabet)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size or 4 * spec.hidden_size,
+        num_hidden_layers=spec.layers,
+        num_attention_heads=spec.heads,
+        num_key_value_heads=spec.heads,
+        head_dim=spec.hidden_size // spec.heads,
+        max_position_embeddings=spec.max_length,
+        initializer_range=spec.init_std,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=eos_id(tokenizer),
+        pad_token_id=pad_id(tokenizer),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    return model, tokenizer
+
+
+def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
+    """Make a tokenizer with one token for each character of `alphabet`; others become `<unk>`."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<eos>", "<unk>", *dict.fromkeys(alphabet)]
+    raw = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # type: ignore[assignment]
+    raw.decoder = decoders.Fuse()  # type: ignore[assignment]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        chat_template=_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def tokenizer_in(folder: Path) -> "PreTrainedTokenizerFast | None":
+    """Return the tokenizer that lies in a folder, None where there is none."""
+    if not (folder / "tokenizer_config.json").is_file():
+        return None
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise missing_extra("transformers", "train") from error
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+
+
+def prompt_ids(
+    tokenizer: "PreTrainedTokenizerFast",
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[dict[str, Any]] | None = None,
+) -> list[int]:
+    """Return the tokens that a policy is asked with: the chat template, ready for the answer.
+
+    A tokenizer without a chat template gets the contents, one after the other, behind the token
+    that it puts before texts by itself, if any. A chat template writes such a token where it
+    belongs.
+    """
+    if tokenizer.chat_template is None:
+        return _begun(tokenizer, plain(messages))
+    ids = tokenizer.apply_chat_template(
+        list(messages),  # type: ignore[arg-type]
+        tools=list(tools) if tools else None,  # type: ignore[arg-type]
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=False,
+    )
+    return list(ids)  # type: ignore[arg-type]
+
+
+def plain(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return a conversation as a tokenizer without a chat template reads it: all of its text."""
+    return "".join(text_of(m.get("content")) or "" for m in messages)
+
+
+def response_ids(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
+    """Return the tokens of an answer given as text, with the end token."""
+    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return [*ids, eos_id(tokenizer)]
+
+
+def document_ids(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
+    """Return the tokens of a whole text, between the tokens that begin and end one."""
+    return [*_begun(tokenizer, text), eos_id(tokenizer)]
+
+
+def _begun(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
+    """Return a text's tokens behind those that the tokenizer puts before texts by itself.
+
+    What it puts behind them, as an end token, is left out: the text may go on. A text that is
+    written with its first token already has it once.
+    """
+    found = tokenizer(text, return_special_tokens_mask=True)
+    ids, is_added = list(found["input_ids"]), list(found["special_tokens_mask"])
+    if 0 not in is_added:  # of an empty text
+        return [token for token in ids if token != eos_id(tokenizer)]
+    start, end = is_added.index(0), len(ids) - is_added[::-1].index(0)
+    first, body = ids[:start], ids[start:end]
+    return body if body[:start] == first else [*first, *body]
+
+
+def eos_id(tokenizer: "PreTrainedTokenizerFast") -> int:
+    """Return the token that ends an answer."""
+    return int(tokenizer.eos_token_id)  # type: ignore[arg-type]
+
+
+def pad_id(tokenizer: "PreTrainedTokenizerFast") -> int:
+    """Return the token that fills up a batch; the end token where there is none of its own."""
+    found = tokenizer.pad_token_id
+    return eos_id(tokenizer) if found is None else int(found)  # type: ignore[arg-type]
+
+
+def put(model: "PreTrainedModel", device: str) -> "PreTrainedModel":
+    """Put a model on a device; `auto` takes a GPU when there is one."""
+    import torch
+
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    return model.to(device=torch.device(chosen))  # pyright: ignore[reportCallIssue]
+
+
+def tokenizer_digest(tokenizer: "PreTrainedTokenizerFast") -> str:
+    """Digest a tokenizer: its vocabulary, rules and chat template, however they were loaded."""
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    for name in ("padding", "truncation"):  # left there by the last call, and none of its rules
+        rules.pop(name, None)
+    text = json.dumps([rules, tokenizer.chat_template], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def max_length(model: "PreTrainedModel") -> int | None:
+    """Return how many tokens a model takes, if its configuration says so."""
+    return getattr(model.config, "max_position_embeddings", None)
+
+
+def vocabulary(model: "PreTrainedModel") -> int:
+    """Return how many different tokens a model reads."""
+    weight: Any = model.get_input_embeddings().weight
+    return int(weight.shape[0])

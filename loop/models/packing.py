@@ -1,0 +1,122 @@
+"""Sequences laid one after another in one row, so that no position of a network is padding."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from .lm_head import evaluating, tolerance
+
+ATTENTION = "sdpa_packed"
+"""The name of the attention below, among those of transformers."""
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_lengths: Sequence[int] | None = None,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Let each of the packed sequences attend to itself; without lengths, do as sdpa does.
+
+    Its cost is the sum of the squares of the lengths. With one mask for all it is the square of
+    their sum.
+    """
+    if packed_lengths is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, sliding_window=sliding_window, **options
+        )
+    parts = zip(*(x.split(list(packed_lengths), dim=2) for x in (query, key, value)), strict=True)
+    found = [
+        sdpa_attention_forward(module, q, k, v, _window(q, sliding_window), **options)[0]
+        for q, k, v in parts
+    ]
+    return torch.cat(found, dim=1), None
+
+
+def _window(query: Tensor, size: int | None) -> Tensor | None:
+    """Return which tokens see which [1, 1, L, L], where that is not all that came before."""
+    length = query.shape[2]
+    if size is None or length <= size:
+        return None
+    place = torch.arange(length, device=query.device)
+    distance = place[:, None] - place[None, :]
+    return ((distance >= 0) & (distance < size))[None, None]
+
+
+AttentionInterface.register(ATTENTION, _attend)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+def read_lengths(wanted_BT: Tensor) -> Tensor:
+    """Return how many tokens of each sequence must be read [B], at least one in all.
+
+    Nothing behind the last wanted position: it could not be seen from there.
+    """
+    place_T = torch.arange(1, wanted_BT.shape[1] + 1, device=wanted_BT.device)
+    lengths_B = (wanted_BT * place_T).amax(1)
+    return lengths_B if lengths_B.any() else lengths_B.index_fill(0, place_T[:1] - 1, 1)
+
+
+def hidden(backbone: nn.Module, token_ids_BT: Tensor, wanted_BT: Tensor, *, packed: bool) -> Tensor:
+    """Return the hidden states of M wanted positions, row by row: [M, D].
+
+    No attention mask without packing: padding stands on the right, where causal attention never
+    looks.
+    """
+    lengths_B = read_lengths(wanted_BT)
+    if not packed:
+        width = int(lengths_B.max())
+        found = backbone(input_ids=token_ids_BT[:, :width], use_cache=False)
+        return found.last_hidden_state[wanted_BT[:, :width]]
+    place_T = torch.arange(token_ids_BT.shape[1], device=token_ids_BT.device)
+    read_BT = place_T < lengths_B[:, None]
+    found = backbone(
+        input_ids=token_ids_BT[read_BT][None],
+        position_ids=place_T.expand_as(token_ids_BT)[read_BT][None],
+        # four dimensions are taken as they are, and nobody looks: else a mask of all pairs is made
+        attention_mask=token_ids_BT.new_ones(1, 1, 1, 1),
+        packed_lengths=[n for n in lengths_B.tolist() if n],
+        use_cache=False,
+    )
+    return found.last_hidden_state[0][wanted_BT[read_BT]]
+
+
+@torch.no_grad()
+def can_pack(model: PreTrainedModel) -> bool:
+    """Make a model able to read packed sequences, and tell whether that is so.
+
+    A model is able that calls attention by its name, as sdpa, and has no other memory. Whether it
+    is, two short sequences show, packed and alone.
+    """
+    before = model.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
+    if before == ATTENTION:
+        return True
+    if before != "sdpa":
+        return False
+    model.set_attn_implementation(ATTENTION)
+    backbone = model.get_decoder()
+    tokens = (
+        torch.arange(8, device=model.device).reshape(2, 4)
+        % model.config.get_text_config().vocab_size
+    )
+    wanted = torch.tensor([[True] * 4, [True, True, True, False]], device=model.device)
+    with evaluating(model):
+        alone = torch.cat([backbone(input_ids=row[None], use_cache=False)[0][0] for row in tokens])
+        try:
+            together = hidden(backbone, tokens, wanted, packed=True)
+        except (TypeError, ValueError, RuntimeError):  # it does not take these arguments
+            together = torch.full_like(alone[:7], torch.nan)
+    if float((together - alone[:7]).abs().max()) <= tolerance(model) * float(alone.abs().max()):
+        return True
+    model.set_attn_implementation(before)
+    return False

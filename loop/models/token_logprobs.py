@@ -1,0 +1,181 @@
+"""One pass of a network over a batch: what it says of each token, without [B, T, V] as a whole."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from ...store.errors import ConfigError
+from ..losses.batch import Batch
+from .divergence import Compare, compared
+from .lm_head import (
+    LOGITS_BYTES,
+    Head,
+    Temperature,
+    head_of,
+    logprobs_at,
+    of_tokens,
+    split_temperature,
+)
+from .packing import can_pack, hidden
+
+Statistic = Callable[[Tensor, Tensor], Tensor]
+"""A number [M] for each of M tokens, of the log-probs of all V [M, V] and the token that came."""
+
+STATISTICS: Mapping[str, Statistic] = {
+    "logprobs": lambda logprobs_MV, token_M: logprobs_MV.gather(-1, token_M[:, None])[:, 0],
+    "entropy": lambda logprobs_MV, token_M: -(logprobs_MV.exp() * logprobs_MV).sum(-1),
+    "discriminator": lambda logprobs_MV, token_M: _discriminator(logprobs_MV),
+}
+"""What can be said of a token by its distribution over the vocabulary."""
+
+
+def _discriminator(logprobs_MV: Tensor) -> Tensor:
+    """Return the mean of p (H + log p), how entropy answers to a token (arXiv:2602.03392): [M]."""
+    p_MV = logprobs_MV.exp()
+    entropy_M1 = -(p_MV * logprobs_MV).sum(-1, keepdim=True)
+    return (p_MV.square() * (entropy_M1 + logprobs_MV)).sum(-1)
+
+
+class Scorer(nn.Module):
+    """A language model that says how likely tokens are; all its work is in `forward`."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        packing: bool | None = False,
+        logits_bytes: int = LOGITS_BYTES,
+    ) -> None:
+        """Packing: whether sequences are read one after another in a row; None: if it can be.
+
+        Raises ConfigError when the model cannot.
+        """
+        super().__init__()
+        self.model = model
+        self.packs = packing is not False and can_pack(model)
+        """Whether sequences are laid one after another, without padding."""
+        self.logits_bytes = logits_bytes
+        self._head = head_of(model)
+        if packing and not self.packs:
+            raise ConfigError(
+                f"`trainer.packing` is true, and `{type(model).__name__}` cannot read packed "
+                "sequences; set it to auto or false"
+            )
+
+    def forward(
+        self,
+        token_ids_BT: Tensor,
+        mask_BT: Tensor,
+        *,
+        temperature: Temperature = 1.0,
+        statistics: Sequence[str] = ("logprobs",),
+        against: tuple[PreTrainedModel, Compare] | None = None,
+    ) -> dict[str, Tensor]:
+        """Return statistics of each token for which the mask is set [B, T], 0 for the others.
+
+        The temperature is that of all rows, or of each [B]. No attention mask: padding stands on
+        the right, where causal attention never looks. With `against`, a teacher and what to make of
+        both distributions, `vocabulary` is that.
+        """
+        wanted_BT = nn.functional.pad(mask_BT[:, 1:] > 0, (0, 1))
+        temperature = _of_each(temperature, wanted_BT)
+        if against is not None:
+            return compared(
+                self.model,
+                *against,
+                token_ids_BT,
+                mask_BT,
+                temperature=temperature,
+                chunk_bytes=self.logits_bytes,
+            )
+        token_M = token_ids_BT.roll(-1, 1)[wanted_BT]
+        found = self._found(token_ids_BT, wanted_BT, token_M, temperature, statistics)
+        return {name: _placed(found[name], wanted_BT) for name in statistics}
+
+    def _found(
+        self,
+        token_ids_BT: Tensor,
+        wanted_BT: Tensor,
+        token_M: Tensor,
+        temperature: Temperature,
+        names: Sequence[str],
+    ) -> dict[str, Tensor]:
+        """Return statistics of the tokens that come after wanted positions: each [M]."""
+        head = self._head
+        if head is None:  # no way around the model's own logits
+            logits_BTV = self.model(input_ids=token_ids_BT, use_cache=False).logits
+            logprobs_MV = logprobs_at(logits_BTV[wanted_BT].float(), temperature)
+            return {name: STATISTICS[name](logprobs_MV, token_M) for name in names}
+        hidden_MD = hidden(self.model.get_decoder(), token_ids_BT, wanted_BT, packed=self.packs)
+        if type(head.layer) is not nn.Linear or not set(names) <= {"logprobs", "entropy"}:
+            return self._chunked(head, hidden_MD, token_M, temperature, names)
+        values = of_tokens(
+            head,
+            hidden_MD,
+            token_M,
+            temperature=temperature,
+            entropy="entropy" in names,
+            logits_bytes=self.logits_bytes,
+        )
+        return dict(zip(("logprobs", "entropy"), values, strict=False))
+
+    def _chunked(
+        self,
+        head: Head,
+        hidden_MD: Tensor,
+        token_M: Tensor,
+        temperature: Temperature,
+        names: Sequence[str],
+    ) -> dict[str, Tensor]:
+        def part(hidden_CD: Tensor, token_C: Tensor, at: Temperature) -> tuple[Tensor, ...]:
+            logprobs_CV = head.logprobs(hidden_CD, temperature=at)
+            return tuple(STATISTICS[name](logprobs_CV, token_C) for name in names)
+
+        size = max(1, self.logits_bytes // (16 * self.model.config.get_text_config().vocab_size))
+        at = split_temperature(temperature, size, len(token_M))
+        chunks = [
+            checkpoint(part, *one, use_reentrant=False) if torch.is_grad_enabled() else part(*one)
+            for one in zip(hidden_MD.split(size), token_M.split(size), at, strict=True)
+        ]
+        return {
+            name: torch.cat(values)
+            for name, values in zip(names, zip(*chunks, strict=True), strict=True)
+        }
+
+
+def _of_each(temperature: Temperature, wanted_BT: Tensor) -> Temperature:
+    """Return the temperature of the tokens after wanted positions [M], or one that all have."""
+    if not isinstance(temperature, Tensor):
+        return temperature
+    lowest, highest = torch.stack(temperature.aminmax()).tolist()
+    if lowest == highest:
+        return lowest
+    return temperature[:, None].expand_as(wanted_BT)[wanted_BT]
+
+
+def _placed(values_M: Tensor, wanted_BT: Tensor) -> Tensor:
+    """Return values of next tokens as those of the tokens themselves, 0 elsewhere: [B, T]."""
+    full_BT = values_M.new_zeros(wanted_BT.shape).masked_scatter(wanted_BT, values_M)
+    return full_BT.roll(1, 1)
+
+
+def token_logprobs(
+    model: PreTrainedModel, token_ids_BT: Tensor, *, temperature: float = 1.0
+) -> Tensor:
+    """Return the log-prob of each token given those before it [B, T], in nats; the first has 0."""
+    mask_BT = torch.ones_like(token_ids_BT)
+    return Scorer(model)(token_ids_BT, mask_BT, temperature=temperature)["logprobs"]
+
+
+def scored(
+    scorer: nn.Module,
+    batch: Batch,
+    *,
+    temperature: Temperature,
+    statistics: Sequence[str] = ("logprobs",),
+) -> dict[str, Tensor]:
+    """Return statistics of the trained tokens of a batch, each [B, T]."""
+    return scorer(batch.token_ids_BT, batch.mask_BT, temperature=temperature, statistics=statistics)

@@ -1,0 +1,1 @@
+"""Tasks, data and workflows that need no download."""

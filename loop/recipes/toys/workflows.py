@@ -1,0 +1,49 @@
+"""Workflows for the tasks that need no download."""
+
+import asyncio
+from dataclasses import replace
+from math import exp
+from statistics import NormalDist
+
+from ....store import Experience, Task
+from ....store.ids import content_id
+from ...inference.policy import Policy
+from ...workflows.single_turn import experience
+from .sums import share_right
+
+
+async def step_by_step(task: Task, policy: Policy, *, steps: int = 4) -> list[Experience]:
+    """Ask for one piece of the answer after the other; each is a row, and all have its reward.
+
+    The prompt of a step is the task's with what was said so far, so that tries which said the same
+    stand at the same state. It ends when the policy has nothing to add. `sampling.max_tokens` is
+    the length of a piece; the reward is `share_right` of the whole.
+    """
+    rows: list[Experience] = []
+    said = ""
+    for _ in range(steps):
+        asked = [*task.messages[:-1], {"role": "user", "content": f"{task.prompt_text}{said}"}]
+        [completion] = await policy.generate(asked)
+        row = experience(replace(task, messages=asked), completion)
+        rows.append(replace(row, task_id=task.task_id))
+        said += completion.text
+        if not completion.text:
+            break
+    reward = share_right(task, Experience(task_id=task.task_id, response_text=said))
+    return [row.with_reward({"share_right": reward}) for row in rows]
+
+
+async def long_tail(
+    task: Task, policy: Policy, *, median: float = 0.05, sigma: float = 1.0, longest: float = 2.0
+) -> None:
+    """Ask once, and take as long as an environment with a long tail would.
+
+    The seconds are log-normal with this median and sigma, at most `longest`; they follow from the
+    answer's tokens and log-probs, so that no two tries of a group take the same time.
+    """
+    [completion] = await policy.generate(task.messages)
+    sampled = list(completion.token_ids or ()), list(completion.logprobs or ())
+    seed = content_id(task.task_id, *sampled)
+    chance = int(seed[:12], 16) / 16**12
+    seconds = median * exp(sigma * NormalDist().inv_cdf(min(max(chance, 1e-9), 1 - 1e-9)))
+    await asyncio.sleep(min(seconds, longest))

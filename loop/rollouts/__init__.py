@@ -1,0 +1,1 @@
+"""Groups of rollouts: run, timed out, and written as rows."""

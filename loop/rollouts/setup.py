@@ -1,0 +1,89 @@
+"""From a run's configuration to the runners that try its groups."""
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from ...operators.async_map import run_apart
+from ...store import Task
+from ..config import EvaluateConfig, ExplorerConfig, RunConfig, SamplingConfig
+from ..inference.build import answering, close, others
+from ..inference.policy import Sampling
+from ..runs.job import Job
+from ..trajectories.rewards import rewards_of
+from ..weight_sync import started_from
+from .group import Trying, workflow_of
+from .timeouts import Clock
+from .workers import LocalRunner, Team
+
+
+def sampling(config: SamplingConfig) -> Sampling:
+    """Return a configuration's way of sampling; the seed comes with each rollout."""
+    return Sampling(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        min_p=config.min_p,
+        max_tokens=config.max_tokens,
+        stop=config.stop,
+    )
+
+
+def trying(config: RunConfig, group_size: int, *, greedy_tries: int = 0) -> Trying:
+    """Return how the tasks of a run are tried."""
+    explorer = config.explorer or ExplorerConfig()
+    dynamic = explorer.dynamic_timeout
+    return Trying(
+        workflow=workflow_of(explorer.workflow, explorer.models),
+        rewards=rewards_of(explorer.rewards),
+        group_size=group_size,
+        greedy_tries=greedy_tries,
+        sampling=sampling(explorer.sampling),
+        seed=config.seed,
+        run_id=config.name,
+        try_seconds=explorer.try_seconds,
+        retries=explorer.retries,
+        places=asyncio.Semaphore(explorer.tries_at_once) if explorer.tries_at_once else None,
+        clock=Clock(dynamic.ratio, dynamic.after) if dynamic else Clock(),
+    )
+
+
+def measuring(settings: EvaluateConfig, how: Trying, task: Task, run_id: str) -> Trying:
+    """Return how a task is tried for a measurement whose rows have this run_id.
+
+    No limit that follows how long tries take holds, nor counts these.
+    """
+    own = settings.of(task.taskset)
+    return replace(
+        how,
+        group_size=own.group_size,
+        greedy_tries=0,
+        sampling=sampling(own.sampling),
+        run_id=run_id,
+        clock=Clock(),
+    )
+
+
+async def start_team(job: Job, how: Trying, folder: Path) -> Team:
+    """Start the runners of a run, with the model of a folder: one here, or several on Ray."""
+    if job.config.cluster is not None:
+        from ..explorer.ray.pool import start_fleet
+
+        return await start_fleet(job, how, folder)
+    return Team([start_runner(job.config, how, started_from(job, folder))])
+
+
+def start_runner(config: RunConfig, how: Trying, folder: Path) -> LocalRunner:
+    """Start a runner in this process."""
+    explorer = config.explorer or ExplorerConfig()
+    beside = others(explorer.models, seed=config.seed)
+    how.models.update(beside)
+    try:
+        policy = answering(explorer.engine, folder, config.model, sampling=how.sampling)
+    except BaseException:
+        run_apart(close(beside.values()))
+        raise
+    settings = config.evaluate or EvaluateConfig()
+    message = partial(measuring, settings, how)
+    return LocalRunner(policy, how, beside=beside.values(), measuring=message)

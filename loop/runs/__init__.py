@@ -1,0 +1,1 @@
+"""Bookkeeping of a job: attempts, locks, metrics, experiment trackers, progress, Ray."""

@@ -1,0 +1,299 @@
+"""A run's jobs: who may start, which attempt it is, and the row that says how it ended."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from ...operators import resolve
+from ...operators.source_digest import digest
+from ...pipelines.inline import Chain
+from ...store import Store, interrupts
+from ...store.change_feed import Tail
+from ...store.errors import ConfigError, JobError
+from ...store.records import now
+from ...store.snapshots import current
+from ..config import ExplorerConfig, RunConfig
+from ..rollouts.group import workflow_of
+from ..trajectories.rewards import rewards_of
+
+
+@dataclass(frozen=True)
+class Job:
+    """One attempt of one job of a run."""
+
+    store: Store
+    config: RunConfig
+    name: str
+    """explore, train or evaluate."""
+    attempt: int
+    folder: Path
+    """Where the run keeps checkpoints and weights."""
+    title: str | None = None
+    """What the job is called in `runs`; None: as the run."""
+    started_at: datetime = field(default_factory=now)
+
+    @property
+    def run_id(self) -> str:
+        """The run's id: its name."""
+        return self.config.name
+
+    def step_id(self, step: int) -> str:
+        """Name a step of this attempt, for rows of other tables that belong to it."""
+        return f"{self.run_id}/{self.attempt:03d}/{step:06d}"
+
+
+def run_folder(store: Store, config: RunConfig) -> Path:
+    """Return the folder of a run's checkpoints and weights."""
+    if config.output is not None:
+        name = f"{config.name}@{store.branch_name}" if store.branch_name else config.name
+        return Path(config.output).expanduser().absolute() / name
+    if store.runs_folder is None:
+        raise ConfigError(
+            "`output` is missing: a store that is no local folder needs one for weights"
+        )
+    return store.runs_folder / config.name
+
+
+def is_live(store: Store, run_id: str, name: str) -> bool | None:
+    """Tell whether a process is this job of a run; None when the lock it holds is elsewhere."""
+    if store.runs_folder is None or not (lock := _lock(store.runs_folder / run_id, name)).is_file():
+        return None
+    try:
+        with FileLock(lock, timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def _lock(folder: Path, name: str) -> Path:
+    return folder / f".{name}.lock"
+
+
+@contextmanager
+def job(
+    store: Store, config: RunConfig, name: str, *, resume: bool, title: str | None = None
+) -> Iterator[Job]:
+    """Hold the right to be this job of the run; other processes that try are refused.
+
+    Raises ConfigError when the job was started before and `resume` is false, or when the run's
+    stored configuration is another.
+    """
+    folder = run_folder(store, config)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(_lock(folder, name), timeout=0)
+    try:
+        with lock:
+            attempt = _next_attempt(store, config, name, resume=resume)
+            if attempt == 1 and name == "train" and (folder / "checkpoints").exists():
+                raise ConfigError(
+                    f"`{folder}` holds checkpoints of a run `{config.name}` that this store does "
+                    "not know; choose another `output`, or move them away"
+                )
+            yield Job(store, config, name, attempt, folder, title)
+    except Timeout as error:
+        raise JobError(f"`{name}` of run `{config.name}` is running in another process") from error
+
+
+def beside(job: Job, name: str) -> Job:
+    """Return another job of the run that the process of this one does too.
+
+    Others may do it at the same time.
+    """
+    attempt = _next_attempt(job.store, job.config, name, resume=True)
+    return replace(job, name=name, attempt=attempt)
+
+
+@contextmanager
+def recorded(job: Job, *, start_step: int) -> Iterator[None]:
+    """Write that the job runs, and at the end how it ended."""
+    _record(job, "running", start_step)
+    ended = Lock()
+
+    def end(status: str, error: str | None = None) -> None:
+        if ended.acquire(blocking=False):
+            _record(job, status, start_step, error=error, ended=now())
+
+    try:
+        with interrupts.last_words(partial(end, "interrupted")):
+            yield
+    except BaseException as error:
+        text = str(error) or type(error).__name__
+        end("interrupted" if interrupts.caused(error) else "failed", text[:2000])
+        raise
+    end("done")
+
+
+def _record(
+    job: Job,
+    status: str,
+    start_step: int,
+    *,
+    error: str | None = None,
+    ended: datetime | None = None,
+) -> None:
+    row = {
+        "run_id": job.run_id,
+        "attempt": job.attempt,
+        "job": job.name,
+        "name": job.title or job.config.name,
+        "config": stored_config(job.config),
+        "code_version": version("rlake"),
+        "status": status,
+        "start_step": start_step,
+        "functions": functions_of(job),
+        "error": error,
+        "started_at": job.started_at,
+        "ended_at": ended,
+    }
+    job.store.append("runs", [row])
+
+
+def functions_of(job: Job) -> list[dict[str, str]] | None:
+    """Return what the job runs of users' code: workflow, rewards and operators, by their digests.
+
+    A trainer runs operators only, and need not have the others installed.
+    """
+    if job.name == "train":
+        trained = Chain([resolve(spec) for spec in job.config.trainer.operators]).functions
+        return [{"name": name, "value": value} for name, value in trained.items()] or None
+    explorer = job.config.explorer or ExplorerConfig()
+    workflow = explorer.workflow
+    name = workflow if isinstance(workflow, str) else next(iter(workflow))
+    used = {f"workflow:{name}": digest(workflow_of(workflow, explorer.models))}
+    for name, (reward, _) in rewards_of(explorer.rewards).items():
+        used[f"reward:{name}"] = digest(reward)
+    if job.name == "explore":
+        used |= Chain([resolve(spec) for spec in explorer.operators]).functions
+    return [{"name": name, "value": value} for name, value in used.items()]
+
+
+def stored_config(config: RunConfig) -> str:
+    """Return the resolved configuration as JSON text, with what the schedule works out.
+
+    Models that are another run's weights stand in it as that, not as the folder where they lie.
+    """
+    tree = _without_folders(config.model_dump(mode="json", exclude={"store", "output"}))
+    tree["schedule"]["max_lag"] = config.schedule.lag
+    return RunConfig.model_validate(tree).model_dump_json(exclude={"store", "output"})
+
+
+def _without_folders(tree: dict[str, Any]) -> dict[str, Any]:
+    found = {k: _without_folders(v) if isinstance(v, dict) else v for k, v in tree.items()}
+    if found.get("run") is not None and "path" in found and "tiny" in found:
+        found["path"] = None
+    return found
+
+
+def _next_attempt(store: Store, config: RunConfig, name: str, *, resume: bool) -> int:
+    rows = store.sql(
+        f"SELECT job, attempt, config, status FROM runs WHERE run_id = '{config.name}' "
+        "ORDER BY created_at"
+    ).fetchall()
+    mine = [row for row in rows if row[0] == name]
+    if mine and not resume and name != "evaluate":
+        raise ConfigError(
+            f"run `{config.name}` was started before (its `{name}` is {mine[-1][3]}); go on with "
+            "`--resume`, or name a new run with `--set name=...`"
+        )
+    made = [row for row in rows if row[0] != "evaluate"]  # measuring does not make a run
+    if made and name != "evaluate":
+        same_config(made[-1][2], config)
+    return max((row[1] for row in mine), default=0) + 1
+
+
+def same_config(stored: str, config: RunConfig) -> None:
+    """Refuse to continue a run as another; a longer run, or other waits, are the same run."""
+    before = RunConfig.model_validate_json(stored).model_dump(mode="json")
+    after = RunConfig.model_validate_json(stored_config(config)).model_dump(mode="json")
+    for tree in (before, after):
+        tree["trainer"].pop("steps")
+        tree["trainer"].pop("keep_checkpoints")
+        tree["trainer"].pop("parallel")
+        tree["schedule"].pop("wait_seconds")
+        tree["schedule"].pop("weights")
+        tree.pop("cluster")
+        tree.pop("evaluate")
+        tree.pop("serve")
+        tree.pop("monitors")
+    key = _first_difference(before, after)
+    if key is not None:
+        raise ConfigError(
+            f"run `{config.name}` was started with another `{key}`; restore it, or name a new run "
+            "with `--set name=...`"
+        )
+
+
+def _first_difference(before: object, after: object, path: str = "") -> str | None:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in {**before, **after}:
+            found = _first_difference(
+                before.get(key), after.get(key), f"{path}.{key}" if path else key
+            )
+            if found:
+                return found
+        return None
+    return None if before == after else path
+
+
+def pinned(job: Job, what: str) -> Store:
+    """Return the store as it was when the run first looked: snapshot `RUN.WHAT`, made if missing.
+
+    What comes to the store later does not change what a resumed run does.
+    """
+    name = f"{job.run_id}.{what}"
+    if name not in current(job.store):
+        job.store.snapshot(name, note=f"what `{job.name}` of run `{job.run_id}` works on")
+    return job.store.at(name)
+
+
+class OtherJobError(JobError):
+    """The other job of the run failed; its own error is the reason."""
+
+
+class Watch:
+    """Follows how the jobs of a run stand, reading only what is new."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        columns = ["attempt", "job", "status", "start_step", "error", "ended_at"]
+        self._tail = Tail(columns, run_id=job.run_id)
+        self._rows: list[dict[str, Any]] = []
+        self._lock = Lock()
+
+    def _refresh(self) -> list[dict[str, Any]]:
+        dataset = self._job.store.dataset("runs")
+        with self._lock:  # a job may ask from several threads
+            if self._tail.moved(dataset):
+                rows = self._tail.read(dataset).to_pylist()
+                self._rows = rows if self._tail.restarted else self._rows + rows
+            return self._rows
+
+    def check(self, name: str) -> None:
+        """Raise OtherJobError when a job's newest attempt failed since this one started.
+
+        An attempt that is as new as this one counts too: it failed while this one was starting.
+        """
+        rows = [row for row in self._refresh() if row["job"] == name]
+        newest = max(
+            rows, key=lambda row: (row["attempt"], row["ended_at"] is not None), default=None
+        )
+        if newest and newest["status"] in ("failed", "interrupted"):
+            since = newest["ended_at"] > self._job.started_at
+            if not since and newest["attempt"] < self._job.attempt:
+                return
+            raise OtherJobError(f"`{name}` of run `{self._job.run_id}` failed: {newest['error']}")
+
+    def counts(self, attempt: int, step: int) -> bool:
+        """Tell whether what an attempt of the trainer did at a step was not done again later."""
+        return not any(
+            row["job"] == "train" and row["attempt"] > attempt and row["start_step"] <= step
+            for row in self._refresh()
+        )

@@ -1,0 +1,85 @@
+"""A trainer that Ray places: it shares with the run that started it nothing but the store."""
+
+import sys
+import threading
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from ...store import Store, connect
+from ...store.errors import JobError
+from ..config import RunConfig
+from ..explorer.ray.worker import last_line
+from .ray import connected, options
+
+LOOK_SECONDS = 0.2
+"""How soon it is noticed that the trainer began, or that the run is stopped."""
+STOP_SECONDS = 10.0
+"""How long the trainer may take to end when the run is stopped."""
+
+
+def train_placed(
+    store: Store,
+    config: RunConfig,
+    *,
+    resume: bool,
+    stop: threading.Event,
+    ready: Callable[[], None],
+) -> None:
+    """Train on the cluster; raises what the trainer raises, JobError when its process dies.
+
+    `ready` is called when its attempt is on record.
+    """
+    assert config.cluster is not None
+    assert config.cluster.trainer is not None, "the configuration places the trainer"
+    before = _attempts(store, config)
+    with connected(config.cluster) as ray:
+        work = ray.remote(max_retries=0, max_calls=1)(_train)
+        paths = [path for path in sys.path if path]
+        placed = work.options(**options(config.cluster.trainer)).remote(
+            store.uri, store.storage_options, config, resume, paths
+        )
+        is_ready, deadline = False, float("inf")
+        while not ray.wait([placed], timeout=LOOK_SECONDS)[0]:
+            if not is_ready and _attempts(store, config) > before:
+                is_ready = True
+                ready()
+            if stop.is_set():
+                deadline = min(deadline, perf_counter() + STOP_SECONDS)
+            if perf_counter() > deadline:
+                ray.cancel(placed, force=True)
+                raise JobError("the run was stopped")
+        _result(ray, placed)
+
+
+def _result(ray: Any, placed: Any) -> None:
+    try:
+        ray.get(placed)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, Exception):
+            raise error.cause from None
+        raise JobError(f"the trainer failed: {last_line(error)}") from error
+    except ray.exceptions.RayError as error:
+        raise JobError(f"the trainer's process died: {last_line(error)}") from error
+
+
+def _attempts(store: Store, config: RunConfig) -> int:
+    """Return how often the run's trainer was started, as far as it is on record."""
+    [(attempt,)] = store.sql(
+        "SELECT coalesce(max(attempt), 0) FROM runs "
+        f"WHERE run_id = '{config.name}' AND job = 'train'"
+    ).fetchall()
+    return attempt
+
+
+def _train(
+    uri: str,
+    storage_options: dict[str, str] | None,
+    config: RunConfig,
+    resume: bool,  # noqa: FBT001 - calls to Ray travel with positions
+    paths: list[str],
+) -> None:
+    sys.path.extend(path for path in paths if path not in sys.path)
+    from ..run import train
+
+    train(connect(uri, create=False, storage_options=storage_options), config, resume=resume)

@@ -1,0 +1,59 @@
+"""Experiment trackers: one file each, with one class; others as `package.module:Class`."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from importlib import import_module
+from importlib.util import find_spec
+from pkgutil import iter_modules
+from typing import Any
+
+from pydantic import ValidationError
+
+from ....store.errors import ConfigError, missing_extra, nearest
+
+__all__ = ["names", "resolve"]
+
+
+def names() -> list[str]:
+    """Return the names of the packaged monitors: those of their files."""
+    return sorted(m.name for m in iter_modules(__path__))
+
+
+def resolve(spec: str | Mapping[str, Mapping[str, Any] | None]) -> tuple[str, Any]:
+    """Build the monitor that a configuration names, and return its name with it.
+
+    Raises ConfigError for a name or a parameter that does not exist, MissingExtraError when the
+    tracker is not installed.
+    """
+    name, params = (spec, None) if isinstance(spec, str) else next(iter(spec.items()))
+    kind = _class(name)
+    try:
+        return name.rpartition(":")[2], kind(**(params or {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        if first["type"] == "unexpected_keyword_argument":
+            known = [field.name for field in fields(kind) if field.init]
+            message = f"has no parameter `{where}`{nearest(where, known)}"
+        else:
+            message = f"parameter `{where}`: {first['msg'].lower()}, got {first['input']!r}"
+        raise ConfigError(f"the monitor `{name}` {message}") from error
+    except TypeError as error:
+        raise ConfigError(f"the monitor `{name}` cannot be made so: {error}") from error
+
+
+def _class(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    if attribute:
+        try:
+            return getattr(import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(f"there is no monitor `{name}`: {error}") from error
+    if name not in names():
+        raise ConfigError(f"there is no monitor `{name}`{nearest(name, names())}")
+    if find_spec(name) is None:
+        raise missing_extra(name, name)
+    found = vars(import_module(f".{name}", __name__))
+    return next(
+        v for v in found.values() if isinstance(v, type) and v.__module__.endswith(f".{name}")
+    )

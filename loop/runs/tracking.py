@@ -1,0 +1,281 @@
+"""Numbers on their way to experiment trackers, which never hold up a job nor end it."""
+
+import hashlib
+import json
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, Protocol
+
+from ...store import Store
+from ...store.query import literal
+from ..config import RunConfig
+from .job import Job, run_folder, stored_config
+from .trackers import resolve
+
+MOST_NUMBERS = 100_000
+"""Numbers that wait for a tracker, about 10 MB; beyond them the oldest are left out."""
+TRIES = 6
+"""How often a tracker is asked to take the same numbers, after 1, 2, 4 ... seconds."""
+MOST_REFUSED = 5
+"""So many times in a row that numbers are refused TRIES times end it."""
+FIRST_WAIT_SECONDS = 1.0
+CLOSE_SECONDS = 60.0
+"""How long the end of a job waits for its trackers."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """The job that a tracker shows: one of its own for each job of a run."""
+
+    run_id: str
+    job: str
+    """explore, train or evaluate."""
+    key: str
+    """The same for all attempts at the job, and no other's: of another store neither."""
+    attempt: int
+    start_step: int | None
+    """What the tracker has of this step and later ones belongs to a superseded attempt.
+
+    None: nothing does, as in an evaluation.
+    """
+    folder: Path
+    """Where the run keeps its files."""
+    config: Mapping[str, Any]
+    """The resolved configuration."""
+
+    @property
+    def name(self) -> str:
+        """The run's name and the job's."""
+        return f"{self.run_id}/{self.job}"
+
+
+class Monitor(Protocol):
+    """What a tracker must have; called in one thread, one call after the other.
+
+    A call that raises is made again, later. It may have `place(run) -> str`, which says where it
+    will write, and `fail(error)`, which is called before `close` when the job failed.
+    """
+
+    def start(self, run: Tracked) -> object:
+        """Begin to show a job, or go on with it when it was begun by an attempt before."""
+        ...
+
+    def log(self, step: int, values: Mapping[str, float]) -> object:
+        """Take the numbers of a step; the same step may come again, with others."""
+        ...
+
+    def close(self) -> object:
+        """Write what is still held, and end."""
+        ...
+
+
+def places(store: Store, config: RunConfig) -> list[tuple[str, str]]:
+    """Return the name of each monitor of a run, and where it writes."""
+    run = Tracked(config.name, "train", "", 1, None, run_folder(store, config), {})
+    return [(name, _place(monitor, run)) for name, monitor in _named(config)]
+
+
+def _place(monitor: Monitor, run: Tracked) -> str:
+    place = getattr(monitor, "place", None)
+    return str(place(run)) if place else type(monitor).__name__
+
+
+def _named(config: RunConfig) -> Iterator[tuple[str, Monitor]]:
+    """Yield the monitors of a configuration, the second of a kind as `wandb_2`."""
+    seen: dict[str, int] = {}
+    for spec in config.monitors:
+        name, monitor = resolve(spec)
+        seen[name] = seen.get(name, 0) + 1
+        yield (name if seen[name] == 1 else f"{name}_{seen[name]}"), monitor
+
+
+@contextmanager
+def monitored(job: Job, *, start_step: int | None) -> Iterator["Monitoring"]:
+    """Show a job in all trackers of its configuration until it ends."""
+    named = list(_named(job.config))
+    made = Monitoring([Line(name, monitor, MOST_NUMBERS) for name, monitor in named])
+    if named:
+        run = tracked(job, start_step=start_step)
+        for line in made.lines:
+            line.start(run)
+    try:
+        yield made
+    except BaseException as error:
+        made.close(error=str(error) or type(error).__name__)
+        raise
+    made.close()
+
+
+def tracked(job: Job, *, start_step: int | None) -> Tracked:
+    """Return what trackers are told of a job, which must be on record."""
+    [(began,)] = job.store.sql(
+        f"SELECT min(started_at) FROM runs WHERE run_id = {literal(job.run_id)} "
+        f"AND job = {literal(job.name)}"
+    ).fetchall()
+    key = hashlib.sha256(f"{job.run_id} {job.name} {began}".encode()).hexdigest()[:8]
+    config = json.loads(stored_config(job.config))
+    return Tracked(job.run_id, job.name, key, job.attempt, start_step, job.folder, config)
+
+
+@dataclass(frozen=True)
+class Monitoring:
+    """The trackers of one job."""
+
+    lines: Sequence["Line"]
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Hand numbers over; returns at once."""
+        for line in self.lines:
+            line.put(step, values)
+
+    def close(self, *, error: str | None = None) -> None:
+        """Wait until all is written, CLOSE_SECONDS at most."""
+        until = monotonic() + CLOSE_SECONDS
+        for line in self.lines:
+            line.end(error)
+        for line in self.lines:
+            line.join(until - monotonic())
+
+    def counts(self) -> dict[str, float]:
+        """Return how often each tracker failed, and how many numbers it was not told."""
+        return {
+            f"monitors/{line.name}/{what}": float(number)
+            for line in self.lines
+            for what, number in (("failures", line.failures), ("lost", line.lost))
+            if number
+        }
+
+
+@dataclass
+class Line:
+    """One tracker, and what waits for it; a thread of its own asks it."""
+
+    name: str
+    monitor: Monitor
+    most_numbers: int
+    failures: int = 0
+    """Calls that raised."""
+    lost: int = 0
+    """Numbers that it was not told."""
+    _waiting: deque[tuple[int, dict[str, float]]] = field(default_factory=deque)
+    _numbers: int = 0
+    _refused: int = 0
+    _is_started: bool = False
+    _error: str | None = None
+    _ending: threading.Event = field(default_factory=threading.Event)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _thread: threading.Thread | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many numbers wait."""
+        return self._numbers
+
+    def start(self, run: Tracked) -> None:
+        """Begin; numbers that come meanwhile wait."""
+        self._thread = threading.Thread(
+            target=self._work, args=(run,), name=f"monitor {self.name}", daemon=True
+        )
+        self._thread.start()
+
+    def put(self, step: int, values: Mapping[str, float]) -> None:
+        """Let numbers wait for the tracker, in place of the oldest when too many do."""
+        with self._changed:
+            self._waiting.append((step, dict(values)))
+            self._numbers += len(values)
+            while self._numbers > self.most_numbers:
+                self._drop(self._waiting.popleft()[1])
+            self._changed.notify()
+
+    def end(self, error: str | None) -> None:
+        """Say that no numbers come any more; from now on none is offered twice."""
+        self._error = error
+        self._ending.set()
+        with self._changed:
+            self._changed.notify()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end; after `seconds` the thread is left to end with the process."""
+        if self._thread is None:
+            return
+        self._thread.join(max(0.0, seconds))
+        if self._thread.is_alive():
+            with self._changed:
+                self.lost += self._numbers
+            self.failures += 1
+            _log.warning(
+                "monitor `%s` did not end within %g s; the table `metrics` has all numbers",
+                self.name,
+                CLOSE_SECONDS,
+            )
+
+    def _work(self, run: Tracked) -> None:
+        while (offered := self._next()) is not None:
+            is_taken = self._offer(run, *offered)
+            self._refused = 0 if is_taken else self._refused + 1
+            if not is_taken:
+                with self._changed:
+                    self.lost += len(offered[1])
+            if self._refused >= (1 if self._ending.is_set() else MOST_REFUSED):
+                self._give_up()
+                return
+        if self._is_started:
+            fail = getattr(self.monitor, "fail", None)
+            if self._error is not None and fail is not None:
+                self._try(lambda: fail(self._error))
+            self._try(self.monitor.close)
+
+    def _next(self) -> tuple[int, dict[str, float]] | None:
+        """Return what waits longest; None when nothing does and nothing will."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._ending.is_set())
+            if not self._waiting:
+                return None
+            step, values = self._waiting.popleft()
+            self._numbers -= len(values)
+            return step, values
+
+    def _offer(self, run: Tracked, step: int, values: Mapping[str, float]) -> bool:
+        """Offer numbers several times, and before them the job, until the tracker has it."""
+        for i in range(TRIES):
+            if not self._is_started:
+                self._is_started = self._try(lambda: self.monitor.start(run))
+            if self._is_started and self._try(lambda: self.monitor.log(step, values)):
+                return True
+            if self._ending.wait(FIRST_WAIT_SECONDS * 2**i if i + 1 < TRIES else 0):
+                return False
+        return False
+
+    def _try(self, call: Callable[[], object]) -> bool:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  trackers raise what they like
+            self.failures += 1
+            if self.failures == 1:
+                message = " ".join((str(error) or type(error).__name__).split())[:300]
+                _log.warning(
+                    "monitor `%s` failed: %s; the run goes on, and so does the table `metrics`",
+                    self.name,
+                    message,
+                )
+            return False
+        return True
+
+    def _drop(self, values: Mapping[str, float]) -> None:
+        self._numbers -= len(values)
+        self.lost += len(values)
+
+    def _give_up(self) -> None:
+        with self._changed:
+            self.lost += self._numbers
+            self._waiting.clear()
+            self._numbers = self.most_numbers = 0  # what comes now is counted as lost
+        _log.warning("monitor `%s` is given up after %d failures", self.name, self.failures)

@@ -1,0 +1,1 @@
+"""When what runs: how far the explorer may run ahead, and which rows a step draws."""

@@ -1,0 +1,1 @@
+"""`rlake quickstart` and `rlake selftest`: does it learn on this machine?"""

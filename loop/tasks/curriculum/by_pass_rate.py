@@ -1,0 +1,77 @@
+"""Selection by pass rate: an SQL weight over how often each task was solved."""
+
+import numpy as np
+import polars as pl
+
+from ....operators.body import evaluate
+from ....store.errors import ConfigError, QueryError
+from ...config.tasks import ByPassRateConfig
+from .pass_rates import Beliefs, Seen
+from .selector import Chosen, weighted
+
+
+class ByPassRate:
+    """Draws tasks with a chance in proportion to a weight of their pass rates."""
+
+    def __init__(self, config: ByPassRateConfig, facts: pl.DataFrame, *, epoch: float) -> None:
+        """Choose among the rows of `facts`, whose columns the weight may name too.
+
+        `epoch` is how many batches it takes to try all of them once.
+        """
+        self._config, self._facts = config, facts
+        self._kept = 0.5 ** (1 / (config.half_life or max(1.0, epoch)))
+        self.beliefs = Beliefs(np.zeros(facts.height), np.zeros(facts.height))
+        self._weights()
+
+    def start(self, seen: Seen) -> None:
+        """Count tries of runs before."""
+        self.beliefs.alpha[seen.places] += seen.passes
+        self.beliefs.beta[seen.places] += seen.tries - seen.passes
+
+    def learn(self, seen: Seen) -> None:
+        """Count a batch, and let what was counted before fade."""
+        self.beliefs.alpha *= self._kept
+        self.beliefs.beta *= self._kept
+        self.start(seen)
+
+    def choose(self, n: int, *, first: int, rng: np.random.Generator) -> Chosen:
+        """Choose n without replacement."""
+        weights = self._weights()
+        places = weighted(weights, n, rng)
+        return Chosen(places, weights[places], self._rates()[places])
+
+    def _rates(self) -> np.ndarray:
+        of, tries = self.beliefs, self._config.prior_tries
+        passes, all_tries = of.alpha.sum(), (of.alpha + of.beta).sum()
+        prior = self._config.prior
+        if prior is None:
+            prior = float(passes / all_tries) if all_tries else 0.5
+        return (of.alpha + prior * tries) / (of.alpha + of.beta + tries)
+
+    def _weights(self) -> np.ndarray:
+        """Return the weight of each task.
+
+        Raises ConfigError when the expression is not valid, or gives what no weight can be.
+        """
+        sql, of = self._config.weight, self.beliefs
+        rows = self._facts.with_columns(
+            pass_rate=pl.Series(self._rates()), num_tries=pl.Series(of.alpha + of.beta)
+        ).with_row_index("place_of_task")
+        query = f"SELECT ({sql}\n)::DOUBLE AS weight FROM input"
+        try:
+            # an aggregate gives one row, and is refused below; windows give the rows in any order
+            if len(evaluate(query, rows.clear())) == 0:
+                query += " ORDER BY place_of_task"
+            found = evaluate(query, rows)["weight"].fill_null(0.0)
+        except QueryError as error:
+            raise ConfigError(f"`by_pass_rate.weight`: {error}") from error
+        bad = ~(found.is_finite() & (found >= 0))
+        if len(found) != rows.height or bad.any():
+            got = (
+                f"{found.filter(bad)[0]}" if bad.any() else f"{len(found)} for {rows.height} tasks"
+            )
+            raise ConfigError(
+                f"`by_pass_rate.weight` must give a finite number of at least 0 a task, got {got}: "
+                f"{sql}"
+            )
+        return found.to_numpy()

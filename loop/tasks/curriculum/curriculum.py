@@ -1,0 +1,117 @@
+"""The curriculum: which tasks each batch tries, what was learned of them, and the record of both.
+
+A batch is a function of the run's seed, its number, the tasks and other runs' rows as they were
+when the run began, and what the run's own batches before it came to. All of that is stored, so a
+run that is resumed, or split in two processes, chooses the same tasks.
+"""
+
+from math import ceil
+
+from ....store import Store, Task
+from ....store.replay.mixture import split
+from ...config import RunConfig, TasksConfig
+from ...runs.job import Job, pinned
+from ..select import select
+from .ledger import Record
+from .outcomes import History, before
+from .taskset import Part, parts
+
+
+class Curriculum:
+    """Batches of tasks, from 1, to be asked for in order."""
+
+    def __init__(self, job: Job, *, batch_size: int, group_size: int) -> None:
+        """Go on from what the run's batches came to.
+
+        Raises ConfigError when no task matches, or a selector cannot fill a batch.
+        """
+        config, past = job.config.tasks, pinned(job, "tasks")
+        self._batch_size = batch_size
+        self._tasks, self._parts = plan(
+            past, job.config, batch_size=batch_size, group_size=group_size
+        )
+        self._firsts = [dict.fromkeys((part.name for part in self._parts), 0)]
+        self._record = Record(job, every=config.record_every)
+        self._learning = any(part.learner for part in self._parts)
+        done = self._record.restore(self._parts) if self._learning else 0
+        if self._learning and not done:
+            self._start(past, job.run_id, config)
+        self._history = History(job.store, job.run_id, config, after=done)
+
+    def _start(self, past: Store, run_id: str, config: TasksConfig) -> None:
+        for part in self._parts:
+            if part.history is not None and part.learner is not None:
+                part.learner.start(part.seen(before(past, run_id, config, part.history)))
+
+    @property
+    def learns(self) -> bool:
+        """Whether what batches came to decides which tasks come next."""
+        return self._learning
+
+    def batch(self, number: int, *, whole: int | None = None) -> list[Task]:
+        """Return the tasks of batch `number`.
+
+        All batches before it are stored, or at least those before batch `whole`.
+        """
+        self.learn(until=number if whole is None else min(number, whole))
+        recorded = self._record.selected(number)
+        if recorded is not None:
+            by_id = {task.task_id: task for task in self._tasks}
+            return [by_id[task_id] for task_id in recorded]
+        first, counts = self._given(number)
+        chosen = [
+            (part, part.choose(counts[part.name], first[part.name], number)) for part in self._parts
+        ]
+        self._record.select(number, chosen)
+        return [part.tasks[place] for part, one in chosen for place in one.places]
+
+    def learn(self, *, until: int) -> None:
+        """Take in what the batches before `until` came to."""
+        if not self._learning:
+            return
+        for number, found in self._history.until(until):
+            for part in self._parts:
+                if part.learner is not None:
+                    part.learner.learn(part.seen(found))
+            self._record.believe(number, self._parts, found)
+
+    def finish(self, *, until: int) -> None:
+        """Take in all batches before `until`, and record what is believed of all tasks."""
+        self.learn(until=until)
+        if self._learning:
+            self._record.complete(until - 1, self._parts)
+
+    def _given(self, number: int) -> tuple[dict[str, int], dict[str, int]]:
+        """Return how many tasks of each part the batches before gave, and how many this one does.
+
+        Each batch's counts follow from its number, so that no epoch depends on where a run began.
+        """
+        shares = {part.name: part.share for part in self._parts}
+        while len(self._firsts) <= number:
+            counts = split(shares, self._batch_size, len(self._firsts))
+            last = self._firsts[-1]
+            self._firsts.append({name: last[name] + n for name, n in counts.items()})
+        first, after = self._firsts[number - 1], self._firsts[number]
+        return first, {name: after[name] - first[name] for name in after}
+
+
+def plan(
+    past: Store, config: RunConfig, *, batch_size: int, group_size: int
+) -> tuple[list[Task], list[Part]]:
+    """Return the tasks of a run in their order, and the parts that they are chosen by.
+
+    Raises ConfigError when no task matches, or a selector cannot fill a batch.
+    """
+    tasks = select(past, config.tasks.where)
+    chosen = parts(
+        past,
+        config.tasks,
+        tasks,
+        seed=config.seed,
+        batch_size=batch_size,
+        group_size=group_size,
+    )
+    total = sum(part.share for part in chosen)
+    for part in chosen:
+        part.check(ceil(part.share / total * batch_size - 1e-9))
+    return tasks, chosen

@@ -1,0 +1,129 @@
+"""The record of a curriculum: `selections`, and in `estimates` what is believed of the tasks."""
+
+from collections.abc import Iterable, Sequence
+
+import polars as pl
+
+from ....store.query import literal
+from ...runs.job import Job
+from .selector import Chosen
+from .taskset import Part
+
+
+class Record:
+    """Writes down what a run's curriculum chose and believed, and reads it when it goes on."""
+
+    def __init__(self, job: Job, *, every: int) -> None:
+        """Record what is believed of all tasks after each `every` batches."""
+        self._job, self._every = job, every
+        self._run = f"run_id = {literal(job.run_id)}"
+        self._selected: dict[int, list[str]] | None = None
+        self._believed = 0
+        """The newest batch after which beliefs are recorded."""
+
+    def selected(self, number: int) -> list[str] | None:
+        """Return the tasks that are on record for a batch; later calls are for later batches."""
+        if self._selected is None:
+            rows = self._job.store.sql(
+                f"SELECT step, list(task_id ORDER BY position) FROM selections WHERE {self._run} "
+                f"AND step >= {number} GROUP BY step"
+            ).fetchall()
+            self._selected = dict(rows)
+        return self._selected.get(number)
+
+    def select(self, number: int, chosen: Iterable[tuple[Part, Chosen]]) -> None:
+        """Record the tasks of a batch, before they are tried."""
+        rows: list[dict[str, object]] = []
+        for part, one in chosen:
+            for i, place in enumerate(one.places):
+                rows.append(
+                    {
+                        **self._key(number),
+                        "position": len(rows),
+                        "task_id": part.tasks[place].task_id,
+                        "selector": f"{part.name}: {part.described}".removeprefix(": "),
+                        "score": None if one.scores is None else _number(one.scores[i]),
+                        "expected": None if one.expected is None else float(one.expected[i]),
+                    }
+                )
+        self._job.store.append("selections", rows)
+
+    def believe(self, number: int, parts: Sequence[Part], found: pl.DataFrame) -> None:
+        """Record what is believed after a batch: of the tasks that it tried, or now and then all.
+
+        What another attempt recorded already is left alone.
+        """
+        if number <= self._believed:
+            return
+        rates = dict(zip(found["task_id"], found["passes"] / found["tries"], strict=True))
+        if number % self._every == 0:
+            self._append(number, parts, None, rates)
+        elif rates:
+            self._append(number, parts, set(rates), rates)
+        self._believed = number
+
+    def complete(self, number: int, parts: Sequence[Part]) -> None:
+        """Record what is believed after a batch of all tasks of which that is not done."""
+        known = self._job.store.sql(
+            f"SELECT task_id FROM estimates WHERE {self._run} AND step = {number}"
+        ).fetchall()
+        everything = {task_id for part in parts if part.learner for task_id in part.places}
+        if number and everything - {task_id for (task_id,) in known}:
+            self._append(number, parts, everything - {task_id for (task_id,) in known}, {})
+
+    def _append(
+        self, number: int, parts: Sequence[Part], only: set[str] | None, rates: dict[str, float]
+    ) -> None:
+        rows = []
+        for part in parts:
+            if part.learner is None:
+                continue
+            of = part.learner.beliefs
+            rows += [
+                {
+                    **self._key(number),
+                    "task_id": task_id,
+                    "alpha": float(of.alpha[place]),
+                    "beta": float(of.beta[place]),
+                    "pass_rate": rates.get(task_id),
+                    "capability": of.capability,
+                    "rho": of.rho,
+                }
+                for task_id, place in part.places.items()
+                if only is None or task_id in only
+            ]
+        if rows:
+            self._job.store.append("estimates", rows)
+
+    def restore(self, parts: Sequence[Part]) -> int:
+        """Take up the newest beliefs that are on record of all tasks; return after which batch.
+
+        0: there are none, and every batch has to be learned from again.
+        """
+        size = sum(len(part.places) for part in parts if part.learner is not None)
+        rows = self._job.store.sql(
+            "SELECT step, task_id, alpha, beta, capability, rho, max(step) OVER () AS newest, "
+            "count(DISTINCT task_id) OVER (PARTITION BY step) AS num_tasks "
+            f"FROM estimates WHERE {self._run} "
+            "QUALIFY row_number() OVER (PARTITION BY step, task_id ORDER BY attempt DESC) = 1"
+        ).pl()
+        self._believed = rows["newest"].max() or 0  # pyright: ignore[reportAttributeAccessIssue]
+        whole = rows.filter(pl.col("num_tasks") == size)
+        if whole.is_empty():
+            return 0
+        step = whole["step"].max()
+        for row in whole.filter(pl.col("step") == step).iter_rows(named=True):
+            for part in parts:
+                place = part.places.get(row["task_id"])
+                if place is not None and part.learner is not None:
+                    of = part.learner.beliefs
+                    of.alpha[place], of.beta[place] = row["alpha"], row["beta"]
+                    of.capability, of.rho = row["capability"], row["rho"]
+        return int(step)  # pyright: ignore[reportArgumentType]
+
+    def _key(self, number: int) -> dict[str, object]:
+        return {"run_id": self._job.run_id, "attempt": self._job.attempt, "step": number}
+
+
+def _number(value: float) -> float | None:
+    return None if value != value else float(value)

@@ -1,0 +1,110 @@
+"""What tries came to: of each batch of this run, and of runs before it."""
+
+from collections.abc import Iterator
+
+import polars as pl
+import pyarrow as pa
+
+from ....store import Store
+from ....store.change_feed import Tail
+from ....store.errors import JobError, QueryError, nearest
+from ....store.query import literal
+from ...config import TasksConfig
+
+_READ = ("task_id", "group_id", "rollout", "reward", "rewards", "metrics")
+
+
+def right(name: str | None, passes_at: float) -> pl.Expr:
+    """Return whether a try passed, as 1.0 or 0.0; NULL when it was not judged.
+
+    `name` is the entry of `metrics` or `rewards` that tells; None: the one called `accuracy`, or
+    else the reward.
+    """
+    message = pl.coalesce(
+        *(_entry(column, name or "accuracy") for column in ("metrics", "rewards"))
+    )
+    value = message if name else pl.coalesce(message, "reward")
+    return (value >= passes_at).cast(pl.Float64)
+
+
+def _entry(column: str, name: str) -> pl.Expr:
+    named = pl.element().struct.field("value").filter(pl.element().struct.field("name") == name)
+    return pl.col(column).list.eval(named).list.first()
+
+
+def outcomes(rows: pl.DataFrame, config: TasksConfig) -> pl.DataFrame:
+    """Return `task_id`, `passes` and `tries` of the tasks with a try that was judged.
+
+    A try that became several rows counts once, with the mean of them.
+    """
+    judged = rows.with_columns(right=right(config.accuracy, config.passes_at))
+    tries = judged.group_by("task_id", "group_id", "rollout").agg(pl.col("right").mean())
+    # in an order of their own, so that sums do not depend on how the rows are stored
+    tries = tries.drop_nulls("right").sort("task_id", "group_id", "rollout")
+    return tries.group_by("task_id", maintain_order=True).agg(
+        passes=pl.col("right").sum(), tries=pl.len().cast(pl.Float64)
+    )
+
+
+class History:
+    """Reads what each batch of a run came to, once, as soon as the batch is complete."""
+
+    def __init__(self, store: Store, run_id: str, config: TasksConfig, *, after: int) -> None:
+        """Begin with the batch after `after`."""
+        self._store, self._config = store, config
+        self._done = after
+        self._tail = Tail(["step", *_READ], run_id=run_id)
+        self._rows: pl.DataFrame | None = None
+
+    def until(self, batch: int) -> Iterator[tuple[int, pl.DataFrame]]:
+        """Yield the number and the outcomes of each batch before `batch` that was not told yet.
+
+        Raises JobError when the configured entry is in no row of a batch.
+        """
+        self._read()
+        while self._done < batch - 1:
+            self._done += 1
+            assert self._rows is not None, "they were read"
+            of_batch = self._rows.filter(pl.col("step") == self._done)
+            self._rows = self._rows.filter(pl.col("step") > self._done)
+            found = outcomes(of_batch, self._config)
+            if self._config.accuracy and found.is_empty():
+                self._check(of_batch, self._config.accuracy)
+            yield self._done, found
+
+    def _read(self) -> None:
+        new = _frame(self._tail.read(self._store.dataset("experiences")))
+        known = [] if self._rows is None or self._tail.restarted else [self._rows]
+        self._rows = pl.concat([*known, new]).filter(pl.col("step") > self._done)
+
+    def _check(self, rows: pl.DataFrame, name: str) -> None:
+        """Tell a wrong name from a batch that could not be judged."""
+        there = {
+            entry["name"]
+            for column in ("metrics", "rewards")
+            for entries in rows[column].drop_nulls()
+            for entry in entries
+        }
+        if there and name not in there:
+            raise JobError(
+                f"no row of batch {self._done} has `{name}` in `metrics` or `rewards`, as "
+                f"`tasks.accuracy` says{nearest(name, there)}"
+            )
+
+
+def before(store: Store, run_id: str, config: TasksConfig, condition: str) -> pl.DataFrame:
+    """Return the outcomes of what other runs tried, for rows of which a condition holds."""
+    query = (
+        f"SELECT {', '.join(_READ)} FROM experiences WHERE ({condition}\n) "
+        f"AND run_id IS DISTINCT FROM {literal(run_id)}"
+    )
+    try:
+        rows = store.sql(query).to_arrow_table()
+    except QueryError as error:
+        raise QueryError(f"`history` of `tasks.select`: {error}") from error
+    return outcomes(_frame(rows), config)
+
+
+def _frame(rows: pa.Table) -> pl.DataFrame:
+    frame = pl.DataFrame(pl.from_arrow(rows))
+    return frame.drop("_rowid", strict=False)

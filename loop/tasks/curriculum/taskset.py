@@ -1,0 +1,165 @@
+"""Parts of a curriculum: the tasks of one taskset, or all of them, and the selector they have."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import polars as pl
+
+from ....store import Store, Task
+from ....store.errors import ConfigError
+from ....store.query import literal
+from ...config import SelectorConfig, TasksConfig
+from .bots import Bots
+from .by_pass_rate import ByPassRate
+from .orderings import Chance, ordered, sequential, shuffle
+from .pass_rates import Beliefs, Seen
+from .selector import Chosen, Selector
+from .task_features import check_sets, facts, numbers
+
+
+class Learner(Selector, Protocol):
+    """A selector that learns from what the tries came to."""
+
+    beliefs: Beliefs
+
+    def start(self, seen: Seen) -> None:
+        """Count tries of runs before."""
+        ...
+
+    def learn(self, seen: Seen) -> None:
+        """Count what a batch came to."""
+        ...
+
+
+@dataclass
+class Part:
+    """Tasks that are chosen by one selector."""
+
+    name: str
+    share: float
+    tasks: Sequence[Task]
+    selector: Selector
+    described: str
+    history: str | None
+    seed: int
+    mark: tuple[int, ...]
+    """Tells the randomness of one part from that of another."""
+
+    @property
+    def learner(self) -> Learner | None:
+        """The selector, if it learns."""
+        return self.selector if isinstance(self.selector, ByPassRate | Bots) else None
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Where each task stands, by its id."""
+        return {task.task_id: place for place, task in enumerate(self.tasks)}
+
+    def choose(self, n: int, first: int, batch: int) -> Chosen:
+        """Choose n tasks for a batch."""
+        rng = np.random.default_rng([self.seed, batch, *self.mark])
+        return self.selector.choose(n, first=first, rng=rng)
+
+    def seen(self, found: pl.DataFrame) -> Seen:
+        """Return the outcomes of this part's tasks."""
+        mine = found.filter(pl.col("task_id").is_in(list(self.places)))
+        places = np.array([self.places[task_id] for task_id in mine["task_id"]], np.int64)
+        return Seen(places, mine["passes"].to_numpy(), mine["tries"].to_numpy())
+
+    def check(self, most: int) -> None:
+        """Raise ConfigError when a batch asks for more tasks than there are to take once."""
+        repeats = not isinstance(self.selector, Chance | ByPassRate | Bots)
+        if repeats or (isinstance(self.selector, Chance) and self.selector.replacement):
+            return
+        if most > len(self.tasks):
+            of = f" of taskset `{self.name}`" if self.name else ""
+            raise ConfigError(
+                f"a batch needs {most} tasks{of}, and `{self.described}` takes each of "
+                f"{len(self.tasks)} once at most; choose `tasks.select: shuffle`, or lower "
+                "`explorer.tasks_per_batch` or `trainer.batch_size`"
+            )
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    tasks: int
+    batch: float
+    """Tasks that a batch takes of them, in the mean."""
+    group: int
+    """Tries at each."""
+
+    @property
+    def epoch(self) -> float:
+        """Batches that it takes to try all of them once."""
+        return self.tasks / self.batch
+
+
+def parts(
+    past: Store,
+    config: TasksConfig,
+    tasks: Sequence[Task],
+    *,
+    seed: int,
+    batch_size: int,
+    group_size: int,
+) -> list[Part]:
+    """Return the parts of a curriculum, in the order of their names."""
+    if config.mix is None:
+        sizes = _Sizes(len(tasks), batch_size, group_size)
+        made = _selector(past, config.where, config.select, sizes, (seed,))
+        return [Part("", 1.0, tasks, *made, seed, ())]
+    check_sets(config.mix, {task.taskset for task in tasks})
+    total, found = sum(chosen.share for chosen in config.mix.values()), []
+    for i, name in enumerate(sorted(config.mix)):
+        chosen, own = config.mix[name], [task for task in tasks if task.taskset == name]
+        where = f"({config.where}\n) AND taskset = {literal(name)}"
+        how = chosen.select or config.select
+        sizes = _Sizes(len(own), chosen.share / total * batch_size, group_size)
+        made = _selector(past, where, how, sizes, (seed, i + 1))
+        found.append(Part(name, chosen.share, own, *made, seed, (i + 1,)))
+    return found
+
+
+def _selector(
+    past: Store, where: str, config: SelectorConfig, sizes: _Sizes, seed: tuple[int, ...]
+) -> tuple[Selector, str, str | None]:
+    """Return a selector, how it is described, and the history that it starts from."""
+    [(name, chosen)] = [(n, getattr(config, n)) for n in config.known() if getattr(config, n)]
+    params = ", ".join(f"{k}={v!r}" for k, v in chosen.model_dump().items() if v is not None)
+    described = f"{name}({params})"
+    history = getattr(chosen, "history", None)
+    key = f"tasks.select.{name}"
+    if config.by_pass_rate is not None:
+        weight, own = config.by_pass_rate.weight, ("pass_rate", "num_tries")
+        known = facts(past, where, weight, own=own, key=f"{key}.weight")
+        return ByPassRate(config.by_pass_rate, known, epoch=sizes.epoch), described, history
+    if config.bots is not None:
+        anchors = {
+            which: numbers(past, where, sql, key=f"{key}.{which}")
+            for which, sql in (("weak", config.bots.weak), ("strong", config.bots.strong))
+            if sql is not None
+        }
+        _check_anchors(anchors, key)
+        size, tries = sizes.tasks, sizes.group
+        made = Bots(config.bots, size=size, tries=tries, epoch=sizes.epoch, **anchors)
+        return made, described, history
+    if config.random is not None:
+        return Chance(sizes.tasks, replacement=config.random.replacement), described, None
+    by = config.easy_to_hard or config.hard_to_easy
+    if by is not None:
+        values = numbers(past, where, by.by, key=f"{key}.by")
+        return ordered(values, falling=config.hard_to_easy is not None), described, None
+    walk = sequential(sizes.tasks) if config.sequential else shuffle(sizes.tasks, seed)
+    return walk, described, None
+
+
+def _check_anchors(anchors: dict[str, np.ndarray], key: str) -> None:
+    for which, values in anchors.items():
+        outside = values[(values < 0) | (values > 1)]
+        if len(outside):
+            raise ConfigError(
+                f"`{key}.{which}` must be a pass rate from 0 to 1, got {outside[0]:g}"
+            )

@@ -1,0 +1,164 @@
+"""What learns, on every process alike: a call on the first process is made on all of them."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from ..algorithms import Algorithm, resolve
+from ..config import RunConfig
+from ..losses.batch import Examples
+from ..models.load import pad_id, put
+from .checkpoints import Checkpoints
+from .distributed.fsdp import gathered, shard
+from .distributed.world import Processes, World
+from .networks import Networks, build
+from .step import Optimization, Stepped
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def everywhere(
+    method: "Callable[Concatenate[Learner, P], R]",
+) -> "Callable[Concatenate[Learner, P], R]":
+    """Make a call on the first process one on all."""
+
+    @wraps(method)
+    def call(self: "Learner", *args: P.args, **kwargs: P.kwargs) -> R:
+        assert not kwargs, "calls travel with positions only"
+        with self.world.together():
+            self.world.tell(method.__name__, args)
+            return method(self, *args, **kwargs)
+
+    return call
+
+
+class Learner:
+    """Networks, their optimization, and their checkpoints; in parts where there are processes."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        algorithm: Algorithm,
+        networks: Networks,
+        *,
+        total_steps: int,
+        pad_id: int,
+        folder: Path,
+        world: World,
+    ) -> None:
+        self.world, self._networks = world, networks
+        self._whole: PreTrainedModel | None = None
+        if isinstance(world, Processes):
+            if world.rank == 0:
+                self._whole = put(deepcopy(networks.policy), "cpu")
+            shard(networks, world, needs=algorithm.needs)
+        self._optimization = Optimization(
+            networks,
+            algorithm,
+            config.trainer,
+            total_steps=total_steps,
+            pad_id=pad_id,
+            seed=config.seed,
+            world=world,
+        )
+        torch.manual_seed(config.seed + world.rank)  # what is left out of the networks at random
+        self.checkpoints = Checkpoints(folder, keep=config.trainer.keep_checkpoints, world=world)
+
+    @everywhere
+    def step(self, rows: Examples) -> Stepped:
+        """Take a training step on the rows of a draw."""
+        return self._optimization.step(rows)
+
+    @everywhere
+    def measure(self, parts: Sequence[Examples]) -> dict[str, float]:
+        """Return the loss and metrics of rows, learning nothing."""
+        return self._optimization.measure(parts)
+
+    @everywhere
+    def policy(self) -> PreTrainedModel:
+        """Return the policy as it is now; in several processes, a whole copy on the first."""
+        if not isinstance(self.world, Processes):
+            return self._networks.policy
+        weights = gathered(self._networks.policy)
+        if self._whole is None:
+            return self._networks.policy
+        self._whole.load_state_dict(weights)
+        return self._whole
+
+    @everywhere
+    def save(self, step: int, facts: Mapping[str, Any]) -> None:
+        """Begin to write a checkpoint of all that a later process needs to go on."""
+        state = {**self._optimization.state(), "random": self.world.gather(_random_state())}
+        self.checkpoints.write(step, state=state, facts=facts)
+
+    @everywhere
+    def load(self, step: int) -> dict[str, Any]:
+        """Go on from the checkpoint of a step, of however many processes; return its facts."""
+        state, facts = self.checkpoints.read(step, like=self._optimization.like)
+        self._optimization.load(state)
+        if self.world.rank < len(state["random"]):
+            _go_on_from(state["random"][self.world.rank])
+        return facts
+
+    @everywhere
+    def settled(self) -> None:
+        """Wait until the checkpoint that was begun is on the disk."""
+        self.checkpoints.wait()
+
+
+def learner(
+    config: RunConfig,
+    networks: Networks,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    total_steps: int,
+    folder: Path,
+    world: World,
+) -> Learner:
+    """Make what learns, on all processes."""
+    world.tell("begin", (config, total_steps, folder))
+    return Learner(
+        config,
+        resolve(config.algorithm),
+        networks,
+        total_steps=total_steps,
+        pad_id=pad_id(tokenizer),
+        folder=folder,
+        world=world,
+    )
+
+
+def begin(world: World, config: RunConfig, total_steps: int, folder: Path) -> Learner:
+    """Make the part of one of the other processes."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    networks, tokenizer = build(config, resolve(config.algorithm))
+    return learner(config, networks, tokenizer, total_steps=total_steps, folder=folder, world=world)
+
+
+def _random_state() -> dict[str, Any]:
+    """Return the state of all generators, as tensors and plain values."""
+    kind, keys, *rest = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "numpy": (kind, torch.from_numpy(np.asarray(keys, np.int64)), *rest),
+        "python": random.getstate(),
+    }
+
+
+def _go_on_from(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    random.setstate(state["python"])

@@ -1,0 +1,286 @@
+"""The networks of a run: the policy, and those that the algorithm needs beside it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from ...store.errors import ConfigError, JobError
+from ..algorithms import Algorithm
+from ..config import ExplorerConfig, FrozenModel, RunConfig
+from ..models.digest import difference
+from ..models.lm_head import LOGITS_BYTES
+from ..models.load import load, max_length, put, vocabulary
+from ..models.lora import adapter_part, add_adapter, has_adapter, switched_off
+from ..models.reward_model import SequenceScorer, is_reward_model, load_reward_model
+from ..models.token_logprobs import Scorer
+from ..models.value_model import Critic
+
+
+@dataclass
+class Networks:
+    """The networks of a run; only `policy` and `critic` are trained."""
+
+    policy: PreTrainedModel
+    reference: PreTrainedModel | None = None
+    """What the policy must not leave too far: by default what it started from."""
+    teacher: PreTrainedModel | None = None
+    """What it is distilled from."""
+    critic: nn.Module | None = None
+    """What says how much reward is still to come: (token_ids [B, T]) -> values [B, T]."""
+    packing: bool | None = None
+    """Whether sequences are read one after another in a row; None: where a model can do that."""
+    logits_bytes: int = LOGITS_BYTES
+    """Most bytes of logits that are held at once."""
+
+    @cached_property
+    def scorer(self) -> Scorer | SequenceScorer:
+        """What gives the policy's log-probs, or the scores of a reward model."""
+        if is_reward_model(self.policy):
+            return SequenceScorer(self.policy)
+        return Scorer(self.policy, packing=self.packing, logits_bytes=self.logits_bytes)
+
+    @cached_property
+    def scorers(self) -> dict[str, nn.Module]:
+        """What gives the log-probs of those that are not trained, by name."""
+        beside = {"reference": self.reference, "teacher": self.teacher}
+        found = {
+            name: Scorer(model, packing=self.packing and None, logits_bytes=self.logits_bytes)
+            for name, model in beside.items()
+            if model is not None
+        }
+        if self.reference is None and has_adapter(self.policy):
+            assert isinstance(self.scorer, Scorer), "a reward model has no adapter"
+            return {**found, "reference": WithoutAdapter(self.scorer)}
+        return {**found}
+
+    @property
+    def max_length(self) -> int | None:
+        """Most tokens of a sequence that all of them take; None: they set no limit."""
+        models = (self.policy, self.reference, self.teacher, getattr(self.critic, "backbone", None))
+        limits = [max_length(model) for model in models if model is not None]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @property
+    def trained(self) -> dict[str, nn.Module]:
+        """The networks that learn, by name."""
+        return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
+
+
+class WithoutAdapter(nn.Module):
+    """What gives the log-probs of a policy as it was before its adapter learned."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        super().__init__()
+        self.scorer = scorer
+
+    def forward(self, *args: Any, **options: Any) -> dict[str, Tensor]:
+        """Return what the policy's scorer says with the adapter switched off."""
+        with switched_off(self.scorer):
+            return self.scorer(*args, **options)
+
+
+def frozen(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model as one that is asked and never trained."""
+    for parameter in model.parameters():
+        parameter.requires_grad = False
+    return model.eval()
+
+
+def build(config: RunConfig, algorithm: Algorithm) -> tuple[Networks, PreTrainedTokenizerFast]:
+    """Load what a run trains, and what its algorithm needs beside it; return the tokenizer too.
+
+    Raises ConfigError for a model that cannot be loaded, or reads other tokens than the policy.
+    """
+    if algorithm.network == "reward_model":
+        return _reward_model(config)
+    check_teacher(config, algorithm)
+    policy, tokenizer = load(config.model, seed=config.seed)
+    if config.model.lora is not None:
+        add_adapter(policy, config.model.lora, seed=config.seed)
+    freeze(policy, config.trainer.freeze)
+    packing = config.trainer.packing
+    networks = Networks(
+        put(policy, config.model.device),
+        packing=None if packing == "auto" else packing,
+        logits_bytes=config.trainer.logits_bytes,
+    )
+    beside = _Beside(config, tokenizer)
+    if "reference" in algorithm.needs and (config.trainer.reference or not has_adapter(policy)):
+        networks.reference = beside.frozen("reference", config.trainer.reference or config.model)
+    if config.trainer.teacher is not None and algorithm.needs & _TAUGHT:
+        networks.teacher = beside.frozen("teacher", config.trainer.teacher)
+    if algorithm.needs & {"values", "old_values"}:
+        networks.critic = beside.critic()
+    if config.trainer.gradient_checkpointing:
+        for network in networks.trained.values():
+            keep_little(network)
+    return networks, tokenizer
+
+
+_TAUGHT = frozenset({"teacher_logprobs", "vocabulary"})
+"""Columns that a teacher gives."""
+
+
+def check_teacher(config: RunConfig, algorithm: Algorithm) -> None:
+    """Raise ConfigError when an algorithm asks a teacher, and none can be there to answer.
+
+    Log-probs of a teacher may be stored with rows, and a workflow or an operator may give them.
+    """
+    explorer, trainer = config.explorer, config.trainer
+    if trainer.teacher is not None or not algorithm.needs & _TAUGHT:
+        return
+    is_given = "vocabulary" not in algorithm.needs and (
+        explorer is None or _scores(explorer) or explorer.operators or trainer.operators
+    )
+    if not is_given:
+        name = (
+            config.algorithm if isinstance(config.algorithm, str) else next(iter(config.algorithm))
+        )
+        raise ConfigError(
+            f"`{name}` learns from a teacher, and there is none; name a model in `trainer.teacher`"
+        )
+
+
+def _scores(explorer: ExplorerConfig) -> bool:
+    """Tell whether a workflow may give a teacher's log-probs: ours does, and anybody's may."""
+    given = explorer.workflow
+    name = given if isinstance(given, str) else next(iter(given), "")
+    if name != "on_policy_distillation":
+        return ":" in name
+    teacher = explorer.models.get("teacher")
+    if teacher is not None and teacher.endpoint is not None:
+        raise ConfigError(
+            "`explorer.models.teacher` is an endpoint, which cannot say how likely given tokens "
+            "are; take a model of a folder (`path`) or of a run (`run`)"
+        )
+    is_on_vllm = teacher is not None and teacher.engine.vllm is not None
+    if is_on_vllm and explorer.sampling.temperature not in (0, 1):
+        raise ConfigError(
+            "`explorer.models.teacher` is on vLLM, which says how likely given tokens are at "
+            f"temperature 1, and explorer.sampling.temperature is {explorer.sampling.temperature:g}"
+            "; set it to 1, or take the teacher's `engine: transformers`"
+        )
+    return True
+
+
+def _reward_model(config: RunConfig) -> tuple[Networks, PreTrainedTokenizerFast]:
+    """Load what learns to give scores; nothing is needed beside it."""
+    if config.model.lora is not None:
+        raise ConfigError("`model.lora` is for policies; a reward model is trained as a whole")
+    model, tokenizer = load_reward_model(config.model, seed=config.seed)
+    freeze(model, config.trainer.freeze)
+    if config.trainer.gradient_checkpointing:
+        keep_little(model)
+    return Networks(put(model, config.model.device)), tokenizer
+
+
+def keep_little(network: nn.Module) -> None:
+    """Have the layers of a network do their work again for the gradient, instead of keeping it."""
+    for module in network.modules():
+        if isinstance(module, PreTrainedModel) and module.supports_gradient_checkpointing:
+            module.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """Loads the networks beside the policy, which must read its tokens."""
+
+    config: RunConfig
+    tokenizer: PreTrainedTokenizerFast
+
+    def frozen(self, name: str, config: FrozenModel) -> PreTrainedModel:
+        return frozen(put(self._loaded(f"trainer.{name}", config), config.device))
+
+    def critic(self) -> Critic:
+        path, device = self.config.trainer.critic.path, self.config.model.device
+        given = self.config.model if path is None else FrozenModel(path=path, device=device)
+        return Critic(put(self._loaded("trainer.critic", given), device))
+
+    def _loaded(self, name: str, config: FrozenModel) -> PreTrainedModel:
+        try:
+            model, tokenizer = load(config, seed=self.config.seed)
+        except ConfigError as error:
+            raise ConfigError(f"`{name}`: {error}") from error
+        message = _other_tokens(self.tokenizer, tokenizer)
+        if message is not None:
+            raise ConfigError(
+                f"`{name}` reads other tokens than the policy: {message}; take a model with the "
+                "policy's vocabulary"
+            )
+        if vocabulary(model) < len(self.tokenizer):
+            raise ConfigError(
+                f"`{name}` reads {vocabulary(model)} tokens, the policy's tokenizer has "
+                f"{len(self.tokenizer)}"
+            )
+        return model
+
+
+def _other_tokens(ours: PreTrainedTokenizerFast, theirs: PreTrainedTokenizerFast) -> str | None:
+    """Say in which tokens two tokenizers differ, or None."""
+    one, other = ours.get_vocab(), theirs.get_vocab()
+    if one == other:
+        return None
+    names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+    first = names[0]
+    return (
+        f"`{first}` is {_token(other.get(first))} there and {_token(one.get(first))} here, and "
+        f"{len(names) - 1} more differ"
+    )
+
+
+def _token(number: int | None) -> str:
+    return "no token" if number is None else f"token {number}"
+
+
+def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
+    """Leave parameters out of the training whose name has a match for one of the patterns.
+
+    A parameter with several names, as tied weights have, is left out when any of them matches.
+    Raises ConfigError for a pattern that matches nothing, and when nothing is left to be trained.
+    """
+    named = [
+        (name, parameter)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad
+    ]
+    for pattern in patterns:
+        found = [parameter for name, parameter in named if re.search(pattern, name)]
+        if not found:
+            raise ConfigError(
+                f"`trainer.freeze` names `{pattern}`, and no trained parameter of the policy "
+                f"matches; some of their names are {_some(named)}"
+            )
+        for parameter in found:
+            parameter.requires_grad = False
+    if not any(parameter.requires_grad for _, parameter in named):
+        raise ConfigError(
+            f"`trainer.freeze` matches all trained parameters of the policy, such as "
+            f"{_some(named)}; leave some to be trained"
+        )
+
+
+def _some(named: Sequence[tuple[str, object]]) -> str:
+    places = sorted({0, len(named) // 2, len(named) - 1})
+    return ", ".join(f"`{named[place][0]}`" for place in places)
+
+
+def learned(network: nn.Module) -> dict[str, Any]:
+    """Return the state of a network that training changes: of one with an adapter, only that."""
+    state = network.state_dict()
+    return adapter_part(state) if has_adapter(network) else state
+
+
+def learn_from(name: str, network: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give a network what `learned` returned; JobError when that was another network."""
+    message = difference(learned(network), state)
+    if message is not None:
+        raise JobError(
+            f"the checkpoint is of another {name}: {message}; restore the model that the run was "
+            "started with, or name a new run with `--set name=...`"
+        )
+    network.load_state_dict(state, strict=False)

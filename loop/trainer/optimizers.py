@@ -1,0 +1,212 @@
+"""Optimizers and learning-rate schedules of the networks that are trained."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from ...store.errors import ConfigError
+from ..config import TrainerConfig
+from .distributed.fsdp import whole
+
+
+class Optimizers:
+    """The optimizers and schedules of each network; a schedule goes by training steps."""
+
+    def __init__(
+        self, networks: Mapping[str, nn.Module], config: TrainerConfig, *, total_steps: int
+    ) -> None:
+        """Raises ConfigError for options that an optimizer or a schedule does not take."""
+        self._config = config
+        self._networks = dict(networks)
+        self._optimizers = {
+            name: optimizer
+            for network_name, network in networks.items()
+            for name, optimizer in made(
+                network_name, network, config, rate=_learning_rate(network_name, config)
+            )
+        }
+        self._schedules = {
+            name: scheduled(optimizer, config, total_steps=total_steps)
+            for name, optimizer in self._optimizers.items()
+        }
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for optimizer in self._optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+
+    def clip(self) -> dict[str, float]:
+        """Cut each network's gradient to the norm allowed; return the norms before."""
+        return {
+            _metric("grad_norm", name): float(
+                whole(nn.utils.clip_grad_norm_(network.parameters(), self._config.max_grad_norm))
+            )
+            for name, network in self._networks.items()
+        }
+
+    def step(self) -> None:
+        """Change the weights."""
+        for optimizer in self._optimizers.values():
+            optimizer.step()
+
+    def advance(self) -> None:
+        """Go on to the next training step's learning rate."""
+        for schedule in self._schedules.values():
+            schedule.step()
+
+    def rates(self) -> dict[str, float]:
+        """Return the learning rates of now."""
+        return {
+            _metric("learning_rate", name): float(self._schedules[name].get_last_lr()[0])
+            for name in self._networks
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a later process needs to go on."""
+        return {
+            name: {
+                "optimizer": self._optimizers[name].state_dict(),
+                "schedule": self._schedules[name].state_dict(),
+            }
+            for name in self._optimizers
+        }
+
+    def like(self, path: str) -> dict[str, Tensor]:
+        """Return the parameter that each part of the state belongs to, by that part's path."""
+        return {
+            f"{path}/{name}/optimizer/state/{i}": parameter
+            for name, optimizer in self._optimizers.items()
+            for i, parameter in enumerate(p for g in optimizer.param_groups for p in g["params"])
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        for name, optimizer in self._optimizers.items():
+            optimizer.load_state_dict(state[name]["optimizer"])
+            self._schedules[name].load_state_dict(state[name]["schedule"])
+
+
+def made(
+    name: str, network: nn.Module, config: TrainerConfig, *, rate: float
+) -> Iterator[tuple[str, Optimizer]]:
+    """Make the optimizers of a network, each with a name.
+
+    Muon (https://kellerjordan.github.io/posts/muon) is for the matrices between the vocabulary's
+    layers, with steps as large as AdamW's (arXiv:2502.16982); AdamW takes the rest.
+    """
+    trained = [p for p in network.parameters() if p.requires_grad]
+    if config.optimizer != "muon":
+        kind, options = _kind(config)
+        yield name, _built(kind, _groups(trained, config), options | {"lr": rate}, config)
+        return
+    outer = set(_outer(network))
+    inner = [p for p in trained if p.ndim == 2 and p not in outer]
+    rest = [p for p in trained if p.ndim != 2 or p in outer]
+    options = {"adjust_lr_fn": "match_rms_adamw", "weight_decay": config.weight_decay}
+    options |= {"lr": rate, **config.optimizer_options}
+    if inner:
+        yield name, _built(torch.optim.Muon, [{"params": inner}], options, config)
+    if rest:
+        beside = f"{name}_beside" if inner else name
+        yield beside, torch.optim.AdamW(_groups(rest, config), lr=rate, betas=config.betas)
+
+
+def _kind(config: TrainerConfig) -> tuple[Any, dict[str, Any]]:
+    """Return an optimizer's class and its options."""
+    if config.optimizer == "adamw":
+        own: dict[str, Any] = {"betas": config.betas, "fused": True}
+        return torch.optim.AdamW, own | config.optimizer_options
+    ours = {"sgd": torch.optim.SGD, "adafactor": torch.optim.Adafactor}
+    if config.optimizer in ours:
+        return ours[config.optimizer], dict(config.optimizer_options)
+    module, _, attribute = config.optimizer.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"there is no optimizer `{config.optimizer}`: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+        raise ConfigError(
+            f"the optimizer `{config.optimizer}` must be a class of torch.optim.Optimizer"
+        )
+    return found, dict(config.optimizer_options)
+
+
+def _built(
+    kind: Any, groups: list[dict[str, Any]], options: Mapping[str, Any], config: TrainerConfig
+) -> Optimizer:
+    try:
+        return kind(groups, **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"`trainer.optimizer_options` do not fit `{config.optimizer}`: {error}"
+        ) from error
+
+
+def _groups(parameters: Iterable[Tensor], config: TrainerConfig) -> list[dict[str, Any]]:
+    """Return groups of parameters with the weight decay of each."""
+    given = list(parameters)
+    if config.weight_decay_of == "all":
+        return [{"params": given, "weight_decay": config.weight_decay}]
+    groups = [
+        {"params": [p for p in given if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in given if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _outer(network: nn.Module) -> Iterator[Tensor]:
+    """Yield the weights of embeddings, and of layers that give the vocabulary or one number."""
+    for module in network.modules():
+        if isinstance(module, nn.Embedding):
+            yield module.weight
+        head = getattr(module, "get_output_embeddings", lambda: None)()
+        if head is not None:
+            yield head.weight
+    yield from (p for p in network.parameters() if p.ndim == 2 and min(p.shape) == 1)
+
+
+def _learning_rate(network: str, config: TrainerConfig) -> float:
+    own = config.critic.learning_rate if network == "critic" else None
+    return config.learning_rate if own is None else own
+
+
+def _metric(what: str, network: str) -> str:
+    return what if network == "policy" else f"{network}_{what}"
+
+
+def scheduled(optimizer: Optimizer, config: TrainerConfig, *, total_steps: int) -> LRScheduler:
+    """Return the schedule of an optimizer: ours, or one of transformers by its name."""
+    if config.decay in ("constant", "linear", "cosine"):
+        return LambdaLR(optimizer, lambda step: rate_share(step, config, total_steps=total_steps))
+    from transformers import get_scheduler
+
+    options = dict(config.decay_options)
+    if config.decay == "warmup_stable_decay":
+        options.setdefault("num_decay_steps", max(1, total_steps // 5))
+    try:
+        return get_scheduler(config.decay, optimizer, config.warmup_steps, total_steps, options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"`trainer.decay_options` do not fit `{config.decay}`: {error}"
+        ) from error
+
+
+def rate_share(step: int, config: TrainerConfig, *, total_steps: int) -> float:
+    """Return the share of the learning rate at a step, from 0: warm-up, then decay.
+
+    >>> from types import SimpleNamespace
+    >>> config = SimpleNamespace(warmup_steps=2, decay="linear", decay_to=0.5)
+    >>> [rate_share(step, config, total_steps=6) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.875, 0.75, 0.625]
+    """
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    done = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
+    shape = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
+    return config.decay_to + (1 - config.decay_to) * shape[config.decay]

@@ -1,0 +1,334 @@
+"""A training step on the rows of a draw: measure, prepare, then one update or several."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..algorithms import Algorithm
+from ..config import TrainerConfig
+from ..losses.batch import MEASURED, Batch, Examples, joined
+from ..models.lm_head import Temperature
+from ..models.token_logprobs import scored
+from .distributed.world import World
+from .micro_batches import parts, plan
+from .networks import Networks, learn_from, learned
+from .nonfinite import Fault, of_batch, of_update
+from .optimizers import Optimizers
+from .precision import autocast, within_memory
+from .state_tree import apart
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What a step measured: numbers for `metrics`, and one number a row."""
+
+    metrics: dict[str, float]
+    surprise: list[float]
+    """Mean negative log-prob of each row's trained tokens before the step, in nats."""
+    faults: list[Fault] = field(default_factory=list)
+    """Rows because of which an update was left out."""
+
+
+@dataclass(frozen=True)
+class _Update:
+    """What one update measured."""
+
+    sums: dict[str, float]
+    surprise: dict[int, float]
+    faults: list[Fault]
+
+
+class Optimization:
+    """Steps of an algorithm on networks."""
+
+    def __init__(
+        self,
+        networks: Networks,
+        algorithm: Algorithm,
+        config: TrainerConfig,
+        *,
+        total_steps: int,
+        temperature: float = 1.0,
+        pad_id: int,
+        seed: int = 0,
+        world: World | None = None,
+    ) -> None:
+        """Optimize networks; `temperature` is that of rows which have none of their own."""
+        self._networks, self._algorithm, self._config = networks, algorithm, config
+        self._temperature, self._pad_id, self._seed = temperature, pad_id, seed
+        self._world = world or World()
+        self._autocast = autocast(config, networks.policy.device)
+        self._optimizers = Optimizers(networks.trained, config, total_steps=total_steps)
+        self._state: dict[str, float] = {}
+
+    def step(self, rows: Examples) -> Stepped:
+        """Take one step, and return what it measured; without trained tokens nothing changes.
+
+        An update whose loss or gradient is not finite is left out, and its rows are named. Raises
+        JobError when memory does not suffice.
+        """
+        with within_memory(self._config):
+            return self._step(rows)
+
+    def _step(self, rows: Examples) -> Stepped:
+        if not rows.num_trained_tokens:
+            return Stepped({"train/skipped": 1.0}, [0.0] * len(rows))
+        rows = self.prepared(rows)
+        made: list[_Update] = []
+        for part in self._parts(rows):
+            update = self._update(part)
+            made.append(update)
+            if update.faults or self._is_too_far(update):
+                break
+        first = {k: v for update in reversed(made) for k, v in update.surprise.items()}
+        sums = _means([update.sums for update in made])
+        self._state = self._algorithm.adapt(self._state, sums)
+        metrics = {f"train/{k}": v for k, v in sums.items()} | {
+            "train/tokens": float(rows.num_trained_tokens),
+            "train/updates": float(sum(not update.faults for update in made)),
+        }
+        faults = [fault for update in made for fault in update.faults]
+        if not metrics["train/updates"]:
+            metrics["train/skipped"] = 1.0
+        if not faults:
+            self._optimizers.advance()
+        return Stepped(metrics, [first.get(i, 0.0) for i in range(len(rows))], faults)
+
+    @torch.no_grad()
+    def measure(self, parts: Sequence[Examples]) -> dict[str, float]:
+        """Return the algorithm's loss and metrics on rows, learning nothing.
+
+        `nll` is the mean negative log-likelihood of trained tokens in nats, whatever the loss; a
+        reward model has none.
+        """
+        sums: dict[str, float] = {}
+        for batch in self._batches(self.prepared(joined(parts)), train=False):
+            batch, logprobs_BT = self._forward(batch)
+            loss = self._algorithm.loss(batch, logprobs_BT)
+            if not batch.places:
+                continue
+            likelihood = {"nll": batch.token_mean(-logprobs_BT)}
+            if self._algorithm.network == "reward_model":
+                likelihood = {}
+            _add(sums, {**likelihood, **loss.metrics, "loss": loss.value})
+        return self._world.sum(sums)
+
+    def prepared(self, rows: Examples) -> Examples:
+        """Return the rows with what networks say before the update, and what follows for all."""
+        rows = self.measured(replace(rows, state=self._state))
+        companions = self._algorithm.companions(rows)
+        if companions is not None:
+            companions = self.measured(companions, self._algorithm.companion_needs)
+        return self._algorithm.prepare(rows, companions)
+
+    @torch.no_grad()
+    def measured(self, rows: Examples, needs: frozenset[str] | None = None) -> Examples:
+        """Add the columns that networks give before the update, those that the algorithm needs."""
+        needs = self._algorithm.needs if needs is None else needs
+        needs = needs | ({"proximal"} if self._is_unknown(rows).any() else set())
+        wanted = sorted((needs & MEASURED) - rows.tokens.keys())
+        if not wanted:
+            return rows
+        columns = {name: torch.zeros(rows.tokens["mask"].shape) for name in wanted}
+        for batch in self._batches(rows, train=False):
+            spots = rows.spots(batch.places)
+            with self._autocast:
+                said = self._measured(batch, wanted)
+            for name, value_BT in said.items():
+                lengths = rows.lengths[list(batch.places)]
+                filled = torch.arange(value_BT.shape[1]) < lengths[:, None]
+                columns[name][spots] = value_BT.cpu().float()[: len(batch.places)][filled]
+        return self._recomputed(rows.with_tokens(**self._world.merge(columns)))
+
+    def _is_unknown(self, rows: Examples) -> Tensor:
+        """Tell which tokens' log-probs are to be those of the policy before the step: [N]."""
+        recomputed = self._config.missing_logprobs == "recompute" and "logprobs" in rows.tokens
+        return torch.isnan(rows.tokens["logprobs"] if recomputed else rows.tokens["mask"])
+
+    def _recomputed(self, rows: Examples) -> Examples:
+        unknown = self._is_unknown(rows)
+        if not unknown.any():
+            return rows
+        logprobs = rows.tokens["logprobs"]
+        return rows.with_tokens(logprobs=logprobs.where(~unknown, rows.tokens["proximal"]))
+
+    def state(self) -> dict[str, Any]:
+        """Return what a later process needs to go on."""
+        return {
+            "networks": {name: learned(m) for name, m in self._networks.trained.items()},
+            "optimizers": self._optimizers.state_dict(),
+            "algorithm": dict(self._state),
+        }
+
+    @property
+    def like(self) -> dict[str, Tensor]:
+        """What tensors of `state` are like, by their path, or by that of what they belong to."""
+        networks, _ = apart(
+            {"networks": {name: learned(m) for name, m in self._networks.trained.items()}}
+        )
+        return networks | self._optimizers.like("optimizers")
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        for name, network in self._networks.trained.items():
+            learn_from(name, network, state["networks"].get(name, {}))
+        self._optimizers.load_state_dict(state["optimizers"])
+        self._state = dict(state["algorithm"])
+
+    def _parts(self, rows: Examples) -> Iterable[Examples]:
+        """Yield the rows of each update: all of them, or a share, as often as is configured."""
+        updates = self._config.updates
+        num_units = rows.totals.units
+        for epoch in range(updates.epochs):
+            if updates.mini_batches == 1:
+                yield rows
+                continue
+            order = np.random.default_rng([self._seed, rows.step, epoch]).permutation(num_units)
+            for places in parts(rows.units.tolist(), updates.mini_batches, order.tolist()):
+                part = rows.take(places).with_rows(place=torch.tensor(places, dtype=torch.float))
+                if part.num_trained_tokens:  # else momentum alone would move the weights
+                    yield part
+
+    def _update(self, rows: Examples) -> _Update:
+        self._optimizers.zero_grad()
+        sums: dict[str, float] = {}
+        surprise: dict[int, float] = {}
+        faults: list[Fault] = []
+        for batch in self._batches(rows, train=True):
+            batch, logprobs_BT = self._forward(batch)
+            loss = self._algorithm.loss(batch, logprobs_BT)
+            if not batch.places:  # only keeps step with the other processes
+                (loss.value * 0.0).backward()
+                continue
+            if not torch.isfinite(loss.value.detach()):
+                faults += of_batch(rows, batch, logprobs_BT, self._algorithm)
+            # the gradient is a mean over processes
+            (loss.value * self._world.size).backward()
+            surprise |= _surprise(batch, logprobs_BT)
+            _add(sums, {"loss": loss.value, **loss.metrics})
+        message = self._world.gather((surprise, faults))
+        surprise = {place: value for found, _ in message for place, value in found.items()}
+        faults = [fault for _, found in message for fault in found]
+        sums = self._world.sum(sums)
+        norms = self._optimizers.clip()
+        if not faults and not all(math.isfinite(v) for v in [sums["loss"], *norms.values()]):
+            faults = of_update(rows, max(norms.values()))
+        if faults:
+            self._optimizers.zero_grad()
+        else:
+            self._optimizers.step()
+        return _Update(sums | norms | self._optimizers.rates(), surprise, faults)
+
+    def _is_too_far(self, update: _Update) -> bool:
+        limit = self._config.updates.max_kl
+        return limit is not None and update.sums.get("kl", 0.0) > limit
+
+    @property
+    def _packs(self) -> bool:
+        """Whether no network of the run pads."""
+        return self._networks.scorer.packs and self._networks.critic is None
+
+    def _batches(self, rows: Examples, *, train: bool) -> Iterable[Batch]:
+        for network in self._networks.trained.values():
+            network.train(mode=train)
+        lengths, units = rows.lengths.tolist(), rows.units.tolist()
+
+        def cut(places: Sequence[int]) -> list[list[int]]:
+            groups = plan(
+                [lengths[i] for i in places],
+                self._config.micro_batch_tokens,
+                units=[units[i] for i in places],
+                packed=self._packs,
+            )
+            return [[places[i] for i in group] for group in groups]
+
+        totals, device = rows.totals, self._networks.policy.device
+        for places, counts in self._world.share(lengths, units, cut):
+            batch = rows.padded(places, totals=totals, pad_id=self._pad_id).to(device)
+            yield batch if counts else replace(batch, places=())
+
+    def _forward(self, batch: Batch) -> tuple[Batch, Tensor]:
+        """Return the log-probs of the trained policy, and the batch with what else is needed."""
+        with self._autocast:
+            return self._asked(batch)
+
+    def _asked(self, batch: Batch) -> tuple[Batch, Tensor]:
+        if self._algorithm.network == "reward_model":
+            scores_B = self._networks.scorer(batch.token_ids_BT, batch.mask_BT)
+            return batch.with_rows(scores=scores_B), torch.zeros_like(batch.mask_BT)
+        if "vocabulary" in self._algorithm.needs:
+            teacher = self._networks.teacher
+            assert teacher is not None, "`build` loads a teacher where it is needed"
+            found = self._networks.scorer(
+                batch.token_ids_BT,
+                batch.mask_BT,
+                temperature=self._of(batch),
+                against=(teacher, self._algorithm.over_vocabulary),
+            )
+            return batch.with_tokens(vocabulary=found["vocabulary"]), found["logprobs"]
+        names = ["logprobs", *sorted(self._algorithm.needs & {"entropy"})]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self._is_warming_up(batch)):
+            found = scored(
+                self._networks.scorer, batch, temperature=self._of(batch), statistics=names
+            )
+        columns = {name: found[name] for name in names[1:]}
+        if "values" in self._algorithm.needs:
+            columns["values"] = self._values(batch)
+        return batch.with_tokens(**columns), found["logprobs"]
+
+    def _of(self, batch: Batch) -> Temperature:
+        """Return the temperature of each row's likelihoods."""
+        return batch.rows.get("temperature", self._temperature)
+
+    def _is_warming_up(self, batch: Batch) -> bool:
+        """Tell whether only the critic learns."""
+        critic = self._networks.critic
+        return critic is not None and batch.step <= self._config.critic.warmup_steps
+
+    def _values(self, batch: Batch) -> Tensor:
+        assert self._networks.critic is not None, "`build` loads a critic where it is needed"
+        return self._networks.critic(batch.token_ids_BT)
+
+    def _measured(self, batch: Batch, wanted: Sequence[str]) -> dict[str, Tensor]:
+        """Return columns that networks give, without gradient."""
+        found: dict[str, Tensor] = {}
+        own = {
+            "proximal": "logprobs",
+            "old_entropy": "entropy",
+            "old_discriminator": "discriminator",
+        }
+        names = [own[name] for name in wanted if name in own]
+        if names:
+            said = scored(
+                self._networks.scorer, batch, temperature=self._of(batch), statistics=names
+            )
+            found |= {name: said[own[name]] for name in wanted if name in own}
+        for name, network in (("reference", "reference"), ("teacher_logprobs", "teacher")):
+            if name in wanted:
+                scorer = self._networks.scorers[network]
+                found[name] = scored(scorer, batch, temperature=self._of(batch))["logprobs"]
+        if "old_values" in wanted:
+            found["old_values"] = self._values(batch)
+        return found
+
+
+def _surprise(batch: Batch, logprobs_BT: Tensor) -> dict[int, float]:
+    """Return each sequence's mean negative log-prob of its trained tokens, 0 without any."""
+    values = batch.mean_tokens(-logprobs_BT.detach()).tolist()
+    places = batch.rows["place"].tolist() if "place" in batch.rows else batch.places
+    return {int(p): v for p, v in zip(places, values, strict=False)}
+
+
+def _add(sums: dict[str, float], values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        sums[name] = sums.get(name, 0.0) + float(value.detach())
+
+
+def _means(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each number over the updates of a step."""
+    return {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}

@@ -1,0 +1,288 @@
+"""The consumer: steps on rows that the feed gives it, publishes weights, and keeps checkpoints."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from time import perf_counter
+
+import torch
+
+from ...store.errors import ConfigError, JobError, nearest
+from ...store.query import literal
+from ..algorithms import Algorithm
+from ..explorer.explorer import Listener
+from ..models.load import vocabulary
+from ..models.lora import has_adapter
+from ..runs.eval_schedule import measured_versions, waiting
+from ..runs.job import Job, recorded
+from ..runs.metrics import Metrics
+from ..weight_sync import Shelf, published, publisher
+from .data_loader import Feed
+from .distributed.world import World
+from .learner import learner
+from .networks import build
+from .nonfinite import Fault
+from .step import Stepped
+
+
+class Trainer:
+    """Takes the steps of a run. Step s updates the weights of version s - 1 to version s."""
+
+    def __init__(
+        self,
+        job: Job,
+        algorithm: Algorithm,
+        *,
+        stop: threading.Event | None = None,
+        listener: Listener | None = None,
+        world: World | None = None,
+        shelf: Shelf | None = None,
+    ) -> None:
+        """`shelf` is where an explorer in this process finds weights that are not written."""
+        config = job.config
+        self._job, self._config, self._algorithm = job, config, algorithm
+        self._stop, self._listener = stop or threading.Event(), listener
+        self._world, self._shelf = world or World(), shelf
+        self._skipped = self._tokens = 0
+        self._measured: dict[str, float] = {}
+        self.step = 0
+        """Training steps taken: the version of the weights."""
+
+    def run(self, *, ready: Callable[[], None] | None = None) -> None:
+        """Train to the last step, from the newest checkpoint if there is one.
+
+        `ready` is called when the attempt is on record and its first weights are published.
+        """
+        self._prepare()
+        first = self._first = self.step + 1
+        shown = self._metrics.shown(start_step=first)
+        with recorded(self._job, start_step=first), shown, self._together():
+            self._feed.resume(self.step + 1)
+            self._published = set(published(self._job.store, self._job.folder, self._job.run_id))
+            self._publish()
+            if ready:
+                ready()
+            if self.step == 0:
+                self._measure()
+            while self.step < self.total_steps and not self._stop.is_set():
+                self._advance()
+                if (
+                    self.step % self._config.trainer.checkpoint_every == 0
+                    or self.step == self.total_steps
+                ):
+                    self._checkpoint()
+            self._learner.settled()
+            self._metrics.flush()
+            if self.step < self.total_steps:
+                raise JobError(f"the run was stopped after step {self.step} of {self.total_steps}")
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """End with the other processes, and with what is being written."""
+        try:
+            yield
+        except Exception as error:
+            reason = self._world.failure() if self._stop.is_set() else None
+            if reason is not None:
+                raise JobError(reason) from error
+            raise
+        finally:
+            self._checkpoints.settle()
+            self._publisher.close()
+
+    def _prepare(self) -> None:
+        config = self._config
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.networks, self.tokenizer = build(config, self._algorithm)
+        self.model = self.networks.policy
+        self._feed = Feed(
+            self._job,
+            self._algorithm,
+            self.tokenizer,
+            vocabulary=vocabulary(self.model),
+            max_length=self.networks.max_length,
+            stop=self._stop,
+        )
+        self.total_steps = self._feed.total_steps()
+        self._learner = learner(
+            config,
+            self.networks,
+            self.tokenizer,
+            total_steps=self.total_steps,
+            folder=self._job.folder / "checkpoints",
+            world=self._world,
+        )
+        held_out = config.trainer.evaluate_loss_where
+        self._held_out = self._feed.held_out(held_out) if held_out else []
+        self._checkpoints = self._learner.checkpoints
+        self._publisher = publisher(self._job, self.tokenizer, self._shelf)
+        if has_adapter(self.model):
+            self._publisher.prepare(self._learner.policy())
+        self._metrics = Metrics(self._job)
+        self._restore()
+
+    def _restore(self) -> None:
+        [(recorded,)] = self._job.store.sql(
+            f"SELECT coalesce(max(step), 0) FROM draws WHERE run_id = '{self._job.run_id}'"
+        ).fetchall()
+        self._checkpoints.set_aside(after=recorded)  # the store was restored to before them
+        steps = self._checkpoints.steps()
+        if steps:
+            self.step = int(self._learner.load(steps[-1])["step"])
+
+    def _advance(self) -> None:
+        """Take one step."""
+        step = self.step + 1
+        began = perf_counter()
+        rows, measured = self._feed.next(step)
+        fed = perf_counter()
+        self._checkpoints.check()
+        stepped = self._learner.step(rows)
+        measured |= stepped.metrics
+        self._check_best(measured)
+        trained = perf_counter()
+        self._feed.learned(step, stepped.surprise)
+        self._note_faults(stepped, step)
+        if self._skipped >= self._config.trainer.max_skipped_steps:
+            self._metrics.add(step, measured)
+            raise _too_many(self._skipped, stepped.faults[0])
+        self._tokens += 0 if stepped.faults else int(rows.tokens["mask"].sum())
+        if step == self.total_steps and not self._tokens:
+            self._metrics.add(step, measured)
+            self._check_trained()
+        self.step = step
+        self._publish()
+        ended = perf_counter()
+        measured |= {
+            "train/feed_seconds": fed - began,
+            "train/step_seconds": trained - fed,
+            "train/publish_seconds": ended - trained,
+        }
+        self._measured = measured
+        self._metrics.add(step, measured)
+        if self._listener:
+            self._listener("train", step, measured)
+
+    def _note_faults(self, stepped: Stepped, step: int) -> None:
+        """Store which rows a step left out since its numbers were not finite, and count it."""
+        if not stepped.faults:
+            self._skipped = 0
+            return
+        self._skipped += 1
+        attempt = self._job.step_id(step)
+        rows = [
+            {
+                "experience_id": fault.experience_id,
+                "operator": "train",
+                "error": fault.error,
+                "lineage_id": attempt,
+            }
+            for fault in stepped.faults
+        ]
+        self._job.store.append("failures", rows)
+
+    def _check_trained(self) -> None:
+        """Raise JobError when no row that the run drew could be trained on."""
+        run = literal(self._job.run_id)
+        ask = self._job.store.sql
+        [(drawn, before)] = ask(
+            f"SELECT count(*), count(*) FILTER (weight > 0 AND step < {self._first}) "
+            f"FROM draws_current WHERE run_id = {run}"
+        ).fetchall()
+        if before:
+            return
+        of_run = f"starts_with(lineage_id, {run} || '/')"
+        [(error, reason)] = ask(
+            f"SELECT (SELECT mode(error) FROM failures WHERE operator = 'train' AND {of_run}), "
+            f"(SELECT mode(reason) FROM drops WHERE {of_run})"
+        ).fetchall()
+        why = error or reason or "none has a token with a credit that is trained on"
+        raise JobError(
+            f"nothing was trained on: none of the {drawn} rows that were drawn could be used, and "
+            f"no weights were changed, and no last ones published; the most frequent reason: {why}"
+        )
+
+    def _publish(self) -> None:
+        """Publish the weights when the schedule says so, and at the end."""
+        due = self.step % self._config.schedule.publish_every == 0
+        if self._config.explorer is None:
+            due = self.step == 0  # nobody follows an offline run
+        if not due and self.step != self.total_steps:
+            return
+        if self.step in self._published:
+            return
+        parent = max((v for v in self._published if v < self.step), default=None)
+        origin = self._config.model
+        run_id = None
+        if parent is None and origin.run is not None:
+            parent, run_id = origin.version, origin.run
+        self._publisher.publish(
+            self._learner.policy(), self.step, parent=parent, parent_run_id=run_id
+        )
+        self._published.add(self.step)
+
+    def _checkpoint(self) -> None:
+        """Store all that a resumed run needs, metrics first, and tidy up."""
+        self._measure()
+        self._metrics.flush()
+        facts = {
+            "step": self.step,
+            "run_id": self._job.run_id,
+            "attempt": self._job.attempt,
+            "metrics": self._measured,
+        }
+        self._publisher.settle()
+        self._checkpoints.know(self._measured_later())
+        self._learner.save(self.step, facts)
+        newest = self._checkpoints.steps()[-self._config.trainer.keep_checkpoints.last :]
+        if newest:
+            schedule = self._config.schedule
+            oldest = newest[0] - schedule.max_ahead - schedule.publish_every
+            self._publisher.forget(before=oldest)
+        self._job.store.maintain(only_due=True)
+
+    def _measured_later(self) -> dict[int, float | None]:
+        """Return what the explorer measured of the steps with checkpoints, if the best is by it.
+
+        None: it will.
+        """
+        best = self._config.trainer.keep_checkpoints.best
+        if best is None or not self._config.measures(best):
+            return {}
+        store, steps = self._job.store, {*self._checkpoints.steps(), self.step}
+        found = measured_versions(store, self._config.name, best)
+        known = {step: found[step] for step in steps & found.keys()}
+        return {**dict.fromkeys(waiting(store, self._config, steps)), **known}
+
+    def _check_best(self, found: Mapping[str, float]) -> None:
+        """Refuse to choose a best checkpoint by a metric that is not measured."""
+        best = self._config.trainer.keep_checkpoints.best
+        if best is not None and self._config.measures(best):
+            return
+        kind = best.partition("/")[0] if best else None
+        alike = [name for name in found if name.partition("/")[0] == kind]
+        if best is not None and alike and best not in found:
+            raise ConfigError(
+                f"`trainer.keep_checkpoints` names the metric `{best}`, which this run does not "
+                f"measure{nearest(best, alike)}; it has {', '.join(sorted(alike))}"
+            )
+
+    def _measure(self) -> None:
+        """Measure the loss on held-out rows, when the run names some."""
+        if self._held_out:
+            found = self._learner.measure(self._held_out)
+            values = {f"eval/{name}": value for name, value in found.items()}
+            self._check_best(values)
+            self._measured |= values
+            self._metrics.add(self.step, values)
+            if self._listener:
+                self._listener("evaluate", self.step, values)
+
+
+def _too_many(steps: int, last: Fault) -> JobError:
+    return JobError(
+        f"{steps} steps in a row have a loss or gradient that is not finite; in the last, "
+        f"`{last.experience_id}`: {last.error}; the table `failures` names all rows: lower "
+        "`trainer.learning_rate`, or look at them"
+    )

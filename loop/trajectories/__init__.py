@@ -1,0 +1,1 @@
+"""Conversations become rows: trajectories, groups, and their rewards."""

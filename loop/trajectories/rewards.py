@@ -1,0 +1,120 @@
+"""Rewards of tries: which functions a configuration names, and what they say of rows and groups."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from ...operators import rewards as reward_module
+from ...operators.reward_protocol import GroupReward, Reward, looks_at, with_parameters
+from ...operators.scoring import Judged, said, short, verdict, verdicts
+from ...store.errors import ConfigError, OperatorError, RlakeError
+from ...store.records import Experience, Task
+from ..config.resolve import function
+from .user_code import contained
+
+RewardSpec = str | Mapping[str, float | Mapping[str, Any] | None]
+"""One reward by name, or several: their weights, or their parameters with `weight` among them."""
+T = TypeVar("T")
+LONGEST = 2000
+"""Most characters of a drop_reason."""
+
+
+def rewards_of(spec: RewardSpec) -> dict[str, tuple[Reward, float]]:
+    """Return the reward functions that a configuration names, with their weights.
+
+    >>> rewards_of({"overlong": {"max_tokens": 20, "cache": 10, "weight": 0.5}})["overlong"][1]
+    0.5
+
+    Raises ConfigError for an unknown name, or parameters that do not fit.
+    """
+    specs = {spec: None} if isinstance(spec, str) else spec
+    return {short(name): _reward(name, given) for name, given in specs.items()}
+
+
+def _reward(name: str, given: float | Mapping[str, Any] | None) -> tuple[Reward, float]:
+    parameters = dict(given) if isinstance(given, Mapping) else {}
+    weight = parameters.pop("weight", 1.0) if given is None or isinstance(given, Mapping) else given
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise ConfigError(f"the weight of reward `{name}` must be a number, got {weight!r}")
+    found = function(name, reward_module, "reward")
+    try:
+        return with_parameters(name, found, parameters), float(weight)
+    except OperatorError as error:
+        raise ConfigError(str(error)) from error
+
+
+class Rewards:
+    """The rewards of a job: those that look at one try, and those that compare a group's."""
+
+    def __init__(
+        self, rewards: Mapping[str, tuple[Reward, float]], *, seconds: float | None
+    ) -> None:
+        """Take functions with their weights; each may take `seconds`."""
+        self._weights = {name: weight for name, (_, weight) in rewards.items()}
+        self._seconds = seconds
+        self._of_group = {
+            n: cast(GroupReward, r) for n, (r, _) in rewards.items() if looks_at(r) == "group"
+        }
+        self._of_row = {n: r for n, (r, _) in rewards.items() if n not in self._of_group}
+
+    async def of_row(self, task: Task, row: Experience) -> Experience:
+        """Add the rewards that look at one try."""
+        if not self._of_row:
+            return row
+        judged = await asyncio.gather(
+            *(_asked(r, (task, row), verdict, self._seconds) for r in self._of_row.values())
+        )
+        return self._with(row, dict(zip(self._of_row, judged, strict=True)))
+
+    async def of_group(self, task: Task, rows: Sequence[Experience]) -> list[Experience]:
+        """Add the rewards that compare the tries of a group with each other."""
+        if not self._of_group or not rows:
+            return list(rows)
+        made: list[dict[str, _Told]] = [{} for _ in rows]
+        for name, reward in self._of_group.items():
+            values, error = await _asked(
+                reward, (task, rows), lambda told: verdicts(told, len(rows)), self._seconds
+            )
+            for found, one in zip(made, values or [None] * len(rows), strict=True):
+                found[name] = one, error
+        return [self._with(row, found) for row, found in zip(rows, made, strict=True)]
+
+    def _with(self, row: Experience, made: Mapping[str, "_Told"]) -> Experience:
+        """Add parts of the reward with their reasons; what failed is why the row is dropped."""
+        parts: dict[str, float | None] = dict(row.rewards)
+        failed = [row.drop_reason] if row.drop_reason else []
+        reasons = {}
+        for name, (judged, error) in made.items():
+            value, reason = judged or (None, None)
+            parts[name] = None if value is None else self._weights[name] * value
+            reasons |= {name: reason} if reason else {}
+            failed += [f"reward `{name}` failed: {error}"] if error else []
+        drop_reason = "; ".join(failed)[:LONGEST] or None
+        metadata = {**(row.metadata or {}), "reward_details": reasons} if reasons else row.metadata
+        return replace(row.with_reward(parts), drop_reason=drop_reason, metadata=metadata)
+
+
+_Told = tuple[Judged | None, str | None]
+"""A reward with its reason, or what went wrong."""
+
+
+async def _asked(
+    reward: Callable[..., Any],
+    given: tuple[Any, Any],
+    read: Callable[[Any], T],
+    seconds: float | None,
+) -> tuple[T | None, str | None]:
+    """Return what a reward function says, or what went wrong."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return read(await contained(lambda: said(reward(*given)))), None
+    except Exception as error:  # noqa: BLE001 - the boundary to users' code: the tokens are kept
+        return None, f"it took longer than {seconds} s" if limit.expired() else told(error)
+
+
+def told(error: BaseException) -> str:
+    """Say an error in one line: ours as it stands, others with their kind."""
+    kind = "" if isinstance(error, RlakeError) else f"{type(error).__name__}: "
+    return f"{kind}{error}"

@@ -1,0 +1,178 @@
+"""Finding the weights that a run published, and loading them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ...store import Store
+from ...store.change_feed import Tail
+from ...store.errors import JobError, NotFoundError
+from ..inference.engine import Weights
+from ..models import adapter_files
+from ..models.digest import weights_digest
+from ..models.state_dict import put_state
+from ..runs.job import Job, Watch
+from .memory import Shelf
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of `policies`: which weights, and where."""
+
+    version: int
+    folder: Path
+    """Where they lie, or would lie: not all are written."""
+    digest: str
+    address: str | None = None
+    """Where the trainer sends them."""
+    state: Mapping[str, Tensor] | None = field(default=None, repr=False, compare=False)
+    """The tensors, when trainer and explorer are one process."""
+
+    @property
+    def file(self) -> Path:
+        """Where the weights lie, of a whole model or of an adapter."""
+        return file_of(self.folder)
+
+    @property
+    def weights(self) -> Weights:
+        """What an engine takes in; weights that are only sent must be fetched before."""
+        return Weights(
+            version=self.version,
+            digest=self.digest,
+            folder=self.folder if self.state is None else None,
+            state=self.state,
+            address=self.address,
+        )
+
+
+def file_of(folder: Path) -> Path:
+    """Return the file of weights in a folder, of a whole model or of an adapter."""
+    return folder / (adapter_files.WEIGHTS if adapter_files.is_adapter(folder) else WEIGHTS)
+
+
+class Follower:
+    """Finds the published versions of a run that count, reading only new rows of `policies`."""
+
+    def __init__(self, job: Job, watch: Watch, *, shelf: Shelf | None = None) -> None:
+        """Follow a run; `shelf` is that of a trainer in this process."""
+        self._job, self._watch, self._shelf = job, watch, shelf
+        columns = ["attempt", "policy_version", "path", "digest", "transport"]
+        self._tail = Tail(columns, run_id=job.run_id)
+        self._rows: dict[int, list[dict[str, Any]]] = {}
+
+    def find(self, version: int) -> Published | None:
+        """Return a version, or None while no attempt that counts has published it."""
+        self._refresh()
+        return self._counting(version)
+
+    def latest(self) -> Published | None:
+        """Return the newest version that counts, or None before there is one."""
+        self._refresh()
+        found = (self._counting(version) for version in sorted(self._rows, reverse=True))
+        return next((one for one in found if one is not None), None)
+
+    @property
+    def newest(self) -> int | None:
+        """The newest version seen so far."""
+        return max(self._rows, default=None)
+
+    def _refresh(self) -> None:
+        dataset = self._job.store.dataset("policies")
+        if self._tail.moved(dataset):
+            rows = self._tail.read(dataset).to_pylist()
+            if self._tail.restarted:
+                self._rows.clear()
+            for row in rows:
+                self._rows.setdefault(row["policy_version"], []).append(row)
+
+    def _counting(self, version: int) -> Published | None:
+        for row in reversed(self._rows.get(version, [])):
+            if self._watch.counts(row["attempt"], version):
+                return self._published(row)
+        return None
+
+    def _published(self, row: Mapping[str, Any]) -> Published:
+        version, digest = row["policy_version"], row["digest"]
+        return Published(
+            version,
+            self._job.folder / row["path"],
+            digest,
+            address=address_of(row["transport"]),
+            state=self._shelf.get(version, digest) if self._shelf else None,
+        )
+
+
+def address_of(transport: str | None) -> str | None:
+    """Return where a version is sent from, as its row says it; None when it is not sent.
+
+    >>> address_of("broadcast from 10.0.0.1:4711")
+    '10.0.0.1:4711'
+    """
+    sent = (transport or "").partition("broadcast from ")[2]
+    return sent or None
+
+
+def published(store: Store, folder: Path, run_id: str) -> dict[int, Published]:
+    """Return the versions of a run that count, by version."""
+    rows: Sequence[tuple[int, str, str, str | None]] = store.sql(
+        "SELECT policy_version, path, digest, transport FROM policies_current "
+        f"WHERE run_id = '{run_id}'"
+    ).fetchall()
+    return {
+        version: Published(version, folder / path, digest, address=address_of(transport))
+        for version, path, digest, transport in rows
+    }
+
+
+def newest(store: Store, folder: Path, run_id: str) -> Published:
+    """Return the newest version of a run, of those that lie in a folder if any does.
+
+    Raises NotFoundError when it has none.
+    """
+    found = published(store, folder, run_id)
+    if not found:
+        raise NotFoundError(f"run `{run_id}` has published no weights; train it first")
+    written = [version for version, one in found.items() if one.file.is_file()]
+    return found[max(written or found)]
+
+
+def started_from(job: Job, folder: Path) -> Path:
+    """Return the folder that an engine can start from: this one, or when it was never written,
+    that of the newest version which was.
+    """
+    if file_of(folder).is_file():
+        return folder
+    return newest(job.store, job.folder, job.run_id).folder
+
+
+def check_weights(weights: Published) -> None:
+    """Raise JobError when published weights are gone, or not what they were."""
+    path = weights.file
+    if not path.is_file():
+        raise JobError(f"the weights of version {weights.version} are gone: there is no `{path}`")
+    try:
+        intact = weights_digest(load_file(path)) == weights.digest
+    except SafetensorError:
+        intact = False
+    if not intact:
+        raise JobError(
+            f"`{path}` is not what was published: its digest is another; restore or retrain it"
+        )
+
+
+def load_into(model: PreTrainedModel, weights: Published) -> None:
+    """Put published weights into a model of the same shape; JobError when they are damaged."""
+    check_weights(weights)
+    path = weights.file
+    put_state(model, load_file(path), told=f"`{path}`")

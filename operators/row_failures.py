@@ -1,0 +1,144 @@
+"""Rows on which a body raises: found by cutting, kept with their error while the others go on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from ..store.errors import OperatorError
+from . import invariants
+from .body import PLACE
+
+if TYPE_CHECKING:
+    from .apply import Applied, Operator
+
+
+class RowsFailed(OperatorError):
+    """A body raised on the rows that it was given; on fewer of them it may not."""
+
+    def __init__(self, message: str, told: str) -> None:
+        super().__init__(message, told)
+        self.told = told
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass
+class Limit:
+    """How many rows may fail."""
+
+    op: "Operator"
+    rows: int
+    max_failed: int | None
+    failed: int = 0
+
+    def count(self, failed: pl.DataFrame) -> None:
+        """Raise OperatorError when more rows have failed than may."""
+        self.failed += failed.height
+        if self.max_failed is not None and self.failed > self.max_failed:
+            raise self.op.error(
+                f"failed on {self.failed} of {self.rows} rows, more than the {self.max_failed} "
+                f"allowed; the last error: {failed['error'][-1]}"
+            )
+
+
+def apply(op: "Operator", rows: pl.DataFrame, max_failed: int | None) -> "Applied":
+    """Apply an operator to all rows or, where it raises, to parts that it may be given alone."""
+    limit = Limit(op, rows.height, max_failed)
+    try:
+        applied = op.apply_once(rows)
+    except RowsFailed as error:
+        is_one = op.sees == "all" or (op.sees == "group" and "group_id" not in rows.columns)
+        if is_one or not rows.height or _fails_without_rows(op, rows.schema):
+            raise
+        invariants.check_ids(rows, f"operator `{op.name}`")
+        parts = list(_Cutting(op, rows, limit).parts(rows, error))
+    else:
+        limit.count(applied.failed)
+        return applied
+    joined = _joined(op, parts, rows)
+    invariants.check(op, rows, joined.rows, joined.dropped)
+    return joined
+
+
+@dataclass
+class _Cutting:
+    """One application to rows of which some failed."""
+
+    op: "Operator"
+    given: pl.DataFrame
+    limit: Limit
+
+    def __post_init__(self) -> None:
+        self._after = self.op.columns_after(self.given.schema).to_frame()
+
+    def parts(self, rows: pl.DataFrame, error: RowsFailed) -> Iterator["Applied"]:
+        """Apply it to halves of rows on which it raised, down to what is treated as one."""
+        halves = _halves(self.op, rows)
+        if not halves:
+            yield self._counted(self._nothing_made(rows, error.told))
+        for half in halves:
+            try:
+                yield self._counted(self.op.apply_once(half, among=self.given))
+            except RowsFailed as further:
+                yield from self.parts(half, further)
+
+    def _counted(self, applied: "Applied") -> "Applied":
+        self.limit.count(applied.failed)
+        return applied
+
+    def _nothing_made(self, rows: pl.DataFrame, error: str) -> "Applied":
+        """Return what becomes of rows on which the body raised: nothing is set, and they say so."""
+        from .apply import REASON, Applied  # this module serves that one
+
+        op, key = self.op, invariants.id_column(rows.columns)
+        failed = rows.select(key, pl.lit(error).alias("error"))
+        reasons = failed.rename({"error": REASON})
+        if op.kind in ("filter", "reshape"):
+            return Applied(self._after, reasons, failed)
+        if op.kind in ("clean", "augment"):
+            return Applied(rows, reasons.clear(), failed)
+        types = self._after.schema
+        nulls = [pl.lit(None, types[name]).alias(name) for name in op.writes]
+        return Applied(rows.with_columns(nulls).select(types.names()), reasons.clear(), failed)
+
+
+def _halves(op: "Operator", rows: pl.DataFrame) -> list[pl.DataFrame]:
+    """Cut rows in two, groups kept whole where the operator looks at them; empty if it cannot."""
+    if op.sees == "row":
+        half = rows.height // 2
+        return [rows[:half], rows[half:]] if half else []
+    groups = rows["group_id"].unique(maintain_order=True)
+    first = groups[: len(groups) // 2]
+    if first.is_empty():
+        return []
+    is_first = pl.col("group_id").is_in(first.implode(), nulls_equal=True)
+    return [rows.filter(is_first), rows.filter(~is_first)]
+
+
+def _joined(op: "Operator", parts: list["Applied"], rows: pl.DataFrame) -> "Applied":
+    """Put parts together in the order in which the rows were given; new ones stand behind."""
+    key = invariants.id_column(rows.columns)
+    place = rows.select(key).with_row_index(PLACE)
+
+    def in_order(found: pl.DataFrame) -> pl.DataFrame:
+        both = found.join(place, on=key, how="left", maintain_order="left")
+        return both.sort(PLACE, nulls_last=True, maintain_order=True).drop(PLACE)
+
+    made = pl.concat([p.rows for p in parts], how="vertical_relaxed")
+    return replace(
+        parts[0],
+        rows=made if op.kind == "reshape" else in_order(made),
+        dropped=in_order(pl.concat([p.dropped for p in parts])),
+        failed=in_order(pl.concat([p.failed for p in parts])),
+    )
+
+
+def _fails_without_rows(op: "Operator", given: pl.Schema) -> bool:
+    try:
+        op.columns_after(given)
+    except OperatorError:
+        return True
+    return False

@@ -1,0 +1,226 @@
+"""What a pipeline would do now, in a store: rows to read, rows expected, costs so far, order."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from ..operators import Operator
+from ..store import Store
+from . import source as sources
+from .cache import Memory
+from .incremental import Unseen, unseen
+from .plan import Plan, line
+from .source import Table
+
+if TYPE_CHECKING:
+    from .pipeline import Pipeline
+
+
+_ADDS = ("augment", "reshape")
+"""Kinds of which more rows may come out than go in."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is known of an operator before it runs, out of the runs that had it before."""
+
+    operator: str
+    kind: str
+    reads: tuple[str, ...]
+    reads_rest: bool
+    writes: tuple[str, ...]
+    sees: str
+    rows_in: int | None
+    """Rows expected; None where nothing tells."""
+    most_in: int | None
+    """Rows that it gets at most; None where it cannot be told."""
+    rows_out: int | None
+    is_exact: bool
+    """Whether `rows_out` follows from the kinds; else it is by the share of runs before."""
+    rows_before: int
+    """Rows that it treated in all runs so far."""
+    seconds_before: float
+    remembered: int
+    """Different values for which its answers are remembered."""
+
+    def lines(self) -> list[str]:
+        """Return what is known, in words."""
+        message = f"{_number(self.rows_in, self.most_in)} rows in, {self._out} out"
+        if self.rows_before and self.seconds_before:
+            rate = self.rows_before / self.seconds_before
+            message += f"; so far {self.rows_before:,} rows in {self.seconds_before:.2f} s"
+            message += f" ({rate:,.0f} rows/s)"
+        if self.remembered:
+            message += (
+                f"; {self.remembered:,} {'answer' if self.remembered == 1 else 'answers'} known"
+            )
+        return [message]
+
+    @property
+    def _out(self) -> str:
+        if self.rows_out is None:
+            return "unknown" if self.kind in _ADDS else _number(None, self.most_in)
+        return f"{'' if self.is_exact else 'about '}{self.rows_out:,}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A plan with what a store tells of it; as text, what `explain` prints."""
+
+    plan: Plan
+    rows: int | None
+    """Rows of the source; None for one that would have to be read for it."""
+    unseen: int | None
+    """Rows that a run would read now; None where nobody counts them."""
+    why: str
+    """Why it would read them."""
+    steps: tuple[Step, ...]
+    runs: int
+    """Runs with this definition so far."""
+    seconds: float
+    last_at: datetime | None
+    last: str
+
+    def __str__(self) -> str:
+        source = [f"{self.rows:,} rows"] if self.rows is not None else []
+        ran = f"{self.runs} {'run' if self.runs == 1 else 'runs'}, {self.seconds:.2f} s"
+        so_far = f"{ran}; {self.last}" if self.last_at else "no run"
+        lines = self.plan.lines(source=source, steps=[step.lines() for step in self.steps])
+        return "\n".join([*lines, line("now", f"a run reads {self.why}"), line("so far", so_far)])
+
+
+def explained(pipeline: "Pipeline", plan: Plan, store: Store) -> Explanation:
+    """Return what a pipeline would do in a store now, and what it did so far.
+
+    Rows expected of a filter, an augment or a reshape are the share of earlier runs of this
+    definition, else of any run that had the same operator with the same parameters.
+    """
+    now = unseen(pipeline, plan, store)
+    rows = _num_rows(pipeline, store)
+    runs = _runs(store, [op.fingerprint for op in plan.operators], now.definition)
+    mine = [run for run in runs if run["definition"] == now.definition]
+    last = max(mine, key=lambda run: run["created_at"], default=None)
+    return Explanation(
+        plan,
+        rows,
+        _to_read(now, rows),
+        now.why,
+        tuple(_steps(pipeline, plan, store, runs, mine, _to_read(now, rows))),
+        len(mine),
+        sum(cost["seconds"] or 0.0 for run in mine for cost in run["costs"] or ()),
+        last["created_at"] if last else None,
+        _last(last) if last else "",
+    )
+
+
+def _steps(
+    pipeline: "Pipeline",
+    plan: Plan,
+    store: Store,
+    runs: list[dict[str, Any]],
+    mine: list[dict[str, Any]],
+    rows: int | None,
+) -> Iterable[Step]:
+    memory, given, most, is_exact = Memory(store), sources.schema(pipeline.source), rows, True
+    for op in plan.operators:
+        done = _Done.of(op, mine)
+        done = done if done.rows_in else _Done.of(op, runs)
+        out, follows = _expected(op, rows, done)
+        is_exact = is_exact and follows
+        yield Step(
+            op.name,
+            op.kind,
+            op.reads,
+            op.reads_rest,
+            op.writes,
+            op.sees,
+            rows,
+            most,
+            out,
+            is_exact,
+            done.treated,
+            done.seconds,
+            memory.count(op, given),
+        )
+        rows, given = out, op.columns_after(given)
+        most = None if op.kind in _ADDS else most
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What runs did with one operator."""
+
+    rows_in: int
+    rows_out: int
+    treated: int
+    seconds: float
+
+    @classmethod
+    def of(cls, op: Operator, runs: Iterable[Mapping[str, Any]]) -> "_Done":
+        steps = [
+            (step, cost)
+            for run in runs
+            for step, cost in zip(run["operators"], _costs(run), strict=False)
+            if step["fingerprint"] == op.fingerprint
+        ]
+        return cls(
+            sum(step["rows_in"] for step, _ in steps),
+            sum(step["rows_out"] for step, _ in steps),
+            sum(cost["rows"] - (cost["remembered"] or 0) for _, cost in steps),
+            sum(cost["seconds"] or 0.0 for _, cost in steps),
+        )
+
+
+def _costs(run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    none = {"rows": 0, "remembered": 0, "seconds": 0.0}
+    return run["costs"] or [none] * len(run["operators"])
+
+
+def _expected(op: Operator, rows: int | None, done: _Done) -> tuple[int | None, bool]:
+    """Return how many rows come out, and whether that is certain."""
+    if op.kind in ("clean", "derive", "prioritize") or rows == 0:
+        return rows, True
+    if rows is None or not done.rows_in:
+        return None, False
+    return round(rows * done.rows_out / done.rows_in), False
+
+
+def _runs(store: Store, fingerprints: list[str], definition: str | None) -> list[dict[str, Any]]:
+    """Return the runs with this definition, and those that had some of the operators."""
+    names = ["lineage_id", "operators", "costs", "definition", "rows_in", "rows_out"]
+    names += ["rows_dropped", "rows_failed", "created_at"]
+    rows = store.scan("lineage").select(names).collect()
+    had = pl.col("operators").list.eval(
+        pl.element().struct.field("fingerprint").is_in(fingerprints)
+    )
+    is_mine = (pl.col("definition") == definition).fill_null(value=False)
+    return rows.filter(is_mine | had.list.any()).to_dicts()
+
+
+def _num_rows(pipeline: "Pipeline", store: Store) -> int | None:
+    if not isinstance(pipeline.source, Table):
+        return None
+    where = f" WHERE ({pipeline.source.where}\n)" if pipeline.source.where else ""
+    return store.sql(f"SELECT count(*) FROM {pipeline.source.rows}{where}").fetchall()[0][0]
+
+
+def _to_read(now: Unseen, rows: int | None) -> int | None:
+    return rows if now.addresses is None else len(now.addresses)
+
+
+def _last(run: Mapping[str, Any]) -> str:
+    failed = f", {run['rows_failed']:,} failed" if run["rows_failed"] else ""
+    return (
+        f"the last at {run['created_at']:%Y-%m-%d %H:%M:%S}: {run['rows_in']:,} rows in, "
+        f"{run['rows_out']:,} out, {run['rows_dropped']:,} dropped{failed}"
+    )
+
+
+def _number(rows: int | None, most: int | None) -> str:
+    """Return a number of rows, or what is known of it."""
+    if rows is not None:
+        return f"{rows:,}"
+    return "unknown" if most is None else f"at most {most:,}"

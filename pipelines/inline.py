@@ -1,0 +1,231 @@
+"""Operators in a job's own path: the chain of a pipeline, over rows on their way to or from it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import polars as pl
+
+from ..loop.config import TrainerConfig
+from ..operators import Operator, resolve
+from ..operators.resolve import Spec
+from ..store import Experience, Store, side_columns
+from ..store.errors import ConfigError
+from ..store.schema import TABLES
+from ..store.validate import conform
+from .plan import check_order
+
+KEPT = frozenset(
+    (
+        *("experience_id", "run_id", "task_id", "group_id", "rollout", "step", "parent_id"),
+        *("source", "policy_version", "segments", "token_ids", "tokenizer", "loss_mask"),
+        *("logprobs", "prompt_length", "num_tokens", "drop_reason", "metrics", "created_at"),
+        *("temperature", "top_p", "top_k", "min_p"),
+    )
+)
+"""Columns of a row that no operator sets: what it is, and what was sampled."""
+
+DRAWN = frozenset({"allowed", "digest", "epoch", "lag", "was_text", "weight"})
+"""Columns that a training step adds to its rows itself."""
+
+STORED = tuple(name for name in TABLES["experiences"].names if name != "advantage")
+"""Columns that are read for a trainer's chain; the advantage is that of the step."""
+
+_ID = "experience_id"
+_LONGEST = 2000
+"""Most characters of a drop_reason."""
+
+
+@dataclass(frozen=True)
+class Treated:
+    """What a chain made of rows."""
+
+    rows: pl.DataFrame
+    """All rows, also those that were dropped, with what was set before; new rows stand last."""
+    dropped: pl.DataFrame
+    """(experience_id, operator, reason) of the rows that a filter dropped."""
+    failed: pl.DataFrame
+    """(experience_id, operator, error) of the rows on which an operator raised."""
+
+
+class Chain:
+    """Operators that treat rows group by group, one after another, as a pipeline does."""
+
+    def __init__(self, operators: Sequence[Operator]) -> None:
+        self.operators = tuple(operators)
+
+    def __bool__(self) -> bool:
+        return bool(self.operators)
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """What goes on record of each operator: its name and place, and its fingerprint."""
+        return {f"operator:{i}:{op}": op.fingerprint for i, op in enumerate(self.operators, 1)}
+
+    def reads(self, known: Sequence[str]) -> list[str]:
+        """Return those of the known columns that the operators read."""
+        if any(op.reads_rest for op in self.operators):
+            return list(known)
+        read = {name for op in self.operators for name in (*op.reads, *op.may_read)}
+        return [name for name in known if name in read]
+
+    def treat(self, rows: pl.DataFrame) -> Treated:
+        """Apply the operators to whole groups of rows, each with an id of its own.
+
+        What a filter drops is not seen by those behind it. Raises OperatorError for a broken law.
+        """
+        empty = {_ID: pl.String(), "operator": pl.String()}
+        dropped = [pl.DataFrame(schema={**empty, "reason": pl.String()})]
+        failed = [pl.DataFrame(schema={**empty, "error": pl.String()})]
+        gone: list[pl.DataFrame] = []
+        left = rows
+        for op in self.operators:
+            applied, by = op.apply(left), pl.lit(op.name).alias("operator")
+            dropped.append(applied.dropped.select(_ID, by, "reason"))
+            failed.append(applied.failed.select(_ID, by, "error"))
+            gone.append(left.join(applied.dropped, on=_ID, how="semi", maintain_order="left"))
+            left = applied.rows
+        all_rows = pl.concat([left, *gone], how="diagonal_relaxed")
+        placed = rows.select(_ID).with_row_index("_place")
+        all_rows = all_rows.join(placed, on=_ID, how="left", maintain_order="left")
+        all_rows = all_rows.sort("_place", nulls_last=True, maintain_order=True).drop("_place")
+        return Treated(all_rows, pl.concat(dropped), pl.concat(failed))
+
+
+def explorers(specs: Sequence[Spec]) -> Chain:
+    """Return the chain of an explorer; raises for one that it cannot have, before any work.
+
+    OperatorError for operators that do not fit the columns or each other, ConfigError for what a
+    batch of tries is not enough for, or the table has no place for.
+    """
+    given = _experiences()
+    chain = _checked(
+        specs, given, "explorer.operators", kinds="clean derive filter prioritize augment"
+    )
+    for op in chain.operators:
+        after = op.columns_after(given)
+        for name in op.writes:
+            if name not in given and not (after[name].is_numeric() or after[name] == pl.Boolean):
+                raise ConfigError(
+                    f"`explorer.operators`: `{op.name}` writes `{name}`, {after[name]}, for which "
+                    "`experiences` has no place: numbers go to `metrics`; use a pipeline"
+                )
+        given = after
+    return chain
+
+
+def trainers(config: TrainerConfig, *, credit: Operator | None, grouped: bool) -> Chain:
+    """Return the chain of a trainer, whose algorithm draws groups or not and gives this credit.
+
+    Raises as `explorers` does, and ConfigError for a chain by which the statistics of a group
+    would not be those of the whole group.
+    """
+    beside = {
+        c.alias: pl.Float64() if c.value in ("value", "score") else pl.String()
+        for c in side_columns.parse_all(config.with_columns)
+    }
+    given = pl.Schema({**_experiences(), **beside})
+    kinds = "clean derive filter prioritize"
+    chain = _checked(config.operators, given, "trainer.operators", kinds=kinds)
+    row_filter: Operator | None = None
+    for op in chain.operators:
+        if op.sees == "group" and not grouped:
+            raise ConfigError(
+                f"`trainer.operators`: `{op.name}` sees groups, and this algorithm draws single "
+                "rows; put it into `explorer.operators` or a pipeline"
+            )
+        shared = sorted({*op.writes} & {*(credit.reads if credit else ())})
+        if row_filter and credit and credit.whole_groups and shared:
+            raise ConfigError(
+                f"`trainer.operators`: `{row_filter.name}` drops single rows before `{op.name}` "
+                f"sets `{shared[0]}`, and `{credit.name}` compares the `{shared[0]}` of whole "
+                f"groups; put `{op.name}` before `{row_filter.name}`"
+            )
+        if op.kind == "filter" and not op.whole_groups:
+            row_filter = row_filter or op
+    return chain
+
+
+def _experiences() -> pl.Schema:
+    return pl.DataFrame(pl.from_arrow(TABLES["experiences"].schema.empty_table())).schema
+
+
+def _checked(specs: Sequence[Spec], given: pl.Schema, where: str, *, kinds: str) -> Chain:
+    """Build the operators, and check their kinds, columns, order, and what they see."""
+    chain = Chain([resolve(spec) for spec in specs])
+    check_order(chain.operators)
+    for op in chain.operators:
+        if op.kind not in kinds.split():
+            raise ConfigError(
+                f"`{where}`: `{op.name}` is a {op.kind}, expected one of {kinds}; put it into a "
+                "pipeline over the table `experiences`"
+            )
+        if op.sees == "all":
+            raise ConfigError(
+                f"`{where}`: `{op.name}` sees all rows, and here come the rows of some groups at a "
+                "time; put it into a pipeline over the table `experiences`"
+            )
+        for name in op.writes:
+            if name in KEPT or name in DRAWN:
+                raise ConfigError(
+                    f"`{where}`: `{op.name}` writes `{name}`, which says what a row is or what was "
+                    "sampled, and stays; let it write another column"
+                )
+        given = op.columns_after(given)
+    return chain
+
+
+def explored(chain: Chain, rows: Sequence[Experience]) -> tuple[list[Experience], Treated]:
+    """Return the rows of finished groups as the chain leaves them, and new rows behind them.
+
+    All rows stay: one that a filter drops says so in its `drop_reason`. Columns that `experiences`
+    has not become `metrics`.
+    """
+    given = pl.DataFrame(pl.from_arrow(conform(TABLES["experiences"], rows)))
+    treated = chain.treat(given)
+    reasons = {i: f"{op}: {why}"[:_LONGEST] for i, op, why in treated.dropped.rows()}
+    written = dict.fromkeys(name for op in chain.operators for name in op.writes)
+    values = treated.rows.select(_ID, *written).to_dicts()
+    made = [_set(row, v, reasons) for row, v in zip(rows, values, strict=False)]
+    for row, value in zip(treated.rows[len(rows) :].to_dicts(), values[len(rows) :], strict=True):
+        made.append(_set(Experience.from_row(row), value, reasons))
+    return made, treated
+
+
+def treated(chain: Chain, rows: pl.DataFrame) -> tuple[pl.DataFrame, Treated]:
+    """Return a step's rows, in their order, with what the chain set and why it `left_out` some.
+
+    A row that was drawn twice in one step is treated once. The `advantage` is what the chain sets
+    in this step, whatever was stored.
+    """
+    if "advantage" not in rows.columns:
+        rows = rows.with_columns(advantage=pl.lit(None, pl.Float64))
+    made = chain.treat(rows.unique(_ID, keep="first", maintain_order=True))
+    written = dict.fromkeys(name for op in chain.operators for name in op.writes)
+    why = made.dropped.select(_ID, left_out=pl.format("{}: {}", "operator", "reason"))
+    message = made.rows.select(_ID, *written).join(why, on=_ID, how="left")
+    kept = rows.drop(*written, strict=False)
+    return kept.join(message, on=_ID, how="left", maintain_order="left"), made
+
+
+def record(store: Store, treated: Treated, *, lineage_id: str, drops: bool = False) -> None:
+    """Store the errors of single rows in `failures`, and with `drops` why rows went in `drops`."""
+    by = pl.lit(lineage_id).alias("lineage_id")
+    if treated.failed.height:
+        store.append("failures", treated.failed.with_columns(by))
+    if drops and treated.dropped.height:
+        store.append("drops", treated.dropped.with_columns(by))
+
+
+def _set(row: Experience, values: Mapping[str, Any], reasons: Mapping[str, str]) -> Experience:
+    """Return a row with what operators set."""
+    values = {name: value for name, value in values.items() if name != _ID}
+    own = {n: v for n, v in values.items() if n in TABLES["experiences"].names}
+    parsed = Experience.from_row({"task_id": row.task_id, **own})
+    numbers = {n: float(v) for n, v in values.items() if n not in own and v is not None}
+    return replace(
+        row,
+        **{name: getattr(parsed, name) for name in own},
+        metrics={**row.metrics, **numbers},
+        drop_reason=row.drop_reason or reasons.get(str(row.experience_id)),
+    )

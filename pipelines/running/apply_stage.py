@@ -1,0 +1,211 @@
+"""Treating a part: a stage's operators one after another, each with what it reads and no more."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+import polars as pl
+
+from ...operators import Applied, Operator
+from ...operators.invariants import id_column
+from ..report import Step
+from .column_pruning import given_to
+from .staged_rows import Held, Part
+
+
+class Remembers(Protocol):
+    """What applies an operator, and may know its answers already."""
+
+    def apply(
+        self, op: Operator, rows: pl.DataFrame, *, max_failed: int | None = None
+    ) -> tuple[Applied, int]:
+        """Apply it; return what it made, and of how many rows the answer was known."""
+        ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all parts of a stage undergo; it can be sent to other processes."""
+
+    held: Held
+    operators: tuple[Operator, ...]
+    given: tuple[tuple[str, ...] | None, ...]
+    """The columns that each operator is given; None: all."""
+    max_failed: int | None
+    """Rows of the stage on which an operator may raise."""
+    known: pl.Series | None
+    """The ids of all rows of the stage, where an operator makes new rows."""
+
+    @classmethod
+    def of(cls, held: Held, operators: Sequence[Operator], max_failed: int | None) -> "Work":
+        """Plan what each operator is given."""
+        given, schema = [], held.schema
+        for op in operators:
+            given.append(given_to(op, schema))
+            schema = op.columns_after(schema)
+        makes_rows = any(op.kind == "augment" for op in operators)
+        key = id_column(list(held.schema)) if makes_rows else ""
+        known = held.light([key])[key] if makes_rows else None
+        return cls(held, tuple(operators), tuple(given), max_failed, known)
+
+    @cached_property
+    def schema(self) -> pl.Schema:
+        """The columns of the rows that come out."""
+        schema = self.held.schema
+        for op in self.operators:
+            schema = op.columns_after(schema)
+        return schema
+
+
+@dataclass(frozen=True)
+class Treated:
+    """What became of the rows of a part."""
+
+    rows: pl.DataFrame
+    places: np.ndarray
+    """Where each row belongs in the stage, rising; rows made from others come behind all."""
+    dropped: tuple[pl.DataFrame, ...]
+    """Of each operator: ids with a `reason`."""
+    failed: tuple[pl.DataFrame, ...]
+    """Of each operator: ids with an `error`."""
+    steps: tuple[Step, ...]
+    num_rows: int = 0
+    """Rows that came in."""
+
+
+_NO_ROWS, _NO_PLACES = pl.DataFrame(), np.empty(0, np.int64)
+
+
+def treat(work: Work, part: Part, memory: Remembers) -> Treated:
+    """Read a part and apply the operators, as if each saw all columns of all rows."""
+    rows, places = work.held.read(part), part.places
+    done: list[Treated] = []
+    for op, names in zip(work.operators, work.given, strict=True):
+        if not rows.height:
+            rows = op.columns_after(rows.schema).to_frame()
+            continue
+        began, before = perf_counter(), rows
+        given = before if names is None else before.select(names)
+        applied, remembered = memory.apply(op, given, max_failed=work.max_failed)
+        rows = applied.rows if names is None else widened(op, before, applied.rows)
+        places = _places(op, before, places, rows, work.held.height)
+        if op.kind == "augment" and work.known is not None:
+            is_new = _is_new(op, before.height, rows, work.known)
+            rows, places = rows.filter(pl.lit(is_new)), places[is_new.to_numpy()]
+        made = replace(applied, rows=rows)
+        done.append(stepped(op, before, made, remembered, perf_counter() - began))
+    rows = _conformed(rows, work)
+    order = np.argsort(places, kind="stable")
+    if (np.diff(order) != 1).any():
+        rows, places = rows[order], places[order]
+    return Treated(
+        rows,
+        places,
+        tuple(d for t in done for d in t.dropped),
+        tuple(f for t in done for f in t.failed),
+        tuple(s for t in done for s in t.steps),
+        len(part.places),
+    )
+
+
+def stepped(
+    op: Operator, before: pl.DataFrame, applied: Applied, remembered: int, seconds: float
+) -> Treated:
+    """Return what one operator did, without the rows."""
+    failed = applied.failed
+    step = Step(
+        op.name,
+        op.kind,
+        before.height,
+        applied.rows.height,
+        failed.height,
+        remembered,
+        seconds,
+        failed["error"][-1] if failed.height else None,
+    )
+    return Treated(_NO_ROWS, _NO_PLACES, (applied.dropped,), (failed,), (step,), before.height)
+
+
+def _conformed(rows: pl.DataFrame, work: Work) -> pl.DataFrame:
+    """Give the rows the types that their columns have in all parts, whatever values are in them.
+
+    Raises OperatorError when they are of another type than was told before there were rows.
+    """
+    schema = work.schema
+    if list(rows.schema.items()) == list(schema.items()):
+        return rows
+    for name, kind in schema.items():
+        got = rows.schema.get(name)
+        if got not in (kind, pl.Null):
+            makers = [op for op in work.operators if name in op.writes] or [*work.operators]
+            raise makers[-1].error(
+                f"column `{name}` came out as {got or 'nothing'}, expected {kind}, as it told "
+                "without rows; cast it"
+            )
+    return rows.select(pl.col(name).cast(kind) for name, kind in schema.items())
+
+
+def widened(op: Operator, before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
+    """Give rows that an operator made of some columns the columns that it did not get."""
+    if op.kind == "reshape":
+        return after
+    if op.kind != "filter":
+        return before.with_columns(after.select(*_set(op, before, after)).get_columns())
+    key = id_column(before.columns)
+    rows = before
+    if after.height < before.height:
+        rows = before.filter(before[key].is_in(after[key].implode()))
+    if not op.writes:
+        return rows
+    if not rows[key].equals(after[key]):
+        after = rows.select(key).join(after, on=key, how="left", maintain_order="left")
+    return rows.with_columns(after.select(*_set(op, before, after)).get_columns())
+
+
+def _set(op: Operator, before: pl.DataFrame, after: pl.DataFrame) -> list[str]:
+    return [n for n in after.columns if n in op.writes or n not in before.columns]
+
+
+def _places(
+    op: Operator, before: pl.DataFrame, places: np.ndarray, after: pl.DataFrame, height: int
+) -> np.ndarray:
+    """Return where rows belong: where they were, or where those are that they were made from."""
+    if op.kind in ("clean", "derive", "prioritize") or after.height == 0:
+        return places if after.height else places[:0]
+    key = id_column(before.columns)
+    if op.kind == "filter":
+        if after.height == before.height and after[key].equals(before[key]):
+            return places
+        return _found(before[key], places, after[key])
+    if op.kind == "augment":
+        new = after["parent_id"][before.height :]
+        return np.append(places, height + _found(before[key], places, new))
+    return _found(before[key], places, after[op.links[0]])
+
+
+def _found(ids: pl.Series, places: np.ndarray, wanted: pl.Series) -> np.ndarray:
+    known = pl.DataFrame({"id": ids, "place": places})
+    rows = wanted.alias("id").to_frame().join(known, on="id", how="left", maintain_order="left")
+    return rows["place"].to_numpy()
+
+
+def _is_new(op: Operator, old: int, rows: pl.DataFrame, known: pl.Series) -> pl.Series:
+    """Tell the rows that stay: a new one that is in another part already was made before.
+
+    Raises OperatorError when its id is one that the operator gave itself.
+    """
+    key = id_column(rows.columns)
+    new = rows[old:]
+    is_known = new[key].is_in(known.implode())
+    own = pl.format("{}/{}-{}", "parent_id", pl.lit(op.name), pl.lit(op.fingerprint[:8]))
+    is_own = new.select(pl.col(key).str.starts_with(own)).to_series()
+    wrong = new.filter(pl.lit(is_known & ~is_own))
+    if wrong.height:
+        raise op.error(
+            f"`{key}` {wrong[key][0]!r} is not the id of one row; each new row needs a fresh id"
+        )
+    stays = pl.repeat(True, old, dtype=pl.Boolean, eager=True)  # noqa: FBT003
+    return stays.append(~is_known)

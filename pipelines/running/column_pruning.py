@@ -1,0 +1,73 @@
+"""Which columns a pipeline's operators and its sink need, so that no others are read."""
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from ...operators import Operator
+from ...operators.invariants import IDS, id_column
+from ...store.errors import OperatorError
+from ...store.schema import TABLES
+from ..source import File, Table
+
+_GROUP = "group_id"
+
+
+def needed(
+    given: pl.Schema, operators: Sequence[Operator], sink: Table | File | None
+) -> tuple[str, ...]:
+    """Return the columns of the source that are enough, in its order."""
+    wanted = _of_sink(given, operators, sink)
+    for op in operators:
+        if op.reads_rest or _is_wide(op):
+            return tuple(given)
+        wanted |= (
+            {*op.reads, *op.may_read, *op.writes, _GROUP} if op.kind != "augment" else {*given}
+        )
+    if operators:
+        wanted |= {id_column(given.names())}
+    return tuple(name for name in given if name in wanted)
+
+
+def given_to(op: Operator, schema: pl.Schema) -> tuple[str, ...] | None:
+    """Return the columns that an operator is given, or None when it must see all that there are.
+
+    An operator that says what it reads gets no more: what it never had, it cannot change.
+    """
+    if op.reads_rest or op.kind == "augment" or _is_wide(op):
+        return None
+    wanted = {*op.reads, *op.may_read, *op.writes, *IDS, _GROUP, *op.links}
+    names = tuple(n for n in schema if n in wanted)
+    narrow, wide = _after(op, schema.to_frame().select(names).schema), _after(op, schema)
+    if narrow is None or wide is None:
+        return None
+    same = all(narrow.get(n) == wide.get(n) for n in (*names, *op.writes))
+    return names if same and {*narrow} - {*names} == {*wide} - {*schema} else None
+
+
+def _of_sink(
+    given: pl.Schema, operators: Sequence[Operator], sink: Table | File | None
+) -> set[str]:
+    if operators and operators[-1].kind == "reshape":
+        return set(operators[-1].reads)
+    if not isinstance(sink, Table):
+        return set(given)
+    if sink.table in ("derived", "task_values"):
+        return {*IDS, *(n for op in operators for n in op.writes)}
+    if sink.table == "scores":
+        return {"experience_id", "scorer", "scorer_version", "reward", "detail"}
+    return set(TABLES[sink.table].names)
+
+
+def _is_wide(op: Operator) -> bool:
+    """Tell whether an expression names columns by a pattern, such as all of them."""
+    parts = op.body if isinstance(op.body, Sequence) and not isinstance(op.body, str) else [op.body]
+    parts = [getattr(p, "rows", p) for p in parts]
+    return any(isinstance(p, pl.Expr) and p.meta.has_multiple_outputs() for p in parts)
+
+
+def _after(op: Operator, schema: pl.Schema) -> pl.Schema | None:
+    try:
+        return op.columns_after(schema)
+    except OperatorError:
+        return None

@@ -1,0 +1,97 @@
+"""Opening a source: which rows it has, and where their columns are read a part at a time."""
+
+from collections.abc import Iterator, Sequence
+
+import duckdb
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from ...operators.body import in_utc
+from ...store import Store
+from ...store import side_columns as sides
+from ...store.files.file_kind import InputSession, open_input
+from ...store.query import query_error
+from ...store.schema import table
+from ..source import File, Source, Sql, Table, are_taken_back, plain, rows_of
+from .spill import Spill
+from .staged_rows import Held, Stored
+
+_BATCH_ROWS = 2048
+
+
+def opened(
+    source: Source,
+    past: Store,
+    columns: Sequence[str],
+    spill: Spill,
+    *,
+    addresses: pl.Series | None = None,
+) -> Held:
+    """Return a source's rows with these columns, or of a table only those at some addresses.
+
+    Rows of a table stay where they are, and come in the table's order. Those of a query, a file or
+    a frame go to the spill first, so that they can be cut into parts with whole groups.
+    """
+    if isinstance(source, Table):
+        return _table(source, past, columns, addresses)
+    if addresses is None or len(addresses):
+        for rows in _streamed(source, past, columns):
+            spill.put(rows)
+    return Held.all_of(spill.done(), columns)
+
+
+def _table(source: Table, past: Store, columns: Sequence[str], addresses: pl.Series | None) -> Held:
+    sides.check(past, source.side)
+    key = list(table(source.table).key)
+    is_asked = bool(source.where or source.side) or are_taken_back(source, past)
+    found = past.dataset(source.table).to_table(columns=key if is_asked else [], with_row_id=True)
+    rows = pl.DataFrame(pl.from_arrow(found))
+    if addresses is not None:
+        rows = rows.filter(pl.col("_rowid").is_in(addresses.cast(pl.UInt64).implode()))
+    aliases = [c.alias for c in source.side if c.alias in columns]
+    beside = None
+    if is_asked:
+        message = _asked(source, past, key, aliases)
+        rows = rows.join(message, on=key, how="inner", nulls_equal=True, maintain_order="left")
+        beside = rows.select(aliases) if aliases else None
+    base = Stored.at(past, source.table, rows["_rowid"].to_numpy().astype(np.uint64))
+    types = {**base.schema, **({} if beside is None else beside.schema)}
+    schema = pl.Schema({name: types[name] for name in columns})
+    return Held(base, schema, np.arange(base.height), beside)
+
+
+def _asked(source: Table, past: Store, key: Sequence[str], aliases: Sequence[str]) -> pl.DataFrame:
+    """Return the keys of the rows that `where` chooses, with the side columns."""
+    names = ", ".join(f'"{n}"' for n in dict.fromkeys((*key, *aliases)))
+    where = f" WHERE ({source.where}\n)" if source.where else ""
+    return rows_of(past.sql(f"SELECT {names} FROM {source.rows}{where}"))
+
+
+def _streamed(
+    source: Sql | File | pl.LazyFrame | pl.DataFrame, past: Store, columns: Sequence[str]
+) -> Iterator[pl.DataFrame]:
+    if isinstance(source, pl.DataFrame):
+        yield source.select(columns)
+    elif isinstance(source, pl.LazyFrame):
+        yield from source.select(columns).collect_batches(maintain_order=True)
+    elif isinstance(source, File):
+        with open_input(source.file) as file:
+            session = InputSession(file, past)
+            relation = session.select(source.sql or "SELECT * FROM input")
+            try:
+                yield from _batches(relation, columns)
+            except duckdb.Error as error:
+                raise session.failed(error) from error
+    else:
+        try:
+            yield from _batches(past.sql(source.sql), columns)
+        except duckdb.Error as error:
+            raise query_error(error) from error
+
+
+def _batches(relation: duckdb.DuckDBPyRelation, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+    wanted = relation.project(", ".join('"' + n.replace('"', '""') + '"' for n in columns))
+    for batch in wanted.to_arrow_reader(_BATCH_ROWS):
+        rows = pa.Table.from_batches([batch])
+        yield in_utc(pl.DataFrame(pl.from_arrow(rows.cast(plain(rows.schema)))))

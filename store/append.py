@@ -1,0 +1,264 @@
+"""Appending: rows are checked, those that are stored already left out, the rest is one commit."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic, sleep
+from typing import TYPE_CHECKING
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from . import interrupts
+from .errors import BusyError, SchemaError, StoreError, write_error
+from .foreign_columns import refuse_foreign
+from .key_index import KeyIndex, Seen, newest
+from .leases import LOCK_SECONDS
+from .locks import locked
+from .records import now
+from .row_digests import with_digests
+from .schema import TABLES, Table, table
+from .validate import Rows, check, stamp
+
+if TYPE_CHECKING:
+    from .store import Store
+
+TRIES = 6
+"""How often an append is tried before a store that is busy is called so."""
+_PAUSE_SECONDS = 0.05
+_ROWS_PER_FILE = 65_536
+"""While a file is written, its columns' pages and statistics are in memory: a kilobyte a row."""
+_AHEAD = timedelta(days=1)
+"""How far a row's own `created_at` may be ahead: the table's clock follows it."""
+_TICK = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What an append did: rows written, rows that were there already, and the table's version."""
+
+    rows: int
+    already: int
+    version: int
+
+
+class Appender:
+    """Appends to the tables of one store, one append to a table at a time.
+
+    Rows without a time get one: now, or if the table holds a later one, because a clock was turned
+    back or differs, the microsecond after that. So time never runs backwards within a table, in
+    whichever processes its rows are written. Rows that bring their own time keep it, up to a day
+    ahead of the clock; later than that they are refused, since all others would have to follow.
+    """
+
+    def __init__(self, store: "Store") -> None:
+        self._store = store
+        self._keys = {name: KeyIndex(TABLES[name]) for name in TABLES}
+        self._writing = {name: threading.Lock() for name in TABLES}
+
+    def append(self, name: str, data: Rows) -> Appended:
+        """Append rows in one commit, again when the store is busy."""
+        return self.append_all(name, [data])[0]
+
+    def append_all(self, name: str, parts: Sequence[Rows]) -> list[Appended]:
+        """Append several writers' rows, in their order, in one commit; tell each what was done."""
+        declared = table(name)
+        rows = [check(declared, part) for part in parts]  # before anybody waits for it
+        writing = _tried(lambda: self._write(name, lambda new: new.together(rows)))
+        return [Appended(n, already, writing.dataset.version) for n, already in writing.counts]
+
+    def append_stream(self, name: str, batches: Iterator[Rows]) -> Appended:
+        """Append batches in one commit, one in memory at a time; an id may be in two of them."""
+        with interrupts.at_once():
+            writing = self._write(name, lambda new: new.batches(batches))
+        return writing.told()
+
+    def append_streams(self, parts: Mapping[str, Iterator[Rows]]) -> dict[str, Appended]:
+        """Append batches to several tables, to all of them or to none of them.
+
+        All rows are checked and written before the first commit; the commits are in the given
+        order, so that no row refers to one that is missing.
+        """
+        with interrupts.at_once(), ExitStack() as held:
+            begun = {name: held.enter_context(self._begun(name)) for name in sorted(parts)}
+            written = {n: self._prepared(begun[n], parts[n]) for n in reversed([*parts])}
+            for name in parts:
+                self._land(begun[name], written[name])
+        for name, writing in begun.items():
+            self._store.committed(name, writing.dataset)
+        return {name: begun[name].told() for name in parts}
+
+    def _prepared(
+        self, writing: "_Writing", batches: Iterator[Rows]
+    ) -> lance.LanceOperation.BaseOperation | None:
+        """Write what is new of a table's rows to files that no version has yet."""
+        fresh = writing.batches(batches)
+        first = next(fresh, None)
+        if first is None:
+            return None
+        schema = writing.declared.schema
+        reader = pa.RecordBatchReader.from_batches(schema, _chain(first, fresh))
+        with _failing(writing):
+            files = lance.fragment.write_fragments(
+                reader, writing.dataset, mode="append", max_rows_per_file=_ROWS_PER_FILE
+            )
+        assert isinstance(files, list)
+        return lance.LanceOperation.Append(files)
+
+    def _land(
+        self, writing: "_Writing", operation: lance.LanceOperation.BaseOperation | None
+    ) -> None:
+        dataset = writing.dataset
+        if operation is None:
+            return
+        with _failing(writing):
+            written = lance.LanceDataset.commit(
+                dataset,
+                operation,
+                read_version=dataset.version,
+                storage_options=self._store.storage_options,
+            )
+        self._noted(writing, written)
+
+    def _write(
+        self, name: str, read: "Callable[[_Writing], Iterator[pa.RecordBatch]]"
+    ) -> "_Writing":
+        """Commit what is new of the rows that `read` gives."""
+        with self._begun(name) as writing:
+            fresh = read(writing)
+            first = next(fresh, None)
+            if first is not None:
+                self._commit(writing, first.schema, _chain(first, fresh))
+        self._store.committed(name, writing.dataset)
+        return writing
+
+    @contextmanager
+    def _begun(self, name: str) -> "Iterator[_Writing]":
+        """Take the table's lock, and learn what others wrote."""
+        store, declared = self._store, table(name)
+        if store.is_past:
+            raise StoreError(
+                f"{store!r} is read only: it shows the past; append to the store itself"
+            )
+        keys = self._keys[name]
+        with self._writing[name], locked(store, name) as check_lock:
+            dataset = store.dataset(name)
+            check_lock()
+            keys.refresh(dataset)
+            yield _Writing(declared, keys, dataset)
+
+    def _commit(
+        self, writing: "_Writing", schema: pa.Schema, rows: Iterator[pa.RecordBatch]
+    ) -> None:
+        reader = pa.RecordBatchReader.from_batches(schema, rows)
+        with _failing(writing):
+            written = lance.write_dataset(
+                reader, writing.dataset, mode="append", max_rows_per_file=_ROWS_PER_FILE
+            )
+        assert isinstance(written, lance.LanceDataset)
+        self._noted(writing, written)
+
+    def _noted(self, writing: "_Writing", written: lance.LanceDataset) -> None:
+        if written.version == writing.dataset.version + 1:  # else others wrote too: the next looks
+            self._keys[writing.declared.name].committed(written, writing.hashes, writing.newest)
+        writing.dataset = written
+
+
+@contextmanager
+def _failing(writing: "_Writing") -> Iterator[None]:
+    """Raise our kind of error for Lance's: that of the rows' own iterator, if it had one."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:
+        if writing.error is not None:
+            raise writing.error from None
+        refuse_foreign(writing.declared, writing.dataset)
+        raise write_error(writing.declared.name, error) from error
+
+
+class _Writing:
+    """One append under way: what was written, left out, or went wrong in the rows' own iterator."""
+
+    def __init__(self, declared: Table, keys: KeyIndex, dataset: lance.LanceDataset) -> None:
+        self.declared, self._keys, self.dataset = declared, keys, dataset
+        self._latest = max(now(), keys.newest) + _AHEAD
+        self.newest = keys.newest
+        """The latest time that a row has, or was given."""
+        self.hashes: list[int] = []
+        self.counts: list[tuple[int, int]] = []
+        """Rows written and rows that were there already, of each batch."""
+        self.error: BaseException | None = None
+
+    def told(self) -> Appended:
+        """Return what was done, of all batches together."""
+        rows, already = np.sum([(0, 0), *self.counts], axis=0).tolist()
+        return Appended(rows, already, self.dataset.version)
+
+    def batches(self, batches: Iterator[Rows]) -> Iterator[pa.RecordBatch]:
+        """Yield what is new of batches that are read one by one."""
+        seen: Seen = {}
+        try:
+            for data in batches:
+                rows = self._stamped(check(self.declared, data))
+                fresh = self._fresh(rows, [rows.num_rows], seen)
+                yield from fresh.to_batches()
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def together(self, parts: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
+        """Yield what is new of batches that are in memory: their ids are compared at once."""
+        tables = [self._stamped(rows) for rows in parts]
+        rows = pa.concat_tables(tables) if len(tables) > 1 else tables[0]
+        fresh = self._fresh(rows, [t.num_rows for t in tables], None)
+        yield from _filled(fresh).to_batches()
+
+    def _stamped(self, rows: pa.Table) -> pa.Table:
+        first = max(now(), self.newest + _TICK)
+        self.newest = first + rows.num_rows * _TICK
+        return stamp(rows, first)
+
+    def _fresh(self, rows: pa.Table, sizes: Sequence[int], seen: Seen | None) -> pa.Table:
+        """Leave out what is stored; `sizes` are those of the parts that the rows came in."""
+        places, hashes = self._keys.fresh(rows, self.dataset, seen)
+        ends = np.searchsorted(places, np.cumsum(sizes))
+        kept = np.diff(ends, prepend=0).tolist()
+        self.counts += [(n, size - n) for n, size in zip(kept, sizes, strict=True)]
+        self.hashes += hashes
+        fresh = rows if len(places) == rows.num_rows else rows.take(pa.array(places))
+        latest = newest(fresh)
+        if latest > self._latest:
+            raise SchemaError(
+                f"column `created_at` of `{self.declared.name}` is {latest:%Y-%m-%d %H:%M}, "
+                f"more than a day after now ({now():%Y-%m-%d %H:%M}); correct it, or leave it out"
+            )
+        self.newest = max(self.newest, latest)
+        return with_digests(fresh) if self.declared.is_digested else fresh
+
+
+def _filled(rows: pa.Table) -> pa.Table:
+    """Leave out columns that are NULL in every row: without being stored, they read as NULL."""
+    columns = zip(rows.column_names, rows.columns, strict=True)
+    return rows.select([name for name, values in columns if values.null_count < len(values)])
+
+
+def _tried(write: Callable[[], _Writing]) -> _Writing:
+    """Call `write`, again a few times while the store is busy."""
+    deadline = monotonic() + LOCK_SECONDS
+    for tried in range(1, TRIES + 1):
+        try:
+            return write()
+        except BusyError:
+            if tried == TRIES or monotonic() >= deadline:
+                raise
+            sleep(_PAUSE_SECONDS * 2**tried * random.uniform(0.5, 1.0))
+    raise AssertionError("the last try returns or raises")
+
+
+def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest

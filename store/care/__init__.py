@@ -1,6 +1,0 @@
-"""Care: files merged, indexes kept up, old versions and forgotten rows removed."""
-
-from .maintaining import GRACE_SECONDS, maintain
-from .report import Report
-
-__all__ = ["GRACE_SECONDS", "Report", "maintain"]

@@ -1,0 +1,140 @@
+"""A deep look: every file of every table is read, and each row compared with its digest.
+
+The files of the newest versions, and those that only snapshots and branches still show. A digest
+covers a whole row of the tables that have one; of the others it is looked at whether their values
+can be read, fit the declared columns, and have keys of their own. Files of indexes are not read.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import lance
+import polars as pl
+import pyarrow as pa
+
+from . import branches, snapshots
+from .doctor import Finding, lost, number
+from .errors import RlakeError, SchemaError, StoreError, reason
+from .row_digests import whole_rows
+from .schema import TABLES, Table
+from .validate import check
+
+if TYPE_CHECKING:
+    from .store import Store
+
+_ROWS_AT_ONCE = 1024
+_SHOWN = 3
+
+
+def examine(store: "Store") -> list[Finding]:
+    """Read everything, and tell what is wrong; nothing is changed."""
+    return [finding for table in TABLES.values() for finding in _Table(store, table).findings()]
+
+
+class _Table:
+    """One table while it is read."""
+
+    def __init__(self, store: "Store", table: Table) -> None:
+        self._store, self._declared, self._name = store, table, table.name
+        self._seen: set[tuple[object, ...]] = set()
+        self._rows = self._files = self._undigested = 0
+
+    def findings(self) -> Iterator[Finding]:
+        for dataset in self._versions():
+            for fragment in dataset.get_fragments():
+                files = (*(file.path for file in fragment.data_files()), fragment.num_deletions)
+                if files not in self._seen:
+                    self._seen.add(files)
+                    yield from self._fragment(dataset, fragment)
+        yield from self._twice()
+        if self._undigested:
+            yield Finding(
+                "note",
+                f"`{self._name}`: {number(self._undigested, 'row')} came before rows had digests: "
+                "they can be read, and whether they changed is not known",
+                "`rlake verify` compares those that were trained on",
+            )
+        if self._rows:
+            message = f"{number(self._rows, 'row')} in {number(self._files, 'file')} read whole"
+            yield Finding("ok", f"`{self._name}`: {message}")
+
+    def _versions(self) -> Iterator[lance.LanceDataset]:
+        """Yield the newest version, and all that a snapshot or a branch shows."""
+        yield from self._opened(self._store, None)
+        for snapshot in snapshots.current(self._store).values():
+            yield from self._opened(self._store, snapshot.versions[self._name])
+        for name in branches.current(self._store):
+            yield from self._opened(self._store.on_branch(name), None)
+
+    def _opened(self, store: "Store", version: int | None) -> Iterator[lance.LanceDataset]:
+        try:
+            yield store.open_at(self._name, version)
+        except StoreError:
+            return  # the doctor's first look says so
+
+    def _fragment(
+        self, dataset: lance.LanceDataset, fragment: lance.LanceFragment
+    ) -> Iterator[Finding]:
+        where = ", ".join(f"`{file.path}`" for file in fragment.data_files())
+        names = [n for n in self._declared.names if n in dataset.schema.names]
+        changed: list[str] = []
+        try:
+            for batch in fragment.to_batches(columns=names, batch_size=_ROWS_AT_ONCE):
+                batch.validate(full=True)
+                changed += self._changed(pa.Table.from_batches([batch]))
+                self._rows += batch.num_rows
+        except SchemaError as error:
+            yield self._wrong(f"what {where} holds was not appended so: {error}")
+        except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
+            columns = ", ".join(f"`{name}`" for name in _unreadable(fragment, names))
+            yield self._wrong(f"{columns or 'rows'} in {where} cannot be read: {reason(error)}")
+        else:
+            self._files += 1
+        if changed:
+            shown = ", ".join(f"`{i}`" for i in changed[:_SHOWN])
+            rows = f"{number(len(changed), 'row')} in {where}"
+            yield self._wrong(f"{rows} are not what was appended, such as {shown}")
+
+    def _changed(self, rows: pa.Table) -> list[str]:
+        """Return the ids of rows whose digest is another; raises SchemaError for rows that lie."""
+        declared = self._declared
+        if not declared.is_digested or "digest" not in rows.column_names:
+            check(declared, rows)
+            self._undigested += rows.num_rows if declared.is_digested else 0
+            return []
+        stored = rows.column("digest").to_pylist()
+        digests = whole_rows(rows.drop_columns(["digest"]))
+        keys = zip(*(rows.column(name).to_pylist() for name in declared.key), strict=True)
+        self._undigested += stored.count(None)
+        pairs = zip(keys, digests, stored, strict=True)
+        return [" ".join(map(str, k)) for k, new, old in pairs if old not in (None, new)]
+
+    def _twice(self) -> Iterator[Finding]:
+        """Find keys that more than one row has: something other than rlake wrote them."""
+        try:
+            keys = self._store.open_at(self._name).to_table(columns=[*self._declared.key])
+        except (RlakeError, OSError, ValueError, RuntimeError):
+            return  # it was told that they cannot be read
+        frame = pl.DataFrame(pl.from_arrow(keys))
+        twice = frame.group_by(frame.columns, maintain_order=True).len().filter(pl.col("len") > 1)
+        if twice.height:
+            shown = ", ".join(f"`{value}`" for value in twice.row(0)[:-1])
+            yield self._wrong(
+                f"{number(twice.height, 'key')} are there more than once, such as {shown}: rlake "
+                "did not append them",
+                f"remove those that are not meant with `lance.dataset('{self._name}.lance')"
+                ".delete(...)`, or go back with `rlake snapshot restore NAME`",
+            )
+
+    def _wrong(self, what: str, way_out: str = "") -> Finding:
+        return Finding("error", f"`{self._name}`: {what}", way_out or lost(self._store))
+
+
+def _unreadable(fragment: lance.LanceFragment, names: Sequence[str]) -> Iterator[str]:
+    """Yield the columns that cannot be read alone either."""
+    for name in names:
+        try:
+            for batch in fragment.to_batches(columns=[name], batch_size=_ROWS_AT_ONCE):
+                batch.validate(full=True)
+        except (OSError, ValueError, RuntimeError, pa.ArrowException):
+            yield name

@@ -1,0 +1,282 @@
+"""A file as the table `input` of a closed DuckDB session, beside the store's tables."""
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from ..errors import InputError, QueryError, RlakeError
+from ..query import Console, literal, query_error
+from ..schema import TABLES
+from ..store import Store
+from .arrow_source import Batches, of_arrow, of_sqlite, of_texts
+from .compression import inner_name
+from .formats import Format, Row
+from .json_columns import holds_objects, in_parts, quoted, teach, typed
+from .raw_json import objects
+from .rejected_rows import Rejected
+
+BATCH_BYTES = 8 << 20
+"""Rows are handed on in batches of about this size, and of BATCH_ROWS at most."""
+BATCH_ROWS = 1024
+STEP_ROWS = 64
+"""Rows that DuckDB hands out at once: with long ones, that is what a batch may be too large by."""
+_JSON = ("jsonl", "json")
+_JSON_COLUMNS = ("messages", "tools", "metadata")
+_TEXT_COLUMNS = {c.name for t in TABLES.values() for c in t.columns if pa.types.is_string(c.type)}
+_NUMBERS = {c.name for t in TABLES.values() for c in t.columns if pa.types.is_floating(c.type)}
+"""Columns of ours that are floats, whatever a file spells."""
+_CSV_TYPES = (
+    "['BOOLEAN', 'BIGINT', 'DOUBLE', 'VARCHAR']"  # dates stay text unless the SELECT casts them
+)
+
+
+_CODE = r"^[+-]?(0\d|\d{19,}$)"
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file that was found readable: where it is, and what people call it."""
+
+    path: Path
+    name: str
+    kind: str
+    format: Format | None = None
+    """The named format."""
+    rejected: Rejected | None = None
+    """Takes what is wrong, where such lines and rows are to be left out."""
+    paths: Sequence[Path] = ()
+    """The files of a folder."""
+
+    @property
+    def stem(self) -> str:
+        """Its name without suffixes: what its tasks' set is called."""
+        return Path(inner_name(self.name)).stem
+
+
+class InputSession(Console):
+    """A session that sees `input` and the store's tables, and no other file.
+
+    One thread and joins in the order written: the same file and SELECT give the same rows in the
+    same order, so that ids made from positions are the same in a second import. Without a store
+    its tables are there, and empty. With `spelled`, objects of a JSON file are JSON text as it is
+    spelled, for rows that are kept; else they are structs, for those that are worked with.
+    """
+
+    def __init__(self, file: InputFile, store: Store | None, *, spelled: bool = False) -> None:
+        super().__init__()
+        self._file, self._spelled = file, spelled
+        self._json_columns: set[str] = set()
+        self._is_taught = False
+        self._source: Batches | None = None
+        path = literal(_verbatim(file.path.absolute()))
+        try:
+            self._con.execute("SET threads = 1")
+            self._con.execute("SET disabled_optimizers = 'join_order,build_side_probe_side'")
+            self._con.execute(f"CREATE TEMP VIEW input AS {self._reading(path)}")
+            self._con.execute(f"SET allowed_paths = [{path}]")
+            counted = self._con.execute("SELECT count(*) FROM input").fetchall()
+        except duckdb.Error as error:
+            raise self.broken(error) from error
+        self.num_rows: int = counted[0][0]
+        if not self.num_rows:
+            raise InputError(f"`{file.name}` has no rows; nothing was imported")
+        if store:
+            self.show(store.versions(), store.open_at)
+        else:
+            self.show(dict.fromkeys(TABLES, 0), lambda name, _: TABLES[name].schema.empty_table())
+
+    def select(self, query: str) -> duckdb.DuckDBPyRelation:
+        """Return the relation of one SELECT over `input` and the store's tables."""
+        try:
+            statements = [s.type.name for s in self._con.extract_statements(query)]
+            if statements != ["SELECT"]:
+                got = " then ".join(statements) or "nothing"
+                raise QueryError(f"a file is mapped by one SELECT over `input`, got {got}")
+            relation = self._con.sql(self._in_parts(query))
+        except duckdb.Error as error:
+            raise self.refused(error) from error
+        assert relation is not None, "a SELECT always has a relation"
+        return relation
+
+    def _in_parts(self, query: str) -> str:
+        """Let the SELECT take parts of JSON as they are spelled."""
+        if not (self._spelled and self._json_columns):
+            return query
+        made = in_parts(self._con, query, self._json_columns)
+        if made != query and not self._is_taught:
+            teach(self._con)
+            self._is_taught = True
+        return made
+
+    def refused(self, error: duckdb.Error) -> RlakeError:
+        """Turn what DuckDB says of the SELECT into our kind of error."""
+        if isinstance(error, duckdb.PermissionException):
+            return QueryError(
+                "the SELECT may read `input` and the store's tables, and no other file"
+            )
+        return query_error(error, "the SELECT over `input`")
+
+    def broken(self, error: duckdb.Error) -> InputError:
+        """Turn what DuckDB says of the file into our kind of error."""
+        if self._source is not None and self._source.wrong is not None:
+            return self._source.wrong
+        lines = [line for line in str(error).splitlines() if line.strip()] or ["unreadable"]
+        text = re.sub(r"^[\w ]+ Error: ", "", lines[0]).strip().rstrip(".")
+        if text.startswith("CSV Error on "):  # the next line repeats the row, the third says why
+            place = text.removeprefix("CSV Error on ").replace("Line:", "line")
+            text = f"{place}: {_why_csv(lines)}"
+        return InputError(
+            f"cannot read `{self._file.name}` as {self._file.kind}: {text}; nothing was imported"
+        )
+
+    def reader(self, query: str) -> pa.RecordBatchReader:
+        """Return the rows of a SELECT, a few at a time."""
+        return self.select(query).to_arrow_reader(STEP_ROWS)
+
+    def failed(self, error: duckdb.Error) -> RlakeError:
+        """Turn what goes wrong while rows are read into our kind of error."""
+        wrong = self._source.wrong if self._source else None
+        return wrong or self.refused(error)
+
+    @property
+    def columns(self) -> list[str]:
+        """The file's columns."""
+        return self.select("SELECT * FROM input").columns
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the file's rows for a named format: JSON as it is spelled, other values as such."""
+        if self._file.kind in _JSON and self._source is not None:
+            for batch in self._source.batches():
+                for found in batch.to_pylist():
+                    yield Row(texts={k: v for k, v in found.items() if v is not None})
+            return
+        reader = self.reader("SELECT * FROM input")
+        numeric = {f.name for f in reader.schema if _is_number(f.type)}
+        for batch in reader:
+            for found in batch.to_pylist():
+                yield Row(found, numbers=numeric)
+
+    def _reading(self, path: str) -> str:
+        """Return the SELECT that reads the file; types are inferred from all its rows."""
+        kind = self._file.kind
+        if kind == "parquet":
+            return f"SELECT * FROM read_parquet({path})"
+        if kind == "csv":
+            return f"SELECT * FROM {self._csv_reader(path)}"
+        if kind in _JSON:
+            return self._json(path)
+        paths = list(self._file.paths) or [self._file.path]
+        self._source = of_sqlite(self._file.path) if kind == "sqlite" else of_arrow(paths)
+        self._con.register("file_rows", self._source)
+        return "SELECT * FROM file_rows"
+
+    def _json(self, path: str) -> str:
+        """Let DuckDB tell the types, and give it the values as they are spelled.
+
+        A list of messages read as structs would get the keys of all others, in their order; read
+        as DuckDB's JSON, its numbers and its escapes would be written in another way.
+        """
+        shape = "newline_delimited" if self._file.kind == "jsonl" else "auto"
+        # The date format never matches, so that text which looks like a date stays text.
+        options = f"format = '{shape}', sample_size = -1"
+        inferred = f"{options}, dateformat = '%%', timestampformat = '%%'"
+        relation = self._con.sql(f"SELECT * FROM read_json({path}, {inferred})")
+        assert relation is not None, "a SELECT always has a relation"
+        types = dict(zip(relation.columns, relation.types, strict=True))
+        file = self._file  # the source must not hold the session, which holds it
+        self._source = of_texts(list(types), lambda: _objects(file), file.name)
+        self._con.register("file_rows", self._source)
+        self._json_columns = {n for n, t in types.items() if self._is_json(n, t)}
+        parts = (typed(n, t, as_json=n in self._json_columns) for n, t in types.items())
+        return f"SELECT {', '.join(parts)} FROM file_rows"
+
+    def _is_json(self, name: str, kind: Any) -> bool:
+        """Tell whether a column stays JSON text."""
+        if name in _JSON_COLUMNS or str(kind) == "JSON":
+            return True
+        return self._spelled and (holds_objects(name, kind) or self._has_long(name, kind))
+
+    def _has_long(self, name: str, kind: Any) -> bool:
+        """Tell whether there are whole numbers that a float would round."""
+        if kind.id != "double" or name in _NUMBERS:
+            return False
+        long = f"SELECT bool_or(regexp_full_match({quoted(name)}, '-?\\d{{16,}}')) FROM file_rows"
+        return bool(self._con.execute(long).fetchall()[0][0])
+
+    def _csv_reader(self, path: str) -> str:
+        names, delimiter = _csv_header(self._file.path)
+        options = f"header = true, quote = '\"', escape = '\"', delim = '{delimiter}'"
+        # First read as text: types are then inferred from a file that has its columns in each line.
+        strict = f"auto_detect = false, columns = {_struct(dict.fromkeys(names, 'VARCHAR'))}"
+        as_text = f"SELECT {_codes(names)} FROM read_csv({path}, {options}, {strict})"
+        codes = self._con.execute(as_text).fetchall()[0]
+        inferred = f"skip = 0, sample_size = -1, auto_type_candidates = {_CSV_TYPES}"
+        types = self._types(f"read_csv({path}, {options}, {inferred})")
+        texts = {name for name, is_code in zip(names, codes, strict=True) if is_code}
+        types |= {name: "VARCHAR" for name in types if name in _TEXT_COLUMNS | texts}
+        return f"read_csv({path}, {options}, auto_detect = false, columns = {_struct(types)})"
+
+    def _types(self, reader: str) -> dict[str, str]:
+        described = self._con.execute(f"DESCRIBE SELECT * FROM {reader}").fetchall()
+        types = {str(name): str(kind) for name, kind, *_ in described}
+        return types | {name: "TIMESTAMPTZ" for name in types if name == "created_at"}
+
+
+def _verbatim(path: Path) -> str:
+    """Return a path as a pattern that only it fits: DuckDB takes every name for a pattern."""
+    return re.sub(r"([*?\[])", r"[\1]", str(path))
+
+
+def _objects(file: InputFile) -> Iterator[str]:
+    """Yield the text of each object of a file of JSON."""
+    if file.kind == "json":
+        yield from objects(file.path)
+        return
+    with file.path.open(encoding="utf-8", newline="\n") as lines:
+        yield from (line for line in lines if line.strip())
+
+
+def in_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """Put the small batches of a reader together, up to BATCH_BYTES or BATCH_ROWS."""
+    kept: list[pa.RecordBatch] = []
+    for batch in reader:
+        kept.append(batch)
+        rows = sum(b.num_rows for b in kept)
+        if rows >= BATCH_ROWS or sum(b.nbytes for b in kept) >= BATCH_BYTES:
+            yield pa.concat_batches(kept)
+            kept = []
+    if kept:
+        yield pa.concat_batches(kept)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    types = pa.types
+    return types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind)
+
+
+def _csv_header(path: Path) -> tuple[list[str], str]:
+    """Return the column names and the delimiter: that which the first line has most of."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+        delimiter = max(",;\t|", key=lines.readline().count)
+        lines.seek(0)
+        return next(csv.reader(lines, delimiter=delimiter), []), delimiter
+
+
+def _codes(names: list[str]) -> str:
+    """Return the SQL that tells which columns hold what numbers would lose: 007, or 2 ** 64."""
+    return ", ".join(f"bool_or(regexp_matches({quoted(n)}, '{_CODE}'))" for n in names)
+
+
+def _why_csv(lines: list[str]) -> str:
+    why = ("Expected Number", "Value with", "Error when")
+    return next((line for line in lines if line.startswith(why)), lines[-1]).strip(" .")
+
+
+def _struct(types: dict[str, str]) -> str:
+    return "{" + ", ".join(f"{literal(n)}: {literal(t)}" for n, t in types.items()) + "}"

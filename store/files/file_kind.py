@@ -1,0 +1,202 @@
+"""A file that is to be imported: what kind it is, and whether it can be read at all."""
+
+import codecs
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import ConfigError, InputError, nearest
+from .arrow_source import saved
+from .compression import decompressed
+from .duckdb_input import InputFile, InputSession
+from .formats import FORMATS, Format
+from .rejected_rows import Rejected
+from .stale_files import temporary_folder
+
+__all__ = ["KINDS", "InputFile", "InputSession", "open_input"]
+
+KINDS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".db": "sqlite",
+    ".sqlite": "sqlite",
+    ".sqlite3": "sqlite",
+}
+"""Kinds of file by suffix; a folder is a dataset that Hugging Face `datasets` saved: hf."""
+KIND_NAMES = {
+    "jsonl": "lines of JSON objects",
+    "json": "objects, in a list or one after the other",
+    "csv": "comma, semicolon or tab separated",
+    "parquet": "Parquet",
+    "arrow": "Arrow IPC, file or stream; Feather",
+    "hf": "a folder that Hugging Face datasets saved with save_to_disk",
+}
+"""The kinds that `format` may name, with half a line for people who choose one."""
+_BEGINNINGS = {
+    b"PAR1": "parquet",
+    b"ARROW1": "arrow",
+    b"\xff\xff\xff\xff": "arrow",
+    b"SQLite format 3\x00": "sqlite",
+}
+_LONGEST_LINE = 64 << 20
+_SHOWN = 1 << 20
+"""Of a line that is left out, so much is written down."""
+
+
+@contextmanager
+def open_input(
+    path: str | Path,
+    *,
+    format: str | None = None,
+    skip_bad: bool = False,
+    rejected: Rejected | None = None,
+    split: str | None = None,
+) -> Iterator[InputFile]:
+    """Look at a file before anything is imported; `.gz`, `.zst` and `.bz2` are written out first.
+
+    `format` is one of KIND_NAMES or of FORMATS; the suffix, or how the file begins, tells the kind
+    otherwise. With `skip_bad`, lines and rows that are wrong are left out and counted; `rejected`
+    takes them, of one file or several. `split` chooses one of a folder's datasets.
+
+    Raises InputError for a file that is missing, empty or broken, ConfigError for an unknown
+    format.
+
+    >>> path = tmp / "tasks.jsonl"
+    >>> _ = path.write_text('{"prompt_text": "1+1=", "answer": "2"}')
+    >>> with open_input(path) as file:
+    ...     file.kind
+    'jsonl'
+    """
+    given = Path(path)
+    if not given.exists():
+        raise InputError(f"`{given}` does not exist")
+    rejected = rejected if rejected is not None or not skip_bad else Rejected()
+    with temporary_folder() as folder:
+        path = decompressed(given, folder)
+        kind, named = _kind(path, format)
+        if path.is_dir() != (kind == "hf"):
+            what = "a folder, expected a file" if path.is_dir() else "a file, expected a folder"
+            raise InputError(f"`{given}` is {what}")
+        files = tuple(saved(path, split)) if kind == "hf" else ()
+        if kind == "jsonl":
+            path = _parsing(path, given, folder, rejected)
+        elif kind != "hf":
+            _check_filled(path, given)
+        yield InputFile(path, given.name, kind, named, rejected, files)
+
+
+def _check_filled(path: Path, given: Path) -> None:
+    try:
+        if not path.stat().st_size:
+            raise InputError(f"`{given}` is empty; nothing was imported")
+    except OSError as error:
+        raise InputError(f"cannot read `{given}`: {error.strerror}") from error
+
+
+def _parsing(path: Path, given: Path, folder: Path, rejected: Rejected | None) -> Path:
+    """Return a file of the lines that parse: the same one, unless others are left out of it."""
+    _check_filled(path, given)
+    try:
+        bad = dict(_bad_lines(path))
+    except OSError as error:
+        raise InputError(f"cannot read `{given}`: {error.strerror}") from error
+    if not bad:
+        return path
+    if rejected is None:
+        line, reason = next(iter(bad.items()))
+        more = f" ({len(bad)} such lines)" if len(bad) > 1 else ""
+        raise InputError(
+            f"`{given}` line {line} {reason}{more}; nothing was imported; mend the file, or leave "
+            "such lines out with `--skip-bad`"
+        )
+    return _without(path, given.name, bad, folder / "input.jsonl", rejected)
+
+
+def _kind(path: Path, format: str | None) -> tuple[str, Format | None]:
+    """Return the kind of file, and the named format if it is one."""
+    if format is not None and format not in KIND_NAMES and format not in FORMATS:
+        raise ConfigError(
+            f"there is no format `{format}`{nearest(format, [*KIND_NAMES, *FORMATS])}"
+        )
+    if format in KIND_NAMES:
+        return format, None
+    named = FORMATS[format] if format else None
+    kind = "hf" if path.is_dir() else KINDS.get(path.suffix.lower()) or _sniffed(path)
+    if kind is None and named is not None:
+        kind = "sqlite" if format == "trinity" else "jsonl"
+    if kind is None:
+        raise InputError(
+            f"cannot tell what kind of file `{path}` is, expected one of {', '.join(KINDS)}; "
+            "say so with `--format`"
+        )
+    if kind == "sqlite" and named is None:
+        named = FORMATS["trinity"]
+    is_trinity = named is not None and named.name == "trinity"
+    if is_trinity != (kind == "sqlite"):
+        needed = "needs an SQLite database" if is_trinity else "does not read that"
+        raise InputError(f"`{path}` is a {kind} file, and format `{format}` {needed}")
+    return kind, named
+
+
+def _sniffed(path: Path) -> str | None:
+    """Tell the kind of a file by its first bytes, where no other kind begins so."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(16)
+    except OSError as error:
+        raise InputError(f"cannot read `{path}`: {error.strerror}") from error
+    return next((kind for begins, kind in _BEGINNINGS.items() if start.startswith(begins)), None)
+
+
+def _bad_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the number of each line that is not a JSON object, and why."""
+    with path.open("rb") as lines:
+        number = 0
+        while line := lines.readline(_LONGEST_LINE):
+            number += 1
+            reason = _why_bad(line) if line.strip() else None
+            if reason:
+                yield number, reason
+
+
+def _why_bad(line: bytes) -> str | None:
+    if len(line) == _LONGEST_LINE:
+        return f"is longer than {_LONGEST_LINE >> 20} MiB"
+    if line.startswith(codecs.BOM_UTF8):
+        return "starts with a byte order mark, expected UTF-8 without one"
+    try:
+        value = json.loads(line.decode())
+        if b"\\ud" in line.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        return f"is not JSON: {error.msg[0].lower()}{error.msg[1:]} at column {error.colno}"
+    except UnicodeDecodeError as error:
+        return f"is not UTF-8 at byte {error.start + 1}"
+    except UnicodeEncodeError:
+        return "holds half a surrogate pair, which is no text"
+    except ValueError as error:  # an integer of thousands of digits
+        return f"cannot be read: {str(error).partition(';')[0]}"
+    except RecursionError:
+        return "is nested too deeply"
+    return (
+        None if isinstance(value, dict) else f"is a JSON {type(value).__name__}, expected an object"
+    )
+
+
+def _without(path: Path, name: str, bad: dict[int, str], clean: Path, rejected: Rejected) -> Path:
+    with path.open("rb") as lines, clean.open("wb") as out:
+        for number, line in enumerate(lines, 1):
+            if number in bad:
+                content = line[:_SHOWN].decode(errors="backslashreplace").rstrip("\n")
+                rejected.add(name, "line", number, bad[number], content)
+            else:
+                out.write(line)
+    return clean

@@ -1,0 +1,158 @@
+"""Rows of files on their way into the store: read, filled in, and spooled for their tables."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from ..errors import ConfigError, InputError
+from ..schema import TABLES, table
+from ..store import Store
+from ..validate import check
+from .defaults import Defaults, ExperienceFill, experience_columns, fill_tasks
+from .duckdb_input import InputFile, InputSession
+from .formats import fitting, recognized
+from .preference_rows import fill_preferences, of_pairs
+from .row_reader import FileRows, Mapped, Progress, Selected
+from .select_columns import values_of
+from .spool import Spool
+from .tokenize import Tokenization, Tokenizer
+
+IMPORTABLE = ("tasks", "experiences", "preferences")
+"""Tables that files are imported into; the others are written by jobs."""
+
+
+class Gathering:
+    """What one import reads of its files, and what is left out of them."""
+
+    def __init__(
+        self, store: Store, name: str, tokenizer: Tokenizer | None, progress: Progress | None
+    ) -> None:
+        self._store, self._name, self._progress = store, name, progress
+        self.tokenization = Tokenization(tokenizer) if tokenizer else None
+        self.experiences = ExperienceFill(store, tokenization=self.tokenization)
+        self.left_out: Counter[str] = Counter()
+        """Rows of the files left out, by reason."""
+        self.not_read: Counter[str] = Counter()
+        """Parts of rows that were not read, by reason."""
+        self.formats: set[str] = set()
+        """The named formats of the files."""
+        self.input_rows = 0
+        """Rows of the files, before the SELECT."""
+
+    def read(
+        self,
+        file: InputFile,
+        spool: Spool,
+        *,
+        sql: str | None = None,
+        taskset: str | None = None,
+        split: str | None = None,
+    ) -> None:
+        """Spool the rows of a file, for each table that they go to."""
+        session = InputSession(file, self._store, spelled=True)
+        rows = rows_of(self._name, file, session, sql, self._progress)
+        brings_tasks = self._name != "preferences" or rows.is_pairs
+        if not brings_tasks and (taskset or (split and file.kind != "hf")):
+            raise ConfigError("`--taskset` and `--split` are for tasks; preferences have none")
+        defaults = Defaults(taskset or file.stem, split or "train")
+        self.experiences.begin(defaults)
+
+        def fill(batch: pa.Table) -> None:
+            for name, filled in self._filled(batch, rows, self.experiences, defaults):
+                rows.check(name, filled)
+                if name == "tasks" and self._name != "tasks":
+                    spool.put_tasks(filled)
+                else:
+                    spool.put(name, filled)
+
+        def probe(batch: pa.Table) -> None:
+            trial = ExperienceFill(self._store)
+            trial.begin(defaults)
+            for name, filled in self._filled(batch, rows, trial, defaults):
+                check(TABLES[name], filled)
+
+        rows.spool(fill, probe)
+        if not rows.read:
+            raise _nothing(rows, file, session)
+        self.input_rows += session.num_rows
+        self.left_out.update(rows.left_out)
+        self.not_read.update(rows.not_read)
+        self.formats |= {rows.format.name} if rows.format else set()
+
+    def _filled(
+        self, batch: pa.Table, rows: FileRows, experiences: ExperienceFill, defaults: Defaults
+    ) -> Iterator[tuple[str, pa.Table]]:
+        """Yield what a batch becomes, with the table that it goes to."""
+        if self._name == "tasks":
+            yield "tasks", fill_tasks(batch, defaults)
+        elif self._name == "preferences" and not rows.is_pairs:
+            yield "preferences", fill_preferences(batch, self._store)
+        else:
+            tasks, filled = experiences.with_tasks(batch)
+            yield "experiences", filled
+            if tasks:
+                yield "tasks", check(TABLES["tasks"], tasks)
+            if self._name == "preferences":
+                yield "preferences", of_pairs(filled, values_of(batch, "margin"))
+
+    def told(self, spool: Spool, name: str, lineage_id: str) -> Iterator[pa.Table]:
+        """Yield the spooled rows of a table, which say who added them, and tell the progress."""
+        done = nbytes = 0
+        for batch in spool.rows(name):
+            done += batch.num_rows
+            nbytes += batch.nbytes
+            if self._progress is not None:
+                self._progress(f"storing {name}", done, nbytes)
+            yield _stamped(batch, lineage_id)
+
+
+def _stamped(rows: pa.Table, lineage_id: str) -> pa.Table:
+    """Let rows say which import added them, whatever the file says."""
+    rows = rows.select([n for n in rows.column_names if n != "lineage_id"])
+    return rows.append_column("lineage_id", pa.repeat(lineage_id, rows.num_rows))
+
+
+def _nothing(rows: FileRows, file: InputFile, session: InputSession) -> InputError:
+    why = "".join(f"; {n} rows: {reason}" for reason, n in rows.left_out.items())
+    what = "the SELECT over" if rows.format is None else f"format `{rows.format.name}` of"
+    return InputError(
+        f"{what} `{file.name}` gave no rows, of {session.num_rows} in the file{why}; "
+        "nothing was imported"
+    )
+
+
+def rows_of(
+    name: str, file: InputFile, session: InputSession, sql: str | None, progress: Progress | None
+) -> FileRows:
+    """Choose how the file's rows become ours."""
+    found = file.format
+    if found is not None and sql is not None:
+        raise ConfigError(f"format `{found.name}` has a SELECT of its own; leave it or `--sql` out")
+    columns = session.columns
+    if found is None and sql is None and not _are_ours(name, columns):
+        found = recognized(columns, name)
+        if found is None and (known := fitting(columns, name)):
+            named = " or ".join(f"`--format {one}`" for one in known)
+            raise ConfigError(
+                f"`{file.name}` has columns that are not of `{name}`, and those of a known format; "
+                f'say so with {named}, or map them with `--sql "SELECT ... FROM input"`'
+            )
+    if found is None:
+        return Selected(table(name), file, session, progress, sql or "SELECT * FROM input")
+    if name not in found.tables:
+        raise ConfigError(f"format `{found.name}` gives {' and '.join(found.tables)}, not `{name}`")
+    if not found.fits(columns):
+        needs = ", or ".join(" and ".join(f"`{c}`" for c in sorted(n)) for n in found.needs)
+        raise InputError(
+            f"`{file.name}` does not fit format `{found.name}`: it needs the columns {needs}, "
+            f"got {', '.join(f'`{c}`' for c in columns)}"
+        )
+    if found.selects:
+        return Selected(table(name), file, session, progress, found.selects[name], found)
+    return Mapped(table(name), file, session, progress, found)
+
+
+def _are_ours(name: str, columns: list[str]) -> bool:
+    ours = experience_columns(columns) if name == "experiences" else table(name).columns
+    return set(columns) <= {c.name for c in ours}

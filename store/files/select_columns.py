@@ -1,0 +1,246 @@
+"""The columns that a SELECT gives, checked by name and type before a row is read, then as rows."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from ..errors import SchemaError, nearest
+from ..schema import Column, Table
+from .raw_json import dumps, listed
+
+Kinds = Mapping[str, Any]
+"""DuckDB's types, by column."""
+JSON_COLUMNS = ("messages", "tools", "metadata")
+"""Columns that hold JSON text; a SELECT may give them as text, struct or list."""
+_CASTS = {
+    pa.string(): "VARCHAR",
+    pa.int64(): "BIGINT",
+    pa.float64(): "DOUBLE",
+    pa.timestamp("us", "UTC"): "TIMESTAMPTZ",
+}
+_UNCASTABLE = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
+
+
+def check_columns(
+    declared: Table, allowed: Sequence[Column], given: pa.Schema, kinds: Kinds
+) -> None:
+    """Raise SchemaError for a column that is not ours, or of a type that ours cannot be made of.
+
+    Of JSON each value tells whether it fits.
+    """
+    by_name = {c.name: c for c in allowed}
+    for field in given:
+        if field.name not in by_name:
+            hint = nearest(field.name, by_name)
+            joint = " Map" if hint.endswith("?") else "; map"
+            raise SchemaError(
+                f"column `{field.name}` is not a column of `{declared.name}`{hint}"
+                f'{joint} the file with `--sql "SELECT ... FROM input"`'
+            )
+        column = by_name[field.name]
+        if column.name in JSON_COLUMNS or is_json(kinds[field.name]):
+            continue
+        if not _fits(_plain(field.type), column.type):
+            raise SchemaError(
+                f"column `{column.name}` of `{declared.name}` must be {column.type}, got "
+                f"{field.type}; {_way_out(column)}"
+            )
+
+
+def _fits(got: pa.DataType, expected: pa.DataType) -> bool:
+    if pa.types.is_null(got):
+        return True
+    if _is_text(got) != pa.types.is_string(expected):
+        return False
+    try:
+        pa.array([], got).cast(expected)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        return False
+    return True
+
+
+def _way_out(column: Column) -> str:
+    if column.type in _CASTS:
+        return f"cast it in the SELECT: `{column.name}::{_CASTS[column.type]} AS {column.name}`"
+    return "shape it in the SELECT"
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def is_json(kind: Any) -> bool:
+    """Tell whether a type of DuckDB is JSON, which Arrow has as text."""
+    return str(kind) == "JSON"
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def typed(batch: pa.RecordBatch, allowed: Sequence[Column], kinds: Kinds) -> pa.Table:
+    """Return the columns of a batch as declared, JSON columns as text.
+
+    The types do not depend on which rows came in the batch: ids are hashes of what this returns.
+    """
+    by_name = {c.name: c for c in allowed}
+    columns: dict[str, pa.ChunkedArray | pa.Array] = {}
+    for name in batch.schema.names:
+        values = batch.column(name)
+        if isinstance(values, pa.ExtensionArray):
+            values = values.storage
+        if name in JSON_COLUMNS:
+            columns[name] = pa.array(_json_texts(name, values, kinds[name]), pa.string())
+        elif is_json(kinds[name]):
+            columns[name] = _said(values.to_pylist(), by_name[name])
+        elif values.null_count == len(values):
+            columns[name] = pa.nulls(len(values), by_name[name].type)
+        else:
+            columns[name] = _cast(values, by_name[name])
+    return pa.table(columns)
+
+
+def _said(texts: Sequence[str | None], column: Column) -> pa.Array:
+    """Return what JSON texts say as values of a column."""
+    found = [None if text is None else json.loads(text) for text in texts]
+
+    def made(values: Sequence[object]) -> pa.Array | None:
+        try:
+            array = pa.array(values)
+            return array.cast(column.type) if _fits(array.type, column.type) else None
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            return None
+
+    array = made(found)
+    if array is None:
+        row = next((i for i, value in enumerate(found) if made([value]) is None), 0)
+        hint = "; take text with `->>`" if pa.types.is_string(column.type) else ""
+        raise RowError(
+            row,
+            f"column `{column.name}` must be {column.type}, got {_short(texts[row])} of JSON{hint}",
+        )
+    return array
+
+
+def _cast(values: pa.Array, column: Column) -> pa.Array:
+    def cast(some: pa.Array) -> str | None:
+        try:
+            some.cast(column.type)
+        except _UNCASTABLE as error:
+            return str(error).splitlines()[0]
+        return None
+
+    try:
+        return values.cast(column.type)
+    except _UNCASTABLE:
+        row = next(i for i in range(len(values)) if cast(values.slice(i, 1)))
+        raise RowError(
+            row, f"column `{column.name}` must be {column.type}, got {values[row].as_py()!r}"
+        ) from None
+
+
+class RowError(SchemaError):
+    """A row of a batch is wrong; who reads the file knows which row of it that is."""
+
+    def __init__(self, row: int, message: str) -> None:
+        super().__init__(row, message)
+        self.row, self.message = row, message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def _json_texts(name: str, values: pa.Array, kind: Any) -> list[str | None]:
+    """Return JSON text: text is kept as it is spelled, struct, list or map values are written."""
+    is_text = _is_text(values.type)
+    texts: list[str | None] = []
+    for row, value in enumerate(values.to_pylist()):
+        text = value if is_text or value is None else _written(value, kind)
+        text, found = _parsed(text, row, name)
+        _check_shape(name, found, row)
+        texts.append(text)
+    return texts
+
+
+def _written(value: Any, kind: Any) -> str:
+    """Return a struct, list or map as JSON; JSON in it is kept, and keys that are NULL left out."""
+    if value is None:
+        return "null"
+    if is_json(kind):
+        return value
+    if kind.id in ("struct", "map"):
+        given = dict(value)
+        of_map = dict.fromkeys(given, kind.children[-1][1])
+        kinds = of_map if kind.id == "map" else dict(kind.children)
+        parts = ((k, v, kinds[k]) for k, v in given.items() if v is not None)
+        return "{" + ", ".join(f"{dumps(str(k))}: {_written(v, t)}" for k, v, t in parts) + "}"
+    if kind.id in ("list", "array"):
+        return listed([_written(v, kind.children[0][1]) for v in value])
+    return dumps(value)
+
+
+def _parsed(text: str | None, row: int, name: str) -> tuple[str | None, Any]:
+    """Return JSON text and its value; of JSON text kept as a JSON string, the inner one."""
+    if text is None:
+        return None, None
+    try:
+        value = json.loads(text)
+        if isinstance(value, str):
+            text, value = value, json.loads(value)
+    except ValueError:
+        raise RowError(row, f"column `{name}` must be JSON, got {_short(text)}") from None
+    return (None if value is None else text), value
+
+
+def plain(value: Any) -> Any:
+    """Leave out keys that are NULL: a struct has the keys of all rows, JSON those of its own."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list):
+        return [plain(v) for v in value]
+    return value
+
+
+def _check_shape(name: str, value: Any, row: int) -> None:
+    if value is None:
+        return
+    if name == "messages" and not _are_messages(value):
+        raise RowError(
+            row,
+            "column `messages` must be a list of objects with a `role`, such as "
+            f'[{{"role": "user", "content": "2+2="}}], got {_short(value)}',
+        )
+    if name == "metadata" and not isinstance(value, dict):
+        raise RowError(row, f"column `metadata` must be an object, got {_short(value)}")
+    if name == "tools" and not isinstance(value, list):
+        raise RowError(row, f"column `tools` must be a list, got {_short(value)}")
+
+
+def _are_messages(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in value)
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def with_column(rows: pa.Table, name: str, values: Iterable[object], kind: pa.DataType) -> pa.Table:
+    """Return the rows with a column set: replaced when it is there, else added."""
+    column = pa.array(list(values), kind)
+    if name in rows.column_names:
+        return rows.set_column(rows.column_names.index(name), name, column)
+    return rows.append_column(name, column)
+
+
+def values_of(rows: pa.Table, name: str) -> list[Any]:
+    """Return a column as Python values, all None when it is not there."""
+    return rows.column(name).to_pylist() if name in rows.column_names else [None] * rows.num_rows

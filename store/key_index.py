@@ -1,0 +1,154 @@
+"""Which ids a table holds: what makes an append idempotent."""
+
+from datetime import UTC, datetime
+
+import lance
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .change_feed import Tail
+from .errors import ConflictError
+from .ids import row_digests
+from .query import literal
+from .schema import Table
+
+_IN_CHUNK = 500
+_IN_SET = 50_000
+_FEW = 4096
+"""Hashes for which Python's sets are faster than arrays."""
+
+Seen = dict[tuple[object, ...], str]
+"""Keys with the digest of their row's content."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def newest(rows: pa.Table) -> datetime:
+    """Return the largest `created_at` of some rows, EPOCH when there are none."""
+    return pc.max(rows.column("created_at")).as_py() or EPOCH
+
+
+def content(rows: pa.Table, table: Table) -> pa.Table:
+    """Return rows without what says when, and in which import or run, they were stored.
+
+    Columns that were added from outside are no content either.
+    """
+    aside = {"created_at", "lineage_id", *(["digest"] if table.is_digested else [])}
+    return rows.select([name for name in table.names if name not in aside])
+
+
+class KeyIndex:
+    """Hashes of all keys of one table, and its newest time, fed with the new fragments only.
+
+    A key that a restored table no longer holds may stay here: each hit is looked up in the table.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._old = np.empty(0, np.uint64)
+        self._new: set[int] = set()
+        self._tail = Tail([*dict.fromkeys((*table.key, "created_at"))])
+        self.newest = EPOCH
+        """The largest `created_at` that was seen in the table."""
+
+    def refresh(self, dataset: lance.LanceDataset) -> None:
+        """Read the keys of rows that came since the last call."""
+        if self._tail.moved(dataset):
+            rows = self._tail.read(dataset)
+            self._add(self._hash(rows))
+            self.newest = max(self.newest, newest(rows))
+
+    def committed(self, dataset: lance.LanceDataset, hashes: list[int], newest: datetime) -> None:
+        """Note what this process appended: all that is new up to this version."""
+        self._add(np.array(hashes, np.uint64))
+        self.newest = max(self.newest, newest)
+        self._tail.skip(dataset)
+
+    def fresh(
+        self, rows: pa.Table, dataset: lance.LanceDataset, seen: Seen | None = None
+    ) -> tuple[np.ndarray, list[int]]:
+        """Return the places of the rows whose keys are new, and the hashes of their keys.
+
+        A row that is stored already with the same content is left out; with other content it
+        raises ConflictError. What is not content may differ: a retry may come later. `seen` carries
+        what earlier batches of the same append held.
+        """
+        hashes = self._hash(rows)
+        known = self._known(hashes)
+        listed = hashes.tolist()
+        if seen is None and not known.any() and not _has_equal(hashes):
+            return np.arange(len(listed)), listed
+        stored: Seen = {} if seen is None else seen
+        there = self._stored(rows.filter(pa.array(known)), dataset)
+        stored.update(there)
+        keep = []
+        digests = row_digests(content(rows, self._table))
+        for i, (key, digest) in enumerate(zip(self._keys(rows), digests, strict=True)):
+            if key in stored and stored[key] != digest:
+                raise self._conflict(key, is_stored=key in there)
+            if key not in stored:
+                stored[key] = digest
+                keep.append(i)
+        return np.array(keep, np.int64), [listed[i] for i in keep]
+
+    def _conflict(self, key: tuple[object, ...], *, is_stored: bool) -> ConflictError:
+        if is_stored:
+            return ConflictError(
+                f"{self._named(key)} is in `{self._table.name}` already with other content; "
+                "stored rows do not change: give the new row an id of its own"
+            )
+        return ConflictError(
+            f"{self._named(key)} comes twice among the new rows of `{self._table.name}`, with "
+            "other content; give each row an id of its own"
+        )
+
+    def _stored(self, rows: pa.Table, dataset: lance.LanceDataset) -> Seen:
+        """Read the stored rows that may have the keys of `rows`, as key -> digest of content."""
+        found: Seen = {}
+        column = self._table.key[0]
+        values = sorted({v for v in rows.column(column).to_pylist() if v is not None})
+        for i in range(0, len(values), _IN_CHUNK):
+            quoted = ", ".join(literal(str(v)) for v in values[i : i + _IN_CHUNK])
+            hits = dataset.to_table(filter=f"{column} IN ({quoted})")
+            digests = row_digests(content(hits, self._table))
+            found.update(zip(self._keys(hits), digests, strict=True))
+        return found
+
+    def _keys(self, rows: pa.Table) -> list[tuple[object, ...]]:
+        return list(zip(*(rows.column(k).to_pylist() for k in self._table.key), strict=True))
+
+    def _add(self, hashes: np.ndarray) -> None:
+        """Note hashes; many are kept as a sorted array, which takes a tenth of a set's memory."""
+        if len(hashes) <= _FEW:
+            self._new.update(hashes.tolist())
+            if len(self._new) <= _IN_SET:
+                return
+            hashes = np.fromiter(self._new, np.uint64, len(self._new))
+            self._new = set()
+        both = np.concatenate([self._old, np.sort(hashes)])
+        both.sort(kind="stable")  # two sorted runs are merged, which takes one pass
+        self._old = both
+
+    def _known(self, hashes: np.ndarray) -> np.ndarray:
+        """Tell which hashes were noted."""
+        if len(hashes) <= _FEW:
+            known = np.fromiter((h in self._new for h in hashes.tolist()), np.bool_, len(hashes))
+        else:
+            known = np.isin(hashes, np.fromiter(self._new, np.uint64, len(self._new)))
+        if len(self._old):
+            at = np.minimum(np.searchsorted(self._old, hashes), len(self._old) - 1)
+            known |= self._old[at] == hashes
+        return known
+
+    def _hash(self, rows: pa.Table) -> np.ndarray:
+        keys = pl.DataFrame(pl.from_arrow(rows.select(self._table.key)))
+        return keys.hash_rows(0).to_numpy()
+
+    def _named(self, key: tuple[object, ...]) -> str:
+        return ", ".join(f"`{k}` {v!r}" for k, v in zip(self._table.key, key, strict=True))
+
+
+def _has_equal(hashes: np.ndarray) -> bool:
+    ordered = np.sort(hashes)
+    return bool((ordered[1:] == ordered[:-1]).any())

@@ -1,0 +1,1 @@
+"""Where rows, rewards and checkpoints come from, and what became of them."""

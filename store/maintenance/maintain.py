@@ -1,0 +1,195 @@
+"""`maintain`: what a store needs now and then, done beside its readers and writers."""
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import lance
+from filelock import FileLock, Timeout
+
+from .. import embeddings
+from ..errors import StoreError, reading, reason
+from ..locks import LOCKS
+from ..schema import TABLES
+from . import compaction, indexes, old_versions, retention
+from .report import Cared, Look, Report
+
+if TYPE_CHECKING:
+    from ..store import Store
+
+GRACE_SECONDS = 600.0
+"""How long a version is kept after a newer one came: a query that reads it may take that long."""
+_FAILURES = (OSError, RuntimeError, ValueError)
+
+
+def maintain(
+    store: "Store", *, only_due: bool = False, dry_run: bool = False, grace: float = GRACE_SECONDS
+) -> Report:
+    """Do what `Store.maintain` says."""
+    if store.is_past:
+        raise StoreError(f"{store!r} is read only: it shows the past; maintain the store itself")
+    began = perf_counter()
+    with _alone(store) as busy:
+        if busy:
+            return Report((), (), perf_counter() - began, busy=busy)
+        names = [n for n in TABLES if not only_due or _is_due(store, n, grace=grace)]
+        before = {n: look(store, n, measured=not only_due) for n in names}
+        if not dry_run and not only_due:
+            _free(store, grace=_kept(grace, began))
+        forgotten = () if only_due else retention.apply(store, dry_run=dry_run)
+        care = _foresee if dry_run else _care
+        tables = tuple(
+            care(store, n, before[n], only_due=only_due, grace=_kept(grace, began)) for n in names
+        )
+        if not dry_run and not only_due:
+            embeddings.refresh(store)
+    return Report(tables, forgotten, perf_counter() - began, is_dry_run=dry_run)
+
+
+def _kept(grace: float, began: float) -> float:
+    """Return the grace that is left of one that was asked for: it counts from the beginning.
+
+    So the time that other tables take costs no reader a version. No grace is none.
+    """
+    return grace and grace + perf_counter() - began
+
+
+def _free(store: "Store", *, grace: float) -> None:
+    """Remove what nobody needs, before anything is written: the disk may be full."""
+    for name in TABLES:
+        _clean(store, name, thorough=True, grace=grace)
+
+
+def look(store: "Store", name: str, *, measured: bool = True) -> Look:
+    """Return how a table stands; a look-up by key is only timed when it is to be `measured`."""
+    dataset = store.open_at(name)
+    with reading(f"table `{name}`"):
+        return Look(
+            fragments=len(dataset.get_fragments()),
+            num_bytes=_num_bytes(dataset) if measured else 0,
+            versions=len(old_versions.versions(dataset)),
+            new_rows=indexes.new_rows(name, dataset),
+            query_ms=_query_ms(store, name) if measured else None,
+        )
+
+
+def _is_due(store: "Store", name: str, *, grace: float) -> bool:
+    dataset = store.dataset(name)
+    return (
+        bool(compaction.small_files(dataset, thorough=False))
+        or indexes.is_due(name, dataset)
+        or old_versions.is_due(store, name, grace=grace)
+    )
+
+
+def _care(store: "Store", name: str, before: Look, *, only_due: bool, grace: float) -> Cared:
+    left = None
+    try:
+        dataset = store.open_at(name)
+        chosen = compaction.small_files(dataset, thorough=not only_due)
+        if chosen:
+            compaction.merge(dataset, chosen)
+        dataset = store.open_at(name)
+        if not only_due or indexes.is_due(name, dataset):
+            indexes.refresh(name, dataset)
+    except _FAILURES as error:
+        if "conflict" not in str(error).lower():
+            raise StoreError(f"cannot maintain `{name}`: {reason(error)}") from error
+        left = "its files, which another process changes right now"
+    if not only_due or old_versions.is_due(store, name, grace=grace):
+        _clean(store, name, thorough=not only_due, grace=grace)
+    return Cared(name, before, look(store, name, measured=not only_due), left)
+
+
+def _clean(store: "Store", name: str, *, thorough: bool, grace: float) -> None:
+    dataset = store.open_at(name)
+    try:
+        old_versions.remove(dataset, old_versions.removable(store, name, grace=grace))
+    except _FAILURES as error:
+        raise StoreError(f"cannot clean up `{name}`: {reason(error)}") from error
+    for orphan in old_versions.orphans(dataset) if thorough else ():
+        orphan.unlink(missing_ok=True)
+
+
+def _foresee(store: "Store", name: str, before: Look, *, only_due: bool, grace: float) -> Cared:
+    """Say what `_care` would do."""
+    dataset = store.open_at(name)
+    chosen = compaction.small_files(dataset, thorough=not only_due)
+    rows = sum(dataset.get_fragment(i).count_rows() for i in chosen)  # pyright: ignore[reportOptionalMemberAccess]
+    merged = -(-rows // compaction.rows_a_file(dataset))
+    versions = old_versions.removable(store, name, grace=grace)
+    lost = sum(path.stat().st_size for path in old_versions.orphans(dataset))
+    freed = old_versions.would_free(dataset, versions) + lost
+    after = Look(
+        fragments=before.fragments - len(chosen) + merged,
+        num_bytes=before.num_bytes - freed,
+        versions=before.versions - len(versions),
+        new_rows=0,
+    )
+    return Cared(name, before, after)
+
+
+@contextmanager
+def _alone(store: "Store") -> Iterator[str | None]:
+    """Be the only one who maintains a local store, or learn who is at it.
+
+    Elsewhere there is no such lock: Lance lets one of two that change the same files win.
+    """
+    if store.folder is None:
+        yield None
+        return
+    place = store.folder / LOCKS / f"{store.lock_name('maintain')}.lock"
+    note = place.with_suffix(".json")
+    lock = FileLock(place, timeout=0, fallback_to_soft=False)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        yield _who(note)
+        return
+    except (OSError, NotImplementedError) as error:
+        raise StoreError(f"cannot maintain `{store.uri}`: {reason(error)}") from error
+    try:
+        me = {"pid": os.getpid(), "host": socket.gethostname()}
+        with suppress(OSError):  # on a full disk it works unsaid
+            note.write_text(
+                json.dumps({**me, "since": datetime.now(UTC).isoformat("T", "seconds")})
+            )
+        yield None
+    finally:
+        lock.release()
+
+
+def _who(note: Path) -> str:
+    try:
+        message = json.loads(note.read_text())
+        return (
+            f"process {message['pid']} on {message['host']} maintains it since {message['since']}"
+        )
+    except (OSError, ValueError, KeyError):  # it has only just begun
+        return "another process maintains it"
+
+
+def _num_bytes(dataset: lance.LanceDataset) -> int:
+    """Return the bytes of a table's files, with those of its branches left out."""
+    files = dataset.all_files().read_all().select(["path", "size_bytes"])
+    sizes = zip(*(column.to_pylist() for column in files.columns), strict=True)
+    return sum(size for path, size in sizes if not path.startswith("tree/"))
+
+
+def _query_ms(store: "Store", name: str) -> float:
+    """Return the median time of three look-ups of a key that is not there."""
+    taken = []
+    for _ in range(3):
+        began = perf_counter()
+        key = TABLES[name].key[0]
+        store.open_at(name).to_table(columns=[key], filter=f"{key} = ''")
+        taken.append(1000 * (perf_counter() - began))
+    return median(taken)

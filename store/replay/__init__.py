@@ -1,0 +1,24 @@
+"""Draws: which rows a training step gets, and with what weights. Freshness is enforced here."""
+
+from .draw import Draw, Freshness, Supply
+from .mixture import Mixture, Source, most, split
+from .order import Order
+from .sampler import Sampler
+from .strategies import STRATEGIES, Fifo, Prioritized, Strategy, Uniform
+
+__all__ = [
+    "STRATEGIES",
+    "Draw",
+    "Fifo",
+    "Freshness",
+    "Mixture",
+    "Order",
+    "Prioritized",
+    "Sampler",
+    "Source",
+    "Strategy",
+    "Supply",
+    "Uniform",
+    "most",
+    "split",
+]

@@ -1,0 +1,222 @@
+"""Conditions: which rows may be drawn, by an SQL condition on a row or by a query for their ids."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+
+import duckdb
+import lance
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from ..errors import QueryError, StoreError
+from ..query import Console, names_in, nodes, query_error, syntax, tables_of
+from ..schema import TABLES
+from ..side_columns import SideColumn, from_sql
+from ..store import Store
+
+_PLACE = "place_of_the_row"
+_HEAVY = (pa.types.is_list, pa.types.is_large_list)
+
+
+class Conditions:
+    """Says of rows whether they may be drawn, following the tables that are asked for it."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        where: str | None,
+        query: str | None,
+        until: Mapping[str, int] | None,
+        table: str = "experiences",
+        sides: Sequence[SideColumn] = (),
+    ) -> None:
+        """Raise QueryError for a `where` or a `query` that is none, before there are rows.
+
+        Both see `sides`, in `experiences` in place of what is stored.
+        """
+        self._store, self._where, self._query, self._until = store, where or None, query, until
+        self._table, self._key = table, TABLES[table].key[0]
+        known, names = set(TABLES[table].names), {n.lower() for n in names_in(where or "true")}
+        own = sides if table == "experiences" else ()
+        self.sides = [side for side in own if side.alias.lower() in names]
+        """The side columns that `where` reads of a row."""
+        self._hidden = {side.alias for side in own}
+        self.columns = ({"drop_reason"} & known) | ((names & known) - self._hidden)
+        """What `allowed` reads of a row, beside them."""
+        asked = tables_of(where) if where else set()
+        in_all = asked | (_tables_in(query) if query is not None else set())
+        reads_sides = bool(sides) and "experiences" in in_all
+        self._tables = sorted(in_all.union(*(s.tables for s in sides if reads_sides)))
+        self.versions: dict[str, int] = {}
+        """The versions of the tables that are asked."""
+        self._open_at = store.open_at if until is None else _opener(store, until)
+        self._instead = (
+            {"experiences": from_sql(sides, plain="plain_experiences")} if reads_sides else {}
+        )
+        self._console = Console(views=False) if where and not self._instead else None
+        self._asking: Console | None = None
+        self._chosen: np.ndarray | None = None
+        self._check()
+
+    def follow(self) -> bool:
+        """Look at the tables that are asked; tell whether they moved since the last call."""
+        versions = {name: self._version(name) for name in self._tables}
+        if versions == self.versions and (self._query is None or self._chosen is not None):
+            return False
+        first = not self.versions
+        if self._query is not None:
+            self._chosen = self._ids(self._query, versions)
+        self.versions = versions
+        return not first
+
+    def allowed(self, rows: pa.Table) -> np.ndarray:
+        """Tell which rows may be drawn: not dropped, chosen by the query, and `where` is true.
+
+        The rows have `columns` and `sides`.
+        """
+        kept = np.ones(len(rows), np.bool_)
+        if "drop_reason" in self.columns:
+            kept = rows.column("drop_reason").is_null().to_numpy()
+        if self._chosen is not None:
+            hashes = hashed(pl.Series(values=rows.column(self._key), dtype=pl.String))
+            kept = kept & np.isin(hashes, self._chosen)
+        if self._where is None or not len(rows):
+            return kept
+        # a subquery is a join, and a join may give the rows in any order
+        placed = rows.append_column(_PLACE, pa.array(np.arange(len(rows))))
+        message = f"SELECT coalesce(({self._where}\n), false) FROM new_rows AS {self._table}"
+        message = self._ask(placed, f"{message} ORDER BY {_PLACE}")
+        return kept & message.column(0).to_numpy(zero_copy_only=False)
+
+    def _version(self, name: str) -> int:
+        if self._until is not None and name in self._until:
+            return self._until[name]
+        return self._store.dataset(name).version
+
+    def _check(self) -> None:
+        if self._query is not None:
+            self._check_query(self._query)
+        if self._where is None:
+            return
+        tree = syntax(f"SELECT ({self._where}\n)", what=f"`where` {self._where!r}")
+        check_steady(tree, what=f"`where` {self._where!r}")
+        fields = [f for f in TABLES[self._table].schema if f.name not in self._hidden]
+        kinds = [pa.string() if side.is_text else pa.float64() for side in self.sides]
+        fields += [pa.field(s.alias, kind) for s, kind in zip(self.sides, kinds, strict=True)]
+        empty = pa.schema(fields).empty_table()
+        found = self._ask(empty, f"SELECT ({self._where}\n) FROM new_rows AS {self._table}")
+        kind = found.column(0).type
+        if not pa.types.is_boolean(kind):
+            raise QueryError(f"`where` must be true or false, got {kind} from {self._where!r}")
+        # as a column it might count or rank the rows that happen to arrive together
+        self._ask(empty, f"SELECT 1 FROM new_rows AS {self._table} WHERE ({self._where}\n)")
+
+    def _ask(self, rows: pa.Table, query: str) -> pa.Table:
+        """Run a query over these rows and the tables that `where` looks into."""
+        what = f"`where` {self._where!r}"
+        versions = self.versions or {name: self._version(name) for name in self._tables}
+        console = self._console or self._console_of_all(versions)
+        console.put("new_rows", rows)
+        if console is self._console:
+            console.show(versions, self._open_at)
+        try:
+            return console.sql(query, what=what).to_arrow_table()
+        except duckdb.Error as error:
+            raise query_error(error, what) from error
+
+    def _check_query(self, query: str) -> None:
+        check_steady(syntax(query, what=_what(query)), what=_what(query))
+        columns = self._console_of_all({}).sql(query, what=_what(query)).columns
+        if self._key not in columns:
+            given = ", ".join(f"`{c}`" for c in columns)
+            raise QueryError(
+                f"{_what(query)} must give the column `{self._key}` of the rows to draw, got "
+                f"{given}"
+            )
+
+    def _console_of_all(self, versions: Mapping[str, int]) -> Console:
+        """Return the console with all tables and views, of these versions where one is named."""
+        if self._asking is None:
+            self._asking = Console(instead=self._instead)
+        others = {name: self._version(name) for name in TABLES if name not in versions}
+        self._asking.show({**others, **versions}, self._open_at)
+        return self._asking
+
+    def _ids(self, query: str, versions: Mapping[str, int]) -> np.ndarray:
+        """Return the hashes of the ids that the query gives; all must be stored."""
+        console, inner = self._console_of_all(versions), query.strip().rstrip(";")
+        try:
+            unknown = console.sql(
+                f"SELECT count(*), min({self._key}) FROM ({inner}\n) AS chosen ANTI JOIN "
+                f"{self._table} USING ({self._key})",
+                what=_what(query),
+            ).fetchall()[0]
+            ids = console.sql(
+                f"SELECT DISTINCT {self._key} FROM ({inner}\n)", what=_what(query)
+            ).pl()
+        except duckdb.Error as error:
+            raise query_error(error, _what(query)) from error
+        if unknown[0]:
+            such = f", such as `{unknown[1]}`" if unknown[1] is not None else ""
+            raise QueryError(
+                f"{_what(query)} gives {unknown[0]} ids of {self._table} that are not in the "
+                f"store{such}; draw from stored rows only"
+            )
+        return np.sort(hashed(ids[self._key].cast(pl.String)))
+
+
+def check_steady(tree: object, *, what: str) -> None:
+    """Raise QueryError for a function whose value is not a function of the rows alone."""
+    called = {str(node["function_name"]) for node in nodes(tree) if node.get("function_name")}
+    for name in sorted(called & _unsteady()):
+        raise QueryError(
+            f"{what} calls `{name}`, which gives another value each time: such a draw could not "
+            "be repeated"
+        )
+
+
+@cache
+def _unsteady() -> frozenset[str]:
+    """Return the functions of SQL whose value may change from call to call."""
+    query = "SELECT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT'"
+    with duckdb.connect(":memory:") as con:
+        return frozenset(name for (name,) in con.execute(query).fetchall())
+
+
+def hashed(ids: pl.Series) -> np.ndarray:
+    """Return 64-bit hashes of ids; they only find rows again, and never order them."""
+    return ids.hash(0).to_numpy().astype(np.uint64, copy=False)
+
+
+def _what(query: str) -> str:
+    return f"`query` {query!r}"
+
+
+def _tables_in(query: str) -> set[str]:
+    """Return the tables that a query reads; a view may read all."""
+    named = {str(node["table_name"]) for node in nodes(syntax(query, what=_what(query)))
+             if node.get("table_name")}  # fmt: skip
+    return named if named <= set(TABLES) else set(TABLES)
+
+
+def _opener(
+    store: Store, until: Mapping[str, int]
+) -> Callable[[str, int], lance.LanceDataset | pa.Table]:
+    """Return what opens a table as it was, also when that version was cleaned up since.
+
+    Then the rows that were stored by then are read out of the newest version, lists left out.
+    """
+
+    def open_at(name: str, version: int) -> lance.LanceDataset | pa.Table:
+        try:
+            return store.open_at(name, version)
+        except StoreError:
+            if name not in until:
+                raise
+        dataset = store.open_at(name)
+        light = [f.name for f in dataset.schema if not any(is_(f.type) for is_ in _HEAVY)]
+        return dataset.to_table(columns=light, filter=f"_row_created_at_version <= {version}")
+
+    return open_at

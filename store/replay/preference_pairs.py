@@ -1,0 +1,75 @@
+"""The two experiences of each stored preference, found by their ids."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from ..change_feed import Tail
+from ..errors import StoreError
+from ..store import Store
+from ..take_rows import take
+from .filters import hashed
+from .growable_arrays import Growing, Places
+
+_READ = ("preference_id", "chosen_id", "rejected_id", "margin")
+
+
+class Pairs:
+    """Reads drawn preferences as rows: chosen, rejected, chosen, rejected ...
+
+    It knows the address of each experience in some tens of bytes, fed from new versions only.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._clear(Tail(["experience_id"]))
+
+    def _clear(self, tail: Tail) -> None:
+        self._tail = tail
+        self._hashes, self._row_ids = Growing(np.uint64), Growing(np.uint64)
+        self._places = Places()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all addresses."""
+        return sum(array.nbytes for array in (self._hashes, self._row_ids, self._places))
+
+    def read(self, row_ids: Sequence[int], columns: Sequence[str]) -> pl.DataFrame:
+        """Return columns of the two experiences of each preference, with its id and its margin.
+
+        An experience that is not in the store is a row of NULL beside its id. Raises StoreError
+        when a preference was deleted since it was drawn.
+        """
+        preferences = take(self._store.dataset("preferences"), row_ids, _READ)
+        if preferences.num_rows != len(row_ids):
+            raise StoreError(
+                f"{len(row_ids) - preferences.num_rows} of {len(row_ids)} drawn preferences are "
+                "gone: a retention rule or a restore took them since; draw again"
+            )
+        wanted = pl.DataFrame(pl.from_arrow(preferences)).select(
+            "preference_id", "margin", experience_id=pl.concat_list("chosen_id", "rejected_id")
+        )
+        wanted = wanted.explode("experience_id")
+        found = self._read(wanted["experience_id"].unique(maintain_order=True), columns)
+        return wanted.join(found, on="experience_id", how="left", maintain_order="left")
+
+    def _read(self, ids: pl.Series, columns: Sequence[str]) -> pl.DataFrame:
+        """Return those of these experiences that are there, in any order."""
+        self._follow()
+        places = self._places.find(self._hashes.values, hashed(ids))
+        addresses = self._row_ids.values[places[places >= 0]].tolist()
+        names = list(dict.fromkeys(["experience_id", *columns]))
+        return pl.DataFrame(
+            pl.from_arrow(take(self._store.dataset("experiences"), addresses, names))
+        )
+
+    def _follow(self) -> None:
+        dataset = self._store.dataset("experiences")
+        if not self._tail.moved(dataset):
+            return
+        rows = self._tail.read(dataset)
+        if self._tail.restarted:
+            self._clear(self._tail)
+        self._hashes.extend(hashed(pl.Series(values=rows.column("experience_id"))))
+        self._row_ids.extend(rows.column("_rowid").to_numpy())

@@ -1,0 +1,153 @@
+"""What units of an index weigh: the priorities of their rows, kept as new rows and values come."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import lance
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from ..schema import TABLES
+from ..store import Store
+from ..take_rows import take
+from .growable_arrays import Growing
+from .latest_values import SideValues
+from .priority import Priority
+
+if TYPE_CHECKING:
+    from .row_index import Index
+
+_AT_ONCE = 65_536
+"""Units that are weighed again together when side columns changed."""
+_CHUNKS = 8
+
+
+class Weighing:
+    """Masses of units. A priority that changes from draw to draw keeps the columns it is made of.
+
+    Of any other only its value is kept, and worked out again when a side column of the row changed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        priority: Priority,
+        masses: Callable[[np.ndarray], np.ndarray],
+        *,
+        sides: SideValues,
+        table: str = "experiences",
+    ) -> None:
+        """Weigh by `masses` of the priorities."""
+        self.priority = priority
+        self._store, self._masses_of = store, masses
+        self._table, self._key = table, TABLES[table].key[0]
+        self._sides, self._names = sides, [side.alias for side in priority.sides]
+        self.clear()
+
+    def clear(self) -> Growing:
+        """Forget all units; return the new array of masses."""
+        self.masses = Growing(np.float64)
+        self._kept: pl.DataFrame | None = None
+        return self.masses
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what it holds beside the masses."""
+        return int(self._kept.estimated_size()) if self._kept is not None else 0
+
+    def of(self, table: pa.Table, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return what is to be kept of new rows: their priority, or what it is made of."""
+        if self.priority.dynamic:
+            sides = self._sides.of(rows["hash"].to_numpy(), self._names)
+            facts = [pl.Series(name, table.column(name)) for name in self.priority.facts]
+            return pl.DataFrame(
+                [column.alias(f"kept {column.name}") for column in [*facts, *sides]]
+            )
+        table = self._with_sides(table.select(self.priority.facts), rows["hash"].to_numpy())
+        values = self.priority.of(table)
+        bad = self.priority.check(values, rows["allowed"].to_numpy())
+        if bad is not None:
+            raise self.priority.refusal(rows[self._key][bad], values[bad])
+        return values.fill_null(float("nan")).alias("priority").to_frame()
+
+    def _with_sides(self, rows: pa.Table, hashes: np.ndarray) -> pa.Table:
+        if not rows.num_columns:  # an expression of constants, or of side columns, needs rows too
+            rows = pa.table({"constant": np.zeros(len(hashes), np.int8)})
+        return self._sides.beside(rows, hashes, self._names)
+
+    def keep(self, index: "Index", new: np.ndarray, rows: pl.DataFrame) -> None:
+        """Keep what the priorities of new units are, or what they are made of."""
+        self.masses.extend(np.ones(len(new)))
+        if not self.priority.dynamic:
+            self._set(index, new, rows["priority"].to_numpy())
+            return
+        kept = [c for c in rows.columns if c.startswith("kept ")]
+        frame = rows.select("policy_version", *kept).rename(
+            {c: c.removeprefix("kept ") for c in kept}
+        )
+        self._kept = frame if self._kept is None else self._kept.vstack(frame)
+        if self._kept.n_chunks() > _CHUNKS:
+            self._kept = self._kept.rechunk()
+
+    def _set(self, index: "Index", units: np.ndarray, priorities: np.ndarray) -> None:
+        """Set the masses of units from the priorities of all their rows."""
+        if index.grouped:
+            priorities = _means(index, units, priorities)
+        self.masses.values[units] = self._masses_of(priorities)
+
+    def again(self, index: "Index", units: np.ndarray, dataset: lance.LanceDataset) -> None:
+        """Work out again the priorities of units, since side columns of their rows changed."""
+        for start in range(0, len(units), _AT_ONCE):
+            some = units[start : start + _AT_ONCE]
+            rows = index.rows_of(some)
+            if self.priority.dynamic:
+                self._keep_again(rows, index.hashes[rows])
+                continue
+            facts = take(dataset, index.row_ids[rows].tolist(), self.priority.facts)
+            values = self.priority.of(self._with_sides(facts, index.hashes[rows]))
+            self._check(index, values, rows, dataset)
+            self._set(index, some, values.fill_null(float("nan")).to_numpy())
+
+    def _keep_again(self, rows: np.ndarray, hashes: np.ndarray) -> None:
+        assert self._kept is not None, "there are units"
+        for new in self._sides.of(hashes, self._names):
+            known = self._kept[new.name].rechunk()
+            self._kept = self._kept.with_columns(known.scatter(rows, new))
+
+    def weigh(self, index: "Index", units: np.ndarray, policy_version: int) -> None:
+        """Set the masses of these units for a draw at `policy_version`, all others to 0.
+
+        For a priority that uses `age` or `times_drawn`.
+        """
+        self.masses.values[:] = 0.0
+        if not len(units) or self._kept is None:
+            return
+        rows = index.rows_of(units)
+        age = pl.lit(policy_version, pl.Int64) - pl.col("policy_version").cast(pl.Int64)
+        times = pl.Series(
+            "times_drawn", np.repeat(index.times[units], index.sizes(units)), pl.Int64
+        )
+        facts = self._kept[rows].with_columns(times, age=age.clip(0, None)).drop("policy_version")
+        values = self.priority.of(facts.to_arrow())
+        self._check(index, values, rows, self._store.dataset(self._table))
+        self._set(index, units, values.fill_null(float("nan")).to_numpy())
+
+    def _check(
+        self, index: "Index", values: pl.Series, rows: np.ndarray, dataset: lance.LanceDataset
+    ) -> None:
+        bad = self.priority.check(values, index.allowed[rows])
+        if bad is not None:
+            ids = take(dataset, [int(index.row_ids[rows[bad]])], [self._key])
+            raise self.priority.refusal(ids.column(0)[0].as_py(), values[bad])
+
+
+def _means(index: "Index", units: np.ndarray, priorities: np.ndarray) -> np.ndarray:
+    """Return the mean over each unit's allowed rows that have a priority, NaN if none has."""
+    if not len(units):
+        return np.empty(0)
+    counts = index.allowed[index.rows_of(units)] & ~np.isnan(priorities)
+    starts = np.append(0, np.cumsum(index.sizes(units))[:-1]).astype(np.int64)
+    total = np.add.reduceat(np.where(counts, priorities, 0.0), starts)
+    number = np.add.reduceat(counts.astype(np.int64), starts)
+    return np.where(number > 0, total / np.maximum(number, 1), np.nan)

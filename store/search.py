@@ -1,0 +1,163 @@
+"""Finding experiences: by words of their responses, and by likeness to another one."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import lance
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from . import embeddings
+from .errors import NotFoundError, QueryError, reading
+from .query import columns_of, literal
+from .take_rows import take
+
+if TYPE_CHECKING:
+    from .store import Store
+
+SHOWN = ("experience_id", "score", "run_id", "step", "reward", "prompt_text", "response_text")
+"""Columns of what is found, the best first."""
+_MOST = 1000
+_FEW = 2 * _MOST
+_GROWTH = 8
+
+Ranked = Callable[[int], tuple[pl.DataFrame, bool]]
+"""Returns the best n as experience_id and score, in order, and whether there are more."""
+
+
+def search(store: "Store", text: str, *, k: int = 10, where: str | None = None) -> pl.DataFrame:
+    """Return the k experiences whose responses match the words best (BM25), the best first.
+
+    Rows that no index knows yet are found too.
+    """
+    _check(k, where)
+    if not text.strip():
+        raise QueryError("the text to search for is empty; give a word or more")
+    dataset = store.dataset("experiences")
+
+    def ranked(n: int) -> tuple[pl.DataFrame, bool]:
+        with reading("table `experiences`"):
+            hits = dataset.to_table(
+                columns=["experience_id", "_score"],
+                full_text_query=lance.query.MatchQuery(text, "response_text"),
+                limit=n,
+            )
+        found = _frame(hits.column("experience_id"), hits.column("_score").to_numpy())
+        return found, found.height == n
+
+    return _first(store, ranked, k, where)
+
+
+def similar(
+    store: "Store",
+    experience_id: str,
+    *,
+    k: int = 10,
+    embedder: str | None = None,
+    where: str | None = None,
+) -> pl.DataFrame:
+    """Return the k experiences most like a stored one, by the cosine of their vectors.
+
+    Up to `vectors.WORTH_ROWS` vectors all are compared; above, those that the index finds.
+    """
+    _check(k, where)
+    embedder = embeddings.chosen(store, embedder)
+    query = embeddings.vector_of(store, embedder, experience_id)
+    if query is None:
+        raise _not_embedded(store, embedder, experience_id)
+    if not query.any():
+        raise QueryError(
+            f"the vector of `{experience_id}` is zero, as of an empty text: nothing is like it"
+        )
+    dataset = store.dataset("embeddings")
+
+    def ranked(n: int) -> tuple[pl.DataFrame, bool]:
+        found = embeddings.indexed(store, embedder, query, k=n) or everything()
+        best = pl.DataFrame(
+            {"_rowid": found.row_ids[:n], "score": found.similarity[:n].astype(np.float64)}
+        )
+        rows = take(dataset, best["_rowid"].to_list(), ["experience_id", "_rowid"])
+        # a row that the index knows may be gone
+        there = best.join(pl.DataFrame(pl.from_arrow(rows)), on="_rowid", maintain_order="left")
+        others = there.filter(pl.col("experience_id") != experience_id)
+        return others.select("experience_id", "score"), best.height == n
+
+    compared: list[embeddings.Nearest] = []
+
+    def everything() -> embeddings.Nearest:
+        if not compared:
+            compared.append(embeddings.exact(store, embedder, query))
+        return compared[0]
+
+    return _first(store, ranked, k, where)
+
+
+def _first(store: "Store", ranked: Ranked, k: int, where: str | None) -> pl.DataFrame:
+    """Return the best k that are stored and for which `where` holds: look further until there are.
+
+    What is further down the ranking is asked for only when too few of the best remain.
+    """
+    wanted = k + 1  # the one that is asked about may be among them
+    while True:
+        best, is_more = ranked(wanted)
+        kept = _kept(store, best["experience_id"], where)
+        rows = best.join(kept, on="experience_id", maintain_order="left").head(k)
+        if rows.height == k or not is_more:
+            ordered = rows.sort(["score", "experience_id"], descending=[True, False])
+            return ordered.select(SHOWN)
+        wanted *= _GROWTH
+
+
+def _kept(store: "Store", ids: pl.Series, where: str | None) -> pl.DataFrame:
+    """Return those of the experiences that are stored and for which `where` holds, to be shown."""
+    condition = f"({where}\n)" if where else "true"
+    if len(ids) > _FEW:
+        query = f"SELECT experience_id FROM experiences_current AS experiences WHERE {condition}"
+        held = _polars(store.sql(query).to_arrow_table())["experience_id"]
+        ids = ids.filter(ids.is_in(held.implode())).head(_FEW)
+        condition = "true"
+    columns = ", ".join(c for c in SHOWN if c != "score")
+    listed = ", ".join(map(literal, ids)) or "''"
+    query = (
+        f"SELECT {columns} FROM experiences_current AS experiences "
+        f"WHERE experience_id IN ({listed}) AND {condition}"
+    )
+    return _polars(store.sql(query).to_arrow_table())
+
+
+def _check(k: int, where: str | None) -> None:
+    if not 1 <= k <= _MOST:
+        raise QueryError(f"`k` must be 1 to {_MOST}, got {k}")
+    if where is not None:
+        columns_of(where)
+
+
+def _not_embedded(store: "Store", embedder: str, experience_id: str) -> NotFoundError:
+    wanted = literal(experience_id)
+    [(stored,)] = store.sql(
+        f"SELECT count(*) FROM experiences WHERE experience_id = {wanted}"
+    ).fetchall()
+    if stored:
+        return NotFoundError(
+            f"experience `{experience_id}` has no vector by `{embedder}` yet; make it with "
+            f"`rlake embed --embedder {embedder.rpartition('@')[0] or embedder}`"
+        )
+    close = store.sql(
+        "SELECT experience_id FROM embeddings "
+        f"WHERE levenshtein(experience_id, {wanted}) <= {len(experience_id) // 2} "
+        f"ORDER BY levenshtein(experience_id, {wanted}) LIMIT 1"
+    ).fetchall()
+    hint = f"; did you mean `{close[0][0]}`?" if close else ""
+    return NotFoundError(f"there is no experience `{experience_id}`{hint}")
+
+
+def _frame(ids: pa.ChunkedArray, scores: np.ndarray) -> pl.DataFrame:
+    made = pl.DataFrame(
+        {"experience_id": pl.Series(values=ids), "score": scores.astype(np.float64)}
+    )
+    return made.sort(["score", "experience_id"], descending=[True, False])
+
+
+def _polars(table: pa.Table) -> pl.DataFrame:
+    return pl.DataFrame(pl.from_arrow(table))

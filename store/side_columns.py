@@ -1,0 +1,356 @@
+"""Side columns: what was worked out about stored rows later, joined to them when they are read."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from .errors import NotFoundError, QueryError, nearest
+from .migrations import scanned
+from .query import literal
+from .schema import TABLES
+from .withdrawals import is_gone, kept, taken_back
+
+if TYPE_CHECKING:
+    from .store import Store
+
+REPLACEABLE = ("reward", "advantage", "priority")
+"""Declared columns that a side column may stand in for, when its alias says so."""
+
+_SPEC = re.compile(
+    r"(?:(?P<alias>[^=:@]*)=)?(?P<kind>[^=:@]*):(?P<name>[^=@]+)(?:@(?P<version>.+))?"
+)
+_ALIAS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_GRAMMAR = (
+    "write `score:NAME@VERSION`, `feedback:score@ANNOTATOR`, `feedback:label@ANNOTATOR` or "
+    "`derived:NAME@VERSION`, with or without `@...`, and `ALIAS=` before it to name it"
+)
+_TIES = {"scores": "scorer_version", "feedback": "feedback_id", "derived": "version"}
+_NAMED_BY = {"scores": "scorer", "feedback": "annotator", "derived": "name"}
+_WITHDRAWN = ("withdrawals", "members")
+_STARTS = ("run_id", "attempt", "start_step")
+_CREATED = "_row_created_at_version"
+_KINDS = {"scores": "score", "feedback": "feedback", "derived": "derived"}
+_NOUNS = {"scores": "score", "feedback": "feedback", "derived": "derived value"}
+
+
+@dataclass(frozen=True)
+class SideColumn:
+    """A column of values from a side table: of each experience, the newest row counts."""
+
+    alias: str
+    """What the column is called beside the declared ones."""
+    table: str
+    """scores, feedback or derived."""
+    value: str
+    """The column of that table: `value`; `score` or `label`; `value` or `text`."""
+    filters: tuple[tuple[str, str], ...] = ()
+    """Columns of that table with what they must be, such as `("scorer", "strict")`."""
+
+    def __str__(self) -> str:
+        """Return the text that `parse` reads."""
+        named, said = dict(self.filters), _NAMED_BY[self.table]
+        name = self.value if self.table == "feedback" else named[said]
+        version = named.get(said if self.table == "feedback" else self.tie)
+        text = ".text" if self.value == "text" else ""
+        at = f"@{version}" if version else ""
+        return f"{self.alias}={_KINDS[self.table]}:{name}{text}{at}"
+
+    @property
+    def sql(self) -> str:
+        """The SELECT of `experience_id` and the alias: one row an experience that has a value.
+
+        It reads a view of rows that count: without those that were taken back, and of derived
+        values without those that a superseded attempt of a trainer made.
+        """
+        found = " AND ".join(f"{name} = {literal(v)}" for name, v in self.filters) or "true"
+        rows = f"{self.table}_standing"
+        if self.table == "feedback":
+            found += f" AND {self.value} IS NOT NULL AND compared_id IS NULL"
+        return (
+            f"SELECT experience_id, arg_max_null({self.value}, (created_at, {self.tie})) "
+            f'AS "{self.alias}" FROM {rows} WHERE {found} GROUP BY experience_id'
+        )
+
+    @property
+    def tie(self) -> str:
+        """The column that decides between rows of one time: the larger counts."""
+        return _TIES[self.table]
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its values are texts, not numbers."""
+        return self.value in ("label", "text")
+
+    @property
+    def tables(self) -> set[str]:
+        """The tables that decide its values."""
+        return {self.table, "runs"} if self.table == "derived" else {self.table}
+
+    @property
+    def reads(self) -> list[str]:
+        """The columns of the side table that tell the value, and which row counts."""
+        names = ["experience_id", "created_at", self.value, self.tie]
+        names += [name for name, _ in self.filters]
+        names += ["run_id", "attempt", "step"] if self.table == "derived" else []
+        names += ["compared_id"] if self.table == "feedback" else []
+        return list(dict.fromkeys(names))
+
+    @property
+    def chosen(self) -> pl.Expr:
+        """Whether a row of the side table is one of this column's."""
+        wanted = [pl.col(name) == value for name, value in self.filters]
+        if self.table == "feedback":  # a comment takes no label back, two that compare are none
+            wanted += [pl.col(self.value).is_not_null(), pl.col("compared_id").is_null()]
+        return pl.all_horizontal(*wanted, pl.lit(True))  # noqa: FBT003
+
+    def latest(self, rows: pl.LazyFrame) -> pl.LazyFrame:
+        """Return `experience_id` and the alias, out of rows of the side table that count."""
+        rows = rows.filter(self.chosen)
+        newest = pl.col(self.value).sort_by("created_at", self.tie).last()
+        return rows.group_by("experience_id").agg(newest.alias(self.alias))
+
+
+def parse(spec: str) -> SideColumn:
+    """Return the side column that a text names.
+
+    >>> parse("score:strict@2").filters
+    (('scorer', 'strict'), ('scorer_version', '2'))
+    >>> parse("reward=feedback:score").alias
+    'reward'
+    >>> parse("derived:topic.text").value
+    'text'
+
+    Without a version or annotator all are meant, and the newest row counts. Raises QueryError for
+    what is not of this form, and for a name that would hide a declared column: only reward,
+    advantage and priority may be replaced, and only by an alias or a derived value of this name.
+    """
+    match = _SPEC.fullmatch(spec)
+    makers = {"score": _score, "feedback": _feedback, "derived": _derived}
+    if match is None or match["alias"] == "":
+        raise QueryError(f"`{spec}` names no side column; {_GRAMMAR}")
+    if match["kind"] not in makers:
+        raise QueryError(
+            f"`{spec}` names no side column: there is no `{match['kind']}`"
+            f"{nearest(match['kind'], makers)}; {_GRAMMAR}"
+        )
+    table, value, filters, name = makers[match["kind"]](match["name"], match["version"])
+    alias = match["alias"] or name
+    is_said = match["alias"] is not None or table == "derived"
+    _check_alias(spec, alias, value, is_said=is_said)
+    return SideColumn(alias, table, value, tuple((k, v) for k, v in filters.items() if v))
+
+
+def parse_all(specs: Iterable[str | SideColumn]) -> tuple[SideColumn, ...]:
+    """Return the side columns that texts name; no two may have one name."""
+    columns = tuple(parse(s) if isinstance(s, str) else s for s in specs)
+    names = [c.alias for c in columns]
+    for name in names:
+        if names.count(name) > 1:
+            raise QueryError(
+                f"two side columns are called `{name}`; name one of them otherwise, "
+                f"such as `{name}_2=...`"
+            )
+    return columns
+
+
+_Parsed = tuple[str, str, Mapping[str, str | None], str]
+"""Table, value, filters, and the alias when none is given."""
+
+
+def _score(name: str, version: str | None) -> _Parsed:
+    filters = {"scorer": name, "scorer_version": version}
+    return "scores", "value", filters, name.rpartition(":")[2]
+
+
+def _feedback(name: str, annotator: str | None) -> _Parsed:
+    if name not in ("score", "label"):
+        raise QueryError(
+            f"feedback has a `score` and a `label`, got `{name}`"
+            f"{nearest(name, ('score', 'label'))}; {_GRAMMAR}"
+        )
+    return "feedback", name, {"annotator": annotator}, name
+
+
+def _derived(name: str, version: str | None) -> _Parsed:
+    value = "text" if name.endswith(".text") else "value"
+    name = name.removesuffix(".text")
+    return "derived", value, {"name": name, "version": version}, name
+
+
+def _check_alias(spec: str, alias: str, value: str, *, is_said: bool) -> None:
+    if not _ALIAS.fullmatch(alias):
+        raise QueryError(
+            f"`{spec}` would make a column called `{alias}`; give it a name of letters, digits "
+            "and `_`: `NAME=...`"
+        )
+    if alias.lower() not in TABLES["experiences"].names:  # SQL knows no capitals
+        return
+    if alias not in REPLACEABLE:
+        raise QueryError(
+            f"`{spec}` would hide the column `{alias}` of `experiences`; give it another name: "
+            "`NAME=...`"
+        )
+    if not is_said:
+        raise QueryError(
+            f"`{spec}` would hide the column `{alias}` of `experiences`; if it is to stand in for "
+            f"it, write `{alias}={spec}`, else give it another name"
+        )
+    if value in ("label", "text"):
+        raise QueryError(f"`{alias}` is a number, and `{spec}` is text; take another value")
+
+
+def from_sql(columns: Sequence[SideColumn], *, plain: str = "experiences_current") -> str:
+    """Return what stands after FROM: experiences that count, with side columns, to be named.
+
+    `plain` is what the table is called without them.
+
+    >>> strict = from_sql([parse("reward=score:strict@2")])
+    >>> store.sql(f"SELECT avg(reward) FROM {strict} AS experiences").fetchall()
+    [(None,)]
+    """
+    if not columns:
+        return plain
+    hidden = [c.alias for c in columns if c.alias in TABLES["experiences"].names]
+    facts = f"e.* EXCLUDE ({', '.join(hidden)})" if hidden else "e.*"
+    values = ", ".join(f'side_{i}."{c.alias}"' for i, c in enumerate(columns))
+    joins = " ".join(
+        f"LEFT JOIN ({c.sql}) AS side_{i} ON e.experience_id = side_{i}.experience_id"
+        for i, c in enumerate(columns)
+    )
+    return f"(SELECT {facts}, {values} FROM {plain} AS e {joins})"
+
+
+def join(store: "Store", frame: pl.LazyFrame, columns: Sequence[SideColumn]) -> pl.LazyFrame:
+    """Join side columns to a frame of experiences, keeping its rows, their order and columns."""
+    names = frame.collect_schema().names()
+    hidden = [c.alias for c in columns if c.alias in names]
+    joined = frame.drop(hidden)
+    for column in columns:
+        side = column.latest(_counting(store, column.table))
+        joined = joined.join(side, on="experience_id", how="left", maintain_order="left")
+    return joined.select(*names, *(c.alias for c in columns if c.alias not in names))
+
+
+def attach(
+    store: "Store",
+    rows: pl.DataFrame,
+    columns: Sequence[SideColumn],
+    *,
+    until: Mapping[str, int] | None = None,
+) -> pl.DataFrame:
+    """Add side columns to some hundred rows, by `experience_id`, in their order.
+
+    A column that is there already is replaced in its place. Only rows of the side tables about
+    these experiences are read, of tables in `until` those that were stored by that version.
+    """
+    ids = ", ".join(literal(i) for i in rows["experience_id"].unique().sort()) or "NULL"
+    until = until or {}
+    for column in columns:
+        wanted, key = f"experience_id IN ({ids})", TABLES[column.table].key
+        names = [*dict.fromkeys([*column.reads, *key, "lineage_id"])]
+        told = _stored_by(store, column.table, names, until, only=wanted)
+        counting = _standing(store, column.table, told, until)
+        values = rows.select("experience_id").join(
+            column.latest(counting).collect(),
+            on="experience_id",
+            how="left",
+            maintain_order="left",
+        )
+        rows = rows.with_columns(values[column.alias])
+    return rows
+
+
+def _stored_by(
+    store: "Store",
+    table: str,
+    columns: Sequence[str],
+    until: Mapping[str, int],
+    *,
+    only: str | None = None,
+) -> pl.LazyFrame:
+    """Return rows of a table, those that were stored by its version in `until`, if it has one."""
+    read = list(dict.fromkeys([*columns, _CREATED]))
+    rows = pl.LazyFrame(pl.from_arrow(scanned(store.dataset(table), read, filter=only)))
+    return rows.filter(pl.col(_CREATED) <= until[table]) if table in until else rows
+
+
+def check(store: "Store", columns: Sequence[SideColumn]) -> None:
+    """Raise NotFoundError, with the nearest name, for a column of which nothing is stored."""
+    for column in columns:
+        wanted = " AND ".join(f"{name} = {literal(v)}" for name, v in column.filters)
+        dataset = store.dataset(column.table)
+        if dataset.scanner(filter=wanted or None, columns=["experience_id"], limit=1).to_table():
+            continue
+        raise _unknown(store, column)
+
+
+def _unknown(store: "Store", column: SideColumn) -> NotFoundError:
+    by, tie = _NAMED_BY[column.table], column.tie
+    noun, wanted = _NOUNS[column.table], dict(column.filters)
+    keys = [by, *(k for k in wanted if k != by)]
+    stored = store.scan(column.table).select(keys).unique().collect()
+    if not stored.height:
+        past = " at this snapshot; take one after it is stored" if store.is_past else ""
+        return NotFoundError(f"no {noun} is stored yet, and `{column.alias}` needs one{past}")
+    name = wanted.get(by)
+    if name is None or name not in stored[by]:
+        return NotFoundError(
+            f"there is no {noun} by `{name}`{nearest(str(name), stored[by].unique())}"
+        )
+    versions = stored.filter(pl.col(by) == name)[tie]
+    return NotFoundError(
+        f"there is no {noun} by `{name}` of version `{wanted[tie]}`{nearest(wanted[tie], versions)}"
+    )
+
+
+def _counting(store: "Store", table: str) -> pl.LazyFrame:
+    """Return the rows of a side table that count."""
+    return _standing(store, table, store.scan(table), {})
+
+
+def _standing(
+    store: "Store", table: str, rows: pl.LazyFrame, until: Mapping[str, int]
+) -> pl.LazyFrame:
+    """Leave out what was taken back, and what a superseded attempt of a trainer derived."""
+    # what was drawn before anything was taken back names no version of these
+    then = {**dict.fromkeys(_WITHDRAWN, 1), **until} if until else {}
+
+    def told(name: str) -> pl.DataFrame:
+        return _stored_by(store, name, TABLES[name].names, then).collect()
+
+    gone = taken_back(told("withdrawals"))
+    if gone:
+        rows = rows.filter(~is_gone(table, gone, kept(told("members"), table, gone)))
+    if table != "derived":
+        return rows
+    starts = _stored_by(store, "runs", _STARTS, until, only="job = 'train'")
+    return without_superseded(rows, superseded_from(starts))
+
+
+def superseded_from(starts: pl.LazyFrame) -> pl.LazyFrame:
+    """Return (run_id, attempt, from_step) as the view does, from the starts of trainers."""
+    starts = starts.select("run_id", "attempt", from_step="start_step").unique()
+    return (
+        starts.select("run_id", "attempt")
+        .unique()
+        .join(starts, on="run_id", suffix="_later")
+        .filter(pl.col("attempt_later") > pl.col("attempt"))
+        .group_by("run_id", "attempt")
+        .agg(pl.col("from_step").min())
+    )
+
+
+def without_superseded(rows: pl.LazyFrame, superseded: pl.LazyFrame) -> pl.LazyFrame:
+    """Leave out rows of steps that a later attempt of their run did again."""
+    counts = pl.any_horizontal(
+        pl.col("from_step").is_null(),
+        pl.col("step").is_null(),
+        pl.col("step") < pl.col("from_step"),
+    )
+    return rows.join(superseded, on=["run_id", "attempt"], how="left").filter(counts)
+
+
+assert set(_TIES) <= set(TABLES), "side columns are of declared tables"

@@ -1,0 +1,1 @@
+"""The budgets, measured: `python -m bench [FIGURE ...]`, one file a theme."""

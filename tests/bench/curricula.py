@@ -1,0 +1,162 @@
+"""How many rollouts each selector needs until a toy policy solves what it can learn to solve."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from rlake.store import Experience, Store, Task, connect
+
+from .figure import Bench, Figure, say
+
+if TYPE_CHECKING:
+    from rlake.loop.config import RunConfig
+
+SELECTORS = ("shuffle", "by_pass_rate", "bots")
+"""The first is uniform selection, with which the others are compared; all with their defaults."""
+SEEDS = (0, 1, 2, 3, 4)
+POOL = {"carried": 10, "plain": 10, "long": 180}
+"""Tasks of each kind.
+
+Sums of two digits with a carry, which the warm start solves one time in ten, and without, which it
+solves every other time; and sums of three digits, which it never saw and never solves.
+"""
+LEARNABLE = "taskset = 'pool' AND metadata->>'kind' <> 'long'"
+TARGET = 0.6
+"""Mean reward over the tasks that are learnable, sampled as in training."""
+EVERY, TRIES = 10, 40
+"""Steps between two measurements, and tries at each task in one."""
+STEPS = 150
+"""A run that has not reached the target by then counts as if it did so then."""
+GROUPS, GROUP_SIZE = 12, 8
+
+
+class Reached(Exception):
+    """The target was reached at a step."""
+
+
+def curricula(bench: Bench) -> Iterator[Figure]:
+    """Count the rollouts to the target of each selector, for the same seeds and warm start."""
+    warm = warm_start(bench.folder / "warm")
+    uniform = 0.0
+    for selector in SELECTORS:
+        steps = {
+            seed: steps_to_target(bench.folder / f"{selector}-{seed}", warm, selector, seed)
+            for seed in SEEDS
+        }
+        rollouts = {seed: step * GROUPS * GROUP_SIZE for seed, step in steps.items()}
+        middle = median(rollouts.values())
+        uniform = uniform or middle
+        each = ", ".join(f"{seed}: {count}" for seed, count in rollouts.items())
+        late = sum(step >= STEPS for step in steps.values())
+        yield Figure(
+            f"curricula_{selector}",
+            middle,
+            "rollouts",
+            None if selector == SELECTORS[0] else uniform,
+            f"to mean reward {TARGET} on the {POOL['carried'] + POOL['plain']} learnable of "
+            f"{sum(POOL.values())} tasks; median of seeds {{{each}}}, {late} of which had not "
+            f"reached it at step {STEPS}; {middle / uniform:.2f} of uniform selection",
+            min(rollouts.values()),
+        )
+
+
+def pool(seed: int = 0) -> Iterator[Task]:
+    """Yield the tasks that are tried: one in ten to learn from, and the others too hard."""
+    from rlake.loop.recipes.toys.sums import mixed_sums, without_carries
+
+    left = dict(POOL)
+    for task in mixed_sums(digits=(2, 3), each=600, seed=seed):
+        question, answer = task.prompt_text or "", task.answer or ""
+        is_plain = int(without_carries(question)) == int(answer)
+        kind = "long" if len(answer) > 3 else "plain" if is_plain else "carried"
+        if left[kind]:
+            left[kind] -= 1
+            yield Task.ask(question, answer, taskset="pool", metadata={"kind": kind})
+
+
+def warm_start(folder: Path, *, steps: int = 200) -> Path:
+    """Imitate an expert who often forgets to carry; return the folder of the weights."""
+    from rlake.loop.config import load
+    from rlake.loop.recipes.toys.sums import forgetful_answers, mixed_sums
+    from rlake.loop.run import train
+    from rlake.loop.runs.job import run_folder
+    from rlake.loop.weight_sync import newest
+
+    store = connect(folder)
+    tasks = list(mixed_sums(digits=(2,), each=3000, seed=1))
+    lines = forgetful_answers(tasks, answers=2)
+    store.append("tasks", tasks)
+    store.append("experiences", [_imitated(tasks[i // 2], i, line) for i, line in enumerate(lines)])
+    overrides = ["tasks.make=null", f"trainer.steps={steps}", "trainer.epochs=20"]
+    config = load("quickstart_sft", [*overrides, "trainer.warmup_steps=20"])
+    train(store, config)
+    return newest(store, run_folder(store, config), config.name).folder
+
+
+def _imitated(task: Task, number: int, line: Mapping[str, object]) -> Experience:
+    return Experience(
+        task_id=task.task_id,
+        group_id=task.task_id,
+        experience_id=f"expert/{number}",
+        rollout=number % 2,
+        prompt_text=task.prompt_text,
+        response_text=str(line["answer"]),
+        reward=float(bool(line["is_right"])),
+        source="expert",
+    )
+
+
+def configured(warm: Path, selector: str, seed: int, *, steps: int = STEPS) -> "RunConfig":
+    """Return the run that all selectors share but for its selector and seed."""
+    from rlake.loop.config import load
+
+    overrides = [
+        f"seed={seed}",
+        f"model.path={warm}",
+        "tasks.where=taskset = 'pool'",
+        f"tasks.select={selector}",
+        f"trainer.steps={steps}",
+        f"trainer.batch_size={GROUPS}",
+        "trainer.decay=constant",
+        "trainer.checkpoint_every=1000",
+        f"evaluate.where={LEARNABLE}",
+        "evaluate.sampling.temperature=1.0",
+        f"evaluate.group_size={TRIES}",
+    ]
+    config = load("quickstart_grpo", overrides)
+    assert f"group_size': {GROUP_SIZE}" in str(config.algorithm), "the recipe's groups are so large"
+    return config
+
+
+def steps_to_target(folder: Path, warm: Path, selector: str, seed: int) -> int:
+    """Run until the target is reached; measuring is done beside, on tries that are not counted."""
+    from rlake.loop.run import run
+
+    store, beside = connect(folder / "lake"), connect(folder / "beside")
+    for lake in (store, beside):
+        lake.append("tasks", list(pool()))
+    config = configured(warm, selector, seed)
+
+    def listen(job: str, step: int, values: Mapping[str, float]) -> None:
+        if job == "train" and step % EVERY == 0:
+            reward = measured(store, beside, config)
+            say(f"{selector} seed {seed} step {step}: {reward:.3f}")
+            if reward >= TARGET:
+                raise Reached(step)
+
+    try:
+        run(store, config, listener=listen)
+    except Reached as reached:
+        return int(reached.args[0])
+    return STEPS
+
+
+def measured(store: Store, beside: Store, config: "RunConfig") -> float:
+    """Return the mean reward of the newest weights, kept in another store."""
+    from rlake.loop.evaluation.evaluate import evaluate
+    from rlake.loop.runs.job import run_folder
+    from rlake.loop.weight_sync import newest
+
+    weights = newest(store, run_folder(store, config), config.name)
+    return evaluate(beside, config, model=weights.folder).reward_mean

@@ -1,0 +1,168 @@
+"""Explorers and a trainer on a Ray cluster of two nodes, and what becomes of them when some die."""
+
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from support.audit import audit
+from support.tiny_models import config, table
+
+import rlake
+from rlake.loop.config import RunConfig
+from rlake.loop.explorer.ray.join import join
+from rlake.loop.run import run
+from rlake.loop.runs.ray import connected
+from rlake.store import Store
+from rlake.store.errors import JobError
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster of two nodes on this machine; one of them has what the trainer asks for."""
+    from ray.cluster_utils import Cluster
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "lance is not fork-safe")
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False}
+        )
+        cluster.add_node(num_cpus=4, resources={"training": 1})
+    sys.path.append(here := str(Path(__file__).parents[3]))
+    yield str(cluster.address)
+    sys.path.remove(here)
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def settings(address: str | None, **changes: Any) -> RunConfig:
+    cluster = {"address": address, "explorers": 2, **changes.pop("cluster", {})}
+    explorer = {
+        "workflow": "support.ray_workflows:noting_process",
+        "rewards": "support.ray_workflows:share_of_even",
+        **changes.pop("explorer", {}),
+    }
+    schedule = {"wait_seconds": 300, **changes.pop("schedule", {})}
+    return config(
+        explorer=explorer, cluster=cluster if address else None, schedule=schedule, **changes
+    )
+
+
+def tokens(store: Store) -> list[tuple[object, ...]]:
+    query = (
+        "SELECT regexp_replace(experience_id, '-[0-9a-f]{8}/', '/'), token_ids, policy_version "
+        "FROM experiences ORDER BY 1"
+    )
+    return store.sql(query).fetchall()
+
+
+def processes(store: Store) -> set[int]:
+    """The processes that made the rows that are stored."""
+    query = (
+        "SELECT DISTINCT list_filter(metrics, lambda m: m.name = 'pid')[1].value FROM experiences"
+    )
+    return {int(pid) for (pid,) in store.sql(query).fetchall() if pid is not None}
+
+
+def wait_for(ready: Any, thread: threading.Thread, *, seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert thread.is_alive(), "the run ended before"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_connection_lasts_until_the_last_who_uses_it_leaves(address: str):
+    cluster = settings(address).cluster
+    assert cluster is not None
+    one = connected(cluster)
+    one.__enter__()
+    with connected(cluster):
+        one.__exit__(None, None, None)  # who made it leaves first
+        assert ray.is_initialized()
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize("weights", ["store", "memory"])
+def test_two_explorers_make_what_one_would_have_made(address: str, tmp_path: Path, weights: str):
+    here, there = (rlake.connect(tmp_path / name) for name in ("here", "there"))
+    evaluate = {"every": 2, "sampling": {"temperature": 0, "max_tokens": 3}}
+    run(here, settings(None, evaluate=evaluate))
+    run(there, settings(address, evaluate=evaluate, schedule={"weights": weights}))
+    assert tokens(there) == tokens(here)
+    measured = "experiences WHERE run_id LIKE 'demo:eval-%'"
+    assert set(table(there, measured)["policy_version"]) == {0, 2, 3}
+    losses = [table(s, "metrics").filter(name="train/loss")["value"] for s in (here, there)]
+    assert losses[1].to_list() == pytest.approx(losses[0].to_list(), abs=1e-4)
+    assert len(processes(there)) == 2
+    assert audit(there, []) == {name: [] for name in audit(there, [])}
+
+
+def test_a_run_goes_on_when_an_explorer_is_killed_and_takes_in_another(
+    address: str, store: Store, tmp_path: Path
+):
+    opens = tmp_path / "both are told"
+    how = settings(
+        address,
+        explorer={"workflow": {"support.ray_workflows:noting_process": {"opens": str(opens)}}},
+        cluster={"trainer": {"resources": {"training": 1}}},
+        schedule={"preset": "asynchronous", "weights": "broadcast"},
+        trainer={"steps": 40, "batch_size": 4, "learning_rate": 2e-2, "checkpoint_every": 10},
+    )
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            run(store, how)
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    wait_for(lambda: len(processes(store)) == 2, thread)
+    acknowledged = table(store, "experiences")["experience_id"].to_list()
+    before = processes(store)
+    os.kill(min(before), signal.SIGKILL)
+    assert join(how, explorers=1) in (2, 3), "whether the killed one is there again or not yet"
+    opens.touch()
+    thread.join(400)
+    assert not thread.is_alive()
+    assert not failed
+
+    found = audit(store, acknowledged)
+    assert (found["lost"], found["duplicated"], found["untrue"]) == ([], [], [])
+    assert len(processes(store) - before) == 2, "one was started again, and one joined"
+    groups = table(store, "experiences").group_by("group_id").len()["len"]
+    assert set(groups) == {3}
+    drawn = table(store, "draws")
+    assert drawn["step"].max() == 40
+    assert max(drawn["lag"].drop_nulls().to_list()) <= how.schedule.lag
+    policies = table(store, "policies")
+    assert policies["transport"].str.starts_with("broadcast from ").all()
+    segments = store.sql(
+        "SELECT count(*) FROM experiences WHERE segments[1].policy_version > 0"
+    ).fetchall()
+    assert segments[0][0] > 40
+    rewards = table(store, "steps").sort("step")["reward_mean"]
+    assert rewards.tail(10).mean() > rewards.head(10).mean() + 0.1  # type: ignore[operator]
+
+
+def test_explorers_for_which_there_is_no_room_end_the_run(address: str, store: Store):
+    how = settings(address, cluster={"resources": {"moonlight": 1}, "start_seconds": 2})
+    with pytest.raises(JobError, match=r"not ready after .* each takes CPU 1, moonlight 1"):
+        run(store, how)
+    with pytest.raises(JobError, match="run `demo` is not exploring on the cluster"):
+        join(how, explorers=1)
+    failed = table(store, "runs").filter(pl.col("status") == "failed")
+    assert "explore" in failed["job"].to_list()

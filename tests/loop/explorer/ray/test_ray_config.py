@@ -1,0 +1,67 @@
+"""What a configuration says of a cluster, checked before any work."""
+
+import pytest
+from support.tiny_models import config
+
+from rlake.loop.config import ClusterConfig
+from rlake.loop.explorer.ray.actor import bounded
+from rlake.loop.explorer.ray.join import join
+from rlake.loop.explorer.ray.pool import share
+from rlake.store import Experience
+from rlake.store.errors import ConfigError
+
+
+def test_a_few_lines_place_explorers_and_trainer():
+    few = {"explorers": 3, "gpus": 1, "trainer": {"gpus": 4, "resources": {"fast_disk": 1}}}
+    cluster = config(cluster=few).cluster
+    assert isinstance(cluster, ClusterConfig)
+    assert (cluster.explorers, cluster.cpus, cluster.gpus) == (3, 1.0, 1.0)
+    assert cluster.trainer is not None
+    assert cluster.trainer.resources == {"fast_disk": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"cluster": {"explorers": 0}}, "cluster.explorers"),
+        ({"cluster": {"nodes": 2}}, "cluster.nodes"),
+        (
+            {"cluster": {"trainer": {}}, "schedule": {"weights": "memory"}},
+            "schedule.weights is memory",
+        ),
+        ({"schedule": {"weights": "pigeon"}}, "schedule.weights"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused(changes: dict[str, object], told: str):
+    with pytest.raises(ConfigError, match=told):
+        config(**changes)
+
+
+def test_tries_at_once_are_shared_by_all_explorers():
+    assert share(9, 4) == 2
+    with pytest.raises(ConfigError, match=r"tries_at_once` is 2, and there are 3 explorers"):
+        share(2, 3)
+
+
+def test_a_run_without_a_cluster_takes_no_explorers():
+    with pytest.raises(ConfigError, match="has no `cluster` section"):
+        join(config(), explorers=1)
+
+
+def test_of_a_group_that_is_too_large_the_largest_row_becomes_one_that_says_so():
+    small = Experience(task_id="t", group_id="g", experience_id="a", response_text="x")
+    large = Experience(task_id="t", group_id="g", experience_id="b", response_text="x" * 100_000)
+    assert bounded([small, large], 1 << 20) == [small, large]
+    [kept, replaced] = bounded([small, large], 10_000)
+    assert kept is small
+    assert (replaced.experience_id, replaced.response_text) == ("b", None)
+    assert "a group may have 10000: raise `cluster.max_group_bytes`" in str(replaced.drop_reason)
+
+
+def test_a_row_that_cannot_travel_becomes_one_that_says_so():
+    good = Experience(task_id="t", group_id="g", experience_id="a", response_text="x")
+    bad = Experience(task_id="t", group_id="g", experience_id="b", metadata={"then": lambda: None})
+    [kept, replaced] = bounded([good, bad], 10_000)
+    assert kept is good
+    assert (replaced.experience_id, replaced.metadata) == ("b", None)
+    assert "the workflow's row does not fit: " in str(replaced.drop_reason)

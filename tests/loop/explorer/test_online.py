@@ -1,0 +1,347 @@
+"""Explorer and trainer together: what is drawn, how old it is, and how failures end both."""
+
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from support.builders import task
+from support.tiny_models import config, share_of_ones, table
+
+import rlake
+from rlake.loop.run import explore, run, train
+from rlake.loop.runs.job import OtherJobError
+from rlake.store import Experience, Store
+from rlake.store.errors import ConfigError, JobError, StarvedError
+
+
+def trained(store: Store, **changes: Any) -> pl.DataFrame:
+    """Run, and return what was drawn, in order, with the rows' own columns."""
+    run(store, config(**changes))
+    return drawn(store)
+
+
+def drawn(store: Store) -> pl.DataFrame:
+    return table(
+        store,
+        "draws_current d JOIN experiences e USING (experience_id) ORDER BY d.step, position",
+        "d.*, e.policy_version, e.step AS batch, e.group_id, e.reward, e.num_tokens",
+    )
+
+
+SCHEDULES = [
+    {},
+    {"max_ahead": 1},
+    {"max_ahead": 2, "publish_every": 2},
+    {"max_ahead": 1, "publish_every": 2},
+    {"max_ahead": 0, "max_lag": 2},
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_no_row_is_older_than_max_lag_and_each_is_drawn_once(
+    store: Store, schedule: dict[str, int]
+) -> None:
+    settings = config(schedule=schedule)
+    rows = trained(store, schedule=schedule, trainer={"steps": 6})
+    assert rows["step"].unique().sort().to_list() == list(range(1, 7))
+    assert rows.group_by("step").len()["len"].to_list() == [6] * 6  # two groups of three
+    assert set(Counter(rows["experience_id"]).values()) == {1}
+    assert rows["lag"].to_list() == (rows["step"] - 1 - rows["policy_version"]).to_list()
+    assert rows["lag"].min() >= 0  # type: ignore[operator]
+    assert rows["lag"].max() <= settings.schedule.lag  # type: ignore[operator]
+    ahead, every = settings.schedule.max_ahead, settings.schedule.publish_every
+    expected = [max(0, b - 1 - ahead) // every * every for b in rows["batch"]]
+    assert rows["policy_version"].to_list() == expected
+
+
+def test_on_policy_every_row_was_written_by_the_weights_that_it_updates(store: Store) -> None:
+    rows = trained(store, trainer={"steps": 4})
+    assert set(rows["lag"]) == {0}
+    ratios = table(store, "metrics WHERE name = 'train/ratio'", "value")["value"].to_list()
+    assert ratios == pytest.approx([1.0] * 4, abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
+def test_the_trainers_logprobs_are_at_the_temperature_sampled_with(
+    store: Store, temperature: float
+) -> None:
+    trained(store, explorer={"sampling": {"temperature": temperature, "max_tokens": 3}})
+    ratios = table(store, "metrics WHERE name = 'train/ratio'", "value")["value"].to_list()
+    assert ratios == pytest.approx([1.0] * 3, abs=1e-4)
+
+
+def test_greedy_tries_can_be_imitated(store: Store) -> None:
+    rows = trained(
+        store,
+        algorithm="sft",
+        explorer={"sampling": {"temperature": 0, "max_tokens": 3}},
+        trainer={"batch_size": 3},
+    )
+    assert rows.height == 9
+    losses = table(store, "metrics WHERE name = 'train/loss'", "value")["value"]
+    assert losses.null_count() == 0
+
+
+Elsewhere = Callable[[], Store]
+
+
+@pytest.fixture
+def elsewhere(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Elsewhere:
+    """Make another store without rows."""
+
+    def make() -> Store:
+        folder = tmp_path_factory.mktemp("elsewhere") / "store"
+        shutil.copytree(empty_store, folder)
+        return rlake.connect(folder)
+
+    return make
+
+
+def told(store: Store, **changes: Any) -> dict[str, list[tuple[object, ...]]]:
+    """Run, and return all that two equal runs must agree on."""
+    run(store, config(**changes))
+    queries = {
+        "tokens": "SELECT experience_id, token_ids, logprobs FROM experiences ORDER BY 1",
+        "draws": "SELECT step, position, experience_id, weight, lag, advantage, digest "
+        "FROM draws ORDER BY step, position",
+        "losses": "SELECT step, value FROM metrics WHERE name = 'train/loss' ORDER BY step",
+        "weights": "SELECT policy_version, digest FROM policies ORDER BY policy_version",
+    }
+    return {name: store.sql(query).fetchall() for name, query in queries.items()}
+
+
+def test_rows_that_went_stale_before_they_were_needed_are_left_and_not_drawn(
+    store: Store,
+) -> None:
+    """Three groups a batch, two a step: on policy, the third is never young enough."""
+    rows = trained(store, explorer={"tasks_per_batch": 3}, trainer={"steps": 4})
+    assert set(rows["lag"]) == {0}
+    assert rows.height == 4 * 6
+    assert store.count("experiences") == 4 * 9
+
+
+def test_the_same_configuration_gives_the_same_run_in_any_store(elsewhere: Elsewhere) -> None:
+    ahead = {"schedule": {"max_ahead": 1}}
+    one, two = told(elsewhere(), **ahead), told(elsewhere(), **ahead)
+    assert one == two
+    assert len({value for _, value in one["losses"]}) > 1
+
+
+def test_another_seed_gives_other_weights_and_other_tries(elsewhere: Elsewhere) -> None:
+    one, two = told(elsewhere()), told(elsewhere(), seed=1)
+    assert one["weights"][0] != two["weights"][0]
+    assert one["tokens"] != two["tokens"]
+
+
+def test_both_jobs_write_down_how_it_went(store: Store) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def listen(job: str, step: int, values: Mapping[str, float]) -> None:
+        seen.append((job, step))
+
+    run(store, config(), listener=listen)
+    metrics = table(store, "metrics")
+    by_job = {
+        str(job): set(names)
+        for job, names in metrics.group_by("job").agg(pl.col("name").unique()).rows()
+    }
+    assert by_job["train"] >= {
+        "train/loss",
+        "train/ratio",
+        "train/clip_fraction",
+        "train/kl",
+        "train/entropy",
+        "train/grad_norm",
+        "train/reward_mean",
+        "train/lag_max",
+        "train/rows",
+        "train/tokens",
+    }
+    assert by_job["explore"] >= {
+        "explore/rows",
+        "explore/failed_rows",
+        "explore/unscored_rows",
+        "explore/reward_mean",
+        "explore/sampled_tokens",
+    }
+    assert set(metrics.filter(pl.col("job") == "train")["step"]) == {1, 2, 3}
+    assert sorted(seen) == [("explore", b) for b in (1, 2, 3)] + [("train", s) for s in (1, 2, 3)]
+    jobs = table(store, "runs_current", "job, status").rows()
+    assert sorted(jobs) == [("explore", "done"), ("train", "done")]
+    sampled = store.sql("SELECT sum(len(list_filter(loss_mask, lambda x: x))) FROM experiences")
+    counted = metrics.filter(pl.col("name") == "explore/sampled_tokens")["value"].sum()
+    assert sampled.fetchall() == [(counted,)]
+
+
+def test_many_small_commits_give_the_rows_of_one_big_one(elsewhere: Elsewhere) -> None:
+    whole, parts = told(elsewhere()), told(elsewhere(), explorer={"tasks_per_commit": 1})
+    first = [(name, tokens) for name, tokens, _ in whole["tokens"] if "/000001/" in str(name)]
+    assert len(first) == 6
+    assert first == [(name, tokens) for name, tokens, _ in parts["tokens"][:6]]
+    assert [row[:3] for row in whole["draws"]] == [row[:3] for row in parts["draws"]]
+
+
+def test_tries_at_single_rows_are_counted_as_rows(store: Store) -> None:
+    rows = trained(store, algorithm="sft", explorer={"group_size": 2}, trainer={"batch_size": 4})
+    assert rows.group_by("step").len()["len"].to_list() == [4, 4, 4]
+    assert store.count("experiences") == 12
+
+
+def test_tries_that_fail_are_rows_and_the_run_goes_on_with_the_others(store: Store) -> None:
+    rows = trained(
+        store, explorer={"workflow": "support.runs:fails_on_even", "max_failed_batches": 9}
+    )
+    failed = table(store, "experiences WHERE drop_reason IS NOT NULL")
+    assert failed.height > 0
+    assert set(failed["drop_reason"]) == {"workflow failed: ValueError: no even sums today"}
+    assert not set(failed["experience_id"]) & set(rows["experience_id"])
+    assert rows.group_by("step").len()["len"].to_list() == [6] * 3
+    assert set(rows["lag"]) == {0}
+
+
+def test_rows_without_reward_are_drawn_with_their_group_and_not_trained_on(store: Store) -> None:
+    rows = trained(store, explorer={"rewards": "support.runs:unsure"})
+    nothing = rows.filter(pl.col("reward").is_null())
+    assert nothing.height > 0
+    assert set(nothing["weight"]) == {0.0}
+    assert nothing["advantage"].null_count() == nothing.height
+    assert set(rows.filter(pl.col("reward").is_not_null())["weight"]) == {1.0}
+
+
+def test_an_explorer_that_always_fails_ends_the_run_soon_and_both_jobs_say_why(
+    store: Store,
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(JobError) as caught:
+        run(store, config(explorer={"workflow": "support.runs:fails", "max_failed_batches": 2}))
+    assert time.monotonic() - began < 15  # wait_seconds is 60
+    said = "2 batches in a row gave no usable row; the last: workflow failed: OSError: no sandbox"
+    assert str(caught.value) == said
+    jobs = {row["job"]: row for row in table(store, "runs_current").to_dicts()}
+    assert jobs["explore"]["status"] == jobs["train"]["status"] == "failed"
+    assert jobs["explore"]["error"] == said
+    assert store.count("experiences") == 2 * 6
+    assert store.count("draws") == 0
+
+
+def test_a_trainer_that_fails_ends_the_run_with_its_own_error(store: Store) -> None:
+    with pytest.raises(JobError, match=r"^3 steps in a row have a loss or gradient that"):
+        run(store, config(algorithm="support.runs:Explodes", trainer={"steps": 5}))
+    jobs = {row["job"]: row["status"] for row in table(store, "runs_current").to_dicts()}
+    assert jobs == {"explore": "failed", "train": "failed"}
+
+
+def test_a_condition_that_no_row_meets_ends_the_run_within_its_wait(store: Store) -> None:
+    with pytest.raises(StarvedError) as caught:
+        run(store, config(trainer={"where": "reward > 5"}, schedule={"wait_seconds": 1}))
+    said = str(caught.value)
+    assert said.startswith("gave up after 1 s: step 1 of run `demo`: need 2 groups, have 0 fresh")
+    jobs = {row["job"]: row["status"] for row in table(store, "runs_current").to_dicts()}
+    assert jobs == {"explore": "failed", "train": "failed"}
+
+
+def test_an_explorer_ends_when_its_trainer_fails_also_when_it_waits_for_nothing(
+    store: Store,
+) -> None:
+    """No row may be drawn, so the explorer goes on with the weights that it has."""
+    settings = config(trainer={"where": "reward > 5"}, schedule={"wait_seconds": 1})
+    errors: list[Exception] = []
+
+    def beside() -> None:
+        try:
+            explore(store, settings)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is looked at below
+            errors.append(error)
+
+    thread = threading.Thread(target=beside)
+    thread.start()
+    with pytest.raises(StarvedError, match="gave up after 1 s: step 1 of run `demo`"):
+        train(store, settings)
+    thread.join(100)
+    assert not thread.is_alive()
+    [error] = errors
+    assert isinstance(error, OtherJobError)
+    assert "`train` of run `demo` failed: gave up after 1 s" in str(error)
+
+
+def test_a_trainer_without_an_explorer_says_what_it_waits_for(store: Store) -> None:
+    with pytest.raises(StarvedError) as caught:
+        train(store, config(schedule={"wait_seconds": 0.3}))
+    assert "gave up after 0.3 s: step 1 of run `demo`: need 2 groups, have 0" in str(caught.value)
+    assert "is its explorer running?" in str(caught.value)
+
+
+def test_an_explorer_without_a_trainer_says_what_it_waits_for(store: Store) -> None:
+    with pytest.raises(StarvedError) as caught:
+        explore(store, config(schedule={"wait_seconds": 0.3}))
+    assert "the explorer needs policy version 0 of run `demo`, newest is None" in str(caught.value)
+
+
+def test_without_tasks_nothing_is_started(store: Store) -> None:
+    with pytest.raises(ConfigError, match=r"no task matches `split = 'nowhere'`"):
+        run(store, config(tasks={"where": "split = 'nowhere'"}))
+
+
+def test_rows_of_other_runs_and_of_evaluations_are_not_drawn(store: Store) -> None:
+    run(store, config(name="first"))
+    run(store, config(name="second"))
+    rows = drawn(store)
+    assert all(
+        i.startswith(f"{run_id}/") for i, run_id in rows.select("experience_id", "run_id").rows()
+    )
+
+
+def test_what_is_only_measured_is_not_drawn(store: Store) -> None:
+    store.append("tasks", [task(1)])
+    run(store, config(name="before"))
+    held = "run_id = 'before' OR rollout = 0"
+    rows = trained(store, trainer={"evaluate_loss_where": held})
+    rows = rows.filter(pl.col("run_id") == "demo")
+    assert set(rows["experience_id"].str.slice(-2)) == {"01", "02"}
+    assert store.sql("SELECT count(*) FROM metrics WHERE name = 'eval/loss'").fetchall() == [(2,)]
+
+
+def test_versions_are_published_as_the_schedule_says_each_with_the_one_before(
+    store: Store,
+) -> None:
+    run(store, config(schedule={"max_ahead": 1, "publish_every": 2}, trainer={"steps": 5}))
+    rows = store.sql("SELECT policy_version, parent_version FROM policies ORDER BY 1").fetchall()
+    assert rows == [(0, None), (2, 0), (4, 2), (5, 4)]
+
+
+def test_reward_rises(store: Store) -> None:
+    """The reward is the share of the digit 1: a policy gradient cannot but find it."""
+    run(
+        store,
+        config(
+            algorithm={"grpo": {"group_size": 8}},
+            trainer={"steps": 25, "batch_size": 4, "learning_rate": 3e-2},
+        ),
+    )
+    rewards = [r for (r,) in store.sql("SELECT reward_mean FROM steps ORDER BY step").fetchall()]
+    assert sum(rewards[-5:]) / 5 > rewards[0] + 0.3
+    assert share_of_ones(None, Experience(task_id="t", response_text="111")) == 1
+
+
+def test_a_try_that_never_returns_becomes_a_row_and_the_job_ends(store: Store) -> None:
+    stuck = {"workflow": "support.runs:never_returns", "try_seconds": 0.2, "max_failed_batches": 1}
+    with pytest.raises(JobError, match=r"it took longer than 0\.2 s"):
+        run(store, config(explorer=stuck))
+    reasons = set(table(store, "experiences", "drop_reason")["drop_reason"])
+    assert reasons == {"workflow failed: it took longer than 0.2 s"}
+
+
+def test_tries_under_way_do_not_hold_up_a_run_that_failed(store: Store) -> None:
+    began = time.monotonic()
+    stuck = config(
+        explorer={"workflow": "support.runs:never_returns"}, schedule={"wait_seconds": 1.0}
+    )
+    with pytest.raises(StarvedError, match="gave up after 1 s: step 1"):
+        run(store, stuck)
+    assert time.monotonic() - began < 20

@@ -1,0 +1,142 @@
+"""Ends of groups, batches and runs: what is stopped ends soon, and ends nothing else."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from support.builders import task
+from support.tiny_models import config, table
+
+import rlake
+from rlake.loop.inference.cancellation import Stop, under
+from rlake.loop.inference.engine import Weights
+from rlake.loop.inference.policy import Policy, Sampling, ScriptedPolicy
+from rlake.loop.rollouts.group import Trying, try_group
+from rlake.loop.rollouts.workers import Assignment, Team
+from rlake.loop.run import run
+from rlake.store import Experience, Store, Task
+
+
+async def never_ends(task: Task, policy: Policy) -> None:
+    await asyncio.Event().wait()
+
+
+def test_tries_that_wait_for_their_place_do_not_begin_when_their_group_is_stopped() -> None:
+    async def stopped() -> list[Experience]:
+        trying = Trying(
+            workflow=never_ends,
+            rewards={},
+            group_size=3,
+            sampling=Sampling(),
+            seed=0,
+            run_id="demo",
+            try_seconds=60,
+            places=asyncio.Semaphore(1),
+        )
+        stop = Stop()
+        with under(stop):
+            policy = ScriptedPolicy(["2"])
+            tries = asyncio.create_task(try_group(task(1), policy, trying, step=1, place=0))
+        asyncio.get_running_loop().call_later(0.01, stop.set, "enough")
+        return await asyncio.wait_for(tries, 30)
+
+    rows = asyncio.run(stopped())
+    assert [row.drop_reason for row in rows] == ["stopped: enough"] * 3
+
+
+def test_an_asynchronous_run_is_done_whatever_is_under_way_at_its_end(store: Store) -> None:
+    run(
+        store,
+        config(
+            explorer={"workflow": "support.runs:waits_after_batch_two"},
+            trainer={"steps": 2},
+            schedule={"stream": True, "max_ahead": 6, "max_lag": 8},
+        ),
+    )
+    stopped = table(store, "experiences WHERE drop_reason LIKE 'stopped: the run has%'")
+    assert stopped["step"].n_unique() >= 3  # as many batches without a usable row end a job
+    assert set(table(store, "runs WHERE ended_at IS NOT NULL")["status"]) == {"done"}
+
+
+SAMPLED = {
+    "explorer": {
+        "workflow": "support.runs:waits_for_the_third",
+        "over_sample": {"ratio": 0.1},  # of a batch of 4: one more
+        "try_seconds": 4,
+    },
+    "trainer": {"steps": 1, "batch_size": 4},
+}
+SLOW = "experiences WHERE group_id LIKE '%/0002'"
+
+
+@pytest.mark.slow
+def test_the_slowest_are_stopped_when_there_are_as_many_as_a_step_needs(store: Store) -> None:
+    run(store, config(**SAMPLED))
+    assert set(table(store, SLOW)["drop_reason"]) == {
+        "stopped: enough others of the batch were finished"
+    }
+
+
+@pytest.mark.slow
+def test_groups_that_were_stored_before_an_explorer_died_count_as_finished(
+    store: Store, tmp_path: Path
+) -> None:
+    run(store, config(**SAMPLED))
+    other = rlake.connect(tmp_path / "other")
+    rows = store.sql("SELECT * FROM experiences WHERE group_id SIMILAR TO '.*/000[013]'").pl()
+    other.append("experiences", [Experience.from_row(row) for row in rows.to_dicts()])
+    run(other, config(**SAMPLED))  # as if it had been killed behind these three
+    assert set(table(other, SLOW)["drop_reason"]) == {
+        "stopped: enough others of the batch were finished"
+    }
+
+
+@pytest.mark.slow
+def test_a_batch_whose_rows_are_in_groups_of_their_own_is_not_made_again(store: Store) -> None:
+    settings = config(explorer={"workflow": "support.runs:apart"}, trainer={"steps": 2})
+    run(store, settings)
+    before = table(store, "experiences")["step"].max()
+    run(
+        store,
+        config(explorer={"workflow": "support.runs:apart"}, trainer={"steps": 3}),
+        resume=True,
+    )
+    made = table(store, "metrics WHERE name = 'explore/rows' ORDER BY created_at")
+    assert made["step"].to_list() == [*range(1, before + 1), before + 1]  # type: ignore[operator]
+
+
+class Follows:
+    """A runner whose weights take a while to come."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.version = name, -1
+        self.may = asyncio.Event()
+
+    async def follow(self, weights: Weights) -> None:
+        await self.may.wait()
+        self.version = weights.version
+
+    async def try_group(self, assignment: Assignment) -> list[Experience]:
+        raise AssertionError("nothing is tried")
+
+    def stop(self, assignment: Assignment, reason: str) -> None:
+        raise AssertionError("nothing is stopped")
+
+    async def close(self) -> None:
+        pass
+
+
+def test_a_team_has_the_version_that_all_its_runners_sample_with() -> None:
+    async def followed() -> list[int]:
+        fast, slow = Follows("fast"), Follows("slow")
+        team = Team([fast, slow])
+        following = asyncio.create_task(team.follow(Weights(version=4, digest="four")))
+        fast.may.set()
+        while fast.version < 4:
+            await asyncio.sleep(0)
+        seen = [team.version]
+        slow.may.set()
+        await following
+        return [*seen, team.version]
+
+    assert asyncio.run(followed()) == [-1, 4]

@@ -1,0 +1,238 @@
+"""Who may start a job of a run, and what `runs` says of how it went."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny_models import config, table
+
+from rlake.loop.config import RunConfig, build
+from rlake.loop.runs.job import Job, OtherJobError, Watch, job, recorded, run_folder
+from rlake.store import Store
+from rlake.store.errors import ConfigError, JobError
+
+
+def start(store: Store, settings: RunConfig, name: str = "train", *, resume: bool = False) -> int:
+    """Run a job that does nothing, and return which attempt it was."""
+    with job(store, settings, name, resume=resume) as mine, recorded(mine, start_step=1):
+        return mine.attempt
+
+
+def changed(**changes: Any) -> RunConfig:
+    return config(**changes)
+
+
+def test_a_run_that_was_started_goes_on_only_when_told_to(store: Store) -> None:
+    assert start(store, config()) == 1
+    with pytest.raises(
+        ConfigError, match=r"run `demo` was started before .*train.* is done.*--resume"
+    ):
+        start(store, config())
+    assert start(store, config(), resume=True) == 2
+    assert start(store, config(), resume=True) == 3
+
+
+def test_resuming_a_run_that_was_never_started_starts_it(store: Store) -> None:
+    assert start(store, config(), resume=True) == 1
+
+
+def test_each_job_counts_its_own_attempts(store: Store) -> None:
+    assert start(store, config(), "train") == 1
+    assert start(store, config(), "explore") == 1
+    assert start(store, config(), "train", resume=True) == 2
+    assert start(store, config(), "evaluate") == 1
+    assert start(store, config(), "evaluate") == 2
+
+
+def test_another_name_is_another_run(store: Store) -> None:
+    start(store, config())
+    assert start(store, config(name="other")) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"seed": 1}, "seed"),
+        ({"algorithm": {"grpo": {"group_size": 4}}}, "algorithm.grpo.group_size"),
+        ({"trainer": {"learning_rate": 0.5}}, "trainer.learning_rate"),
+        ({"model": {"tiny": {"layers": 2}}}, "model.tiny"),
+        ({"schedule": {"max_ahead": 1}}, "schedule.max_ahead"),
+        ({"explorer": {"sampling": {"temperature": 0.5}}}, "explorer.sampling.temperature"),
+        ({"tasks": {"where": "true"}}, "tasks.where"),
+    ],
+)
+def test_a_run_is_not_continued_as_another(store: Store, changes: dict[str, Any], key: str) -> None:
+    start(store, config())
+    with pytest.raises(ConfigError, match=rf"run `demo` was started with another `{key}") as caught:
+        start(store, config(**changes), resume=True)
+    assert "--set name=" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"trainer": {"steps": 50}},
+        {"trainer": {"keep_checkpoints": 9}},
+        {"schedule": {"wait_seconds": 1}},
+        {"schedule": {"max_lag": 0}},  # what it was, said aloud
+        {"evaluate": {"group_size": 3}},
+        {"store": "elsewhere"},
+    ],
+)
+def test_a_longer_run_or_other_waits_are_the_same_run(
+    store: Store, changes: dict[str, Any]
+) -> None:
+    start(store, config())
+    assert start(store, config(**changes), resume=True) == 2
+
+
+def test_measuring_a_model_with_other_settings_does_not_bind_the_run(store: Store) -> None:
+    start(store, config(trainer={"learning_rate": 0.5}), "evaluate")
+    assert start(store, config()) == 1
+    start(store, config(trainer={"learning_rate": 0.5}), "evaluate")
+    assert start(store, config(), resume=True) == 2
+
+
+def test_the_configuration_is_stored_resolved_and_is_the_run(store: Store) -> None:
+    settings = config(schedule={"max_ahead": 2, "publish_every": 3})
+    start(store, settings)
+    [text] = table(store, "runs", "DISTINCT config")["config"].to_list()
+    stored = RunConfig.model_validate_json(text)
+    assert stored.schedule.max_lag == settings.schedule.lag == 4
+    assert stored.trainer == settings.trainer
+    assert build(stored.model_dump(mode="json")) == stored
+
+
+def test_how_a_job_went_is_on_record(store: Store) -> None:
+    with job(store, config(), "train", resume=False) as mine, recorded(mine, start_step=4):
+        [row] = table(store, "runs_current").to_dicts()
+        assert (row["status"], row["ended_at"], row["start_step"]) == ("running", None, 4)
+    [row] = table(store, "runs_current").to_dicts()
+    assert (row["status"], row["error"], row["job"]) == ("done", None, "train")
+    assert row["ended_at"] >= row["started_at"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (JobError("no rows"), "failed", "no rows"),
+        (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt"),
+        (ValueError("x" * 5000), "failed", "x" * 2000),
+    ],
+)
+def test_a_failed_job_is_on_record_with_its_error(
+    store: Store, error: BaseException, status: str, said: str
+) -> None:
+    with (
+        pytest.raises(type(error)),
+        job(store, config(), "train", resume=False) as mine,
+        recorded(mine, start_step=1),
+    ):
+        raise error
+    [row] = table(store, "runs_current").to_dicts()
+    assert (row["status"], row["error"]) == (status, said)
+    assert start(store, config(), resume=True) == 2
+
+
+HOLDING = """
+import sys
+import rlake
+sys.path.insert(0, sys.argv[2])
+from support.tiny_models import config
+from rlake.loop.runs.job import job
+with job(rlake.connect(sys.argv[1]), config(), "train", resume=False):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.slow
+def test_a_job_that_runs_in_another_process_is_not_started_twice(store: Store) -> None:
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLDING, store.uri, str(Path(__file__).parents[2])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdout is not None
+    try:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(JobError, match="`train` of run `demo` is running in another process"):
+            start(store, config(), resume=True)
+        assert start(store, config(), "explore") == 1
+    finally:
+        other.kill()
+        other.communicate()
+    assert start(store, config(), resume=True) == 1  # a killed process holds nothing
+
+
+def test_a_job_that_runs_in_this_process_is_not_started_twice(store: Store) -> None:
+    with (
+        job(store, config(), "train", resume=False),
+        pytest.raises(JobError, match="is running in another process"),
+    ):
+        start(store, config(), resume=True)
+
+
+def test_checkpoints_of_a_run_that_the_store_does_not_know_are_refused_and_kept(
+    store: Store,
+) -> None:
+    left = run_folder(store, config()) / "checkpoints" / "step-000001"
+    left.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="run `demo` that this store does not know"):
+        start(store, config())
+    assert left.is_dir()
+
+
+def test_checkpoints_of_a_known_run_stay(store: Store) -> None:
+    start(store, config())
+    kept = run_folder(store, config()) / "checkpoints" / "step-000001"
+    kept.mkdir(parents=True)
+    start(store, config(), resume=True)
+    assert kept.is_dir()
+
+
+def test_runs_lie_in_the_store_or_where_the_configuration_says(
+    store: Store, tmp_path: Path
+) -> None:
+    assert store.folder is not None
+    assert run_folder(store, config()) == store.folder / "runs" / "demo"
+    assert run_folder(store, config(output=str(tmp_path))) == tmp_path / "demo"
+    with pytest.raises(ConfigError, match="`output` is missing"):
+        run_folder(Store("s3://bucket/lake"), config())
+
+
+def attempt(store: Store, name: str, number: int) -> Job:
+    return Job(store, config(), name, number, Path(store.uri))
+
+
+def fails(mine: Job, text: str) -> None:
+    with pytest.raises(JobError), recorded(mine, start_step=1):
+        raise JobError(text)
+
+
+def test_a_watch_tells_when_the_other_job_failed(store: Store) -> None:
+    watch = Watch(attempt(store, "explore", 1))
+    watch.check("train")
+    trainer = attempt(store, "train", 1)
+    with recorded(trainer, start_step=1):
+        watch.check("train")
+    watch.check("train")
+    fails(attempt(store, "train", 2), "loss is not finite")
+    with pytest.raises(OtherJobError, match="`train` of run `demo` failed: loss is not finite"):
+        watch.check("train")
+    with recorded(attempt(store, "train", 3), start_step=1):
+        watch.check("train")
+
+
+def test_a_watch_minds_no_failure_from_before_its_own_job(store: Store) -> None:
+    fails(attempt(store, "train", 1), "killed")
+    Watch(attempt(store, "explore", 2)).check("train")
+
+
+def test_a_watch_minds_a_failure_of_the_same_attempt_from_before_its_own_job(store: Store) -> None:
+    fails(attempt(store, "explore", 1), "no task matches")
+    with pytest.raises(JobError, match="`explore` of run `demo` failed: no task matches"):
+        Watch(attempt(store, "train", 1)).check("explore")

@@ -1,0 +1,167 @@
+"""Optimizers and schedules by name: whose steps they take, on what, and going on from a state."""
+
+from copy import deepcopy
+from typing import Any, get_args
+
+import pytest
+import torch
+from support.tiny_models import tiny
+from torch import nn
+from transformers import get_scheduler
+from transformers.trainer_utils import SchedulerType
+
+from rlake.loop.config import TrainerConfig
+from rlake.loop.config.trainer import Decay
+from rlake.loop.models.value_model import Critic
+from rlake.loop.trainer.optimizers import Optimizers
+from rlake.store.errors import ConfigError
+
+OURS = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, weight_decay=0.1),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2, weight_decay=0.1),
+    "torch.optim:NAdam": lambda p: torch.optim.NAdam(p, lr=1e-2, weight_decay=0.1),
+}
+
+
+def made(
+    optimizer: str = "adamw", *, network: nn.Module | None = None, **trainer: Any
+) -> tuple[nn.Module, Optimizers]:
+    network = tiny()[0] if network is None else network
+    given = {"learning_rate": 1e-2, "weight_decay": 0.1, "optimizer": optimizer} | trainer
+    settings = TrainerConfig.model_validate(given)
+    return network, Optimizers({"policy": network}, settings, total_steps=10)
+
+
+def weights(network: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+
+def gradient_of(network: nn.Module, step: int) -> None:
+    """Give a network the gradient of a step."""
+    torch.manual_seed(step)
+    for parameter in network.parameters():
+        parameter.grad = torch.randn_like(parameter)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_step_is_that_of_the_optimizer_named(name: str) -> None:
+    one, ours = made(name)
+    other, _ = tiny()
+    theirs = OURS[name](other.parameters())
+    for step in range(3):
+        for network in (one, other):
+            gradient_of(network, step)
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(weights(one), weights(other), rtol=1e-5, atol=1e-7)
+
+
+def test_muon_takes_the_matrices_between_and_adamw_the_rest() -> None:
+    one, ours = made("muon")
+    other, _ = tiny()
+    inner = [p for n, p in other.named_parameters() if p.ndim == 2 and "embed" not in n]
+    rest = [p for n, p in other.named_parameters() if p.ndim != 2 or "embed" in n]
+    assert len(inner) == 7
+    theirs = [
+        torch.optim.Muon(inner, lr=1e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=1e-2, weight_decay=0.1),
+    ]
+    for step in range(3):
+        for network in (one, other):
+            gradient_of(network, step)
+        ours.step()
+        for optimizer in theirs:
+            optimizer.step()
+    torch.testing.assert_close(weights(one), weights(other), rtol=1e-5, atol=1e-7)
+    assert ours.rates() == {"learning_rate": 1e-2}
+
+
+@pytest.mark.parametrize("name", [*OURS, "muon", "transformers.optimization:Adafactor"])
+def test_going_on_from_a_state_is_going_on_bit_for_bit(name: str) -> None:
+    own = {"relative_step": False, "scale_parameter": False} if name.startswith("transf") else {}
+    options = {"decay": "polynomial", "warmup_steps": 2, "optimizer_options": own}
+    one, whole = made(name, **options)
+    for step in range(3):
+        gradient_of(one, step)
+        whole.step()
+        whole.advance()
+    two, resumed = made(name, **options)
+    two.load_state_dict(one.state_dict())
+    resumed.load_state_dict(deepcopy(whole.state_dict()))
+    for step in range(3, 6):
+        for network, optimizers in ((one, whole), (two, resumed)):
+            gradient_of(network, step)
+            optimizers.step()
+            optimizers.advance()
+        assert whole.rates() == resumed.rates()
+    assert torch.equal(weights(one), weights(two))
+
+
+def test_norms_and_biases_may_keep_what_they_are() -> None:
+    for which, held in (("all", 0), ("matrices", 5)):
+        network, ours = made(weight_decay_of=which)
+        before = {n: p.detach().clone() for n, p in network.named_parameters()}
+        for parameter in network.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        ours.step()
+        same = [n for n, p in network.named_parameters() if torch.equal(p, before[n])]
+        assert len(same) == held
+        assert all("norm" in name for name in same)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_each_network_has_a_learning_rate_of_its_own(optimizer: str) -> None:
+    given = {"optimizer": optimizer, "learning_rate": 1e-2, "critic": {"learning_rate": 1e-3}}
+    settings = TrainerConfig.model_validate(given)
+    networks = {"policy": tiny()[0], "critic": Critic(tiny()[0])}
+    ours = Optimizers(networks, settings, total_steps=3)
+    assert ours.rates() == {"learning_rate": 1e-2, "critic_learning_rate": 1e-3}
+
+
+SCHEDULES = sorted(set(get_args(Decay)) - {"constant", "linear", "cosine"})
+
+
+@pytest.mark.parametrize("decay", SCHEDULES)
+def test_a_schedule_is_that_of_transformers(decay: str) -> None:
+    options: dict[str, Any] = {"min_lr_rate": 0.1} if "min_lr" in decay else {}
+    if decay == "warmup_stable_decay":
+        options = {"num_decay_steps": 4}
+    _, ours = made(decay=decay, warmup_steps=2, decay_options=options)
+    plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1e-2)
+    theirs = get_scheduler(decay, plain, 2, 10, options)
+    seen = []
+    for _ in range(10):
+        assert ours.rates()["learning_rate"] == theirs.get_last_lr()[0]
+        seen.append(theirs.get_last_lr()[0])
+        ours.step()
+        ours.advance()
+        plain.step()
+        theirs.step()
+    assert len(set(seen)) > 3
+
+
+def test_all_schedules_that_can_be_named_are_known_to_transformers() -> None:
+    assert set(get_args(Decay)) <= {kind.value for kind in SchedulerType}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"optimizer": "sgd", "optimizer_options": {"momentun": 0.9}}, "do not fit `sgd`: .*mome"),
+        ({"optimizer": "torch.optim:Nobody"}, "there is no optimizer `torch.optim:Nobody`"),
+        ({"optimizer": "torch.nn:Linear"}, "must be a class of torch.optim.Optimizer"),
+        (
+            {"decay": "polynomial", "decay_options": {"powers": 2}},
+            "`trainer.decay_options` do not fit `polynomial`: .*powers",
+        ),
+    ],
+)
+def test_what_an_optimizer_does_not_take_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        made(**given)
+
+
+def test_an_optimizer_nobody_knows_is_refused_before_work() -> None:
+    with pytest.raises(ValueError, match="optimizer"):
+        TrainerConfig.model_validate({"optimizer": "adamm"})

@@ -1,0 +1,100 @@
+"""Where users' code ends: a try that exits, cancels itself or returns nonsense is a row."""
+
+import asyncio
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.builders import task
+
+from rlake.loop.inference.policy import Policy, Sampling, ScriptedPolicy
+from rlake.loop.rollouts.group import Trying, try_tasks
+from rlake.loop.workflows import single_turn
+from rlake.operators.rewards import exact_match
+from rlake.store import Experience, Task
+
+
+async def exits(task: Task, policy: Policy) -> Experience:
+    sys.exit("no more games")
+
+
+async def is_cancelled(task: Task, policy: Policy) -> None:
+    lost = asyncio.create_task(asyncio.sleep(60))
+    lost.cancel()
+    await lost
+
+
+async def without_rewards(task: Task, policy: Policy) -> Experience:
+    return replace(await single_turn(task, policy), rewards=None)  # type: ignore[arg-type]
+
+
+async def with_a_list(task: Task, policy: Policy) -> Experience:
+    return replace(await single_turn(task, policy), metadata=["seen"])  # type: ignore[arg-type]
+
+
+def trying(workflow: Any, rewards: dict[str, Any]) -> Trying:
+    return Trying(
+        workflow=workflow,
+        rewards=rewards,
+        group_size=1,
+        sampling=Sampling(max_tokens=4),
+        seed=0,
+        run_id="demo",
+    )
+
+
+def one_try(workflow: Any, **rewards: Any) -> Experience:
+    how = trying(workflow, {name: (reward, 1.0) for name, reward in rewards.items()})
+    policy = ScriptedPolicy(["2"], version=3)
+    [row] = asyncio.run(try_tasks([(0, task(1))], policy, how, step=1))
+    return row
+
+
+@pytest.mark.parametrize(
+    ("workflow", "why"),
+    [
+        (exits, "workflow failed: it called `exit(no more games)`"),
+        (is_cancelled, "workflow failed: something that it waits for was cancelled"),
+        (without_rewards, "workflow failed: its row's `rewards` is None, expected a mapping"),
+        (with_a_list, "its row's `metadata` is ['seen'], expected a mapping or None"),
+    ],
+)
+def test_a_workflow_that_would_end_the_job_becomes_a_row_that_says_why(
+    workflow: Any, why: str
+) -> None:
+    row = one_try(workflow, exact_match=exact_match)
+    assert why in str(row.drop_reason)
+    assert row.experience_id == "demo/000001/0000/00"
+
+
+async def cancels(task: Task, row: Experience) -> float:
+    raise asyncio.CancelledError
+
+
+def quits(task: Task, row: Experience) -> float:
+    sys.exit(1)
+
+
+@pytest.mark.parametrize(
+    ("reward", "why"),
+    [(cancels, "something that it waits for was cancelled"), (quits, "it called `exit(1)`")],
+)
+def test_a_reward_that_would_end_the_job_leaves_the_row_without_one(reward: Any, why: str) -> None:
+    row = one_try(single_turn, judge=reward)
+    assert row.reward is None
+    assert row.drop_reason == f"reward `judge` failed: {why}"
+    assert row.token_ids
+
+
+async def waits(task: Task, policy: Policy) -> None:
+    await asyncio.Event().wait()
+
+
+def test_tries_that_are_cancelled_from_outside_are_cancelled() -> None:
+    async def cancelled() -> None:
+        tries = try_tasks([(0, task(1))], ScriptedPolicy(["2"]), trying(waits, {}), step=1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(tries, 0.01)
+
+    asyncio.run(cancelled())

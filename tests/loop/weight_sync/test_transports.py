@@ -1,0 +1,239 @@
+"""Weights in memory and by broadcast: what arrives is what was published, bit for bit."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from support.jobs import finish, kill_at, start, told
+from support.tiny_models import config, table, tiny
+
+from rlake.loop.inference.engine import Weights
+from rlake.loop.models.digest import weights_digest
+from rlake.loop.runs.job import Job, Watch
+from rlake.loop.weight_sync import (
+    Follower,
+    Publisher,
+    Sender,
+    Shelf,
+    copied,
+    digest_of,
+    fetched,
+    newest,
+    put_state,
+    started_from,
+    state_of,
+)
+from rlake.loop.weight_sync.broadcast import Receiver
+from rlake.loop.weight_sync.process_groups import buckets
+from rlake.store import Store
+from rlake.store.errors import JobError
+
+
+def publisher(store: Store, folder: Path, shelf: Shelf, sender: Sender | None = None) -> Publisher:
+    return Publisher(
+        store,
+        folder,
+        run_id="demo",
+        attempt=1,
+        tokenizer=tiny()[1],
+        shelf=shelf,
+        sender=sender,
+        window=2,
+    )
+
+
+def follower(store: Store, folder: Path, shelf: Shelf | None = None) -> Follower:
+    job = Job(store, config(), "explore", 1, folder)
+    return Follower(job, Watch(job), shelf=shelf)
+
+
+def written(folder: Path) -> list[str]:
+    return sorted(p.name for p in (folder / "policies").iterdir())
+
+
+def test_weights_in_memory_are_a_copy_that_training_does_not_change(store: Store, tmp_path: Path):
+    shelf, (model, _) = Shelf(), tiny()
+    digest = publisher(store, tmp_path, shelf).publish(model, 0, parent=None)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    found = follower(store, tmp_path, shelf).find(0)
+    assert found is not None
+    assert found.weights.state is not None
+    assert weights_digest(found.weights.state) == digest == found.digest
+    assert digest_of(model) != digest
+    other, _ = tiny(seed=5)
+    put_state(other, found.weights.state)
+    assert digest_of(other) == digest
+
+
+def test_in_memory_only_versions_that_can_be_asked_for_are_held(store: Store, tmp_path: Path):
+    shelf, (model, _) = Shelf(), tiny()
+    to = publisher(store, tmp_path, shelf)
+    for version in range(6):
+        to.publish(model, version, parent=None)
+    assert sorted(shelf.all()) == [3, 4, 5]
+    assert written(tmp_path) == ["v000000"], "the start of an attempt is written, others are not"
+    assert table(store, "policies")["transport"].unique().to_list() == ["memory"]
+
+
+def test_at_a_checkpoint_what_a_resumed_run_can_ask_for_is_written(store: Store, tmp_path: Path):
+    shelf = Shelf()
+    to = publisher(store, tmp_path, shelf)
+    for version in range(4):
+        to.publish(tiny(seed=version)[0], version, parent=None)
+    assert newest(store, tmp_path, "demo").version == 0
+    to.settle()
+    assert written(tmp_path) == [f"v00000{v}" for v in range(4)]
+    resumed = follower(store, tmp_path)
+    for version in range(1, 4):
+        found = resumed.find(version)
+        assert found is not None
+        assert found.weights.state is None
+        assert started_from(resumed_job(store, tmp_path), found.folder) == found.folder
+        assert digest_of(tiny(seed=version)[0]) == found.digest
+    assert newest(store, tmp_path, "demo").version == 3
+
+
+def resumed_job(store: Store, folder: Path) -> Job:
+    return Job(store, config(), "explore", 2, folder)
+
+
+def test_an_engine_starts_from_a_version_that_was_written(store: Store, tmp_path: Path):
+    to = publisher(store, tmp_path, Shelf())
+    for version in range(2):
+        to.publish(tiny()[0], version, parent=None)
+    latest = follower(store, tmp_path).latest()
+    assert latest is not None
+    assert latest.version == 1
+    start = started_from(resumed_job(store, tmp_path), latest.folder)
+    assert start == tmp_path / "policies" / "v000000"
+
+
+def test_tied_weights_have_the_name_that_transformers_gives_them():
+    model, _ = tiny()
+    assert "lm_head.weight" not in state_of(model)
+    assert "lm_head.weight" in state_of(model, names=["lm_head.weight"])
+    assert digest_of(model) == weights_digest(copied(model))
+
+
+def test_tensors_of_another_model_change_nothing():
+    model, _ = tiny()
+    before = digest_of(model)
+    with pytest.raises(JobError, match=r"what came belongs to another model: .* has shape"):
+        put_state(model, state_of(tiny(hidden_size=24)[0]))
+    assert digest_of(model) == before
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    held = Shelf()
+    for version in range(3):
+        state = copied(tiny(seed=version)[0])
+        state["odd"] = torch.arange(7, dtype=torch.int16) + version
+        state["empty"] = torch.zeros(0)
+        held.put(version, weights_digest(state), state)
+    return held
+
+
+def test_weights_are_sent_bit_for_bit_to_all_who_ask(shelf: Shelf):
+    sender = Sender(shelf, host="127.0.0.1", bucket_bytes=1000, seconds=10)
+    got: list[tuple[int, str]] = []
+
+    def receive(versions: list[int]) -> None:
+        receiver = Receiver(sender.address, seconds=10)
+        for version in versions:
+            digest = shelf.all()[version][0]
+            got.append((version, weights_digest(receiver.receive(version, digest))))
+
+    orders = [[0, 1, 2, 2], [0, 1, 2], [2, 0]]
+    threads = [threading.Thread(target=receive, args=(order,)) for order in orders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    sender.close()
+    assert sorted(version for version, _ in got) == sorted(v for order in orders for v in order)
+    assert all(digest == shelf.all()[version][0] for version, digest in got)
+
+
+def test_a_version_that_is_not_held_is_an_error_that_says_so(shelf: Shelf):
+    sender = Sender(shelf, host="127.0.0.1", seconds=5)
+    receiver = Receiver(sender.address, seconds=5)
+    with pytest.raises(JobError, match="version 9 is not held any more"):
+        receiver.receive(9, "no digest")
+    sender.close()
+
+
+def test_one_that_asks_and_dies_does_not_keep_others_from_their_weights(shelf: Shelf):
+    sender = Sender(shelf, host="127.0.0.1", seconds=1)
+    dead, alive = (Receiver(sender.address, seconds=1) for _ in range(2))
+    digest = shelf.all()[1][0]
+    dead.ask(1, digest)  # and never comes to the meeting
+    state = alive.receive(1, digest)
+    sender.close()
+    assert weights_digest(state) == digest
+
+
+def test_what_arrives_changed_is_refused(shelf: Shelf):
+    digest, state = shelf.all()[1]
+    shelf.put(1, digest, {**state, "odd": state["odd"] + 1})
+    sender = Sender(shelf, host="127.0.0.1", seconds=5)
+    with pytest.raises(JobError, match=f"its row says {digest}"):
+        Receiver(sender.address, seconds=5).receive(1, digest)
+    sender.close()
+
+
+def test_nobody_at_the_address_is_an_error_in_time():
+    with pytest.raises(JobError, match=r"nobody sends weights at 127\.0\.0\.1:1"):
+        Receiver("127.0.0.1:1", seconds=0.1)
+
+
+def test_followers_of_a_sender_fetch_what_is_in_no_folder(store: Store, tmp_path: Path):
+    shelf = Shelf()
+    sender = Sender(shelf, host="127.0.0.1", seconds=10)
+    to = publisher(store, tmp_path, shelf, sender)
+    for version in range(2):
+        to.publish(tiny(seed=version)[0], version, parent=None)
+    following = follower(store, tmp_path)
+    first, second = following.find(0), following.find(1)
+    assert first is not None
+    assert second is not None
+    assert asyncio.run(fetched(first.weights)).folder == first.folder, "it lies here"
+    weights = asyncio.run(fetched(second.weights))
+    to.close()
+    assert weights.folder is None
+    assert weights.state is not None
+    assert weights_digest(weights.state) == second.digest
+
+
+def test_weights_that_are_here_are_not_fetched():
+    here = Weights(version=1, digest="d", state={}, address="127.0.0.1:1")
+    assert asyncio.run(fetched(here)) is here
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_buckets_are_all_bytes_in_order_and_none_is_too_large(size: int):
+    tensors = [torch.randn(3, 5), torch.zeros(0), torch.arange(9, dtype=torch.int8)]
+    cut = [torch.cat(views) for views in buckets(tensors, size)]
+    assert all(len(part) == size for part in cut[:-1])
+    assert len(cut[-1]) <= size
+    whole = torch.cat([t.reshape(-1).view(torch.uint8) for t in tensors])
+    assert torch.equal(torch.cat(cut), whole)
+
+
+@pytest.mark.slow
+def test_a_run_whose_weights_stay_in_memory_is_resumed_as_if_never_killed(tmp_path: Path):
+    ways = {"whole": "store", "killed": "memory"}
+    for name in ways:
+        (tmp_path / name).mkdir()
+    sets = ["--set", "schedule.max_ahead=1", "--set", "trainer.checkpoint_every=4"]
+    args = ["run", "small.yaml", "--store", "lake", *sets]
+    whole = start(tmp_path / "whole", *args, "--set", f"schedule.weights={ways['whole']}")
+    finish(whole)
+    args += ["--set", f"schedule.weights={ways['killed']}"]
+    kill_at(start(tmp_path / "killed", *args), tmp_path / "killed" / "lake", step=7, seconds=200)
+    finish(start(tmp_path / "killed", *args, "--resume"))
+    assert told(tmp_path / "killed" / "lake") == told(tmp_path / "whole" / "lake")
