@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .loop.environments.tools import tool as tool
     from .loop.inference.policy import Policy as Policy
-    from .loop.trajectories.trajectory import Conversation as Conversation
+    from .loop.trajectories.conversation import Conversation as Conversation
     from .operators import Operator as Operator
     from .operators import operator as operator
     from .pipelines import Pipeline as Pipeline

@@ -17,11 +17,12 @@ from ..store.errors import ConfigError
 from .algorithms import resolve
 from .config import RunConfig
 from .evaluation.tasks import check_measured
-from .explorer.explorer import Explorer, Listener
+from .explorer.explorer import Explorer
 from .losses.policy_gradient import compares
 from .rollouts.group import workflow_of
 from .rollouts.setup import sampling
 from .runs.job import OtherJobError, job
+from .runs.metrics import Listener
 from .runs.trackers import resolve as resolve_monitor
 from .tasks.prepare import check as check_data
 from .tasks.prepare import prepare

@@ -14,9 +14,9 @@ from ..store.errors import ConfigError, RlakeError
 from ..store.query import literal
 from .config import RunConfig, Stage
 from .evaluation.evaluate import evaluate
-from .explorer.explorer import Listener
 from .run import check, run
 from .runs.job import same_config, stored_config
+from .runs.metrics import Listener
 from .weight_sync.run_models import as_started
 
 

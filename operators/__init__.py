@@ -21,7 +21,7 @@ from .advantage import (
     reinforce,
     step_zscore,
 )
-from .apply import Applied, Operator
+from .apply import Operator
 from .augment import best_of_group, expert_answers
 from .body import Batches, Declared, Explained, Rows, Value
 from .clean import clean_whitespace, cut_at, normalize_unicode, strip_think, thought
@@ -41,6 +41,7 @@ from .filter import (
 )
 from .filter_groups import dapo_dynamic_sampling, drop_flat_groups, keep_best
 from .hindsight import hindsight
+from .kinds import Applied
 from .messages import repair_messages
 from .near_duplicates import drop_near_duplicates, drop_near_embeddings
 from .paraphrase import paraphrase

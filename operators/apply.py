@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import polars as pl
 
@@ -13,33 +13,18 @@ from ..store.ids import content_id
 from . import invariants, row_failures
 from .async_map import told
 from .body import ERROR, PLACE, Explained, PlainBody, describe, produce
+from .kinds import KEEP, REASON, Applied, Kind
 from .row_failures import RowsFailed
 from .scope import Sees
 
-Kind = Literal["clean", "derive", "filter", "prioritize", "augment", "reshape"]
-"""What an operator may do, by the law that it obeys; see `laws`."""
-
 Frame = TypeVar("Frame", pl.LazyFrame, pl.DataFrame)
 
-KEEP, REASON = "keep", "reason"
-"""Columns by which a filter's body may mark every row, instead of leaving rows out."""
 
 _OF_TASKS = ("answer", "task_messages", "task_metadata")
 _JOIN = (
     "; join the tasks in the source: `SELECT e.*, t.answer, t.messages AS task_messages, "
     "t.metadata AS task_metadata FROM experiences e JOIN tasks t USING (task_id)`"
 )
-
-
-@dataclass(frozen=True)
-class Applied:
-    """What an operator made of rows."""
-
-    rows: pl.DataFrame
-    dropped: pl.DataFrame
-    """The ids of rows that went, each with its `reason`."""
-    failed: pl.DataFrame
-    """The ids of rows on which it raised, each with its `error`."""
 
 
 @dataclass(frozen=True, kw_only=True)

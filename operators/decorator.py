@@ -8,8 +8,9 @@ import polars as pl
 
 from ..store.errors import OperatorError, QueryError, nearest
 from ..store.query import columns_of, names_in
-from .apply import Kind, Operator, Sees
+from .apply import Operator, Sees
 from .body import Batches, Body, Declared, Explained, PlainBody, Rows, Value
+from .kinds import Kind
 from .parameters import Parameters, jsonable
 from .scope import sees_of
 from .source_digest import users_code

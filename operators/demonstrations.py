@@ -10,9 +10,9 @@ from ..store.errors import OperatorError
 from .body import Declared
 from .comparable_rows import ASIDE, REWARD, DistinctBy, columns, with_aside
 from .decorator import operator
+from .scope import UNIT, Unit, seen
 from .seeded_random import chance
 from .statistics import GROUP, centered, reward
-from .within import UNIT, Unit, seen
 
 _MARKED = pl.Schema({"keep": pl.Boolean, "reason": pl.String})
 

@@ -6,8 +6,8 @@ from ..store.errors import OperatorError
 from .body import Declared, Explained, FrameFunction
 from .decorator import operator
 from .invariants import id_column
+from .scope import UNIT, Within, seen
 from .statistics import GROUP, finite, reward, std
-from .within import UNIT, Within, seen
 
 
 @operator("filter", version=2, whole_groups=True)

@@ -11,8 +11,8 @@ from .body import Declared, Explained
 from .common_prefix import with_parted, with_reason
 from .comparable_rows import ASIDE, ID, REWARD, DistinctBy, columns, with_aside
 from .decorator import operator
+from .scope import UNIT, Unit, seen
 from .seeded_random import chance
-from .within import UNIT, Unit, seen
 
 _PAIR = pl.Schema(
     {

@@ -11,7 +11,8 @@ from . import invariants
 from .body import PLACE
 
 if TYPE_CHECKING:
-    from .apply import Applied, Operator
+    from .apply import Operator
+    from .kinds import Applied
 
 
 class RowsFailed(OperatorError):
@@ -91,7 +92,7 @@ class _Cutting:
 
     def _nothing_made(self, rows: pl.DataFrame, error: str) -> "Applied":
         """Return what becomes of rows on which the body raised: nothing is set, and they say so."""
-        from .apply import REASON, Applied  # this module serves that one
+        from .kinds import REASON, Applied
 
         op, key = self.op, invariants.id_column(rows.columns)
         failed = rows.select(key, pl.lit(error).alias("error"))

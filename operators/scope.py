@@ -1,6 +1,6 @@
 """What an operator looks at to treat a row, as far as its body tells."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import polars as pl
@@ -49,3 +49,36 @@ def _is_by_row(expression: pl.Expr) -> bool:
     except pl.exceptions.PolarsError:  # of Python functions and of lists it does not tell
         return False
     return is_by_row and all(_is_by_row(part) for part in expression.meta.pop())
+
+
+Within = Literal["group", "task", "all"]
+"""Whose rows are compared."""
+
+
+Unit = Literal["group", "task"]
+"""Of these, those that have a column."""
+
+
+UNIT: Mapping[str, str] = {"group": "group_id", "task": "task_id"}
+"""The column whose values tell whose rows they are; of all rows there is none."""
+
+
+def seen(within: Within) -> Literal["group", "all"]:
+    """Return what an operator looks at that compares rows so: a task may have several groups.
+
+    >>> seen("group"), seen("task")
+    ('group', 'all')
+    """
+    return "group" if within == "group" else "all"
+
+
+def places_by_group(groups: Iterable[str | None]) -> list[list[int]]:
+    """Return the places of the rows of each group; a row without a group is alone.
+
+    >>> places_by_group(["a", None, "b", "a", None])
+    [[0, 3], [1], [2], [4]]
+    """
+    found: dict[str | int, list[int]] = {}
+    for place, group in enumerate(groups):
+        found.setdefault(place if group is None else group, []).append(place)
+    return list(found.values())

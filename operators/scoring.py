@@ -18,8 +18,8 @@ from .body import ERROR, Batches, Declared
 from .decorator import operator
 from .resolve import named
 from .reward_protocol import Spec, Verdict, looks_at, with_parameters
+from .scope import places_by_group
 from .source_digest import digest, is_ours
-from .within import places_by_group
 
 SECONDS = 300.0
 """Longest time of one call that waits: a judge that is asked again, or a queue for a sandbox."""

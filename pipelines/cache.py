@@ -12,8 +12,8 @@ import polars as pl
 
 from ..operators import Applied, Batches, Explained, Operator, Rows
 from ..operators.invariants import id_column
+from ..operators.scope import places_by_group
 from ..operators.source_digest import digest
-from ..operators.within import places_by_group
 from ..store import Store
 from ..store.ids import combine, content_id, row_digests
 from .cache_tables import DIGEST, LIMIT_BYTES, Memories

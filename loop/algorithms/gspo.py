@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ...operators import Operator, group_zscore
 from ..losses import Aggregation, Clipped, Positive
+from ..losses.algorithm import bounded
 from ..losses.batch import Batch
-from ..losses.ratios import bounded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from ...store.errors import ConfigError
 from ..losses import Correction, Count, Loss, PolicyGradient, Share, Unit
+from ..losses.algorithm import FURTHEST, bounded
 from ..losses.batch import Batch, Examples
 from ..losses.policy_gradient import ratio
-from ..losses.ratios import FURTHEST, bounded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from ...operators import Operator, balanced
 from ..losses import NonNegative, PolicyGradient, Positive
+from ..losses.algorithm import bounded
 from ..losses.batch import Batch
 from ..losses.policy_gradient import ratio
-from ..losses.ratios import bounded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,9 +33,7 @@ from . import (  # each adds its commands to the app
     undo,
     verify,
 )
-from . import (
-    run as run_module,
-)
+from . import run as run_module
 from .app import IS_PROGRAM, PANELS, app
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .app import JOBS, JsonOption, app
-from .run import heavy
+from .lazy import heavy
 from .tables import print_fields, print_heading, print_json, print_rows, screen
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .app import JOBS, JsonOption, StoreOption, app, open_store
-from .run import SetOption, heavy
+from .lazy import heavy
+from .run import SetOption
 from .tables import print_fields, print_heading, print_json
 from .token_colors import print_tokens, print_turns
 

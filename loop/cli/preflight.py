@@ -16,7 +16,8 @@ from ..config import RunConfig
 from ..evaluation.tasks import check_measured
 from ..models.load import check_folder
 from ..runs.job import Job
-from ..schedule.samplers import batch_tasks, check_runs, check_sides, nothing_to_draw, sampler
+from ..schedule.samplers import check_runs, check_sides, nothing_to_draw, sampler
+from ..schedule.units import batch_tasks
 from ..tasks.curriculum.curriculum import plan
 from ..tasks.prepare import prepare
 from ..trainer.networks import build

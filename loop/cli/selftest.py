@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from .app import JOBS, JsonOption, app
-from .run import SetOption, heavy
+from .lazy import heavy
+from .run import SetOption
 from .tables import print_fields, print_json, print_rows
 
 

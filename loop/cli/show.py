@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .app import ROWS, AtOption, JsonOption, StoreOption, app, open_store
-from .run import heavy
+from .lazy import heavy
 from .tables import print_fields, print_heading, print_json, print_rows
 from .token_colors import print_tokens, print_turns
 

@@ -1,20 +1,19 @@
 """The configuration of a run: one typed tree, from YAML or Python, with unknown keys refused."""
 
 from .base import Section
-from .data import DataConfig
 from .distributed import KeepConfig, ParallelConfig, check_shard
-from .engines import Endpoint, EngineConfig, OtherModel
+from .engines import Endpoint, EngineConfig, OtherModel, SamplingConfig
 from .evaluate import EvaluateConfig
-from .explorer import ExplorerConfig, SamplingConfig, ScheduleConfig
+from .explorer import ExplorerConfig
 from .load import build, load, recipes
-from .model import FrozenModel, ModelConfig, TinyModel
-from .networks import CriticConfig, LoraConfig
+from .model import CriticConfig, FrozenModel, LoraConfig, ModelConfig, TinyModel
 from .ray import ClusterConfig, PlaceConfig
 from .run import RunConfig
 from .sampler import SamplerConfig, SourceConfig
+from .schedule import ScheduleConfig
 from .serve import LimitsConfig, ServeConfig
 from .stages import Stage, build_stages, load_stages
-from .tasks import SelectorConfig, TasksConfig
+from .tasks import DataConfig, SelectorConfig, TasksConfig
 from .trainer import TrainerConfig
 
 __all__ = [

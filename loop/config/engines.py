@@ -102,3 +102,27 @@ class OtherModel(FrozenModel):
         if self.engine.vllm is not None and self.path is None and self.run is None:
             raise ValueError("vLLM serves the model of a `path` or of a `run`")
         return self
+
+
+class SamplingConfig(Section):
+    """How tokens are sampled.
+
+    Stored log-probs are of the full distribution at `temperature`, which is what a trainer
+    computes. With `top_p`, `top_k` or `min_p` the tokens are drawn from what is left of it after
+    truncation: a policy gradient estimated from them is biased, since the tokens left out are never
+    tried and the ratios do not correct for that. DeepSeek-V3.2 (arXiv:2512.02556, section 3.1)
+    applies the sampler's mask in training too; rlake does not. Train without truncation where the
+    estimate should be unbiased.
+    """
+
+    temperature: Float = Field(default=1.0, ge=0)
+    top_p: Float = Field(default=1.0, gt=0, le=1)
+    """The likeliest tokens with this much probability together are sampled from."""
+    top_k: Int = Field(default=0, ge=0)
+    """So many of the likeliest tokens are sampled from; 0: all."""
+    min_p: Float = Field(default=0.0, ge=0, le=1)
+    """Tokens that are at least this likely, relative to the likeliest, are sampled from."""
+    max_tokens: Int = Field(default=64, ge=1)
+    """Of one answer; a conversation of several turns has so many each."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer."""

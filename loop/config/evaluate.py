@@ -6,8 +6,7 @@ from typing import Annotated, Self
 from pydantic import Field
 
 from .base import Int, Section
-from .engines import EngineConfig
-from .explorer import SamplingConfig
+from .engines import EngineConfig, SamplingConfig
 
 Ks = tuple[Annotated[Int, Field(ge=1)], ...]
 

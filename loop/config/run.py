@@ -6,13 +6,13 @@ from pydantic import Field, model_validator
 
 from ...store.errors import nearest
 from .base import Int, Section
-from .data import DataConfig
 from .evaluate import EvaluateConfig
-from .explorer import ExplorerConfig, ScheduleConfig
+from .explorer import ExplorerConfig
 from .model import ModelConfig
 from .ray import ClusterConfig
+from .schedule import ScheduleConfig
 from .serve import ServeConfig
-from .tasks import TasksConfig
+from .tasks import DataConfig, TasksConfig
 from .trackers import MonitorSpecs
 from .trainer import TrainerConfig
 

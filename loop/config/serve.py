@@ -5,8 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from .base import Float, Int, Section
-from .engines import EngineConfig, OtherModel
-from .explorer import SamplingConfig
+from .engines import EngineConfig, OtherModel, SamplingConfig
 
 
 class LimitsConfig(Section):

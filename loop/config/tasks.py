@@ -1,7 +1,7 @@
 """Which tasks are tried, and how those of each batch are chosen."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -138,3 +138,41 @@ class TasksConfig(Section):
     """A try passed when that is so much or more."""
     record_every: Int = Field(default=20, ge=1)
     """Batches between two records of what is believed of all tasks; of those tried it is always."""
+
+
+class FileConfig(Section):
+    """A file whose rows are stored before the run begins, as `rlake import` does."""
+
+    path: str
+    table: Literal["experiences", "preferences"] = "experiences"
+    """What its rows are."""
+    format: str | None = None
+    """One of `rlake import --help`, when the file does not tell."""
+    sql: str | None = None
+    """One SELECT over the table `input` that names our columns."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _path_alone(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+
+class DataConfig(Section):
+    """Rows that a run trains on beside those of its explorer, or in place of them."""
+
+    make: str | dict[str, dict[str, Any]] | None = None
+    """A function that gives rows for tables, as `name` or `{name: {parameter: value}}`.
+
+    It is given the tasks of `tasks.where`, and returns `{table: rows}`. Rows are stored once: what
+    is there already, by its id, is left alone.
+    """
+    file: FileConfig | None = None
+    """A path, or `{path: ..., table: ..., format: ..., sql: ...}`; stored once, whole.
+
+    A run trains on all rows that `trainer.where` admits, those of the file among them.
+    """
+
+    @property
+    def makes_rows(self) -> bool:
+        """Whether rows are stored before the run begins."""
+        return self.make is not None or self.file is not None

@@ -8,8 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from ...store.errors import nearest
 from .base import Float, Int, OperatorSpec, Section, Share
 from .distributed import Keep, KeepConfig, ParallelConfig
-from .model import FrozenModel
-from .networks import CriticConfig, Patterns
+from .model import CriticConfig, FrozenModel, Patterns
 from .sampler import FifoConfig, SamplerConfig
 
 Decay = Literal[

@@ -9,7 +9,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from ...operators.places import places
+from ...operators.concurrency import places
 from ...store.errors import ConfigError
 from ...store.records import Message, Task
 from ..config.resolve import function

@@ -16,7 +16,7 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs
 
-from ...operators.places import places
+from ...operators.concurrency import places
 from ...store.errors import ConfigError, JobError, RlakeError, nearest
 from ...store.records import Message, proper
 

@@ -10,8 +10,9 @@ from ...store import Experience, Store, Task
 from ...store.errors import NotFoundError
 from ...store.query import literal
 from ..config import RunConfig
-from ..rollouts.group import fitting, try_group
+from ..rollouts.group import try_group
 from ..rollouts.setup import trying
+from ..trajectories.rows import fitting
 from .policies import Answering, subject, with_models
 
 if TYPE_CHECKING:

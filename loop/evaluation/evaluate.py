@@ -11,13 +11,13 @@ from ...operators.async_map import run_apart
 from ...store import Experience, Store, Task
 from ...store.errors import JobError
 from ..config import EvaluateConfig, RunConfig
-from ..explorer.explorer import Listener
 from ..inference.policy import Policy
-from ..rollouts.group import Trying, store_rows, try_group
+from ..rollouts.group import Trying, try_group
 from ..rollouts.setup import measuring, sampling, trying
 from ..runs.job import Job, job, recorded
-from ..runs.metrics import Metrics
+from ..runs.metrics import Listener, Metrics
 from ..tasks.select import prepare
+from ..trajectories.rows import store_rows
 from .history import measured_before, rows_id, tries
 from .paired_test import Paired, paired
 from .policies import Answering, Subject, every_checkpoint, subject, with_models

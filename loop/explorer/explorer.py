@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -14,21 +14,20 @@ from ...store import Experience
 from ...store.errors import JobError
 from ...store.replay.row_index import Index
 from ..algorithms import Algorithm
-from ..rollouts.setup import start_team, trying
+from ..rollouts.setup import trying
 from ..rollouts.workers import Team
 from ..rollouts.writer import Storing
 from ..runs.job import Job, Watch, recorded
-from ..runs.metrics import Metrics
+from ..runs.metrics import Listener, Metrics
 from ..schedule.pacing import Pacer
-from ..schedule.samplers import batch_tasks, new_units, order, own_sides, own_where
+from ..schedule.samplers import own_sides
+from ..schedule.units import batch_tasks, new_units, order, own_where
 from ..tasks.curriculum import Curriculum
 from ..weight_sync import Follower, Published, Shelf
 from .batched import Batches
 from .live_eval import During
 from .streaming import Stream
-
-Listener = Callable[[str, int, Mapping[str, float]], None]
-"""Called as (job, step, metrics) after each batch and each step."""
+from .workers import start_team
 
 
 class Explorer:

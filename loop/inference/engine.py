@@ -1,15 +1,14 @@
 """What an engine is: tokens in, tokens out, with weights that can be replaced while it runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ..models.weights import Weights
 from .policy import Sampling, Segment, Timing
 from .token_stream import Heard
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
 
@@ -35,20 +34,6 @@ class Sampled:
     """stop, length or abort."""
     segments: Sequence[Segment]
     timing: Timing = field(default_factory=Timing)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Weights:
-    """A version of a policy's weights, in a folder or in memory."""
-
-    version: int
-    digest: str
-    folder: Path | None = None
-    """In the Hugging Face format, or peft's; None when they come in memory."""
-    state: "Mapping[str, Tensor] | None" = None
-    """Tensors by name, which nobody changes while an engine takes them in."""
-    address: str | None = None
-    """Where the trainer sends them; `loop.weights.fetched` has them in memory."""
 
 
 class Engine(Protocol):

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from ...store.errors import ConfigError
-from .algorithm import NonNegative, Positive
+from .algorithm import NonNegative, Positive, bounded
 from .batch import Batch, Examples
-from .ratios import bounded
 
 Level = Literal["token", "sequence", "geometric"]
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ...store.errors import ConfigError
-from .algorithm import NonNegative, Positive
+from .algorithm import NonNegative, Positive, bounded
 from .batch import Examples
-from .ratios import bounded
 
 Estimator = Literal["k1", "k2", "k3", "low_variance", "abs", "corrected_k3"]
 

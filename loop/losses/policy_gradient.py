@@ -11,11 +11,10 @@ from torch import Tensor
 
 from ...operators import Operator
 from ...store.errors import ConfigError
-from .algorithm import Aggregation, Algorithm, Count, Loss, Positive, Unit, aggregate
+from .algorithm import Aggregation, Algorithm, Count, Loss, Positive, Unit, aggregate, bounded
 from .batch import Batch, Examples
 from .importance import Correction
 from .kl import KL
-from .ratios import bounded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...store.errors import ConfigError
-from ..trainer.checkpoints import remove_folder, writing
+from .atomic_folder import remove_folder, writing
 from .digest import weights_digest
 from .lora import base_part
 

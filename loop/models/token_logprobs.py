@@ -8,7 +8,6 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ...store.errors import ConfigError
-from ..losses.batch import Batch
 from .divergence import Compare, compared
 from .lm_head import (
     LOGITS_BYTES,
@@ -168,14 +167,3 @@ def token_logprobs(
     """Return the log-prob of each token given those before it [B, T], in nats; the first has 0."""
     mask_BT = torch.ones_like(token_ids_BT)
     return Scorer(model)(token_ids_BT, mask_BT, temperature=temperature)["logprobs"]
-
-
-def scored(
-    scorer: nn.Module,
-    batch: Batch,
-    *,
-    temperature: Temperature,
-    statistics: Sequence[str] = ("logprobs",),
-) -> dict[str, Tensor]:
-    """Return statistics of the trained tokens of a batch, each [B, T]."""
-    return scorer(batch.token_ids_BT, batch.mask_BT, temperature=temperature, statistics=statistics)

@@ -10,12 +10,10 @@ from ...store import Task
 from ..config import EvaluateConfig, ExplorerConfig, RunConfig, SamplingConfig
 from ..inference.build import answering, close, others
 from ..inference.policy import Sampling
-from ..runs.job import Job
 from ..trajectories.rewards import rewards_of
-from ..weight_sync import started_from
 from .group import Trying, workflow_of
 from .timeouts import Clock
-from .workers import LocalRunner, Team
+from .workers import LocalRunner
 
 
 def sampling(config: SamplingConfig) -> Sampling:
@@ -63,15 +61,6 @@ def measuring(settings: EvaluateConfig, how: Trying, task: Task, run_id: str) ->
         run_id=run_id,
         clock=Clock(),
     )
-
-
-async def start_team(job: Job, how: Trying, folder: Path) -> Team:
-    """Start the runners of a run, with the model of a folder: one here, or several on Ray."""
-    if job.config.cluster is not None:
-        from ..explorer.ray.pool import start_fleet
-
-        return await start_fleet(job, how, folder)
-    return Team([start_runner(job.config, how, started_from(job, folder))])
 
 
 def start_runner(config: RunConfig, how: Trying, folder: Path) -> LocalRunner:

@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...store.errors import JobError
 from ...store.records import Experience, Task
 from ..inference.build import close
 from ..inference.cancellation import Stop, under
 from ..inference.chat_policy import ChatPolicy
 from ..inference.endpoint.policy import EndpointPolicy
-from ..inference.engine import Weights
+from ..models.weights import Weights
+from ..runs.job import LostRunnerError
 from ..weight_sync import fetched
 from .group import Trying, try_group
 
@@ -30,10 +30,6 @@ class Assignment:
     def key(self) -> tuple[str | None, int, int]:
         """Names it among all that are under way."""
         return self.measured_as, self.step, self.place
-
-
-class LostRunnerError(JobError):
-    """A runner died, with the groups that it was trying; they can be tried by another."""
 
 
 class Runner(Protocol):

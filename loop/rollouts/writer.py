@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ...pipelines.inline import Chain, explored, record
 from ...store import Experience, Store
-from .group import fitting, store_rows
+from ..trajectories.rows import fitting, store_rows
 
 Stored = list[Experience]
 """A group's own rows as they were stored, those that operators added left out."""

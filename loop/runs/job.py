@@ -297,3 +297,7 @@ class Watch:
             row["job"] == "train" and row["attempt"] > attempt and row["start_step"] <= step
             for row in self._refresh()
         )
+
+
+class LostRunnerError(JobError):
+    """A runner died, with the groups that it was trying; they can be tried by another."""

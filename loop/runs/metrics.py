@@ -1,7 +1,7 @@
 """Numbers on their way to the `metrics` table: gathered, stored once a second at most."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 from typing import Self
@@ -64,3 +64,7 @@ class Metrics:
             self._job.store.append("metrics", self._rows)
         self._rows = []
         self._flushed = monotonic()
+
+
+Listener = Callable[[str, int, Mapping[str, float]], None]
+"""Called as (job, step, metrics) after each batch and each step."""

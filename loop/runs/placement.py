@@ -9,8 +9,7 @@ from typing import Any
 from ...store import Store, connect
 from ...store.errors import JobError
 from ..config import RunConfig
-from ..explorer.ray.worker import last_line
-from .ray import connected, options
+from .ray import connected, last_line, options
 
 LOOK_SECONDS = 0.2
 """How soon it is noticed that the trainer began, or that the run is stopped."""

@@ -1,5 +1,6 @@
 """Reaching a Ray cluster, and asking what it has."""
 
+import asyncio
 import logging
 import threading
 import warnings
@@ -9,6 +10,7 @@ from typing import Any
 
 from ...store.errors import JobError, missing_extra
 from ..config import ClusterConfig, PlaceConfig
+from .job import LostRunnerError
 
 NAMESPACE = "rlake"
 """Where a run's named actor is looked up."""
@@ -106,3 +108,33 @@ def wanted(place: PlaceConfig) -> str:
     asked = {"CPU": place.cpus, "GPU": place.gpus, **place.resources}
     each = ", ".join(f"{name} {value:g}" for name, value in asked.items() if value)
     return f"each takes {each or 'nothing'}; the cluster has {left or 'nothing'} left"
+
+
+async def answer(reference: Any, name: str) -> Any:
+    """Return what an actor answers; LostRunnerError when it died, else what it raised."""
+    ray = ray_module()
+    try:
+        return await reference
+    except asyncio.CancelledError:
+        ray.cancel(reference)
+        raise
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, Exception):
+            raise cause from None
+        raise JobError(f"`{name}` failed: {last_line(error)}") from error
+    except ray.exceptions.RayError as error:
+        raise LostRunnerError(f"`{name}` died: {last_line(error)}") from error
+
+
+def end(actor: Any) -> None:
+    """End an actor now; without a connection to its cluster it is over already."""
+    ray = ray_module()
+    if ray.is_initialized():  # else Ray would connect again
+        ray.kill(actor)
+
+
+def last_line(error: BaseException) -> str:
+    """Return the line of Ray's message that says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__

@@ -8,14 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
 
 from ...store import Store
 from ...store.query import literal
 from ..config import RunConfig
 from .job import Job, run_folder, stored_config
+from .tracker import Monitor, Tracked
 from .trackers import resolve
 
 MOST_NUMBERS = 100_000
@@ -29,52 +28,6 @@ CLOSE_SECONDS = 60.0
 """How long the end of a job waits for its trackers."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Tracked:
-    """The job that a tracker shows: one of its own for each job of a run."""
-
-    run_id: str
-    job: str
-    """explore, train or evaluate."""
-    key: str
-    """The same for all attempts at the job, and no other's: of another store neither."""
-    attempt: int
-    start_step: int | None
-    """What the tracker has of this step and later ones belongs to a superseded attempt.
-
-    None: nothing does, as in an evaluation.
-    """
-    folder: Path
-    """Where the run keeps its files."""
-    config: Mapping[str, Any]
-    """The resolved configuration."""
-
-    @property
-    def name(self) -> str:
-        """The run's name and the job's."""
-        return f"{self.run_id}/{self.job}"
-
-
-class Monitor(Protocol):
-    """What a tracker must have; called in one thread, one call after the other.
-
-    A call that raises is made again, later. It may have `place(run) -> str`, which says where it
-    will write, and `fail(error)`, which is called before `close` when the job failed.
-    """
-
-    def start(self, run: Tracked) -> object:
-        """Begin to show a job, or go on with it when it was begun by an attempt before."""
-        ...
-
-    def log(self, step: int, values: Mapping[str, float]) -> object:
-        """Take the numbers of a step; the same step may come again, with others."""
-        ...
-
-    def close(self) -> object:
-        """Write what is still held, and end."""
-        ...
 
 
 def places(store: Store, config: RunConfig) -> list[tuple[str, str]]:

@@ -238,7 +238,7 @@ class Keeper:
         try:
             done = self._store.append("experiences", rows)
         except (SchemaError, ConflictError, TypeError):
-            from ..rollouts.group import fitting
+            from ..trajectories.rows import fitting
 
             done = self._store.append("experiences", fitting(rows))
         self._metrics.rows.inc(done.rows)

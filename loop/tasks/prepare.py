@@ -6,8 +6,8 @@ from ...store import Store
 from ...store.errors import ConfigError
 from ...store.files import import_rows, open_input
 from ..config import RunConfig
-from ..config.data import FileConfig
 from ..config.resolve import call, function
+from ..config.tasks import FileConfig
 from ..recipes.toys import expert_data
 from . import select as tasks_module
 

@@ -1,85 +1,26 @@
 """Checkpoints of the trainer: folders that appear whole or not at all."""
 
 import json
-import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.distributed_c10d import ProcessGroup
 
-from ...store.errors import JobError, StoreError
+from ...store.errors import JobError
 from ...store.files.atomic_writer import sync
 from ..config import KeepConfig
+from ..models.atomic_folder import Writer, partial_of, remove_folder, replace_folder
 from . import checkpoint_shards
 from .distributed.world import Processes, World
 from .state_tree import apart, copied, together
 
-Writer = Callable[[Path], object]
-"""Writes one file to the path it is given."""
-
 WRITE_SECONDS = 1800.0
 """Longest wait for a checkpoint that is written in the background."""
 _REST, _FACTS = "rest.pt", "facts.json"
-
-
-def write_folder(target: Path, files: Mapping[str, Writer], *, durable: bool = False) -> None:
-    """Make a folder of files under another name, then rename it, so that it is never half there.
-
-    `durable` waits until the disk has it. A folder that exists already is replaced. Raises
-    StoreError when it cannot be written, as on a full disk; then the old folder is as it was.
-    """
-
-    def fill(partial: Path) -> None:
-        for name, write in files.items():
-            write(partial / name)
-            if durable:
-                sync(partial / name)
-
-    _whole(target, fill, durable=durable)
-
-
-def _whole(target: Path, fill: Callable[[Path], object], *, durable: bool) -> None:
-    partial = _partial(target)
-    shutil.rmtree(partial, ignore_errors=True)
-    with writing(target, partial=partial):
-        partial.mkdir(parents=True)
-        fill(partial)
-    remove_folder(target)
-    partial.rename(target)
-    if durable:
-        sync(target.parent)
-
-
-def _partial(target: Path) -> Path:
-    return target.with_name(f".{target.name}.partial")
-
-
-@contextmanager
-def writing(target: Path, *, partial: Path) -> Iterator[None]:
-    """Turn what libraries raise when they cannot write into StoreError, and remove `partial`."""
-    try:
-        yield
-    except (OSError, SafetensorError, RuntimeError) as error:  # torch raises the last of these
-        shutil.rmtree(partial, ignore_errors=True)
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:300]
-        raise StoreError(
-            f"cannot write `{target}`: {reason}; nothing half-written is left"
-        ) from error
-
-
-def remove_folder(target: Path) -> None:
-    """Remove a folder, if it is there, so that it is never half there."""
-    gone = target.with_name(f".{target.name}.gone")
-    shutil.rmtree(gone, ignore_errors=True)
-    if target.exists():
-        target.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
 
 
 class Checkpoints:
@@ -185,7 +126,7 @@ class Checkpoints:
             if self._world.rank == 0:
                 self._write_first(step, tensors, rest, facts)
             else:
-                checkpoint_shards.store(tensors, _partial(self._path(step)), self._group)
+                checkpoint_shards.store(tensors, partial_of(self._path(step)), self._group)
         except BaseException as error:  # noqa: BLE001 - raised by whoever waits for this thread
             self._error = error
 
@@ -205,7 +146,7 @@ class Checkpoints:
                 sync(partial / name)
             checkpoint_shards.store(tensors, partial, self._group)
 
-        _whole(self._path(step), fill, durable=True)
+        replace_folder(self._path(step), fill, durable=True)
         self._tidy()
 
     def _tidy(self) -> None:

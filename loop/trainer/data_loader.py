@@ -22,15 +22,8 @@ from ..losses.batch import (
     without_missing_logprobs,
 )
 from ..runs.job import Job, Watch, pinned
-from ..schedule.samplers import (
-    Drawing,
-    Horizon,
-    check_runs,
-    check_sides,
-    missing,
-    nothing_to_draw,
-    sampler,
-)
+from ..schedule.samplers import Drawing, check_runs, check_sides, missing, nothing_to_draw, sampler
+from ..schedule.units import Horizon
 from . import preferences
 from .lag_metrics import lags
 from .priority_updates import Priorities

@@ -12,7 +12,8 @@ from ...store.query import literal
 from ...store.replay import Draw
 from ..algorithms import Algorithm, resolve
 from ..config import RunConfig
-from ..schedule.samplers import Drawing, Horizon, sampler
+from ..schedule.samplers import Drawing, sampler
+from ..schedule.units import Horizon
 
 
 @dataclass(frozen=True)

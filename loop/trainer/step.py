@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..algorithms import Algorithm
 from ..config import TrainerConfig
 from ..losses.batch import MEASURED, Batch, Examples, joined
 from ..models.lm_head import Temperature
-from ..models.token_logprobs import scored
 from .distributed.world import World
 from .micro_batches import parts, plan
 from .networks import Networks, learn_from, learned
@@ -332,3 +331,14 @@ def _add(sums: dict[str, float], values: Mapping[str, Tensor]) -> None:
 def _means(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each number over the updates of a step."""
     return {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
+
+
+def scored(
+    scorer: nn.Module,
+    batch: Batch,
+    *,
+    temperature: Temperature,
+    statistics: Sequence[str] = ("logprobs",),
+) -> dict[str, Tensor]:
+    """Return statistics of the trained tokens of a batch, each [B, T]."""
+    return scorer(batch.token_ids_BT, batch.mask_BT, temperature=temperature, statistics=statistics)

@@ -10,12 +10,11 @@ import torch
 from ...store.errors import ConfigError, JobError, nearest
 from ...store.query import literal
 from ..algorithms import Algorithm
-from ..explorer.explorer import Listener
 from ..models.load import vocabulary
 from ..models.lora import has_adapter
 from ..runs.eval_schedule import measured_versions, waiting
 from ..runs.job import Job, recorded
-from ..runs.metrics import Metrics
+from ..runs.metrics import Listener, Metrics
 from ..weight_sync import Shelf, published, publisher
 from .data_loader import Feed
 from .distributed.world import World

@@ -76,8 +76,10 @@ class Rewards:
             values, error = await _asked(
                 reward, (task, rows), lambda told: verdicts(told, len(rows)), self._seconds
             )
-            for found, one in zip(made, values or [None] * len(rows), strict=True):
-                found[name] = one, error
+            for found, (one, own_error) in zip(
+                made, values or [(None, None)] * len(rows), strict=True
+            ):
+                found[name] = one, own_error or error
         return [self._with(row, found) for row, found in zip(rows, made, strict=True)]
 
     def _with(self, row: Experience, made: Mapping[str, "_Told"]) -> Experience:
@@ -118,3 +120,11 @@ def told(error: BaseException) -> str:
     """Say an error in one line: ours as it stands, others with their kind."""
     kind = "" if isinstance(error, RlakeError) else f"{type(error).__name__}: "
     return f"{kind}{error}"
+
+
+async def judged(task: Task, row: Experience, reward: RewardSpec) -> Experience:
+    """Return a row with its reward by the functions that `explorer.rewards` might name.
+
+    Where one fails, the row has no reward, and a `drop_reason`.
+    """
+    return await Rewards(rewards_of(reward), seconds=None).of_row(task, row)

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from ...store.errors import JobError
-from ..inference.engine import Weights
 from ..models.digest import weights_digest
+from ..models.weights import Weights
 from .memory import Shelf
 from .process_groups import Groups, buckets
 
@@ -221,7 +221,7 @@ def _received(address: str, version: int, digest: str) -> dict[str, Tensor]:
 
 
 def _is_here(weights: Weights) -> bool:
-    from .subscriber import file_of
+    from ..models.weights import file_of
 
     return weights.folder is not None and file_of(weights.folder).is_file()
 

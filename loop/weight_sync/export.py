@@ -8,9 +8,9 @@ from pathlib import Path
 from ...store import Store
 from ...store.errors import ConfigError, NotFoundError, nearest
 from ..models import adapter_files
+from ..models.atomic_folder import remove_folder, writing
 from ..models.load import load_folder
 from ..models.lora import merge as merge_adapter
-from ..trainer.checkpoints import remove_folder, writing
 from . import Published, check_weights, published
 
 

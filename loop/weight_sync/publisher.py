@@ -19,15 +19,15 @@ from transformers import PreTrainedModel
 from ...store import Store
 from ...store.errors import ConfigError
 from ..models import adapter_files
+from ..models.atomic_folder import Writer, remove_folder, write_folder, writing
 from ..models.digest import weights_digest
 from ..models.lora import has_adapter
 from ..models.state_dict import copied, state_of
+from ..models.weights import WEIGHTS
 from ..runs.eval_schedule import waiting
 from ..runs.job import Job
-from ..trainer.checkpoints import Writer, remove_folder, write_folder, writing
 from .broadcast import Sender
 from .memory import Shelf
-from .subscriber import WEIGHTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -1,64 +1,18 @@
 """Finding the weights that a run published, and loading them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
-from transformers import PreTrainedModel
-
 from ...store import Store
 from ...store.change_feed import Tail
-from ...store.errors import JobError, NotFoundError
-from ..inference.engine import Weights
-from ..models import adapter_files
-from ..models.digest import weights_digest
-from ..models.state_dict import put_state
+from ...store.errors import NotFoundError
+from ..models.weights import Published, file_of
 from ..runs.job import Job, Watch
 from .memory import Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-WEIGHTS = "model.safetensors"
-
-
-@dataclass(frozen=True)
-class Published:
-    """A row of `policies`: which weights, and where."""
-
-    version: int
-    folder: Path
-    """Where they lie, or would lie: not all are written."""
-    digest: str
-    address: str | None = None
-    """Where the trainer sends them."""
-    state: Mapping[str, Tensor] | None = field(default=None, repr=False, compare=False)
-    """The tensors, when trainer and explorer are one process."""
-
-    @property
-    def file(self) -> Path:
-        """Where the weights lie, of a whole model or of an adapter."""
-        return file_of(self.folder)
-
-    @property
-    def weights(self) -> Weights:
-        """What an engine takes in; weights that are only sent must be fetched before."""
-        return Weights(
-            version=self.version,
-            digest=self.digest,
-            folder=self.folder if self.state is None else None,
-            state=self.state,
-            address=self.address,
-        )
-
-
-def file_of(folder: Path) -> Path:
-    """Return the file of weights in a folder, of a whole model or of an adapter."""
-    return folder / (adapter_files.WEIGHTS if adapter_files.is_adapter(folder) else WEIGHTS)
 
 
 class Follower:
@@ -154,25 +108,3 @@ def started_from(job: Job, folder: Path) -> Path:
     if file_of(folder).is_file():
         return folder
     return newest(job.store, job.folder, job.run_id).folder
-
-
-def check_weights(weights: Published) -> None:
-    """Raise JobError when published weights are gone, or not what they were."""
-    path = weights.file
-    if not path.is_file():
-        raise JobError(f"the weights of version {weights.version} are gone: there is no `{path}`")
-    try:
-        intact = weights_digest(load_file(path)) == weights.digest
-    except SafetensorError:
-        intact = False
-    if not intact:
-        raise JobError(
-            f"`{path}` is not what was published: its digest is another; restore or retrain it"
-        )
-
-
-def load_into(model: PreTrainedModel, weights: Published) -> None:
-    """Put published weights into a model of the same shape; JobError when they are damaged."""
-    check_weights(weights)
-    path = weights.file
-    put_state(model, load_file(path), told=f"`{path}`")

@@ -16,7 +16,6 @@ Each file has one; its public functions are what `explorer.workflow` may name.
 from collections.abc import Awaitable, Callable, Mapping
 
 from ...store.records import Experience
-from ..environments.verifiers import verifiers
 from .agent import agent
 from .multi_turn import multi_turn
 from .on_policy_distillation import on_policy_distillation
@@ -29,6 +28,7 @@ from .step_wise import step_wise
 from .thinking import thinking_budget
 from .tool_calls import tool_calls
 from .user_simulator import user_simulator
+from .verifiers import verifiers
 
 Made = Experience | list[Experience] | float | Mapping[str, float | None] | None
 """What a workflow may return."""

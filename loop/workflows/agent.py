@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 
 from ...store.errors import ConfigError, nearest
 from ...store.records import Experience, Task
-from ..chat_api.recorded import Recording, record
+from ..chat_api.recording import Recording, record
 from ..config.resolve import function as resolved
 from ..inference.policy import Policy
 

@@ -4,7 +4,7 @@ from ...store.records import Task
 from ..environments.environment import Environment
 from ..environments.episode import EnvironmentSpec, beginning, noted, opened, told
 from ..inference.policy import Policy
-from ..trajectories.trajectory import Conversation
+from ..trajectories.conversation import Conversation
 
 
 async def multi_turn(

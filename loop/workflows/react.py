@@ -7,7 +7,8 @@ from typing import Any
 from ...store.records import Task
 from ..environments.tools import Tool, Toolbox
 from ..inference.policy import Policy
-from ..trajectories.trajectory import Conversation, note
+from ..trajectories.conversation import Conversation
+from ..trajectories.trajectory import note
 
 _CALLS = 16
 """Calls of one answer that are made; further ones are refused."""

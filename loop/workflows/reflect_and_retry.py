@@ -21,9 +21,8 @@ from dataclasses import replace
 
 from ...store.records import Experience, Message, Task
 from ..inference.policy import Completion, Policy, Turn
-from ..trajectories.rewards import RewardSpec
+from ..trajectories.rewards import RewardSpec, judged
 from ..trajectories.trajectory import rows_of
-from .judged import judged
 from .reflecting import HINT, LONGEST, hinted, reflection_row
 
 _REFLECT = (

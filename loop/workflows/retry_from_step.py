@@ -27,7 +27,8 @@ from ..environments.environment import Environment
 from ..environments.episode import EnvironmentSpec, beginning, joined, opened, told
 from ..inference.messages import after
 from ..inference.policy import Completion, Policy, PolicyError, Turn
-from ..trajectories.trajectory import Conversation, note
+from ..trajectories.conversation import Conversation
+from ..trajectories.trajectory import note
 from .multi_turn import played
 from .reflecting import HINT, hinted, reflection_row, without_hint
 

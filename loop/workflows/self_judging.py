@@ -21,9 +21,8 @@ from ...store.ids import content_id
 from ...store.records import Experience, Task
 from ..inference.policy import Policy, PolicyError, Turn
 from ..trajectories.group import GroupPolicies
-from ..trajectories.rewards import RewardSpec
+from ..trajectories.rewards import RewardSpec, judged
 from ..trajectories.trajectory import rows_of
-from .judged import judged
 from .single_turn import single_turn
 
 

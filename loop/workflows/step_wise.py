@@ -13,7 +13,7 @@ from ...store.records import Experience, Message, Task
 from ..environments.environment import Shown, Step
 from ..environments.episode import EnvironmentSpec, joined, noted, opened, told
 from ..inference.policy import Policy, PolicyError
-from ..trajectories.trajectory import Conversation
+from ..trajectories.conversation import Conversation
 
 Rule = Literal["last", "all", "discounted", "own"]
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from ...store.records import Task
 from ..inference.policy import Policy, Sampling
-from ..trajectories.trajectory import Conversation, RolloutPolicy, note
+from ..trajectories.conversation import Conversation
+from ..trajectories.trajectory import RolloutPolicy, note
 
 
 async def thinking_budget(

@@ -13,7 +13,8 @@ from ...operators.rewards import tool_call_match
 from ...store.errors import ConfigError
 from ...store.records import Message, Task
 from ..inference.policy import Policy
-from ..trajectories.trajectory import Conversation, note
+from ..trajectories.conversation import Conversation
+from ..trajectories.trajectory import note
 
 
 async def tool_calls(

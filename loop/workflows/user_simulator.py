@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ...store.records import Experience, Message, Task
 from ..inference.policy import Policy, PolicyError
-from ..trajectories.trajectory import Conversation
+from ..trajectories.conversation import Conversation
 
 _ROLE = (
     "You play a user who talks to an assistant.\nWho you are: {persona}\nWhat you want: {goal}\n"

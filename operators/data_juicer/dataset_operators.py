@@ -8,10 +8,10 @@ import polars as pl
 import pyarrow as pa
 
 from ...store.errors import OperatorError
-from ..apply import KEEP, REASON
 from ..body import Batches, Declared
 from ..invariants import id_column
-from ..within import places_by_group
+from ..kinds import KEEP, REASON
+from ..scope import places_by_group
 from . import registry
 from .dataset import PLACE, Dataset
 from .output_columns import boundary, probe

@@ -8,9 +8,9 @@ import polars as pl
 import pyarrow as pa
 
 from ...store.errors import OperatorError
-from ..apply import KEEP, REASON
 from ..body import Batches, Declared
 from ..invariants import OF_A_RUN, id_column
+from ..kinds import KEEP, REASON
 from .output_columns import Written, arrow, boundary, probe, written
 from .steps import NOTHING, Done, Samples, Step, put, run
 from .text_paths import Place

@@ -6,12 +6,12 @@ import numpy as np
 import polars as pl
 
 from ...store.errors import OperatorError
-from ..apply import KEEP, REASON
 from ..body import Declared, FrameFunction
 from ..decorator import operator
 from ..invariants import id_column
+from ..kinds import KEEP, REASON
+from ..scope import UNIT, Within, seen
 from ..vectors import embedded, embedder_of
-from ..within import UNIT, Within, seen
 from . import cosine, minhash
 from .greedy import Alike, blocks_of
 

@@ -19,7 +19,7 @@ from rlake.loop.losses.batch import Batch
 from rlake.loop.models.lora import add_adapter
 from rlake.loop.trainer.checkpoints import Checkpoints
 from rlake.loop.trainer.distributed.fsdp import gathered, shard
-from rlake.loop.trainer.distributed.launch import Terms, joined_torchrun
+from rlake.loop.trainer.distributed.join import Terms, joined_torchrun
 from rlake.loop.trainer.distributed.world import Processes, World
 from rlake.loop.trainer.networks import Networks
 from rlake.loop.trainer.step import Optimization, Stepped

@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 
-from rlake.loop.chat_api.recorded import record
+from rlake.loop.chat_api.recording import record
 from rlake.loop.inference.policy import Policy
 from rlake.store import Task
 

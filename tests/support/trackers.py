@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from rlake.loop.runs.tracking import Tracked
+from rlake.loop.runs.tracker import Tracked
 
 TOLD: list[tuple[Any, ...]] = []
 

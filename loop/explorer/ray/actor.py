@@ -11,9 +11,9 @@ from typing import Any
 
 from ....store import Experience, Task
 from ...config import RunConfig
-from ...inference.engine import Weights
-from ...rollouts.group import fitting, standing_in
+from ...models.weights import Weights
 from ...rollouts.workers import Assignment, LocalRunner
+from ...trajectories.rows import fitting, standing_in
 
 Place = tuple[str | None, int, int]
 """A group's key: the measurement or None, the batch, and the place there."""

@@ -4,8 +4,7 @@ from typing import Any
 
 from ....store.errors import ConfigError, JobError
 from ...config import RunConfig
-from ...runs.ray import NAMESPACE, connected
-from .worker import last_line
+from ...runs.ray import NAMESPACE, connected, last_line
 
 
 def register_name(run_id: str) -> str:

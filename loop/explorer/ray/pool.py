@@ -10,14 +10,14 @@ from typing import Any
 
 from ....store.errors import ConfigError, JobError
 from ...rollouts.group import Trying
-from ...rollouts.workers import LostRunnerError, Runner, Team
-from ...runs.job import Job
-from ...runs.ray import NAMESPACE, connected, options, wanted
+from ...rollouts.workers import Runner, Team
+from ...runs.job import Job, LostRunnerError
+from ...runs.ray import NAMESPACE, answer, connected, end, options, wanted
 from ...weight_sync import started_from
 from .actor import ExplorerActor, Terms
 from .join import register_name
 from .registry import Register
-from .worker import RayRunner, States, answer, end
+from .worker import RayRunner, States
 
 CALLS = 16
 """Calls beside groups that an explorer may have under way."""

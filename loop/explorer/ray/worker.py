@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ....store.errors import JobError
 from ....store.records import Experience
-from ...inference.engine import Weights
-from ...rollouts.workers import Assignment, LostRunnerError
-from ...runs.ray import ray_module
+from ...models.weights import Weights
+from ...rollouts.workers import Assignment
+from ...runs.ray import answer, end, ray_module
 
 
 class States:
@@ -72,33 +71,3 @@ class RayRunner:
 
     async def _answer(self, reference: Any) -> Any:
         return await answer(reference, self.name)
-
-
-async def answer(reference: Any, name: str) -> Any:
-    """Return what an actor answers; LostRunnerError when it died, else what it raised."""
-    ray = ray_module()
-    try:
-        return await reference
-    except asyncio.CancelledError:
-        ray.cancel(reference)
-        raise
-    except ray.exceptions.RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, Exception):
-            raise cause from None
-        raise JobError(f"`{name}` failed: {last_line(error)}") from error
-    except ray.exceptions.RayError as error:
-        raise LostRunnerError(f"`{name}` died: {last_line(error)}") from error
-
-
-def end(actor: Any) -> None:
-    """End an actor now; without a connection to its cluster it is over already."""
-    ray = ray_module()
-    if ray.is_initialized():  # else Ray would connect again
-        ray.kill(actor)
-
-
-def last_line(error: BaseException) -> str:
-    """Return the line of Ray's message that says what happened."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from ...config.engines import TransformersEngine as Settings
 from ...models.load import eos_id, max_length
-from ..engine import Request, Sampled, Weights
+from ...models.weights import Weights
+from ..engine import Request, Sampled
 from ..policy import PolicyError
 from ..scoring import score_apart
 from .batch import Batch

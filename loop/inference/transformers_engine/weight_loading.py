@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from ....store.errors import JobError
 from ...models.digest import weights_digest
+from ...models.weights import Weights
 from ...weight_sync import Published, put_state, state_of
-from ..engine import Weights
 
 
 def take_in(model: PreTrainedModel, weights: Weights) -> str:

@@ -13,7 +13,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from ....store.errors import ConfigError, JobError, missing_extra
 from ....store.ids import content_id
 from ...config.engines import VllmEngine as Settings
-from ..engine import Request, Sampled, Weights
+from ...models.weights import Weights
+from ..engine import Request, Sampled
 from ..event_loop import OwnLoop
 from ..policy import PolicyError
 from .backend import Asked, DiedError, Serving

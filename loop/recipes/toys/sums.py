@@ -4,12 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 
 import numpy as np
-import polars as pl
 
-from ....operators.body import evaluate
 from ....store import Experience, Task
-from ....store.errors import SchemaError, nearest
-from ...environments.verifiers import verifiers_tasks
+from ...tasks.sources import from_sql, verifiers_tasks
 from .frozen_lake import frozen_lakes, frozen_squares
 from .puzzles import countdown_games, sudokus
 from .sql_questions import people_questions
@@ -137,34 +134,6 @@ def answered(
         num_turns=1,
     )
     return row.with_reward({"share_right": share_right(task, row)})
-
-
-def from_sql(
-    *, sql: str, taskset: str = "default", held_out: int = 0, seed: int = 0
-) -> Iterator[Task]:
-    """Yield a task for each row of one SELECT with the columns `prompt_text` and `answer`.
-
-    DuckDB's `range` makes a grid, and `format` or `||` fills a template. Other columns become the
-    metadata. `held_out` random ones are for measuring.
-
-    >>> sql = "SELECT format('{}*{}=', a, b) AS prompt_text, a * b AS answer, a AS times " \\
-    ...     "FROM range(2, 4) x(a), range(5) y(b)"
-    >>> tasks = list(from_sql(sql=sql))
-    >>> len(tasks), tasks[-1].prompt_text, tasks[-1].answer, tasks[-1].metadata
-    (10, '3*4=', '12', {'times': 3})
-
-    Raises QueryError when it is no SELECT, SchemaError when a column is missing.
-    """
-    rows = evaluate(f"SELECT * FROM ({sql}\n) ORDER BY ALL", pl.DataFrame({"nothing": []}))
-    for name in ("prompt_text", "answer"):
-        if name not in rows.columns:
-            raise SchemaError(f"the SELECT gives no column `{name}`{nearest(name, rows.columns)}")
-    held = set(np.random.default_rng(seed).permutation(rows.height)[:held_out].tolist())
-    for i, row in enumerate(rows.to_dicts()):
-        prompt, answer = row.pop("prompt_text"), row.pop("answer")
-        split = "eval" if i in held else "train"
-        message = None if answer is None else str(answer)
-        yield Task.ask(str(prompt), message, taskset=taskset, split=split, metadata=row or None)
 
 
 def forgetful_answers(

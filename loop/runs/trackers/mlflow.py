@@ -12,7 +12,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 if TYPE_CHECKING:
-    from ..tracking import Tracked
+    from ..tracker import Tracked
 
 MOST_PARAMETERS, LONGEST_PARAMETER = 100, 500
 LOCK_SECONDS = 30.0

@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 if TYPE_CHECKING:
-    from ..tracking import Tracked
+    from ..tracker import Tracked
 
 
 @dataclass(kw_only=True, config=ConfigDict(extra="forbid"))

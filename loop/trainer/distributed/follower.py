@@ -13,7 +13,7 @@ from torch.distributed import (
 
 from ...config import RunConfig
 from ..learner import Learner, begin
-from .launch import Terms, joined, joined_torchrun
+from .join import Terms, joined, joined_torchrun
 from .world import Processes, is_lost
 
 

@@ -6,63 +6,19 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
 
-import torch
 import torch.distributed as dist
 from torch.distributed import (
     TCPStore,  # pyright: ignore[reportPrivateImportUsage]
 )
-from torch.distributed.distributed_c10d import Store
-from torch.distributed.rendezvous import rendezvous
 
 from ....store.errors import ConfigError, JobError
-from ...config import RunConfig, check_shard
+from ...config import RunConfig
+from .join import Terms, joined, joined_process, joined_torchrun, missing_variables, under_torchrun
 from .processes import END_SECONDS, Local, OnRay, Others
 from .world import Processes, World
-
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-_joined: list[Processes] = []
-"""What this process is one of, when torchrun started it: for as long as it lives."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What every process must know to be one of several."""
-
-    size: int
-    shard: int | None
-    device: str
-    seconds: float
-    idle_seconds: float
-    """How long the first process may take between two calls, since it waits for rows."""
-
-    @classmethod
-    def of(cls, config: RunConfig, *, size: int) -> "Terms":
-        """Return those of a run; raises ConfigError for what cannot be."""
-        parallel = config.trainer.parallel
-        try:
-            check_shard(parallel.shard, size)
-        except ValueError as error:
-            raise ConfigError(f"`trainer.parallel`: {error}") from error
-        if ":" in config.model.device:
-            raise ConfigError(
-                f"`model.device` is {config.model.device}, and {size} processes take a GPU each; "
-                "set it to cuda"
-            )
-        device = config.model.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        wait = config.schedule.wait_seconds
-        return cls(size, parallel.shard, device, parallel.timeout_seconds, wait)
-
-
-def under_torchrun() -> bool:
-    """Tell whether torchrun started this process, as one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
 def follows() -> bool:
@@ -83,7 +39,7 @@ def launched(config: RunConfig, *, stop: threading.Event) -> Iterator[World]:
         return
     if parallel.launch == "torchrun":
         raise ConfigError(
-            f"`trainer.parallel.launch` is torchrun, and {_missing()} not set: start with "
+            f"`trainer.parallel.launch` is torchrun, and {missing_variables()} not set: start with "
             "`torchrun --nproc-per-node 2 -m rlake.loop.cli train CONFIG`, or set it to local"
         )
     size = parallel.processes or 1
@@ -96,11 +52,6 @@ def launched(config: RunConfig, *, stop: threading.Event) -> Iterator[World]:
         yield world
 
 
-def _missing() -> str:
-    names = [name for name in TORCHRUN if name not in os.environ]
-    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
-
-
 def _found(config: RunConfig) -> World:
     """Join those that torchrun started; they part when the first process ends."""
     asked, size = config.trainer.parallel.processes, int(os.environ["WORLD_SIZE"])
@@ -109,11 +60,11 @@ def _found(config: RunConfig) -> World:
             f"`trainer.parallel.processes` is {asked}, and torchrun started {size} processes; "
             "leave it out"
         )
-    if not _joined:
+    if not joined_process:
         world = joined_torchrun(Terms.of(config, size=size))
         atexit.register(_part, world)
         signal.signal(signal.SIGTERM, _ended_by_torchrun)
-    return _joined[0]
+    return joined_process[0]
 
 
 def _part(world: Processes) -> None:
@@ -123,45 +74,8 @@ def _part(world: Processes) -> None:
 
 def _ended_by_torchrun(number: int, frame: FrameType | None) -> None:
     del number, frame
-    reason = _joined[0].failure() if _joined else None
+    reason = joined_process[0].failure() if joined_process else None
     raise JobError(reason or "this process was told to end (SIGTERM)")
-
-
-def joined_torchrun(terms: Terms) -> Processes:
-    """Join those that torchrun started; raises ConfigError when it did not say how."""
-    absent = [name for name in TORCHRUN if name not in os.environ]
-    if absent:
-        raise ConfigError(
-            f"RANK and WORLD_SIZE are set as torchrun sets them, and {_missing()} not; start with "
-            "torchrun, or unset them"
-        )
-    seconds = timedelta(seconds=terms.seconds)
-    store, rank, _ = next(rendezvous("env://", timeout=seconds))
-    _joined.append(joined(terms, store, rank=rank, local_rank=int(os.environ["LOCAL_RANK"])))
-    return _joined[0]
-
-
-def joined(terms: Terms, store: Store, *, rank: int, local_rank: int) -> Processes:
-    """Become one of several processes that meet at a store."""
-    backend = "gloo"
-    if terms.device == "cuda":
-        if local_rank >= torch.cuda.device_count():
-            raise ConfigError(
-                f"process {rank} has no GPU of its own: there are {torch.cuda.device_count()} "
-                "here; lower `trainer.parallel.processes`, or set `model.device` to cpu"
-            )
-        torch.cuda.set_device(local_rank)
-        backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(
-        backend,
-        store=store,
-        rank=rank,
-        world_size=terms.size,
-        timeout=timedelta(seconds=terms.seconds),
-    )
-    return Processes(
-        store, shard=terms.shard, seconds=terms.seconds, idle_seconds=terms.idle_seconds
-    )
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ....store.errors import missing_extra
 
 if TYPE_CHECKING:
-    from .launch import Terms
+    from .join import Terms
 
 END_SECONDS = 30.0
 """How long the other processes may take to end."""
@@ -134,7 +134,7 @@ class _Follower:
 
     def follow(self, terms: Mapping[str, Any], host: str, port: int, rank: int) -> None:
         from .follower import follow
-        from .launch import Terms
+        from .join import Terms
 
         follow(Terms(**terms), host=host, port=port, rank=rank, local_rank=0)
 

@@ -16,7 +16,8 @@ from support.tiny_models import config, table
 
 from rlake.loop.algorithms import resolve
 from rlake.loop.environments.environment import Shown, Step
-from rlake.loop.inference.policy import Sampling, ScriptedPolicy
+from rlake.loop.inference.policy import Sampling
+from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.losses.batch import examples
 from rlake.loop.losses.gae import whitened
 from rlake.loop.rollouts.group import Trying, try_tasks, workflow_of

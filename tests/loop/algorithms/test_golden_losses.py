@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from rlake.loop.algorithms import resolve
 from rlake.loop.losses import Algorithm, Loss
 from rlake.loop.losses.batch import Examples
-from rlake.loop.models.token_logprobs import Scorer, scored
+from rlake.loop.models.token_logprobs import Scorer
+from rlake.loop.trainer.step import scored
 
 SHAPE = (5, 20)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.scripted_models import parrot, spoken
 
-from rlake.loop.chat_api.recorded import record
+from rlake.loop.chat_api.recording import record
 from rlake.store import Experience, Task
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from support.scripted_models import Parrot, parrot, spoken
 from support.tiny_models import config, speaking, table
 
 from rlake.loop.chat_api import router
-from rlake.loop.chat_api.recorded import record
+from rlake.loop.chat_api.recording import record
 from rlake.loop.inference.policy import Completion, Policy, PolicyError, Sampling
 from rlake.loop.rollouts.group import Trying, try_group
 from rlake.loop.run import run

@@ -12,7 +12,7 @@ from support.tiny_models import config, written
 
 from rlake.loop import cli
 from rlake.loop import config as config_module
-from rlake.loop.cli.run import summary, warn_of_dropped
+from rlake.loop.cli.run_summary import summary, warn_of_dropped
 from rlake.loop.config import ScheduleConfig, build, load, recipes
 from rlake.loop.run import check
 from rlake.loop.tasks.select import prepare, select

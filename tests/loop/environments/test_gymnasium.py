@@ -7,7 +7,8 @@ import pytest
 
 from rlake.loop.environments import frozen_lake, gymnasium
 from rlake.loop.environments.environment import Environment, Step
-from rlake.loop.inference.policy import Sampling, ScriptedPolicy
+from rlake.loop.inference.policy import Sampling
+from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.recipes.toys.frozen_lake import distances, find, frozen_lakes, frozen_squares, walks
 from rlake.loop.rollouts.group import Trying, try_tasks, workflow_of
 from rlake.store import Experience, Task

@@ -14,7 +14,8 @@ import pytest
 
 from rlake.loop.environments.mcp import close_servers, mcp_tools
 from rlake.loop.environments.tools import Called, Toolbox
-from rlake.loop.inference.policy import Sampling, ScriptedPolicy
+from rlake.loop.inference.policy import Sampling
+from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.rollouts.group import Trying, try_tasks, workflow_of
 from rlake.loop.trajectories.rewards import rewards_of
 from rlake.store import Task

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from rlake.loop.inference.policy import Sampling, ScriptedPolicy
+from rlake.loop.inference.policy import Sampling
+from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.rollouts.group import Trying, try_tasks, workflow_of
 from rlake.loop.tasks.select import prepare, select
 from rlake.store import Store

@@ -11,7 +11,8 @@ from support.builders import task
 from support.tiny_models import config, table
 
 from rlake.loop.config import RunConfig, ScheduleConfig
-from rlake.loop.inference.policy import Completion, Policy, Sampling, ScriptedPolicy
+from rlake.loop.inference.policy import Completion, Policy, Sampling
+from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.rollouts.group import Trying, try_tasks
 from rlake.loop.rollouts.timeouts import Clock
 from rlake.loop.run import explore, run, train

@@ -9,8 +9,9 @@ from support.tiny_models import config, table
 
 import rlake
 from rlake.loop.inference.cancellation import Stop, under
-from rlake.loop.inference.engine import Weights
-from rlake.loop.inference.policy import Policy, Sampling, ScriptedPolicy
+from rlake.loop.inference.policy import Policy, Sampling
+from rlake.loop.inference.scripted import ScriptedPolicy
+from rlake.loop.models.weights import Weights
 from rlake.loop.rollouts.group import Trying, try_group
 from rlake.loop.rollouts.workers import Assignment, Team
 from rlake.loop.run import run

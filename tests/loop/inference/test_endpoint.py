@@ -12,7 +12,7 @@ from support.tiny_models import config
 from rlake.loop.config import Endpoint
 from rlake.loop.inference.endpoint.policy import EndpointPolicy
 from rlake.loop.inference.policy import PolicyError, Sampling
-from rlake.loop.trajectories.trajectory import Conversation
+from rlake.loop.trajectories.conversation import Conversation
 from rlake.loop.workflows import single_turn
 from rlake.store import Task
 from rlake.store.errors import ConfigError

@@ -15,7 +15,7 @@ from rlake.loop import cli
 from rlake.loop.algorithms import names
 from rlake.loop.config import RunConfig, build, load, recipes
 from rlake.loop.config.load import read
-from rlake.loop.inference.policy import ScriptedPolicy
+from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.recipes.toys.expert_data import expert_answers
 from rlake.loop.recipes.toys.sums import unsorted_digits
 from rlake.loop.recipes.toys.workflows import step_by_step

@@ -11,9 +11,11 @@ import pytest
 from support.builders import task
 from support.tiny_models import speaking, table
 
-from rlake.loop.inference.policy import Completion, Policy, Sampling, ScriptedPolicy
-from rlake.loop.rollouts.group import Trying, store_rows, try_tasks, workflow_of
+from rlake.loop.inference.policy import Completion, Policy, Sampling
+from rlake.loop.inference.scripted import ScriptedPolicy
+from rlake.loop.rollouts.group import Trying, try_tasks, workflow_of
 from rlake.loop.trajectories.rewards import rewards_of
+from rlake.loop.trajectories.rows import store_rows
 from rlake.loop.workflows import Workflow, single_turn
 from rlake.loop.workflows.single_turn import experience
 from rlake.operators.reward_protocol import of_group

@@ -22,7 +22,8 @@ from rlake.loop import cli
 from rlake.loop.config import RunConfig
 from rlake.loop.run import check, run
 from rlake.loop.runs import trackers, tracking
-from rlake.loop.runs.tracking import Line, Tracked
+from rlake.loop.runs.tracker import Tracked
+from rlake.loop.runs.tracking import Line
 from rlake.store import Store, connect
 from rlake.store.errors import ConfigError, MissingExtraError
 

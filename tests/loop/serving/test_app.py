@@ -11,7 +11,8 @@ from support.tiny_models import speaking
 
 from rlake.loop.chat_api import Session, create_app
 from rlake.loop.config import LimitsConfig, ServeConfig
-from rlake.loop.inference.policy import Completion, PolicyError, Sampling, ScriptedPolicy
+from rlake.loop.inference.policy import Completion, PolicyError, Sampling
+from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.serving.load_balancer import Balanced, Foreign
 from rlake.loop.trajectories.trajectory import rows_of
 from rlake.store import Task

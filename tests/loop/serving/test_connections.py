@@ -7,7 +7,7 @@ from support.serving import chat, listening
 
 from rlake.loop.chat_api import create_app
 from rlake.loop.config import LimitsConfig
-from rlake.loop.inference.policy import ScriptedPolicy
+from rlake.loop.inference.scripted import ScriptedPolicy
 
 
 def test_more_connections_than_there_may_be_close_those_that_ask_for_nothing() -> None:

@@ -16,7 +16,8 @@ from support.serving import chat, kept
 
 from rlake.loop.chat_api.metrics import ServingMetrics
 from rlake.loop.chat_api.sessions import Session, Sessions
-from rlake.loop.inference.policy import Completion, ScriptedPolicy, Turn
+from rlake.loop.inference.policy import Completion, Turn
+from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.serving.journal import Journal
 from rlake.loop.serving.load_balancer import Balanced, Foreign
 from rlake.loop.serving.rows import feedback_rows, row_ids

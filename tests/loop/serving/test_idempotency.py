@@ -15,7 +15,8 @@ from rlake.loop.chat_api import Session, create_app
 from rlake.loop.chat_api.errors import RequestError
 from rlake.loop.chat_api.sessions import Sessions
 from rlake.loop.config import LimitsConfig
-from rlake.loop.inference.policy import Completion, ScriptedPolicy
+from rlake.loop.inference.policy import Completion
+from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.store import Store
 
 ADDRESS = "/v1/chat/completions"

@@ -10,7 +10,8 @@ from support.tiny_models import offline, speaking, table
 from rlake.loop.chat_api.metrics import ServingMetrics
 from rlake.loop.chat_api.requests import RequestError
 from rlake.loop.chat_api.sessions import Sessions
-from rlake.loop.inference.policy import Sampling, ScriptedPolicy
+from rlake.loop.inference.policy import Sampling
+from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.run import train
 from rlake.loop.serving import store_writer
 from rlake.loop.serving.journal import Journal

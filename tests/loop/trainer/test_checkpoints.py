@@ -17,9 +17,10 @@ from support.tiny_models import offline
 from support.tiny_models import written as written_rows
 
 from rlake.loop.config import KeepConfig, TrainerConfig
+from rlake.loop.models.atomic_folder import write_folder
 from rlake.loop.run import train
 from rlake.loop.runs.job import run_folder
-from rlake.loop.trainer.checkpoints import Checkpoints, write_folder
+from rlake.loop.trainer.checkpoints import Checkpoints
 from rlake.store import Store
 from rlake.store.errors import ConfigError, JobError, StoreError
 

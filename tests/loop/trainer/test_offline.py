@@ -15,7 +15,7 @@ import torch
 from support.tiny_models import offline, table, tiny, written
 
 from rlake.loop import run as run_module
-from rlake.loop.cli.run import warn_of_untrained
+from rlake.loop.cli.run_summary import warn_of_untrained
 from rlake.loop.models.load import load_folder, tokenizer_digest
 from rlake.loop.models.token_logprobs import token_logprobs
 from rlake.loop.run import run

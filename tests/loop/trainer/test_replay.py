@@ -12,7 +12,7 @@ import pytest
 from support.tiny_models import config, offline, table, written
 
 import rlake
-from rlake.loop.cli.run import summary
+from rlake.loop.cli.run_summary import summary
 from rlake.loop.config import RunConfig
 from rlake.loop.run import run
 from rlake.loop.trainer.redraw import rebuild

@@ -17,9 +17,11 @@ from transformers import PreTrainedModel
 from rlake.loop.algorithms import resolve
 from rlake.loop.inference.policy import Completion, Policy, Sampling, Turn
 from rlake.loop.losses.batch import Examples, at_temperature, examples
-from rlake.loop.models.token_logprobs import Scorer, scored
+from rlake.loop.models.token_logprobs import Scorer
 from rlake.loop.run import run
-from rlake.loop.trajectories.trajectory import Conversation, rows_of
+from rlake.loop.trainer.step import scored
+from rlake.loop.trajectories.conversation import Conversation
+from rlake.loop.trajectories.trajectory import rows_of
 from rlake.store import Experience, Store, Task
 
 CUTS: dict[str, dict[str, Any]] = {

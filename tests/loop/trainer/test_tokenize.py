@@ -19,7 +19,7 @@ from rlake.loop.inference.transformers_engine.engine import TransformersEngine
 from rlake.loop.models.chat_tokenizer import ConversationTokenizer
 from rlake.loop.models.load import prompt_ids, response_ids, tokenizer_digest
 from rlake.loop.trainer.tokenize import tokenize
-from rlake.loop.trajectories.trajectory import Conversation
+from rlake.loop.trajectories.conversation import Conversation
 from rlake.store import Experience, Task
 from rlake.store.files import Tokens
 

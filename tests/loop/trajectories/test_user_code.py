@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from support.builders import task
 
-from rlake.loop.inference.policy import Policy, Sampling, ScriptedPolicy
+from rlake.loop.inference.policy import Policy, Sampling
+from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.rollouts.group import Trying, try_tasks
 from rlake.loop.workflows import single_turn
 from rlake.operators.rewards import exact_match

@@ -9,8 +9,8 @@ import torch
 from support.jobs import finish, kill_at, start, told
 from support.tiny_models import config, table, tiny
 
-from rlake.loop.inference.engine import Weights
 from rlake.loop.models.digest import weights_digest
+from rlake.loop.models.weights import Weights
 from rlake.loop.runs.job import Job, Watch
 from rlake.loop.weight_sync import (
     Follower,

@@ -12,7 +12,8 @@ from support.tiny_models import speaking, tiny
 
 from rlake.loop.environments.environment import Shown, Step
 from rlake.loop.inference.chat_policy import ChatPolicy
-from rlake.loop.inference.policy import Policy, PolicyError, Sampling, ScriptedPolicy
+from rlake.loop.inference.policy import Policy, PolicyError, Sampling
+from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.inference.transformers_engine.engine import TransformersEngine
 from rlake.loop.rollouts.group import Trying, try_tasks, workflow_of
 from rlake.loop.trajectories.rewards import rewards_of

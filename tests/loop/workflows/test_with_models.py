@@ -13,7 +13,8 @@ from support.tiny_models import SPEC, config, speaking, table, tiny
 from rlake.loop.config import OtherModel, TinyModel
 from rlake.loop.inference.build import others
 from rlake.loop.inference.chat_policy import ChatPolicy
-from rlake.loop.inference.policy import Policy, Sampling, ScriptedPolicy
+from rlake.loop.inference.policy import Policy, Sampling
+from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.inference.transformers_engine.engine import TransformersEngine
 from rlake.loop.models.token_logprobs import token_logprobs
 from rlake.loop.rollouts.group import Trying, try_tasks, workflow_of

@@ -11,7 +11,8 @@ from support.tiny_models import tiny
 
 from rlake.loop.explorer.explorer import measured
 from rlake.loop.inference.chat_policy import ChatPolicy
-from rlake.loop.inference.policy import Policy, Sampling, ScriptedPolicy
+from rlake.loop.inference.policy import Policy, Sampling
+from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.inference.transformers_engine.engine import TransformersEngine
 from rlake.loop.rollouts.group import Trying, try_tasks, workflow_of
 from rlake.loop.trajectories.rewards import rewards_of
