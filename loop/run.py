@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from ..pipelines.inline import explorers, trainers
+from ..pipelines.inline import explorer_chain, trainer_chain
 from ..store import Store
 from ..store.errors import ConfigError
 from .algorithms import resolve
@@ -31,8 +31,8 @@ from .trainer.networks import check_teacher
 from .trainer.preferences import check as check_preferences
 from .trainer.trainer import Trainer
 from .trajectories.rewards import rewards_of
-from .weight_sync import Shelf
-from .weight_sync.run_models import located
+from .weight_sync import WeightCache
+from .weight_sync.run_models import resolve_run_models
 
 JOIN_SECONDS = 10.0
 """How long a failed run waits for the explorer to notice."""
@@ -49,14 +49,14 @@ def run(
     is raised. With `resume`, go on where a killed run stopped.
     """
     check(config)
-    config = located(store, config)
+    config = resolve_run_models(store, config)
     if config.explorer is None:
         train(store, config, resume=resume, listener=listener)
         return
     prepare(store, config)
     check_measured(store, config)
-    stop, shelf = threading.Event(), Shelf()
-    explorer = _Beside(
+    stop, shelf = threading.Event(), WeightCache()
+    explorer = BackgroundJob(
         lambda: explore(store, config, resume=resume, stop=stop, listener=listener, shelf=shelf),
         stop,
     )
@@ -104,11 +104,11 @@ def check(config: RunConfig) -> None:
     check_preferences(config, algorithm)
     check_teacher(config, algorithm)
     credit = algorithm.advantage()
-    trainers(config.trainer, credit=credit, grouped=algorithm.grouped)
+    trainer_chain(config.trainer, credit=credit, grouped=algorithm.grouped)
     if config.explorer is not None:
         workflow_of(config.explorer.workflow, config.explorer.models)
         rewards_of(config.explorer.rewards)
-        explorers(config.explorer.operators)
+        explorer_chain(config.explorer.operators)
         weighs = "logprobs" in algorithm.needs and config.trainer.missing_logprobs == "refuse"
         if weighs and config.explorer.engine.endpoint is not None:
             raise ConfigError(
@@ -137,7 +137,7 @@ def explore(
     resume: bool = False,
     stop: threading.Event | None = None,
     listener: Listener | None = None,
-    shelf: Shelf | None = None,
+    shelf: WeightCache | None = None,
 ) -> None:
     """Make the experience of a run, paced by the weights that its trainer publishes.
 
@@ -147,7 +147,7 @@ def explore(
         raise ConfigError("the configuration has no `explorer` section; `rlake train` runs it")
     check(config)
     _warn_of_truncation(config)
-    config = located(store, config)
+    config = resolve_run_models(store, config)
     prepare(store, config)
     check_measured(store, config)
     with job(store, config, "explore", resume=resume) as mine:
@@ -177,11 +177,11 @@ def train(
     stop: threading.Event | None = None,
     listener: Listener | None = None,
     ready: Callable[[], None] | None = None,
-    shelf: Shelf | None = None,
+    shelf: WeightCache | None = None,
 ) -> None:
     """Train on rows of the store: those that the run's explorer makes, or those that are there."""
     check(config)
-    config = located(store, config)
+    config = resolve_run_models(store, config)
     if config.data.makes_rows:  # tasks alone are the explorer's affair
         prepare(store, config)
     stop = stop or threading.Event()
@@ -195,7 +195,7 @@ def train(
 
 
 @dataclass
-class _Beside:
+class BackgroundJob:
     """A job in a thread of its own; when it fails it says so to the other."""
 
     work: Callable[[], None]
@@ -205,6 +205,7 @@ class _Beside:
     thread: threading.Thread | None = None
 
     def start(self) -> None:
+        """Start the job in a thread of its own."""
         self.thread = threading.Thread(target=self._run, name="explorer", daemon=True)
         self.thread.start()
 
@@ -224,5 +225,6 @@ class _Beside:
                 _log.warning("gave up waiting for the explorer's try after %g s", seconds or 0.0)
 
     def raise_error(self) -> None:
+        """Raise what ended the job, if anything did."""
         if self.error is not None:
             raise self.error

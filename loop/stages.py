@@ -17,7 +17,7 @@ from .evaluation.evaluate import evaluate
 from .run import check, run
 from .runs.job import same_config, stored_config
 from .runs.metrics import Listener
-from .weight_sync.run_models import as_started
+from .weight_sync.run_models import with_recorded_versions
 
 
 def run_stages(
@@ -139,7 +139,7 @@ def _is_done(store: Store, stages: Sequence[Stage], stage: Stage) -> bool:
     stored = jobs[max(due)][1]
     if stage.kind == "evaluate":
         return _same_measure(stage, stored)
-    same_config(stored, as_started(stage.config, stored))
+    same_config(stored, with_recorded_versions(stage.config, stored))
     before = RunConfig.model_validate_json(stored).trainer.steps
     if before == stage.config.trainer.steps:
         return True

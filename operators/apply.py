@@ -11,7 +11,7 @@ import polars as pl
 from ..store.errors import OperatorError, QueryError, RlakeError, nearest
 from ..store.ids import content_id
 from . import invariants, row_failures
-from .async_map import told
+from .async_map import one_line
 from .body import ERROR, PLACE, Explained, PlainBody, describe, produce
 from .kinds import KEEP, REASON, Applied, Kind
 from .row_failures import RowsFailed
@@ -42,11 +42,11 @@ class Operator:
     body: PlainBody = field(repr=False, compare=False)
     reads: tuple[str, ...]
     """Columns that must be there."""
-    reads_rest: bool
+    reads_all: bool
     """Whether it may look at other columns too."""
     writes: tuple[str, ...]
     """Columns that it sets or adds."""
-    sees: Sees
+    scope: Sees
     """What it looks at to treat a row: that row alone, its group, or all rows."""
     whole_groups: bool
     """Whether it computes over, or keeps and drops, groups as a whole."""
@@ -165,11 +165,11 @@ class Operator:
             if isinstance(error, RlakeError) and not isinstance(error, QueryError):
                 raise
             who = f"operator `{self.name}` ({self.kind})"
-            raise RowsFailed(f"{who}: failed with {told(error)}", told(error)) from error
+            raise RowsFailed(f"{who}: failed with {one_line(error)}", one_line(error)) from error
 
     def _none_failed(self, produced: pl.DataFrame) -> pl.DataFrame:
         errors = _errors(produced, produced[invariants.id_column(produced.columns)])
-        row_failures.Limit(self, produced.height, 0).count(errors)
+        row_failures.FailureLimit(self, produced.height, 0).count(errors)
         return produced
 
     def _explained(self, produced: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:

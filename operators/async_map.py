@@ -53,7 +53,7 @@ def run_apart(work: Coroutine[Any, Any, T]) -> T:
         return other.submit(asyncio.run, work).result()
 
 
-def told(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Return an error as the text that is kept of it, in one line of at most 500 characters.
 
     >>> told(ValueError("no\\nnumber"))
@@ -77,4 +77,4 @@ async def _one(
         if task is not None and task.cancelling():
             raise
         late = f"TimeoutError: it took longer than {seconds:g} s"
-        return None, late if limit.expired() else told(error)
+        return None, late if limit.expired() else one_line(error)

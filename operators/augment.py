@@ -81,7 +81,7 @@ def expert_answers(
     if not 0 <= share <= 1:
         raise OperatorError(f"`share` must be from 0 to 1, got {share}")
 
-    def shown(row: derived_rows.Row) -> derived_rows.Made:
+    def shown(row: derived_rows.ParentRow) -> derived_rows.Made:
         asked = derived_rows.question(row, derived_rows.conversation(row) or _asked(row))
         if not asked:
             return None
@@ -103,6 +103,6 @@ def expert_answers(
     return add
 
 
-def _asked(row: derived_rows.Row) -> list[dict[str, str]]:
+def _asked(row: derived_rows.ParentRow) -> list[dict[str, str]]:
     prompt = row.get("prompt_text")
     return [] if prompt is None else [{"role": "user", "content": prompt}]

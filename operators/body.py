@@ -12,8 +12,8 @@ import polars as pl
 import pyarrow as pa
 
 from ..store.errors import OperatorError
-from ..store.query import Console, query_error
-from .async_map import answers, told
+from ..store.query import QuerySession, query_error
+from .async_map import answers, one_line
 
 BATCH_ROWS = 1024
 """Rows that a `Batches` function sees at a time."""
@@ -25,7 +25,7 @@ PLACE = "place_of_the_row"
 """Column in which the order of rows is kept where an engine does not."""
 
 _NO_ROWS = pa.table({"nothing": pa.array([], pa.int64())})
-_idle: deque[Console] = deque(maxlen=4)
+_idle: deque[QuerySession] = deque(maxlen=4)
 
 FrameFunction = Callable[[pl.LazyFrame], pl.LazyFrame]
 
@@ -107,7 +107,7 @@ class Declared:
     reads: Sequence[str] | None = None
     may_read: Sequence[str] | None = None
     writes: Sequence[str] | None = None
-    sees: str | None = None
+    scope: str | None = None
 
 
 Body = PlainBody | Declared
@@ -169,10 +169,10 @@ def evaluate(query: str, rows: pl.DataFrame) -> pl.DataFrame:
     return in_utc(pl.DataFrame(pl.from_arrow(found)))
 
 
-def _take() -> Console:
+def _take() -> QuerySession:
     with suppress(IndexError):
         return _idle.pop()
-    console = Console(views=False)
+    console = QuerySession(views=False)
     console.show({}, _nothing)
     return console
 
@@ -302,5 +302,5 @@ def _one_batch(body: Batches, part: pl.DataFrame) -> pl.DataFrame:
     except pl.exceptions.PolarsError as error:
         raise OperatorError(
             f"a batch function returned columns of {dict(found.schema)}, expected "
-            f"{dict(body.returned)}: {told(error)}"
+            f"{dict(body.returned)}: {one_line(error)}"
         ) from error

@@ -104,7 +104,7 @@ class Endpoint:
             return 0, f"{type(error).__name__}: {error}", None
 
 
-def asker(spec: JudgeSpec) -> Ask:
+def chat_client(spec: JudgeSpec) -> Ask:
     """Return what answers: the function at `package.module:function`, or an endpoint's.
 
     >>> asker({"url": "http://127.0.0.1:8000/v1", "model": "judge"}).__name__

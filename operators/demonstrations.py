@@ -53,7 +53,7 @@ def best_of_n(
         return rows.with_columns(keep=kept, reason=rest).select(*names, "keep", "reason")
 
     reads = columns(distinct_by, last_step=last_step)
-    return Declared(body=mark, reads=reads, sees=seen(within))
+    return Declared(body=mark, reads=reads, scope=seen(within))
 
 
 @operator("filter")
@@ -106,7 +106,7 @@ def rejection_sample(
         return rows.map_batches(accept, schema={**frame.collect_schema(), **_MARKED})
 
     reads = columns(distinct_by, last_step=last_step)
-    return Declared(body=mark, reads=reads, sees=seen(within))
+    return Declared(body=mark, reads=reads, scope=seen(within))
 
 
 def accepted(
@@ -172,7 +172,7 @@ def kto_labels(
         return labelled.with_columns(desirable_weight=weight)
 
     reads = ("reward", "group_id") if by == "group_mean" else ("reward",)
-    return Declared(body=label, reads=reads, sees="all")
+    return Declared(body=label, reads=reads, scope="all")
 
 
 def _at_least_one(**numbers: int) -> None:

@@ -11,7 +11,7 @@ from .async_map import answers
 from .body import ERROR
 from .invariants import id_column
 
-Row = dict[str, Any]
+ParentRow = dict[str, Any]
 Made = Mapping[str, Any] | None
 """The columns in which a new row differs from its parent; None: no row is made."""
 
@@ -37,7 +37,7 @@ _JUDGED = ("reward", "rewards", "metrics")
 
 def new_rows(
     frame: pl.LazyFrame,
-    make: Callable[[Row], Made | Awaitable[Made]],
+    make: Callable[[ParentRow], Made | Awaitable[Made]],
     *,
     at_once: int = 16,
     seconds: float = 60.0,
@@ -65,7 +65,7 @@ def new_rows(
     return frame.map_batches(made, schema=schema)
 
 
-def retold(messages: Sequence[Message], *, source: str, reward: float | None) -> Row:
+def retold(messages: Sequence[Message], *, source: str, reward: float | None) -> ParentRow:
     """Return the columns of a row whose text is another than its parent's.
 
     Its tokens are not those that any policy sampled, so all columns of tokens are NULL; what was
@@ -81,7 +81,7 @@ def retold(messages: Sequence[Message], *, source: str, reward: float | None) ->
     }
 
 
-def texts(messages: Sequence[Message]) -> Row:
+def texts(messages: Sequence[Message]) -> ParentRow:
     """Return the columns that tell a conversation as text."""
     asked = [m for m in messages[:-1] if m.get("role") == "user"]
     return {

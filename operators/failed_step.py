@@ -38,7 +38,7 @@ def good_prefix(*, failed: str = FAILED) -> FrameFunction:
     """
     pattern = failure_pattern(failed)
 
-    def cut(row: derived_rows.Row) -> derived_rows.Made:
+    def cut(row: derived_rows.ParentRow) -> derived_rows.Made:
         talk = derived_rows.conversation(row)
         kept = before_failure(talk, pattern)
         while kept and kept[-1].get("role") != "assistant":
@@ -72,7 +72,7 @@ def before_failure(talk: Sequence[Message], pattern: re.Pattern[str]) -> list[Me
 
 def _first_tokens(
     row: Mapping[str, Any], talk: Sequence[Message], kept: Sequence[Message]
-) -> derived_rows.Row:
+) -> derived_rows.ParentRow:
     """Return the token columns up to the end of the last reply that is kept."""
     tokens, mask = row.get("token_ids"), row.get("loss_mask")
     if tokens is None or mask is None or len(mask) != len(tokens):

@@ -105,7 +105,7 @@ def keep_best(
 
     body: FrameFunction = choose
     reads = (by, unit) if unit else (by,)
-    return Declared(body=body, reads=reads, sees=seen(within))
+    return Declared(body=body, reads=reads, scope=seen(within))
 
 
 def _accuracy(name: str) -> pl.Expr:

@@ -40,7 +40,7 @@ def hindsight(*, relabel: str | Relabel = "achieved_goal", reward: float = 1.0) 
     """
     function = _function(relabel)
 
-    def again(row: derived_rows.Row) -> derived_rows.Made:
+    def again(row: derived_rows.ParentRow) -> derived_rows.Made:
         talk = derived_rows.conversation(row)
         if not talk or talk[-1].get("role") != "assistant":
             return None

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from ..store.records import Message, Task
 from . import derived_rows
 from .body import FrameFunction
-from .chat_client import asker
+from .chat_client import chat_client
 from .decorator import operator
 
 PROMPT = (
@@ -41,10 +41,10 @@ def paraphrase(
     >>> rows.pipe(op).select("prompt_text", "response_text").row(1)
     ('What is 2+2=', '4')
     """
-    ask = asker(policy)
+    ask = chat_client(policy)
     role = "user" if what == "prompt" else "assistant"
 
-    async def again(row: derived_rows.Row) -> derived_rows.Made:
+    async def again(row: derived_rows.ParentRow) -> derived_rows.Made:
         talk = derived_rows.conversation(row)
         place = _last(talk, role)
         old = None if place is None else talk[place].get("content")
@@ -67,7 +67,9 @@ async def echo(messages: list[Message]) -> str:
     return str(messages[-1]["content"])
 
 
-def _new_task(row: derived_rows.Row, talk: list[Message], prompt_text: str) -> derived_rows.Made:
+def _new_task(
+    row: derived_rows.ParentRow, talk: list[Message], prompt_text: str
+) -> derived_rows.Made:
     metadata = {**json.loads(row.get("metadata") or "{}"), "paraphrase_of": row["task_id"]}
     return {
         "messages": json.dumps(talk, ensure_ascii=False),
@@ -81,6 +83,6 @@ def _last(talk: list[Message], role: str) -> int | None:
     return places[-1] if places else None
 
 
-def _task(row: derived_rows.Row, talk: list[Message]) -> Task:
+def _task(row: derived_rows.ParentRow, talk: list[Message]) -> Task:
     asked = derived_rows.question({**row, "task_messages": None}, talk)
     return Task(messages=asked, answer=row.get("answer"), taskset="paraphrase")

@@ -91,7 +91,7 @@ def pairs(
         return rows.map_batches(partial(with_reason, unit=unit, otherwise=otherwise))
 
     reads = columns(distinct_by, last_step=last_step)
-    return Declared(body=Explained(make, reason=explain), reads=reads, sees=seen(within))
+    return Declared(body=Explained(make, reason=explain), reads=reads, scope=seen(within))
 
 
 def _ranked(scored: pl.LazyFrame) -> pl.LazyFrame:

@@ -129,7 +129,7 @@ def rarity(
     """
     same = pl.len().over(column, within).cast(pl.Float64)
     made = _as(pl.when(pl.col(column).is_not_null()).then(1 / same), into)
-    return Declared(body=made.body, writes=(into,), sees=seen_within(within))
+    return Declared(body=made.body, writes=(into,), scope=seen_within(within))
 
 
 def seen_within(column: str) -> str:

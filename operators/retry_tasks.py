@@ -58,14 +58,14 @@ def retry_tasks(
         ) from error
     pattern = failure_pattern(failed)
 
-    def begun(row: derived_rows.Row, talk: list[Message]) -> list[Message]:
+    def begun(row: derived_rows.ParentRow, talk: list[Message]) -> list[Message]:
         if start == "failed_step":
             return before_failure(talk, pattern)
         summary = row.get(feedback) if feedback else None
         said = prompt.format(feedback=f" {summary}" if summary else "")
         return [*talk, {"role": "user", "content": said}]
 
-    def task_of(row: derived_rows.Row) -> Task | str:
+    def task_of(row: derived_rows.ParentRow) -> Task | str:
         talk = derived_rows.conversation(row)
         if why := _why_not(row["reward"], talk, max_reward):
             return why

@@ -27,7 +27,7 @@ class RowsFailed(OperatorError):
 
 
 @dataclass
-class Limit:
+class FailureLimit:
     """How many rows may fail."""
 
     op: "Operator"
@@ -47,11 +47,11 @@ class Limit:
 
 def apply(op: "Operator", rows: pl.DataFrame, max_failed: int | None) -> "Applied":
     """Apply an operator to all rows or, where it raises, to parts that it may be given alone."""
-    limit = Limit(op, rows.height, max_failed)
+    limit = FailureLimit(op, rows.height, max_failed)
     try:
         applied = op.apply_once(rows)
     except RowsFailed as error:
-        is_one = op.sees == "all" or (op.sees == "group" and "group_id" not in rows.columns)
+        is_one = op.scope == "all" or (op.scope == "group" and "group_id" not in rows.columns)
         if is_one or not rows.height or _fails_without_rows(op, rows.schema):
             raise
         invariants.check_ids(rows, f"operator `{op.name}`")
@@ -70,7 +70,7 @@ class _Cutting:
 
     op: "Operator"
     given: pl.DataFrame
-    limit: Limit
+    limit: FailureLimit
 
     def __post_init__(self) -> None:
         self._after = self.op.columns_after(self.given.schema).to_frame()
@@ -108,7 +108,7 @@ class _Cutting:
 
 def _halves(op: "Operator", rows: pl.DataFrame) -> list[pl.DataFrame]:
     """Cut rows in two, groups kept whole where the operator looks at them; empty if it cannot."""
-    if op.sees == "row":
+    if op.scope == "row":
         half = rows.height // 2
         return [rows[:half], rows[half:]] if half else []
     groups = rows["group_id"].unique(maintain_order=True)

@@ -129,7 +129,7 @@ def short(name: str) -> str:
     return name.rpartition(":")[2]
 
 
-def judged(
+def scored(
     function: Callable[..., Any],
     rows: Iterable[Row],
     *,

@@ -123,7 +123,7 @@ def novelty(
 
     body: FrameFunction = prioritize
     reads = tuple(dict.fromkeys((column, within)))
-    return Declared(body=body, reads=reads, writes=(into,), sees=seen_within(within))
+    return Declared(body=body, reads=reads, writes=(into,), scope=seen_within(within))
 
 
 def _of_texts(texts: pl.Series, embedder: str) -> pl.Series:

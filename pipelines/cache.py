@@ -16,7 +16,7 @@ from ..operators.scope import places_by_group
 from ..operators.source_digest import digest
 from ..store import Store
 from ..store.ids import combine, content_id, row_digests
-from .cache_tables import DIGEST, LIMIT_BYTES, Memories
+from .cache_tables import DIGEST, LIMIT_BYTES, CacheTables
 from .running.partition import cut
 
 _AT_ONCE = 1024
@@ -28,14 +28,14 @@ _GROUP = "group_id"
 _KINDS = ("clean", "derive", "filter", "prioritize")
 
 
-class Memory:
+class OperatorCache:
     """Applies operators, and answers for the costly ones from what they answered before.
 
     Threads may share it.
     """
 
     def __init__(self, store: Store, *, limit_bytes: int = LIMIT_BYTES) -> None:
-        self.memories = Memories(store, limit_bytes=limit_bytes)
+        self.memories = CacheTables(store, limit_bytes=limit_bytes)
         """Where the answers are."""
 
     def apply(
@@ -98,14 +98,14 @@ def is_costly(op: Operator) -> bool:
     """
     body = op.body.rows if isinstance(op.body, Explained) else op.body
     seen = "group" if isinstance(body, Batches) and body.by_group else "row"
-    is_ours_to_keep = op.kind in _KINDS and op.sees == seen and bool(op.reads)
+    is_ours_to_keep = op.kind in _KINDS and op.scope == seen and bool(op.reads)
     is_slow = isinstance(body, Rows) or (isinstance(body, Batches) and not body.is_quick)
-    return is_slow and is_ours_to_keep and not op.reads_rest
+    return is_slow and is_ours_to_keep and not op.reads_all
 
 
 def _read(op: Operator, given: Iterable[str]) -> list[str]:
     """Return those of the columns that an operator's answer may depend on."""
-    more = {*op.may_read, _GROUP} if op.sees == "group" else op.may_read
+    more = {*op.may_read, _GROUP} if op.scope == "group" else op.may_read
     return list(dict.fromkeys([*op.reads, *(name for name in given if name in more)]))
 
 
@@ -128,7 +128,7 @@ class _Asked:
         self._given = rows.select(*dict.fromkeys(given))
         table = rows.select(*read).to_arrow(compat_level=pl.CompatLevel.oldest())
         digests, self._unit = row_digests(table), pl.col(DIGEST)
-        if op.sees == "group":
+        if op.scope == "group":
             groups = rows[_GROUP] if _GROUP in rows.columns else [""] * rows.height
             digests = _digests_within(places_by_group(groups), digests)
             self._unit = self._unit.str.split(":").list.first()

@@ -17,7 +17,7 @@ import lance
 import polars as pl
 
 from ..store import Store
-from ..store.change_feed import Tail
+from ..store.change_feed import ChangeFeed
 from ..store.errors import reason
 from ..store.take_rows import take
 
@@ -49,7 +49,7 @@ class Remembered:
     written_at: datetime
 
 
-class Memories:
+class CacheTables:
     """All memories of a store, by key. Threads may share it."""
 
     def __init__(self, store: Store, *, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -154,7 +154,7 @@ class Memories:
 class _Known:
     """The digests of a memory with the addresses of their rows; only new ones are read."""
 
-    tail: Tail = field(default_factory=lambda: Tail([DIGEST]))
+    tail: ChangeFeed = field(default_factory=lambda: ChangeFeed([DIGEST]))
     rows: pl.DataFrame = field(
         default_factory=lambda: pl.DataFrame(schema={DIGEST: pl.String, "_rowid": pl.UInt64})
     )

@@ -10,8 +10,8 @@ import polars as pl
 from ..operators import Operator
 from ..store import Store
 from . import source as sources
-from .cache import Memory
-from .incremental import Unseen, unseen
+from .cache import OperatorCache
+from .incremental import NewRows, unseen
 from .plan import Plan, line
 from .source import Table
 
@@ -30,9 +30,9 @@ class Step:
     operator: str
     kind: str
     reads: tuple[str, ...]
-    reads_rest: bool
+    reads_all: bool
     writes: tuple[str, ...]
-    sees: str
+    scope: str
     rows_in: int | None
     """Rows expected; None where nothing tells."""
     most_in: int | None
@@ -124,7 +124,12 @@ def _steps(
     mine: list[dict[str, Any]],
     rows: int | None,
 ) -> Iterable[Step]:
-    memory, given, most, is_exact = Memory(store), sources.schema(pipeline.source), rows, True
+    memory, given, most, is_exact = (
+        OperatorCache(store),
+        sources.schema(pipeline.source),
+        rows,
+        True,
+    )
     for op in plan.operators:
         done = _Done.of(op, mine)
         done = done if done.rows_in else _Done.of(op, runs)
@@ -134,9 +139,9 @@ def _steps(
             op.name,
             op.kind,
             op.reads,
-            op.reads_rest,
+            op.reads_all,
             op.writes,
-            op.sees,
+            op.scope,
             rows,
             most,
             out,
@@ -207,7 +212,7 @@ def _num_rows(pipeline: "Pipeline", store: Store) -> int | None:
     return store.sql(f"SELECT count(*) FROM {pipeline.source.rows}{where}").fetchall()[0][0]
 
 
-def _to_read(now: Unseen, rows: int | None) -> int | None:
+def _to_read(now: NewRows, rows: int | None) -> int | None:
     return rows if now.addresses is None else len(now.addresses)
 
 

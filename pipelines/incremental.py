@@ -26,7 +26,7 @@ _CREATED = "_row_created_at_version"
 
 
 @dataclass(frozen=True)
-class Unseen:
+class NewRows:
     """The rows of a source that a run has to read."""
 
     addresses: pl.Series | None
@@ -50,7 +50,7 @@ class Unseen:
 
 def unseen(
     pipeline: "Pipeline", plan: Plan, past: Store, *, full: bool = False, is_past: bool = False
-) -> Unseen:
+) -> NewRows:
     """Return what a run that reads `past` has to read, by the newest run with its definition.
 
     Of an operator that sees single rows, these are the rows that came since; of one that sees
@@ -64,9 +64,9 @@ def unseen(
     """
     definition = define(pipeline, plan)
     if is_past:
-        return Unseen(None, None, 0, why="everything that was there then")
+        return NewRows(None, None, 0, why="everything that was there then")
     if full:
-        return Unseen(None, definition, 0, why="everything, as asked for", is_everything=True)
+        return NewRows(None, definition, 0, why="everything, as asked for", is_everything=True)
     last = _last(past, definition)
     if last is None:
         why = "everything: there was no such run yet"
@@ -79,18 +79,18 @@ def unseen(
     else:
         return _since(pipeline, plan, past, last, definition)
     addresses = _without_own(pipeline, plan, past)
-    return Unseen(addresses, definition, 0, why=why, is_everything=True)
+    return NewRows(addresses, definition, 0, why=why, is_everything=True)
 
 
 def _since(
     pipeline: "Pipeline", plan: Plan, past: Store, last: Mapping[str, Any], definition: str
-) -> Unseen:
+) -> NewRows:
     """Return what came since a run, of a pipeline for which that is enough."""
     assert isinstance(pipeline.source, Table), "of other sources everything is read"
     touched = _new(pipeline, pipeline.source, plan, past, _versions(last))
     if touched is None:
         why = "everything, as values of side columns were undone"
-        return Unseen(None, definition, 0, why=why, is_everything=True)
+        return NewRows(None, definition, 0, why=why, is_everything=True)
     addresses = _chosen(pipeline.source, past, touched)["_rowid"].rename("addresses")
     rows = _num_rows(pipeline.source, past)
     left = None
@@ -99,19 +99,19 @@ def _since(
         left = gone[TABLES[pipeline.source.table].key[0]]
     if not len(addresses) and left is None:
         return _nothing(definition, last, rows)
-    groups = any(op.sees == "group" for op in plan.operators)
+    groups = any(op.scope == "group" for op in plan.operators)
     message = f"{len(addresses):,} rows that came since {_when(last)}"
     message += ", with the rest of their groups" if groups else ""
     message += (
         f"; takes back the values of {len(left):,} rows that left" if left is not None else ""
     )
-    return Unseen(addresses, definition, rows - len(addresses), left, why=message)
+    return NewRows(addresses, definition, rows - len(addresses), left, why=message)
 
 
-def _nothing(definition: str, last: Mapping[str, Any], rows: int) -> Unseen:
+def _nothing(definition: str, last: Mapping[str, Any], rows: int) -> NewRows:
     message = f"nothing: no row came since {_when(last)}"
     none = pl.Series("addresses", [], pl.UInt64)
-    return Unseen(none, definition, rows, is_nothing=True, why=message)
+    return NewRows(none, definition, rows, is_nothing=True, why=message)
 
 
 def _versions(last: Mapping[str, Any]) -> dict[str, int]:
@@ -140,8 +140,8 @@ def _why_everything(
     if source.where and tables_of(source.where):
         return f"`where` asks {', '.join(sorted(tables_of(source.where)))}"
     for op in operators:
-        if op.sees == "all" or (
-            op.sees == "group" and "group_id" not in TABLES[source.table].names
+        if op.scope == "all" or (
+            op.scope == "group" and "group_id" not in TABLES[source.table].names
         ):
             return f"`{op.name}` sees all rows"
     return ""
@@ -224,7 +224,7 @@ def _new(
         is_new |= pl.col("experience_id").is_in(ids.implode())
     new = rows.filter(is_new)
     new = _without(_made(pipeline, plan), new)
-    if any(op.sees == "group" for op in plan.operators):
+    if any(op.scope == "group" for op in plan.operators):
         groups = new["group_id"].unique()
         new = rows.filter(pl.col("group_id").is_in(groups.implode(), nulls_equal=True))
         new = _without(_made(pipeline, plan), new)
@@ -241,7 +241,7 @@ def _light(pipeline: "Pipeline", source: Table, plan: Plan, store: Store) -> pl.
         or sources.are_taken_back(source, store)
         else set()
     )
-    names |= {"group_id"} if any(op.sees == "group" for op in plan.operators) else set()
+    names |= {"group_id"} if any(op.scope == "group" for op in plan.operators) else set()
     columns = [*sorted(names), _CREATED]
     found = store.dataset(source.table).to_table(columns=columns, with_row_id=True)
     return pl.DataFrame(pl.from_arrow(found))

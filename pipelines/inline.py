@@ -37,7 +37,7 @@ _LONGEST = 2000
 
 
 @dataclass(frozen=True)
-class Treated:
+class ChainResult:
     """What a chain made of rows."""
 
     rows: pl.DataFrame
@@ -64,12 +64,12 @@ class Chain:
 
     def reads(self, known: Sequence[str]) -> list[str]:
         """Return those of the known columns that the operators read."""
-        if any(op.reads_rest for op in self.operators):
+        if any(op.reads_all for op in self.operators):
             return list(known)
         read = {name for op in self.operators for name in (*op.reads, *op.may_read)}
         return [name for name in known if name in read]
 
-    def treat(self, rows: pl.DataFrame) -> Treated:
+    def treat(self, rows: pl.DataFrame) -> ChainResult:
         """Apply the operators to whole groups of rows, each with an id of its own.
 
         What a filter drops is not seen by those behind it. Raises OperatorError for a broken law.
@@ -89,10 +89,10 @@ class Chain:
         placed = rows.select(_ID).with_row_index("_place")
         all_rows = all_rows.join(placed, on=_ID, how="left", maintain_order="left")
         all_rows = all_rows.sort("_place", nulls_last=True, maintain_order=True).drop("_place")
-        return Treated(all_rows, pl.concat(dropped), pl.concat(failed))
+        return ChainResult(all_rows, pl.concat(dropped), pl.concat(failed))
 
 
-def explorers(specs: Sequence[Spec]) -> Chain:
+def explorer_chain(specs: Sequence[Spec]) -> Chain:
     """Return the chain of an explorer; raises for one that it cannot have, before any work.
 
     OperatorError for operators that do not fit the columns or each other, ConfigError for what a
@@ -114,7 +114,7 @@ def explorers(specs: Sequence[Spec]) -> Chain:
     return chain
 
 
-def trainers(config: TrainerConfig, *, credit: Operator | None, grouped: bool) -> Chain:
+def trainer_chain(config: TrainerConfig, *, credit: Operator | None, grouped: bool) -> Chain:
     """Return the chain of a trainer, whose algorithm draws groups or not and gives this credit.
 
     Raises as `explorers` does, and ConfigError for a chain by which the statistics of a group
@@ -129,7 +129,7 @@ def trainers(config: TrainerConfig, *, credit: Operator | None, grouped: bool) -
     chain = _checked(config.operators, given, "trainer.operators", kinds=kinds)
     row_filter: Operator | None = None
     for op in chain.operators:
-        if op.sees == "group" and not grouped:
+        if op.scope == "group" and not grouped:
             raise ConfigError(
                 f"`trainer.operators`: `{op.name}` sees groups, and this algorithm draws single "
                 "rows; put it into `explorer.operators` or a pipeline"
@@ -160,7 +160,7 @@ def _checked(specs: Sequence[Spec], given: pl.Schema, where: str, *, kinds: str)
                 f"`{where}`: `{op.name}` is a {op.kind}, expected one of {kinds}; put it into a "
                 "pipeline over the table `experiences`"
             )
-        if op.sees == "all":
+        if op.scope == "all":
             raise ConfigError(
                 f"`{where}`: `{op.name}` sees all rows, and here come the rows of some groups at a "
                 "time; put it into a pipeline over the table `experiences`"
@@ -175,7 +175,9 @@ def _checked(specs: Sequence[Spec], given: pl.Schema, where: str, *, kinds: str)
     return chain
 
 
-def explored(chain: Chain, rows: Sequence[Experience]) -> tuple[list[Experience], Treated]:
+def apply_before_store(
+    chain: Chain, rows: Sequence[Experience]
+) -> tuple[list[Experience], ChainResult]:
     """Return the rows of finished groups as the chain leaves them, and new rows behind them.
 
     All rows stay: one that a filter drops says so in its `drop_reason`. Columns that `experiences`
@@ -192,7 +194,7 @@ def explored(chain: Chain, rows: Sequence[Experience]) -> tuple[list[Experience]
     return made, treated
 
 
-def treated(chain: Chain, rows: pl.DataFrame) -> tuple[pl.DataFrame, Treated]:
+def apply_before_train(chain: Chain, rows: pl.DataFrame) -> tuple[pl.DataFrame, ChainResult]:
     """Return a step's rows, in their order, with what the chain set and why it `left_out` some.
 
     A row that was drawn twice in one step is treated once. The `advantage` is what the chain sets
@@ -208,7 +210,7 @@ def treated(chain: Chain, rows: pl.DataFrame) -> tuple[pl.DataFrame, Treated]:
     return kept.join(message, on=_ID, how="left", maintain_order="left"), made
 
 
-def record(store: Store, treated: Treated, *, lineage_id: str, drops: bool = False) -> None:
+def record(store: Store, treated: ChainResult, *, lineage_id: str, drops: bool = False) -> None:
     """Store the errors of single rows in `failures`, and with `drops` why rows went in `drops`."""
     by = pl.lit(lineage_id).alias("lineage_id")
     if treated.failed.height:

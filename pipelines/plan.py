@@ -102,12 +102,12 @@ def line(head: str, told: str) -> str:
 
 def _told(op: Operator) -> str:
     """Say what an operator reads, writes and sees, and where it may stand."""
-    reads = ", ".join(op.reads) + (" and any other" if op.reads and op.reads_rest else "")
+    reads = ", ".join(op.reads) + (" and any other" if op.reads and op.reads_all else "")
     reads += ", and the row's facts" if op.may_read else ""
     parts = [f"reads {reads or 'any column'}"]
     if op.writes:
         parts.append(f"{'makes' if op.kind == 'reshape' else 'writes'} {', '.join(op.writes)}")
-    parts.append(f"sees {_SEES[op.sees]}")
+    parts.append(f"sees {_SEES[op.scope]}")
     if op.whole_groups:
         parts.append("whole: no row filter before it")
     if op.kind == "reshape":

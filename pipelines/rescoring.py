@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from ..operators.reward_protocol import Spec, looks_at
-from ..operators.scoring import SECONDS, judged, reward_of
+from ..operators.scoring import SECONDS, reward_of, scored
 from ..operators.source_digest import digest
 from ..store import Store
 from ..store.query import columns_of, literal
@@ -81,7 +81,7 @@ def rescore(
     done, by_group = 0, looks_at(function) == "group"
     for ids in _parts(past, unjudged, by_group=by_group, size=_size(function)):
         rows = _rows(past, ids)
-        verdicts = judged(function, rows.iter_rows(named=True), at_once=at_once, seconds=seconds)
+        verdicts = scored(function, rows.iter_rows(named=True), at_once=at_once, seconds=seconds)
         made = rows.select(
             "experience_id",
             scorer=pl.lit(scorer),

@@ -15,7 +15,7 @@ from ..store import Store
 from ..store import side_columns as sides
 from ..store.errors import OperatorError, QueryError
 from ..store.files.file_kind import InputSession, open_input
-from ..store.query import Console, nodes, query_error, syntax, tables_of
+from ..store.query import QuerySession, nodes, query_error, syntax, tables_of
 from ..store.schema import TABLES, table
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
@@ -107,7 +107,7 @@ class Blank:
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """Return the result of one SELECT."""
-        console = Console()
+        console = QuerySession()
         console.show(self.versions(), lambda n, v: cast("lance.LanceDataset", self.open_at(n, v)))
         return console.sql(query)
 

@@ -42,7 +42,7 @@ class Appended:
     """What an append did: rows written, rows that were there already, and the table's version."""
 
     rows: int
-    already: int
+    duplicates: int
     version: int
 
 

@@ -11,7 +11,7 @@ from .migrations import scanned
 _CREATED = "_row_created_at_version"
 
 
-class Tail:
+class ChangeFeed:
     """Reads each row of a table once, some columns of it, in the order of commits."""
 
     def __init__(

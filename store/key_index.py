@@ -8,7 +8,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .change_feed import Tail
+from .change_feed import ChangeFeed
 from .errors import ConflictError
 from .ids import row_digests
 from .query import literal
@@ -48,7 +48,7 @@ class KeyIndex:
         self._table = table
         self._old = np.empty(0, np.uint64)
         self._new: set[int] = set()
-        self._tail = Tail([*dict.fromkeys((*table.key, "created_at"))])
+        self._tail = ChangeFeed([*dict.fromkeys((*table.key, "created_at"))])
         self.newest = EPOCH
         """The largest `created_at` that was seen in the table."""
 

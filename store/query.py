@@ -56,7 +56,7 @@ def _stop_timers() -> None:
         timer.join(1)
 
 
-class Console:
+class QuerySession:
     """One DuckDB session over given versions of the tables. Not to be shared between threads."""
 
     def __init__(

@@ -17,7 +17,7 @@ from . import search as search_module
 from .append import Appended, Appender
 from .errors import NotFoundError, QueryError, StarvedError, StoreError, reason
 from .group_commit import Committer
-from .query import Console, views_sql
+from .query import QuerySession, views_sql
 from .schema import REFERRING_FIRST, TABLES, table
 from .validate import Rows
 
@@ -217,7 +217,7 @@ class Store:
         name = "console_of_files" if allow_files else "console"
         console = getattr(self._local, name, None)
         if console is None:
-            console = Console(files=allow_files)
+            console = QuerySession(files=allow_files)
             setattr(self._local, name, console)
         console.show(self.versions() | self.user_versions(), self._shown_at)
         console.join(frames)

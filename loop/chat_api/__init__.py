@@ -12,6 +12,6 @@ Rows have the source `served` and the run `NAME:serve`, and need nothing else to
 """
 
 from .app import create_app
-from .sessions import Forgetful, Session, Sessions, Sink
+from .sessions import NullSink, Session, Sessions, Sink
 
-__all__ = ["Forgetful", "Session", "Sessions", "Sink", "create_app"]
+__all__ = ["NullSink", "Session", "Sessions", "Sink", "create_app"]

@@ -15,15 +15,15 @@ from fastapi.responses import JSONResponse
 from ...store.records import Message
 from ..config.serve import ServeConfig
 from ..inference.policy import Completion, Policy, PolicyError, Sampling
-from ..inference.token_stream import Listener, heard_by
+from ..inference.token_stream import TokenStream, streaming_to
 from ..serving.idempotency import Retries, Retry, retry_of
 from . import requests as form
 from . import responses
 from .errors import RequestError
 from .header_values import of_header
-from .limits import Places, headers_of
+from .limits import RequestLimiter, headers_of
 from .metrics import ServingMetrics
-from .replies import PATIENCE_SECONDS, Exchange, Stream, whole
+from .replies import PATIENCE_SECONDS, ChatExchange, Stream, whole
 from .requests import Asked
 from .sessions import Session, Sessions, with_own_calls
 
@@ -49,7 +49,7 @@ class Serving:
         self._policies, self._any = dict(named), not isinstance(policies, Mapping)
         self.sessions, self._settings, self.metrics = sessions, settings, metrics
         self.check = check
-        self._places = Places(settings.limits)
+        self._places = RequestLimiter(settings.limits)
         self._retries = Retries(answered, most_bytes=settings.limits.retry_bytes)
 
     @property
@@ -98,8 +98,8 @@ class Serving:
             asked = form.read_chat(form.parse(body))
             name, policy = self.policy(asked.model)
             session, group = _names(request, session_id, asked)
-            listener = Listener() if asked.is_streamed else None
-            exchange = Exchange(asked, name, token_text(policy), len(body), began, listener)
+            listener = TokenStream() if asked.is_streamed else None
+            exchange = ChatExchange(asked, name, token_text(policy), len(body), began, listener)
             retry = retry_of(request, asked, body)
             if retry is not None:
                 exchange.id = retry.response_id
@@ -113,7 +113,7 @@ class Serving:
         return whole(exchange, self.metrics)
 
     async def _wait(
-        self, request: Request, work: "asyncio.Task[None]", listener: Listener | None
+        self, request: Request, work: "asyncio.Task[None]", listener: TokenStream | None
     ) -> None:
         """Wait for an answer, or for its beginning where somebody listens, but not for too long.
 
@@ -138,7 +138,7 @@ class Serving:
 
     async def _once(
         self,
-        exchange: Exchange,
+        exchange: ChatExchange,
         retry: Retry | None,
         policy: Policy,
         session_id: str | None,
@@ -149,7 +149,7 @@ class Serving:
                 await self._answer(exchange, policy, session_id, group_id)
 
     async def _answer(
-        self, exchange: Exchange, policy: Policy, session_id: str | None, group_id: str | None
+        self, exchange: ChatExchange, policy: Policy, session_id: str | None, group_id: str | None
     ) -> None:
         asked = exchange.asked
         with self.sessions.request(session_id, group_id) as session:
@@ -157,7 +157,7 @@ class Serving:
             messages = session.as_recorded(asked.messages)
             async with self._places.place():
                 began = time.perf_counter()
-                with heard_by(exchange.listener):
+                with streaming_to(exchange.listener):
                     sampled = await _generate(policy, asked, messages, session)
                 exchange.engine_seconds = time.perf_counter() - began
             completions = [with_own_calls(one, exchange.id, i) for i, one in enumerate(sampled)]
@@ -166,7 +166,7 @@ class Serving:
             await to_its_end(self._record(exchange, session, messages))
 
     async def _record(
-        self, exchange: Exchange, session: Session, messages: Sequence[Message]
+        self, exchange: ChatExchange, session: Session, messages: Sequence[Message]
     ) -> None:
         await self.sessions.record(
             session,

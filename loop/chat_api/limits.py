@@ -129,7 +129,7 @@ def headers_of(error: RequestError) -> dict[str, str]:
     return found | ({"WWW-Authenticate": "Bearer"} if error.status == 401 else {})
 
 
-class Places:
+class RequestLimiter:
     """Bounds the requests under way, those that wait for a place, and the bytes of their bodies."""
 
     def __init__(self, limits: LimitsConfig) -> None:
@@ -162,9 +162,9 @@ class Places:
             self._free.release()
 
     @contextmanager
-    def holding(self) -> Iterator["Held"]:
+    def holding(self) -> Iterator["BodyBudget"]:
         """Count the bytes of a body for as long as it is held."""
-        held = Held(self, self._limits)
+        held = BodyBudget(self, self._limits)
         try:
             yield held
         finally:
@@ -178,10 +178,10 @@ class Places:
         self._bytes += nbytes
 
 
-class Held:
+class BodyBudget:
     """The body of one request, while it is read."""
 
-    def __init__(self, places: Places, limits: LimitsConfig) -> None:
+    def __init__(self, places: RequestLimiter, limits: LimitsConfig) -> None:
         self._places, self._limits = places, limits
         self.nbytes = 0
 

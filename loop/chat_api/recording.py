@@ -9,9 +9,9 @@ from uuid import uuid4
 
 from ...store.errors import JobError, missing_extra
 from ...store.records import Experience, Task
-from ..inference.background import there
+from ..inference.background import run_on
 from ..inference.policy import Policy, PolicyError, Turn
-from ..trajectories.trajectory import rows_of
+from ..trajectories.trajectory import to_experiences
 from .router import ROUTER, Route, application, server
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Recording:
             )
         task = self.task or Task(messages=self.turns[0].messages)
         given = {"session_id": self.session_id, "reward": reward, **columns}
-        return [replace(row, **given) for row in rows_of(task, self.turns)]
+        return [replace(row, **given) for row in to_experiences(task, self.turns)]
 
     async def close(self) -> None:
         """End the session: nothing is answered any more."""
@@ -137,7 +137,7 @@ class Recording:
         if "sync_client" in self.__dict__:
             self.sync_client.close()
         if self._route.is_remote:
-            await there(server().app.end(self.session_id))
+            await run_on(server().app.end(self.session_id))
 
 
 def _openai() -> Any:

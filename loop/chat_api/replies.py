@@ -11,7 +11,7 @@ from fastapi import Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from ..inference.policy import Completion, PolicyError
-from ..inference.token_stream import Listener
+from ..inference.token_stream import TokenStream
 from . import responses
 from .errors import RequestError
 from .header_values import for_header
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Exchange:
+class ChatExchange:
     """One request, and what is known of its answer so far."""
 
     asked: Asked
@@ -35,7 +35,7 @@ class Exchange:
     nbytes: int
     """Of the request's body."""
     began: float
-    listener: Listener | None = None
+    listener: TokenStream | None = None
     """Hears the answer while it is sampled; None: it is sent whole."""
     id: str = field(default_factory=lambda: f"chatcmpl-{new_key()}")
     created: int = field(default_factory=lambda: int(time.time()))
@@ -76,7 +76,7 @@ class Exchange:
         return overhead
 
 
-def whole(exchange: Exchange, metrics: ServingMetrics) -> Response:
+def whole(exchange: ChatExchange, metrics: ServingMetrics) -> Response:
     """Return an answer that is there."""
     made = _whole(exchange)
     overhead = exchange.observe(metrics, time.perf_counter() - exchange.recorded)
@@ -85,7 +85,7 @@ def whole(exchange: Exchange, metrics: ServingMetrics) -> Response:
     return made
 
 
-def _whole(exchange: Exchange) -> Response:
+def _whole(exchange: ChatExchange) -> Response:
     texts = exchange.token_text
     if exchange.asked.is_streamed:
         contents = [responses.content(one) for one in exchange.completions]
@@ -113,8 +113,8 @@ class Stream(StreamingResponse):
 
     def __init__(
         self,
-        exchange: Exchange,
-        listener: Listener,
+        exchange: ChatExchange,
+        listener: TokenStream,
         work: "asyncio.Task[None]",
         metrics: ServingMetrics,
         ended: Callable[[], None],

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...store.errors import missing_extra
 from ...store.records import Message
-from ..inference.background import background
+from ..inference.background import shared_loop
 from ..inference.policy import Completion, Policy, PolicyError, Sampling, Turn
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ ROUTER = Router()
 """Knows all recordings of this process."""
 
 
-class Addressed:
+class SessionPathMiddleware:
     """Tells what stands behind an application which session a request's path names."""
 
     def __init__(self, app: "FastAPI") -> None:
@@ -161,7 +161,7 @@ class Addressed:
         await self.app.state.sessions.end(session_id)
 
 
-def _application(*, token: str | None = None) -> Addressed:
+def _application(*, token: str | None = None) -> SessionPathMiddleware:
     try:
         from ..config.serve import LimitsConfig, ServeConfig
         from .app import create_app
@@ -174,18 +174,20 @@ def _application(*, token: str | None = None) -> Addressed:
         requests_waiting=many,
         session_bytes=1 << 30,
     )
-    return Addressed(create_app(ROUTER, ROUTER, ServeConfig(limits=limits), token=token))
+    return SessionPathMiddleware(
+        create_app(ROUTER, ROUTER, ServeConfig(limits=limits), token=token)
+    )
 
 
 class _Here(threading.local):
     loop: asyncio.AbstractEventLoop | None = None
-    app: Addressed | None = None
+    app: SessionPathMiddleware | None = None
 
 
 _here = _Here()
 
 
-def application() -> Addressed:
+def application() -> SessionPathMiddleware:
     """Return the application of the loop that is running."""
     loop = asyncio.get_running_loop()
     if _here.app is None or _here.loop is not loop:
@@ -199,7 +201,7 @@ class Server:
 
     address: str
     token: str
-    app: Addressed
+    app: SessionPathMiddleware
 
 
 _starting = threading.Lock()
@@ -222,5 +224,5 @@ def _server() -> Server:
     listening = socket.create_server(("127.0.0.1", 0), backlog=512)
     settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none")
     serving = uvicorn.Server(settings)
-    asyncio.run_coroutine_threadsafe(serving.serve(sockets=[listening]), background())
+    asyncio.run_coroutine_threadsafe(serving.serve(sockets=[listening]), shared_loop())
     return Server(f"http://127.0.0.1:{listening.getsockname()[1]}", token, app)

@@ -78,7 +78,7 @@ class Sink(Protocol):
         ...
 
 
-class Forgetful:
+class NullSink:
     """The sink of a server that keeps nothing but what goes on."""
 
     async def keep(self, session: Session, turns: Sequence[Turn], response_id: str) -> None:
@@ -109,7 +109,7 @@ class Sessions:
         idle_seconds: float = 300.0,
         longest_seconds: float = 3600.0,
     ) -> None:
-        self.sink: Sink = sink or Forgetful()
+        self.sink: Sink = sink or NullSink()
         self._session_bytes, self._all_bytes = session_bytes, all_bytes
         self._idle, self._longest = idle_seconds, longest_seconds
         self._open: dict[str, Session] = {}

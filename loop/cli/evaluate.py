@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..config import RunConfig
     from ..evaluation.estimates import Estimate
     from ..evaluation.evaluate import Comparison, Evaluation
-    from ..evaluation.paired_test import Paired
+    from ..evaluation.paired_test import PairedTest
 
 
 @app.command(rich_help_panel=JOBS)
@@ -124,7 +124,7 @@ def _show_comparison(found: "Comparison", place: str, as_json: bool) -> None:
     print_fields(_compared(found.paired, a, b))
 
 
-def _compared(paired: "Paired", a: str, b: str) -> dict[str, Any]:
+def _compared(paired: "PairedTest", a: str, b: str) -> dict[str, Any]:
     message: dict[str, Any] = {
         "mean reward": f"{paired.difference:+.4f}{_bounds(paired.low, paired.high)}",
         "p, paired permutation test": f"{paired.p_value:.4g}",

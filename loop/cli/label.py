@@ -240,9 +240,11 @@ def import_(
     given = answers(file, FORMATS[format])
     done = store_labels(open_store(store), given, queue=queue, source=str(file))
     if as_json:
-        print_json({"rows": done.rows, "already": done.already, "file": str(file)})
+        print_json({"rows": done.rows, "already": done.duplicates, "file": str(file)})
     else:
-        print(f"imported {counted(done.rows, 'label')} from {file}, {done.already} there already")
+        print(
+            f"imported {counted(done.rows, 'label')} from {file}, {done.duplicates} there already"
+        )
 
 
 @commands.command()

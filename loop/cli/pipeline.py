@@ -117,9 +117,9 @@ def memory(
     as_json: JsonOption = False,
 ) -> None:
     """Show what is remembered of costly operators, the oldest first, or forget it."""
-    from ...pipelines.cache_tables import Memories
+    from ...pipelines.cache_tables import CacheTables
 
-    memories = Memories(open_store(store))
+    memories = CacheTables(open_store(store))
     there = memories.listed()
     if clear:
         memories.clear()

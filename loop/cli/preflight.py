@@ -23,7 +23,7 @@ from ..tasks.prepare import prepare
 from ..trainer.networks import build
 from ..trainer.optimizers import Optimizers
 from ..trainer.priority_updates import Priorities
-from ..weight_sync.run_models import located
+from ..weight_sync.run_models import resolve_run_models
 
 
 def open_new(place: str, rehearsal: Callable[[], object], *, create: bool = True) -> Store:
@@ -50,7 +50,7 @@ def rehearse(config: RunConfig, job: str) -> None:
     """
     with TemporaryDirectory(prefix="rlake-") as folder:
         store = connect(Path(folder) / "store")
-        config = located(store, config)
+        config = resolve_run_models(store, config)
         algorithm = resolve(config.algorithm)
         _try_networks(config, algorithm)
         if config.explorer is not None and config.explorer.engine.vllm and not find_spec("vllm"):

@@ -43,7 +43,7 @@ def generate(
 
     The same call goes on with what one that was killed has stored.
     """
-    from ...operators.chat_client import asker
+    from ...operators.chat_client import chat_client
     from ...store.errors import JobError
     from ...store.files.text import read_text
     from ...store.files.yaml_text import parse_yaml
@@ -56,7 +56,7 @@ def generate(
     with screen(stderr=True).status("asking") as shown:
         done = propose(
             lake,
-            asker(spec),
+            chat_client(spec),
             taskset=taskset,
             number=number,
             by=who,

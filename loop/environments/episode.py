@@ -14,7 +14,7 @@ from ...store.errors import ConfigError
 from ...store.records import Message, Task
 from ..config.resolve import function
 from ..inference.policy import Policy
-from ..trajectories.trajectory import note
+from ..trajectories.trajectory import record_metric
 from .environment import Environment, MakeEnvironment, Shown, Step
 
 EnvironmentSpec = str | Mapping[str, Mapping[str, Any] | None] | MakeEnvironment
@@ -69,9 +69,9 @@ def told(shown: Shown) -> list[Message]:
 
 def noted(policy: Policy, step: Step) -> Step:
     """Note what a step measured, and return it."""
-    note(policy, "environment/steps")
+    record_metric(policy, "environment/steps")
     for name, value in step.metrics.items():
-        note(policy, name, value)
+        record_metric(policy, name, value)
     return step
 
 
@@ -106,5 +106,5 @@ async def _closed(environment: Environment, name: str, policy: Policy, seconds: 
             closing.cancel()
     finally:
         if why is not None:
-            note(policy, "environment/leaked")
+            record_metric(policy, "environment/leaked")
             _log.warning("the environment `%s` could not be closed: %s", name, why)

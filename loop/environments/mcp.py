@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from ...store.errors import ConfigError, JobError, missing_extra
 from ..config.base import Float, Section
-from ..inference.background import background, there
+from ..inference.background import run_on, shared_loop
 from .tools import Tool
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ async def close_servers() -> None:
     """Stop all servers; those that are asked again are started again."""
     servers = list(_known.values())
     _known.clear()
-    await asyncio.gather(*(there(one.stop()) for one in servers))
+    await asyncio.gather(*(run_on(one.stop()) for one in servers))
 
 
 def _shared(name: str, spec: "McpServer | Mapping[str, Any]") -> "_Running":
@@ -90,7 +90,7 @@ class _Running:
 
     async def tools(self) -> list[Tool]:
         """Return its tools, from any loop."""
-        return (await there(self._connected()))[1]
+        return (await run_on(self._connected()))[1]
 
     async def stop(self) -> None:
         """Close the connection, and end the process; in the background's loop."""
@@ -182,7 +182,7 @@ class _Running:
 
     def _tool(self, one: Any) -> Tool:
         async def call(**arguments: Any) -> str:
-            return await there(self._call(one.name, arguments))
+            return await run_on(self._call(one.name, arguments))
 
         return Tool(
             name=one.name,
@@ -226,5 +226,5 @@ def _said(block: Any) -> str:
 
 @atexit.register
 def _stop_all() -> None:
-    ending = [asyncio.run_coroutine_threadsafe(o.stop(), background()) for o in _known.values()]
+    ending = [asyncio.run_coroutine_threadsafe(o.stop(), shared_loop()) for o in _known.values()]
     wait(ending, timeout=10.0)

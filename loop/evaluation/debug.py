@@ -10,10 +10,10 @@ from ...store import Experience, Store, Task
 from ...store.errors import NotFoundError
 from ...store.query import literal
 from ..config import RunConfig
-from ..rollouts.group import try_group
+from ..rollouts.group import run_group
 from ..rollouts.setup import trying
 from ..trajectories.rows import fitting
-from .policies import Answering, subject, with_models
+from .policies import PolicyPool, subject, with_models
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -45,12 +45,12 @@ def try_once(
     """
     config = with_models(store, config)
     how = replace(trying(config, tries), run_id="debug")
-    answering = Answering(store, config, sampling=how.sampling)
+    answering = PolicyPool(store, config, sampling=how.sampling)
     one = subject(store, config, version, model)
     try:
         policy = answering.policy(one)
         how.models.update(answering.others)
-        rows = run_apart(try_group(task, policy, how, step=1, place=0))
+        rows = run_apart(run_group(task, policy, how, step=1, place=0))
     finally:
         answering.close()
     engine = getattr(policy, "engine", None)

@@ -12,15 +12,15 @@ from ...store import Experience, Store, Task
 from ...store.errors import JobError
 from ..config import EvaluateConfig, RunConfig
 from ..inference.policy import Policy
-from ..rollouts.group import Trying, try_group
+from ..rollouts.group import RolloutSpec, run_group
 from ..rollouts.setup import measuring, sampling, trying
 from ..runs.job import Job, job, recorded
 from ..runs.metrics import Listener, Metrics
 from ..tasks.select import prepare
 from ..trajectories.rows import store_rows
 from .history import measured_before, rows_id, tries
-from .paired_test import Paired, paired
-from .policies import Answering, Subject, every_checkpoint, subject, with_models
+from .paired_test import PairedTest, paired
+from .policies import EvaluatedPolicy, PolicyPool, every_checkpoint, subject, with_models
 from .result import Evaluation, evaluation
 from .tasks import labelled, measured_tasks
 
@@ -31,7 +31,7 @@ class Comparison:
 
     a: Evaluation
     b: Evaluation
-    paired: Paired
+    paired: PairedTest
 
 
 def evaluate(
@@ -87,7 +87,7 @@ def compare(
 def measure(
     store: Store,
     config: RunConfig,
-    subjects: Sequence[Subject],
+    subjects: Sequence[EvaluatedPolicy],
     *,
     listener: Listener | None = None,
     title: str | None = None,
@@ -100,7 +100,7 @@ def measure(
     prepare(store, config.tasks)
     tasks = measured_tasks(store, settings)
     config = with_models(store, config)
-    who = Answering(store, config, sampling=sampling(settings.sampling))
+    who = PolicyPool(store, config, sampling=sampling(settings.sampling))
     found = []
     try:
         for one in subjects:
@@ -113,9 +113,9 @@ def measure(
 
 def _measured(
     mine: Job,
-    one: Subject,
+    one: EvaluatedPolicy,
     tasks: Sequence[Task],
-    who: Answering,
+    who: PolicyPool,
     listener: Listener | None,
     *,
     again: bool,
@@ -127,7 +127,7 @@ def _measured(
         return evaluation(settings, tasks, one, before, found, seed=seed, is_from_before=True)
     with recorded(mine, start_step=0):
         run_id = rows_id(mine.run_id, mine.attempt)
-        _try(mine, one, tasks, who, run_id)
+        _run_rollouts(mine, one, tasks, who, run_id)
         found = tries(mine.store, run_id)
         if not any(found.scores.values()):
             why = found.last_reason or "the reward gave nothing"
@@ -142,7 +142,9 @@ def _measured(
     return said
 
 
-def _try(mine: Job, one: Subject, tasks: Sequence[Task], who: Answering, run_id: str) -> None:
+def _run_rollouts(
+    mine: Job, one: EvaluatedPolicy, tasks: Sequence[Task], who: PolicyPool, run_id: str
+) -> None:
     """Try all tasks, and store the rows of each part of them."""
     settings = mine.config.evaluate or EvaluateConfig()
     policy: Policy = who.policy(one)
@@ -161,7 +163,7 @@ def _try(mine: Job, one: Subject, tasks: Sequence[Task], who: Answering, run_id:
 async def _tried(
     placed: Sequence[tuple[int, Task]],
     policy: Policy,
-    how: Trying,
+    how: RolloutSpec,
     settings: EvaluateConfig,
     run_id: str,
     *,
@@ -169,7 +171,7 @@ async def _tried(
 ) -> list[Experience]:
     """Try tasks, all at once, each as its taskset says; return the rows in order."""
     groups = (
-        try_group(task, policy, measuring(settings, how, task, run_id), step=step, place=i)
+        run_group(task, policy, measuring(settings, how, task, run_id), step=step, place=i)
         for i, task in placed
     )
     return [row for rows in await asyncio.gather(*groups) for row in rows]

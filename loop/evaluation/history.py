@@ -11,15 +11,15 @@ from ...store import Store
 from ...store.ids import content_id
 from ...store.query import literal
 from ..runs.job import Job, functions_of, stored_config
-from ..weight_sync import Published
-from .policies import Subject
+from ..weight_sync import PublishedWeights
+from .policies import EvaluatedPolicy
 
 _TASKS_OWN = r"/\d{6,}/\d{4,}$"
 """How the ids of groups end whose rows are tries at the task itself (`store.ids`)."""
 
 
 @dataclass(frozen=True)
-class Tries:
+class RolloutScores:
     """What the tries of a measurement came to."""
 
     scores: dict[str, list[float]]
@@ -31,7 +31,7 @@ class Tries:
     """Why, of the last of them, if it says so."""
 
 
-def tries(store: Store, run_id: str) -> Tries:
+def tries(store: Store, run_id: str) -> RolloutScores:
     """Return the tries of a measurement; one of several rows has the reward of its last row.
 
     Rows that stand apart, as judgements do, are no tries.
@@ -47,7 +47,7 @@ def tries(store: Store, run_id: str) -> Tries:
     last = ordered.group_by("group_id", "rollout", maintain_order=True).last()
     by_task = last.group_by("task_id", maintain_order=True).agg(pl.col("reward").drop_nulls())
     reasons = last.filter(pl.col("reward").is_null())["drop_reason"].drop_nulls()
-    return Tries(
+    return RolloutScores(
         scores=dict(by_task.iter_rows()),
         num_rows=rows.height,
         num_unscored=last["reward"].null_count(),
@@ -55,7 +55,7 @@ def tries(store: Store, run_id: str) -> Tries:
     )
 
 
-def measured_before(job: Job, subject: Subject, tasks: Sequence[str]) -> str | None:
+def measured_before(job: Job, subject: EvaluatedPolicy, tasks: Sequence[str]) -> str | None:
     """Return the run_id of the rows of the newest measurement of a version that was the same.
 
     The same weights, tasks, number and kind of tries, functions and other models; one that did not
@@ -89,7 +89,7 @@ def rows_id(run_id: str, attempt: int) -> str:
     return f"{run_id}:eval-{attempt:03d}"
 
 
-def rows_id_during(job: Job, weights: Published, tasks: Sequence[str]) -> str:
+def rows_id_during(job: Job, weights: PublishedWeights, tasks: Sequence[str]) -> str:
     """Return the run_id of the rows of a measurement that is made while the run goes on.
 
     The same weights, measured in the same way on the same tasks, have the same.
@@ -112,7 +112,7 @@ def _settings(config: str) -> dict[str, Any]:
     }
 
 
-def _is_of(store: Store, run_id: str, subject: Subject, tasks: Collection[str]) -> bool:
+def _is_of(store: Store, run_id: str, subject: EvaluatedPolicy, tasks: Collection[str]) -> bool:
     """Tell whether the rows of a measurement are tries of these weights at these tasks."""
     rows = store.sql(
         "SELECT DISTINCT task_id, policy_version, digests FROM experiences WHERE "

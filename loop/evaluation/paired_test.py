@@ -16,7 +16,7 @@ SWAPS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paired:
+class PairedTest:
     """What B is better than A by, over the tasks that both were scored on."""
 
     num_tasks: int
@@ -40,7 +40,7 @@ class Paired:
 
 def paired(
     a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], *, seed: int = 0
-) -> Paired:
+) -> PairedTest:
     """Compare the rewards of two policies, by task; JobError when they share no scored task.
 
     >>> found = paired({"t": [0.0], "u": [0.0]}, {"t": [1.0], "u": [1.0]})
@@ -56,7 +56,7 @@ def paired(
     only_a = int(((right[0] == 1) & (right[1] == 0)).sum()) if once else None
     only_b = int(((right[0] == 0) & (right[1] == 1)).sum()) if once else None
     low, high = bootstrap(differences, seed=seed) if len(both) > 1 else (None, None)
-    return Paired(
+    return PairedTest(
         num_tasks=len(both),
         num_left_out=len(set(a) | set(b)) - len(both),
         difference=float(differences.mean()),

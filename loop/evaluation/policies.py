@@ -16,8 +16,8 @@ from ..inference.chat_policy import ChatPolicy
 from ..inference.policy import Policy, Sampling
 from ..models.load import check_place, load, put
 from ..runs.job import run_folder
-from ..weight_sync import Published, published
-from ..weight_sync.run_models import located
+from ..weight_sync import PublishedWeights, published
+from ..weight_sync.run_models import resolve_run_models
 
 if TYPE_CHECKING:
     from ..inference.endpoint.policy import EndpointPolicy
@@ -26,13 +26,13 @@ P = TypeVar("P", bound="ChatPolicy | EndpointPolicy")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class EvaluatedPolicy:
     """One policy that is measured; with neither a version nor a model, what the run begins with."""
 
     version: int | None = None
     model: str | None = None
     """A folder or hub name, or what an endpoint calls its model."""
-    weights: Published | None = None
+    weights: PublishedWeights | None = None
     """Of the version."""
 
     @property
@@ -43,7 +43,7 @@ class Subject:
 
 def subject(
     store: Store, config: RunConfig, version: int | None, model: str | Path | None
-) -> Subject:
+) -> EvaluatedPolicy:
     """Return the run's newest policy, another version, or a model.
 
     Raises ConfigError for a version that is not there any more.
@@ -52,29 +52,29 @@ def subject(
     if model is not None:
         check_place(model)
         place = Path(model)
-        return Subject(model=str(place.absolute() if place.exists() else model))
+        return EvaluatedPolicy(model=str(place.absolute() if place.exists() else model))
     if endpoint is not None:
-        return Subject(model=endpoint.model)
+        return EvaluatedPolicy(model=endpoint.model)
     found = versions(store, config)
     if version is None and not found:
-        return Subject()
+        return EvaluatedPolicy()
     wanted = max(found) if version is None and found else version
     if wanted is None or wanted not in found:
         raise ConfigError(
             f"run `{config.name}` has no weights of version {wanted}; there are {sorted(found)}"
         )
-    return Subject(version=wanted, weights=found[wanted])
+    return EvaluatedPolicy(version=wanted, weights=found[wanted])
 
 
-def every_checkpoint(store: Store, config: RunConfig) -> list[Subject]:
+def every_checkpoint(store: Store, config: RunConfig) -> list[EvaluatedPolicy]:
     """Return all versions of a run whose weights are still there; ConfigError without any."""
     found = versions(store, config)
     if not found:
         raise ConfigError(f"run `{config.name}` has no weights any more; train it first")
-    return [Subject(version=v, weights=found[v]) for v in sorted(found)]
+    return [EvaluatedPolicy(version=v, weights=found[v]) for v in sorted(found)]
 
 
-def versions(store: Store, config: RunConfig) -> dict[int, Published]:
+def versions(store: Store, config: RunConfig) -> dict[int, PublishedWeights]:
     """Return the versions of a run whose weights are still there."""
     found = published(store, run_folder(store, config), config.name)
     return {v: weights for v, weights in found.items() if weights.folder.is_dir()}
@@ -86,7 +86,7 @@ def engine_of(config: RunConfig) -> EngineConfig:
     return own or (config.explorer or ExplorerConfig()).engine
 
 
-class Answering:
+class PolicyPool:
     """Lets subjects answer, one after the other; versions of a run share an engine."""
 
     def __init__(self, store: Store, config: RunConfig, *, sampling: Sampling) -> None:
@@ -104,7 +104,7 @@ class Answering:
             self._others = others(models, seed=self._config.seed)
         return self._others
 
-    def policy(self, subject: Subject) -> "ChatPolicy | EndpointPolicy":
+    def policy(self, subject: EvaluatedPolicy) -> "ChatPolicy | EndpointPolicy":
         """Return the policy of a subject; it answers until the next one is asked for."""
         if subject.weights is None:
             return self._other(subject)
@@ -118,12 +118,12 @@ class Answering:
         run_apart(close([*self._started, *(self._others or {}).values()]))
         self._folders.close()
 
-    def _other(self, subject: Subject) -> "ChatPolicy | EndpointPolicy":
+    def _other(self, subject: EvaluatedPolicy) -> "ChatPolicy | EndpointPolicy":
         if engine_of(self._config).endpoint is not None:
             return self._begin(Path())
         if subject.model is not None:
             return self._start(Path(subject.model))
-        model = located(self._store, self._config).model
+        model = resolve_run_models(self._store, self._config).model
         if model.path is not None:
             return self._start(Path(model.path))
         network, tokenizer = load(model, seed=self._config.seed)
@@ -161,4 +161,4 @@ def with_models(store: Store, config: RunConfig) -> RunConfig:
     explorer = config.explorer
     if explorer is None or all(model.run is None for model in explorer.models.values()):
         return config
-    return config.model_copy(update={"explorer": located(store, config).explorer})
+    return config.model_copy(update={"explorer": resolve_run_models(store, config).explorer})

@@ -8,8 +8,8 @@ from ...store import Task
 from ..config import EvaluateConfig
 from ..runs.eval_schedule import UNSCORED
 from .estimates import PASSED, Estimate, Scores, estimates
-from .history import Tries
-from .policies import Subject
+from .history import RolloutScores
+from .policies import EvaluatedPolicy
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Evaluation:
 def evaluation(
     settings: EvaluateConfig,
     tasks: Sequence[Task],
-    one: Subject,
+    one: EvaluatedPolicy,
     run_id: str,
-    found: Tries,
+    found: RolloutScores,
     *,
     seed: int,
     is_from_before: bool = False,
@@ -77,7 +77,7 @@ def evaluation(
 
 
 def _estimates(
-    settings: EvaluateConfig, tasks: Sequence[Task], found: Tries, seed: int
+    settings: EvaluateConfig, tasks: Sequence[Task], found: RolloutScores, seed: int
 ) -> list[Estimate]:
     scores = list(found.scores.values())
     if settings.tasksets is None:

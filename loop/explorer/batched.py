@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from ...store import Experience
 from ...store.errors import JobError
 from ..inference.cancellation import STOP_SECONDS
-from ..rollouts.workers import Assignment, Team
+from ..rollouts.workers import GroupRequest, WorkerPool
 
 if TYPE_CHECKING:
     from .explorer import Explorer
 
 
-class Batches:
+class BatchedExploration:
     """Tries the groups of a batch, or of a part of it, together; each is stored when it finishes.
 
     A part whose groups are not all stored when the explorer dies is tried again as a whole, so that
@@ -46,27 +46,29 @@ class Batches:
         there = self._stored.pop(batch, {})
         rows: list[Experience] = []
         for first in range(0, len(tasks), size):
-            part = [Assignment(task=t, step=batch, place=p) for p, t in tasks[first : first + size]]
-            missing = {a for a in part if a.place not in there}
+            part = [
+                GroupRequest(task=t, step=batch, index=p) for p, t in tasks[first : first + size]
+            ]
+            missing = {a for a in part if a.index not in there}
             if missing:
                 await of.measure(of.pacer.version)
-                begun = [there[a.place] for a in part if there.get(a.place) is not None]
+                begun = [there[a.index] for a in part if there.get(a.index) is not None]
                 team = await self._with_weights(min(begun, default=of.pacer.version))
                 rows += await self._try(team, part, missing)
                 of.pace()
         return rows
 
     async def _try(
-        self, team: Team, part: list[Assignment], missing: set[Assignment]
+        self, team: WorkerPool, part: list[GroupRequest], missing: set[GroupRequest]
     ) -> list[Experience]:
         """Try groups, store those that are missing, and return their rows in order."""
         of, over = self._of, self._of.explorer.over_sample
-        made: dict[Assignment, list[Experience]] = {}
+        made: dict[GroupRequest, list[Experience]] = {}
         enough, usable = self._enough(len(part)), 0
 
-        async def one(assignment: Assignment) -> None:
+        async def one(assignment: GroupRequest) -> None:
             nonlocal usable
-            rows = await team.try_group(assignment)
+            rows = await team.run_group(assignment)
             made[assignment] = stored = await of.storing.add(rows) if assignment in missing else []
             usable += _usable(stored or rows)  # what is stored already counts too
 
@@ -101,7 +103,7 @@ class Batches:
         whole = groups == self._of.batch_tasks
         return floor(share + 1e-9) if whole else ceil(share - 1e-9)
 
-    async def _with_weights(self, version: int) -> Team:
+    async def _with_weights(self, version: int) -> WorkerPool:
         """Return the runners with the weights of `version`, waiting until they are published."""
         of = self._of
         known = of.has_team
@@ -110,7 +112,7 @@ class Batches:
             return known
         weights = await of.weights(version)
         team = await of.team(weights.folder)
-        await team.follow(weights.weights)
+        await team.update_weights(weights.weights)
         return team
 
 

@@ -9,24 +9,24 @@ from pathlib import Path
 
 import torch
 
-from ...pipelines.inline import explorers
+from ...pipelines.inline import explorer_chain
 from ...store import Experience
 from ...store.errors import JobError
 from ...store.replay.row_index import Index
 from ..algorithms import Algorithm
 from ..rollouts.setup import trying
-from ..rollouts.workers import Team
-from ..rollouts.writer import Storing
+from ..rollouts.workers import WorkerPool
+from ..rollouts.writer import RolloutWriter
 from ..runs.job import Job, Watch, recorded
 from ..runs.metrics import Listener, Metrics
 from ..schedule.pacing import Pacer
 from ..schedule.samplers import own_sides
 from ..schedule.units import batch_tasks, new_units, order, own_where
 from ..tasks.curriculum import Curriculum
-from ..weight_sync import Follower, Published, Shelf
-from .batched import Batches
-from .live_eval import During
-from .streaming import Stream
+from ..weight_sync import PublishedWeights, WeightCache, WeightSubscriber
+from .batched import BatchedExploration
+from .live_eval import LiveEvaluation
+from .streaming import StreamingExploration
 from .workers import start_team
 
 
@@ -40,7 +40,7 @@ class Explorer:
         *,
         stop: threading.Event | None = None,
         listener: Listener | None = None,
-        shelf: Shelf | None = None,
+        shelf: WeightCache | None = None,
     ) -> None:
         config = job.config
         assert config.explorer is not None, "an explorer has its section in the configuration"
@@ -61,9 +61,9 @@ class Explorer:
             order=order(config, algorithm),
         )
         self.watch = Watch(job)
-        self.follower = Follower(job, self.watch, shelf=shelf)
-        self._team: Team | None = None
-        self._during: During | None = None
+        self.follower = WeightSubscriber(job, self.watch, shelf=shelf)
+        self._team: WorkerPool | None = None
+        self._during: LiveEvaluation | None = None
         self._useless = 0
 
     def run(self) -> None:
@@ -90,13 +90,15 @@ class Explorer:
         evaluate = self.config.evaluate
         if evaluate is None or evaluate.every is None:
             return nullcontext()
-        self._during = During(self)
+        self._during = LiveEvaluation(self)
         return self._during.on_record()
 
     async def _explore(self, first: int) -> None:
-        chain = explorers(self.explorer.operators)
-        self.storing = Storing(self.job.store, chain, lineage_id=f"{self.job.run_id}/explore")
-        way = Stream(self) if self.config.schedule.stream else Batches(self)
+        chain = explorer_chain(self.explorer.operators)
+        self.storing = RolloutWriter(self.job.store, chain, lineage_id=f"{self.job.run_id}/explore")
+        way = (
+            StreamingExploration(self) if self.config.schedule.stream else BatchedExploration(self)
+        )
         try:
             batch = await way.explore(first)
             if self.stop.is_set() and self.pacer.step <= self.steps:
@@ -108,11 +110,11 @@ class Explorer:
         await asyncio.to_thread(self.curriculum.finish, until=batch)
 
     @property
-    def has_team(self) -> Team | None:
+    def has_team(self) -> WorkerPool | None:
         """The runners, once they are started."""
         return self._team
 
-    async def weights(self, version: int) -> Published:
+    async def weights(self, version: int) -> PublishedWeights:
         """Return the weights of a version, waiting until they are published."""
         return await asyncio.to_thread(
             self.job.store.wait_for,
@@ -126,7 +128,7 @@ class Explorer:
             stop=self.stop,
         )
 
-    def _look(self, version: int) -> Published | None:
+    def _look(self, version: int) -> PublishedWeights | None:
         found = self.follower.find(version)
         if found is None:
             self.watch.check("train")
@@ -145,7 +147,7 @@ class Explorer:
         """Whether the runners are to keep their weights, since these are measured."""
         return self._during is not None and self._during.is_busy
 
-    async def team(self, folder: Path) -> Team:
+    async def team(self, folder: Path) -> WorkerPool:
         """Return the runners, which are started when there are weights for the first time."""
         if self._team is None:
             self._team = await start_team(self.job, self.trying, folder)

@@ -17,16 +17,16 @@ from ...store.errors import JobError
 from ...store.query import literal
 from ..config import EvaluateConfig
 from ..evaluation.history import rows_id_during, tries
-from ..evaluation.policies import Subject
+from ..evaluation.policies import EvaluatedPolicy
 from ..evaluation.result import Evaluation, evaluation
 from ..evaluation.tasks import labelled, measured_tasks
 from ..inference.cancellation import STOP_SECONDS
-from ..rollouts.workers import Assignment, Team
-from ..rollouts.writer import Storing
+from ..rollouts.workers import GroupRequest, WorkerPool
+from ..rollouts.writer import RolloutWriter
 from ..runs.eval_schedule import UNSCORED, measured_versions
 from ..runs.job import beside, pinned, recorded
 from ..runs.metrics import Metrics
-from ..weight_sync import Published
+from ..weight_sync import PublishedWeights
 
 if TYPE_CHECKING:
     from .explorer import Explorer
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class During:
+class LiveEvaluation:
     """Measures the versions of a run that are due, each with exactly its own weights."""
 
     def __init__(self, explorer: "Explorer") -> None:
@@ -69,7 +69,7 @@ class During:
                 await self._measure(await self._of.weights(self._next))
             self._next += 1
 
-    async def _measure(self, weights: Published) -> None:
+    async def _measure(self, weights: PublishedWeights) -> None:
         """Try what is not stored yet, and store what all tries come to, unless that is."""
         run_id = rows_id_during(self._job, weights, self._ids)
         if run_id in self._whole and weights.version in self._told:
@@ -90,11 +90,11 @@ class During:
         self._of.tell("evaluate", weights.version, found.numbers)
 
     @asynccontextmanager
-    async def _with(self, weights: Published) -> AsyncIterator[Team]:
+    async def _with(self, weights: PublishedWeights) -> AsyncIterator[WorkerPool]:
         """Give the explorer's runners these weights; who else has some for them waits."""
         team = await self._of.team(weights.folder)
         if team.version != weights.version:
-            await team.follow(weights.weights)
+            await team.update_weights(weights.weights)
         self.is_busy = True
         try:
             yield team
@@ -102,19 +102,19 @@ class During:
             self.is_busy = False
 
     async def _try(
-        self, team: Team, placed: Sequence[tuple[int, Task]], version: int, run_id: str
+        self, team: WorkerPool, placed: Sequence[tuple[int, Task]], version: int, run_id: str
     ) -> None:
         """Try tasks, all at once, and store the rows of each when its tries are finished."""
         of = self._of
-        storing = Storing(of.job.store, Chain(()), lineage_id=run_id)
+        storing = RolloutWriter(of.job.store, Chain(()), lineage_id=run_id)
 
-        async def one(assignment: Assignment) -> None:
-            rows = await team.try_group(assignment)
+        async def one(assignment: GroupRequest) -> None:
+            rows = await team.run_group(assignment)
             await storing.add([labelled(row, assignment.task.split) for row in rows])
 
         pending = {
             asyncio.create_task(
-                one(Assignment(task=task, step=version, place=place, measured_as=run_id))
+                one(GroupRequest(task=task, step=version, index=place, evaluation_id=run_id))
             )
             for place, task in placed
         }
@@ -148,12 +148,12 @@ class During:
         ).fetchall()
         return {task for (task,) in rows}
 
-    def _found(self, weights: Published, run_id: str) -> Evaluation:
+    def _found(self, weights: PublishedWeights, run_id: str) -> Evaluation:
         store, seed = self._job.store, self._of.config.seed
-        one = Subject(version=weights.version, weights=weights)
+        one = EvaluatedPolicy(version=weights.version, weights=weights)
         return evaluation(self._settings, self._tasks, one, run_id, tries(store, run_id), seed=seed)
 
-    def _are_there(self, weights: Published) -> bool:
+    def _are_there(self, weights: PublishedWeights) -> bool:
         newest = self._of.follower.latest()
         sends = newest is not None and weights.address == newest.address is not None
         return weights.state is not None or sends or weights.file.is_file()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from ...store import Experience
 from ...store.errors import JobError, StarvedError
 from ..inference.cancellation import STOP_SECONDS
-from ..rollouts.workers import Assignment, Team
-from ..weight_sync import Published
+from ..rollouts.workers import GroupRequest, WorkerPool
+from ..weight_sync import PublishedWeights
 
 if TYPE_CHECKING:
     from .explorer import Explorer
@@ -20,7 +20,7 @@ END_SECONDS = 10.0
 """How long it may take to store what was under way at the end; tries end long before."""
 
 
-class Stream:
+class StreamingExploration:
     """Keeps as many groups under way as the schedule allows, with the newest weights there are.
 
     A group is begun when the training step that will take it up, if all go on as fast, is at most
@@ -30,7 +30,7 @@ class Stream:
 
     def __init__(self, explorer: "Explorer") -> None:
         self._of = explorer
-        self._under_way: dict[asyncio.Task[list[Experience]], Assignment] = {}
+        self._under_way: dict[asyncio.Task[list[Experience]], GroupRequest] = {}
         self._finished: list[list[Experience]] = []
         self._batch = 1
         self._noted = 0
@@ -45,7 +45,7 @@ class Stream:
         newest = await self._newer(-1, ended, seconds=of.config.schedule.wait_seconds)
         team = await of.team(newest.folder)
         await of.measure(newest.version)
-        await team.follow(newest.weights)
+        await team.update_weights(newest.weights)
         following = asyncio.create_task(self._follow(team, ended))
         try:
             while of.pacer.step <= of.steps and not of.stop.is_set():
@@ -60,7 +60,7 @@ class Stream:
         self._note(last=True)
         return self._batch + 1
 
-    def _assignments(self, first: int) -> Iterator[Assignment]:
+    def _assignments(self, first: int) -> Iterator[GroupRequest]:
         """Yield the groups that are not stored yet, batch by batch."""
         stored = self._of.stored_places()
         self._batch = first
@@ -69,18 +69,18 @@ class Stream:
             whole = self._of.first_batch() if self._of.curriculum.learns else None
             for place, task in enumerate(self._of.curriculum.batch(self._batch, whole=whole)):
                 if place not in there:
-                    yield Assignment(task=task, step=self._batch, place=place)
+                    yield GroupRequest(task=task, step=self._batch, index=place)
             self._batch += 1
 
-    def _begin(self, team: Team, assignments: Iterator[Assignment]) -> None:
+    def _begin(self, team: WorkerPool, assignments: Iterator[GroupRequest]) -> None:
         """Begin groups while they are wanted."""
         of = self._of
         while of.pacer.admits(len(self._under_way) * of.units_per_group, team.version):
             assignment = next(assignments)
             self._under_way[asyncio.create_task(self._one(team, assignment))] = assignment
 
-    async def _one(self, team: Team, assignment: Assignment) -> list[Experience]:
-        return await self._of.storing.add(await team.try_group(assignment))
+    async def _one(self, team: WorkerPool, assignment: GroupRequest) -> list[Experience]:
+        return await self._of.storing.add(await team.run_group(assignment))
 
     async def _wait(self, following: asyncio.Task[None]) -> None:
         """Wait until a group is stored, or there are newer weights."""
@@ -112,7 +112,7 @@ class Stream:
             self._of.pace()
             self._note()
 
-    async def _end(self, team: Team) -> None:
+    async def _end(self, team: WorkerPool) -> None:
         """Stop what is under way, and store what was sampled of it."""
         stopped = self._of.stop.is_set()
         why = "the run was stopped" if stopped else "the run has all that it needs"
@@ -136,7 +136,7 @@ class Stream:
             if not last:
                 of.check(rows)
 
-    async def _follow(self, team: Team, ended: threading.Event) -> None:
+    async def _follow(self, team: WorkerPool, ended: threading.Event) -> None:
         """Replace the weights whenever newer ones are published.
 
         Those that are measured are kept until that is done, while groups begin as they may.
@@ -144,14 +144,16 @@ class Stream:
         while not ended.is_set():
             newer = await self._newer(team.version, ended, seconds=inf)
             await self._of.measure(newer.version)
-            await team.follow(newer.weights)
+            await team.update_weights(newer.weights)
             if not self._news.done():
                 self._news.set_result(None)
 
-    async def _newer(self, version: int, ended: threading.Event, *, seconds: float) -> Published:
+    async def _newer(
+        self, version: int, ended: threading.Event, *, seconds: float
+    ) -> PublishedWeights:
         of = self._of
 
-        def look() -> Published | None:
+        def look() -> PublishedWeights | None:
             if of.stop.is_set() and not ended.is_set():
                 raise JobError("the run was stopped")
             found = of.follower.latest()

@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from ..rollouts.group import Trying
+from ..rollouts.group import RolloutSpec
 from ..rollouts.setup import start_runner
-from ..rollouts.workers import Team
+from ..rollouts.workers import WorkerPool
 from ..runs.job import Job
 from ..weight_sync import started_from
 
 
-async def start_team(job: Job, how: Trying, folder: Path) -> Team:
+async def start_team(job: Job, how: RolloutSpec, folder: Path) -> WorkerPool:
     """Start the runners of a run, with the model of a folder: one here, or several on Ray."""
     if job.config.cluster is not None:
         from .ray.pool import start_fleet
 
         return await start_fleet(job, how, folder)
-    return Team([start_runner(job.config, how, started_from(job, folder))])
+    return WorkerPool([start_runner(job.config, how, started_from(job, folder))])

@@ -10,7 +10,7 @@ _starting = threading.Lock()
 _started: list[asyncio.AbstractEventLoop] = []
 
 
-def background() -> asyncio.AbstractEventLoop:
+def shared_loop() -> asyncio.AbstractEventLoop:
     """Return the loop of the thread, which is started when it is first asked for."""
     with _starting:
         if not _started:
@@ -20,6 +20,6 @@ def background() -> asyncio.AbstractEventLoop:
         return _started[0]
 
 
-async def there(work: Coroutine[Any, Any, T]) -> T:
+async def run_on(work: Coroutine[Any, Any, T]) -> T:
     """Await something in the background's loop; who gives up here cancels it there."""
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, background()))
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, shared_loop()))

@@ -10,7 +10,7 @@ GRACE_SECONDS = 0.5
 """How long a try that is stopped may still take, to return what it has."""
 
 
-class Stop:
+class CancelScope:
     """Ends the tries that work under it: requests under way are answered with what they have."""
 
     def __init__(self) -> None:
@@ -35,11 +35,11 @@ class Stop:
             self._calls.remove(call)
 
 
-_around: ContextVar[tuple[Stop, ...]] = ContextVar("stops", default=())
+_around: ContextVar[tuple[CancelScope, ...]] = ContextVar("stops", default=())
 
 
 @contextmanager
-def under(stop: Stop) -> Iterator[None]:
+def cancel_scope(stop: CancelScope) -> Iterator[None]:
     """Let what is done in the block, and tasks made there, end when `stop` is set."""
     token = _around.set((*_around.get(), stop))
     try:
@@ -48,17 +48,17 @@ def under(stop: Stop) -> Iterator[None]:
         _around.reset(token)
 
 
-def why() -> str | None:
+def cancel_reason() -> str | None:
     """Return why what works here is stopped; None when it is not."""
     return next((stop.reason for stop in _around.get() if stop.reason is not None), None)
 
 
 @contextmanager
-def when_stopped(call: Callable[[], None]) -> Iterator[None]:
+def on_cancel(call: Callable[[], None]) -> Iterator[None]:
     """Call this when what works here is stopped, until the block ends; now if it is already."""
     with ExitStack() as stack:
         for stop in _around.get():
             stack.enter_context(stop.calls(call))
-        if why() is not None:
+        if cancel_reason() is not None:
             call()
         yield

@@ -12,14 +12,14 @@ from ...store.errors import JobError
 from ...store.ids import content_id
 from ...store.records import Message
 from ..models.load import tokenizer_digest
-from .cancellation import when_stopped, why
+from .cancellation import cancel_reason, on_cancel
 from .chat_template import Templates
-from .detokenizer import Marks, Speech
+from .detokenizer import IncrementalDetokenizer, SpecialTokens
 from .engine import Engine, Request, Sampled
 from .policy import Completion, PolicyError, Sampling, Turn
 from .scoring import that_scores
-from .token_stream import Heard, Says, who_hears
-from .tool_calls import Beside, assistant_message, known_format
+from .token_stream import TextDecoder, TokenCallback, current_callbacks
+from .tool_calls import OutsideToolCalls, assistant_message, known_format
 
 _LONG = 20_000
 """Characters of a prompt from which it is tokenized in a thread: shorter ones take milliseconds."""
@@ -66,7 +66,7 @@ class ChatPolicy:
         Raises PolicyError: `template_error`, `context_overflow`, or what the engine says.
         """
         prompt = await self._asked(messages, tools, earlier)
-        heard = who_hears([self._says(tools) for _ in range(n)])
+        heard = current_callbacks([self._says(tools) for _ in range(n)])
         chosen = sampling or self.sampling
         sampled = await self.complete(prompt, n=n, sampling=chosen, heard=heard)
         made = [self._completion(prompt, one, tools) for one in sampled]
@@ -78,7 +78,7 @@ class ChatPolicy:
         *,
         n: int = 1,
         sampling: Sampling | None = None,
-        heard: Sequence[Heard | None] = (),
+        heard: Sequence[TokenCallback | None] = (),
     ) -> list[Sampled]:
         """Sample `n` times behind a prompt of tokens; `heard` takes each one's as they come.
 
@@ -107,9 +107,9 @@ class ChatPolicy:
             )
             for i in range(n)
         ]
-        if (reason := why()) is not None:
+        if (reason := cancel_reason()) is not None:
             raise PolicyError(f"the try was stopped: {reason}", finish_reason="abort")
-        with when_stopped(lambda: self.engine.abort(requests)):
+        with on_cancel(lambda: self.engine.abort(requests)):
             return await self.engine.complete(requests)
 
     async def score(
@@ -126,13 +126,13 @@ class ChatPolicy:
         """Return what tokens say, without special ones."""
         return self.engine.tokenizer.decode(list(token_ids), skip_special_tokens=True)  # type: ignore[return-value]
 
-    def _says(self, tools: Sequence[dict[str, Any]] | None) -> Says:
+    def _says(self, tools: Sequence[dict[str, Any]] | None) -> TextDecoder:
         """Return what makes an answer's content of its tokens as they come.
 
         With tools it ends at a special token: calls are marked with them, and texts are read with
         them in an answer that calls tools, without them in others.
         """
-        speech = Speech(
+        speech = IncrementalDetokenizer(
             self.text,
             special=self._marks.special,
             undecided=self._marks.bytes,
@@ -140,12 +140,12 @@ class ChatPolicy:
         )
         if not tools:
             return speech
-        beside = Beside(self._format)
+        beside = OutsideToolCalls(self._format)
         return lambda tokens: beside(speech(tokens))
 
     @cached_property
-    def _marks(self) -> Marks:
-        return Marks(self.engine.tokenizer)
+    def _marks(self) -> SpecialTokens:
+        return SpecialTokens(self.engine.tokenizer)
 
     async def _asked(
         self,

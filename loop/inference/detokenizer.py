@@ -12,7 +12,7 @@ _SOON = 8
 """So many undecided tokens are looked at again only when they are twice as many."""
 
 
-class Marks:
+class SpecialTokens:
     """Which tokens of a tokenizer say nothing by themselves."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
@@ -26,7 +26,7 @@ class Marks:
         """Those whose text depends on all such tokens beside them."""
 
 
-class Speech:
+class IncrementalDetokenizer:
     """Tells what tokens say, part by part; the parts are the beginning of what all of them say.
 
     What ends in an unfinished character is held back until it is decided. Only a few tokens are

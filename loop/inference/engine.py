@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..models.weights import Weights
 from .policy import Sampling, Segment, Timing
-from .token_stream import Heard
+from .token_stream import TokenCallback
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -19,7 +19,7 @@ class Request:
     prompt_ids: Sequence[int]
     sampling: Sampling
     """With a seed of its own, and `max_tokens` that fit behind the prompt."""
-    heard: Heard | None = field(default=None, compare=False)
+    heard: TokenCallback | None = field(default=None, compare=False)
     """Takes the tokens of the answer while they are sampled, if somebody waits for them."""
 
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class OwnLoop:
+class BackgroundLoop:
     """Runs coroutines for other loops and for threads without one, until it is closed."""
 
     def __init__(self, name: str) -> None:

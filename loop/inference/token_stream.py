@@ -16,14 +16,14 @@ from typing import Any
 
 from .policy import PolicyError
 
-Heard = Callable[[Sequence[Any]], None]
+TokenCallback = Callable[[Sequence[Any]], None]
 """Takes the next tokens of a request, in whatever thread they were sampled; of an endpoint's answer
 the next characters."""
-Says = Callable[[Sequence[Any]], str]
+TextDecoder = Callable[[Sequence[Any]], str]
 """Given the next of them, returns what may be told now."""
 
 
-class Listener:
+class TokenStream:
     """Hears the answers to one request, in the event loop that it is made in.
 
     It keeps no more than the answers' texts, however slowly these are taken. Answers that are
@@ -36,7 +36,7 @@ class Listener:
         self._tokens: deque[tuple[int, int, Sequence[Any]]] = deque()
         self._is_called = False
         self._attempt = 0
-        self._says: list[Says] = []
+        self._says: list[TextDecoder] = []
         self._again: list[int] = []
         self._told: list[list[str]] = []
         self._next: dict[int, list[str]] = {}
@@ -46,7 +46,7 @@ class Listener:
         self.seconds = 0.0
         """What it took to make text of tokens."""
 
-    def begin(self, says: Sequence[Says]) -> list[Heard]:
+    def begin(self, says: Sequence[TextDecoder]) -> list[TokenCallback]:
         """Return what hears the tokens of each answer, told as `says` makes text of them."""
         self._attempt += 1
         self._says = list(says)
@@ -109,11 +109,11 @@ class Listener:
             self._next.setdefault(i, []).append(text)
 
 
-_around: ContextVar[Listener | None] = ContextVar("listener", default=None)
+_around: ContextVar[TokenStream | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def heard_by(listener: Listener | None) -> Iterator[None]:
+def streaming_to(listener: TokenStream | None) -> Iterator[None]:
     """Let what is sampled for the answer that is asked for in the block be heard."""
     token = _around.set(listener)
     try:
@@ -122,7 +122,7 @@ def heard_by(listener: Listener | None) -> Iterator[None]:
         _around.reset(token)
 
 
-def who_hears(says: Sequence[Says]) -> list[Heard] | list[None]:
+def current_callbacks(says: Sequence[TextDecoder]) -> list[TokenCallback] | list[None]:
     """Return what hears the tokens of answers that begin here; None for each when nobody does."""
     listener = _around.get()
     return [None] * len(says) if listener is None else listener.begin(says)

@@ -37,7 +37,7 @@ def assistant_message(
     return {"role": "assistant", "content": content.strip(), "tool_calls": made}
 
 
-class Beside:
+class OutsideToolCalls:
     """Lets through what an answer says beside its calls, as far as that is sure as it comes.
 
     Nothing is, from where a call may begin. Spaces come with what follows them, since an answer

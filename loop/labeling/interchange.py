@@ -29,7 +29,7 @@ def store_labels(
     if not new:
         return Appended(0, len(rows), store.versions()["feedback"])
     done = store.append("feedback", new)
-    return Appended(done.rows, done.already + len(rows) - len(new), done.version)
+    return Appended(done.rows, done.duplicates + len(rows) - len(new), done.version)
 
 
 def asked(store: Store, items: Iterable[Item]) -> Iterator[Asked]:

@@ -53,7 +53,7 @@ class PolicyGradient(Algorithm):
         if credit is None and "reward" not in self.needs:
             raise ConfigError(f"`{name}` reads no reward; `kl.part_of` can only be `loss`")
         others = set(credit.reads) - _CREDITED if credit else set()
-        if credit and (others or credit.reads_rest):
+        if credit and (others or credit.reads_all):
             raise ConfigError(
                 f"`{name}` credits rows by `{credit.name}`, which reads "
                 f"{', '.join(f'`{c}`' for c in sorted(others)) or 'whatever there is'} beside the "

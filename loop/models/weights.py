@@ -39,7 +39,7 @@ WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedWeights:
     """A row of `policies`: which weights, and where."""
 
     version: int
@@ -73,7 +73,7 @@ def file_of(folder: Path) -> Path:
     return folder / (adapter_files.WEIGHTS if adapter_files.is_adapter(folder) else WEIGHTS)
 
 
-def check_weights(weights: Published) -> None:
+def check_weights(weights: PublishedWeights) -> None:
     """Raise JobError when published weights are gone, or not what they were."""
     path = weights.file
     if not path.is_file():
@@ -88,7 +88,7 @@ def check_weights(weights: Published) -> None:
         )
 
 
-def load_into(model: PreTrainedModel, weights: Published) -> None:
+def load_into(model: PreTrainedModel, weights: PublishedWeights) -> None:
     """Put published weights into a model of the same shape; JobError when they are damaged."""
     check_weights(weights)
     path = weights.file

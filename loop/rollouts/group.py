@@ -14,14 +14,14 @@ from ...store.ids import group_id, rollout_id
 from ...store.records import Experience, Task
 from .. import workflows as workflow_module
 from ..config.resolve import function
-from ..inference.cancellation import Stop, under, why
+from ..inference.cancellation import CancelScope, cancel_reason, cancel_scope
 from ..inference.policy import Policy, Sampling
 from ..trajectories.group import GroupPolicies, as_judged, named
-from ..trajectories.rewards import LONGEST, Rewards, told
-from ..trajectories.trajectory import RolloutPolicy, finish_reason, rows_of
-from ..trajectories.user_code import contained, sound
+from ..trajectories.rewards import LONGEST, Rewards, one_line
+from ..trajectories.trajectory import RolloutPolicy, finish_reason, to_experiences
+from ..trajectories.user_code import check_rows, guard
 from ..workflows import Made, Workflow
-from .timeouts import Clock, within
+from .timeouts import RolloutTimer, run_with_timeout
 
 WorkflowSpec = str | Mapping[str, Mapping[str, Any] | None]
 """A workflow by name, or `{name: {parameter: value}}`."""
@@ -57,7 +57,7 @@ def with_models(workflow: Workflow, models: Mapping[str, Policy]) -> Workflow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trying:
+class RolloutSpec:
     """How a job tries tasks."""
 
     workflow: Workflow
@@ -76,12 +76,12 @@ class Trying:
     """Other models, by the name of the workflow's parameter that takes them."""
     places: asyncio.Semaphore | None = None
     """Bounds the tries that are under way at once."""
-    clock: Clock = field(default_factory=Clock)
+    clock: RolloutTimer = field(default_factory=RolloutTimer)
     """How long tries took, for limits that follow it."""
 
 
 @dataclass(frozen=True)
-class _Try:
+class RolloutRow:
     """A row of a try, and whether its reward is still to be found."""
 
     row: Experience
@@ -90,21 +90,21 @@ class _Try:
     """Whether its reward is that of the try's last row: its turns became several rows."""
 
 
-async def try_tasks(
-    tasks: Sequence[tuple[int, Task]], policy: Policy, trying: Trying, *, step: int
+async def run_tasks(
+    tasks: Sequence[tuple[int, Task]], policy: Policy, trying: RolloutSpec, *, step: int
 ) -> list[Experience]:
     """Try tasks, all at once, and return the rows in order.
 
     `tasks` come with their places in the batch `step`.
     """
     made = await asyncio.gather(
-        *(try_group(task, policy, trying, step=step, place=place) for place, task in tasks)
+        *(run_group(task, policy, trying, step=step, place=place) for place, task in tasks)
     )
     return [row for rows in made for row in rows]
 
 
-async def try_group(
-    task: Task, policy: Policy, trying: Trying, *, step: int, place: int
+async def run_group(
+    task: Task, policy: Policy, trying: RolloutSpec, *, step: int, place: int
 ) -> list[Experience]:
     """Try a task as often as its group has tries, all at once, and return the rows in order.
 
@@ -131,24 +131,24 @@ async def try_group(
 async def _rollout(
     task: Task,
     policy: Policy,
-    trying: Trying,
+    trying: RolloutSpec,
     rewards: Rewards,
     step: int,
     place: int,
     number: int | None,
-) -> list[_Try]:
+) -> list[RolloutRow]:
     """Make one try, again when it fails and may be made again, and stamp its rows.
 
     Without a number these are all tries of the group, which one workflow makes.
     """
     group = group_id(trying.run_id, step, place)
-    tries: list[_Try] = []
+    tries: list[RolloutRow] = []
     attempt, failed = 0, True
     while failed and attempt <= trying.retries:
         seeded = _seeded(policy, trying, group, number, attempt)
         async with trying.places or nullcontext():
             started = perf_counter()
-            tries, failed = await _attempt(task, seeded, trying)
+            tries, failed = await _run_once(task, seeded, trying)
         if not failed:
             trying.clock.note(perf_counter() - started)
         attempt += 1
@@ -165,7 +165,7 @@ async def _rollout(
     ]
 
 
-def _is_of_group(task: Task, trying: Trying) -> bool:
+def _is_of_group(task: Task, trying: RolloutSpec) -> bool:
     """Tell whether a task's workflow, under `@of_group`, makes all tries of a group itself."""
     try:
         own = workflow_of(task.workflow, trying.models) if task.workflow else trying.workflow
@@ -175,7 +175,7 @@ def _is_of_group(task: Task, trying: Trying) -> bool:
 
 
 def _seeded(
-    policy: Policy, trying: Trying, group: str, number: int | None, attempt: int
+    policy: Policy, trying: RolloutSpec, group: str, number: int | None, attempt: int
 ) -> RolloutPolicy | GroupPolicies:
     """Return the policy as one try sees it, or those of all tries of a group."""
     if number is None:
@@ -189,39 +189,42 @@ def _seeded(
     return RolloutPolicy(policy, sampling=trying.sampling, seed=trying.seed, rollout=told_apart)
 
 
-async def _attempt(
-    task: Task, policy: RolloutPolicy | GroupPolicies, trying: Trying
-) -> tuple[list[_Try], bool]:
+async def _run_once(
+    task: Task, policy: RolloutPolicy | GroupPolicies, trying: RolloutSpec
+) -> tuple[list[RolloutRow], bool]:
     """Run the workflow once; return its rows, and whether it failed."""
-    stop = Stop()
+    stop = CancelScope()
     try:
-        if why():
+        if cancel_reason():
             raise JobError("it was stopped before it began")
         own = workflow_of(task.workflow, trying.models) if task.workflow else trying.workflow
-        with under(stop):
+        with cancel_scope(stop):
             run = partial(with_models(own, trying.models), task, policy)
-            work = asyncio.ensure_future(contained(run))
-        made = await within(work, trying.clock.limit(trying.try_seconds), stop)
-        rows = policy.stamped(sound(_rows(task, policy, made)))
+            work = asyncio.ensure_future(guard(run))
+        made = await run_with_timeout(work, trying.clock.limit(trying.try_seconds), stop)
+        rows = policy.finalize(check_rows(_rows(task, policy, made)))
         if not rows:
             raise JobError("it returned no experience")
     except Exception as error:  # noqa: BLE001 - the boundary to users' code: one bad try never stops a job
-        outer = why()
-        reason, word = f"workflow failed: {told(error)}", finish_reason(error)
+        outer = cancel_reason()
+        reason, word = f"workflow failed: {one_line(error)}", finish_reason(error)
         if stop.reason or outer:
             reason, word = stop.reason or f"stopped: {outer}", "timeout" if stop.reason else "abort"
         failed = _failed(task, policy, reason, word)
-        return [_Try(row, is_to_judge=False) for row in failed], outer is None
-    if stop.reason or why():  # it returned in time what it had
-        reason, word = stop.reason or f"stopped: {why()}", "timeout" if stop.reason else "abort"
+        return [RolloutRow(row, is_to_judge=False) for row in failed], outer is None
+    if stop.reason or cancel_reason():  # it returned in time what it had
+        reason, word = (
+            stop.reason or f"stopped: {cancel_reason()}",
+            "timeout" if stop.reason else "abort",
+        )
         rows = [replace(row, drop_reason=reason, finish_reason=word) for row in rows]
-        return [_Try(row, is_to_judge=False) for row in rows], bool(stop.reason)
+        return [RolloutRow(row, is_to_judge=False) for row in rows], bool(stop.reason)
     *before, last = rows
     if made is not None:
-        return [_Try(row, is_to_judge=_is_open(row)) for row in rows], False
+        return [RolloutRow(row, is_to_judge=_is_open(row)) for row in rows], False
     # one conversation, though its tokens do not continue each other: its end is what is judged
-    following = [_Try(row, is_to_judge=False, follows=True) for row in before]
-    return [*following, _Try(last, is_to_judge=True)], False
+    following = [RolloutRow(row, is_to_judge=False, follows=True) for row in before]
+    return [*following, RolloutRow(last, is_to_judge=True)], False
 
 
 def _is_open(row: Experience) -> bool:
@@ -237,7 +240,7 @@ def _rows(task: Task, policy: RolloutPolicy | GroupPolicies, made: Made) -> list
         return made
     if made is not None and (not isinstance(made, Mapping | float | int) or made is True):
         raise JobError(f"it returned {made!r:.100}, expected rows, a reward, its parts, or nothing")
-    rows = rows_of(task, policy.turns)
+    rows = to_experiences(task, policy.turns)
     if made is None:
         return rows
     parts = dict(made) if isinstance(made, Mapping) else {"reward": float(made)}
@@ -255,12 +258,12 @@ def _failed(
         policy_version=policy.version,
         num_turns=0,
     )
-    rows = policy.stamped(rows_of(task, policy.turns) or [nothing])
+    rows = policy.finalize(to_experiences(task, policy.turns) or [nothing])
     why = reason[:LONGEST]
     return [replace(row, drop_reason=why, finish_reason=finish_reason) for row in rows]
 
 
-def _compared(one: _Try) -> _Try:
+def _compared(one: RolloutRow) -> RolloutRow:
     """Mark a greedy try, which others of its group are compared with."""
     reason = one.row.drop_reason or "greedy: others of its group are compared with it"
     metrics = {**one.row.metrics, "is_greedy": 1.0}

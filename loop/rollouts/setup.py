@@ -11,9 +11,9 @@ from ..config import EvaluateConfig, ExplorerConfig, RunConfig, SamplingConfig
 from ..inference.build import answering, close, others
 from ..inference.policy import Sampling
 from ..trajectories.rewards import rewards_of
-from .group import Trying, workflow_of
-from .timeouts import Clock
-from .workers import LocalRunner
+from .group import RolloutSpec, workflow_of
+from .timeouts import RolloutTimer
+from .workers import LocalWorker
 
 
 def sampling(config: SamplingConfig) -> Sampling:
@@ -28,11 +28,11 @@ def sampling(config: SamplingConfig) -> Sampling:
     )
 
 
-def trying(config: RunConfig, group_size: int, *, greedy_tries: int = 0) -> Trying:
+def trying(config: RunConfig, group_size: int, *, greedy_tries: int = 0) -> RolloutSpec:
     """Return how the tasks of a run are tried."""
     explorer = config.explorer or ExplorerConfig()
     dynamic = explorer.dynamic_timeout
-    return Trying(
+    return RolloutSpec(
         workflow=workflow_of(explorer.workflow, explorer.models),
         rewards=rewards_of(explorer.rewards),
         group_size=group_size,
@@ -43,11 +43,11 @@ def trying(config: RunConfig, group_size: int, *, greedy_tries: int = 0) -> Tryi
         try_seconds=explorer.try_seconds,
         retries=explorer.retries,
         places=asyncio.Semaphore(explorer.tries_at_once) if explorer.tries_at_once else None,
-        clock=Clock(dynamic.ratio, dynamic.after) if dynamic else Clock(),
+        clock=RolloutTimer(dynamic.ratio, dynamic.after) if dynamic else RolloutTimer(),
     )
 
 
-def measuring(settings: EvaluateConfig, how: Trying, task: Task, run_id: str) -> Trying:
+def measuring(settings: EvaluateConfig, how: RolloutSpec, task: Task, run_id: str) -> RolloutSpec:
     """Return how a task is tried for a measurement whose rows have this run_id.
 
     No limit that follows how long tries take holds, nor counts these.
@@ -59,11 +59,11 @@ def measuring(settings: EvaluateConfig, how: Trying, task: Task, run_id: str) ->
         greedy_tries=0,
         sampling=sampling(own.sampling),
         run_id=run_id,
-        clock=Clock(),
+        clock=RolloutTimer(),
     )
 
 
-def start_runner(config: RunConfig, how: Trying, folder: Path) -> LocalRunner:
+def start_runner(config: RunConfig, how: RolloutSpec, folder: Path) -> LocalWorker:
     """Start a runner in this process."""
     explorer = config.explorer or ExplorerConfig()
     beside = others(explorer.models, seed=config.seed)
@@ -75,4 +75,4 @@ def start_runner(config: RunConfig, how: Trying, folder: Path) -> LocalRunner:
         raise
     settings = config.evaluate or EvaluateConfig()
     message = partial(measuring, settings, how)
-    return LocalRunner(policy, how, beside=beside.values(), measuring=message)
+    return LocalWorker(policy, how, beside=beside.values(), measuring=message)

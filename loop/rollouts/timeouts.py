@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...store.errors import JobError
-from ..inference.cancellation import GRACE_SECONDS, Stop, when_stopped
+from ..inference.cancellation import GRACE_SECONDS, CancelScope, on_cancel
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Clock:
+class RolloutTimer:
     """How long the tries of a job took, and so how long one may take."""
 
     ratio: float | None = None
@@ -36,7 +36,9 @@ class Clock:
         return found if most is None else min(most, found)
 
 
-async def within(work: "asyncio.Future[T]", seconds: float | None, stop: Stop) -> T:
+async def run_with_timeout(
+    work: "asyncio.Future[T]", seconds: float | None, stop: CancelScope
+) -> T:
     """Wait for a workflow; one that takes too long is stopped, and then cancelled.
 
     One that is stopped meanwhile is cancelled too, when it does not end by itself. Raises JobError
@@ -49,7 +51,7 @@ async def within(work: "asyncio.Future[T]", seconds: float | None, stop: Stop) -
         if not stopped.done():
             stopped.set_result(None)
 
-    with when_stopped(tell):
+    with on_cancel(tell):
         try:
             done, _ = await asyncio.wait(
                 {work, stopped}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from ...pipelines.inline import Chain, explored, record
+from ...pipelines.inline import Chain, apply_before_store, record
 from ...store import Experience, Store
 from ..trajectories.rows import fitting, store_rows
 
@@ -11,7 +11,7 @@ Stored = list[Experience]
 """A group's own rows as they were stored, those that operators added left out."""
 
 
-class Storing:
+class RolloutWriter:
     """Stores the rows of finished groups, as the operators leave them, beside the event loop."""
 
     def __init__(self, store: Store, chain: Chain, *, lineage_id: str) -> None:
@@ -58,7 +58,7 @@ class Storing:
             rows: list[Experience] = []
             added: list[Experience] = []
             for group in groups:  # an operator sees a group as it would alone
-                whole, treated = explored(self._chain, fitting(group))
+                whole, treated = apply_before_store(self._chain, fitting(group))
                 record(self._store, treated, lineage_id=self._lineage_id)
                 rows += whole[: len(group)]
                 added += whole[len(group) :]

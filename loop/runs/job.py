@@ -16,7 +16,7 @@ from ...operators import resolve
 from ...operators.source_digest import digest
 from ...pipelines.inline import Chain
 from ...store import Store, interrupts
-from ...store.change_feed import Tail
+from ...store.change_feed import ChangeFeed
 from ...store.errors import ConfigError, JobError
 from ...store.records import now
 from ...store.snapshots import current
@@ -264,7 +264,7 @@ class Watch:
     def __init__(self, job: Job) -> None:
         self._job = job
         columns = ["attempt", "job", "status", "start_step", "error", "ended_at"]
-        self._tail = Tail(columns, run_id=job.run_id)
+        self._tail = ChangeFeed(columns, run_id=job.run_id)
         self._rows: list[dict[str, Any]] = []
         self._lock = Lock()
 
@@ -299,5 +299,5 @@ class Watch:
         )
 
 
-class LostRunnerError(JobError):
+class WorkerLostError(JobError):
     """A runner died, with the groups that it was trying; they can be tried by another."""

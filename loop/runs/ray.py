@@ -10,7 +10,7 @@ from typing import Any
 
 from ...store.errors import JobError, missing_extra
 from ..config import ClusterConfig, PlaceConfig
-from .job import LostRunnerError
+from .job import WorkerLostError
 
 NAMESPACE = "rlake"
 """Where a run's named actor is looked up."""
@@ -124,7 +124,7 @@ async def answer(reference: Any, name: str) -> Any:
             raise cause from None
         raise JobError(f"`{name}` failed: {last_line(error)}") from error
     except ray.exceptions.RayError as error:
-        raise LostRunnerError(f"`{name}` died: {last_line(error)}") from error
+        raise WorkerLostError(f"`{name}` died: {last_line(error)}") from error
 
 
 def end(actor: Any) -> None:

@@ -26,13 +26,13 @@ from .units import order, own_source
 NOT_MEASURED = "run_id IS NULL OR run_id NOT LIKE '%:eval-%'"
 """Which stored rows are drawn where nobody says which: none that only measures a policy."""
 
-Drawing = Sampler | Mixture
+RowSampler = Sampler | Mixture
 """What gives a training step its rows."""
 
 
 def sampler(
     store: Store, config: RunConfig, algorithm: Algorithm, *, until: Mapping[str, int] | None = None
-) -> Drawing:
+) -> RowSampler:
     """Return what draws the steps of a run from rows of a store, as its algorithm wants them.
 
     With `until`, only rows that were stored at these versions of the tables are seen.

@@ -72,7 +72,7 @@ def own_where(config: RunConfig) -> str | None:
     return config.trainer.and_where(own.where if own is not None else None)
 
 
-class Horizon:
+class UnitSchedule:
     """How many units of the run's own rows each step may be drawn from; None: all there are."""
 
     def __init__(self, config: RunConfig) -> None:

@@ -7,7 +7,7 @@ from html import escape
 from importlib.metadata import version
 from pathlib import Path
 
-from .run import Options, Verified
+from .run import Options, SelfTestResult
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
@@ -19,7 +19,7 @@ HEADS = ("task", "before", "after", "reward", "steps", "minutes", "tokens/s", "s
 """Columns of the table."""
 
 
-def cells(one: Verified) -> tuple[str, ...]:
+def cells(one: SelfTestResult) -> tuple[str, ...]:
     """Return what the table says of a task."""
     return (
         one.task,
@@ -33,7 +33,7 @@ def cells(one: Verified) -> tuple[str, ...]:
     )
 
 
-def notes(one: Verified) -> str:
+def notes(one: SelfTestResult) -> str:
     """Say what a task was measured on, and where its tasks are from."""
     if one.is_held_out:
         on = f"measured on {one.num_tasks} tasks that were never trained on"
@@ -45,7 +45,7 @@ def notes(one: Verified) -> str:
     return f"{one.task}: {on}; tasks: {one.data}"
 
 
-def write_page(path: Path, made: Sequence[Verified], options: Options, image: Path) -> None:
+def write_page(path: Path, made: Sequence[SelfTestResult], options: Options, image: Path) -> None:
     """Write the table, the curve, and what it was run with and on."""
     head = "".join(f"<th>{escape(name)}</th>" for name in HEADS)
     rows = "".join(

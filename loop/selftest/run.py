@@ -49,7 +49,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verified:
+class SelfTestResult:
     """What a task came to."""
 
     task: str
@@ -89,7 +89,7 @@ class Verified:
         return message | {"is_held_out": self.is_held_out}
 
 
-def verify(names: Sequence[str], folder: Path, options: Options) -> list[Verified]:
+def run(names: Sequence[str], folder: Path, options: Options) -> list[SelfTestResult]:
     """Verify one task after the other, each in a store of its own in the folder.
 
     Raises ConfigError for an unknown task, when the folder holds something, or for missing data.
@@ -143,7 +143,7 @@ def _chosen(names: Sequence[str]) -> list[str]:
     return list(RECIPES) if "all" in names else list(dict.fromkeys(names))
 
 
-def _verified(name: str, stages: Sequence[Stage], folder: Path, options: Options) -> Verified:
+def _verified(name: str, stages: Sequence[Stage], folder: Path, options: Options) -> SelfTestResult:
     """Run the stages of a task, and say what they came to."""
     began = perf_counter()
     store = connect(folder / name)
@@ -158,7 +158,7 @@ def _verified(name: str, stages: Sequence[Stage], folder: Path, options: Options
     ).fetchall()
     values = [reward for _, reward in rewards] or [0.0]
     work = _work(store, learned) | measured_on(store)
-    return Verified(
+    return SelfTestResult(
         task=name,
         recipe=RECIPES[name],
         before=shares[-2],
@@ -223,7 +223,7 @@ def _gsm8k(store: Store, folder: Path, data: Path | None) -> str:
     return str(files)
 
 
-def picture(path: Path, made: Sequence[Verified]) -> None:
+def picture(path: Path, made: Sequence[SelfTestResult]) -> None:
     """Draw the rewards of all tasks by training step into a PNG file."""
     curves: Mapping[str, plot.Points] = {one.task: one.rewards for one in made if one.rewards}
     plot.picture(path, curves, levels={}, title="rlake bench", y_label="mean reward")

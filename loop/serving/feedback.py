@@ -12,7 +12,7 @@ from ..chat_api.errors import RequestError, said_already
 from ..chat_api.requests import identifier
 from ..chat_api.sessions import Session, Sessions, new_key
 from .rows import SOURCE, feedback_rows, row_ids
-from .store_writer import Keeper
+from .store_writer import StoreWriter
 
 WAIT_SECONDS = 30.0
 """How long feedback waits until the rows that it is about are stored."""
@@ -28,7 +28,7 @@ class Feedback:
     is for the row that it stands in.
     """
 
-    def __init__(self, store: Store, sessions: Sessions, keeper: Keeper) -> None:
+    def __init__(self, store: Store, sessions: Sessions, keeper: StoreWriter) -> None:
         self._store, self._sessions, self._keeper = store, sessions, keeper
 
     async def __call__(self, body: dict[str, Any]) -> dict[str, Any]:

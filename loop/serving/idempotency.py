@@ -16,7 +16,7 @@ from fastapi import Request
 from ...store.ids import content_id
 from ..chat_api.errors import RequestError
 from ..chat_api.header_values import of_header
-from ..chat_api.replies import Exchange
+from ..chat_api.replies import ChatExchange
 from ..chat_api.requests import Asked
 from ..chat_api.sessions import nbytes_of
 from ..inference.policy import Completion
@@ -47,7 +47,7 @@ class _Given:
 
 @dataclass
 class _First:
-    exchange: Exchange
+    exchange: ChatExchange
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -74,7 +74,7 @@ class Retries:
         self._most, self._nbytes = most_bytes, 0
 
     @asynccontextmanager
-    async def once(self, exchange: Exchange, retry: Retry | None) -> AsyncIterator[bool]:
+    async def once(self, exchange: ChatExchange, retry: Retry | None) -> AsyncIterator[bool]:
         """Tell whether a request is to be answered; if not, the exchange has the answer.
 
         One that comes while the same is answered waits for it. Raises RequestError when the answer
@@ -98,7 +98,7 @@ class Retries:
             del self._under_way[retry.response_id]
             mine.ended.set()
 
-    def _repeats(self, exchange: Exchange, retry: Retry) -> bool:
+    def _repeats(self, exchange: ChatExchange, retry: Retry) -> bool:
         given = self._given.get(retry.response_id)
         if given is None:
             if retry.response_id in self._known:
@@ -119,7 +119,7 @@ class Retries:
         exchange.engine_seconds = exchange.recorded - exchange.began  # it waited, if anything
         return True
 
-    def _keep(self, exchange: Exchange, retry: Retry) -> None:
+    def _keep(self, exchange: ChatExchange, retry: Retry) -> None:
         nbytes = 1024 + sum(map(nbytes_of, exchange.completions))
         self._given[retry.response_id] = _Given(
             retry.said, exchange.session_id, exchange.created, exchange.completions, nbytes

@@ -12,7 +12,7 @@ REST_SECONDS = 5.0
 """How long one that was down is asked only when the others are down too."""
 
 
-class Balanced:
+class LoadBalancedPolicy:
     """Asks the policy that has the fewest answers under way, and another when it is down.
 
     Tokens of earlier turns are heeded where these policies sampled them: others' mean other text.
@@ -77,7 +77,7 @@ class Balanced:
         return min(left, key=lambda i: (self._down_until[i] > now, self._busy[i], i))
 
 
-class Foreign:
+class ExternalModelPolicy:
     """A model that is none of the run's: its rows have no policy version."""
 
     def __init__(self, policy: Policy, name: str) -> None:

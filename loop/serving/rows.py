@@ -8,7 +8,7 @@ from ...store.ids import content_id
 from ...store.records import Experience, Task
 from ..chat_api.sessions import Session
 from ..inference.policy import Turn
-from ..trajectories.trajectory import rows_of, runs_of
+from ..trajectories.trajectory import split_trajectories, to_experiences
 
 TASKSET = "served"
 SOURCE = "served"
@@ -43,7 +43,7 @@ def experiences(
     named = {id(turn): name for turn, name in zip(session.turns, session.responses, strict=True)}
     rows = []
     for i, (task, run) in enumerate(zip(tasks, runs, strict=True)):
-        [row] = rows_of(task, run)
+        [row] = to_experiences(task, run)
         names = list(dict.fromkeys(named[id(turn)] for turn in run))
         rows.append(
             replace(
@@ -84,7 +84,7 @@ def _runs(session: Session) -> list[list[Turn]]:
     by_engine: dict[str | None, list[Turn]] = {}
     for turn in session.turns:
         by_engine.setdefault(turn.completion.engine, []).append(turn)
-    runs = [run for turns in by_engine.values() for run in runs_of(turns)]
+    runs = [run for turns in by_engine.values() for run in split_trajectories(turns)]
     return sorted(runs, key=lambda run: order[id(run[0])])
 
 

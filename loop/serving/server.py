@@ -22,12 +22,12 @@ from ..inference.policy import Policy
 from ..models.load import load
 from ..rollouts.setup import sampling as sampling_of
 from ..runs.job import Job, Watch, run_folder
-from ..weight_sync import Follower, Published, fetched
-from ..weight_sync.run_models import located
+from ..weight_sync import PublishedWeights, WeightSubscriber, fetch
+from ..weight_sync.run_models import resolve_run_models
 from .connections import bounded, most_connections
 from .feedback import Feedback
-from .load_balancer import Balanced, Foreign
-from .store_writer import Keeper
+from .load_balancer import ExternalModelPolicy, LoadBalancedPolicy
+from .store_writer import StoreWriter
 
 try:
     import uvicorn
@@ -60,7 +60,7 @@ class Server:
             )
         self.metrics = ServingMetrics()
         self._job = Job(self.store, self.config, "serve", 1, run_folder(self.store, self.config))
-        self._follower = Follower(self._job, Watch(self._job))
+        self._follower = WeightSubscriber(self._job, Watch(self._job))
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="rlake-follower")
         started = self._reader.submit(self._follower.latest).result()
         self.policies = self._engines(started)
@@ -74,7 +74,7 @@ class Server:
         """
         limits = self.settings.limits
         most = most_connections(limits)
-        keeper = Keeper(
+        keeper = StoreWriter(
             self.store,
             self._job.folder / "serve",
             run_id=f"{self.config.name}:serve",
@@ -147,18 +147,20 @@ class Server:
             except TimeoutError:
                 continue
 
-    async def _take(self, found: Published) -> None:
-        weights = await fetched(found.weights)
+    async def _take(self, found: PublishedWeights) -> None:
+        weights = await fetch(found.weights)
         for policy in self.policies:
             await policy.engine.swap(weights)
             self.metrics.swaps.inc()
         self._serves = (found.version, found.digest)
 
     def _models(self) -> Mapping[str, Policy]:
-        served: dict[str, Policy] = {self._own: Balanced(self._asked)}
-        return served | {name: Foreign(policy, name) for name, policy in self._others.items()}
+        served: dict[str, Policy] = {self._own: LoadBalancedPolicy(self._asked)}
+        return served | {
+            name: ExternalModelPolicy(policy, name) for name, policy in self._others.items()
+        }
 
-    def _engines(self, started: Published | None) -> list[ChatPolicy]:
+    def _engines(self, started: PublishedWeights | None) -> list[ChatPolicy]:
         """Start the engines; those that follow weights have the newest that there are."""
         explorer = self.config.explorer
         engine = self.settings.engine or (explorer.engine if explorer else None)
@@ -183,11 +185,11 @@ class Server:
                 asyncio.run(policy.engine.swap(started.weights))
         return own
 
-    def _folder(self, started: Published | None) -> Path:
+    def _folder(self, started: PublishedWeights | None) -> Path:
         """Return where the first model lies: the newest of the run, or the one it begins with."""
         if started is not None and started.file.is_file():
             return started.folder
-        model = located(self.store, self.config).model
+        model = resolve_run_models(self.store, self.config).model
         if model.path is not None:
             return Path(model.path)
         from transformers.utils import logging as progress

@@ -37,7 +37,7 @@ _AT_ONCE = 1000
 _log = logging.getLogger(__name__)
 
 
-class Keeper:
+class StoreWriter:
     """The sink of a server: a turn is durable when `keep` returns, and a row soon after its end.
 
     A session's rows are stored once, when it has ended: facts do not change, and a conversation is

@@ -15,7 +15,7 @@ from ...store.files.atomic_writer import sync
 from ..config import KeepConfig
 from ..models.atomic_folder import Writer, partial_of, remove_folder, replace_folder
 from . import checkpoint_shards
-from .distributed.world import Processes, World
+from .distributed.world import MultiProcess, SingleProcess
 from .state_tree import apart, copied, together
 
 WRITE_SECONDS = 1800.0
@@ -29,8 +29,10 @@ class Checkpoints:
     Written in the background, by all processes together; read on any number of processes.
     """
 
-    def __init__(self, folder: Path, *, keep: KeepConfig, world: World | None = None) -> None:
-        self._folder, self._keep, self._world = folder, keep, world or World()
+    def __init__(
+        self, folder: Path, *, keep: KeepConfig, world: SingleProcess | None = None
+    ) -> None:
+        self._folder, self._keep, self._world = folder, keep, world or SingleProcess()
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
         self._later: Mapping[int, float | None] = {}
@@ -117,7 +119,7 @@ class Checkpoints:
 
     @property
     def _group(self) -> ProcessGroup | None:
-        return self._world.files if isinstance(self._world, Processes) else None
+        return self._world.files if isinstance(self._world, MultiProcess) else None
 
     def _write(
         self, step: int, tensors: dict[str, Tensor], rest: Any, facts: dict[str, Any]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from ...pipelines.inline import STORED, record, trainers, treated
+from ...pipelines.inline import STORED, apply_before_train, record, trainer_chain
 from ...store.errors import ConfigError, StarvedError
 from ...store.ids import combine, row_digests
 from ...store.replay import Draw, Mixture, Sampler, Supply
@@ -22,8 +22,15 @@ from ..losses.batch import (
     without_missing_logprobs,
 )
 from ..runs.job import Job, Watch, pinned
-from ..schedule.samplers import Drawing, check_runs, check_sides, missing, nothing_to_draw, sampler
-from ..schedule.units import Horizon
+from ..schedule.samplers import (
+    RowSampler,
+    check_runs,
+    check_sides,
+    missing,
+    nothing_to_draw,
+    sampler,
+)
+from ..schedule.units import UnitSchedule
 from . import preferences
 from .lag_metrics import lags
 from .priority_updates import Priorities
@@ -38,7 +45,7 @@ _COLUMNS = ("experience_id", "run_id", "group_id", "policy_version", *FACTS)
 _COLUMNS += ("tools", "tokenizer", "source", "drop_reason", "created_at")
 
 
-class Feed:
+class TrainDataLoader:
     """Gives each training step its rows, and writes down which they were before they are used."""
 
     def __init__(
@@ -61,7 +68,7 @@ class Feed:
         # an offline run trains on what was stored when it began, whatever is imported later
         self._source = job.store if self._online else pinned(job, "rows")
         self.sampler = self._sampler()
-        self._horizon = Horizon(config)
+        self._horizon = UnitSchedule(config)
         check_sides(self._source, config)
         self._watch = Watch(job)
         self._recorded: dict[int, pl.DataFrame] = {}
@@ -70,7 +77,7 @@ class Feed:
         self._key = "preference_id" if self._are_pairs else "experience_id"
         # what is held out is measured row by row, and has no groups
         self._labels = None if algorithm.grouped else self._credit
-        self._chain = trainers(config.trainer, credit=self._credit, grouped=algorithm.grouped)
+        self._chain = trainer_chain(config.trainer, credit=self._credit, grouped=algorithm.grouped)
         beside = {"teacher_logprobs"} if config.trainer.teacher else set()
         self._needs = algorithm.needs - beside  # the teacher gives them
         read = {*algorithm.needs, *(self._credit.reads if self._credit else ())}
@@ -80,7 +87,7 @@ class Feed:
         expression = config.trainer.new_priority
         self._priorities = Priorities(job, expression) if expression is not None else None
 
-    def _sampler(self) -> Drawing:
+    def _sampler(self) -> RowSampler:
         config, algorithm = self._job.config, self._algorithm
         if self._online or config.trainer.new_priority is None:
             return sampler(self._source, config, algorithm)
@@ -126,7 +133,7 @@ class Feed:
         parts = again.partition_by("step", maintain_order=True)
         self._recorded = {part["step"][0]: part for part in parts}
 
-    def next(self, step: int) -> tuple[Examples, dict[str, float]]:
+    def next_batch(self, step: int) -> tuple[Examples, dict[str, float]]:
         """Return the rows of a step, waiting for them if an explorer makes them, and measurements.
 
         Raises StarvedError when they do not come in time, or can never come.
@@ -146,7 +153,7 @@ class Feed:
             draw = self._wait(step) if self._online else self._stored(step)
         return self._prepare(draw, step)
 
-    def learned(self, step: int, surprise: Sequence[float]) -> None:
+    def record_priorities(self, step: int, surprise: Sequence[float]) -> None:
         """Store what a step says of its rows: their new priority, if the run gives them one.
 
         `surprise` is that of the rows of `next`, in their order.
@@ -319,7 +326,7 @@ class Feed:
         """
         if not self._chain:
             return rows.with_columns(left_out=pl.lit(None, pl.String))
-        rows, made = treated(self._chain, rows)
+        rows, made = apply_before_train(self._chain, rows)
         attempt = self._job.step_id(step)
         record(self._job.store, made, lineage_id=attempt, drops=True)
         return rows

@@ -17,15 +17,15 @@ from ..losses.batch import Examples
 from ..models.load import pad_id, put
 from .checkpoints import Checkpoints
 from .distributed.fsdp import gathered, shard
-from .distributed.world import Processes, World
+from .distributed.world import MultiProcess, SingleProcess
 from .networks import Networks, build
-from .step import Optimization, Stepped
+from .step import StepResult, Updater
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def everywhere(
+def on_all_ranks(
     method: "Callable[Concatenate[Learner, P], R]",
 ) -> "Callable[Concatenate[Learner, P], R]":
     """Make a call on the first process one on all."""
@@ -33,8 +33,8 @@ def everywhere(
     @wraps(method)
     def call(self: "Learner", *args: P.args, **kwargs: P.kwargs) -> R:
         assert not kwargs, "calls travel with positions only"
-        with self.world.together():
-            self.world.tell(method.__name__, args)
+        with self.world.attribute_failure():
+            self.world.broadcast_call(method.__name__, args)
             return method(self, *args, **kwargs)
 
     return call
@@ -52,15 +52,15 @@ class Learner:
         total_steps: int,
         pad_id: int,
         folder: Path,
-        world: World,
+        world: SingleProcess,
     ) -> None:
         self.world, self._networks = world, networks
         self._whole: PreTrainedModel | None = None
-        if isinstance(world, Processes):
+        if isinstance(world, MultiProcess):
             if world.rank == 0:
                 self._whole = put(deepcopy(networks.policy), "cpu")
             shard(networks, world, needs=algorithm.needs)
-        self._optimization = Optimization(
+        self._optimization = Updater(
             networks,
             algorithm,
             config.trainer,
@@ -72,20 +72,20 @@ class Learner:
         torch.manual_seed(config.seed + world.rank)  # what is left out of the networks at random
         self.checkpoints = Checkpoints(folder, keep=config.trainer.keep_checkpoints, world=world)
 
-    @everywhere
-    def step(self, rows: Examples) -> Stepped:
+    @on_all_ranks
+    def step(self, rows: Examples) -> StepResult:
         """Take a training step on the rows of a draw."""
         return self._optimization.step(rows)
 
-    @everywhere
+    @on_all_ranks
     def measure(self, parts: Sequence[Examples]) -> dict[str, float]:
         """Return the loss and metrics of rows, learning nothing."""
         return self._optimization.measure(parts)
 
-    @everywhere
+    @on_all_ranks
     def policy(self) -> PreTrainedModel:
         """Return the policy as it is now; in several processes, a whole copy on the first."""
-        if not isinstance(self.world, Processes):
+        if not isinstance(self.world, MultiProcess):
             return self._networks.policy
         weights = gathered(self._networks.policy)
         if self._whole is None:
@@ -93,13 +93,13 @@ class Learner:
         self._whole.load_state_dict(weights)
         return self._whole
 
-    @everywhere
+    @on_all_ranks
     def save(self, step: int, facts: Mapping[str, Any]) -> None:
         """Begin to write a checkpoint of all that a later process needs to go on."""
         state = {**self._optimization.state(), "random": self.world.gather(_random_state())}
         self.checkpoints.write(step, state=state, facts=facts)
 
-    @everywhere
+    @on_all_ranks
     def load(self, step: int) -> dict[str, Any]:
         """Go on from the checkpoint of a step, of however many processes; return its facts."""
         state, facts = self.checkpoints.read(step, like=self._optimization.like)
@@ -108,7 +108,7 @@ class Learner:
             _go_on_from(state["random"][self.world.rank])
         return facts
 
-    @everywhere
+    @on_all_ranks
     def settled(self) -> None:
         """Wait until the checkpoint that was begun is on the disk."""
         self.checkpoints.wait()
@@ -121,10 +121,10 @@ def learner(
     *,
     total_steps: int,
     folder: Path,
-    world: World,
+    world: SingleProcess,
 ) -> Learner:
     """Make what learns, on all processes."""
-    world.tell("begin", (config, total_steps, folder))
+    world.broadcast_call("begin", (config, total_steps, folder))
     return Learner(
         config,
         resolve(config.algorithm),
@@ -136,7 +136,7 @@ def learner(
     )
 
 
-def begin(world: World, config: RunConfig, total_steps: int, folder: Path) -> Learner:
+def begin(world: SingleProcess, config: RunConfig, total_steps: int, folder: Path) -> Learner:
     """Make the part of one of the other processes."""
     if config.threads:
         torch.set_num_threads(config.threads)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-def plan(
+def plan_micro_batches(
     lengths: Sequence[int],
     max_tokens: int,
     *,
@@ -41,7 +41,9 @@ def plan(
     return groups
 
 
-def parts(units: Sequence[int], num_parts: int, order: Sequence[int]) -> list[list[int]]:
+def split_mini_batches(
+    units: Sequence[int], num_parts: int, order: Sequence[int]
+) -> list[list[int]]:
     """Cut the rows of a step into parts of as many units each, units in the order given.
 
     >>> parts([0, 0, 1, 1, 2, 2], 2, [2, 0, 1])

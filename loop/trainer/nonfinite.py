@@ -11,7 +11,7 @@ from ..losses.batch import Batch, Examples
 
 
 @dataclass(frozen=True)
-class Fault:
+class NonFiniteRow:
     """Why a row's update was not made."""
 
     experience_id: str
@@ -20,7 +20,7 @@ class Fault:
 
 def of_batch(
     rows: Examples, batch: Batch, logprobs_BT: Tensor, algorithm: Algorithm
-) -> list[Fault]:
+) -> list[NonFiniteRow]:
     """Name the rows of a micro-batch that have no finite loss of their own, and say why."""
     found = []
     units = rows.units[list(batch.places)]
@@ -30,7 +30,7 @@ def of_batch(
         loss = float(algorithm.loss(part, own_BT).value)
         if not math.isfinite(loss):
             message = _why(part, own_BT) or f"its loss is {loss}"
-            found += [Fault(rows.experience_ids[batch.places[int(b)]], message) for b in at]
+            found += [NonFiniteRow(rows.experience_ids[batch.places[int(b)]], message) for b in at]
     return found
 
 
@@ -41,7 +41,7 @@ def _why(batch: Batch, logprobs_BT: Tensor) -> str | None:
     return None
 
 
-def of_update(rows: Examples, norm: float) -> list[Fault]:
+def of_update(rows: Examples, norm: float) -> list[NonFiniteRow]:
     """Name all rows of an update whose gradient is not finite."""
     message = f"it was in an update whose gradient has norm {norm}"
-    return [Fault(name, message) for name in rows.experience_ids]
+    return [NonFiniteRow(name, message) for name in rows.experience_ids]

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...store.errors import JobError, QueryError
-from ...store.query import Console, query_error
+from ...store.query import QuerySession, query_error
 from ..runs.job import Job
 
 SEEN = pa.schema(
@@ -33,7 +33,7 @@ class Priorities:
     def __init__(self, job: Job, expression: str) -> None:
         """Check the expression; QueryError when it does not parse, or is not a number."""
         self._job, self._expression = job, expression
-        self._console = Console(views=False)
+        self._console = QuerySession(views=False)
         kind = self._ask(SEEN.empty_table()).column("value").type
         is_number = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
         if not any(check(kind) for check in is_number):

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from ...pipelines.inline import STORED, trainers, treated
+from ...pipelines.inline import STORED, apply_before_train, trainer_chain
 from ...store import Store
 from ...store.errors import NotFoundError, StoreError, reading
 from ...store.query import literal
 from ...store.replay import Draw
 from ..algorithms import Algorithm, resolve
 from ..config import RunConfig
-from ..schedule.samplers import Drawing, sampler
-from ..schedule.units import Horizon
+from ..schedule.samplers import RowSampler, sampler
+from ..schedule.units import UnitSchedule
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _rebuild(store: Store, run_id: str, step: int) -> Rebuilt:
         _units(store, drawn, algorithm),
         step=step,
         policy_version=step - 1,
-        horizon=Horizon(config).of(step),
+        horizon=UnitSchedule(config).of(step),
     )
     if draw is None:
         return Rebuilt(run_id, step, is_same=False, detail="drawn again: rows are missing")
@@ -109,20 +109,20 @@ def _groups(store: Store, drawn: pl.DataFrame) -> int:
 def _treat(
     config: RunConfig,
     functions: Sequence[Mapping[str, str]] | None,
-    again: Drawing,
+    again: RowSampler,
     draw: Draw,
     drawn: pl.DataFrame,
 ) -> tuple[bool, str]:
     """Tell whether the operators of then leave out the rows that had no weight for it."""
     algorithm = resolve(config.algorithm)
     credit = algorithm.advantage()
-    chain = trainers(config.trainer, credit=credit, grouped=algorithm.grouped)
+    chain = trainer_chain(config.trainer, credit=credit, grouped=algorithm.grouped)
     then = {f["name"]: f["value"] for f in functions or ()}
     changed = [name for name, digest in chain.functions.items() if then.get(name) != digest]
     if changed:
         return False, f"treated by the same operators: `{changed[0]}` is another now"
     read = again.read(draw, ["experience_id", "group_id", *chain.reads(STORED)])
-    rows, _ = treated(chain, again.with_sides(draw, read).drop("replaced"))
+    rows, _ = apply_before_train(chain, again.with_sides(draw, read).drop("replaced"))
     weights = drawn.rename({"weight": "then"}).select("then")
     both = pl.concat([rows.filter("allowed"), weights], how="horizontal")
     wrong = both.filter(pl.col("left_out").is_not_null(), pl.col("then") != 0)

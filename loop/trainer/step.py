@@ -13,23 +13,23 @@ from ..algorithms import Algorithm
 from ..config import TrainerConfig
 from ..losses.batch import MEASURED, Batch, Examples, joined
 from ..models.lm_head import Temperature
-from .distributed.world import World
-from .micro_batches import parts, plan
+from .distributed.world import SingleProcess
+from .micro_batches import plan_micro_batches, split_mini_batches
 from .networks import Networks, learn_from, learned
-from .nonfinite import Fault, of_batch, of_update
+from .nonfinite import NonFiniteRow, of_batch, of_update
 from .optimizers import Optimizers
 from .precision import autocast, within_memory
 from .state_tree import apart
 
 
 @dataclass(frozen=True)
-class Stepped:
+class StepResult:
     """What a step measured: numbers for `metrics`, and one number a row."""
 
     metrics: dict[str, float]
-    surprise: list[float]
+    nll: list[float]
     """Mean negative log-prob of each row's trained tokens before the step, in nats."""
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[NonFiniteRow] = field(default_factory=list)
     """Rows because of which an update was left out."""
 
 
@@ -38,11 +38,11 @@ class _Update:
     """What one update measured."""
 
     sums: dict[str, float]
-    surprise: dict[int, float]
-    faults: list[Fault]
+    nll: dict[int, float]
+    faults: list[NonFiniteRow]
 
 
-class Optimization:
+class Updater:
     """Steps of an algorithm on networks."""
 
     def __init__(
@@ -55,17 +55,17 @@ class Optimization:
         temperature: float = 1.0,
         pad_id: int,
         seed: int = 0,
-        world: World | None = None,
+        world: SingleProcess | None = None,
     ) -> None:
         """Optimize networks; `temperature` is that of rows which have none of their own."""
         self._networks, self._algorithm, self._config = networks, algorithm, config
         self._temperature, self._pad_id, self._seed = temperature, pad_id, seed
-        self._world = world or World()
+        self._world = world or SingleProcess()
         self._autocast = autocast(config, networks.policy.device)
         self._optimizers = Optimizers(networks.trained, config, total_steps=total_steps)
         self._state: dict[str, float] = {}
 
-    def step(self, rows: Examples) -> Stepped:
+    def step(self, rows: Examples) -> StepResult:
         """Take one step, and return what it measured; without trained tokens nothing changes.
 
         An update whose loss or gradient is not finite is left out, and its rows are named. Raises
@@ -74,9 +74,9 @@ class Optimization:
         with within_memory(self._config):
             return self._step(rows)
 
-    def _step(self, rows: Examples) -> Stepped:
+    def _step(self, rows: Examples) -> StepResult:
         if not rows.num_trained_tokens:
-            return Stepped({"train/skipped": 1.0}, [0.0] * len(rows))
+            return StepResult({"train/skipped": 1.0}, [0.0] * len(rows))
         rows = self.prepared(rows)
         made: list[_Update] = []
         for part in self._parts(rows):
@@ -84,7 +84,7 @@ class Optimization:
             made.append(update)
             if update.faults or self._is_too_far(update):
                 break
-        first = {k: v for update in reversed(made) for k, v in update.surprise.items()}
+        first = {k: v for update in reversed(made) for k, v in update.nll.items()}
         sums = _means([update.sums for update in made])
         self._state = self._algorithm.adapt(self._state, sums)
         metrics = {f"train/{k}": v for k, v in sums.items()} | {
@@ -96,7 +96,7 @@ class Optimization:
             metrics["train/skipped"] = 1.0
         if not faults:
             self._optimizers.advance()
-        return Stepped(metrics, [first.get(i, 0.0) for i in range(len(rows))], faults)
+        return StepResult(metrics, [first.get(i, 0.0) for i in range(len(rows))], faults)
 
     @torch.no_grad()
     def measure(self, parts: Sequence[Examples]) -> dict[str, float]:
@@ -188,7 +188,9 @@ class Optimization:
                 yield rows
                 continue
             order = np.random.default_rng([self._seed, rows.step, epoch]).permutation(num_units)
-            for places in parts(rows.units.tolist(), updates.mini_batches, order.tolist()):
+            for places in split_mini_batches(
+                rows.units.tolist(), updates.mini_batches, order.tolist()
+            ):
                 part = rows.take(places).with_rows(place=torch.tensor(places, dtype=torch.float))
                 if part.num_trained_tokens:  # else momentum alone would move the weights
                     yield part
@@ -197,7 +199,7 @@ class Optimization:
         self._optimizers.zero_grad()
         sums: dict[str, float] = {}
         surprise: dict[int, float] = {}
-        faults: list[Fault] = []
+        faults: list[NonFiniteRow] = []
         for batch in self._batches(rows, train=True):
             batch, logprobs_BT = self._forward(batch)
             loss = self._algorithm.loss(batch, logprobs_BT)
@@ -238,7 +240,7 @@ class Optimization:
         lengths, units = rows.lengths.tolist(), rows.units.tolist()
 
         def cut(places: Sequence[int]) -> list[list[int]]:
-            groups = plan(
+            groups = plan_micro_batches(
                 [lengths[i] for i in places],
                 self._config.micro_batch_tokens,
                 units=[units[i] for i in places],

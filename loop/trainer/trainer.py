@@ -15,13 +15,13 @@ from ..models.lora import has_adapter
 from ..runs.eval_schedule import measured_versions, waiting
 from ..runs.job import Job, recorded
 from ..runs.metrics import Listener, Metrics
-from ..weight_sync import Shelf, published, publisher
-from .data_loader import Feed
-from .distributed.world import World
+from ..weight_sync import WeightCache, published, publisher
+from .data_loader import TrainDataLoader
+from .distributed.world import SingleProcess
 from .learner import learner
 from .networks import build
-from .nonfinite import Fault
-from .step import Stepped
+from .nonfinite import NonFiniteRow
+from .step import StepResult
 
 
 class Trainer:
@@ -34,14 +34,14 @@ class Trainer:
         *,
         stop: threading.Event | None = None,
         listener: Listener | None = None,
-        world: World | None = None,
-        shelf: Shelf | None = None,
+        world: SingleProcess | None = None,
+        shelf: WeightCache | None = None,
     ) -> None:
         """`shelf` is where an explorer in this process finds weights that are not written."""
         config = job.config
         self._job, self._config, self._algorithm = job, config, algorithm
         self._stop, self._listener = stop or threading.Event(), listener
-        self._world, self._shelf = world or World(), shelf
+        self._world, self._shelf = world or SingleProcess(), shelf
         self._skipped = self._tokens = 0
         self._measured: dict[str, float] = {}
         self.step = 0
@@ -95,7 +95,7 @@ class Trainer:
             torch.set_num_threads(config.threads)
         self.networks, self.tokenizer = build(config, self._algorithm)
         self.model = self.networks.policy
-        self._feed = Feed(
+        self._feed = TrainDataLoader(
             self._job,
             self._algorithm,
             self.tokenizer,
@@ -134,14 +134,14 @@ class Trainer:
         """Take one step."""
         step = self.step + 1
         began = perf_counter()
-        rows, measured = self._feed.next(step)
+        rows, measured = self._feed.next_batch(step)
         fed = perf_counter()
         self._checkpoints.check()
         stepped = self._learner.step(rows)
         measured |= stepped.metrics
         self._check_best(measured)
         trained = perf_counter()
-        self._feed.learned(step, stepped.surprise)
+        self._feed.record_priorities(step, stepped.nll)
         self._note_faults(stepped, step)
         if self._skipped >= self._config.trainer.max_skipped_steps:
             self._metrics.add(step, measured)
@@ -163,7 +163,7 @@ class Trainer:
         if self._listener:
             self._listener("train", step, measured)
 
-    def _note_faults(self, stepped: Stepped, step: int) -> None:
+    def _note_faults(self, stepped: StepResult, step: int) -> None:
         """Store which rows a step left out since its numbers were not finite, and count it."""
         if not stepped.faults:
             self._skipped = 0
@@ -279,7 +279,7 @@ class Trainer:
                 self._listener("evaluate", self.step, values)
 
 
-def _too_many(steps: int, last: Fault) -> JobError:
+def _too_many(steps: int, last: NonFiniteRow) -> JobError:
     return JobError(
         f"{steps} steps in a row have a loss or gradient that is not finite; in the last, "
         f"`{last.experience_id}`: {last.error}; the table `failures` names all rows: lower "

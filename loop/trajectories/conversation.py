@@ -7,7 +7,7 @@ from typing import Any
 from ...store.records import Experience, Message, Task
 from ..inference.messages import after, is_begun
 from ..inference.policy import Completion, Policy, PolicyError, Sampling, Turn
-from .trajectory import RolloutPolicy, rows_of
+from .trajectory import RolloutPolicy, to_experiences
 
 
 class Conversation:
@@ -42,16 +42,16 @@ class Conversation:
         self.ended: str | None = None
         """Why it ended, where that is no completion's reason: one of FINISH_REASONS."""
 
-    async def ask(
-        self, *, sampling: Sampling | None = None, begun: str | None = None
+    async def respond(
+        self, *, sampling: Sampling | None = None, prefix: str | None = None
     ) -> Completion:
         """Let the policy answer, and keep the answer as a message.
 
         `begun` is how the answer begins: the policy goes on behind it, and it is not trained on.
         An answer that is the last message already goes on where it ended.
         """
-        if begun:
-            self._begin(begun)
+        if prefix:
+            self._begin(prefix)
         asked = list(self.messages)
         [completion] = await self._policy.generate(
             asked, tools=self.tools, sampling=sampling, earlier=self.turns
@@ -65,34 +65,36 @@ class Conversation:
         before = self.messages.pop()["content"] if is_begun(self.messages) else ""
         self.messages.append({"role": "assistant", "content": f"{before}{text}"})
 
-    async def goes_on(self, *, sampling: Sampling | None = None, begun: str | None = None) -> bool:
+    async def try_respond(
+        self, *, sampling: Sampling | None = None, begun: str | None = None
+    ) -> bool:
         """Let the policy answer; false when it could not, or was stopped, and that is the end.
 
         A conversation that is longer than the model takes is ended; the turns so far are kept.
         Raises PolicyError for whatever else goes wrong, and when already the task is too long.
         """
         try:
-            completion = await self.ask(sampling=sampling, begun=begun)
+            completion = await self.respond(sampling=sampling, prefix=begun)
         except PolicyError as error:
             if not self.turns or error.finish_reason not in ("context_overflow", "abort"):
                 raise
-            self.end(error.finish_reason)
+            self.finish(error.finish_reason)
             return False
         return completion.finish_reason != "abort"
 
-    def end(self, reason: str) -> None:
+    def finish(self, reason: str) -> None:
         """Say why the conversation ends: the `finish_reason` of its last row."""
         self.ended = reason
         if isinstance(self._policy, RolloutPolicy):
             self._policy.ended = reason
 
-    def tell(self, content: str, *, role: str = "user", **rest: Any) -> None:
+    def add(self, content: str, *, role: str = "user", **rest: Any) -> None:
         """Say something to the policy; as a `tool`, with its `tool_call_id`."""
         self.messages.append({"role": role, "content": content, **rest})
 
     def rows(self, *, reward: float | None = None, **columns: Any) -> list[Experience]:
         """Return the rows that the turns so far are; with several, each has the reward."""
-        made = rows_of(self.task, self.turns)
+        made = to_experiences(self.task, self.turns)
         if self.ended and made:
             made[-1] = replace(made[-1], finish_reason=self.ended)
         return [replace(row, reward=reward, **columns) for row in made]

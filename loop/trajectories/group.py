@@ -37,7 +37,7 @@ class GroupPolicies:
         """What was asked and answered so far, try after try."""
         return [turn for policy in self._policies for turn in policy.turns]
 
-    def stamped(self, rows: Sequence[Experience]) -> list[Experience]:
+    def finalize(self, rows: Sequence[Experience]) -> list[Experience]:
         """Return a group's rows; what single tries noted is theirs."""
         return with_tokenizer(rows, self.turns)
 

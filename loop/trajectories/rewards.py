@@ -11,7 +11,7 @@ from ...operators.scoring import Judged, said, short, verdict, verdicts
 from ...store.errors import ConfigError, OperatorError, RlakeError
 from ...store.records import Experience, Task
 from ..config.resolve import function
-from .user_code import contained
+from .user_code import guard
 
 RewardSpec = str | Mapping[str, float | Mapping[str, Any] | None]
 """One reward by name, or several: their weights, or their parameters with `weight` among them."""
@@ -111,12 +111,12 @@ async def _asked(
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
-            return read(await contained(lambda: said(reward(*given)))), None
+            return read(await guard(lambda: said(reward(*given)))), None
     except Exception as error:  # noqa: BLE001 - the boundary to users' code: the tokens are kept
-        return None, f"it took longer than {seconds} s" if limit.expired() else told(error)
+        return None, f"it took longer than {seconds} s" if limit.expired() else one_line(error)
 
 
-def told(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Say an error in one line: ours as it stands, others with their kind."""
     kind = "" if isinstance(error, RlakeError) else f"{type(error).__name__}: "
     return f"{kind}{error}"

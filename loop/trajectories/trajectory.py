@@ -64,7 +64,7 @@ class RolloutPolicy:
         self.turns += [Turn(messages=asked, completion=one, tools=tools) for one in answers]
         return answers
 
-    def stamped(self, rows: Sequence[Experience]) -> list[Experience]:
+    def finalize(self, rows: Sequence[Experience]) -> list[Experience]:
         """Return a try's rows, the last with what was measured and why the try ended."""
         if not rows:
             return []
@@ -84,14 +84,14 @@ def with_tokenizer(rows: Sequence[Experience], turns: Sequence[Turn]) -> list[Ex
     ]
 
 
-def note(policy: Policy, name: str, value: float = 1.0) -> None:
+def record_metric(policy: Policy, name: str, value: float = 1.0) -> None:
     """Add to a measurement of the try that a policy is given to; elsewhere nothing is noted."""
     if isinstance(policy, RolloutPolicy):
         policy.metrics[name] = policy.metrics.get(name, 0.0) + value
 
 
 @dataclass
-class _Row:
+class TrajectoryBuilder:
     """A row in the making."""
 
     turns: list[Turn] = field(default_factory=list)
@@ -139,6 +139,7 @@ class _Row:
             self.segments.append(dict(new))
 
     def experience(self, task: Task) -> Experience:
+        """Return the row of what was taken in."""
         first, last = self.turns[0].completion, self.turns[-1].completion
         tokens: dict[str, Any] = {}
         if self.token_ids is not None and first.prompt_ids is not None:
@@ -177,7 +178,7 @@ class _Row:
         return {name: v for name, v in first.items() if all(o.get(name) == v for o in others)}
 
 
-def rows_of(task: Task, turns: Sequence[Turn]) -> list[Experience]:
+def to_experiences(task: Task, turns: Sequence[Turn]) -> list[Experience]:
     """Return the rows that turns are: one for each run of turns whose tokens continue each other.
 
     In a row the sampled tokens, and only they, are trained on; what was told between them has a
@@ -188,16 +189,16 @@ def rows_of(task: Task, turns: Sequence[Turn]) -> list[Experience]:
     return [row.experience(task) for row in _joined(turns)]
 
 
-def runs_of(turns: Sequence[Turn]) -> list[list[Turn]]:
+def split_trajectories(turns: Sequence[Turn]) -> list[list[Turn]]:
     """Return the turns that each row of `rows_of` is made of."""
     return [row.turns for row in _joined(turns)]
 
 
-def _joined(turns: Sequence[Turn]) -> list[_Row]:
-    made: list[_Row] = []
+def _joined(turns: Sequence[Turn]) -> list[TrajectoryBuilder]:
+    made: list[TrajectoryBuilder] = []
     for turn in turns:
         fitting = [(size, i) for i, row in enumerate(made) if (size := row.fits(turn)) is not None]
-        row = made.pop(max(fitting)[1]) if fitting else _Row()
+        row = made.pop(max(fitting)[1]) if fitting else TrajectoryBuilder()
         row.add(turn)
         made.append(row)
     return made

@@ -20,7 +20,7 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 """What must be right of a row before the table looks at it."""
 
 
-async def contained(call: Callable[[], Awaitable[T]]) -> T:
+async def guard(call: Callable[[], Awaitable[T]]) -> T:
     """Await what a function gives; that it exits, or cancels itself, is an error like others.
 
     Raises JobError then. When somebody else cancels it, it is cancelled.
@@ -37,7 +37,7 @@ async def contained(call: Callable[[], Awaitable[T]]) -> T:
         raise JobError(f"it called `exit({code})`") from error
 
 
-def sound(rows: Sequence[Experience]) -> list[Experience]:
+def check_rows(rows: Sequence[Experience]) -> list[Experience]:
     """Return rows that rewards and names can be added to; JobError for others."""
     for row in rows:
         for name, (kind, expected) in _KINDS.items():

@@ -1,22 +1,22 @@
 """Weights on the move: from trainer to explorers through the store, in memory, or by broadcast."""
 
 from ..models.state_dict import copied, digest_of, put_state, state_of
-from ..models.weights import Published, check_weights, load_into
-from .broadcast import Sender, fetched
-from .memory import Shelf
+from ..models.weights import PublishedWeights, check_weights, load_into
+from .broadcast import Sender, fetch
+from .memory import WeightCache
 from .publisher import Publisher, publisher
-from .subscriber import Follower, newest, published, started_from
+from .subscriber import WeightSubscriber, newest, published, started_from
 
 __all__ = [
-    "Follower",
-    "Published",
+    "PublishedWeights",
     "Publisher",
     "Sender",
-    "Shelf",
+    "WeightCache",
+    "WeightSubscriber",
     "check_weights",
     "copied",
     "digest_of",
-    "fetched",
+    "fetch",
     "load_into",
     "newest",
     "published",

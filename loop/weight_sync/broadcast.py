@@ -26,7 +26,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from ...store.errors import JobError
 from ..models.digest import weights_digest
 from ..models.weights import Weights
-from .memory import Shelf
+from .memory import WeightCache
 from .process_groups import Groups, buckets
 
 BUCKET_BYTES = 64 << 20
@@ -47,7 +47,7 @@ class Sender:
 
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: WeightCache,
         *,
         host: str | None = None,
         bucket_bytes: int = BUCKET_BYTES,
@@ -199,7 +199,7 @@ class Receiver:
                 return answer
 
 
-async def fetched(weights: Weights) -> Weights:
+async def fetch(weights: Weights) -> Weights:
     """Return weights that an engine here can take in: those that are only sent are received.
 
     Raises JobError when they do not come, or are not what their row says.

@@ -11,7 +11,7 @@ from ..models import adapter_files
 from ..models.atomic_folder import remove_folder, writing
 from ..models.load import load_folder
 from ..models.lora import merge as merge_adapter
-from . import Published, check_weights, published
+from . import PublishedWeights, check_weights, published
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ def export_model(
     )
 
 
-def _weights(store: Store, run_id: str, version: int | None, folder: Path | None) -> Published:
+def _weights(
+    store: Store, run_id: str, version: int | None, folder: Path | None
+) -> PublishedWeights:
     if folder is None and store.runs_folder is None:
         raise ConfigError("the store is no local folder: say with `--folder` where the run's is")
     place = folder or (store.runs_folder or Path()) / run_id

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 
 
-class Shelf:
+class WeightCache:
     """Holds published versions between the trainer and who asks for them, in one process.
 
     What lies here is a copy that nobody changes. It holds what its publisher has not told it to

@@ -27,7 +27,7 @@ from ..models.weights import WEIGHTS
 from ..runs.eval_schedule import waiting
 from ..runs.job import Job
 from .broadcast import Sender
-from .memory import Shelf
+from .memory import WeightCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -48,7 +48,7 @@ class Publisher:
         run_id: str,
         attempt: int,
         tokenizer: "PreTrainedTokenizerFast",
-        shelf: Shelf | None = None,
+        shelf: WeightCache | None = None,
         sender: Sender | None = None,
         window: int = 0,
         needed: Callable[[Collection[int]], Collection[int]] = lambda versions: (),
@@ -166,7 +166,7 @@ class Publisher:
 
 
 def publisher(
-    job: Job, tokenizer: "PreTrainedTokenizerFast", shelf: Shelf | None = None
+    job: Job, tokenizer: "PreTrainedTokenizerFast", shelf: WeightCache | None = None
 ) -> Publisher:
     """Return what publishes a trainer's weights as its run wants it.
 
@@ -177,7 +177,7 @@ def publisher(
     if job.config.explorer is None or schedule.weights == "store":
         shelf = None
     elif schedule.weights == "broadcast":
-        shelf = Shelf()
+        shelf = WeightCache()
         sender = Sender(shelf)
     elif shelf is None:
         raise ConfigError(

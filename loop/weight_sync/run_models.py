@@ -11,14 +11,14 @@ from ..config import RunConfig
 from ..config.base import Section
 from ..config.model import FrozenModel
 from ..runs.job import run_folder
-from . import Published, check_weights, published
+from . import PublishedWeights, check_weights, published
 
 S = TypeVar("S", bound=Section)
 Find = Callable[[FrozenModel, Mapping[str, Any]], dict[str, Any]]
 """Given a model that is a run's weights, and what was stored of it, returns what changes."""
 
 
-def located(store: Store, config: RunConfig) -> RunConfig:
+def resolve_run_models(store: Store, config: RunConfig) -> RunConfig:
     """Return the configuration with version, digest and folder of each model that names a `run`.
 
     A run that was started before keeps the versions that it was started with. Raises ConfigError
@@ -39,7 +39,7 @@ def located(store: Store, config: RunConfig) -> RunConfig:
     return _changed(config, _stored(store, config.name), find)
 
 
-def as_started(config: RunConfig, stored: str) -> RunConfig:
+def with_recorded_versions(config: RunConfig, stored: str) -> RunConfig:
     """Return the configuration with the versions of other runs' weights that a stored one has."""
     return _changed(config, json.loads(stored), _pins)
 
@@ -78,7 +78,7 @@ def _changed(section: S, before: Mapping[str, Any], find: Find) -> S:
     return section.model_copy(update=changes)
 
 
-def _weights(store: Store, config: RunConfig, run: str, version: int | None) -> Published:
+def _weights(store: Store, config: RunConfig, run: str, version: int | None) -> PublishedWeights:
     folder = run_folder(store, config.model_copy(update={"name": run}))
     found = published(store, folder, run)
     if not found:

@@ -5,32 +5,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...store import Store
-from ...store.change_feed import Tail
+from ...store.change_feed import ChangeFeed
 from ...store.errors import NotFoundError
-from ..models.weights import Published, file_of
+from ..models.weights import PublishedWeights, file_of
 from ..runs.job import Job, Watch
-from .memory import Shelf
+from .memory import WeightCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Follower:
+class WeightSubscriber:
     """Finds the published versions of a run that count, reading only new rows of `policies`."""
 
-    def __init__(self, job: Job, watch: Watch, *, shelf: Shelf | None = None) -> None:
+    def __init__(self, job: Job, watch: Watch, *, shelf: WeightCache | None = None) -> None:
         """Follow a run; `shelf` is that of a trainer in this process."""
         self._job, self._watch, self._shelf = job, watch, shelf
         columns = ["attempt", "policy_version", "path", "digest", "transport"]
-        self._tail = Tail(columns, run_id=job.run_id)
+        self._tail = ChangeFeed(columns, run_id=job.run_id)
         self._rows: dict[int, list[dict[str, Any]]] = {}
 
-    def find(self, version: int) -> Published | None:
+    def find(self, version: int) -> PublishedWeights | None:
         """Return a version, or None while no attempt that counts has published it."""
         self._refresh()
         return self._counting(version)
 
-    def latest(self) -> Published | None:
+    def latest(self) -> PublishedWeights | None:
         """Return the newest version that counts, or None before there is one."""
         self._refresh()
         found = (self._counting(version) for version in sorted(self._rows, reverse=True))
@@ -50,15 +50,15 @@ class Follower:
             for row in rows:
                 self._rows.setdefault(row["policy_version"], []).append(row)
 
-    def _counting(self, version: int) -> Published | None:
+    def _counting(self, version: int) -> PublishedWeights | None:
         for row in reversed(self._rows.get(version, [])):
             if self._watch.counts(row["attempt"], version):
                 return self._published(row)
         return None
 
-    def _published(self, row: Mapping[str, Any]) -> Published:
+    def _published(self, row: Mapping[str, Any]) -> PublishedWeights:
         version, digest = row["policy_version"], row["digest"]
-        return Published(
+        return PublishedWeights(
             version,
             self._job.folder / row["path"],
             digest,
@@ -77,19 +77,19 @@ def address_of(transport: str | None) -> str | None:
     return sent or None
 
 
-def published(store: Store, folder: Path, run_id: str) -> dict[int, Published]:
+def published(store: Store, folder: Path, run_id: str) -> dict[int, PublishedWeights]:
     """Return the versions of a run that count, by version."""
     rows: Sequence[tuple[int, str, str, str | None]] = store.sql(
         "SELECT policy_version, path, digest, transport FROM policies_current "
         f"WHERE run_id = '{run_id}'"
     ).fetchall()
     return {
-        version: Published(version, folder / path, digest, address=address_of(transport))
+        version: PublishedWeights(version, folder / path, digest, address=address_of(transport))
         for version, path, digest, transport in rows
     }
 
 
-def newest(store: Store, folder: Path, run_id: str) -> Published:
+def newest(store: Store, folder: Path, run_id: str) -> PublishedWeights:
     """Return the newest version of a run, of those that lie in a folder if any does.
 
     Raises NotFoundError when it has none.

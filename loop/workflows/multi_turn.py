@@ -37,13 +37,13 @@ async def played(
     """Let the policy and an environment that has begun answer each other; return the rewards."""
     rewards: list[float] = []
     for turn in range(1, max_turns + 1):
-        if not await talk.goes_on():
+        if not await talk.try_respond():
             break
         step = noted(policy, await world.step(talk.messages[-1]))
         rewards += [] if step.reward is None else [step.reward]
         if step.is_done:
             break
         if turn == max_turns:
-            talk.end("max_turns")
+            talk.finish("max_turns")
         talk.messages += told(step.shown)
     return rewards

@@ -8,7 +8,7 @@ from ...store.records import Task
 from ..environments.tools import Tool, Toolbox
 from ..inference.policy import Policy
 from ..trajectories.conversation import Conversation
-from ..trajectories.trajectory import note
+from ..trajectories.trajectory import record_metric
 
 _CALLS = 16
 """Calls of one answer that are made; further ones are refused."""
@@ -36,24 +36,26 @@ async def react(
     answer. `model.tool_format` says how the model writes calls.
     """
     offered: list[str | Callable[..., Any]] = [*tools, *await _of_servers(mcp or {})]
-    box = Toolbox(offered, seconds=tool_seconds, longest=longest_result, note=partial(note, policy))
+    box = Toolbox(
+        offered, seconds=tool_seconds, longest=longest_result, note=partial(record_metric, policy)
+    )
     conversation = Conversation(task, policy, tools=box.specs)
     failures = 0
     for turn in range(1, max_turns + 1):
-        if not await conversation.goes_on():
+        if not await conversation.try_respond():
             return
         calls = conversation.messages[-1].get("tool_calls") or []
         if not calls:
             return
         if turn == max_turns:
-            conversation.end("tool_calls")
+            conversation.finish("tool_calls")
             return
         for number, call in enumerate(calls):
             called = await box.call(call) if number < _CALLS else box.refused(call, most=_CALLS)
             conversation.messages.append(called.message)
             failures += called.failure is not None
             if called.failure and max_failures is not None and failures > max_failures:
-                conversation.end(called.failure)
+                conversation.finish(called.failure)
                 return
 
 

@@ -22,7 +22,7 @@ from dataclasses import replace
 from ...store.records import Experience, Message, Task
 from ..inference.policy import Completion, Policy, Turn
 from ..trajectories.rewards import RewardSpec, judged
-from ..trajectories.trajectory import rows_of
+from ..trajectories.trajectory import to_experiences
 from .reflecting import HINT, LONGEST, hinted, reflection_row
 
 _REFLECT = (
@@ -68,7 +68,7 @@ async def reflect_and_retry(
 
 def _row(task: Task, asked: list[Message], completion: Completion, *, part: str) -> Experience:
     """Return an answer as a row of its own, whatever was said before it."""
-    [row] = rows_of(task, [Turn(messages=asked, completion=completion)])
+    [row] = to_experiences(task, [Turn(messages=asked, completion=completion)])
     return replace(row, metadata={"part": part})
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ...store.records import Experience, Message, Task
 from ..inference.policy import Completion, Turn
-from ..trajectories.trajectory import rows_of
+from ..trajectories.trajectory import to_experiences
 
 HINT = "{prompt}\n\nWhat was learned from an earlier try:\n{reflection}"
 LONGEST = 8000
@@ -30,7 +30,7 @@ def reflection_row(
 ) -> Experience:
     """Return what was said of a try as a row of the group `reflections`; `gain` is its reward."""
     turn = Turn(messages=looking_back, completion=thought)
-    [row] = rows_of(Task(messages=list(looking_back)), [turn])
+    [row] = to_experiences(Task(messages=list(looking_back)), [turn])
     row = replace(row, metadata={"part": "reflection"}, group_id="reflections")
     return row.with_reward({"gain": gain})
 

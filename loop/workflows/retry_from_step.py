@@ -28,7 +28,7 @@ from ..environments.episode import EnvironmentSpec, beginning, joined, opened, t
 from ..inference.messages import after
 from ..inference.policy import Completion, Policy, PolicyError, Turn
 from ..trajectories.conversation import Conversation
-from ..trajectories.trajectory import note
+from ..trajectories.trajectory import record_metric
 from .multi_turn import played
 from .reflecting import HINT, hinted, reflection_row, without_hint
 
@@ -83,7 +83,7 @@ async def retry_from_step(
     async with world() as again:
         repeated = await _repeated(again, task, first.turns[:step])
         if repeated is None:
-            note(policy, "retry/differs")
+            record_metric(policy, "retry/differs")
         else:
             repeated += await _gone_on(again, second, policy, max_turns=max_turns - step + 1)
     if repeated is None or not second.turns:
@@ -146,7 +146,7 @@ def _named(text: str, steps: int, policy: Policy) -> int:
     step = int(found[1]) if found else 0
     if 1 <= step <= steps:
         return step
-    note(policy, "retry/no_step")
+    record_metric(policy, "retry/no_step")
     return 1
 
 

@@ -22,7 +22,7 @@ from ...store.records import Experience, Task
 from ..inference.policy import Policy, PolicyError, Turn
 from ..trajectories.group import GroupPolicies
 from ..trajectories.rewards import RewardSpec, judged
-from ..trajectories.trajectory import rows_of
+from ..trajectories.trajectory import to_experiences
 from .single_turn import single_turn
 
 
@@ -85,7 +85,7 @@ async def _judge(
         if error.finish_reason != "context_overflow":
             raise
         return [], None
-    [row] = rows_of(Task(messages=turns[0].messages), turns)
+    [row] = to_experiences(Task(messages=turns[0].messages), turns)
     row = replace(row, rollout=number, group_id="judges", metadata={"part": "judge"})
     if not is_asked:
         return [replace(row, drop_reason="a judgement without the truth to learn from")], found

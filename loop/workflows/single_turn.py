@@ -2,7 +2,7 @@
 
 from ...store.records import Experience, Task
 from ..inference.policy import Completion, Policy, Turn
-from ..trajectories.trajectory import rows_of
+from ..trajectories.trajectory import to_experiences
 
 
 async def single_turn(task: Task, policy: Policy) -> Experience:
@@ -17,5 +17,5 @@ def experience(task: Task, completion: Completion) -> Experience:
     Per-token columns are aligned with prompt and response together; at prompt tokens the mask is
     false and the log-prob 0.
     """
-    [row] = rows_of(task, [Turn(messages=list(task.messages), completion=completion)])
+    [row] = to_experiences(task, [Turn(messages=list(task.messages), completion=completion)])
     return row

@@ -72,7 +72,7 @@ async def step_wise(
             answer = conversation.messages[-1]
             step = noted(policy, await world.step(answer)) if goes_on else Step(is_done=True)
             if turn == max_turns and not step.is_done:
-                conversation.end("max_turns")
+                conversation.finish("max_turns")
             made = conversation.rows()
             rows += made
             own += [step.reward] * len(made)
@@ -92,11 +92,11 @@ def _begun(task: Task, shown: Shown) -> _Past:
 async def _asked(talk: Conversation, *, is_first: bool) -> bool:
     """Let the policy answer; false when the prompt became too long, or the try is stopped."""
     try:
-        completion = await talk.ask()
+        completion = await talk.respond()
     except PolicyError as error:
         if is_first or error.finish_reason not in ("context_overflow", "abort"):
             raise
-        talk.end(error.finish_reason)
+        talk.finish(error.finish_reason)
         return False
     return completion.finish_reason != "abort"
 

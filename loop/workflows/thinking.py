@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...store.records import Task
 from ..inference.policy import Policy, Sampling
 from ..trajectories.conversation import Conversation
-from ..trajectories.trajectory import RolloutPolicy, note
+from ..trajectories.trajectory import RolloutPolicy, record_metric
 
 
 async def thinking_budget(
@@ -32,12 +32,12 @@ async def thinking_budget(
     conversation = Conversation(task, policy)
     usual = policy.sampling if isinstance(policy, RolloutPolicy) else Sampling()
     thinks = replace(usual, max_tokens=max_thinking, stop=(*usual.stop, end))
-    thought = await conversation.ask(sampling=thinks, begun=opening)
-    note(policy, "thinking/tokens", float(len(thought.token_ids or ())))
+    thought = await conversation.respond(sampling=thinks, prefix=opening)
+    record_metric(policy, "thinking/tokens", float(len(thought.token_ids or ())))
     closed = end in thought.text  # its last token may say more
     if thought.finish_reason == "abort" or (thought.finish_reason == "stop" and not closed):
         return  # it answered, or ended, without closing a thought
     if not closed:
-        note(policy, "thinking/forced")
+        record_metric(policy, "thinking/forced")
     answers = replace(usual, max_tokens=max_answer or usual.max_tokens)
-    await conversation.goes_on(sampling=answers, begun="" if closed else forced)
+    await conversation.try_respond(sampling=answers, begun="" if closed else forced)

@@ -14,7 +14,7 @@ from ...store.errors import ConfigError
 from ...store.records import Message, Task
 from ..inference.policy import Policy
 from ..trajectories.conversation import Conversation
-from ..trajectories.trajectory import note
+from ..trajectories.trajectory import record_metric
 
 
 async def tool_calls(
@@ -28,15 +28,15 @@ async def tool_calls(
     """
     tools = _offered(task)
     conversation = Conversation(task, policy, tools=tools)
-    await conversation.ask()
+    await conversation.respond()
     calls = conversation.messages[-1].get("tool_calls") or []
     names = {one["function"]["name"] for one in tools}
     wrong = next((bad for call in calls if (bad := _wrong(call["function"], names))), None)
     if calls:
-        note(policy, "tools/calls", float(len(calls)))
-        conversation.end(wrong or "tool_calls")
+        record_metric(policy, "tools/calls", float(len(calls)))
+        conversation.finish(wrong or "tool_calls")
     if wrong:
-        note(policy, "tools/unknown" if wrong == "unknown_tool" else "tools/malformed")
+        record_metric(policy, "tools/unknown" if wrong == "unknown_tool" else "tools/malformed")
         return {"tool_call_match": 0.0}
     judged = tool_call_match(task, conversation.rows()[-1], order=order)
     return {"tool_call_match": judged.value if isinstance(judged, Verdict) else judged}

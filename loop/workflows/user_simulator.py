@@ -51,9 +51,9 @@ async def user_simulator(
             is_done = done in said
             if is_done:
                 break
-            talk.tell(said)
+            talk.add(said)
         try:
-            await talk.ask()
+            await talk.respond()
         except PolicyError as error:
             if error.finish_reason != "context_overflow" or not talk.turns:
                 raise

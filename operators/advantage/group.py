@@ -27,7 +27,7 @@ def group_zscore(
         return advantage(zscore(reward, GROUP, epsilon=epsilon))
     scaled = centered(reward, GROUP) * inverse(listed(reward).std(ddof=1) + epsilon)
     return Declared(
-        body=advantage(pl.when(differ(reward, GROUP)).then(scaled).otherwise(0.0)), sees="all"
+        body=advantage(pl.when(differ(reward, GROUP)).then(scaled).otherwise(0.0)), scope="all"
     )
 
 

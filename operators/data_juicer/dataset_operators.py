@@ -65,7 +65,7 @@ def _filter(fields: Mapping[str, Place], judge: Callable[[Dataset], Dropped]) ->
         schema = {**frame.collect_schema(), KEEP: pl.Boolean(), REASON: pl.String()}
         return frame.map_batches(mark, schema=schema)
 
-    return Declared(body=mark_all, kind="filter", reads=_reads(fields), sees="all")
+    return Declared(body=mark_all, kind="filter", reads=_reads(fields), scope="all")
 
 
 def _first_ones(op: Any, data: Dataset) -> Dropped:
@@ -144,7 +144,7 @@ def _rewrite(op: Any, name: str, fields: Mapping[str, Place]) -> Declared:
         kind="clean",
         reads=_reads(fields),
         writes=(text.column,),
-        sees="all",
+        scope="all",
     )
 
 
@@ -164,7 +164,7 @@ def _batches(op: Any, name: str, fields: Mapping[str, Place]) -> Declared:
         schema = {**frame.collect_schema(), BATCH: pl.String()}
         return frame.map_batches(group, schema=schema)
 
-    return Declared(body=derive, kind="derive", reads=_reads(fields), writes=[BATCH], sees="all")
+    return Declared(body=derive, kind="derive", reads=_reads(fields), writes=[BATCH], scope="all")
 
 
 def _aggregate(op: Any, name: str, fields: Mapping[str, Place], by: str, prefix: str) -> Declared:
@@ -191,7 +191,7 @@ def _aggregate(op: Any, name: str, fields: Mapping[str, Place], by: str, prefix:
         kind="derive",
         reads=list(dict.fromkeys([*_reads(fields), by])),
         writes=list(columns),
-        sees="group" if by == "group_id" else "all",
+        scope="group" if by == "group_id" else "all",
     )
 
 

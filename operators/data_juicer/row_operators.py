@@ -44,7 +44,7 @@ def body(steps: Sequence[Step], fields: Fields, prefix: str) -> Declared:
         kind=kind,
         reads=_reads(fields),
         writes=[name for name in call.columns if name not in (KEEP, REASON)],
-        sees="row",
+        scope="row",
     )
 
 
@@ -183,7 +183,7 @@ def _augment(steps: Sequence[Step], fields: Fields) -> Declared:
         schema = frame.collect_schema()
         return frame.map_batches(pieces, schema={**schema, "parent_id": pl.String()})
 
-    return Declared(body=body, kind="augment", reads=_reads(fields), sees="row")
+    return Declared(body=body, kind="augment", reads=_reads(fields), scope="row")
 
 
 def _children(rows: pl.DataFrame, owners: Sequence[int], texts: pl.Series) -> pl.DataFrame:

@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import Any
 
 from ...store.records import Experience, Task
-from ..chat_client import Ask, JudgeSpec, NoAnswerError, asker
+from ..chat_client import Ask, JudgeSpec, NoAnswerError, chat_client
 from ..reward_protocol import Verdict, of_group
 from .judge import answer, shown_task, shown_try
 
@@ -35,7 +35,7 @@ async def pairwise(
     >>> [v.value for v in asyncio.run(pairwise(Task.ask("2+2="), said, judge="judges:first"))]
     [0.5, 0.5]
     """
-    ask, shown = asker(judge), [shown_try(task, one) for one in experiences]
+    ask, shown = chat_client(judge), [shown_try(task, one) for one in experiences]
     pairs = _pairs(len(shown), opponents)
     made = await asyncio.gather(
         *(_compare(ask, task, shown[a], shown[b], tries) for a, b in pairs), return_exceptions=True

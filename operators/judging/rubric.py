@@ -5,7 +5,7 @@ from typing import Any
 
 from ...store.errors import OperatorError
 from ...store.records import Experience, Task
-from ..chat_client import JudgeSpec, asker
+from ..chat_client import JudgeSpec, chat_client
 from ..reward_protocol import Verdict
 from .judge import answer, listed, shown_task, shown_try
 
@@ -54,7 +54,7 @@ async def rubric(
             raise ValueError(f"`met` must hold true and false only, got {met!r}")
         return list(met)
 
-    met = await answer(asker(judge), question, read, tries=tries)
+    met = await answer(chat_client(judge), question, read, tries=tries)
     reached = sum(weight for (_, weight), one in zip(weighted, met, strict=True) if one)
     missed = [name for name, one in zip(names, met, strict=True) if not one]
     message = f"not met: {'; '.join(missed)}"[:500] if missed else None

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...store.records import Experience, Task
-from ..chat_client import JudgeSpec, asker
+from ..chat_client import JudgeSpec, chat_client
 from ..reward_protocol import Verdict, of_group
 from .judge import answer, listed, number, shown_task, shown_try
 
@@ -43,7 +43,7 @@ async def ruler(
     def read(said: Any) -> list[Verdict]:
         return scores(said, count)
 
-    return await answer(asker(judge), question, read, tries=tries)
+    return await answer(chat_client(judge), question, read, tries=tries)
 
 
 def compared(task: Task, experiences: Sequence[Experience], rules: str = _RULES) -> str:

@@ -121,7 +121,7 @@ def _first_stays(
 
     body: FrameFunction = filter_
     reads = (column, unit) if unit else (column,)
-    return Declared(body=body, reads=reads, sees=seen(within))
+    return Declared(body=body, reads=reads, scope=seen(within))
 
 
 def _has_something(values: pl.Series) -> pl.Series:

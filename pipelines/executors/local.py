@@ -10,7 +10,7 @@ from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from ...store import Store
-from ..running.apply_stage import Remembers, Treated, Work, treat
+from ..running.apply_stage import Remembers, StageWork, Treated, treat
 from ..running.staged_rows import Part
 
 PART_BYTES = 32 << 20
@@ -34,7 +34,7 @@ class Local:
         yield
 
     def treated(
-        self, work: Work, parts: Sequence[Part], store: Store, memory: Remembers
+        self, work: StageWork, parts: Sequence[Part], store: Store, memory: Remembers
     ) -> Iterator[Treated]:
         """Yield what becomes of each part, in order."""
         waiting: deque[Future[Treated]] = deque()

@@ -14,8 +14,8 @@ from pydantic.dataclasses import dataclass
 
 from ...store import Store
 from ...store.errors import RlakeError, missing_extra
-from ..cache import Memory
-from ..running.apply_stage import Remembers, Treated, Work, treat
+from ..cache import OperatorCache
+from ..running.apply_stage import Remembers, StageWork, Treated, treat
 from ..running.staged_rows import Part
 from .local import PART_BYTES
 
@@ -62,7 +62,7 @@ class Ray:
             ray.shutdown()
 
     def treated(
-        self, work: Work, parts: Sequence[Part], store: Store, memory: Remembers
+        self, work: StageWork, parts: Sequence[Part], store: Store, memory: Remembers
     ) -> Iterator[Treated]:
         """Yield what becomes of each part, in order; raises what an operator raised in a task."""
         if not parts:
@@ -102,7 +102,9 @@ class _Task:
         [number] = batch.column("id").to_pylist()
         store = Store(root, storage_options=options, branch=branch)
         try:
-            made: Treated | RlakeError = treat(work, ray.get(self._parts[number]), Memory(store))
+            made: Treated | RlakeError = treat(
+                work, ray.get(self._parts[number]), OperatorCache(store)
+            )
         except RlakeError as error:
             error.__cause__ = None  # it may be of a kind that cannot be sent
             made = error

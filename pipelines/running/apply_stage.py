@@ -13,7 +13,7 @@ from ...operators import Applied, Operator
 from ...operators.invariants import id_column
 from ..report import Step
 from .column_pruning import given_to
-from .staged_rows import Held, Part
+from .staged_rows import Part, StagedRows
 
 
 class Remembers(Protocol):
@@ -27,10 +27,10 @@ class Remembers(Protocol):
 
 
 @dataclass(frozen=True)
-class Work:
+class StageWork:
     """What all parts of a stage undergo; it can be sent to other processes."""
 
-    held: Held
+    held: StagedRows
     operators: tuple[Operator, ...]
     given: tuple[tuple[str, ...] | None, ...]
     """The columns that each operator is given; None: all."""
@@ -40,7 +40,9 @@ class Work:
     """The ids of all rows of the stage, where an operator makes new rows."""
 
     @classmethod
-    def of(cls, held: Held, operators: Sequence[Operator], max_failed: int | None) -> "Work":
+    def of(
+        cls, held: StagedRows, operators: Sequence[Operator], max_failed: int | None
+    ) -> "StageWork":
         """Plan what each operator is given."""
         given, schema = [], held.schema
         for op in operators:
@@ -79,7 +81,7 @@ class Treated:
 _NO_ROWS, _NO_PLACES = pl.DataFrame(), np.empty(0, np.int64)
 
 
-def treat(work: Work, part: Part, memory: Remembers) -> Treated:
+def treat(work: StageWork, part: Part, memory: Remembers) -> Treated:
     """Read a part and apply the operators, as if each saw all columns of all rows."""
     rows, places = work.held.read(part), part.places
     done: list[Treated] = []
@@ -129,7 +131,7 @@ def stepped(
     return Treated(_NO_ROWS, _NO_PLACES, (applied.dropped,), (failed,), (step,), before.height)
 
 
-def _conformed(rows: pl.DataFrame, work: Work) -> pl.DataFrame:
+def _conformed(rows: pl.DataFrame, work: StageWork) -> pl.DataFrame:
     """Give the rows the types that their columns have in all parts, whatever values are in them.
 
     Raises OperatorError when they are of another type than was told before there were rows.

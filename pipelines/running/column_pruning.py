@@ -19,7 +19,7 @@ def needed(
     """Return the columns of the source that are enough, in its order."""
     wanted = _of_sink(given, operators, sink)
     for op in operators:
-        if op.reads_rest or _is_wide(op):
+        if op.reads_all or _is_wide(op):
             return tuple(given)
         wanted |= (
             {*op.reads, *op.may_read, *op.writes, _GROUP} if op.kind != "augment" else {*given}
@@ -34,7 +34,7 @@ def given_to(op: Operator, schema: pl.Schema) -> tuple[str, ...] | None:
 
     An operator that says what it reads gets no more: what it never had, it cannot change.
     """
-    if op.reads_rest or op.kind == "augment" or _is_wide(op):
+    if op.reads_all or op.kind == "augment" or _is_wide(op):
         return None
     wanted = {*op.reads, *op.may_read, *op.writes, *IDS, _GROUP, *op.links}
     names = tuple(n for n in schema if n in wanted)

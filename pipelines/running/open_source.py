@@ -15,7 +15,7 @@ from ...store.query import query_error
 from ...store.schema import table
 from ..source import File, Source, Sql, Table, are_taken_back, plain, rows_of
 from .spill import Spill
-from .staged_rows import Held, Stored
+from .staged_rows import StagedRows, Stored
 
 _BATCH_ROWS = 2048
 
@@ -27,7 +27,7 @@ def opened(
     spill: Spill,
     *,
     addresses: pl.Series | None = None,
-) -> Held:
+) -> StagedRows:
     """Return a source's rows with these columns, or of a table only those at some addresses.
 
     Rows of a table stay where they are, and come in the table's order. Those of a query, a file or
@@ -38,10 +38,12 @@ def opened(
     if addresses is None or len(addresses):
         for rows in _streamed(source, past, columns):
             spill.put(rows)
-    return Held.all_of(spill.done(), columns)
+    return StagedRows.all_of(spill.done(), columns)
 
 
-def _table(source: Table, past: Store, columns: Sequence[str], addresses: pl.Series | None) -> Held:
+def _table(
+    source: Table, past: Store, columns: Sequence[str], addresses: pl.Series | None
+) -> StagedRows:
     sides.check(past, source.side)
     key = list(table(source.table).key)
     is_asked = bool(source.where or source.side) or are_taken_back(source, past)
@@ -58,7 +60,7 @@ def _table(source: Table, past: Store, columns: Sequence[str], addresses: pl.Ser
     base = Stored.at(past, source.table, rows["_rowid"].to_numpy().astype(np.uint64))
     types = {**base.schema, **({} if beside is None else beside.schema)}
     schema = pl.Schema({name: types[name] for name in columns})
-    return Held(base, schema, np.arange(base.height), beside)
+    return StagedRows(base, schema, np.arange(base.height), beside)
 
 
 def _asked(source: Table, past: Store, key: Sequence[str], aliases: Sequence[str]) -> pl.DataFrame:

@@ -19,7 +19,7 @@ _ERRORS = 64
 _NOTES_BYTES = 8 << 20
 
 
-class Told:
+class RunProgress:
     """Counts what each operator did."""
 
     def __init__(
@@ -124,7 +124,7 @@ class Told:
         self.check_failed(stage, is_end=True)
 
 
-class Notes:
+class RowLog:
     """Rows of `drops` and `failures`: stored when they are many, and before those of the sink."""
 
     def __init__(self, store: Store, lineage_id: str) -> None:

@@ -18,20 +18,20 @@ from ...store.undo import replace
 from .. import sink as sinks
 from .. import source as sources
 from .. import writing
-from ..cache import Memory
+from ..cache import OperatorCache
 from ..executors import Executor
-from ..incremental import Unseen, runs_before
+from ..incremental import NewRows, runs_before
 from ..plan import Plan
 from ..report import Listener, Report, Step
 from ..source import TAKEN_BACK, Sql, Table, rows_of, tables_read
 from ..writing import Before, Maker
-from .apply_stage import Treated, Work, stepped, widened
+from .apply_stage import StageWork, Treated, stepped, widened
 from .column_pruning import given_to, needed
 from .open_source import opened
 from .partition import cut, in_order
-from .progress import Notes, Told
+from .progress import RowLog, RunProgress
 from .spill import Spill, Spilled
-from .staged_rows import Held
+from .staged_rows import StagedRows
 from .stages import Stage, stages
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Run:
         plan: Plan,
         store: Store,
         past: Store,
-        unseen: Unseen,
+        unseen: NewRows,
         *,
         executor: Executor,
         listener: Listener | None,
@@ -59,10 +59,10 @@ class Run:
         is_replacing = sink is not None and sink.mode == "replace"
         self._maker = Maker(pipeline.name, self.lineage_id, is_replacing)
         self._began = monotonic()
-        self._memory = Memory(store)
+        self._memory = OperatorCache(store)
         self._stages = stages(plan.operators)
-        self._told = Told(plan.operators, pipeline.max_failed, listener, len(self._stages))
-        self._notes = Notes(store, self.lineage_id)
+        self._told = RunProgress(plan.operators, pipeline.max_failed, listener, len(self._stages))
+        self._notes = RowLog(store, self.lineage_id)
         self._rows_in = 0
 
     def done(self) -> Report:
@@ -88,7 +88,7 @@ class Run:
             rows_in=self._rows_in,
             rows_seen_before=self._unseen.rows_before,
             rows_out=done.rows,
-            already=done.already,
+            already=done.duplicates,
             dropped=self._told.dropped,
             steps=self._told.steps,
             warnings=self._told.empty,
@@ -96,7 +96,7 @@ class Run:
             rows=writer.rows if isinstance(writer, writing.Collected) else None,
         )
 
-    def _opened(self, stack: ExitStack) -> Held:
+    def _opened(self, stack: ExitStack) -> StagedRows:
         operators, source = self._plan.operators, self._pipeline.source
         given = sources.schema(source)
         columns = needed(given, operators, self._pipeline.sink)
@@ -107,7 +107,7 @@ class Run:
         self._rows_in = held.height
         return held
 
-    def _ids_from_store(self, held: Held) -> pl.Series:
+    def _ids_from_store(self, held: StagedRows) -> pl.Series:
         """Return the ids of rows that the source read from `experiences`, if they may come back."""
         sink, source = self._pipeline.sink, self._pipeline.source
         is_read = isinstance(source, Table | Sql) and "experience_id" in held.schema
@@ -119,7 +119,7 @@ class Run:
         stored = rows_of(self._past.sql("SELECT experience_id FROM experiences"))
         return ids.filter(ids.is_in(stored["experience_id"].implode()))
 
-    def _before(self, held: Held) -> Before | None:
+    def _before(self, held: StagedRows) -> Before | None:
         """Return which values of runs before do not hold when they are not said again now."""
         sink, now = self._pipeline.sink, self._unseen
         if not isinstance(sink, Table) or (key := sinks.VALUES.get(sink.table)) is None:
@@ -154,7 +154,7 @@ class Run:
         spill = Spill(schema, folder=executor.folder, in_files=executor.in_files)
         return stack.enter_context(closing(spill))
 
-    def _writer(self, held: Held, read: pl.Series, before: Before | None) -> writing.Writer:
+    def _writer(self, held: StagedRows, read: pl.Series, before: Before | None) -> writing.Writer:
         return writing.opened(
             self._pipeline.sink,
             self._store,
@@ -165,10 +165,10 @@ class Run:
             before=before,
         )
 
-    def _work(self, stage: Stage, held: Held) -> Work:
-        return Work.of(held, stage.operators, self._told.most_failed(stage, held.height))
+    def _work(self, stage: Stage, held: StagedRows) -> StageWork:
+        return StageWork.of(held, stage.operators, self._told.most_failed(stage, held.height))
 
-    def _between(self, number: int, stage: Stage, held: Held, stack: ExitStack) -> Held:
+    def _between(self, number: int, stage: Stage, held: StagedRows, stack: ExitStack) -> StagedRows:
         """Take the rows through a stage that others follow."""
         if stage.sees_all:
             return self._seen_together(number, stage, held, stack)
@@ -176,9 +176,9 @@ class Run:
         spill = self._spill(work.schema, stack)
         for rows in self._treated(number, stage, work):
             spill.put(rows)
-        return Held.all_of(spill.done())
+        return StagedRows.all_of(spill.done())
 
-    def _written(self, held: Held, writer: writing.Writer) -> Appended:
+    def _written(self, held: StagedRows, writer: writing.Writer) -> Appended:
         """Take the rows through the last stage to the sink."""
         stage = self._stages[-1]
         for rows in self._treated(len(self._stages), stage, self._work(stage, held)):
@@ -189,7 +189,7 @@ class Run:
             raise OperatorError("; ".join(self._told.empty))
         return writer.done()
 
-    def _treated(self, number: int, stage: Stage, work: Work) -> Iterator[pl.DataFrame]:
+    def _treated(self, number: int, stage: Stage, work: StageWork) -> Iterator[pl.DataFrame]:
         """Yield the rows that come out of a stage in their order, which is that of the source.
 
         Rows of parts that do not follow each other, and rows that were made from others, wait.
@@ -211,7 +211,7 @@ class Run:
             self._told.end(stage)
             yield from self._waited(stage, work, waiting.done(), np.concatenate(places))
 
-    def _parts(self, stage: Stage, held: Held) -> list[np.ndarray]:
+    def _parts(self, stage: Stage, held: StagedRows) -> list[np.ndarray]:
         groups = None
         if stage.by_group:
             one_group = "group_id" not in held.schema
@@ -220,7 +220,7 @@ class Run:
         return cut(held.sizes(), part_bytes=self._executor.part_bytes, groups=groups)
 
     def _waited(
-        self, stage: Stage, work: Work, waiting: Spilled, places: np.ndarray
+        self, stage: Stage, work: StageWork, waiting: Spilled, places: np.ndarray
     ) -> Iterator[pl.DataFrame]:
         if not waiting.height:
             return
@@ -233,13 +233,15 @@ class Run:
         for part in cut(sizes, part_bytes=self._executor.part_bytes):
             yield waiting.read(order[part], list(work.schema))
 
-    def _seen_together(self, number: int, stage: Stage, held: Held, stack: ExitStack) -> Held:
+    def _seen_together(
+        self, number: int, stage: Stage, held: StagedRows, stack: ExitStack
+    ) -> StagedRows:
         """Give an operator all rows, of the columns that it reads, and put beside what it says."""
         [op] = stage.operators
         names = given_to(op, held.schema)
         self._told.begin(number, held.height)
         if not held.height:
-            return Held.all_of(self._spill(op.columns_after(held.schema), stack).done())
+            return StagedRows.all_of(self._spill(op.columns_after(held.schema), stack).done())
         began, rows = perf_counter(), held.light(list(held.schema) if names is None else names)
         applied, remembered = self._memory.apply(
             op, rows, max_failed=self._told.most_failed(stage, held.height)
@@ -249,7 +251,7 @@ class Run:
         if names is None or op.kind == "reshape":
             spill = self._spill(applied.rows.schema, stack)
             spill.put(applied.rows)
-            return Held.all_of(spill.done())
+            return StagedRows.all_of(spill.done())
         known = widened(op, rows, applied.rows)
         if op.kind == "filter":
             key = id_column(rows.columns)

@@ -98,7 +98,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Held:
+class StagedRows:
     """Rows of a base, or some of them, with columns beside that stand in for its own or are new."""
 
     base: Stored | Spilled

@@ -17,12 +17,12 @@ class Stage:
     @property
     def sees_all(self) -> bool:
         """Whether all rows must be there before it can begin."""
-        return any(op.sees == "all" for op in self.operators)
+        return any(op.scope == "all" for op in self.operators)
 
     @property
     def by_group(self) -> bool:
         """Whether a part must hold whole groups."""
-        return any(op.sees == "group" for op in self.operators)
+        return any(op.scope == "group" for op in self.operators)
 
     @property
     def makes_rows(self) -> bool:
@@ -39,10 +39,10 @@ def stages(operators: Sequence[Operator]) -> tuple[Stage, ...]:
     run: list[Operator] = []
     for place, op in enumerate(operators):
         regrouped = any(o.kind == "augment" or "group_id" in o.writes for o in run)
-        if run and (op.sees == "all" or (op.sees == "group" and regrouped)):
+        if run and (op.scope == "all" or (op.scope == "group" and regrouped)):
             made.append(Stage(tuple(run), place - len(run)))
             run = []
-        if op.sees == "all":
+        if op.scope == "all":
             made.append(Stage((op,), place))
         else:
             run.append(op)

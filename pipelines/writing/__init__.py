@@ -56,7 +56,7 @@ def opened(
     if sink.table in sinks.VALUES:
         made_by = sinks.made_by(operators)
         return Values(store, sink.table, made_by, maker, before=before)
-    if sink.table == "scores" and any(op.sees != "row" for op in operators):
+    if sink.table == "scores" and any(op.scope != "row" for op in operators):
         return Scores(store, maker)
     if sink.table == "preferences":
         return Pairs(store, maker)

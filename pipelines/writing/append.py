@@ -50,10 +50,10 @@ class Appending:
         """Append rows of the table."""
         rows = rows.with_columns(lineage_id=pl.lit(self._maker.lineage_id, pl.String))
         done = self._store.append(self._table, rows)
-        if done.already:
+        if done.duplicates:
             self._there.append(rows.select(row_id(self._table)).to_series())
         self._rows += done.rows
-        self._already += done.already
+        self._already += done.duplicates
         self._version = done.version
 
     def skip(self, ids: pl.Series) -> None:

@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 
 from ..errors import InputError, QueryError, RlakeError
-from ..query import Console, literal, query_error
+from ..query import QuerySession, literal, query_error
 from ..schema import TABLES
 from ..store import Store
 from .arrow_source import Batches, of_arrow, of_sqlite, of_texts
@@ -59,7 +59,7 @@ class InputFile:
         return Path(inner_name(self.name)).stem
 
 
-class InputSession(Console):
+class InputSession(QuerySession):
     """A session that sees `input` and the store's tables, and no other file.
 
     One thread and joins in the order written: the same file and SELECT give the same rows in the

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from .. import side_columns
 from ..errors import ConfigError, InputError, QueryError
-from ..query import Console, query_error
+from ..query import QuerySession, query_error
 from ..store import Store
 from .atomic_writer import Line, kind_of, write_batches, write_lines
 from .defaults import look_up
@@ -142,7 +142,7 @@ def export(
     return Exported(path, written, lines.why.total(), why, labels, lines.without_margin)
 
 
-def _without_margin(console: Console, query: str) -> int:
+def _without_margin(console: QuerySession, query: str) -> int:
     """Return how many pairs have no margin: TRL takes one of each pair of a file, or of none."""
     is_there = "margin" in console.sql(query).columns
     missing = "count(*) FILTER (margin IS NULL)" if is_there else "count(*)"
@@ -202,7 +202,7 @@ class _Chosen:
         return f"(SELECT *, ({label}\n)::BOOLEAN AS label FROM {table} AS experiences)"
 
 
-def _check_given(console: Console, what: str, shape: Shape, query: str) -> None:
+def _check_given(console: QuerySession, what: str, shape: Shape, query: str) -> None:
     columns = console.sql(query).columns
     if shape.needs and not any(needed <= set(columns) for needed in shape.needs):
         needs = ", or ".join(" and ".join(f"`{c}`" for c in sorted(n)) for n in shape.needs)
@@ -210,7 +210,7 @@ def _check_given(console: Console, what: str, shape: Shape, query: str) -> None:
         raise QueryError(f"the SELECT for {what} must give {needs}; got {names}")
 
 
-def _batches(console: Console, query: str) -> Iterator[pa.RecordBatch]:
+def _batches(console: QuerySession, query: str) -> Iterator[pa.RecordBatch]:
     with _reading():
         yield from in_batches(console.sql(query).to_arrow_reader(STEP_ROWS))
 
@@ -231,7 +231,7 @@ class _Lines:
         store: Store,
         what: str,
         shape: Shape,
-        console: Console,
+        console: QuerySession,
         query: str,
         *,
         as_text: bool,

@@ -6,7 +6,7 @@ import lance
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from ..query import Console
+from ..query import QuerySession
 from ..store import Store
 
 _ROWS, _BYTES, _AHEAD = 256, 4 << 20, 2
@@ -35,9 +35,9 @@ class _Few(ds.Dataset):
         )
 
 
-def stored_rows(store: Store) -> Console:
+def stored_rows(store: Store) -> QuerySession:
     """Return a session over the store's tables, for reading very many rows."""
-    console = Console()
+    console = QuerySession()
     console.show(
         store.versions(),
         lambda name, version: cast("lance.LanceDataset", _Few(store.open_at(name, version))),

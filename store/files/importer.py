@@ -109,7 +109,7 @@ def import_rows(
         is_other = replace is not None or any(found.rows for found in done.values())
         is_other = is_other or any(are_gone(store, n, _ids(spool, n)) for n in done)
         for table_name in done if is_other else ():
-            if done[table_name].already:
+            if done[table_name].duplicates:
                 also_gave(store, named, table_name, _ids(spool, table_name))
     if is_other:
         note(store, name, files, done, named, rows_in=gathered.input_rows)
@@ -122,7 +122,7 @@ def import_rows(
     return Imported(
         name,
         done[name].rows,
-        done[name].already,
+        done[name].duplicates,
         stored.get("tasks", 0),
         gathered.input_rows,
         why.total(),

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from ..query import Console, literal
+from ..query import QuerySession, literal
 from ..store import Store
 
 Row = dict[str, Any]
@@ -17,7 +17,7 @@ class Asked:
     """Questions to the store as it was when the first one was asked."""
 
     def __init__(self, store: Store) -> None:
-        self._console = Console()
+        self._console = QuerySession()
         self._console.show(store.versions(), store.open_at)
 
     def __call__(self, query: str, **tables: pa.Table) -> list[Row]:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from ..errors import ConfigError, NotFoundError, QueryError, nearest
 from ..ids import content_id
 from ..locks import locked
-from ..query import Console, columns_of, query_error
+from ..query import QuerySession, columns_of, query_error
 from ..schema import TABLES, table
 from .report import Forgotten
 
@@ -110,7 +110,7 @@ def check(rule: Rule) -> None:
         one_of = ", ".join(f"`{n}`" for n in TABLES_WITH_RULES)
         raise ConfigError(f"rows of `{rule.table}` stay: {why}; rules are for {one_of}")
     columns_of(rule.where)  # one condition, and no more
-    console = Console()
+    console = QuerySession()
     console.show(dict.fromkeys(TABLES, 1), lambda n, _: TABLES[n].schema.empty_table())
     what = f"`where` {rule.where!r}"
     found = console.sql(f"SELECT ({rule.where}\n) FROM {rule.table}", what=what)
@@ -158,7 +158,7 @@ def _forget(store: "Store", rule: Rule, rows: pa.Table) -> None:
 def _found(store: "Store", rule: Rule) -> Iterator[pa.Table]:
     """Yield the rows that a rule names, a bounded number at a time, and which must be kept."""
     versions = store.versions()
-    console = Console()
+    console = QuerySession()
     console.show(versions, store.open_at)
     what = f"rule `{rule.name}`"
     unfinished = console.sql(_UNFINISHED, what=what).to_arrow_table()
@@ -188,7 +188,7 @@ def _kept(name: str) -> str:
     )
 
 
-def _needed(console: Console, unfinished: pa.Table) -> pa.Table:
+def _needed(console: QuerySession, unfinished: pa.Table) -> pa.Table:
     """Return the ids of the experiences of unfinished runs."""
     if not len(unfinished):
         return _NONE

@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 
 from ..errors import QueryError, StoreError
-from ..query import Console, names_in, nodes, query_error, syntax, tables_of
+from ..query import QuerySession, names_in, nodes, query_error, syntax, tables_of
 from ..schema import TABLES
 from ..side_columns import SideColumn, from_sql
 from ..store import Store
@@ -55,8 +55,8 @@ class Conditions:
         self._instead = (
             {"experiences": from_sql(sides, plain="plain_experiences")} if reads_sides else {}
         )
-        self._console = Console(views=False) if where and not self._instead else None
-        self._asking: Console | None = None
+        self._console = QuerySession(views=False) if where and not self._instead else None
+        self._asking: QuerySession | None = None
         self._chosen: np.ndarray | None = None
         self._check()
 
@@ -136,10 +136,10 @@ class Conditions:
                 f"{given}"
             )
 
-    def _console_of_all(self, versions: Mapping[str, int]) -> Console:
+    def _console_of_all(self, versions: Mapping[str, int]) -> QuerySession:
         """Return the console with all tables and views, of these versions where one is named."""
         if self._asking is None:
-            self._asking = Console(instead=self._instead)
+            self._asking = QuerySession(instead=self._instead)
         others = {name: self._version(name) for name in TABLES if name not in versions}
         self._asking.show({**others, **versions}, self._open_at)
         return self._asking

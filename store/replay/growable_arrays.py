@@ -7,7 +7,7 @@ BLOCK = 256
 _SPARE = 1.1
 
 
-class Growing:
+class GrowableArray:
     """An array that grows at its end; it has room for a whole number of blocks."""
 
     def __init__(self, dtype: type[np.generic], *, fill: float = 0) -> None:

@@ -6,15 +6,15 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ..change_feed import Tail
+from ..change_feed import ChangeFeed
 from ..side_columns import SideColumn, superseded_from, without_superseded
 from ..store import Store
 from .filters import hashed
-from .growable_arrays import Growing, Places
+from .growable_arrays import GrowableArray, Places
 from .withdrawals import Withdrawn
 
 
-class Latest:
+class LatestValues:
     """Follows a side table. Of an experience's rows the newest counts, as for `SideColumn`.
 
     Derived values that a superseded attempt of a trainer made do not count.
@@ -34,9 +34,9 @@ class Latest:
 
     def _clear(self) -> None:
         columns = dict.fromkeys([*self.column.reads, *sorted(self._withdrawn.columns)])
-        self._tail = Tail([*columns], until=self._until.get(self.column.table))
-        self._hashes, self._values = Growing(np.uint64), Growing(np.float64)
-        self._times = Growing(np.int64)
+        self._tail = ChangeFeed([*columns], until=self._until.get(self.column.table))
+        self._hashes, self._values = GrowableArray(np.uint64), GrowableArray(np.float64)
+        self._times = GrowableArray(np.int64)
         self._places = Places()
 
     @property
@@ -133,7 +133,9 @@ class SideValues:
     ) -> None:
         """Follow those columns whose alias is in `read`; of others only the versions are known."""
         self._store, self._until = store, until or {}
-        self._latest = {c.alias: Latest(store, c, until=until) for c in columns if c.alias in read}
+        self._latest = {
+            c.alias: LatestValues(store, c, until=until) for c in columns if c.alias in read
+        }
         others = [column.tables for column in columns if column.alias not in read]
         self._tables = set[str]().union(*others)
         self._versions: dict[str, int] = {}
@@ -174,7 +176,7 @@ class _Superseded:
     def __init__(self, store: Store, *, until: Mapping[str, int] | None) -> None:
         self._store = store
         columns = ["run_id", "attempt", "job", "start_step"]
-        self._tail = Tail(columns, until=(until or {}).get("runs"))
+        self._tail = ChangeFeed(columns, until=(until or {}).get("runs"))
         self._starts = pl.DataFrame(
             schema={"run_id": pl.String, "attempt": pl.Int64, "start_step": pl.Int64}
         )

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from ..change_feed import Tail
+from ..change_feed import ChangeFeed
 from ..errors import StoreError
 from ..store import Store
 from ..take_rows import take
 from .filters import hashed
-from .growable_arrays import Growing, Places
+from .growable_arrays import GrowableArray, Places
 
 _READ = ("preference_id", "chosen_id", "rejected_id", "margin")
 
@@ -23,11 +23,11 @@ class Pairs:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._clear(Tail(["experience_id"]))
+        self._clear(ChangeFeed(["experience_id"]))
 
-    def _clear(self, tail: Tail) -> None:
+    def _clear(self, tail: ChangeFeed) -> None:
         self._tail = tail
-        self._hashes, self._row_ids = Growing(np.uint64), Growing(np.uint64)
+        self._hashes, self._row_ids = GrowableArray(np.uint64), GrowableArray(np.uint64)
         self._places = Places()
 
     @property

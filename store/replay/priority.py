@@ -8,7 +8,7 @@ import polars as pl
 import pyarrow as pa
 
 from ..errors import QueryError, nearest, reason
-from ..query import Console, nodes, query_error, syntax
+from ..query import QuerySession, nodes, query_error, syntax
 from ..schema import TABLES
 from ..side_columns import SideColumn
 from .filters import check_steady
@@ -33,7 +33,7 @@ class Priority:
     ) -> None:
         self._expression, self._table = expression, table
         self._what = f"`priority` {str(expression)!r}"
-        self._console: Console | None = None
+        self._console: QuerySession | None = None
         aliases = [side.alias for side in sides]
         facts = [name for name in TABLES[table].names if name not in aliases]
         names = self._names([*facts, *aliases, *DYNAMIC])
@@ -130,7 +130,7 @@ class Priority:
 
     def _ask(self, rows: pa.Table, select: str, *, where: str = "") -> pa.Table:
         if self._console is None:
-            self._console = Console(views=False)
+            self._console = QuerySession(views=False)
         self._console.put("new_rows", rows)
         self._console.show({}, _no_table)
         query = f"SELECT {select} FROM new_rows AS {self._table} {where}"

@@ -7,19 +7,19 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ..change_feed import Tail
+from ..change_feed import ChangeFeed
 from ..schema import TABLES
 from ..side_columns import SideColumn
 from ..store import Store
 from ..take_rows import take
 from .filters import Conditions, hashed
-from .growable_arrays import Growing, Places, repeats
+from .growable_arrays import GrowableArray, Places, repeats
 from .latest_values import SideValues
 from .order import Behind, Order
 from .priority import Priority
 from .strategies import Strategy
-from .unit_pool import NO_VERSION, Units
-from .unit_weights import Weighing
+from .unit_pool import NO_VERSION, UnitPool
+from .unit_weights import UnitWeights
 from .withdrawals import Withdrawn
 
 _ORDERED = ("group_id", "step", "policy_version")
@@ -76,10 +76,10 @@ class Index:
             priority = Priority(strategy.priority, own, table=table)
             read |= {side.alias for side in priority.sides}
         self._sides = SideValues(store, own, read=read, until=self._until)
-        self.weighing: Weighing | None = None
+        self.weighing: UnitWeights | None = None
         """What units weigh, when the strategy asks for a priority."""
         if strategy is not None and priority is not None:
-            self.weighing = Weighing(
+            self.weighing = UnitWeights(
                 store, priority, strategy.masses, sides=self._sides, table=table
             )
         facts = self.weighing.priority.facts if self.weighing else ()
@@ -101,19 +101,19 @@ class Index:
     def _clear(self) -> None:
         until = self._until.get(self._table) if self._until is not None else None
         columns = sorted({*self._columns, *self._withdrawn.columns})
-        self._tail = Tail(columns, run_id=self._run_id, until=until)
+        self._tail = ChangeFeed(columns, run_id=self._run_id, until=until)
         self._last: tuple[object, ...] | None = None
         whole = self._order.groups_per_step
         self._behind = Behind(whole) if whole else None
-        self._row_ids, self._hashes = Growing(np.uint64), Growing(np.uint64)
-        self._allowed, self._gone = Growing(np.bool_), Growing(np.bool_)
+        self._row_ids, self._hashes = GrowableArray(np.uint64), GrowableArray(np.uint64)
+        self._allowed, self._gone = GrowableArray(np.bool_), GrowableArray(np.bool_)
         self._places = Places()
-        self._starts, self._names = Growing(np.int64), Growing(np.uint64)
+        self._starts, self._names = GrowableArray(np.int64), GrowableArray(np.uint64)
         self._starts.extend(np.zeros(1, np.int64))
-        self.units = Units(
-            drawable=Growing(np.bool_) if self.grouped else self._allowed,
-            versions=Growing(np.int32, fill=NO_VERSION),
-            times=Growing(np.int32),
+        self.units = UnitPool(
+            drawable=GrowableArray(np.bool_) if self.grouped else self._allowed,
+            versions=GrowableArray(np.int32, fill=NO_VERSION),
+            times=GrowableArray(np.int32),
             masses=self.weighing.clear() if self.weighing else None,
         )
 
@@ -169,7 +169,7 @@ class Index:
     def nbytes(self) -> int:
         """Bytes of all arrays that it holds."""
         held = [*vars(self).values(), *vars(self.units).values(), *self._ledger]
-        kinds = Growing | Places | np.ndarray
+        kinds = GrowableArray | Places | np.ndarray
         arrays = {id(array): array.nbytes for array in held if isinstance(array, kinds)}
         beside = self._sides.nbytes + (self.weighing.nbytes if self.weighing else 0)
         return sum(arrays.values()) + beside
@@ -224,7 +224,7 @@ class Index:
         self._is_broken = False
         return self.rebuilt or len(self) > known or len(self.touched) > 0
 
-    def _rebuild(self, *, tail: Tail | None = None, behind: Behind | None = None) -> None:
+    def _rebuild(self, *, tail: ChangeFeed | None = None, behind: Behind | None = None) -> None:
         """Forget all rows; how often they were drawn stays, by their names."""
         self.rebuilt = True
         drawn = np.flatnonzero(self.times)

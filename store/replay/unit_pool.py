@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .growable_arrays import BLOCK, Growing, repeats
+from .growable_arrays import BLOCK, GrowableArray, repeats
 
 NO_VERSION = int(np.iinfo(np.int32).max)
 """Stands for a row that no policy of ours wrote: it is never stale."""
@@ -31,23 +31,23 @@ class Bounds:
 
 
 @dataclass
-class Units:
+class UnitPool:
     """What a draw knows of each unit of an index."""
 
-    drawable: Growing
+    drawable: GrowableArray
     """Whether it has a row that may be drawn."""
-    versions: Growing
+    versions: GrowableArray
     """Oldest policy version, NO_VERSION where none of its rows has one."""
-    times: Growing
+    times: GrowableArray
     """How often it was drawn."""
-    masses: Growing | None
+    masses: GrowableArray | None
     """Its chance in a draw, NaN where its priority is not known; None: all weigh the same."""
 
 
 class Pool:
     """Units in canonical order, of which some may be drawn, each with a mass that is its chance."""
 
-    def __init__(self, units: Units, *, max_draws: int | None) -> None:
+    def __init__(self, units: UnitPool, *, max_draws: int | None) -> None:
         """Look at the units of an index, each of which is drawn `max_draws` times at most.
 
         A unit whose priority is not known weighs as much as the heaviest that may be drawn, or 1

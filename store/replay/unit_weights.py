@@ -11,7 +11,7 @@ import pyarrow as pa
 from ..schema import TABLES
 from ..store import Store
 from ..take_rows import take
-from .growable_arrays import Growing
+from .growable_arrays import GrowableArray
 from .latest_values import SideValues
 from .priority import Priority
 
@@ -23,7 +23,7 @@ _AT_ONCE = 65_536
 _CHUNKS = 8
 
 
-class Weighing:
+class UnitWeights:
     """Masses of units. A priority that changes from draw to draw keeps the columns it is made of.
 
     Of any other only its value is kept, and worked out again when a side column of the row changed.
@@ -45,9 +45,9 @@ class Weighing:
         self._sides, self._names = sides, [side.alias for side in priority.sides]
         self.clear()
 
-    def clear(self) -> Growing:
+    def clear(self) -> GrowableArray:
         """Forget all units; return the new array of masses."""
-        self.masses = Growing(np.float64)
+        self.masses = GrowableArray(np.float64)
         self._kept: pl.DataFrame | None = None
         return self.masses
 

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ..change_feed import Tail
+from ..change_feed import ChangeFeed
 from ..query import literal
 from ..schema import TABLES
 from ..store import Store
@@ -28,7 +28,7 @@ class Withdrawn:
         self._store, self._table = store, table
         # a step that was drawn before anything was taken back names no version of these
         self._tails = {
-            name: Tail(columns, until=None if until is None else until.get(name, 1))
+            name: ChangeFeed(columns, until=None if until is None else until.get(name, 1))
             for name, columns in _READ.items()
         }
         self._rows: dict[str, pl.DataFrame] = {}

@@ -58,7 +58,7 @@ def step(bench: Bench) -> Iterator[Figure]:
 def measured() -> Iterator[list[tuple[str, float, float]]]:
     """Note (call, time, milliseconds) of every outermost call into the store, but not of waits."""
     from rlake.loop.trainer import data_loader
-    from rlake.loop.weight_sync import Follower
+    from rlake.loop.weight_sync import WeightSubscriber
 
     spent: list[tuple[str, float, float]] = []
     inside = threading.local()
@@ -69,7 +69,7 @@ def measured() -> Iterator[list[tuple[str, float, float]]]:
         (Sampler, "draw"),
         (Sampler, "read"),
         (Index, "refresh"),
-        (Follower, "find"),
+        (WeightSubscriber, "find"),
         (data_loader, "row_digests"),
     ]
 

@@ -114,16 +114,14 @@ def ours(work: Work) -> Step:
     from rlake.loop.config import TrainerConfig
     from rlake.loop.losses.batch import examples
     from rlake.loop.trainer.networks import Networks, frozen
-    from rlake.loop.trainer.step import Optimization
+    from rlake.loop.trainer.step import Updater
 
     algorithm, rows, model = resolve(work.algorithm), work.rows(), work.model()
     networks = Networks(model)
     if "reference" in algorithm.needs:
         networks.reference = frozen(copy.deepcopy(model))
     config = TrainerConfig(learning_rate=RATE, micro_batch_tokens=work.at_once)
-    optimization = Optimization(
-        networks, algorithm, config, total_steps=100, temperature=1.0, pad_id=0
-    )
+    optimization = Updater(networks, algorithm, config, total_steps=100, temperature=1.0, pad_id=0)
 
     def step() -> float:
         taken = optimization.step(examples(rows, needs=algorithm.needs))

@@ -92,7 +92,7 @@ def test_memory_is_shown_and_cleared(rlake: Rlake, lake: Store, file: Path) -> N
     import polars as pl
 
     from rlake.operators import Rows, operator
-    from rlake.pipelines.cache import Memory
+    from rlake.pipelines.cache import OperatorCache
 
     @operator("derive", reads=("response_text",))
     def words() -> Rows:
@@ -100,7 +100,7 @@ def test_memory_is_shown_and_cleared(rlake: Rlake, lake: Store, file: Path) -> N
 
     assert rlake("pipeline", "memory").stdout == "remembered: 0 answers, 0.0 MiB\n"
     rows = pl.DataFrame({"experience_id": ["a", "b"], "response_text": ["one", "three"]})
-    Memory(lake).apply(words(), rows)
+    OperatorCache(lake).apply(words(), rows)
     shown = rlake("pipeline", "memory")
     assert "words()" in shown.stdout
     assert "remembered: 2 answers" in shown.stdout

@@ -13,7 +13,7 @@ from support.tiny_models import offline, written
 from rlake.loop.config.stages import load_stages
 from rlake.loop.run import run
 from rlake.loop.selftest.report import notes
-from rlake.loop.selftest.run import RECIPES, Options, Verified, measured_on, staged
+from rlake.loop.selftest.run import RECIPES, Options, SelfTestResult, measured_on, staged
 from rlake.store import Store, connect
 
 Rlake = Callable[..., CompletedProcess[str]]
@@ -79,11 +79,11 @@ def test_a_task_says_whether_what_it_was_measured_on_was_trained_on(store: Store
     assert told.endswith("tasks: a generated stand-in for GSM8K")
 
 
-def of_task(**known: Any) -> Verified:
+def of_task(**known: Any) -> SelfTestResult:
     zeros = {"before": 0.0, "after": 0.0, "first_reward": 0.0, "last_reward": 0.0, "steps": 0}
     zeros |= {"seconds": 0.0, "samples": 0, "tokens": 0, "tokens_per_second": 0.0}
     given: dict[str, Any] = {"task": "t", "recipe": "r", "data": "d", "rewards": (), "store": "s"}
-    return Verified(**{**zeros, **given, **known})
+    return SelfTestResult(**{**zeros, **given, **known})
 
 
 @pytest.mark.slow

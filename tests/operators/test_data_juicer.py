@@ -131,7 +131,7 @@ def test_a_filter_keeps_what_theirs_keeps_with_the_same_statistics(name: str) ->
 
     ours = data_juicer(operator={name: FILTERS[name]})
     applied = ours.apply(rows)
-    assert (ours.kind, ours.sees) == ("filter", "row")
+    assert (ours.kind, ours.scope) == ("filter", "row")
     expected = [i for i, k in zip(rows["experience_id"], keep, strict=True) if k]
     assert applied.rows["experience_id"].to_list() == expected
     for key in ours.writes:
@@ -153,7 +153,7 @@ def test_a_mapper_changes_texts_as_theirs_does(name: str) -> None:
     ours = data_juicer(operator={name: MAPPERS[name]})
     made = rows.pipe(ours)
     assert made["response_text"].to_list() == done["text"]
-    assert ours.sees == "row"
+    assert ours.scope == "row"
     if name == "extract_tables_from_html_mapper":
         tables = [json.dumps(meta["html_tables"]) for meta in done["__dj__meta__"]]
         assert made["html_tables"].to_list() == tables
@@ -184,7 +184,7 @@ def test_an_operator_over_all_rows_keeps_the_rows_that_theirs_keeps(name: str) -
 
     ours = data_juicer(operator={name: params})
     applied = ours.apply(rows)
-    assert ours.sees == "all"
+    assert ours.scope == "all"
     assert dict(applied.rows.select("experience_id", "response_text").iter_rows()) == left
     if name == "document_line_deduplicator":
         assert applied.rows["response_text"].to_list() != rows["response_text"].to_list()

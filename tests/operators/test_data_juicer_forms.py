@@ -92,7 +92,7 @@ def test_a_filter_on_several_texts_keeps_a_row_when_all_of_them_pass() -> None:
 def test_a_mapper_that_makes_several_texts_of_one_adds_rows() -> None:
     rows = table("one two three four", "one", token_ids=[[1, 2], [3]], reward=[1.0, 0.0])
     op = data_juicer(operator={"text_chunk_mapper": {"max_len": None, "split_pattern": " t"}})
-    assert (op.kind, op.sees) == ("augment", "row")
+    assert (op.kind, op.scope) == ("augment", "row")
     new = op.apply(rows).rows.tail(-2)
     assert new["response_text"].to_list() == ["one", "wo", "hree four"]
     assert set(new["parent_id"]) == {"e0"}
@@ -168,7 +168,7 @@ def test_a_grouper_says_which_rows_are_a_batch_and_an_aggregator_sets_what_it_ma
     op = data_juicer(operator="longest_aggregator")
     assert rows.pipe(by_task).pipe(op)["longest"].to_list() == ["ab", "abc", "ab"]
     of_group = data_juicer(operator="longest_aggregator", by="group_id")
-    assert (of_group.kind, of_group.sees) == ("derive", "group")
+    assert (of_group.kind, of_group.scope) == ("derive", "group")
     assert rows.pipe(of_group)["longest"].to_list() == ["abc", "abc", "ab"]
 
 

@@ -44,7 +44,7 @@ def test_a_range_of_rewards_includes_its_ends_and_no_reward_lies_in_it() -> None
     ]
     assert told(keep_reward_between(high=0.0), frame)[:2] == [None, "reward 0.25 is above 0"]
     assert keep_reward_between(low=-1.0)(frame).height == 4
-    assert both.sees == "row"
+    assert both.scope == "row"
 
 
 def test_a_length_is_of_characters_of_all_tokens_or_of_those_that_were_sampled() -> None:
@@ -116,7 +116,7 @@ def test_each_kind_of_failure_has_its_name_and_can_be_dropped_alone() -> None:
         expected = [f"{k}: {d or f}" if k == chosen else None for f, d, k in FAILURES]
         assert told(drop_failed(kinds=[chosen]), frame) == expected
     assert told(drop_failed(), frame) == [k and f"{k}: {d or f}" for f, d, k in FAILURES]
-    assert drop_failed().sees == "row"
+    assert drop_failed().scope == "row"
 
 
 def _judged(*groups: tuple[list[float | None], list[float | None]]) -> pl.DataFrame:
@@ -159,7 +159,7 @@ def test_dynamic_sampling_judges_groups_by_accuracy_and_not_by_the_shaped_reward
         "1 of its group have an accuracy, expected two at least",
         None,
     ]
-    assert (op.sees, op.whole_groups) == ("group", True)
+    assert (op.scope, op.whole_groups) == ("group", True)
     by_reward = dapo_dynamic_sampling(column="reward", threshold=0.95)
     kept = frame.pipe(by_reward)["group_id"].unique(maintain_order=True).to_list()
     assert kept == ["h0", "h3", "h4", "h6"]
@@ -187,7 +187,11 @@ def test_the_best_of_a_group_a_task_or_all_stay_with_the_first_id_of_equal_ones(
     reasons = dict(keep_best().apply(frame).dropped.iter_rows())
     assert reasons["g000/02"] == "number 2 of 3 by reward in its group, the first 1 stay"
     assert reasons["g000/03"] == reasons["g001/01"] == "reward is not there"
-    assert (keep_best().sees, least.sees, keep_best(within="task").sees) == ("group", "all", "all")
+    assert (keep_best().scope, least.scope, keep_best(within="task").scope) == (
+        "group",
+        "all",
+        "all",
+    )
 
 
 def test_a_sample_is_its_share_and_a_smaller_one_is_part_of_a_larger() -> None:
@@ -201,7 +205,7 @@ def test_a_sample_is_its_share_and_a_smaller_one_is_part_of_a_larger() -> None:
     assert abs(len(kept[0.5]) - 2000) < 5 * (4000 * 0.25) ** 0.5
     other = set(frame.pipe(sample(share=0.5, seed=1))["experience_id"])
     assert abs(len(other & kept[0.5]) - 1000) < 5 * (4000 * 0.25 * 0.75) ** 0.5
-    assert sample(share=0.5).sees == "row"
+    assert sample(share=0.5).scope == "row"
 
 
 @pytest.mark.parametrize(

@@ -158,9 +158,9 @@ LAWS: dict[str, Callable[[Operator, pl.DataFrame, pl.DataFrame, pl.DataFrame], N
 
 def parts_of(op: Operator, before: pl.DataFrame, is_first: list[bool]) -> list[pl.DataFrame]:
     """Cut rows in two: by groups, or by rows; what looks at all of them gets them again."""
-    if op.sees == "all":
+    if op.scope == "all":
         return [before]
-    unit = "group_id" if op.sees == "group" else "experience_id"
+    unit = "group_id" if op.scope == "group" else "experience_id"
     places = {name: i for i, name in enumerate(before[unit].unique(maintain_order=True))}
     mask = pl.Series([is_first[places[n] % len(is_first)] for n in before[unit]], dtype=pl.Boolean)
     return [before.filter(mask), before.filter(~mask)]

@@ -14,7 +14,7 @@ from support.builders import experiences, rows
 
 from rlake.operators import score
 from rlake.operators.async_map import run_apart
-from rlake.operators.chat_client import Endpoint, NoAnswerError, asker
+from rlake.operators.chat_client import Endpoint, NoAnswerError, chat_client
 from rlake.operators.rewards import Verdict, pairwise, rubric, ruler
 from rlake.store import Experience, Task
 from rlake.store.errors import OperatorError
@@ -100,7 +100,7 @@ def scores(*values: object) -> str:
 
 
 def ask(server: Server, **options: Any) -> str:
-    return run_apart(asker(server.judge(**options))([{"role": "user", "content": "hi"}]))  # type: ignore[arg-type]
+    return run_apart(chat_client(server.judge(**options))([{"role": "user", "content": "hi"}]))  # type: ignore[arg-type]
 
 
 # --- asking ---------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_an_endpoint_used_wrongly_says_how() -> None:
         ("no_such_module:f", "judge `no_such_module:f` cannot be imported"),
     ):
         with pytest.raises(OperatorError, match=told):
-            asker(spec)  # type: ignore[arg-type]
+            chat_client(spec)  # type: ignore[arg-type]
 
 
 # --- judges ---------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def test_a_judge_of_groups_scores_rows_and_a_group_it_fails_on_is_null_with_the_
     op = score(reward={"ruler": {"judge": server.judge(), "tries": 1}}, scorer_version="1")
     shuffled = frame.sample(9, shuffle=True, seed=3)
     made = op(shuffled).sort("experience_id")
-    assert op.sees == "group"
+    assert op.scope == "group"
     assert made["reward"].to_list()[:3] == [None] * 3
     assert sorted(made["reward"].to_list()[3:]) == [0.0, 0.0, 0.5, 0.5, 1.0, 1.0]
     assert all("NoAnswerError" in d for d in made["detail"][:3])

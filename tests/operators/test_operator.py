@@ -192,7 +192,7 @@ def test_the_fingerprint_follows_function_version_and_parameters_and_nothing_els
 
 def test_columns_read_and_written_are_known_without_running() -> None:
     op = group_zscore()
-    assert (set(op.reads), op.reads_rest, op.writes) == (
+    assert (set(op.reads), op.reads_all, op.writes) == (
         {"reward", "group_id"},
         False,
         ("advantage",),

@@ -214,7 +214,7 @@ def test_pairs_across_a_task_join_its_groups() -> None:
     assert pairs(within="task")(frame).select("chosen_id", "rejected_id").rows() == [
         ("g000/00", "g001/00")
     ]
-    assert (pairs().sees, pairs(within="task").sees) == ("group", "all")
+    assert (pairs().scope, pairs(within="task").scope) == ("group", "all")
 
 
 grouped = st.lists(

@@ -10,7 +10,7 @@ from support.builders import experiences, rows
 
 from rlake.operators import score
 from rlake.operators.rewards import exact_match, math_equivalence, numeric_answer
-from rlake.operators.scoring import judged
+from rlake.operators.scoring import scored
 from rlake.store import Experience, Task
 from rlake.store.errors import OperatorError
 
@@ -105,7 +105,7 @@ def test_math_equivalence_agrees_with_the_labels_of_real_solutions(
             said = row[model]["solution"]
             rows.append({"task_id": "t", "answer": row["ground_truth"], "response_text": said})
             labels.append(float(row[model]["is_correct"]))
-    verdicts = judged(math_equivalence, rows)
+    verdicts = scored(math_equivalence, rows)
     differ = [
         (label, verdict, row["answer"][-30:], row["response_text"][-60:])
         for label, verdict, row in zip(labels, verdicts, rows, strict=True)

@@ -21,8 +21,8 @@ from rlake.operators import Batches, Explained, Operator, Rows, group_zscore, ke
 from rlake.operators.decorator import OperatorFunction
 from rlake.operators.reward_protocol import Verdict, of_group
 from rlake.pipelines import File, Pipeline, Sql, Table, cache
-from rlake.pipelines.cache import Memory
-from rlake.pipelines.cache_tables import DIGEST, TIDY_EVERY, Memories
+from rlake.pipelines.cache import OperatorCache
+from rlake.pipelines.cache_tables import DIGEST, TIDY_EVERY, CacheTables
 from rlake.store import Experience, Store, Task
 from rlake.store.errors import OperatorError
 
@@ -91,7 +91,7 @@ def _nothing_asked() -> None:
 
 @pytest.mark.parametrize("op", COSTLY, ids=str)
 def test_what_is_remembered_is_what_the_operator_itself_makes(store: Store, op: Operator) -> None:
-    memory, expected = Memory(store), op.apply(TEXTS)
+    memory, expected = OperatorCache(store), op.apply(TEXTS)
     for part in (TEXTS[:3], TEXTS, TEXTS.reverse(), TEXTS[:0]):
         made, _ = memory.apply(op, part)
         plain = op.apply(part)
@@ -110,11 +110,11 @@ def test_what_is_remembered_is_what_the_operator_itself_makes(store: Store, op: 
 def test_equal_texts_are_asked_about_once_also_from_other_rows_and_other_handles(
     store: Store,
 ) -> None:
-    Memory(store).apply(words(), TEXTS)
+    OperatorCache(store).apply(words(), TEXTS)
     assert sorted(ASKED) == ["", "bad", "one", "three of words", "two words"]
     others = TEXTS.with_columns(pl.col("experience_id") + "/2", reward=pl.lit(9.0))
     ASKED.clear()
-    made, cache = Memory(rlake.connect(store.uri)).apply(words(), others)
+    made, cache = OperatorCache(rlake.connect(store.uri)).apply(words(), others)
     assert (ASKED, cache) == ([], 6)
     assert made.rows["reward"].to_list() == [9.0] * 6
 
@@ -171,7 +171,7 @@ def score() -> Rows:
 def test_a_changed_function_is_not_answered_for_by_what_it_said_before(
     store: Store, tmp_path: Path
 ) -> None:
-    memory = Memory(store)
+    memory = OperatorCache(store)
     before = _as_written(SOURCE, tmp_path)()
     same = _as_written(SOURCE, tmp_path)()
     assert before.fingerprint == same.fingerprint
@@ -183,7 +183,7 @@ def test_a_changed_function_is_not_answered_for_by_what_it_said_before(
 
 
 def test_a_memory_may_be_deleted_or_damaged_at_any_time(store: Store) -> None:
-    memory = Memory(store)
+    memory = OperatorCache(store)
     expected = memory.apply(words(), TEXTS)[0].rows
     folder = Path(store.root) / "memory"
     for harm in (_delete, _damage):
@@ -207,23 +207,23 @@ def test_memories_stay_within_their_bytes_and_the_oldest_goes_first(store: Store
     rows = pl.DataFrame({"experience_id": [f"{i}" for i in range(500)]}).with_columns(
         response_text="experience_id"
     )
-    Memory(store).apply(words(), rows)
-    [one] = Memory(store).memories.listed()
+    OperatorCache(store).apply(words(), rows)
+    [one] = OperatorCache(store).memories.listed()
     assert one.operator == "words(least=0)"
-    small = Memory(store, limit_bytes=60_000)
+    small = OperatorCache(store, limit_bytes=60_000)
     for least in (1, 2, 3):
         small.apply(words(least=least), rows)
     kept = small.memories.listed()
     assert [m.operator for m in kept][-1] == "words(least=3)"
     assert "words(least=0)" not in [m.operator for m in kept]
     assert sum(m.num_bytes for m in kept) <= 60_000
-    none = Memory(store, limit_bytes=10)
+    none = OperatorCache(store, limit_bytes=10)
     assert none.apply(words(least=4), rows)[0].rows.height == 500
     assert none.memories.listed() == []
 
 
 def test_many_small_additions_become_few_files_and_all_are_found(store: Store) -> None:
-    memories, reader = Memories(store), Memories(store)
+    memories, reader = CacheTables(store), CacheTables(store)
     kinds = pl.Schema({DIGEST: pl.String, "words": pl.Int64})
     for i in range(TIDY_EVERY + 1):
         memories.add("k", "words()", pl.DataFrame([[f"{i}"], [i]], schema=kinds))
@@ -236,7 +236,7 @@ def test_many_small_additions_become_few_files_and_all_are_found(store: Store) -
 
 
 def test_threads_share_a_memory(store: Store) -> None:
-    memory, made = Memory(store), {}
+    memory, made = OperatorCache(store), {}
     parts = [TEXTS.with_columns(pl.col("response_text") + f" {i}") for i in range(4)]
 
     def work(i: int) -> None:
@@ -256,8 +256,8 @@ def test_a_run_that_fails_keeps_what_it_paid_for(store: Store) -> None:
     [failing] = [op for op in COSTLY if op.name == "brief"]
     rows = pl.concat([_numbered(1024), TEXTS.select("experience_id", "response_text")])
     with pytest.raises(OperatorError, match="more than the 0 allowed"):
-        Memory(store).apply(failing, rows, max_failed=0)
-    assert Memory(store).apply(failing, _numbered(1024))[1] == 1024
+        OperatorCache(store).apply(failing, rows, max_failed=0)
+    assert OperatorCache(store).apply(failing, _numbered(1024))[1] == 1024
 
 
 def _numbered(n: int) -> pl.DataFrame:
@@ -363,7 +363,7 @@ def test_a_judge_of_groups_is_asked_again_only_about_groups_that_changed(to_judg
     assert run(words(), keep(where="group_id < 'g009'")) == ([], 36), "others' columns do not count"
     assert run() == (["g009"], 36)
     assert run(words(least=1)) == (["g009"], 36), "a group with an error is not remembered"
-    Memories(to_judge).clear()
+    CacheTables(to_judge).clear()
     assert run(words(least=2)) == (many, 0)
     kept = to_judge.sql("SELECT value FROM scores_current ORDER BY experience_id").fetchall()
     assert [value for (value,) in kept] == [0.0, 0.3, 0.0, 0.0] * 9 + [None, 0.3, 0.0, 0.0]
@@ -395,7 +395,7 @@ def test_groups_are_known_in_any_order_and_are_never_cut(
             "response_text": [f"{i * 7 % 11}" for i in range(30)],
         }
     )
-    memory, op = Memory(store), place_in_group()
+    memory, op = OperatorCache(store), place_in_group()
     whole = op.apply(rows).rows
     for number, part in enumerate((rows, rows.reverse(), rows.sample(30, shuffle=True, seed=3))):
         made, known = memory.apply(op, part)

@@ -61,7 +61,7 @@ def test_after_a_run_rows_expected_costs_and_answers_are_known(store: Store) -> 
         (8, 4, False),
         (4, 4, False),
     ]
-    assert [s.sees for s in told.steps] == ["group", "group", "row", "row"]
+    assert [s.scope for s in told.steps] == ["group", "group", "row", "row"]
     assert told.steps[3].remembered == 1
     assert told.steps[0].rows_before == 8
     assert told.steps[0].seconds_before > 0

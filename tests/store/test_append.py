@@ -51,7 +51,7 @@ def test_the_time_of_a_row_is_not_its_content(store: Store) -> None:
     early = rows(experiences(2)).with_columns(created_at=datetime(2020, 1, 1, tzinfo=UTC))
     late = rows(experiences(2)).with_columns(created_at=datetime(2030, 1, 1, tzinfo=UTC))
     store.append("experiences", early)
-    assert store.append("experiences", late).already == 2
+    assert store.append("experiences", late).duplicates == 2
     stored = store.scan("experiences").select("created_at").collect().to_series()
     assert {t.year for t in stored} == {2020}, "the first one stays"
 
@@ -150,7 +150,7 @@ def test_ids_and_time_survive_a_table_that_was_restored(store: Store) -> None:
     assert times(store)[-1] > newest
     store.open_at("tasks", 5).restore()
     assert connect(store.uri).append("tasks", [task(2), task(4)]).rows == 1
-    assert store.append("tasks", [task(n) for n in range(5)]).already == 5
+    assert store.append("tasks", [task(n) for n in range(5)]).duplicates == 5
     assert store.count("tasks") == len(set(times(store))) == 5
 
 
@@ -196,7 +196,7 @@ def test_keys_of_several_columns_are_compared_as_a_whole(store: Store) -> None:
     verdict = {"experience_id": "a", "scorer": "exact", "scorer_version": "1", "value": 1.0}
     store.append("scores", [verdict])
     store.append("scores", [verdict | {"scorer_version": "2", "value": 0.0}])
-    assert store.append("scores", [verdict]).already == 1
+    assert store.append("scores", [verdict]).duplicates == 1
     with pytest.raises(ConflictError, match="`scorer` 'exact', `scorer_version` '2'"):
         store.append("scores", [verdict | {"scorer_version": "2"}])
 
@@ -204,14 +204,14 @@ def test_keys_of_several_columns_are_compared_as_a_whole(store: Store) -> None:
 def test_keys_may_hold_null(store: Store) -> None:
     drop = {"lineage_id": "l", "operator": "o", "reason": "r"}
     store.append("drops", [drop | {"task_id": "t"}, drop | {"experience_id": "t"}])
-    assert store.append("drops", [drop | {"task_id": "t"}]).already == 1
+    assert store.append("drops", [drop | {"task_id": "t"}]).duplicates == 1
     assert store.count("drops") == 2
 
 
 def test_ids_with_quotes_are_ids(store: Store) -> None:
     odd = [replace(e, experience_id=f'it\'s "{i}"') for i, e in enumerate(experiences(2))]
     store.append("experiences", odd)
-    assert store.append("experiences", odd).already == 2
+    assert store.append("experiences", odd).duplicates == 2
 
 
 def test_idempotence_survives_compaction(store: Store) -> None:
@@ -221,7 +221,7 @@ def test_idempotence_survives_compaction(store: Store) -> None:
     assert store.append("experiences", experiences(12)) == Appended(
         2, 10, store.versions()["experiences"]
     )
-    assert connect(store.uri).append("experiences", experiences(12)).already == 12
+    assert connect(store.uri).append("experiences", experiences(12)).duplicates == 12
 
 
 def test_idempotence_does_not_depend_on_how_ids_are_kept(
@@ -266,7 +266,7 @@ def test_a_stream_knows_its_earlier_batches_and_the_stored_rows(store: Store) ->
     made = experiences(8)
     store.append("experiences", made[:2])
     done = store.append_stream("experiences", [made[:4], made[2:6], made])
-    assert (done.rows, done.already) == (6, 10)
+    assert (done.rows, done.duplicates) == (6, 10)
     assert ids(store) == [e.experience_id for e in made]
 
 
@@ -423,7 +423,7 @@ def test_columns_without_a_value_are_not_written_and_read_as_null(store: Store) 
 
     before = look(store)
     assert before[1:] == [[(12, 4, 4, 2.0)], [(8,)], 4]
-    assert store.append("experiences", texts).already == 4
+    assert store.append("experiences", texts).duplicates == 4
     with pytest.raises(ConflictError):
         store.append("experiences", [replace(texts[0], reward=1.0)])
     assert {f.level for f in examine(store)} == {"ok"}

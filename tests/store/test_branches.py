@@ -70,7 +70,7 @@ def test_a_branch_and_the_store_do_not_see_each_others_rows(lake: Store) -> None
     joined = "SELECT count(*) FROM tasks JOIN experiences USING (task_id)"
     assert again.sql(joined).fetchall() == [(8,)]
     assert again.append("tasks", [task(8), task(10)]).rows == 1, "ids are those of the branch"
-    assert again.append("experiences", experiences(8, reward=[1.0, 0.0])).already == 8
+    assert again.append("experiences", experiences(8, reward=[1.0, 0.0])).duplicates == 8
     assert connect(lake.uri).count("tasks") == 3
 
 

@@ -166,7 +166,7 @@ def test_the_tables_of_users_have_digests_whoever_writes_them(filled: Store) -> 
     assert merge(filled, "b")["scores"].already == 1
     for name in DIGESTED:
         again = filled.dataset(name).to_table()
-        assert filled.append(name, again.drop_columns(["digest"])).already == again.num_rows
+        assert filled.append(name, again.drop_columns(["digest"])).duplicates == again.num_rows
     assert {f.level for f in examine(filled)} == {"ok"}
 
 
@@ -240,8 +240,8 @@ def test_the_digest_of_a_row_does_not_change_with_versions_of_rlake() -> None:
 def test_appending_again_what_has_a_digest_adds_nothing(filled: Store) -> None:
     stored = filled.dataset("experiences").to_table()
     assert stored.column("digest").null_count == 0
-    assert filled.append("experiences", stored).already == 16
+    assert filled.append("experiences", stored).duplicates == 16
     bare = stored.set_column(
         stored.schema.get_field_index("digest"), "digest", pa.array(["?"] * 16)
     )
-    assert filled.append("experiences", bare).already == 16
+    assert filled.append("experiences", bare).duplicates == 16

@@ -102,7 +102,7 @@ def test_kill_between_appends_loses_nothing_that_was_returned(store: Store) -> N
     assert groups in (returned, returned + 1), "the last append may have been done, but not told"
     assert (rows, ids, broken) == (4 * groups, 4 * groups, 0)
     again = connect(store.uri).append("experiences", experiences(4 * groups + 4, reward=1.0))
-    assert (again.rows, again.already) == (4, 4 * groups)
+    assert (again.rows, again.duplicates) == (4, 4 * groups)
 
 
 def test_kill_within_a_stream_leaves_nothing_of_it(store: Store) -> None:
@@ -126,4 +126,4 @@ def test_four_processes_lose_and_duplicate_nothing(store: Store) -> None:
     assert [w.returncode for w in writers] == [0, 0, 0, 0]
     assert sum(new) == 200, "each row was new to one of them"
     assert audit(store) == (200, 200, 50, 0)
-    assert store.append("experiences", experiences(200, reward=1.0)).already == 200
+    assert store.append("experiences", experiences(200, reward=1.0)).duplicates == 200

@@ -99,7 +99,7 @@ def test_a_bad_submission_fails_alone(store: Store, held: threading.Event) -> No
 def test_the_same_rows_submitted_twice_are_stored_once(store: Store) -> None:
     with store.committer(max_seconds=0.2) as committer:
         done = [committer.submit("tasks", [task(0), task(1)]) for _ in range(3)]
-    assert [(f.result().rows, f.result().already) for f in done] == [(2, 0), (0, 2), (0, 2)]
+    assert [(f.result().rows, f.result().duplicates) for f in done] == [(2, 0), (0, 2), (0, 2)]
 
 
 def test_a_full_queue_makes_writers_wait_and_says_what_for(

@@ -101,7 +101,7 @@ def test_a_lease_is_renewed_while_its_holder_works(
         lake.append_stream("tasks", [[task(9)]])
     said, _ = writer.communicate("go\n", timeout=100)
     assert said.startswith("Appended(rows=4, already=0")
-    assert lake.append("tasks", [task(n) for n in range(4)]).already == 4
+    assert lake.append("tasks", [task(n) for n in range(4)]).duplicates == 4
 
 
 def test_a_writer_that_slept_through_its_lease_stores_nothing_twice(lake: Store) -> None:

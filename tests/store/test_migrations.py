@@ -104,7 +104,7 @@ def test_a_store_of_schema_1_is_brought_up_to_date_once(old: Path) -> None:
 
 def test_what_a_migrated_store_holds_it_still_knows(old: Path) -> None:
     lake = connect(old)
-    assert lake.append("experiences", experiences(8, reward=1.0, token_ids=[1, 2])).already == 8
+    assert lake.append("experiences", experiences(8, reward=1.0, token_ids=[1, 2])).duplicates == 8
     new = experiences(12, reward=1.0, token_ids=[1, 2], tokenizer="t")[8:]
     assert lake.append("experiences", new).rows == 4
     told = lake.sql("SELECT tokenizer, count(*) FROM experiences GROUP BY ALL ORDER BY ALL")
@@ -231,7 +231,7 @@ def test_a_writer_of_the_older_version_goes_on(old: Path) -> None:
     lake = connect(old)
     write(old, "experiences", experiences(12, reward=1.0)[8:])
     assert lake.count("experiences") == 12
-    assert lake.append("experiences", experiences(12, reward=1.0)[8:]).already == 4
+    assert lake.append("experiences", experiences(12, reward=1.0)[8:]).duplicates == 4
     assert lake.sql("SELECT count(tokenizer) FROM experiences").fetchall() == [(0,)]
 
 

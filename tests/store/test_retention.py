@@ -103,7 +103,7 @@ def test_a_forgotten_row_may_come_again(store: Store) -> None:
     store.append("experiences", rows)
     retention.add(store, "all", table="experiences", where="reward < 1")
     other = _Store(store.uri)
-    assert other.append("experiences", rows).already == 4
+    assert other.append("experiences", rows).duplicates == 4
     store.maintain()
     retention.drop(store, "all")
     assert other.append("experiences", rows).rows == 4

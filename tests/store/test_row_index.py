@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.builders import experiences, task
 
 from rlake.store import Experience, Store, connect
-from rlake.store.change_feed import Tail
+from rlake.store.change_feed import ChangeFeed
 from rlake.store.errors import QueryError
 from rlake.store.replay import Fifo, Prioritized
 from rlake.store.replay.filters import Conditions, hashed
@@ -273,7 +273,7 @@ def test_a_tail_reads_each_row_once(empty_store: Path, actions: list[str]) -> No
     with a_store(empty_store) as store:
         rows = experiences(2 * len(actions))
         made = iter([replace(e, run_id="r" if e.rollout < 3 else "s") for e in rows])
-        tail = Tail(["experience_id"], run_id="r")
+        tail = ChangeFeed(["experience_id"], run_id="r")
         read: list[str] = []
         expected: list[str] = []
         waiting: list[str] = []

@@ -102,7 +102,7 @@ def test_a_store_on_s3_is_made_filled_read_named_and_kept_small(
     lake: Store, server: dict[str, str]
 ) -> None:
     assert lake.append("experiences", experiences(8, reward=1.0)).rows == 8
-    assert lake.append("experiences", experiences(12, reward=1.0)).already == 8
+    assert lake.append("experiences", experiences(12, reward=1.0)).duplicates == 8
     lake.snapshot("before")
     lake.append_stream("experiences", [experiences(20, reward=1.0)[12:]])
     again = connect(lake.uri, create=False, storage_options=server)
@@ -110,7 +110,7 @@ def test_a_store_on_s3_is_made_filled_read_named_and_kept_small(
     assert again.at("before").count("experiences") == 12
     again.maintain()
     assert len(again.dataset("experiences").get_fragments()) == 1
-    assert lake.append("experiences", experiences(20, reward=1.0)).already == 20
+    assert lake.append("experiences", experiences(20, reward=1.0)).duplicates == 20
 
 
 @pytest.mark.slow

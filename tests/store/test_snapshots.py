@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.builders import experiences, task
 
 from rlake.store import Store, connect, snapshots
-from rlake.store.change_feed import Tail
+from rlake.store.change_feed import ChangeFeed
 from rlake.store.diff import diff
 from rlake.store.errors import NotFoundError, QueryError, StoreError
 from rlake.store.locks import locked
@@ -286,13 +286,13 @@ print(store.append("experiences", experiences(8, reward=1.0)[4:]).rows, flush=Tr
     store.snapshot("one")
     store.append("experiences", experiences(8)[4:])
     third = connect(store.uri)
-    assert third.append("experiences", experiences(8)).already == 8
+    assert third.append("experiences", experiences(8)).duplicates == 8
     with python(other, store.uri) as process:
         assert said(process) == "8"
         restore(store, "one")
         assert go_on(process) == "4", "also with other content"
     for each in (store, third):
-        assert each.append("experiences", experiences(8, reward=1.0)[4:]).already == 4
+        assert each.append("experiences", experiences(8, reward=1.0)[4:]).duplicates == 4
         assert len(ids(each)) == 8
 
 
@@ -312,7 +312,7 @@ def test_readers_notice_that_rows_are_gone(store: Store) -> None:
     store.append("experiences", experiences(4))
     store.snapshot("one")
     store.append("experiences", experiences(8)[4:])
-    tail = Tail(["experience_id"])
+    tail = ChangeFeed(["experience_id"])
     index = Index(connect(store.uri), grouped=True)
     sampler = Sampler(store, max_draws=1)
     assert (tail.read(store.dataset("experiences")).num_rows, tail.restarted) == (8, False)
@@ -431,7 +431,7 @@ def test_a_tail_knows_the_rows_that_there_are(empty_store: Path, actions: list[s
     with TemporaryDirectory() as folder:
         shutil.copytree(empty_store, Path(folder, "store"))
         store = connect(Path(folder, "store"))
-        tail, known = Tail(["experience_id"]), []
+        tail, known = ChangeFeed(["experience_id"]), []
         made = iter(experiences(24))
         kept = []
         for action in [*actions, "read"]:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.draws import chi_square, chi_square_limit
 
-from rlake.store.replay.growable_arrays import BLOCK, Growing, Places, repeats
-from rlake.store.replay.unit_pool import NO_VERSION, Pool, Units
+from rlake.store.replay.growable_arrays import BLOCK, GrowableArray, Places, repeats
+from rlake.store.replay.unit_pool import NO_VERSION, Pool, UnitPool
 
 CRITICAL = {15: 24.99579, 19: 30.14353, 29: 42.55697}
 """Values of chi-square that chance exceeds in 5 of 100 cases, by degrees of freedom."""
@@ -20,16 +20,16 @@ REJECTED = 9
 """Of 40 right samplers more than this many are rejected once in 25,000 times (binomial)."""
 
 
-def growing(values: Any, dtype: type[np.generic], *, fill: float = 0) -> Growing:
-    made = Growing(dtype, fill=fill)
+def growing(values: Any, dtype: type[np.generic], *, fill: float = 0) -> GrowableArray:
+    made = GrowableArray(dtype, fill=fill)
     made.extend(np.asarray(values, dtype))
     return made
 
 
-def units(masses: Any, **columns: Any) -> Units:
+def units(masses: Any, **columns: Any) -> UnitPool:
     """Make units that may all be drawn, unless a column says otherwise."""
     n = len(masses)
-    return Units(
+    return UnitPool(
         growing(columns.get("drawable", np.ones(n)), np.bool_),
         growing(columns.get("versions", np.zeros(n)), np.int32, fill=NO_VERSION),
         growing(columns.get("times", np.zeros(n)), np.int32),
@@ -50,10 +50,13 @@ def pool(masses: Any, *, max_draws: int | None = None, **columns: Any) -> Pool:
 @given(data=st.data())
 def test_sums_that_follow_equal_sums_made_anew(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32), label="seed"))
-    masses = Growing(np.float64)
-    made = Units(
-        Growing(np.bool_), Growing(np.int32, fill=NO_VERSION), Growing(np.int32), masses
-    )  # fmt: skip
+    masses = GrowableArray(np.float64)
+    made = UnitPool(
+        GrowableArray(np.bool_),
+        GrowableArray(np.int32, fill=NO_VERSION),
+        GrowableArray(np.int32),
+        masses,
+    )
     max_draws = data.draw(st.none() | st.integers(1, 3), label="max_draws")
     following = Pool(made, max_draws=max_draws)
     for _ in range(data.draw(st.integers(1, 6), label="changes")):
@@ -90,7 +93,7 @@ def test_sums_that_follow_equal_sums_made_anew(data: st.DataObject) -> None:
         assert following.first(7).tolist() == first(made, may, 7)
 
 
-def first(made: Units, may: np.ndarray, n: int) -> list[int]:
+def first(made: UnitPool, may: np.ndarray, n: int) -> list[int]:
     return sorted(may.tolist(), key=lambda place: (made.times.values[place], place))[:n]
 
 
@@ -195,7 +198,7 @@ def test_what_is_not_known_weighs_as_the_heaviest_that_may_be_drawn() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=20), max_size=12))
 def test_places_are_found_in_an_array_that_grows(parts: list[list[int]]) -> None:
-    hashes, places, known = Growing(np.uint64), Places(), set()
+    hashes, places, known = GrowableArray(np.uint64), Places(), set()
     for part in parts:
         new = [h for h in dict.fromkeys(part) if h not in known]
         known |= set(new)

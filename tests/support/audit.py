@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from rlake.store import Store
-from rlake.store.query import Console
+from rlake.store.query import QuerySession
 from rlake.store.schema import TABLES
 
 LOST = "SELECT experience_id FROM acknowledged ANTI JOIN experiences USING (experience_id)"
@@ -70,7 +70,7 @@ UNTRUE = """
 
 def audit(store: Store, acknowledged: Iterable[str]) -> dict[str, list[tuple[object, ...]]]:
     """Return what was lost, what is there twice, skipped or untrue: nothing, if all is well."""
-    console = Console()
+    console = QuerySession()
     console.show(store.versions(), store.open_at)
     ids = pa.table({"experience_id": pa.array(list(acknowledged), pa.string())})
     console.put("acknowledged", ids)

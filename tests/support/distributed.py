@@ -20,9 +20,9 @@ from rlake.loop.models.lora import add_adapter
 from rlake.loop.trainer.checkpoints import Checkpoints
 from rlake.loop.trainer.distributed.fsdp import gathered, shard
 from rlake.loop.trainer.distributed.join import Terms, joined_torchrun
-from rlake.loop.trainer.distributed.world import Processes, World
+from rlake.loop.trainer.distributed.world import MultiProcess, SingleProcess
 from rlake.loop.trainer.networks import Networks
-from rlake.loop.trainer.step import Optimization, Stepped
+from rlake.loop.trainer.step import StepResult, Updater
 from rlake.store import Store
 
 BUDGET = 40
@@ -44,7 +44,7 @@ def cases() -> list[Any]:
     return [*names(), {"grpo": {"kl": {"coef": 0.1}, "entropy_coef": 0.01}}]
 
 
-def optimization(world: World, *, adapter: bool = False) -> tuple[Optimization, Networks]:
+def optimization(world: SingleProcess, *, adapter: bool = False) -> tuple[Updater, Networks]:
     """GRPO with a penalty on the divergence from what it started from."""
     algorithm = resolve({"grpo": {"kl": {"coef": 0.1}}})
     networks = Networks(tiny()[0])
@@ -52,16 +52,16 @@ def optimization(world: World, *, adapter: bool = False) -> tuple[Optimization, 
         add_adapter(networks.policy, LoraConfig(rank=4), seed=0)
     else:
         networks.reference = tiny(seed=1)[0].requires_grad_(requires_grad=False)
-    if isinstance(world, Processes):
+    if isinstance(world, MultiProcess):
         shard(networks, world, needs=algorithm.needs)
     settings = TrainerConfig(learning_rate=1e-2, micro_batch_tokens=BUDGET)
-    made = Optimization(
+    made = Updater(
         networks, algorithm, settings, total_steps=9, temperature=0.9, pad_id=0, world=world
     )
     return made, networks
 
 
-def after(world: World, steps: int, *, adapter: bool = False) -> dict[str, torch.Tensor]:
+def after(world: SingleProcess, steps: int, *, adapter: bool = False) -> dict[str, torch.Tensor]:
     """The weights after some steps."""
     made, networks = optimization(world, adapter=adapter)
     for _ in range(steps):
@@ -69,7 +69,7 @@ def after(world: World, steps: int, *, adapter: bool = False) -> dict[str, torch
     return gathered(networks.policy)
 
 
-def saved(world: World, folder: Path) -> None:
+def saved(world: SingleProcess, folder: Path) -> None:
     """Take two steps, and write a checkpoint."""
     made, _ = optimization(world)
     for _ in range(2):
@@ -79,7 +79,7 @@ def saved(world: World, folder: Path) -> None:
     checkpoints.wait()
 
 
-def continued(world: World, folder: Path) -> dict[str, torch.Tensor]:
+def continued(world: SingleProcess, folder: Path) -> dict[str, torch.Tensor]:
     """The weights after a checkpoint and two steps more."""
     made, networks = optimization(world)
     checkpoints = Checkpoints(folder, keep=KeepConfig(), world=world)
@@ -90,7 +90,7 @@ def continued(world: World, folder: Path) -> dict[str, torch.Tensor]:
     return gathered(networks.policy)
 
 
-def faulty(world: World) -> Stepped:
+def faulty(world: SingleProcess) -> StepResult:
     """Take a step on rows of which one has no number where it needs one."""
     rows = rows_of_a_step()
     logprobs = rows.tokens["logprobs"].clone()
@@ -127,7 +127,7 @@ def main(folder: Path) -> None:
     }
     left_out = faulty(world)
     saved(world, folder / "two")
-    repeated = Processes(world.store, shard=1, seconds=60.0, idle_seconds=60.0)
+    repeated = MultiProcess(world.store, shard=1, seconds=60.0, idle_seconds=60.0)
     weights = {
         "from one": continued(world, folder / "one"),
         "with an adapter": after(world, 3, adapter=True),

@@ -17,7 +17,7 @@ from rlake.loop.inference.policy import Policy
 from rlake.loop.serving.connections import bounded
 from rlake.loop.serving.feedback import Feedback
 from rlake.loop.serving.server import listen
-from rlake.loop.serving.store_writer import Keeper
+from rlake.loop.serving.store_writer import StoreWriter
 from rlake.store import Store
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ async def kept(
     """A client of an application whose rows go to a store."""
     metrics = ServingMetrics()
     chosen = ServeConfig(store_seconds=0.01, **settings)
-    keeper = Keeper(store, folder, run_id="demo:serve", metrics=metrics, store_seconds=0.01)
+    keeper = StoreWriter(store, folder, run_id="demo:serve", metrics=metrics, store_seconds=0.01)
     sessions = new_sessions(keeper, chosen)
     app = create_app(
         policy,

@@ -16,8 +16,8 @@ from rlake.loop.losses.batch import Examples, examples
 from rlake.loop.models.lm_head import LOGITS_BYTES
 from rlake.loop.models.token_logprobs import token_logprobs
 from rlake.loop.trainer.distributed.fsdp import shard, whole
-from rlake.loop.trainer.distributed.world import Processes, World
-from rlake.loop.trainer.step import Optimization
+from rlake.loop.trainer.distributed.world import MultiProcess, SingleProcess
+from rlake.loop.trainer.step import Updater
 
 LENGTHS = [5, 17, 9, 12, 7, 3, 17, 10, 6, 14]
 
@@ -104,7 +104,7 @@ def step(
     micro_batch_tokens: int = 10_000,
     pad_id: int = 0,
     packing: bool = True,
-    world: World | None = None,
+    world: SingleProcess | None = None,
     precision: Literal["auto", "float32", "bfloat16"] = "float32",
     logits_bytes: int = LOGITS_BYTES,
 ) -> Step:
@@ -121,9 +121,9 @@ def step(
     )
     trained = networks(made)
     trained.packing, trained.logits_bytes = packing, logits_bytes
-    if isinstance(world, Processes):
+    if isinstance(world, MultiProcess):
         shard(trained, world, needs=made.needs)
-    optimization = Optimization(trained, made, settings, total_steps=3, pad_id=pad_id, world=world)
+    optimization = Updater(trained, made, settings, total_steps=3, pad_id=pad_id, world=world)
     measured = optimization.step(rows).metrics
     parameters = [p for network in trained.trained.values() for p in network.parameters()]
     gradient = torch.cat([whole(p.grad).flatten() for p in parameters if p.grad is not None])

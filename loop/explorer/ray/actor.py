@@ -12,7 +12,7 @@ from typing import Any
 from ....store import Experience, Task
 from ...config import RunConfig
 from ...models.weights import Weights
-from ...rollouts.workers import Assignment, LocalRunner
+from ...rollouts.workers import GroupRequest, LocalWorker
 from ...trajectories.rows import fitting, standing_in
 
 Place = tuple[str | None, int, int]
@@ -20,7 +20,7 @@ Place = tuple[str | None, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class WorkerSpec:
     """What every explorer of a run must know; it travels to where they work."""
 
     config: RunConfig
@@ -32,14 +32,14 @@ class Terms:
     """Where modules of workflows and rewards are found."""
 
 
-class ExplorerActor:
+class RolloutActor:
     """Tries groups in a process of its own."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: WorkerSpec) -> None:
         sys.path.extend(path for path in terms.paths if path not in sys.path)
         self._terms = terms
-        self._runner: LocalRunner | None = None
-        self._under_way: dict[Place, Assignment] = {}
+        self._runner: LocalWorker | None = None
+        self._under_way: dict[Place, GroupRequest] = {}
         self._stopped: dict[Place, str] = {}
 
     async def start(self, folder: str) -> tuple[str, int]:
@@ -47,19 +47,19 @@ class ExplorerActor:
         self._runner = await asyncio.to_thread(_runner, self._terms, Path(folder))
         return os.uname().nodename, os.getpid()
 
-    async def follow(self, weights: Weights, state: bytes | None) -> None:
+    async def update_weights(self, weights: Weights, state: bytes | None) -> None:
         """Take in other weights: from a folder, as safetensors, or from who sends them."""
         if state is not None:
             from safetensors.torch import load
 
             weights = replace(weights, state=load(state), folder=None)
-        await self._mine.follow(weights)
+        await self._mine.update_weights(weights)
 
-    async def try_group(self, task: Task, place: Place) -> list[Experience]:
+    async def run_group(self, task: Task, place: Place) -> list[Experience]:
         """Try a group and return its rows, those that are too large replaced."""
         measured_as, step, number = place
-        assignment = Assignment(task=task, step=step, place=number, measured_as=measured_as)
-        work = asyncio.ensure_future(self._mine.try_group(assignment))
+        assignment = GroupRequest(task=task, step=step, index=number, evaluation_id=measured_as)
+        work = asyncio.ensure_future(self._mine.run_group(assignment))
         self._under_way[place] = assignment
         try:
             if place in self._stopped:
@@ -86,7 +86,7 @@ class ExplorerActor:
             await self._runner.close()
 
     @property
-    def _mine(self) -> LocalRunner:
+    def _mine(self) -> LocalWorker:
         assert self._runner is not None, "the engine is started before anything else is asked"
         return self._runner
 
@@ -96,7 +96,7 @@ class ExplorerActor:
         return self._terms.config.cluster.max_group_bytes
 
 
-def _runner(terms: Terms, folder: Path) -> LocalRunner:
+def _runner(terms: WorkerSpec, folder: Path) -> LocalWorker:
     import torch
 
     from ...rollouts.setup import start_runner, trying

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from ....store.errors import ConfigError, JobError
-from ...rollouts.group import Trying
-from ...rollouts.workers import Runner, Team
-from ...runs.job import Job, LostRunnerError
+from ...rollouts.group import RolloutSpec
+from ...rollouts.workers import RolloutWorker, WorkerPool
+from ...runs.job import Job, WorkerLostError
 from ...runs.ray import NAMESPACE, answer, connected, end, options, wanted
 from ...weight_sync import started_from
-from .actor import ExplorerActor, Terms
+from .actor import RolloutActor, WorkerSpec
 from .join import register_name
-from .registry import Register
-from .worker import RayRunner, States
+from .registry import JoinRegistry
+from .worker import RayWorker, States
 
 CALLS = 16
 """Calls beside groups that an explorer may have under way."""
@@ -25,14 +25,14 @@ CALLS = 16
 _log = logging.getLogger(__name__)
 
 
-class Fleet:
+class RayWorkerPool:
     """Starts the explorers of a run, keeps count of those that died, and ends them."""
 
     def __init__(self, job: Job, *, group_size: int, greedy_tries: int = 0) -> None:
         config = job.config
         assert config.cluster is not None, "a fleet has its section in the configuration"
         self._job, self._cluster = job, config.cluster
-        self._terms = Terms(
+        self._terms = WorkerSpec(
             config=config,
             group_size=group_size,
             greedy_tries=greedy_tries,
@@ -41,7 +41,7 @@ class Fleet:
             ),
             paths=tuple(path for path in sys.path if path),
         )
-        self.runners: list[RayRunner] = []
+        self.runners: list[RayWorker] = []
         """Those that work, as far as is known."""
         self._deaths: dict[str, int] = {}
         self._states, self._stack = States(), ExitStack()
@@ -49,8 +49,8 @@ class Fleet:
         self._growing: asyncio.Task[None] | None = None
 
     async def start(
-        self, folder: Path, *, add: Callable[[Runner], Awaitable[None]] | None = None
-    ) -> list[RayRunner]:
+        self, folder: Path, *, add: Callable[[RolloutWorker], Awaitable[None]] | None = None
+    ) -> list[RayWorker]:
         """Start the explorers with the model of a folder; return them when all are ready.
 
         `add` is given those that join later. Raises JobError when the cluster cannot be reached, or
@@ -59,7 +59,7 @@ class Fleet:
         self._folder = folder
         self._ray = await asyncio.to_thread(self._stack.enter_context, connected(self._cluster))
         self._register = (
-            self._ray.remote(Register)
+            self._ray.remote(JoinRegistry)
             .options(name=register_name(self._job.run_id), namespace=NAMESPACE, num_cpus=0)
             .remote()
         )
@@ -68,7 +68,7 @@ class Fleet:
             self._growing = asyncio.create_task(self._grow(add))
         return list(self.runners)
 
-    async def restore(self, lost: Runner) -> RayRunner | None:
+    async def restore(self, lost: RolloutWorker) -> RayWorker | None:
         """Start an explorer that died again; None when it did so too often."""
         self.runners = [one for one in self.runners if one is not lost]
         deaths = self._deaths[lost.name] = self._deaths.get(lost.name, 0) + 1
@@ -77,7 +77,7 @@ class Fleet:
             return None
         try:
             made = await self._start(lost.name)
-        except LostRunnerError as error:
+        except WorkerLostError as error:
             _log.warning("%s", error)
             return None
         self.runners.append(made)
@@ -92,22 +92,22 @@ class Fleet:
         self.runners = []
         await asyncio.to_thread(self._stack.close)
 
-    async def _more(self, count: int) -> list[RayRunner]:
+    async def _more(self, count: int) -> list[RayWorker]:
         first = len(self._deaths)
         names = [f"explorer-{first + i}" for i in range(count)]
         self._deaths |= dict.fromkeys(names, 0)
         made = await asyncio.gather(*map(self._start, names), return_exceptions=True)
-        ready = [one for one in made if isinstance(one, RayRunner)]
+        ready = [one for one in made if isinstance(one, RayWorker)]
         self.runners += ready
         failed = [one for one in made if isinstance(one, BaseException)]
         if failed:
             raise failed[0]
         return ready
 
-    async def _start(self, name: str) -> RayRunner:
+    async def _start(self, name: str) -> RayWorker:
         """Start an explorer; raises JobError when it does not get ready in time."""
         cluster = self._cluster
-        remote = self._ray.remote(ExplorerActor).options(
+        remote = self._ray.remote(RolloutActor).options(
             **options(cluster),
             max_restarts=0,  # what it was doing would be gone; a new one is started instead
             max_concurrency=cluster.groups_at_once + CALLS,
@@ -126,7 +126,7 @@ class Fleet:
                     f"{cluster.start_seconds:g} s; {wanted(cluster)}"
                 ) from error
             raise
-        return RayRunner(
+        return RayWorker(
             name,
             actor,
             host=host,
@@ -135,7 +135,7 @@ class Fleet:
             states=self._states,
         )
 
-    async def _grow(self, add: Callable[[Runner], Awaitable[None]]) -> None:
+    async def _grow(self, add: Callable[[RolloutWorker], Awaitable[None]]) -> None:
         """Start more explorers when somebody asks for them."""
         while True:
             number, count = await answer(self._register.next.remote(), "register")
@@ -149,10 +149,10 @@ class Fleet:
             await answer(self._register.tell.remote(number, message), "register")
 
 
-async def start_fleet(job: Job, how: Trying, folder: Path) -> Team:
+async def start_fleet(job: Job, how: RolloutSpec, folder: Path) -> WorkerPool:
     """Start the explorers of a run on Ray, as a team that more may join."""
-    fleet = Fleet(job, group_size=how.group_size, greedy_tries=how.greedy_tries)
-    team = Team([], restore=fleet.restore, closing=fleet.close)
+    fleet = RayWorkerPool(job, group_size=how.group_size, greedy_tries=how.greedy_tries)
+    team = WorkerPool([], restore=fleet.restore, closing=fleet.close)
     try:
         for runner in await fleet.start(folder, add=team.add):
             await team.add(runner)

@@ -3,7 +3,7 @@
 import asyncio
 
 
-class Register:
+class JoinRegistry:
     """Takes what is asked for, and gives it to the run; an actor, found by the run's name."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ....store.records import Experience
 from ...models.weights import Weights
-from ...rollouts.workers import Assignment
+from ...rollouts.workers import GroupRequest
 from ...runs.ray import answer, end, ray_module
 
 
@@ -33,7 +33,7 @@ class States:
         return self._put[key]
 
 
-class RayRunner:
+class RayWorker:
     """Tries groups in an actor; `groups_at_once` of them, the others wait here."""
 
     def __init__(
@@ -49,19 +49,19 @@ class RayRunner:
         """The version of the weights that it samples with; -1 before it has any."""
         return self._version
 
-    async def follow(self, weights: Weights) -> None:
+    async def update_weights(self, weights: Weights) -> None:
         """Take in other weights; LostRunnerError when the actor dies meanwhile."""
         state = await self._states.reference(weights)
-        await self._answer(self._actor.follow.remote(replace(weights, state=None), state))
+        await self._answer(self._actor.update_weights.remote(replace(weights, state=None), state))
         self._version = weights.version
 
-    async def try_group(self, assignment: Assignment) -> Sequence[Experience]:
+    async def run_group(self, assignment: GroupRequest) -> Sequence[Experience]:
         """Try a group and return its rows; LostRunnerError when the actor dies meanwhile."""
         async with self._room:
-            call = self._actor.try_group.remote(assignment.task, assignment.key)
+            call = self._actor.run_group.remote(assignment.task, assignment.key)
             return await self._answer(call)
 
-    def stop(self, assignment: Assignment, reason: str) -> None:
+    def stop(self, assignment: GroupRequest, reason: str) -> None:
         """End a group's tries now."""
         self._actor.stop.remote(assignment.key, reason)
 

@@ -16,9 +16,9 @@ import httpx
 from ....store.errors import ConfigError
 from ....store.records import Message
 from ...config import Endpoint
-from ..background import background, there
+from ..background import run_on, shared_loop
 from ..policy import Completion, PolicyError, Sampling, Timing, Turn
-from ..token_stream import Heard, who_hears
+from ..token_stream import TokenCallback, current_callbacks
 from .events import LONGEST_LINE, Pieces
 from .responses import completion, refusal, shown
 
@@ -82,9 +82,9 @@ class EndpointPolicy:
         """
         chosen = sampling or self.sampling
         bodies = [self._body(messages, tools, chosen, i) for i in range(n)]
-        heard = [None] * n if tools else who_hears(["".join] * n)
+        heard = [None] * n if tools else current_callbacks(["".join] * n)
         asked = [
-            asyncio.ensure_future(there(self._ask(body, hears, _sampled_so(chosen, body))))
+            asyncio.ensure_future(run_on(self._ask(body, hears, _sampled_so(chosen, body))))
             for body, hears in zip(bodies, heard, strict=True)
         ]
         try:
@@ -121,7 +121,7 @@ class EndpointPolicy:
         return {name: value for name, value in body.items() if value is not None}
 
     async def _ask(
-        self, body: Mapping[str, Any], heard: Heard | None, sampling: Sampling
+        self, body: Mapping[str, Any], heard: TokenCallback | None, sampling: Sampling
     ) -> Completion:
         asked = perf_counter()
         async with self._places:
@@ -213,7 +213,7 @@ class EndpointPolicy:
 class _Telling:
     """Who hears an answer, and when the first of it was told."""
 
-    def __init__(self, heard: Heard) -> None:
+    def __init__(self, heard: TokenCallback) -> None:
         self._heard = heard
         self.first: float | None = None
 
@@ -275,4 +275,4 @@ def _retry_after(response: httpx.Response) -> float | None:
 
 
 def _close(client: httpx.AsyncClient) -> None:
-    asyncio.run_coroutine_threadsafe(client.aclose(), background())
+    asyncio.run_coroutine_threadsafe(client.aclose(), shared_loop())

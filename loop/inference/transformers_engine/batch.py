@@ -7,15 +7,15 @@ from time import thread_time
 import torch
 from torch import Tensor
 
-from .model_runner import Network
+from .model_runner import ModelRunner
 from .sequence import Sequence, Text
-from .token_sampler import Choice
+from .token_sampler import TokenSampler
 
 
 class Batch:
     """Sequences that are sampled together, one token each a step."""
 
-    def __init__(self, network: Network, *, end: int) -> None:
+    def __init__(self, network: ModelRunner, *, end: int) -> None:
         self.rows: list[Sequence] = []
         """Those that run, in the order of their rows."""
         self.ended: list[Sequence] = []
@@ -25,7 +25,7 @@ class Batch:
         self.text: Text = str
         """What tokens say."""
         self._network, self._end = network, end
-        self._choice: Choice | None = None
+        self._choice: TokenSampler | None = None
         self._took: tuple[float, int] | None = None
 
     def seconds(self, new: list[Sequence]) -> float:
@@ -92,10 +92,10 @@ class Batch:
         self._add(self.rows, logits_BV, self._choice)
         self._took = (thread_time() - began, number)
 
-    def _choosing(self, sequences: list[Sequence]) -> Choice:
-        return Choice([one.request.sampling for one in sequences], self._network.device)
+    def _choosing(self, sequences: list[Sequence]) -> TokenSampler:
+        return TokenSampler([one.request.sampling for one in sequences], self._network.device)
 
-    def _add(self, sequences: list[Sequence], logits_BV: Tensor, choice: Choice) -> None:
+    def _add(self, sequences: list[Sequence], logits_BV: Tensor, choice: TokenSampler) -> None:
         """Choose the next token of each sequence; those that end leave."""
         noise_B = torch.tensor([one.noise() for one in sequences], dtype=torch.float64)
         token_B, logprob_B = choice.tokens(logits_BV, noise_B)

@@ -18,10 +18,10 @@ from ..engine import Request, Sampled
 from ..policy import PolicyError
 from ..scoring import score_apart
 from .batch import Batch
-from .model_runner import Network
+from .model_runner import ModelRunner
 from .sequence import Call
 from .sequence import Sequence as Running
-from .weight_loading import take_in
+from .weight_loading import load_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -58,7 +58,7 @@ class TransformersEngine:
         self.version = version
         self.digest: str | None = None
         self._settings = settings or Settings()
-        network = Network(model, most_tokens=self._settings.max_cache_tokens)
+        network = ModelRunner(model, most_tokens=self._settings.max_cache_tokens)
         self._batch = Batch(network, end=eos_id(tokenizer))
         self._batch.writer = (version, None)
         self._calls: dict[Call, None] = {}
@@ -196,7 +196,7 @@ class TransformersEngine:
             self._swaps.popleft()
 
     def _replace(self, weights: Weights) -> None:
-        self.digest = take_in(self.model, weights)
+        self.digest = load_weights(self.model, weights)
         self.version = weights.version
         self._batch.writer = (self.version, self.digest)
 

@@ -24,7 +24,7 @@ class Reading:
     The rows, M of them, keep what is read of the sequences `source_M`; None: of each one.
     """
 
-    slots: "Slots"
+    slots: "KVCache"
     rows: slice | Tensor
     source_M: Tensor | None
 
@@ -46,7 +46,7 @@ class Reading:
 class Writing:
     """One more token for each of the first B rows, which stands at `at_B`."""
 
-    slots: "Slots"
+    slots: "KVCache"
     at_B: Tensor
     longest: int
     """Tokens of the longest row, the new one included."""
@@ -89,7 +89,7 @@ class Writing:
         return mask_BL.masked_fill_(hidden_BL, -torch.inf)[:, None, None]
 
 
-class Slots:
+class KVCache:
     """Keys and values by layer, each [rows, heads, length, size], of which B rows are in use.
 
     They are made when the first sequences are read, in the shape that the model gives, and grow in

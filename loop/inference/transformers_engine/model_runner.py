@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ....store.errors import ConfigError
 from ...models.lm_head import head_of, tolerance
-from .kv_cache import ATTENTION, Reading, Slots, Writing, padded
+from .kv_cache import ATTENTION, KVCache, Reading, Writing, padded
 
 READ_TOKENS = 8192
 """Most tokens that are read at once, padding included, when it is more than one sequence."""
@@ -18,13 +18,13 @@ KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 """What layers of a model may do with earlier tokens."""
 
 
-class Network:
+class ModelRunner:
     """A model with slots, whose first `len(lengths)` rows are sequences under way."""
 
     def __init__(self, model: PreTrainedModel, *, most_tokens: int) -> None:
         """Raises ConfigError for a model whose memory is not keys and values alone."""
         self.model = model
-        self.slots = Slots()
+        self.slots = KVCache()
         self._most = most_tokens
         _check_layers(model)
         with _refusing(model):
@@ -127,7 +127,7 @@ def _parts(sequences: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
 
 
 @torch.inference_mode()
-def _fit(model: PreTrainedModel, network: Network) -> None:
+def _fit(model: PreTrainedModel, network: ModelRunner) -> None:
     """Let a model attend through slots, and see on a few tokens that it says the same as before."""
     size = model.config.get_text_config().vocab_size
     rows = [[i % size for i in range(9)], [(7 * i + 1) % size for i in range(6)]]

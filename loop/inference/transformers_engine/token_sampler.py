@@ -11,7 +11,7 @@ BLOCK = 256
 """Tokens whose probabilities are summed up before they are looked at one by one."""
 
 
-class Choice:
+class TokenSampler:
     """How the next tokens of B sequences are chosen."""
 
     def __init__(self, sampling: Sequence[Sampling], device: torch.device) -> None:
@@ -44,7 +44,7 @@ class Choice:
         p_BV = torch.softmax(scaled_BV, dim=-1)
         if self._is_greedy:
             return _with_logprobs(p_BV, logits_BV.argmax(-1))
-        token_B = drawn(self._truncated(p_BV), noise_B.to(p_BV.device))
+        token_B = inverse_cdf(self._truncated(p_BV), noise_B.to(p_BV.device))
         if self._greedy_B is not None:
             token_B = torch.where(self._greedy_B, logits_BV.argmax(-1), token_B)
         return _with_logprobs(p_BV, token_B)
@@ -53,7 +53,7 @@ class Choice:
         """Return the distributions that are sampled from."""
         if self._cut_C is None:
             return p_BV
-        kept_CV = likeliest(p_BV[self._cut_C], self._top_k_C, self._top_p_C, self._min_p_C)
+        kept_CV = top_k_top_p(p_BV[self._cut_C], self._top_k_C, self._top_p_C, self._min_p_C)
         return kept_CV if len(kept_CV) == len(p_BV) else p_BV.index_copy(0, self._cut_C, kept_CV)
 
 
@@ -61,7 +61,7 @@ def _with_logprobs(p_BV: Tensor, token_B: Tensor) -> tuple[Tensor, Tensor]:
     return token_B, p_BV.gather(-1, token_B[:, None])[:, 0].log()
 
 
-def drawn(p_BV: Tensor, noise_B: Tensor) -> Tensor:
+def inverse_cdf(p_BV: Tensor, noise_B: Tensor) -> Tensor:
     """Return the token at which the sum of the probabilities passes each of the numbers in [0, 1).
 
     First the block of tokens is found, then the token in it, so that not all are summed up.
@@ -91,7 +91,7 @@ def _last_possible(p_BK: Tensor) -> Tensor:
     return (place_K * (p_BK > 0)).amax(-1, keepdim=True)
 
 
-def likeliest(p_CV: Tensor, top_k_C: Tensor, top_p_C: Tensor, min_p_C: Tensor) -> Tensor:
+def top_k_top_p(p_CV: Tensor, top_k_C: Tensor, top_p_C: Tensor, min_p_C: Tensor) -> Tensor:
     """Return the distributions of the likeliest tokens alone: those with at least `min_p` times
     the largest probability, `top_k` of them (0: all), then as many as have `top_p` together."""
     sorted_CV, order_CV = p_CV.sort(dim=-1, descending=True, stable=True)

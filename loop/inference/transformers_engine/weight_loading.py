@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 from ....store.errors import JobError
 from ...models.digest import weights_digest
 from ...models.weights import Weights
-from ...weight_sync import Published, put_state, state_of
+from ...weight_sync import PublishedWeights, put_state, state_of
 
 
-def take_in(model: PreTrainedModel, weights: Weights) -> str:
+def load_weights(model: PreTrainedModel, weights: Weights) -> str:
     """Put weights into a model of the same shape; return the digest of what it then holds.
 
     Raises JobError when they are gone, damaged, or another model's; then the old ones stay.
@@ -35,7 +35,7 @@ def _given(weights: Weights) -> tuple[str, Mapping[str, Tensor]]:
     if weights.state is not None:
         return f"what came of version {weights.version}", weights.state
     assert weights.folder is not None, "weights come in a folder or in memory"
-    path = Published(weights.version, weights.folder, weights.digest).file
+    path = PublishedWeights(weights.version, weights.folder, weights.digest).file
     if not path.is_file():
         raise JobError(f"the weights of version {weights.version} are gone: there is no `{path}`")
     try:

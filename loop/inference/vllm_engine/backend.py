@@ -12,7 +12,7 @@ from ....store.errors import JobError
 from ...config.engines import VllmEngine as Settings
 from ..engine import Request
 from ..policy import Sampling
-from ..token_stream import Heard
+from ..token_stream import TokenCallback
 
 WORKER = "rlake.loop.inference.vllm_engine.worker.Worker"
 CPU_CACHE_BYTES = 1 << 30
@@ -24,13 +24,13 @@ class DiedError(JobError):
 
 
 @dataclass(eq=False)
-class Asked:
+class PendingRequest:
     """A request under way; vLLM sees it once, and again after each change of weights."""
 
     request: Request
     is_ended: bool = False
     """Whether it is to be answered with what it has."""
-    heard: Heard | None = None
+    heard: TokenCallback | None = None
     """Takes the tokens that are sampled next, as they come; None: nobody waits for them."""
     name: str = field(default_factory=lambda: uuid4().hex)
 
@@ -41,7 +41,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Piece:
+class PartialOutput:
     """What was sampled for a request until it ended, or the weights changed."""
 
     token_ids: Sequence[int]
@@ -64,7 +64,9 @@ class Serving(Protocol):
         """Start with the model of a folder; raises JobError when it does not start in time."""
         ...
 
-    async def sample(self, asked: Asked, prompt_ids: Sequence[int], sampling: Sampling) -> Piece:
+    async def sample(
+        self, asked: PendingRequest, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> PartialOutput:
         """Sample behind a prompt, until the end or until it is aborted."""
         ...
 
@@ -72,7 +74,7 @@ class Serving(Protocol):
         """Return the log-prob of each token but the first; None when it was aborted."""
         ...
 
-    async def abort(self, asked: Sequence[Asked]) -> None:
+    async def abort(self, asked: Sequence[PendingRequest]) -> None:
         """End requests: `sample` returns what they have."""
         ...
 

@@ -15,13 +15,13 @@ from ....store.ids import content_id
 from ...config.engines import VllmEngine as Settings
 from ...models.weights import Weights
 from ..engine import Request, Sampled
-from ..event_loop import OwnLoop
+from ..event_loop import BackgroundLoop
 from ..policy import PolicyError
-from .backend import Asked, DiedError, Serving
+from .backend import DiedError, PendingRequest, Serving
 from .in_process import Inside
 from .output import Answer, is_sane
 from .server import Server
-from .weight_folders import Folders, Whole
+from .weight_folders import MaterializedWeights, WeightFolders
 
 GRACE_SECONDS = 30.0
 """How much longer than it may take a start is waited for: vLLM ends it, and says why."""
@@ -59,14 +59,14 @@ class VllmEngine:
         self.restarts = 0
         """How often it was started again."""
         self.max_length: int | None = None
-        self._asked: dict[int, Asked] = {}
-        self._folders = Folders(folder, dtype=dtype)
+        self._asked: dict[int, PendingRequest] = {}
+        self._folders = WeightFolders(folder, dtype=dtype)
         self._served = self._folders.start()
         self._serving: Serving | None = None
         self._starting: asyncio.Task[None] | None = None
         self._stopping: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
-        self._own = OwnLoop("vllm")
+        self._own = BackgroundLoop("vllm")
         longest = self._settings.start_seconds
         try:
             self._own.wait(self._start(), seconds=longest + GRACE_SECONDS)
@@ -97,7 +97,7 @@ class VllmEngine:
 
         Raises PolicyError when vLLM died, answered nonsense, or took longer than it may.
         """
-        asked = [Asked(request) for request in requests]
+        asked = [PendingRequest(request) for request in requests]
         self._asked |= {id(one): one for one in asked}
         try:
             return await self._own.run(self._complete(asked))
@@ -147,13 +147,13 @@ class VllmEngine:
         await asyncio.to_thread(self._own.close)
         self._folders.close()
 
-    def _end(self, asked: Sequence[Asked]) -> None:
+    def _end(self, asked: Sequence[PendingRequest]) -> None:
         for one in asked:
             one.is_ended = True
         if asked:
             self._own.soon(lambda: asyncio.ensure_future(self._abort(asked)))
 
-    async def _abort(self, asked: Sequence[Asked]) -> None:
+    async def _abort(self, asked: Sequence[PendingRequest]) -> None:
         if (serving := self._serving) is not None:
             try:
                 await serving.abort(asked)
@@ -179,7 +179,7 @@ class VllmEngine:
     def _new(self) -> Serving:
         return (Server if self._settings.server else Inside)(self._settings, dtype=self._dtype)
 
-    async def _complete(self, asked: Sequence[Asked]) -> list[Sampled]:
+    async def _complete(self, asked: Sequence[PendingRequest]) -> list[Sampled]:
         tasks = [asyncio.create_task(self._answer(one)) for one in asked]
         try:
             return list(await asyncio.gather(*tasks))
@@ -187,7 +187,7 @@ class VllmEngine:
             for task in tasks:
                 task.cancel()
 
-    async def _answer(self, asked: Asked) -> Sampled:
+    async def _answer(self, asked: PendingRequest) -> Sampled:
         """Sample piece by piece: a piece ends where the weights changed."""
         answer, longest = Answer(asked.request), self._settings.request_seconds
         try:
@@ -219,7 +219,7 @@ class VllmEngine:
             raise PolicyError(f"vLLM answered nonsense: a log-prob of {odd[0]}")
         return scores
 
-    async def _go_on(self, asked: Asked, answer: Answer) -> None:
+    async def _go_on(self, asked: PendingRequest, answer: Answer) -> None:
         async with self._changing:
             serving = await self._running()
         sampling, asked.heard = answer.rest, answer.heard
@@ -280,7 +280,7 @@ class VllmEngine:
             self._served = new
         self._folders.forget(but=new)
 
-    async def _take_in(self, serving: Serving, new: Whole) -> None:
+    async def _take_in(self, serving: Serving, new: MaterializedWeights) -> None:
         await serving.pause()
         message = await serving.call("take_in", str(new.folder), str(new.file_digest))
         if refused := [one["refused"] for one in message if "refused" in one]:

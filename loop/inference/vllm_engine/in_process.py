@@ -14,9 +14,9 @@ from ....store.errors import JobError
 from ...config.engines import VllmEngine as Settings
 from ..policy import PolicyError, Sampling
 from .backend import (
-    Asked,
     DiedError,
-    Piece,
+    PartialOutput,
+    PendingRequest,
     arguments,
     environment,
     sampling_params,
@@ -50,7 +50,9 @@ class Inside:
                 raise JobError(f"vLLM did not start: {message}") from error
         self.max_length = int(self._llm.model_config.max_model_len)
 
-    async def sample(self, asked: Asked, prompt_ids: Sequence[int], sampling: Sampling) -> Piece:
+    async def sample(
+        self, asked: PendingRequest, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> PartialOutput:
         """Sample behind a prompt."""
         from vllm import SamplingParams  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
         from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
@@ -75,7 +77,7 @@ class Inside:
                     await self._llm.abort(asked.name)  # it may have been told too early
         assert output is not None, "vLLM answers each request"
         spans = [(span.version, span.end - span.start) for span in output.weight_versions or ()]
-        return Piece(tokens, logprobs, output.finish_reason or "abort", spans, first)
+        return PartialOutput(tokens, logprobs, output.finish_reason or "abort", spans, first)
 
     async def score(self, name: str, token_ids: Sequence[int]) -> list[float] | None:
         """Score a prompt's tokens."""
@@ -90,7 +92,7 @@ class Inside:
         message = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
         return [float(found[token].logprob) for token, found in message]
 
-    async def abort(self, asked: Sequence[Asked]) -> None:
+    async def abort(self, asked: Sequence[PendingRequest]) -> None:
         """End requests."""
         await self._llm.abort([one.name for one in asked])
 

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from ....store.ids import content_id
 from ..engine import Request, Sampled
 from ..policy import PolicyError, Sampling, Segment, Timing
-from ..token_stream import Heard
-from .backend import Piece
+from ..token_stream import TokenCallback
+from .backend import PartialOutput
 
 NONSENSE = -9000.0
 """Log-probs below this stand for infinity in vLLM's answers."""
@@ -51,12 +51,12 @@ class Answer:
         return replace(sampling, max_tokens=self.most - done, seed=seed)
 
     @property
-    def heard(self) -> Heard | None:
+    def heard(self) -> TokenCallback | None:
         """Who may hear the rest as it comes: nobody, where it may yet be cut at a text."""
         may_be_cut = self.pieces > 0 and self.request.sampling.stop
         return None if may_be_cut else self.request.heard
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: PartialOutput) -> None:
         """Add what was sampled by one set of weights; PolicyError when it is nonsense."""
         if len(piece.logprobs) != len(piece.token_ids) or not all(map(is_sane, piece.logprobs)):
             message = [p for p in piece.logprobs if not is_sane(p)][:1]

@@ -24,9 +24,9 @@ from ....store.errors import JobError
 from ...config.engines import VllmEngine as Settings
 from ..policy import PolicyError, Sampling
 from .backend import (
-    Asked,
     DiedError,
-    Piece,
+    PartialOutput,
+    PendingRequest,
     arguments,
     environment,
     sampling_params,
@@ -86,7 +86,9 @@ class Server:
         [model] = (await self._get("/v1/models"))["data"]
         self.max_length = int(model["max_model_len"])
 
-    async def sample(self, asked: Asked, prompt_ids: Sequence[int], sampling: Sampling) -> Piece:
+    async def sample(
+        self, asked: PendingRequest, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> PartialOutput:
         """Sample behind a prompt."""
         body = {
             "request_id": asked.name,
@@ -116,7 +118,7 @@ class Server:
                     await self.abort([asked])  # it may have been told too early
         if reason is None:
             raise self._died("its answer broke off")
-        return Piece(tokens, logprobs, reason, spans, first)
+        return PartialOutput(tokens, logprobs, reason, spans, first)
 
     async def score(self, name: str, token_ids: Sequence[int]) -> list[float] | None:
         """Score a prompt's tokens."""
@@ -132,7 +134,7 @@ class Server:
         found = zip(token_ids[1:], message["prompt_logprobs"][1:], strict=True)
         return [float(at[str(token)]["logprob"]) for token, at in found]
 
-    async def abort(self, asked: Sequence[Asked]) -> None:
+    async def abort(self, asked: Sequence[PendingRequest]) -> None:
         """End requests."""
         names = [f"generate-tokens-{one.name}" for one in asked]
         await self._post("/inference/v1/abort_requests", {"request_ids": names})

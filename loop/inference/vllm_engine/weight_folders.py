@@ -17,7 +17,7 @@ from ...models.digest import difference, weights_digest
 from ...models.load import load_folder
 from ...models.lora import merge
 from ...models.weights import Weights
-from ...weight_sync import Published, check_weights, put_state, state_of
+from ...weight_sync import PublishedWeights, check_weights, put_state, state_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,7 +26,7 @@ FILE = "model.safetensors"
 
 
 @dataclass(frozen=True)
-class Whole:
+class MaterializedWeights:
     """A version's weights, in a folder that vLLM can load."""
 
     version: int
@@ -37,7 +37,7 @@ class Whole:
     """Of the file that is loaded."""
 
 
-class Folders:
+class WeightFolders:
     """Makes folders of whole models, in a place of its own where they are not there already."""
 
     def __init__(self, first: Path, *, dtype: str) -> None:
@@ -47,14 +47,14 @@ class Folders:
         self._made = 0
         self._shapes: dict[str, Tensor] | None = None
 
-    def start(self) -> Whole:
+    def start(self) -> MaterializedWeights:
         """Return what an engine starts with; nothing is sampled from it."""
         folder = self._first
         if is_adapter(folder):
             folder = self._save(load_folder(folder, dtype=self._dtype)[0])
-        return Whole(0, None, folder, None)
+        return MaterializedWeights(0, None, folder, None)
 
-    def whole(self, weights: Weights) -> Whole:
+    def whole(self, weights: Weights) -> MaterializedWeights:
         """Return weights as a folder.
 
         Raises JobError when they are gone, damaged, or another model's.
@@ -62,7 +62,7 @@ class Folders:
         if weights.state is not None:
             return self._of_state(weights)
         assert weights.folder is not None, "weights come in a folder or in memory"
-        published = Published(weights.version, weights.folder, weights.digest)
+        published = PublishedWeights(weights.version, weights.folder, weights.digest)
         if is_adapter(weights.folder):
             check_weights(published)
             return self._of_model(weights, load_folder(weights.folder, dtype=self._dtype)[0])
@@ -71,9 +71,9 @@ class Folders:
                 f"the weights of version {weights.version} are gone: there is no `{published.file}`"
             )
         self._check(published.file)
-        return Whole(weights.version, weights.digest, weights.folder, weights.digest)
+        return MaterializedWeights(weights.version, weights.digest, weights.folder, weights.digest)
 
-    def forget(self, *, but: Whole) -> None:
+    def forget(self, *, but: MaterializedWeights) -> None:
         """Remove what was made for other versions."""
         for folder in Path(self._place.name).iterdir():
             if folder != but.folder:
@@ -83,7 +83,7 @@ class Folders:
         """Remove all that was made."""
         self._place.cleanup()
 
-    def _of_state(self, weights: Weights) -> Whole:
+    def _of_state(self, weights: Weights) -> MaterializedWeights:
         state = dict(weights.state or {})
         if (found := weights_digest(state)) != weights.digest:
             raise JobError(
@@ -101,13 +101,13 @@ class Folders:
             metadata={"format": "pt"},
         )
         self._check(folder / FILE)
-        return Whole(weights.version, weights.digest, folder, weights.digest)
+        return MaterializedWeights(weights.version, weights.digest, folder, weights.digest)
 
-    def _of_model(self, weights: Weights, model: "PreTrainedModel") -> Whole:
+    def _of_model(self, weights: Weights, model: "PreTrainedModel") -> MaterializedWeights:
         folder = self._save(model)
         self._check(folder / FILE)
         digest = weights_digest(load_file(folder / FILE))
-        return Whole(weights.version, weights.digest, folder, digest)
+        return MaterializedWeights(weights.version, weights.digest, folder, digest)
 
     def _save(self, model: "PreTrainedModel") -> Path:
         """Write a model whose adapter becomes part of it."""

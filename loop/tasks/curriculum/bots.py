@@ -13,7 +13,7 @@ to try all tasks once.
 import numpy as np
 
 from ...config.tasks import BotsConfig
-from .pass_rates import Beliefs, Seen
+from .pass_rates import Outcomes, PassRatePosterior
 from .selector import Chosen, softmaxed
 
 _SMOOTH = 0.9
@@ -48,9 +48,9 @@ class Bots:
         self._anchored = ~(np.isnan(self._weak) | np.isnan(self._strong))
         slow = min(config.forget, 1 - 0.5 ** (1 / max(1.0, epoch)))
         self._forget = np.where(self._anchored, config.forget, slow)
-        self.beliefs = Beliefs(np.ones(size), np.ones(size), rho=config.rho)
+        self.beliefs = PassRatePosterior(np.ones(size), np.ones(size), rho=config.rho)
 
-    def start(self, seen: Seen) -> None:
+    def start(self, seen: Outcomes) -> None:
         """Count tries of runs before."""
         self.beliefs.alpha[seen.places] += seen.passes
         self.beliefs.beta[seen.places] += seen.tries - seen.passes
@@ -63,7 +63,7 @@ class Bots:
         places = softmaxed(scores, n, config.temperature, rng)
         return Chosen(places, scores[places], of.mean[places])
 
-    def learn(self, seen: Seen) -> None:
+    def learn(self, seen: Outcomes) -> None:
         """Count a batch: its own tries, and what they tell of the other tasks."""
         of, forget = self.beliefs, self._forget
         assert of.rho is not None, "it starts as configured"
@@ -79,7 +79,7 @@ class Bots:
         of.alpha = (1 - forget) * of.alpha + forget + successes
         of.beta = (1 - forget) * of.beta + forget + failures
 
-    def _infer(self, seen: Seen) -> np.ndarray | None:
+    def _infer(self, seen: Outcomes) -> np.ndarray | None:
         """Return inferred pass rates, NaN without references; None while nothing tells them."""
         of = self.beliefs
         known = self._anchored[seen.places]

@@ -6,7 +6,7 @@ import polars as pl
 from ....operators.body import evaluate
 from ....store.errors import ConfigError, QueryError
 from ...config.tasks import ByPassRateConfig
-from .pass_rates import Beliefs, Seen
+from .pass_rates import Outcomes, PassRatePosterior
 from .selector import Chosen, weighted
 
 
@@ -20,15 +20,15 @@ class ByPassRate:
         """
         self._config, self._facts = config, facts
         self._kept = 0.5 ** (1 / (config.half_life or max(1.0, epoch)))
-        self.beliefs = Beliefs(np.zeros(facts.height), np.zeros(facts.height))
+        self.beliefs = PassRatePosterior(np.zeros(facts.height), np.zeros(facts.height))
         self._weights()
 
-    def start(self, seen: Seen) -> None:
+    def start(self, seen: Outcomes) -> None:
         """Count tries of runs before."""
         self.beliefs.alpha[seen.places] += seen.passes
         self.beliefs.beta[seen.places] += seen.tries - seen.passes
 
-    def learn(self, seen: Seen) -> None:
+    def learn(self, seen: Outcomes) -> None:
         """Count a batch, and let what was counted before fade."""
         self.beliefs.alpha *= self._kept
         self.beliefs.beta *= self._kept

@@ -12,9 +12,9 @@ from ....store.replay.mixture import split
 from ...config import RunConfig, TasksConfig
 from ...runs.job import Job, pinned
 from ..select import select
-from .ledger import Record
+from .ledger import SelectionLedger
 from .outcomes import History, before
-from .taskset import Part, parts
+from .taskset import TasksetSelector, parts
 
 
 class Curriculum:
@@ -31,7 +31,7 @@ class Curriculum:
             past, job.config, batch_size=batch_size, group_size=group_size
         )
         self._firsts = [dict.fromkeys((part.name for part in self._parts), 0)]
-        self._record = Record(job, every=config.record_every)
+        self._record = SelectionLedger(job, every=config.record_every)
         self._learning = any(part.learner for part in self._parts)
         done = self._record.restore(self._parts) if self._learning else 0
         if self._learning and not done:
@@ -97,7 +97,7 @@ class Curriculum:
 
 def plan(
     past: Store, config: RunConfig, *, batch_size: int, group_size: int
-) -> tuple[list[Task], list[Part]]:
+) -> tuple[list[Task], list[TasksetSelector]]:
     """Return the tasks of a run in their order, and the parts that they are chosen by.
 
     Raises ConfigError when no task matches, or a selector cannot fill a batch.

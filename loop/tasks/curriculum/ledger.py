@@ -7,10 +7,10 @@ import polars as pl
 from ....store.query import literal
 from ...runs.job import Job
 from .selector import Chosen
-from .taskset import Part
+from .taskset import TasksetSelector
 
 
-class Record:
+class SelectionLedger:
     """Writes down what a run's curriculum chose and believed, and reads it when it goes on."""
 
     def __init__(self, job: Job, *, every: int) -> None:
@@ -31,7 +31,7 @@ class Record:
             self._selected = dict(rows)
         return self._selected.get(number)
 
-    def select(self, number: int, chosen: Iterable[tuple[Part, Chosen]]) -> None:
+    def select(self, number: int, chosen: Iterable[tuple[TasksetSelector, Chosen]]) -> None:
         """Record the tasks of a batch, before they are tried."""
         rows: list[dict[str, object]] = []
         for part, one in chosen:
@@ -48,7 +48,7 @@ class Record:
                 )
         self._job.store.append("selections", rows)
 
-    def believe(self, number: int, parts: Sequence[Part], found: pl.DataFrame) -> None:
+    def believe(self, number: int, parts: Sequence[TasksetSelector], found: pl.DataFrame) -> None:
         """Record what is believed after a batch: of the tasks that it tried, or now and then all.
 
         What another attempt recorded already is left alone.
@@ -62,7 +62,7 @@ class Record:
             self._append(number, parts, set(rates), rates)
         self._believed = number
 
-    def complete(self, number: int, parts: Sequence[Part]) -> None:
+    def complete(self, number: int, parts: Sequence[TasksetSelector]) -> None:
         """Record what is believed after a batch of all tasks of which that is not done."""
         known = self._job.store.sql(
             f"SELECT task_id FROM estimates WHERE {self._run} AND step = {number}"
@@ -72,7 +72,11 @@ class Record:
             self._append(number, parts, everything - {task_id for (task_id,) in known}, {})
 
     def _append(
-        self, number: int, parts: Sequence[Part], only: set[str] | None, rates: dict[str, float]
+        self,
+        number: int,
+        parts: Sequence[TasksetSelector],
+        only: set[str] | None,
+        rates: dict[str, float],
     ) -> None:
         rows = []
         for part in parts:
@@ -95,7 +99,7 @@ class Record:
         if rows:
             self._job.store.append("estimates", rows)
 
-    def restore(self, parts: Sequence[Part]) -> int:
+    def restore(self, parts: Sequence[TasksetSelector]) -> int:
         """Take up the newest beliefs that are on record of all tasks; return after which batch.
 
         0: there are none, and every batch has to be learned from again.

@@ -7,7 +7,7 @@ import numpy as np
 from .selector import Chosen
 
 
-class Walk:
+class FixedOrder:
     """Every task once before any comes again, in an order that may change from epoch to epoch."""
 
     def __init__(
@@ -29,23 +29,25 @@ class Walk:
         return self._places[place]
 
 
-def sequential(size: int) -> Walk:
+def sequential(size: int) -> FixedOrder:
     """Walk in the order that there is."""
-    return Walk(lambda _: np.arange(size))
+    return FixedOrder(lambda _: np.arange(size))
 
 
-def shuffle(size: int, seed: tuple[int, ...]) -> Walk:
+def shuffle(size: int, seed: tuple[int, ...]) -> FixedOrder:
     """Walk in another random order each epoch."""
-    return Walk(lambda epoch: np.random.default_rng([seed[0], epoch, *seed[1:]]).permutation(size))
+    return FixedOrder(
+        lambda epoch: np.random.default_rng([seed[0], epoch, *seed[1:]]).permutation(size)
+    )
 
 
-def ordered(values: np.ndarray, *, falling: bool) -> Walk:
+def ordered(values: np.ndarray, *, falling: bool) -> FixedOrder:
     """Walk from small to large values, or from large to small; NaN comes last."""
     order = np.argsort(-values if falling else values, kind="stable")
-    return Walk(lambda _: order, scores=values)
+    return FixedOrder(lambda _: order, scores=values)
 
 
-class Chance:
+class UniformRandom:
     """Each task as likely as any other."""
 
     def __init__(self, size: int, *, replacement: bool) -> None:

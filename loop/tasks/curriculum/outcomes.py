@@ -6,7 +6,7 @@ import polars as pl
 import pyarrow as pa
 
 from ....store import Store
-from ....store.change_feed import Tail
+from ....store.change_feed import ChangeFeed
 from ....store.errors import JobError, QueryError, nearest
 from ....store.query import literal
 from ...config import TasksConfig
@@ -53,7 +53,7 @@ class History:
         """Begin with the batch after `after`."""
         self._store, self._config = store, config
         self._done = after
-        self._tail = Tail(["step", *_READ], run_id=run_id)
+        self._tail = ChangeFeed(["step", *_READ], run_id=run_id)
         self._rows: pl.DataFrame | None = None
 
     def until(self, batch: int) -> Iterator[tuple[int, pl.DataFrame]]:

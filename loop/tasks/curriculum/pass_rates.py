@@ -6,7 +6,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Seen:
+class Outcomes:
     """What a batch came to, for the tasks of which a try could be judged."""
 
     places: np.ndarray
@@ -20,7 +20,7 @@ class Seen:
 
 
 @dataclass
-class Beliefs:
+class PassRatePosterior:
     """Two counts a task, the parameters of a Beta distribution, and what BOTS knows beside."""
 
     alpha: np.ndarray

@@ -14,8 +14,8 @@ from ....store.query import literal
 from ...config import SelectorConfig, TasksConfig
 from .bots import Bots
 from .by_pass_rate import ByPassRate
-from .orderings import Chance, ordered, sequential, shuffle
-from .pass_rates import Beliefs, Seen
+from .orderings import UniformRandom, ordered, sequential, shuffle
+from .pass_rates import Outcomes, PassRatePosterior
 from .selector import Chosen, Selector
 from .task_features import check_sets, facts, numbers
 
@@ -23,19 +23,19 @@ from .task_features import check_sets, facts, numbers
 class Learner(Selector, Protocol):
     """A selector that learns from what the tries came to."""
 
-    beliefs: Beliefs
+    beliefs: PassRatePosterior
 
-    def start(self, seen: Seen) -> None:
+    def start(self, seen: Outcomes) -> None:
         """Count tries of runs before."""
         ...
 
-    def learn(self, seen: Seen) -> None:
+    def learn(self, seen: Outcomes) -> None:
         """Count what a batch came to."""
         ...
 
 
 @dataclass
-class Part:
+class TasksetSelector:
     """Tasks that are chosen by one selector."""
 
     name: str
@@ -63,16 +63,16 @@ class Part:
         rng = np.random.default_rng([self.seed, batch, *self.mark])
         return self.selector.choose(n, first=first, rng=rng)
 
-    def seen(self, found: pl.DataFrame) -> Seen:
+    def seen(self, found: pl.DataFrame) -> Outcomes:
         """Return the outcomes of this part's tasks."""
         mine = found.filter(pl.col("task_id").is_in(list(self.places)))
         places = np.array([self.places[task_id] for task_id in mine["task_id"]], np.int64)
-        return Seen(places, mine["passes"].to_numpy(), mine["tries"].to_numpy())
+        return Outcomes(places, mine["passes"].to_numpy(), mine["tries"].to_numpy())
 
     def check(self, most: int) -> None:
         """Raise ConfigError when a batch asks for more tasks than there are to take once."""
-        repeats = not isinstance(self.selector, Chance | ByPassRate | Bots)
-        if repeats or (isinstance(self.selector, Chance) and self.selector.replacement):
+        repeats = not isinstance(self.selector, UniformRandom | ByPassRate | Bots)
+        if repeats or (isinstance(self.selector, UniformRandom) and self.selector.replacement):
             return
         if most > len(self.tasks):
             of = f" of taskset `{self.name}`" if self.name else ""
@@ -105,12 +105,12 @@ def parts(
     seed: int,
     batch_size: int,
     group_size: int,
-) -> list[Part]:
+) -> list[TasksetSelector]:
     """Return the parts of a curriculum, in the order of their names."""
     if config.mix is None:
         sizes = _Sizes(len(tasks), batch_size, group_size)
         made = _selector(past, config.where, config.select, sizes, (seed,))
-        return [Part("", 1.0, tasks, *made, seed, ())]
+        return [TasksetSelector("", 1.0, tasks, *made, seed, ())]
     check_sets(config.mix, {task.taskset for task in tasks})
     total, found = sum(chosen.share for chosen in config.mix.values()), []
     for i, name in enumerate(sorted(config.mix)):
@@ -119,7 +119,7 @@ def parts(
         how = chosen.select or config.select
         sizes = _Sizes(len(own), chosen.share / total * batch_size, group_size)
         made = _selector(past, where, how, sizes, (seed, i + 1))
-        found.append(Part(name, chosen.share, own, *made, seed, (i + 1,)))
+        found.append(TasksetSelector(name, chosen.share, own, *made, seed, (i + 1,)))
     return found
 
 
@@ -147,7 +147,7 @@ def _selector(
         made = Bots(config.bots, size=size, tries=tries, epoch=sizes.epoch, **anchors)
         return made, described, history
     if config.random is not None:
-        return Chance(sizes.tasks, replacement=config.random.replacement), described, None
+        return UniformRandom(sizes.tasks, replacement=config.random.replacement), described, None
     by = config.easy_to_hard or config.hard_to_easy
     if by is not None:
         values = numbers(past, where, by.by, key=f"{key}.by")

@@ -14,10 +14,10 @@ from torch.distributed import (
 from ...config import RunConfig
 from ..learner import Learner, begin
 from .join import Terms, joined, joined_torchrun
-from .world import Processes, is_lost
+from .world import MultiProcess, is_lost
 
 
-def follow(terms: Terms, *, host: str, port: int, rank: int, local_rank: int) -> None:
+def run_rank(terms: Terms, *, host: str, port: int, rank: int, local_rank: int) -> None:
     """Join the first process at an address, and make its calls until it says to leave."""
     seconds = timedelta(seconds=terms.seconds)
     store = TCPStore(host, port, terms.size, is_master=False, timeout=seconds)
@@ -29,7 +29,7 @@ def follow_torchrun(config: RunConfig) -> None:
     attend(joined_torchrun(Terms.of(config, size=int(os.environ["WORLD_SIZE"]))))
 
 
-def attend(world: Processes) -> None:
+def attend(world: MultiProcess) -> None:
     """Make the calls of the first process; what fails here is reported to it, and raised."""
     try:
         _attend(world)
@@ -39,10 +39,10 @@ def attend(world: Processes) -> None:
         raise
 
 
-def _attend(world: Processes) -> None:
+def _attend(world: MultiProcess) -> None:
     learner: Learner | None = None
     while True:
-        name, arguments = world.hear()
+        name, arguments = world.receive_call()
         if name == "leave":
             return
         if name == "begin":
@@ -55,7 +55,7 @@ def _main(told: dict[str, Any]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     rank = told["rank"]
     try:
-        follow(
+        run_rank(
             Terms(**told["terms"]), host="127.0.0.1", port=told["port"], rank=rank, local_rank=rank
         )
     except Exception as error:  # noqa: BLE001 - the boundary of the program

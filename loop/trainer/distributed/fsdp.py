@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 from ...models.token_logprobs import Scorer
 from ..networks import Networks
-from .world import Processes
+from .world import MultiProcess
 
 
-def shard(networks: Networks, processes: Processes, *, needs: frozenset[str]) -> None:
+def shard(networks: Networks, processes: MultiProcess, *, needs: frozenset[str]) -> None:
     """Cut all networks into parts, layer by layer, so that each process holds one of each.
 
     A teacher whose whole distributions are compared (`vocabulary` of `needs`) stays whole: it is

@@ -11,12 +11,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from ....store.errors import ConfigError
 from ...config import RunConfig, check_shard
-from .world import Processes
+from .world import MultiProcess
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-joined_process: list[Processes] = []
+joined_process: list[MultiProcess] = []
 """What this process is one of, when torchrun started it: for as long as it lives."""
 
 
@@ -62,7 +62,7 @@ def missing_variables() -> str:
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
-def joined_torchrun(terms: Terms) -> Processes:
+def joined_torchrun(terms: Terms) -> MultiProcess:
     """Join those that torchrun started; raises ConfigError when it did not say how."""
     absent = [name for name in TORCHRUN if name not in os.environ]
     if absent:
@@ -76,7 +76,7 @@ def joined_torchrun(terms: Terms) -> Processes:
     return joined_process[0]
 
 
-def joined(terms: Terms, store: Store, *, rank: int, local_rank: int) -> Processes:
+def joined(terms: Terms, store: Store, *, rank: int, local_rank: int) -> MultiProcess:
     """Become one of several processes that meet at a store."""
     backend = "gloo"
     if terms.device == "cuda":
@@ -94,6 +94,6 @@ def joined(terms: Terms, store: Store, *, rank: int, local_rank: int) -> Process
         world_size=terms.size,
         timeout=timedelta(seconds=terms.seconds),
     )
-    return Processes(
+    return MultiProcess(
         store, shard=terms.shard, seconds=terms.seconds, idle_seconds=terms.idle_seconds
     )

@@ -17,8 +17,8 @@ from torch.distributed import (
 from ....store.errors import ConfigError, JobError
 from ...config import RunConfig
 from .join import Terms, joined, joined_process, joined_torchrun, missing_variables, under_torchrun
-from .processes import END_SECONDS, Local, OnRay, Others
-from .world import Processes, World
+from .processes import END_SECONDS, Local, OnRay, WorkerProcesses
+from .world import MultiProcess, SingleProcess
 
 
 def follows() -> bool:
@@ -27,7 +27,7 @@ def follows() -> bool:
 
 
 @contextmanager
-def launched(config: RunConfig, *, stop: threading.Event) -> Iterator[World]:
+def launched(config: RunConfig, *, stop: threading.Event) -> Iterator[SingleProcess]:
     """Give the first process its world, with the others started, and ended at last.
 
     `stop` is set when one of them ends before it should. Raises ConfigError when what is
@@ -44,7 +44,7 @@ def launched(config: RunConfig, *, stop: threading.Event) -> Iterator[World]:
         )
     size = parallel.processes or 1
     if size == 1:
-        yield World()
+        yield SingleProcess()
         return
     terms = Terms.of(config, size=size)
     others = OnRay(terms) if parallel.launch == "ray" else Local(terms)
@@ -52,7 +52,7 @@ def launched(config: RunConfig, *, stop: threading.Event) -> Iterator[World]:
         yield world
 
 
-def _found(config: RunConfig) -> World:
+def _found(config: RunConfig) -> SingleProcess:
     """Join those that torchrun started; they part when the first process ends."""
     asked, size = config.trainer.parallel.processes, int(os.environ["WORLD_SIZE"])
     if asked not in (None, size):
@@ -67,9 +67,9 @@ def _found(config: RunConfig) -> World:
     return joined_process[0]
 
 
-def _part(world: Processes) -> None:
+def _part(world: MultiProcess) -> None:
     with suppress(Exception):
-        world.tell("leave", ())
+        world.broadcast_call("leave", ())
 
 
 def _ended_by_torchrun(number: int, frame: FrameType | None) -> None:
@@ -79,7 +79,9 @@ def _ended_by_torchrun(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def _started(terms: Terms, others: Others, stop: threading.Event) -> Iterator[World]:
+def _started(
+    terms: Terms, others: WorkerProcesses, stop: threading.Event
+) -> Iterator[SingleProcess]:
     """Start the others, join them, and watch over them."""
     store = TCPStore(
         others.host,
@@ -89,7 +91,7 @@ def _started(terms: Terms, others: Others, stop: threading.Event) -> Iterator[Wo
         timeout=timedelta(seconds=terms.seconds),
         wait_for_workers=False,
     )
-    watch = _Watch(others, terms, stop)
+    watch = ProcessWatcher(others, terms, stop)
     others.start(store.port)
     watch.start()
     seconds = 2.0  # after a failure nobody has anything to finish
@@ -100,7 +102,7 @@ def _started(terms: Terms, others: Others, stop: threading.Event) -> Iterator[Wo
             raise JobError(watch.reason() or f"the processes did not meet: {error}") from error
         world.watched = watch.reason
         yield world
-        world.tell("leave", ())
+        world.broadcast_call("leave", ())
         seconds = END_SECONDS
     finally:
         watch.is_over = True
@@ -109,16 +111,17 @@ def _started(terms: Terms, others: Others, stop: threading.Event) -> Iterator[Wo
             dist.destroy_process_group()
 
 
-class _Watch:
+class ProcessWatcher:
     """A thread for each of the other processes, which waits for its end."""
 
-    def __init__(self, others: Others, terms: Terms, stop: threading.Event) -> None:
+    def __init__(self, others: WorkerProcesses, terms: Terms, stop: threading.Event) -> None:
         self._others, self._size, self._stop = others, terms.size, stop
         self._reason: str | None = None
         self._told = threading.Event()
         self.is_over = False
 
     def start(self) -> None:
+        """Watch each process in a thread."""
         for rank in range(1, self._size):
             threading.Thread(target=self._wait, args=(rank,), daemon=True).start()
 

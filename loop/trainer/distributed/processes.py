@@ -22,7 +22,7 @@ END_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
 
-class Others(Protocol):
+class WorkerProcesses(Protocol):
     """The other processes, as they were started."""
 
     host: str
@@ -133,10 +133,10 @@ class _Follower:
     """One of the other processes, on Ray."""
 
     def follow(self, terms: Mapping[str, Any], host: str, port: int, rank: int) -> None:
-        from .follower import follow
+        from .follower import run_rank
         from .join import Terms
 
-        follow(Terms(**terms), host=host, port=port, rank=rank, local_rank=0)
+        run_rank(Terms(**terms), host=host, port=port, rank=rank, local_rank=0)
 
 
 def _ray() -> Any:

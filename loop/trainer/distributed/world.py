@@ -20,8 +20,8 @@ _LOST = re.compile(r"gloo|nccl|socket|connection|timed out|recv", re.IGNORECASE)
 """What torch says when another process is gone, or does not answer in time."""
 
 
-class World:
-    """One process; `Processes` are several."""
+class SingleProcess:
+    """One process; `MultiProcess` is several."""
 
     rank = 0
     """Which of them this process is; the first leads."""
@@ -62,7 +62,7 @@ class World:
         """Add up columns of which each process filled in its own rows, and 0 elsewhere."""
         return dict(columns)
 
-    def tell(self, name: str, arguments: Sequence[Any]) -> None:
+    def broadcast_call(self, name: str, arguments: Sequence[Any]) -> None:
         """Have the other processes make the same call, which then is made here."""
 
     def failure(self) -> str | None:
@@ -70,12 +70,12 @@ class World:
         return None
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def attribute_failure(self) -> Iterator[None]:
         """Say of what fails in a call that is made on all processes whose failure it is."""
         yield
 
 
-class Processes(World):
+class MultiProcess(SingleProcess):
     """Several processes of torch.distributed, which must be initialised."""
 
     def __init__(
@@ -112,19 +112,19 @@ class Processes(World):
             dist.all_reduce(columns[name], group=self._objects)
         return dict(columns)
 
-    def tell(self, name: str, arguments: Sequence[Any]) -> None:
+    def broadcast_call(self, name: str, arguments: Sequence[Any]) -> None:
         """Have the other processes make the same call, which then is made here."""
         if self.rank == 0:
             dist.broadcast_object_list([(name, tuple(arguments))], src=0, group=self._calls)
 
-    def hear(self) -> tuple[str, tuple[Any, ...]]:
+    def receive_call(self) -> tuple[str, tuple[Any, ...]]:
         """Return what the first process calls next: a name, and its arguments."""
         heard: list[Any] = [None]
         dist.broadcast_object_list(heard, src=0, group=self._calls)
         return heard[0]
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def attribute_failure(self) -> Iterator[None]:
         """Say of what fails in a call that is made on all processes whose failure it is."""
         try:
             yield

@@ -20,7 +20,7 @@ from rlake.loop.inference.policy import Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.losses.batch import examples
 from rlake.loop.losses.gae import whitened
-from rlake.loop.rollouts.group import Trying, try_tasks, workflow_of
+from rlake.loop.rollouts.group import RolloutSpec, run_tasks, workflow_of
 from rlake.loop.run import run
 from rlake.loop.trajectories.rewards import rewards_of
 from rlake.store import Experience, Store, Task
@@ -86,7 +86,7 @@ STEPS: Final = [
 def made_by(workflow: str) -> tuple[Experience, ...]:
     """Two groups of four rollouts, as an explorer makes them."""
     spec, answers = WORKFLOWS[workflow]
-    trying = Trying(
+    trying = RolloutSpec(
         workflow=workflow_of(spec),
         rewards=rewards_of("exact_match"),
         group_size=4,
@@ -98,7 +98,7 @@ def made_by(workflow: str) -> tuple[Experience, ...]:
     expected = [{"name": "add", "arguments": {"a": 2}}]
     metadata = {"tools": [function], "tool_calls": expected}
     tasks = [replace(Task.ask(f"{n}+40?", "42"), metadata=metadata) for n in (1, 2)]
-    rows = asyncio.run(try_tasks(list(enumerate(tasks)), ScriptedPolicy(answers), trying, step=1))
+    rows = asyncio.run(run_tasks(list(enumerate(tasks)), ScriptedPolicy(answers), trying, step=1))
     assert {row.drop_reason for row in rows} == {None}
     return tuple(rows)
 

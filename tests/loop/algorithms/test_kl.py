@@ -19,7 +19,7 @@ from rlake.loop.losses import KL, Aggregation, PolicyGradient
 from rlake.loop.losses.kl import Estimator
 from rlake.loop.models.token_logprobs import STATISTICS
 from rlake.loop.run import train
-from rlake.loop.trainer.step import Optimization
+from rlake.loop.trainer.step import Updater
 from rlake.store import Store
 from rlake.store.errors import ConfigError
 
@@ -290,8 +290,8 @@ def test_an_adapted_coefficient_comes_back_with_the_checkpoint() -> None:
     algorithm = GRPO(kl=KL(coef=0.1, target=1e-3, horizon=1))
     rows = ragged(2, rows=4)
 
-    def optimization() -> Optimization:
-        return Optimization(
+    def optimization() -> Updater:
+        return Updater(
             networks(algorithm),
             algorithm,
             TrainerConfig(learning_rate=1e-2),

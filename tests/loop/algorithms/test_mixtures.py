@@ -19,7 +19,7 @@ from rlake.loop.config import TrainerConfig
 from rlake.loop.losses import Aggregation
 from rlake.loop.run import run
 from rlake.loop.trainer.networks import Networks
-from rlake.loop.trainer.step import Optimization
+from rlake.loop.trainer.step import Updater
 from rlake.store import Store
 from rlake.store.errors import ConfigError, JobError
 
@@ -244,7 +244,7 @@ def test_both_kinds_of_rows_move_the_policy() -> None:
     for mu in (0.0, 0.5):
         model, _ = tiny()
         settings = TrainerConfig(learning_rate=1e-2)
-        optimization = Optimization(
+        optimization = Updater(
             Networks(model), Mix(mu=mu), settings, total_steps=9, temperature=1.0, pad_id=0
         )
         seen = [optimization.step(made).metrics["train/nll"] for _ in range(4)]

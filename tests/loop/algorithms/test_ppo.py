@@ -20,7 +20,7 @@ from rlake.loop.losses.gae import earned, gae
 from rlake.loop.models.value_model import Critic
 from rlake.loop.run import run
 from rlake.loop.trainer.networks import build
-from rlake.loop.trainer.step import Optimization
+from rlake.loop.trainer.step import Updater
 from rlake.store import Store
 
 GAMMA, LAM = 0.9, 0.8
@@ -215,11 +215,11 @@ def test_a_critic_that_has_learned_nothing_expects_nothing() -> None:
         assert kept[name].data_ptr() != value.data_ptr()
 
 
-def optimization(**trainer: Any) -> tuple[Any, Optimization]:
+def optimization(**trainer: Any) -> tuple[Any, Updater]:
     algorithm = PPO()
     made = networks(algorithm)
     settings = TrainerConfig.model_validate({"learning_rate": 1e-2} | trainer)
-    return made, Optimization(made, algorithm, settings, total_steps=9, temperature=1.0, pad_id=0)
+    return made, Updater(made, algorithm, settings, total_steps=9, temperature=1.0, pad_id=0)
 
 
 def weights(module: torch.nn.Module) -> torch.Tensor:
@@ -258,7 +258,7 @@ def test_the_critics_loss_leaves_the_policy_alone() -> None:
         algorithm = PPO(value_coef=coef)
         made = networks(algorithm)
         settings = TrainerConfig(max_grad_norm=1e9)
-        Optimization(made, algorithm, settings, total_steps=1, temperature=1.0, pad_id=0).step(
+        Updater(made, algorithm, settings, total_steps=1, temperature=1.0, pad_id=0).step(
             step_of(1)
         )
         gradients.append(torch.cat([p.grad.flatten() for p in made.policy.parameters()]))  # type: ignore[union-attr]

@@ -15,7 +15,7 @@ from support.tiny_models import config, speaking, table
 from rlake.loop.chat_api import router
 from rlake.loop.chat_api.recording import record
 from rlake.loop.inference.policy import Completion, Policy, PolicyError, Sampling
-from rlake.loop.rollouts.group import Trying, try_group
+from rlake.loop.rollouts.group import RolloutSpec, run_group
 from rlake.loop.run import run
 from rlake.loop.trajectories.trajectory import RolloutPolicy
 from rlake.loop.workflows import single_turn
@@ -172,7 +172,7 @@ def test_an_agent_that_fails_because_the_policy_did_has_its_finish_reason() -> N
         async with record(policy, task) as session:
             await session.client.chat.completions.create(model="m", messages=[*task.messages])  # type: ignore[list-item]
 
-    [row] = asyncio.run(try_group(long, parrot(), _trying(agent), step=1, place=0))
+    [row] = asyncio.run(run_group(long, parrot(), _trying(agent), step=1, place=0))
     assert row.finish_reason == "context_overflow"
     assert "the model takes 2000" in (row.drop_reason or "")
 
@@ -183,13 +183,13 @@ def test_an_agent_that_fails_by_itself_keeps_its_error_and_what_it_sampled() -> 
             await calculator(session.client, "2+3=")
 
     policy = parrot('<tool_call>{"name": "add", "arguments": {}}</tool_call>')
-    [row] = asyncio.run(try_group(TASK, policy, _trying(agent), step=1, place=0))
+    [row] = asyncio.run(run_group(TASK, policy, _trying(agent), step=1, place=0))
     assert (row.finish_reason, row.num_turns) == ("error", 1)
     assert "KeyError" in (row.drop_reason or "")
 
 
-def _trying(workflow: Any) -> Trying:
-    return Trying(
+def _trying(workflow: Any) -> RolloutSpec:
+    return RolloutSpec(
         workflow=workflow, rewards={}, group_size=1, sampling=Sampling(), seed=0, run_id="r"
     )
 

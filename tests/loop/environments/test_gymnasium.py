@@ -10,7 +10,7 @@ from rlake.loop.environments.environment import Environment, Step
 from rlake.loop.inference.policy import Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.recipes.toys.frozen_lake import distances, find, frozen_lakes, frozen_squares, walks
-from rlake.loop.rollouts.group import Trying, try_tasks, workflow_of
+from rlake.loop.rollouts.group import RolloutSpec, run_tasks, workflow_of
 from rlake.store import Experience, Task
 from rlake.store.errors import ConfigError
 
@@ -61,10 +61,10 @@ def test_what_is_no_action_is_counted_and_answered_and_moves_nobody() -> None:
 
 def test_a_try_of_refused_answers_alone_has_a_reward_as_others_that_did_not_arrive() -> None:
     walking = workflow_of({"multi_turn": {"environment": {"frozen_lake": {"max_steps": 2}}}})
-    how = Trying(
+    how = RolloutSpec(
         workflow=walking, rewards={}, group_size=1, sampling=Sampling(), seed=0, run_id="r"
     )
-    [row] = asyncio.run(try_tasks([(0, LAKE)], ScriptedPolicy(["north"]), how, step=1))
+    [row] = asyncio.run(run_tasks([(0, LAKE)], ScriptedPolicy(["north"]), how, step=1))
     assert (row.reward, row.drop_reason) == (0.0, None)
     costly = gymnasium("CliffWalking-v1", refused_reward=-5)
     assert [step.reward for step in played(costly, Task.ask("?"), ["?", "up"])] == [-5.0, -1.0]
@@ -133,7 +133,7 @@ def tried(task: Task, answers: Sequence[str]) -> Experience:
     """Try a task as an explorer does."""
     environment = {"frozen_lake": {"max_steps": 8}}
     spec = {"multi_turn": {"environment": environment, "max_turns": 8}}
-    trying = Trying(
+    trying = RolloutSpec(
         workflow=workflow_of(spec),
         rewards={},
         group_size=1,
@@ -141,7 +141,7 @@ def tried(task: Task, answers: Sequence[str]) -> Experience:
         seed=0,
         run_id="r",
     )
-    [row] = asyncio.run(try_tasks([(0, task)], ScriptedPolicy(answers), trying, step=1))
+    [row] = asyncio.run(run_tasks([(0, task)], ScriptedPolicy(answers), trying, step=1))
     return row
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rlake.loop.inference.policy import Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
-from rlake.loop.rollouts.group import Trying, try_tasks, workflow_of
+from rlake.loop.rollouts.group import RolloutSpec, run_tasks, workflow_of
 from rlake.loop.tasks.select import prepare, select
 from rlake.store import Store
 
@@ -21,7 +21,7 @@ def test_the_dataset_becomes_tasks_and_the_rubric_the_reward(store: Store) -> No
     prepare(store, TasksConfig(make={"verifiers_tasks": {**given, "taskset": "sums"}}))
     tasks = select(store, "taskset = 'sums' AND answer = '2'")
     assert [task.prompt_text for task in tasks] == ["1+1="]
-    trying = Trying(
+    trying = RolloutSpec(
         workflow=workflow_of({"verifiers": given}),
         rewards={},
         group_size=1,
@@ -32,7 +32,7 @@ def test_the_dataset_becomes_tasks_and_the_rubric_the_reward(store: Store) -> No
     found = {}
     for answers in (("2",), ("3", "2"), ("3", "4")):
         policy = ScriptedPolicy(answers)
-        [row] = asyncio.run(try_tasks([(0, tasks[0])], policy, trying, step=1))
+        [row] = asyncio.run(run_tasks([(0, tasks[0])], policy, trying, step=1))
         found[answers] = row
         assert row.drop_reason is None
         assert sum(row.loss_mask or ()) == 2 * len(answers)  # a character and an end a turn

@@ -13,8 +13,8 @@ from support.tiny_models import config, table
 from rlake.loop.config import RunConfig, ScheduleConfig
 from rlake.loop.inference.policy import Completion, Policy, Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
-from rlake.loop.rollouts.group import Trying, try_tasks
-from rlake.loop.rollouts.timeouts import Clock
+from rlake.loop.rollouts.group import RolloutSpec, run_tasks
+from rlake.loop.rollouts.timeouts import RolloutTimer
 from rlake.loop.run import explore, run, train
 from rlake.loop.schedule.pacing import Pacer
 from rlake.loop.workflows import single_turn
@@ -157,7 +157,7 @@ def slow_above(limit: int) -> Any:
 
 
 def tries(workflow: Any, tasks: list[Task], **how: Any) -> list[Experience]:
-    trying = Trying(
+    trying = RolloutSpec(
         workflow=workflow,
         rewards={},
         group_size=1,
@@ -167,7 +167,7 @@ def tries(workflow: Any, tasks: list[Task], **how: Any) -> list[Experience]:
         **how,
     )
     policy = ScriptedPolicy(["12"], version=3)
-    return asyncio.run(try_tasks(list(enumerate(tasks)), policy, trying, step=1))
+    return asyncio.run(run_tasks(list(enumerate(tasks)), policy, trying, step=1))
 
 
 def test_a_try_that_takes_too_long_keeps_what_was_sampled() -> None:
@@ -197,14 +197,14 @@ def test_a_try_that_fails_is_made_again_so_often_and_with_other_answers() -> Non
 
 
 def test_a_limit_follows_how_long_tries_take_once_there_are_enough() -> None:
-    clock = Clock(ratio=3.0, after=2)
+    clock = RolloutTimer(ratio=3.0, after=2)
     assert clock.limit(10.0) == 10.0
     clock.note(0.1)
     assert clock.limit(10.0) == 10.0
     clock.note(0.3)
     assert clock.limit(10.0) == pytest.approx(0.6)
     assert clock.limit(0.5) == 0.5
-    assert Clock().limit(None) is None
+    assert RolloutTimer().limit(None) is None
 
 
 def test_of_more_groups_than_a_batch_needs_the_slowest_are_stopped(store: Store) -> None:

@@ -8,12 +8,12 @@ from support.builders import task
 from support.tiny_models import config, table
 
 import rlake
-from rlake.loop.inference.cancellation import Stop, under
+from rlake.loop.inference.cancellation import CancelScope, cancel_scope
 from rlake.loop.inference.policy import Policy, Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.models.weights import Weights
-from rlake.loop.rollouts.group import Trying, try_group
-from rlake.loop.rollouts.workers import Assignment, Team
+from rlake.loop.rollouts.group import RolloutSpec, run_group
+from rlake.loop.rollouts.workers import GroupRequest, WorkerPool
 from rlake.loop.run import run
 from rlake.store import Experience, Store, Task
 
@@ -24,7 +24,7 @@ async def never_ends(task: Task, policy: Policy) -> None:
 
 def test_tries_that_wait_for_their_place_do_not_begin_when_their_group_is_stopped() -> None:
     async def stopped() -> list[Experience]:
-        trying = Trying(
+        trying = RolloutSpec(
             workflow=never_ends,
             rewards={},
             group_size=3,
@@ -34,10 +34,10 @@ def test_tries_that_wait_for_their_place_do_not_begin_when_their_group_is_stoppe
             try_seconds=60,
             places=asyncio.Semaphore(1),
         )
-        stop = Stop()
-        with under(stop):
+        stop = CancelScope()
+        with cancel_scope(stop):
             policy = ScriptedPolicy(["2"])
-            tries = asyncio.create_task(try_group(task(1), policy, trying, step=1, place=0))
+            tries = asyncio.create_task(run_group(task(1), policy, trying, step=1, place=0))
         asyncio.get_running_loop().call_later(0.01, stop.set, "enough")
         return await asyncio.wait_for(tries, 30)
 
@@ -113,14 +113,14 @@ class Follows:
         self.name, self.version = name, -1
         self.may = asyncio.Event()
 
-    async def follow(self, weights: Weights) -> None:
+    async def update_weights(self, weights: Weights) -> None:
         await self.may.wait()
         self.version = weights.version
 
-    async def try_group(self, assignment: Assignment) -> list[Experience]:
+    async def run_group(self, assignment: GroupRequest) -> list[Experience]:
         raise AssertionError("nothing is tried")
 
-    def stop(self, assignment: Assignment, reason: str) -> None:
+    def stop(self, assignment: GroupRequest, reason: str) -> None:
         raise AssertionError("nothing is stopped")
 
     async def close(self) -> None:
@@ -130,8 +130,8 @@ class Follows:
 def test_a_team_has_the_version_that_all_its_runners_sample_with() -> None:
     async def followed() -> list[int]:
         fast, slow = Follows("fast"), Follows("slow")
-        team = Team([fast, slow])
-        following = asyncio.create_task(team.follow(Weights(version=4, digest="four")))
+        team = WorkerPool([fast, slow])
+        following = asyncio.create_task(team.update_weights(Weights(version=4, digest="four")))
         fast.may.set()
         while fast.version < 4:
             await asyncio.sleep(0)

@@ -194,9 +194,9 @@ def test_a_row_of_text_says_that_it_has_no_tokens_and_who_wrote_it() -> None:
 def test_turns_of_text_become_one_row() -> None:
     async def talk_twice(policy: EndpointPolicy) -> int:
         talk = Conversation(Task.ask("2+2="), policy)
-        await talk.ask()
-        talk.tell("No. Again:")
-        await talk.ask()
+        await talk.respond()
+        talk.add("No. Again:")
+        await talk.respond()
         [row] = talk.rows()
         return row.num_turns or 0
 

@@ -16,9 +16,9 @@ from rlake.loop.chat_api import create_app
 from rlake.loop.config import Endpoint
 from rlake.loop.inference.endpoint.policy import EndpointPolicy
 from rlake.loop.inference.policy import Completion, PolicyError, Sampling
-from rlake.loop.inference.token_stream import Listener, heard_by
+from rlake.loop.inference.token_stream import TokenStream, streaming_to
 from rlake.loop.inference.transformers_engine import engine as engines
-from rlake.loop.trajectories.trajectory import rows_of
+from rlake.loop.trajectories.trajectory import to_experiences
 from rlake.store import Task
 
 STREAM = {"Content-Type": "text/event-stream; charset=utf-8"}
@@ -40,8 +40,8 @@ def heard(server: Server, *, tools: Any = None, **settings: Any) -> tuple[list[C
     policy = EndpointPolicy(Endpoint(url=server.url, model="m", **settings), first_wait=0.001)
 
     async def work() -> tuple[list[Completion], str]:
-        listener = Listener()
-        with heard_by(listener):
+        listener = TokenStream()
+        with streaming_to(listener):
             answers = await policy.generate(ASKED, tools=tools)
         left = listener.left([one.text for one in answers])
         return answers, answers[0].text.removesuffix(left[0])
@@ -72,7 +72,7 @@ def test_an_answer_comes_through_two_servers_while_it_is_sampled_and_keeps_its_t
                     return texts, turn
 
     texts, turn = asyncio.run(asyncio.wait_for(work(), 60))
-    [row] = rows_of(Task.ask("2+2="), [turn])
+    [row] = to_experiences(Task.ask("2+2="), [turn])
     assert len([text for text in texts if text]) > 5
     assert "".join(texts) == row.response_text
     assert len(turn.completion.token_ids) == len(turn.completion.logprobs) > 10

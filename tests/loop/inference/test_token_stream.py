@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerFast
 
 from rlake.loop.inference import Request, Sampled
 from rlake.loop.inference.chat_policy import ChatPolicy
-from rlake.loop.inference.detokenizer import Marks, Speech
+from rlake.loop.inference.detokenizer import IncrementalDetokenizer, SpecialTokens
 from rlake.loop.inference.policy import PolicyError
-from rlake.loop.inference.token_stream import Listener, heard_by
-from rlake.loop.inference.tool_calls import FORMATS, Beside, assistant_message
+from rlake.loop.inference.token_stream import TokenStream, streaming_to
+from rlake.loop.inference.tool_calls import FORMATS, OutsideToolCalls, assistant_message
 
 TEXT = " naïve \u732b \U0001f600\U0001f600 e\u0301 Ω, done. "
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
@@ -55,12 +55,14 @@ def of_pieces() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", unk_token="<unk>")
 
 
-def telling(tokenizer: PreTrainedTokenizerFast) -> tuple[Speech, Callable[[Sequence[int]], str]]:
+def telling(
+    tokenizer: PreTrainedTokenizerFast,
+) -> tuple[IncrementalDetokenizer, Callable[[Sequence[int]], str]]:
     def text(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    marks = Marks(tokenizer)
-    return Speech(text, special=marks.special, undecided=marks.bytes), text
+    marks = SpecialTokens(tokenizer)
+    return IncrementalDetokenizer(text, special=marks.special, undecided=marks.bytes), text
 
 
 @pytest.mark.parametrize("make", [of_bytes, of_pieces])
@@ -105,7 +107,7 @@ def test_a_token_costs_the_same_however_much_was_said_and_however_little_of_it_i
             looked_at += len(ids)
             return str(tokenizer.decode(list(ids)))
 
-        speech = Speech(text)
+        speech = IncrementalDetokenizer(text)
         for _ in range(4000):
             speech([token])
         assert looked_at < 5 * 4000
@@ -129,7 +131,7 @@ def test_content_is_told_up_to_where_a_call_may_begin_however_it_is_cut(tool_for
     for text in ANSWERS[tool_format]:
         message = assistant_message(text, TOOLS, tool_format=tool_format)
         for _ in range(40):
-            beside, parts, at = Beside(tool_format), [], 0
+            beside, parts, at = OutsideToolCalls(tool_format), [], 0
             while at < len(text):
                 size = draw.randrange(1, 6)
                 parts.append(beside(text[at : at + size]))
@@ -137,7 +139,7 @@ def test_content_is_told_up_to_where_a_call_may_begin_however_it_is_cut(tool_for
             told = "".join(parts)
             assert message["content"].startswith(told.lstrip() if "tool_calls" in message else told)
             assert not any(mark in told for mark in ("name", "TOOL", "<tool", "<|"))
-    prose = Beside(tool_format)
+    prose = OutsideToolCalls(tool_format)
     assert "".join(prose(letter) for letter in " It is 4, a < b. ") == " It is 4, a < b."
 
 
@@ -157,11 +159,11 @@ class Slowly(Parrot):
         return made
 
 
-def heard(*policies: ChatPolicy, tools: bool = False) -> tuple[list[str], list[str], Listener]:
+def heard(*policies: ChatPolicy, tools: bool = False) -> tuple[list[str], list[str], TokenStream]:
     """Ask policies one after the other; return what was told, what is left, and who heard it."""
 
-    async def ask() -> tuple[list[str], list[str], Listener]:
-        listener, told = Listener(), []
+    async def ask() -> tuple[list[str], list[str], TokenStream]:
+        listener, told = TokenStream(), []
 
         async def hear() -> None:
             while True:
@@ -170,7 +172,7 @@ def heard(*policies: ChatPolicy, tools: bool = False) -> tuple[list[str], list[s
 
         hears = asyncio.create_task(hear())
         contents: list[str] = []
-        with heard_by(listener):
+        with streaming_to(listener):
             for policy in policies:
                 [one] = await policy.generate(ASKED, tools=TOOLS if tools else None)
                 contents = [str(one.answer["content"])]

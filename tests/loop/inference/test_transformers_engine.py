@@ -18,7 +18,7 @@ from rlake.loop.inference.chat_policy import ChatPolicy
 from rlake.loop.inference.policy import Completion, PolicyError, Sampling, Segment
 from rlake.loop.inference.transformers_engine.batch import Batch
 from rlake.loop.inference.transformers_engine.engine import TransformersEngine
-from rlake.loop.inference.transformers_engine.model_runner import Network
+from rlake.loop.inference.transformers_engine.model_runner import ModelRunner
 from rlake.loop.inference.transformers_engine.sequence import Call
 from rlake.loop.inference.transformers_engine.sequence import Sequence as Running
 from rlake.loop.models.lm_head import head_of
@@ -452,7 +452,7 @@ class _StoppedMeanwhile(Running):
 def test_one_that_is_stopped_while_rows_are_sorted_out_stays_one_row_until_the_next_time() -> None:
     async def sorted_out() -> None:
         model, _ = tiny()
-        network = Network(model, most_tokens=1000)
+        network = ModelRunner(model, most_tokens=1000)
         batch = Batch(network, end=0)
         call = Call(asyncio.get_running_loop().create_future(), [])
         request = Request(prompt_ids=PROMPT, sampling=Sampling(max_tokens=9))

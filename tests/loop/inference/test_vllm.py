@@ -32,7 +32,7 @@ from rlake.loop.losses.batch import examples
 from rlake.loop.models.digest import weights_digest
 from rlake.loop.run import run
 from rlake.loop.trainer.networks import Networks
-from rlake.loop.trainer.step import Optimization
+from rlake.loop.trainer.step import Updater
 from rlake.loop.weight_sync import state_of
 from rlake.store import Store
 from rlake.store.errors import ConfigError, JobError
@@ -170,7 +170,7 @@ async def test_on_policy_ratios_are_one_however_tokens_are_sampled(
     engine: VllmEngine, models: list[PreTrainedModel]
 ):
     cuts: list[dict[str, Any]] = [{}, {"top_p": 0.8}, {"top_k": 3}, {"min_p": 0.1}]
-    optimization = Optimization(
+    optimization = Updater(
         Networks(models[engine.version]), resolve("grpo"), TrainerConfig(), total_steps=1, pad_id=0
     )
     for how in [{"temperature": t, **cut} for t in (0.7, 1.0, 1.3) for cut in cuts]:

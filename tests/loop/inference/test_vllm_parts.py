@@ -9,9 +9,9 @@ from torch import nn
 
 from rlake.loop.inference import Request, Weights
 from rlake.loop.inference.policy import PolicyError, Sampling
-from rlake.loop.inference.vllm_engine.backend import Piece
+from rlake.loop.inference.vllm_engine.backend import PartialOutput
 from rlake.loop.inference.vllm_engine.output import Answer
-from rlake.loop.inference.vllm_engine.weight_folders import Folders
+from rlake.loop.inference.vllm_engine.weight_folders import WeightFolders
 from rlake.loop.inference.vllm_engine.worker import differences
 from rlake.loop.models.digest import weights_digest
 from rlake.loop.weight_sync import state_of
@@ -25,7 +25,7 @@ def answer(*, max_tokens: int = 6, stop: tuple[str, ...] = ()) -> Answer:
 def piece(token_ids: list[int], version: int, reason: str = "abort", logprob: float = -1.0):
     label = f'[{version}, "d{version}"]'
     spans = [(label, len(token_ids))]
-    return Piece(token_ids, [logprob] * len(token_ids), reason, spans, 0.0)
+    return PartialOutput(token_ids, [logprob] * len(token_ids), reason, spans, 0.0)
 
 
 def test_pieces_become_one_answer_with_a_segment_for_each_set_of_weights():
@@ -106,7 +106,7 @@ def test_weights_in_memory_become_a_folder_and_others_are_refused(tmp_path: Path
     model, tokenizer = tiny()
     model.config.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    folders = Folders(tmp_path, dtype="float32")
+    folders = WeightFolders(tmp_path, dtype="float32")
     state = state_of(model)
     digest = weights_digest(state)
     made = folders.whole(Weights(version=3, digest=digest, state=state))

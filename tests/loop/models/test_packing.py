@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedModel, Q
 
 from rlake.loop.models.packing import can_pack, read_lengths
 from rlake.loop.models.token_logprobs import Scorer
-from rlake.loop.trainer.micro_batches import plan
+from rlake.loop.trainer.micro_batches import plan_micro_batches
 from rlake.loop.trainer.networks import keep_little
 from rlake.store.errors import ConfigError
 
@@ -124,12 +124,12 @@ def test_a_model_that_packs_is_saved_and_generates_as_before(tmp_path: Any) -> N
 
 def test_packed_groups_count_their_tokens_and_padded_ones_their_width() -> None:
     for packed in (False, True):
-        groups = plan(LENGTHS, 40, packed=packed)
+        groups = plan_micro_batches(LENGTHS, 40, packed=packed)
         assert sorted(i for group in groups for i in group) == list(range(len(LENGTHS)))
         sizes = [
             sum(LENGTHS[i] for i in g) if packed else len(g) * max(LENGTHS[i] for i in g)
             for g in groups
         ]
         assert max(sizes) <= 40
-    assert len(plan(LENGTHS, 40, packed=True)) == 3
-    assert plan([50, 3, 2], 5, units=[0, 1, 1], packed=True) == [[0], [1, 2]]
+    assert len(plan_micro_batches(LENGTHS, 40, packed=True)) == 3
+    assert plan_micro_batches([50, 3, 2], 5, units=[0, 1, 1], packed=True) == [[0], [1, 2]]

@@ -13,7 +13,7 @@ from support.tiny_models import speaking, table
 
 from rlake.loop.inference.policy import Completion, Policy, Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
-from rlake.loop.rollouts.group import Trying, try_tasks, workflow_of
+from rlake.loop.rollouts.group import RolloutSpec, run_tasks, workflow_of
 from rlake.loop.trajectories.rewards import rewards_of
 from rlake.loop.trajectories.rows import store_rows
 from rlake.loop.workflows import Workflow, single_turn
@@ -38,7 +38,7 @@ def tries(
     try_seconds: float | None = None,
 ) -> list[Experience]:
     """Try tasks and return the rows."""
-    trying = Trying(
+    trying = RolloutSpec(
         workflow=workflow,
         rewards=rewards_of("exact_match") if rewards is None else rewards,
         group_size=group_size,
@@ -48,7 +48,7 @@ def tries(
         try_seconds=try_seconds,
     )
     numbered = list(enumerate(tasks or [task(1), task(2)]))[first:]
-    return asyncio.run(try_tasks(numbered, policy, trying, step=step))
+    return asyncio.run(run_tasks(numbered, policy, trying, step=step))
 
 
 def answers(*texts: str) -> ScriptedPolicy:

@@ -13,8 +13,8 @@ from rlake.loop.chat_api import Session, create_app
 from rlake.loop.config import LimitsConfig, ServeConfig
 from rlake.loop.inference.policy import Completion, PolicyError, Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
-from rlake.loop.serving.load_balancer import Balanced, Foreign
-from rlake.loop.trajectories.trajectory import rows_of
+from rlake.loop.serving.load_balancer import ExternalModelPolicy, LoadBalancedPolicy
+from rlake.loop.trajectories.trajectory import to_experiences
 from rlake.store import Task
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -127,7 +127,7 @@ def test_a_session_of_several_turns_is_one_row_token_for_token() -> None:
 
     asking(app, talk)
     turns = app.state.sessions.turns("s")
-    [row] = rows_of(Task.ask("1+1="), turns)
+    [row] = to_experiences(Task.ask("1+1="), turns)
     sampled = [list(turn.completion.token_ids or ()) for turn in turns]
     told = [t for t, m in zip(row.token_ids or (), row.loss_mask or (), strict=True) if m]
     assert told == [token for tokens in sampled for token in tokens]
@@ -170,7 +170,7 @@ def test_an_engine_that_cannot_answer_says_why(reason: str, status: int, code: s
 
 def test_the_policy_with_the_fewest_requests_answers_and_one_that_is_down_is_passed_over() -> None:
     down = Fails("engine_error")
-    app = create_app(Balanced([down, scripted("up")]))
+    app = create_app(LoadBalancedPolicy([down, scripted("up")]))
     for _ in range(3):
         answer = asking(app, lambda c: c.post("/v1/chat/completions", json=chat("?")))
         assert answer.json()["choices"][0]["message"]["content"] == "up"
@@ -178,7 +178,7 @@ def test_the_policy_with_the_fewest_requests_answers_and_one_that_is_down_is_pas
 
     async def both() -> list[str]:
         busy, free = Waits(), scripted("free")
-        balanced = Balanced([busy, free])
+        balanced = LoadBalancedPolicy([busy, free])
         first = asyncio.create_task(balanced.generate([{"role": "user", "content": "?"}]))
         await busy.begun.wait()
         [second] = await balanced.generate([{"role": "user", "content": "?"}])
@@ -189,7 +189,7 @@ def test_the_policy_with_the_fewest_requests_answers_and_one_that_is_down_is_pas
 
 
 def test_a_model_that_is_none_of_the_runs_has_no_policy_version() -> None:
-    app = create_app({"judge": Foreign(scripted(), "judge")})
+    app = create_app({"judge": ExternalModelPolicy(scripted(), "judge")})
 
     async def ask(client: httpx.AsyncClient) -> None:
         await client.post("/v1/chat/completions", json=chat("?", user="u"))

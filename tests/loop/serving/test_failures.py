@@ -19,9 +19,9 @@ from rlake.loop.chat_api.sessions import Session, Sessions
 from rlake.loop.inference.policy import Completion, Turn
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.serving.journal import Journal
-from rlake.loop.serving.load_balancer import Balanced, Foreign
+from rlake.loop.serving.load_balancer import ExternalModelPolicy, LoadBalancedPolicy
 from rlake.loop.serving.rows import feedback_rows, row_ids
-from rlake.loop.serving.store_writer import COMMIT_BYTES, Keeper
+from rlake.loop.serving.store_writer import COMMIT_BYTES, StoreWriter
 from rlake.store import Store
 from rlake.store.errors import StoreError
 
@@ -31,8 +31,10 @@ HALF = "\ud800"
 USER: Any = {"role": "user", "content": "1+1="}
 
 
-def keeper(store: Store, folder: Path) -> Keeper:
-    return Keeper(store, folder, run_id="demo:serve", metrics=ServingMetrics(), store_seconds=0.01)
+def keeper(store: Store, folder: Path) -> StoreWriter:
+    return StoreWriter(
+        store, folder, run_id="demo:serve", metrics=ServingMetrics(), store_seconds=0.01
+    )
 
 
 def said(score: Any) -> dict[str, Any]:
@@ -87,7 +89,7 @@ def test_a_session_that_the_store_refuses_is_set_aside_and_others_are_stored(
 ) -> None:
     folder = tmp_path / "serve"
 
-    async def work(kept: Keeper) -> None:
+    async def work(kept: StoreWriter) -> None:
         sessions = Sessions(kept)
         for name in ("bad", "good"):
             with sessions.request(name) as session:
@@ -165,7 +167,7 @@ class Listens(ScriptedPolicy):
 
 def test_tokens_of_another_model_are_no_part_of_a_prompt_or_a_row() -> None:
     own, judge = Listens(["4"]), Listens(["fine"])
-    models = {"own": Balanced([own]), "judge": Foreign(judge, "judge")}
+    models = {"own": LoadBalancedPolicy([own]), "judge": ExternalModelPolicy(judge, "judge")}
     turns: list[Turn] = []
 
     async def work() -> None:

@@ -16,7 +16,7 @@ from rlake.loop.run import train
 from rlake.loop.serving import store_writer
 from rlake.loop.serving.journal import Journal
 from rlake.loop.serving.rows import feedback_rows, row_ids
-from rlake.loop.serving.store_writer import Keeper
+from rlake.loop.serving.store_writer import StoreWriter
 from rlake.store import Store
 from rlake.store.errors import StoreError
 
@@ -24,8 +24,8 @@ ADDRESS = "/v1/chat/completions"
 GOOD = "SELECT experience_id FROM feedback WHERE score >= 1"
 
 
-def keeper(store: Store, folder: Path, **options: Any) -> Keeper:
-    return Keeper(
+def keeper(store: Store, folder: Path, **options: Any) -> StoreWriter:
+    return StoreWriter(
         store, folder, run_id="demo:serve", metrics=ServingMetrics(), store_seconds=0.01, **options
     )
 
@@ -91,7 +91,7 @@ def test_tries_of_many_groups_are_numbered_by_one_question_and_no_number_comes_t
     commits = 3
 
     async def work() -> None:
-        waits = Keeper(
+        waits = StoreWriter(
             store, tmp_path, run_id="demo:serve", metrics=ServingMetrics(), store_seconds=60
         )
         sessions = Sessions(waits)

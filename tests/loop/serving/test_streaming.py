@@ -19,8 +19,8 @@ from rlake.loop.inference import Request, Sampled
 from rlake.loop.inference.chat_policy import ChatPolicy
 from rlake.loop.inference.policy import Policy, Sampling, Turn
 from rlake.loop.inference.transformers_engine import engine as engines
-from rlake.loop.serving.load_balancer import Balanced
-from rlake.loop.trajectories.trajectory import rows_of
+from rlake.loop.serving.load_balancer import LoadBalancedPolicy
+from rlake.loop.trajectories.trajectory import to_experiences
 from rlake.store import Task
 
 T = TypeVar("T")
@@ -239,7 +239,7 @@ def test_an_engine_that_breaks_in_mid_answer_is_told_and_nothing_is_recorded() -
 def test_another_engine_goes_on_with_an_answer_whose_engine_broke() -> None:
     breaks, network = speaking()
     whole, _ = speaking()
-    balanced: Policy = Balanced([breaks, whole])
+    balanced: Policy = LoadBalancedPolicy([breaks, whole])
     gate = Gate(network, breaks=True)
     app = create_app(balanced)
 
@@ -291,7 +291,7 @@ def test_calls_come_whole_behind_the_content_and_the_session_stays_exact_to_the_
             stream = await client.chat.completions.create(messages=[*ASKED, said, told], **asked)
             async for piece in stream:
                 assert not piece.choices[0].delta.tool_calls
-        [row] = rows_of(Task.ask("1+1="), app.state.sessions.turns("s"))
+        [row] = to_experiences(Task.ask("1+1="), app.state.sessions.turns("s"))
         assert (row.num_turns, row.response_text) == (2, "It is 4.")
 
     bounded(work)

@@ -18,7 +18,7 @@ from rlake.loop.config.stages import Stage, of_name
 from rlake.loop.run import run
 from rlake.loop.runs.job import run_folder
 from rlake.loop.stages import run_stages, standing
-from rlake.loop.weight_sync.run_models import located
+from rlake.loop.weight_sync.run_models import resolve_run_models
 from rlake.store import Store
 from rlake.store.errors import ConfigError, JobError, NotFoundError, RlakeError
 from rlake.store.lineage.policy import of_policy
@@ -284,14 +284,17 @@ def test_a_run_goes_on_from_the_weights_it_began_with_and_only_from_these(store:
         update={"trainer": warm.config.trainer.model_copy(update={"steps": 5})}
     )
     run(store, longer, resume=True)
-    assert located(store, learn.config).model.version == 3
-    assert located(store, learn.config.model_copy(update={"name": "new"})).model.version == 5
+    assert resolve_run_models(store, learn.config).model.version == 3
+    assert (
+        resolve_run_models(store, learn.config.model_copy(update={"name": "new"})).model.version
+        == 5
+    )
     asked = learn.config.model.model_copy(update={"digest": "another"})
     with pytest.raises(JobError, match=r"`demo.warm_start:3` have digest .*, expected another"):
-        located(store, learn.config.model_copy(update={"model": asked}))
+        resolve_run_models(store, learn.config.model_copy(update={"model": asked}))
     missing = learn.config.model.model_copy(update={"version": 4})
     with pytest.raises(ConfigError, match=r"no weights of version 4; there are \[0, 3, 5\]"):
-        located(store, learn.config.model_copy(update={"model": missing}))
+        resolve_run_models(store, learn.config.model_copy(update={"model": missing}))
 
     weights = run_folder(store, warm.config) / "policies" / "v000003" / "model.safetensors"
     content = bytearray(weights.read_bytes())

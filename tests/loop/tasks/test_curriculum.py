@@ -20,7 +20,7 @@ from rlake.loop.runs.job import Job
 from rlake.loop.tasks.curriculum import Curriculum
 from rlake.loop.tasks.curriculum.bots import Bots
 from rlake.loop.tasks.curriculum.outcomes import outcomes
-from rlake.loop.tasks.curriculum.pass_rates import Seen
+from rlake.loop.tasks.curriculum.pass_rates import Outcomes
 from rlake.loop.tasks.curriculum.selector import softmaxed, weighted
 from rlake.store import Experience, Store
 from rlake.store.errors import ConfigError, JobError, QueryError
@@ -225,7 +225,7 @@ def test_bots_believes_what_the_paper_says(anchored: bool) -> None:  # noqa: FBT
     )
     for batch in batches:
         told = np.array(list(batch.values())).reshape(-1, 2)
-        selector.learn(Seen(np.array(list(batch), np.int64), told[:, 0], told[:, 1]))
+        selector.learn(Outcomes(np.array(list(batch), np.int64), told[:, 0], told[:, 1]))
     alpha, beta, capability = by_the_paper(
         batches, weak=weak, strong=strong, tries=4, epoch=7.0, forget=0.15, rho=0.3
     )
@@ -241,17 +241,17 @@ def test_adaptive_rho_is_halved_when_inferred_rates_are_wrong_by_a_quarter() -> 
     selector = Bots(
         BotsConfig(adaptive_rho=True, rho=0.4), size=2, tries=4, epoch=1.0, weak=weak, strong=strong
     )
-    near = Seen(np.array([0, 1]), np.array([2.0, 1.0]), np.array([4.0, 4.0]))
+    near = Outcomes(np.array([0, 1]), np.array([2.0, 1.0]), np.array([4.0, 4.0]))
     selector.learn(near)  # inferred 0.375 of each, and seen 0.5 and 0.25
     assert selector.beliefs.rho == 0.4
-    far = Seen(np.array([0, 1]), np.array([4.0, 0.0]), np.array([4.0, 4.0]))
+    far = Outcomes(np.array([0, 1]), np.array([4.0, 0.0]), np.array([4.0, 4.0]))
     selector.learn(far)
     assert selector.beliefs.rho == 0.2
 
 
 def test_bots_takes_the_tasks_nearest_to_the_target_at_temperature_zero() -> None:
     selector = Bots(BotsConfig(thompson=False, target=0.5), size=4, tries=8, epoch=2.0)
-    selector.start(Seen(np.arange(4), np.array([0.0, 3.0, 5.0, 8.0]), np.full(4, 8.0)))
+    selector.start(Outcomes(np.arange(4), np.array([0.0, 3.0, 5.0, 8.0]), np.full(4, 8.0)))
     chosen = selector.choose(2, first=0, rng=np.random.default_rng(0))
     assert sorted(chosen.places.tolist()) == [1, 2]
     assert chosen.expected is not None

@@ -12,7 +12,7 @@ from support.builders import rows
 from support.tiny_models import written
 
 from rlake.loop.losses.batch import Batch, Examples, Totals, examples, untrainable
-from rlake.loop.trainer.micro_batches import plan
+from rlake.loop.trainer.micro_batches import plan_micro_batches
 from rlake.store.errors import JobError
 
 
@@ -20,7 +20,7 @@ from rlake.store.errors import JobError
 def test_micro_batches_hold_every_row_once_and_keep_within_the_budget(
     lengths: list[int], max_tokens: int
 ) -> None:
-    groups = plan(lengths, max_tokens)
+    groups = plan_micro_batches(lengths, max_tokens)
     assert sorted(place for group in groups for place in group) == list(range(len(lengths)))
     for group in groups:
         padded = len(group) * max(lengths[i] for i in group)
@@ -29,13 +29,13 @@ def test_micro_batches_hold_every_row_once_and_keep_within_the_budget(
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(60, 400))
 def test_rows_of_similar_length_are_together(lengths: list[int], max_tokens: int) -> None:
-    ends = [(lengths[g[0]], lengths[g[-1]]) for g in plan(lengths, max_tokens)]
+    ends = [(lengths[g[0]], lengths[g[-1]]) for g in plan_micro_batches(lengths, max_tokens)]
     assert all(before[1] >= after[0] for before, after in pairwise(ends))
 
 
 def test_rows_that_fit_together_are_one_micro_batch() -> None:
-    assert len(plan([5] * 8, 40)) == 1
-    assert len(plan([5] * 8, 39)) == 2
+    assert len(plan_micro_batches([5] * 8, 40)) == 1
+    assert len(plan_micro_batches([5] * 8, 39)) == 2
 
 
 def frame(**columns: Any) -> pl.DataFrame:
@@ -49,7 +49,7 @@ def frame(**columns: Any) -> pl.DataFrame:
 def batches(rows: Examples, *, max_tokens: int = 1000, pad_id: int = 0) -> list[Batch]:
     return [
         rows.padded(places, totals=rows.totals, pad_id=pad_id)
-        for places in plan(rows.lengths.tolist(), max_tokens)
+        for places in plan_micro_batches(rows.lengths.tolist(), max_tokens)
     ]
 
 

@@ -23,8 +23,8 @@ import rlake
 from rlake.loop.cli import run_command as command
 from rlake.loop.run import train
 from rlake.loop.trainer.distributed.launch import launched
-from rlake.loop.trainer.distributed.world import World, deal
-from rlake.loop.trainer.micro_batches import plan
+from rlake.loop.trainer.distributed.world import SingleProcess, deal
+from rlake.loop.trainer.micro_batches import plan_micro_batches
 from rlake.loop.weight_sync import newest
 from rlake.store import Store
 from rlake.store.errors import ConfigError, JobError
@@ -50,13 +50,14 @@ def test_all_processes_make_as_many_passes_and_each_row_counts_once(size: int) -
     lengths = [5, 17, 9, 12, 7, 3, 17, 10, 6, 14]
     counted, passes = [], set()
     for rank in range(size):
-        world = World()
+        world = SingleProcess()
         world.rank, world.size = rank, size
         mine = world.share(
             lengths,
             list(range(10)),
             lambda places: [
-                [places[i] for i in group] for group in plan([lengths[i] for i in places], 20)
+                [places[i] for i in group]
+                for group in plan_micro_batches([lengths[i] for i in places], 20)
             ],
         )
         counted += [place for places, counts in mine if counts for place in places]
@@ -69,7 +70,7 @@ def test_all_processes_make_as_many_passes_and_each_row_counts_once(size: int) -
 def test_two_processes_step_as_one_does_with_every_algorithm_and_take_over_from_it(
     tmp_path: Path,
 ) -> None:
-    alone = World()
+    alone = SingleProcess()
     saved(alone, tmp_path / "one")
     done = subprocess.run(
         [*TORCHRUN, str(TESTS / "parallel.py"), str(tmp_path)],
@@ -86,7 +87,7 @@ def test_two_processes_step_as_one_does_with_every_algorithm_and_take_over_from_
     left_out, ours = found["faulty"], faulty(alone)
     assert [fault.experience_id for fault in ours.faults] == ["e3"]
     assert left_out.faults == ours.faults
-    assert left_out.surprise == pytest.approx(ours.surprise, rel=1e-5)
+    assert left_out.surprise == pytest.approx(ours.nll, rel=1e-5)
     four, three = after(alone, 4), after(alone, 3)
     assert_close(four, found["weights"]["from one"])
     assert_close(four, continued(alone, tmp_path / "two"))

@@ -10,14 +10,16 @@ from support.updates import LENGTHS, assert_same, rows_of_a_step, step, variants
 
 from rlake.loop.algorithms import names, resolve
 from rlake.loop.config import TrainerConfig
-from rlake.loop.trainer.micro_batches import plan
+from rlake.loop.trainer.micro_batches import plan_micro_batches
 from rlake.loop.trainer.networks import Networks
-from rlake.loop.trainer.step import Optimization
+from rlake.loop.trainer.step import Updater
 
 
 def budget(parts: int) -> int:
     """The token budget that cuts the rows into so many micro-batches."""
-    return next(b for b in range(1, 1000) if len(plan(LENGTHS, b, packed=True)) == parts)
+    return next(
+        b for b in range(1, 1000) if len(plan_micro_batches(LENGTHS, b, packed=True)) == parts
+    )
 
 
 @pytest.mark.parametrize("algorithm", variants())
@@ -48,7 +50,7 @@ def test_the_gradient_depends_on_the_rows() -> None:
 def test_a_long_gradient_is_cut_to_the_norm_allowed_and_reported_as_it_was() -> None:
     model, _ = tiny()
     settings = TrainerConfig(max_grad_norm=1e-3)
-    optimization = Optimization(
+    optimization = Updater(
         Networks(model), resolve("sft"), settings, total_steps=1, temperature=1.0, pad_id=0
     )
     measured = optimization.step(rows_of_a_step()).metrics

@@ -19,7 +19,7 @@ from rlake.loop.losses import Algorithm, Loss
 from rlake.loop.losses.batch import Batch, Examples, examples, untrainable
 from rlake.loop.models.token_logprobs import Scorer
 from rlake.loop.trainer.networks import Networks, build
-from rlake.loop.trainer.step import Optimization
+from rlake.loop.trainer.step import Updater
 from rlake.store.errors import JobError
 
 
@@ -28,9 +28,9 @@ def ready() -> Examples:
     return examples(frame.with_columns(advantage=pl.lit(1.0), weight=pl.lit(1.0)))
 
 
-def optimization(algorithm: Any, trained: Networks, **trainer: Any) -> Optimization:
+def optimization(algorithm: Any, trained: Networks, **trainer: Any) -> Updater:
     settings = TrainerConfig.model_validate({"learning_rate": 1e-2} | trainer)
-    return Optimization(trained, algorithm, settings, total_steps=9, temperature=1.0, pad_id=0)
+    return Updater(trained, algorithm, settings, total_steps=9, temperature=1.0, pad_id=0)
 
 
 def note(seen: set[torch.dtype], layer: object, args: object, out: torch.Tensor) -> None:
@@ -185,7 +185,7 @@ def test_gradient_checkpointing_changes_no_number() -> None:
         given = config(trainer={"gradient_checkpointing": again, "learning_rate": 1e-2})
         made = resolve("sft")
         trained, _ = build(given, made)
-        ours = Optimization(trained, made, given.trainer, total_steps=9, temperature=1.0, pad_id=0)
+        ours = Updater(trained, made, given.trainer, total_steps=9, temperature=1.0, pad_id=0)
         losses.append([ours.step(ready()).metrics["train/loss"] for _ in range(3)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 

@@ -21,7 +21,7 @@ from rlake.loop.models.token_logprobs import Scorer
 from rlake.loop.run import run
 from rlake.loop.trainer.step import scored
 from rlake.loop.trajectories.conversation import Conversation
-from rlake.loop.trajectories.trajectory import rows_of
+from rlake.loop.trajectories.trajectory import to_experiences
 from rlake.store import Experience, Store, Task
 
 CUTS: dict[str, dict[str, Any]] = {
@@ -110,7 +110,7 @@ async def cold(task: Task, policy: Policy) -> list[Experience]:
     """A workflow that samples as it likes."""
     how = Sampling(temperature=0.5, max_tokens=8)
     [answer] = await policy.generate(list(task.messages), sampling=how)
-    return rows_of(task, [Turn(messages=list(task.messages), completion=answer)])
+    return to_experiences(task, [Turn(messages=list(task.messages), completion=answer)])
 
 
 def test_a_workflow_with_sampling_of_its_own_is_scored_at_its_temperature(store: Store) -> None:
@@ -182,11 +182,11 @@ def test_a_reference_is_asked_at_the_temperature_of_each_row(store: Store) -> No
     rows = drawn_at([0.5, 1.0, 1.7, 0.5])
     from rlake.loop.config import TrainerConfig
     from rlake.loop.trainer.networks import Networks
-    from rlake.loop.trainer.step import Optimization
+    from rlake.loop.trainer.step import Updater
 
     model, reference = tiny()[0], tiny(seed=1)[0]
     algorithm = resolve({"grpo": {"kl": {"coef": 0.1}}})
-    optimization = Optimization(
+    optimization = Updater(
         Networks(model, reference=reference), algorithm, TrainerConfig(), total_steps=1, pad_id=0
     )
     found = optimization.measured(rows, frozenset({"reference", "proximal"}))
@@ -219,8 +219,8 @@ def talked(*temperatures: float) -> list[Experience]:
         conversation = Conversation(task(0), speaking())
         for temperature in temperatures:
             how = Sampling(temperature=temperature, max_tokens=3, top_k=5)
-            await conversation.ask(sampling=how)
-            conversation.tell("1+1=")
+            await conversation.respond(sampling=how)
+            conversation.add("1+1=")
         return conversation.rows()
 
     return asyncio.run(talk())
@@ -244,7 +244,7 @@ def test_turns_of_text_stay_one_row_without_the_settings_in_which_they_differ() 
         answer = Completion(text="ok", finish_reason="stop", sampling=how)
         return Turn(messages=messages, completion=answer)
 
-    [row] = rows_of(task(0), [turn(0.7, "a"), turn(1.0, "a", "ok", "b")])
+    [row] = to_experiences(task(0), [turn(0.7, "a"), turn(1.0, "a", "ok", "b")])
     assert (row.num_turns, row.temperature, row.top_p) == (2, None, 0.9)
 
 

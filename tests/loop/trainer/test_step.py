@@ -17,7 +17,7 @@ from rlake.loop.losses.batch import Examples, examples
 from rlake.loop.models.token_logprobs import token_logprobs
 from rlake.loop.trainer.networks import Networks
 from rlake.loop.trainer.optimizers import rate_share
-from rlake.loop.trainer.step import Optimization
+from rlake.loop.trainer.step import Updater
 
 
 def ready(n: int = 4, *, response: int = 4) -> Examples:
@@ -27,10 +27,10 @@ def ready(n: int = 4, *, response: int = 4) -> Examples:
 
 def optimization(
     algorithm: str = "sft", *, temperature: float = 1.0, **trainer: Any
-) -> tuple[PreTrainedModel, Optimization]:
+) -> tuple[PreTrainedModel, Updater]:
     model, _ = tiny()
     settings = TrainerConfig.model_validate({"learning_rate": 1e-2} | trainer)
-    return model, Optimization(
+    return model, Updater(
         Networks(model),
         resolve(algorithm),
         settings,

@@ -328,9 +328,9 @@ def test_a_policy_is_asked_with_the_token_that_begins_texts_and_a_second_turn_ke
     talk = Conversation(Task.ask("1+2="), policy)
 
     async def ask_twice() -> None:
-        await talk.ask()
-        talk.tell("4=")
-        await talk.ask()
+        await talk.respond()
+        talk.add("4=")
+        await talk.respond()
 
     asyncio.run(ask_twice())
     [row] = talk.rows()

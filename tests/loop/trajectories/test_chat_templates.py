@@ -18,7 +18,7 @@ from rlake.loop.inference.policy import Completion, PolicyError, Segment, Turn
 from rlake.loop.inference.tool_calls import assistant_message
 from rlake.loop.inference.transformers_engine.engine import TransformersEngine
 from rlake.loop.models.load import prompt_ids, response_ids
-from rlake.loop.trajectories.trajectory import rows_of
+from rlake.loop.trajectories.trajectory import to_experiences
 from rlake.store import Experience, Task
 
 tokenizer_of = cache(merging)
@@ -70,7 +70,7 @@ class Talk:
         self.messages.append({"role": role, "content": content})
 
     def rows(self) -> list[Experience]:
-        return rows_of(Task.ask("?"), self.turns)
+        return to_experiences(Task.ask("?"), self.turns)
 
 
 CONTINUING = ["qwen2.5", "qwen3", "llama3", "mistral", "gemma", "gemma with another end"]

@@ -10,7 +10,7 @@ from support.builders import task
 
 from rlake.loop.inference.policy import Policy, Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
-from rlake.loop.rollouts.group import Trying, try_tasks
+from rlake.loop.rollouts.group import RolloutSpec, run_tasks
 from rlake.loop.workflows import single_turn
 from rlake.operators.rewards import exact_match
 from rlake.store import Experience, Task
@@ -34,8 +34,8 @@ async def with_a_list(task: Task, policy: Policy) -> Experience:
     return replace(await single_turn(task, policy), metadata=["seen"])  # type: ignore[arg-type]
 
 
-def trying(workflow: Any, rewards: dict[str, Any]) -> Trying:
-    return Trying(
+def trying(workflow: Any, rewards: dict[str, Any]) -> RolloutSpec:
+    return RolloutSpec(
         workflow=workflow,
         rewards=rewards,
         group_size=1,
@@ -48,7 +48,7 @@ def trying(workflow: Any, rewards: dict[str, Any]) -> Trying:
 def one_try(workflow: Any, **rewards: Any) -> Experience:
     how = trying(workflow, {name: (reward, 1.0) for name, reward in rewards.items()})
     policy = ScriptedPolicy(["2"], version=3)
-    [row] = asyncio.run(try_tasks([(0, task(1))], policy, how, step=1))
+    [row] = asyncio.run(run_tasks([(0, task(1))], policy, how, step=1))
     return row
 
 
@@ -94,7 +94,7 @@ async def waits(task: Task, policy: Policy) -> None:
 
 def test_tries_that_are_cancelled_from_outside_are_cancelled() -> None:
     async def cancelled() -> None:
-        tries = try_tasks([(0, task(1))], ScriptedPolicy(["2"]), trying(waits, {}), step=1)
+        tries = run_tasks([(0, task(1))], ScriptedPolicy(["2"]), trying(waits, {}), step=1)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(tries, 0.01)
 

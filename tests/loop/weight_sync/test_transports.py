@@ -13,13 +13,13 @@ from rlake.loop.models.digest import weights_digest
 from rlake.loop.models.weights import Weights
 from rlake.loop.runs.job import Job, Watch
 from rlake.loop.weight_sync import (
-    Follower,
     Publisher,
     Sender,
-    Shelf,
+    WeightCache,
+    WeightSubscriber,
     copied,
     digest_of,
-    fetched,
+    fetch,
     newest,
     put_state,
     started_from,
@@ -31,7 +31,9 @@ from rlake.store import Store
 from rlake.store.errors import JobError
 
 
-def publisher(store: Store, folder: Path, shelf: Shelf, sender: Sender | None = None) -> Publisher:
+def publisher(
+    store: Store, folder: Path, shelf: WeightCache, sender: Sender | None = None
+) -> Publisher:
     return Publisher(
         store,
         folder,
@@ -44,9 +46,9 @@ def publisher(store: Store, folder: Path, shelf: Shelf, sender: Sender | None = 
     )
 
 
-def follower(store: Store, folder: Path, shelf: Shelf | None = None) -> Follower:
+def follower(store: Store, folder: Path, shelf: WeightCache | None = None) -> WeightSubscriber:
     job = Job(store, config(), "explore", 1, folder)
-    return Follower(job, Watch(job), shelf=shelf)
+    return WeightSubscriber(job, Watch(job), shelf=shelf)
 
 
 def written(folder: Path) -> list[str]:
@@ -54,7 +56,7 @@ def written(folder: Path) -> list[str]:
 
 
 def test_weights_in_memory_are_a_copy_that_training_does_not_change(store: Store, tmp_path: Path):
-    shelf, (model, _) = Shelf(), tiny()
+    shelf, (model, _) = WeightCache(), tiny()
     digest = publisher(store, tmp_path, shelf).publish(model, 0, parent=None)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -70,7 +72,7 @@ def test_weights_in_memory_are_a_copy_that_training_does_not_change(store: Store
 
 
 def test_in_memory_only_versions_that_can_be_asked_for_are_held(store: Store, tmp_path: Path):
-    shelf, (model, _) = Shelf(), tiny()
+    shelf, (model, _) = WeightCache(), tiny()
     to = publisher(store, tmp_path, shelf)
     for version in range(6):
         to.publish(model, version, parent=None)
@@ -80,7 +82,7 @@ def test_in_memory_only_versions_that_can_be_asked_for_are_held(store: Store, tm
 
 
 def test_at_a_checkpoint_what_a_resumed_run_can_ask_for_is_written(store: Store, tmp_path: Path):
-    shelf = Shelf()
+    shelf = WeightCache()
     to = publisher(store, tmp_path, shelf)
     for version in range(4):
         to.publish(tiny(seed=version)[0], version, parent=None)
@@ -102,7 +104,7 @@ def resumed_job(store: Store, folder: Path) -> Job:
 
 
 def test_an_engine_starts_from_a_version_that_was_written(store: Store, tmp_path: Path):
-    to = publisher(store, tmp_path, Shelf())
+    to = publisher(store, tmp_path, WeightCache())
     for version in range(2):
         to.publish(tiny()[0], version, parent=None)
     latest = follower(store, tmp_path).latest()
@@ -128,8 +130,8 @@ def test_tensors_of_another_model_change_nothing():
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    held = Shelf()
+def shelf() -> WeightCache:
+    held = WeightCache()
     for version in range(3):
         state = copied(tiny(seed=version)[0])
         state["odd"] = torch.arange(7, dtype=torch.int16) + version
@@ -138,7 +140,7 @@ def shelf() -> Shelf:
     return held
 
 
-def test_weights_are_sent_bit_for_bit_to_all_who_ask(shelf: Shelf):
+def test_weights_are_sent_bit_for_bit_to_all_who_ask(shelf: WeightCache):
     sender = Sender(shelf, host="127.0.0.1", bucket_bytes=1000, seconds=10)
     got: list[tuple[int, str]] = []
 
@@ -159,7 +161,7 @@ def test_weights_are_sent_bit_for_bit_to_all_who_ask(shelf: Shelf):
     assert all(digest == shelf.all()[version][0] for version, digest in got)
 
 
-def test_a_version_that_is_not_held_is_an_error_that_says_so(shelf: Shelf):
+def test_a_version_that_is_not_held_is_an_error_that_says_so(shelf: WeightCache):
     sender = Sender(shelf, host="127.0.0.1", seconds=5)
     receiver = Receiver(sender.address, seconds=5)
     with pytest.raises(JobError, match="version 9 is not held any more"):
@@ -167,7 +169,7 @@ def test_a_version_that_is_not_held_is_an_error_that_says_so(shelf: Shelf):
     sender.close()
 
 
-def test_one_that_asks_and_dies_does_not_keep_others_from_their_weights(shelf: Shelf):
+def test_one_that_asks_and_dies_does_not_keep_others_from_their_weights(shelf: WeightCache):
     sender = Sender(shelf, host="127.0.0.1", seconds=1)
     dead, alive = (Receiver(sender.address, seconds=1) for _ in range(2))
     digest = shelf.all()[1][0]
@@ -177,7 +179,7 @@ def test_one_that_asks_and_dies_does_not_keep_others_from_their_weights(shelf: S
     assert weights_digest(state) == digest
 
 
-def test_what_arrives_changed_is_refused(shelf: Shelf):
+def test_what_arrives_changed_is_refused(shelf: WeightCache):
     digest, state = shelf.all()[1]
     shelf.put(1, digest, {**state, "odd": state["odd"] + 1})
     sender = Sender(shelf, host="127.0.0.1", seconds=5)
@@ -192,7 +194,7 @@ def test_nobody_at_the_address_is_an_error_in_time():
 
 
 def test_followers_of_a_sender_fetch_what_is_in_no_folder(store: Store, tmp_path: Path):
-    shelf = Shelf()
+    shelf = WeightCache()
     sender = Sender(shelf, host="127.0.0.1", seconds=10)
     to = publisher(store, tmp_path, shelf, sender)
     for version in range(2):
@@ -201,8 +203,8 @@ def test_followers_of_a_sender_fetch_what_is_in_no_folder(store: Store, tmp_path
     first, second = following.find(0), following.find(1)
     assert first is not None
     assert second is not None
-    assert asyncio.run(fetched(first.weights)).folder == first.folder, "it lies here"
-    weights = asyncio.run(fetched(second.weights))
+    assert asyncio.run(fetch(first.weights)).folder == first.folder, "it lies here"
+    weights = asyncio.run(fetch(second.weights))
     to.close()
     assert weights.folder is None
     assert weights.state is not None
@@ -211,7 +213,7 @@ def test_followers_of_a_sender_fetch_what_is_in_no_folder(store: Store, tmp_path
 
 def test_weights_that_are_here_are_not_fetched():
     here = Weights(version=1, digest="d", state={}, address="127.0.0.1:1")
-    assert asyncio.run(fetched(here)) is here
+    assert asyncio.run(fetch(here)) is here
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from rlake.loop.models.load import load_folder, tokenizer_digest
 from rlake.loop.runs.job import Job, Watch, recorded
-from rlake.loop.weight_sync import Follower, Publisher, load_into, newest, published
+from rlake.loop.weight_sync import Publisher, WeightSubscriber, load_into, newest, published
 from rlake.store import Store
 from rlake.store.errors import ConfigError, JobError, NotFoundError
 
@@ -147,7 +147,7 @@ def test_versions_that_nobody_can_ask_for_are_forgotten_and_their_rows_stay(
 def test_the_follower_finds_versions_as_they_come(store: Store, tmp_path: Path) -> None:
     trainer = job(store, tmp_path)
     explorer = job(store, tmp_path, name="explore")
-    follower = Follower(explorer, Watch(explorer))
+    follower = WeightSubscriber(explorer, Watch(explorer))
     with recorded(trainer, start_step=1):
         assert follower.find(0) is None
         assert follower.newest is None
@@ -161,7 +161,7 @@ def test_the_follower_finds_versions_as_they_come(store: Store, tmp_path: Path) 
 
 def test_versions_of_a_superseded_attempt_are_not_followed(store: Store, tmp_path: Path) -> None:
     explorer = job(store, tmp_path, name="explore")
-    follower = Follower(explorer, Watch(explorer))
+    follower = WeightSubscriber(explorer, Watch(explorer))
     for attempt, start_step, versions in ((1, 1, (0, 1, 2, 3)), (2, 3, (3,))):
         trainer = job(store, tmp_path, attempt=attempt)
         with recorded(trainer, start_step=start_step):

@@ -15,7 +15,7 @@ from rlake.loop.inference.chat_policy import ChatPolicy
 from rlake.loop.inference.policy import Policy, PolicyError, Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.inference.transformers_engine.engine import TransformersEngine
-from rlake.loop.rollouts.group import Trying, try_tasks, workflow_of
+from rlake.loop.rollouts.group import RolloutSpec, run_tasks, workflow_of
 from rlake.loop.trajectories.rewards import rewards_of
 from rlake.operators import gigpo, step_zscore
 from rlake.store import Experience, Task
@@ -84,7 +84,7 @@ def tries(
 ) -> list[Experience]:
     """Let a policy act, as an explorer would."""
     environment = {f"{__name__}:Counting": {"fails": fails, "gives": gives}}
-    trying = Trying(
+    trying = RolloutSpec(
         workflow=workflow_of({workflow: {"environment": environment, **parameters}}),
         rewards=rewards_of("exact_match"),
         group_size=group_size,
@@ -93,7 +93,7 @@ def tries(
         run_id="demo",
         try_seconds=try_seconds,
     )
-    rows = asyncio.run(try_tasks([(0, TASK)], policy, trying, step=1))
+    rows = asyncio.run(run_tasks([(0, TASK)], policy, trying, step=1))
     assert Counting.closed == Counting.opened
     return rows
 

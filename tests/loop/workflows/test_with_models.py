@@ -17,10 +17,10 @@ from rlake.loop.inference.policy import Policy, Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.inference.transformers_engine.engine import TransformersEngine
 from rlake.loop.models.token_logprobs import token_logprobs
-from rlake.loop.rollouts.group import Trying, try_tasks, workflow_of
+from rlake.loop.rollouts.group import RolloutSpec, run_tasks, workflow_of
 from rlake.loop.run import check, run
 from rlake.loop.trajectories.rewards import rewards_of
-from rlake.loop.weight_sync.run_models import located
+from rlake.loop.weight_sync.run_models import resolve_run_models
 from rlake.store import Experience, Store, Task
 from rlake.store.errors import ConfigError
 from rlake.store.records import Message
@@ -37,7 +37,7 @@ def tried(
     greedy_tries: int = 0,
 ) -> list[Experience]:
     """Try one task by a workflow of ours."""
-    trying = Trying(
+    trying = RolloutSpec(
         workflow=workflow_of({workflow: given}, models or {}),
         rewards=rewards_of("exact_match"),
         group_size=group_size,
@@ -47,7 +47,7 @@ def tried(
         run_id="demo",
         models=models or {},
     )
-    return asyncio.run(try_tasks([(0, asked or task(2))], policy, trying, step=1))
+    return asyncio.run(run_tasks([(0, asked or task(2))], policy, trying, step=1))
 
 
 def parts(rows: Sequence[Experience]) -> list[str]:
@@ -304,7 +304,9 @@ def test_models_are_closed_with_the_policy_and_when_another_one_does_not_start(
 
 def test_another_model_may_be_another_runs_weights(store: Store) -> None:
     run(store, config())
-    settings = located(store, distilling(models={"teacher": {"run": "demo", "version": 2}}))
+    settings = resolve_run_models(
+        store, distilling(models={"teacher": {"run": "demo", "version": 2}})
+    )
     assert settings.explorer is not None
     place = settings.explorer.models["teacher"].path
     assert place is not None

@@ -14,7 +14,7 @@ from rlake.loop.inference.chat_policy import ChatPolicy
 from rlake.loop.inference.policy import Policy, Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.inference.transformers_engine.engine import TransformersEngine
-from rlake.loop.rollouts.group import Trying, try_tasks, workflow_of
+from rlake.loop.rollouts.group import RolloutSpec, run_tasks, workflow_of
 from rlake.loop.trajectories.rewards import rewards_of
 from rlake.store import Experience, Task
 
@@ -39,7 +39,7 @@ def breaks() -> None:
 def tries(
     policy: Policy, workflow: dict[str, Any], *, task: Task = SUM, max_tokens: int = 6
 ) -> list[Experience]:
-    trying = Trying(
+    trying = RolloutSpec(
         workflow=workflow_of(workflow),
         rewards=rewards_of("exact_match"),
         group_size=1,
@@ -47,7 +47,7 @@ def tries(
         seed=0,
         run_id="demo",
     )
-    return asyncio.run(try_tasks([(0, task)], policy, trying, step=1))
+    return asyncio.run(run_tasks([(0, task)], policy, trying, step=1))
 
 
 def called(name: str, **arguments: Any) -> str:
