@@ -17,9 +17,9 @@ class Conversation:
     >>> from rlake.loop.inference.policy import ScriptedPolicy
     >>> talk = Conversation(Task.ask("2+2="), ScriptedPolicy(["5", "4"]))
     >>> async def ask_again():
-    ...     await talk.ask()
-    ...     talk.tell("No. Again:")
-    ...     return await talk.ask()
+    ...     await talk.respond()
+    ...     talk.add("No. Again:")
+    ...     return await talk.respond()
     >>> asyncio.run(ask_again()).text
     '4'
     >>> [row] = talk.rows(reward=1.0)
@@ -47,7 +47,7 @@ class Conversation:
     ) -> Completion:
         """Let the policy answer, and keep the answer as a message.
 
-        `begun` is how the answer begins: the policy goes on behind it, and it is not trained on.
+        `prefix` is how the answer begins: the policy goes on behind it, and it is not trained on.
         An answer that is the last message already goes on where it ended.
         """
         if prefix:
@@ -66,7 +66,7 @@ class Conversation:
         self.messages.append({"role": "assistant", "content": f"{before}{text}"})
 
     async def try_respond(
-        self, *, sampling: Sampling | None = None, begun: str | None = None
+        self, *, sampling: Sampling | None = None, prefix: str | None = None
     ) -> bool:
         """Let the policy answer; false when it could not, or was stopped, and that is the end.
 
@@ -74,7 +74,7 @@ class Conversation:
         Raises PolicyError for whatever else goes wrong, and when already the task is too long.
         """
         try:
-            completion = await self.respond(sampling=sampling, prefix=begun)
+            completion = await self.respond(sampling=sampling, prefix=prefix)
         except PolicyError as error:
             if not self.turns or error.finish_reason not in ("context_overflow", "abort"):
                 raise

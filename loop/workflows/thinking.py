@@ -40,4 +40,4 @@ async def thinking_budget(
     if not closed:
         record_metric(policy, "thinking/forced")
     answers = replace(usual, max_tokens=max_answer or usual.max_tokens)
-    await conversation.try_respond(sampling=answers, begun="" if closed else forced)
+    await conversation.try_respond(sampling=answers, prefix="" if closed else forced)
