@@ -104,7 +104,12 @@ def check(config: RunConfig) -> None:
     check_preferences(config, algorithm)
     check_teacher(config, algorithm)
     credit = algorithm.advantage()
-    trainer_chain(config.trainer, credit=credit, grouped=algorithm.grouped)
+    trainer_chain(
+        config.trainer.operators,
+        config.trainer.with_columns,
+        credit=credit,
+        grouped=algorithm.grouped,
+    )
     if config.explorer is not None:
         workflow_of(config.explorer.workflow, config.explorer.models)
         rewards_of(config.explorer.rewards)

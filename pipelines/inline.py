@@ -6,7 +6,6 @@ from typing import Any
 
 import polars as pl
 
-from ..loop.config import TrainerConfig
 from ..operators import Operator, resolve
 from ..operators.resolve import Spec
 from ..store import Experience, Store, side_columns
@@ -114,19 +113,21 @@ def explorer_chain(specs: Sequence[Spec]) -> Chain:
     return chain
 
 
-def trainer_chain(config: TrainerConfig, *, credit: Operator | None, grouped: bool) -> Chain:
-    """Return the chain of a trainer, whose algorithm draws groups or not and gives this credit.
+def trainer_chain(
+    specs: Sequence[Spec], side: Sequence[str], *, credit: Operator | None, grouped: bool
+) -> Chain:
+    """Return the chain of a trainer whose rows have side columns; `credit` sets the advantage.
 
     Raises as `explorers` does, and ConfigError for a chain by which the statistics of a group
     would not be those of the whole group.
     """
     beside = {
         c.alias: pl.Float64() if c.value in ("value", "score") else pl.String()
-        for c in side_columns.parse_all(config.with_columns)
+        for c in side_columns.parse_all(side)
     }
     given = pl.Schema({**_experiences(), **beside})
     kinds = "clean derive filter prioritize"
-    chain = _checked(config.operators, given, "trainer.operators", kinds=kinds)
+    chain = _checked(specs, given, "trainer.operators", kinds=kinds)
     row_filter: Operator | None = None
     for op in chain.operators:
         if op.scope == "group" and not grouped:

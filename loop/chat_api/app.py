@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from ..config.serve import ServeConfig
 from ..inference.policy import Policy
 from . import requests as form
+from .completions import Serving, about
 from .errors import RequestError
-from .handler import Serving, about
 from .header_values import of_header
 from .limits import FEEDBACK_PATH, Guard, headers_of
 from .metrics import CONTENT_TYPE, ServingMetrics

@@ -77,7 +77,12 @@ class TrainDataLoader:
         self._key = "preference_id" if self._are_pairs else "experience_id"
         # what is held out is measured row by row, and has no groups
         self._labels = None if algorithm.grouped else self._credit
-        self._chain = trainer_chain(config.trainer, credit=self._credit, grouped=algorithm.grouped)
+        self._chain = trainer_chain(
+            config.trainer.operators,
+            config.trainer.with_columns,
+            credit=self._credit,
+            grouped=algorithm.grouped,
+        )
         beside = {"teacher_logprobs"} if config.trainer.teacher else set()
         self._needs = algorithm.needs - beside  # the teacher gives them
         read = {*algorithm.needs, *(self._credit.reads if self._credit else ())}

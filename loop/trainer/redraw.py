@@ -116,7 +116,12 @@ def _treat(
     """Tell whether the operators of then leave out the rows that had no weight for it."""
     algorithm = resolve(config.algorithm)
     credit = algorithm.advantage()
-    chain = trainer_chain(config.trainer, credit=credit, grouped=algorithm.grouped)
+    chain = trainer_chain(
+        config.trainer.operators,
+        config.trainer.with_columns,
+        credit=credit,
+        grouped=algorithm.grouped,
+    )
     then = {f["name"]: f["value"] for f in functions or ()}
     changed = [name for name, digest in chain.functions.items() if then.get(name) != digest]
     if changed:
