@@ -1,7 +1,7 @@
 """What units of an index weigh: the priorities of their rows, kept as new rows and values come."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import lance
 import numpy as np
@@ -15,12 +15,46 @@ from .growable_arrays import GrowableArray
 from .latest_values import SideValues
 from .priority import Priority
 
-if TYPE_CHECKING:
-    from .row_index import Index
-
 _AT_ONCE = 65_536
 """Units that are weighed again together when side columns changed."""
 _CHUNKS = 8
+
+
+class RowArrays(Protocol):
+    """What the weights read of the index that has them: its rows, and how they make up units."""
+
+    @property
+    def grouped(self) -> bool:
+        """Whether units are groups, not single rows."""
+        ...
+
+    @property
+    def row_ids(self) -> np.ndarray:
+        """The address of each row."""
+        ...
+
+    @property
+    def hashes(self) -> np.ndarray:
+        """A hash of each row's id."""
+        ...
+
+    @property
+    def allowed(self) -> np.ndarray:
+        """Whether each row may be drawn."""
+        ...
+
+    @property
+    def times(self) -> np.ndarray:
+        """How often each unit was drawn."""
+        ...
+
+    def sizes(self, units: np.ndarray) -> np.ndarray:
+        """Return the number of rows of each unit."""
+        ...
+
+    def rows_of(self, units: np.ndarray) -> np.ndarray:
+        """Return the indices of all rows of the given units, unit by unit."""
+        ...
 
 
 class UnitWeights:
@@ -76,7 +110,7 @@ class UnitWeights:
             rows = pa.table({"constant": np.zeros(len(hashes), np.int8)})
         return self._sides.beside(rows, hashes, self._names)
 
-    def keep(self, index: "Index", new: np.ndarray, rows: pl.DataFrame) -> None:
+    def keep(self, index: RowArrays, new: np.ndarray, rows: pl.DataFrame) -> None:
         """Keep what the priorities of new units are, or what they are made of."""
         self.masses.extend(np.ones(len(new)))
         if not self.priority.dynamic:
@@ -90,13 +124,13 @@ class UnitWeights:
         if self._kept.n_chunks() > _CHUNKS:
             self._kept = self._kept.rechunk()
 
-    def _set(self, index: "Index", units: np.ndarray, priorities: np.ndarray) -> None:
+    def _set(self, index: RowArrays, units: np.ndarray, priorities: np.ndarray) -> None:
         """Set the masses of units from the priorities of all their rows."""
         if index.grouped:
             priorities = _means(index, units, priorities)
         self.masses.values[units] = self._masses_of(priorities)
 
-    def again(self, index: "Index", units: np.ndarray, dataset: lance.LanceDataset) -> None:
+    def again(self, index: RowArrays, units: np.ndarray, dataset: lance.LanceDataset) -> None:
         """Work out again the priorities of units, since side columns of their rows changed."""
         for start in range(0, len(units), _AT_ONCE):
             some = units[start : start + _AT_ONCE]
@@ -115,11 +149,12 @@ class UnitWeights:
             known = self._kept[new.name].rechunk()
             self._kept = self._kept.with_columns(known.scatter(rows, new))
 
-    def weigh(self, index: "Index", units: np.ndarray, policy_version: int) -> None:
+    def weigh(self, index: RowArrays, units: np.ndarray, policy_version: int) -> None:
         """Set the masses of these units for a draw at `policy_version`, all others to 0.
 
         For a priority that uses `age` or `times_drawn`.
         """
+        # all, not only those of the last draw: no mass of an older draw may stand beside new ones
         self.masses.values[:] = 0.0
         if not len(units) or self._kept is None:
             return
@@ -134,7 +169,7 @@ class UnitWeights:
         self._set(index, units, values.fill_null(float("nan")).to_numpy())
 
     def _check(
-        self, index: "Index", values: pl.Series, rows: np.ndarray, dataset: lance.LanceDataset
+        self, index: RowArrays, values: pl.Series, rows: np.ndarray, dataset: lance.LanceDataset
     ) -> None:
         bad = self.priority.check(values, index.allowed[rows])
         if bad is not None:
@@ -142,7 +177,7 @@ class UnitWeights:
             raise self.priority.refusal(ids.column(0)[0].as_py(), values[bad])
 
 
-def _means(index: "Index", units: np.ndarray, priorities: np.ndarray) -> np.ndarray:
+def _means(index: RowArrays, units: np.ndarray, priorities: np.ndarray) -> np.ndarray:
     """Return the mean over each unit's allowed rows that have a priority, NaN if none has."""
     if not len(units):
         return np.empty(0)
