@@ -27,7 +27,7 @@ _HOME = {
     "Operator": ".operators",
     "operator": ".operators",
     "Pipeline": ".pipelines",
-    "Conversation": ".loop.trajectories.trajectory",
+    "Conversation": ".loop.trajectories.conversation",
     "Policy": ".loop.inference.policy",
     "tool": ".loop.environments.tools",
 }

@@ -5,10 +5,10 @@ from .distributed import KeepConfig, ParallelConfig, check_shard
 from .engines import Endpoint, EngineConfig, OtherModel, SamplingConfig
 from .evaluate import EvaluateConfig
 from .explorer import ExplorerConfig
-from .load import build, load, recipes
+from .load import recipes
 from .model import CriticConfig, FrozenModel, LoraConfig, ModelConfig, TinyModel
 from .ray import ClusterConfig, PlaceConfig
-from .run import RunConfig
+from .run import RunConfig, build, load
 from .sampler import SamplerConfig, SourceConfig
 from .schedule import ScheduleConfig
 from .serve import LimitsConfig, ServeConfig

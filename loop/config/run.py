@@ -1,13 +1,17 @@
 """The whole tree, and what must fit together across its parts."""
 
-from typing import Any, Self
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from ...store.errors import nearest
+from ...store.errors import ConfigError, nearest
 from .base import Int, Section
+from .callables import check_importable, named
 from .evaluate import EvaluateConfig
 from .explorer import ExplorerConfig
+from .load import override, read
 from .model import ModelConfig
 from .ray import ClusterConfig
 from .schedule import ScheduleConfig
@@ -18,7 +22,12 @@ from .trainer import TrainerConfig
 
 
 class RunConfig(Section):
-    """All of a run."""
+    """All of a run; a function of Python may stand wherever YAML names one.
+
+    >>> config = RunConfig.from_yaml("grpo_digits", ["trainer.steps=5"])
+    >>> config.trainer.steps
+    5
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Names the run: its rows, its folder. A run is continued with `--resume`."""
@@ -45,6 +54,26 @@ class RunConfig(Section):
     """How `rlake serve` answers with the run's policy."""
     monitors: MonitorSpecs = ()
     """Experiment trackers that are told all metrics too, as `[tensorboard, {wandb: {}}]`."""
+
+    @classmethod
+    def from_yaml(cls, source: str | Path, overrides: Sequence[str] = ()) -> "RunConfig":
+        """Read a YAML file or a packaged recipe's name, with `a.b=c` overrides; see `load`."""
+        return load(source, overrides)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_names(cls, value: Any) -> Any:
+        return named(value)
+
+    @model_validator(mode="after")
+    def _travels(self) -> Self:
+        """Refuse functions that the processes of the run cannot import."""
+        if self.cluster is not None:
+            check_importable(self.model_dump(mode="json"), "Ray")
+        elif (self.trainer.parallel.processes or 1) > 1:
+            trained = self.model_dump(mode="json", include={"algorithm", "trainer"})
+            check_importable(trained, "each process of the training")
+        return self
 
     @model_validator(mode="after")
     def _measured(self) -> Self:
@@ -136,3 +165,78 @@ class RunConfig(Section):
             return not self.trainer.draws_once
         own = next(s for s in self.trainer.sampler.mixed.values() if not s.is_stored)
         return own.sampler.fifo is None or (own.epochs or 1) > 1
+
+
+_LONGEST, _LONGEST_MESSAGE = 200, 2000
+"""Characters of a wrong value that a message shows, and of a message."""
+
+
+def load(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a configuration: a YAML file or a packaged recipe's name, with `a.b=c` overrides.
+
+    One with `extends: NAME` or a file, relative to its own folder, is merged key by key over that
+    one, which may extend another. What is chosen by a name, as the algorithm, is replaced as a
+    whole; null takes a section away.
+
+    Raises ConfigError for a file that is not there, an unknown key (with the nearest known one), or
+    a value of the wrong type.
+    """
+    tree = read(source)
+    if "stages" in tree:
+        raise ConfigError(
+            f"`{source}` runs in stages: `rlake run` runs them in order; name one of "
+            f"{', '.join(tree['stages'] or ())} with `--stage`"
+        )
+    for change in overrides:
+        override(tree, change)
+    return build(tree)
+
+
+def build(tree: Mapping[str, Any]) -> RunConfig:
+    """Check a tree of plain values and return the configuration."""
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from error
+
+
+def _explain(error: ValidationError) -> str:
+    """Say the first thing that is wrong, in our words."""
+    errors = error.errors()
+    key = errors[0]["loc"][:1]
+    # of a value that may have several types, the type that fits best fails deepest in the tree
+    first = max((e for e in errors if e["loc"][:1] == key), key=lambda e: len(e["loc"]))
+    where = ".".join(str(p) for p in first["loc"] if p != "str" and not str(p).startswith("dict["))
+    if first["type"] == "extra_forbidden":
+        section = _section(first["loc"][:-1])
+        return f"unknown key `{where}`{nearest(str(first['loc'][-1]), section.model_fields)}"
+    if first["type"] == "missing":
+        return f"key `{where}` is missing; add it to the configuration"
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    message = message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
+    got = "" if first["type"] == "value_error" else f", got {_short(first['input'])}"
+    return f"`{where}`: {message}{got}" if where else message
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
+
+
+def _section(path: Sequence[int | str]) -> type[Section]:
+    """Return the class that describes the part of the tree at `path`."""
+    section: type[Section] = RunConfig
+    for name in path:
+        if name in section.model_fields:  # else it is a name of the user's, as in `mix`
+            inner = _sections(section.model_fields[str(name)].annotation)
+            section = next(inner, section)
+    return section
+
+
+def _sections(kind: Any) -> Iterator[type[Section]]:
+    """Yield the sections that a type is made of."""
+    if isinstance(kind, type) and issubclass(kind, Section):
+        yield kind
+    for part in get_args(kind):
+        yield from _sections(part)

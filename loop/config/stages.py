@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...store.errors import ConfigError, nearest
-from .load import build, merged, override, read
-from .run import RunConfig
+from .load import merged, override, read
+from .run import RunConfig, build
 
 ORIGINS = ("path", "tiny", "run")
 """Keys of `model`, of which one says where it comes from."""
