@@ -65,7 +65,7 @@ def run(
             if config.cluster is not None and config.cluster.trainer is not None:
                 from .runs.placement import train_placed
 
-                train_placed(store, config, resume=resume, stop=stop, ready=explorer.start)
+                train_placed(train, store, config, resume=resume, stop=stop, ready=explorer.start)
             else:
                 train(
                     store,

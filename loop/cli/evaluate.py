@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .app import JOBS, JsonOption, StoreOption, app
-from .lazy import heavy
-from .run import ConfigArgument, SetOption, StageOption, configured, opened
+from .lazy import heavy, opened
+from .run import ConfigArgument, SetOption, StageOption, configured
 from .tables import counted, print_fields, print_heading, print_json, print_rows
 
 if TYPE_CHECKING:

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import DEFAULT_STORE, JOBS, JsonOption, StoreOption, app
+from .app import JOBS, JsonOption, StoreOption, app
 from .dry_run import plan
-from .lazy import heavy
+from .lazy import heavy, opened
 from .run_summary import summary, tell, tell_monitors, warn_of_dropped, warn_of_untrained
 from .tables import print_json
 
 if TYPE_CHECKING:
-    from ...store import Store
     from ..config import RunConfig, Stage
 
 ConfigArgument = Annotated[
@@ -164,13 +163,3 @@ def configured(config: str, overrides: list[str] | None, stage: str | None) -> "
     if not found:
         raise ConfigError(f"`{config}` does not run in stages; leave `--stage` out")
     return of_name(found, stage).config
-
-
-def opened(settings: "RunConfig", store: Any, job: str, *, create: bool = True) -> "Store":
-    """Open the store that the command names, or else the one in the configuration.
-
-    A new one is made only with `create`, for a configuration with which the job can begin.
-    """
-    place = settings.store if store == DEFAULT_STORE and settings.store else store
-    rehearsing = heavy("cli.preflight")
-    return rehearsing.open_new(place, lambda: rehearsing.rehearse(settings, job), create=create)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .app import JOBS, JsonOption, StoreOption, app
-from .run import ConfigArgument, SetOption, opened
+from .lazy import opened
+from .run import ConfigArgument, SetOption
 from .tables import counted, print_json
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .dry_run import plan
-from .lazy import heavy
-from .run import opened
+from .lazy import heavy, opened
 from .run_summary import summary, tell_monitors, warn_of_dropped, warn_of_untrained
 from .tables import print_fields, print_heading, print_json
 

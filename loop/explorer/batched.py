@@ -4,15 +4,12 @@ import asyncio
 from collections.abc import Sequence
 from math import ceil, floor, inf
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from ...store import Experience
 from ...store.errors import JobError
 from ..inference.cancellation import STOP_SECONDS
 from ..rollouts.workers import GroupRequest, WorkerPool
-
-if TYPE_CHECKING:
-    from .explorer import Explorer
+from .context import ExploreContext
 
 
 class BatchedExploration:
@@ -22,27 +19,27 @@ class BatchedExploration:
     it comes out as it would have; groups that are stored stay as they are.
     """
 
-    def __init__(self, explorer: "Explorer") -> None:
-        self._of = explorer
-        self._stored = explorer.stored_places()
+    def __init__(self, context: ExploreContext) -> None:
+        self._context = context
+        self._stored = context.stored_places()
 
     async def explore(self, batch: int) -> int:
         """Explore from a batch on; return the one behind the last that was stored."""
-        of = self._of
-        while of.pacer.step <= of.steps and not of.stop.is_set():
+        context = self._context
+        while context.pacer.step <= context.steps and not context.stop.is_set():
             started = perf_counter()
             rows = await self._batch(batch)
-            if of.stop.is_set():
+            if context.stop.is_set():
                 break
-            of.note(batch, rows, perf_counter() - started)
-            of.check(rows) if rows else None
+            context.note(batch, rows, perf_counter() - started)
+            context.check(rows) if rows else None
             batch += 1
         return batch
 
     async def _batch(self, batch: int) -> list[Experience]:
-        of = self._of
-        tasks = list(enumerate(of.curriculum.batch(batch)))
-        size = of.explorer.tasks_per_commit or of.batch_tasks
+        context = self._context
+        tasks = list(enumerate(context.curriculum.batch(batch)))
+        size = context.explorer.tasks_per_commit or context.batch_tasks
         there = self._stored.pop(batch, {})
         rows: list[Experience] = []
         for first in range(0, len(tasks), size):
@@ -51,25 +48,27 @@ class BatchedExploration:
             ]
             missing = {a for a in part if a.index not in there}
             if missing:
-                await of.measure(of.pacer.version)
+                await context.evaluate_until(context.pacer.version)
                 begun = [there[a.index] for a in part if there.get(a.index) is not None]
-                team = await self._with_weights(min(begun, default=of.pacer.version))
+                team = await self._with_weights(min(begun, default=context.pacer.version))
                 rows += await self._try(team, part, missing)
-                of.pace()
+                context.pace()
         return rows
 
     async def _try(
         self, team: WorkerPool, part: list[GroupRequest], missing: set[GroupRequest]
     ) -> list[Experience]:
         """Try groups, store those that are missing, and return their rows in order."""
-        of, over = self._of, self._of.explorer.over_sample
+        context, over = self._context, self._context.explorer.over_sample
         made: dict[GroupRequest, list[Experience]] = {}
         enough, usable = self._enough(len(part)), 0
 
         async def one(assignment: GroupRequest) -> None:
             nonlocal usable
             rows = await team.run_group(assignment)
-            made[assignment] = stored = await of.storing.add(rows) if assignment in missing else []
+            made[assignment] = stored = (
+                await context.writer.add(rows) if assignment in missing else []
+            )
             usable += _usable(stored or rows)  # what is stored already counts too
 
         tasks = {asyncio.create_task(one(a)): a for a in part}
@@ -83,7 +82,7 @@ class BatchedExploration:
                 )
                 for task in done:
                     task.result()
-                if of.stop.is_set():
+                if context.stop.is_set():
                     raise JobError(f"the run was stopped while batch {part[0].step} was tried")
                 if over and deadline == inf and usable >= enough:
                     deadline = perf_counter() + over.wait_seconds
@@ -98,20 +97,20 @@ class BatchedExploration:
 
     def _enough(self, groups: int) -> int:
         """Return how many of a part's groups make up what a batch needs."""
-        over = self._of.explorer.over_sample
+        over = self._context.explorer.over_sample
         share = groups / (1 + over.ratio) if over else groups
-        whole = groups == self._of.batch_tasks
+        whole = groups == self._context.batch_tasks
         return floor(share + 1e-9) if whole else ceil(share - 1e-9)
 
     async def _with_weights(self, version: int) -> WorkerPool:
         """Return the runners with the weights of `version`, waiting until they are published."""
-        of = self._of
-        known = of.has_team
+        context = self._context
+        known = context.pool
         if known is not None and known.version == version:
-            of.watch.check("train")  # what is made for a trainer that failed, nobody draws
+            context.watch.check("train")  # what is made for a trainer that failed, nobody draws
             return known
-        weights = await of.weights(version)
-        team = await of.team(weights.folder)
+        weights = await context.weights(version)
+        team = await context.workers(weights.folder)
         await team.update_weights(weights.weights)
         return team
 

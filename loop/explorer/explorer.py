@@ -2,32 +2,20 @@
 
 import asyncio
 import threading
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import torch
 
-from ...pipelines.inline import explorer_chain
-from ...store import Experience
 from ...store.errors import JobError
-from ...store.replay.row_index import Index
 from ..algorithms import Algorithm
-from ..rollouts.setup import trying
-from ..rollouts.workers import WorkerPool
-from ..rollouts.writer import RolloutWriter
-from ..runs.job import Job, Watch, recorded
-from ..runs.metrics import Listener, Metrics
-from ..schedule.pacing import Pacer
-from ..schedule.samplers import own_sides
-from ..schedule.units import batch_tasks, new_units, order, own_where
+from ..runs.job import Job, recorded
+from ..runs.metrics import Listener
 from ..tasks.curriculum import Curriculum
-from ..weight_sync import PublishedWeights, WeightCache, WeightSubscriber
+from ..weight_sync import WeightCache
 from .batched import BatchedExploration
+from .context import ExploreContext
 from .live_eval import LiveEvaluation
 from .streaming import StreamingExploration
-from .workers import start_team
 
 
 class Explorer:
@@ -42,29 +30,8 @@ class Explorer:
         listener: Listener | None = None,
         shelf: WeightCache | None = None,
     ) -> None:
-        config = job.config
-        assert config.explorer is not None, "an explorer has its section in the configuration"
-        self.job, self.config, self.explorer = job, config, config.explorer
-        self.stop, self._listener = stop or threading.Event(), listener
-        self.steps = config.trainer.steps or 0
-        self.group_size = config.explorer.group_size or algorithm.group_size
-        self.batch_tasks = batch_tasks(config, algorithm)
-        self.units_per_group = 1 if algorithm.grouped else self.group_size
-        self.trying = trying(config, self.group_size, greedy_tries=algorithm.greedy_tries)
-        self.pacer = self._new_pacer()
-        self._index = Index(
-            job.store,
-            grouped=algorithm.grouped,
-            where=own_where(config),
-            sides=own_sides(config),
-            run_id=job.run_id,
-            order=order(config, algorithm),
-        )
-        self.watch = Watch(job)
-        self.follower = WeightSubscriber(job, self.watch, shelf=shelf)
-        self._team: WorkerPool | None = None
-        self._during: LiveEvaluation | None = None
-        self._useless = 0
+        self._job, self._algorithm = job, algorithm
+        self._stop, self._listener, self._shelf = stop or threading.Event(), listener, shelf
 
     def run(self) -> None:
         """Explore until the rows of the last training step are stored.
@@ -72,158 +39,40 @@ class Explorer:
         Raises JobError when batch after batch fails, or the trainer does; StarvedError when the
         weights that are due do not come in time.
         """
-        if self.config.threads:
-            torch.set_num_threads(self.config.threads)
-        self.pace()
-        first = self.first_batch()
-        self.metrics = Metrics(self.job)
-        with recorded(self.job, start_step=first), self.metrics.shown(start_step=first):
-            self.curriculum = Curriculum(
-                self.job, batch_size=self.batch_tasks, group_size=self.group_size
-            )
-            with self._measuring():
-                asyncio.run(self._explore(first))
-            self.metrics.flush()
-
-    def _measuring(self) -> AbstractContextManager[None]:
-        """Let the run be measured while it goes on, if it is to be."""
-        evaluate = self.config.evaluate
-        if evaluate is None or evaluate.every is None:
-            return nullcontext()
-        self._during = LiveEvaluation(self)
-        return self._during.on_record()
-
-    async def _explore(self, first: int) -> None:
-        chain = explorer_chain(self.explorer.operators)
-        self.storing = RolloutWriter(self.job.store, chain, lineage_id=f"{self.job.run_id}/explore")
-        way = (
-            StreamingExploration(self) if self.config.schedule.stream else BatchedExploration(self)
+        if self._job.config.threads:
+            torch.set_num_threads(self._job.config.threads)
+        context = ExploreContext(
+            self._job, self._algorithm, stop=self._stop, listener=self._listener, shelf=self._shelf
         )
-        try:
-            batch = await way.explore(first)
-            if self.stop.is_set() and self.pacer.step <= self.steps:
-                raise JobError(f"the run was stopped before batch {batch} was stored")
-            await self.measure(self.steps)
-        finally:
-            if self._team is not None:
-                await self._team.close()
-        await asyncio.to_thread(self.curriculum.finish, until=batch)
-
-    @property
-    def has_team(self) -> WorkerPool | None:
-        """The runners, once they are started."""
-        return self._team
-
-    async def weights(self, version: int) -> PublishedWeights:
-        """Return the weights of a version, waiting until they are published."""
-        return await asyncio.to_thread(
-            self.job.store.wait_for,
-            lambda: self._look(version),
-            tables=("policies", "runs"),
-            seconds=self.config.schedule.wait_seconds,
-            describe=lambda: (
-                f"the explorer needs policy version {version} of run `{self.job.run_id}`, newest "
-                f"is {self.follower.newest}; is `rlake train` running?"
-            ),
-            stop=self.stop,
-        )
-
-    def _look(self, version: int) -> PublishedWeights | None:
-        found = self.follower.find(version)
-        if found is None:
-            self.watch.check("train")
-        return found
-
-    async def measure(self, until: int) -> None:
-        """Measure what is due of the versions up to `until`, if the run measures while it goes on.
-
-        Then the runners may have the weights of another version than before.
-        """
-        if self._during is not None:
-            await self._during.until(until)
-
-    @property
-    def is_measuring(self) -> bool:
-        """Whether the runners are to keep their weights, since these are measured."""
-        return self._during is not None and self._during.is_busy
-
-    async def team(self, folder: Path) -> WorkerPool:
-        """Return the runners, which are started when there are weights for the first time."""
-        if self._team is None:
-            self._team = await start_team(self.job, self.trying, folder)
-        return self._team
-
-    def _new_pacer(self) -> Pacer:
-        return Pacer(self.config.schedule, new_units=new_units(self.config))
-
-    def pace(self) -> None:
-        """Tell the pacer what is stored and may be trained on, in the trainer's own order."""
-        known = len(self._index)
-        self._index.refresh()
-        if self._index.rebuilt:  # `where` looks at other tables, and they changed
-            self.pacer, known = self._new_pacer(), 0
-        drawable = self._index.drawable[known:]
-        self.pacer.stored(self._index.versions[known:][drawable].tolist())
-
-    def first_batch(self) -> int:
-        """Return the first batch of which not all groups are stored."""
-        stored, whole = self.stored_places(), set(range(self.batch_tasks))
-        batch = 1
-        while whole <= set(stored.get(batch, ())):
-            batch += 1
-        return batch
-
-    def stored_places(self) -> dict[int, dict[int, int]]:
-        """Return which groups of which batches are stored, and the oldest version of each."""
-        rows = self.job.store.sql(
-            "SELECT step, regexp_extract(group_id, '/\\d{6,}/(\\d{4,})', 1)::INT, "
-            "min(policy_version) "
-            f"FROM experiences WHERE run_id = '{self.job.run_id}' AND parent_id IS NULL "
-            "AND regexp_matches(group_id, '/\\d{6,}/\\d{4,}(/|$)') GROUP BY ALL"
-        ).fetchall()
-        found: dict[int, dict[int, int]] = {}
-        for step, place, version in rows:
-            found.setdefault(step, {})[place] = version
-        return found
-
-    def check(self, rows: Sequence[Experience]) -> None:
-        """End the job when batch after batch gives nothing that can be trained on."""
-        usable = [row for row in rows if row.drop_reason is None]
-        self._useless = 0 if usable else self._useless + 1
-        if self._useless >= self.explorer.max_failed_batches:
-            raise JobError(
-                f"{self._useless} batches in a row gave no usable row; the last: "
-                f"{rows[-1].drop_reason}"
+        context.pace()
+        first = context.first_batch()
+        with recorded(self._job, start_step=first), context.metrics.shown(start_step=first):
+            context.curriculum = Curriculum(
+                self._job, batch_size=context.batch_tasks, group_size=context.group_size
             )
-
-    def note(self, batch: int, rows: Sequence[Experience], seconds: float) -> None:
-        """Store the numbers of a batch."""
-        values = measured(rows) | {"explore/seconds": seconds}
-        self.metrics.add(batch, values)
-        self.tell("explore", batch, values)
-
-    def tell(self, job: str, step: int, values: Mapping[str, float]) -> None:
-        """Let the listener know of numbers."""
-        if self._listener:
-            self._listener(job, step, values)
+            with _evaluating(context):
+                asyncio.run(_explore(context, first))
+            context.metrics.flush()
 
 
-def measured(rows: Sequence[Experience]) -> dict[str, float]:
-    """Return what a batch's rows come to, greedy tries left out, and sums of what they counted."""
-    tokens = sum(s["num_tokens"] for row in rows for s in row.segments or ())
-    rows = [row for row in rows if "is_greedy" not in row.metrics]
-    scored = [row.reward for row in rows if row.reward is not None]
-    values = {
-        "explore/rows": float(len(rows)),
-        "explore/failed_rows": float(sum(row.drop_reason is not None for row in rows)),
-        "explore/unscored_rows": float(len(rows) - len(scored)),
-        "explore/sampled_tokens": float(tokens),
-    }
-    if scored:
-        values["explore/reward_mean"] = sum(scored) / len(scored)
-    reasons = Counter(row.finish_reason for row in rows if row.finish_reason)
-    values |= {f"explore/finish/{name}": float(count) for name, count in reasons.items()}
-    for name, value in (one for row in rows for one in row.metrics.items()):
-        if name.startswith(("tools/", "environment/")):
-            values[f"explore/{name}"] = values.get(f"explore/{name}", 0.0) + value
-    return values
+def _evaluating(context: ExploreContext) -> AbstractContextManager[None]:
+    """Let the run be evaluated while it goes on, if it is to be."""
+    evaluate = context.config.evaluate
+    if evaluate is None or evaluate.every is None:
+        return nullcontext()
+    live = LiveEvaluation(context)
+    context.evaluate_until = live.until
+    return live.on_record()
+
+
+async def _explore(context: ExploreContext, first: int) -> None:
+    strategy = StreamingExploration if context.config.schedule.stream else BatchedExploration
+    try:
+        batch = await strategy(context).explore(first)
+        if context.stop.is_set() and context.pacer.step <= context.steps:
+            raise JobError(f"the run was stopped before batch {batch} was stored")
+        await context.evaluate_until(context.steps)
+    finally:
+        if context.pool is not None:
+            await context.pool.close()
+    await asyncio.to_thread(context.curriculum.finish, until=batch)

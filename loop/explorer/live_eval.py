@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
 
 from ...pipelines.inline import Chain
 from ...store import Task
@@ -27,9 +26,7 @@ from ..runs.eval_schedule import UNSCORED, measured_versions
 from ..runs.job import beside, pinned, recorded
 from ..runs.metrics import Metrics
 from ..weight_sync import PublishedWeights
-
-if TYPE_CHECKING:
-    from .explorer import Explorer
+from .context import ExploreContext
 
 _log = logging.getLogger(__name__)
 
@@ -37,19 +34,17 @@ _log = logging.getLogger(__name__)
 class LiveEvaluation:
     """Measures the versions of a run that are due, each with exactly its own weights."""
 
-    def __init__(self, explorer: "Explorer") -> None:
+    def __init__(self, context: ExploreContext) -> None:
         """Begin with what the store says was measured; ConfigError without tasks."""
-        config = explorer.config
-        self._of, self._settings = explorer, config.evaluate or EvaluateConfig()
-        self._job = beside(explorer.job, "evaluate")
+        config = context.config
+        self._context, self._settings = context, config.evaluate or EvaluateConfig()
+        self._job = beside(context.job, "evaluate")
         self._metrics = Metrics(self._job)
-        self._tasks = measured_tasks(pinned(explorer.job, "tasks"), self._settings)
+        self._tasks = measured_tasks(pinned(context.job, "tasks"), self._settings)
         self._ids = [task.task_id for task in self._tasks]
         self._whole = self._whole_ones()
-        self._told = set(measured_versions(explorer.job.store, explorer.job.run_id, UNSCORED))
+        self._told = set(measured_versions(context.job.store, context.job.run_id, UNSCORED))
         self._next = 0
-        self.is_busy = False
-        """Whether a version is being measured now."""
 
     @contextmanager
     def on_record(self) -> Iterator[None]:
@@ -63,10 +58,10 @@ class LiveEvaluation:
         The engine is left with the weights of the last that was measured. Raises JobError when the
         run is stopped, StarvedError when weights do not come in time.
         """
-        last = self._of.steps
+        last = self._context.steps
         while self._next <= version:
             if self._settings.is_due(self._next, last=last):
-                await self._measure(await self._of.weights(self._next))
+                await self._measure(await self._context.weights(self._next))
             self._next += 1
 
     async def _measure(self, weights: PublishedWeights) -> None:
@@ -87,26 +82,26 @@ class LiveEvaluation:
         found = await asyncio.to_thread(self._found, weights, run_id)
         self._metrics.add(weights.version, found.numbers)
         self._metrics.flush()
-        self._of.tell("evaluate", weights.version, found.numbers)
+        self._context.tell("evaluate", weights.version, found.numbers)
 
     @asynccontextmanager
     async def _with(self, weights: PublishedWeights) -> AsyncIterator[WorkerPool]:
         """Give the explorer's runners these weights; who else has some for them waits."""
-        team = await self._of.team(weights.folder)
+        team = await self._context.workers(weights.folder)
         if team.version != weights.version:
             await team.update_weights(weights.weights)
-        self.is_busy = True
+        self._context.is_evaluating = True
         try:
             yield team
         finally:
-            self.is_busy = False
+            self._context.is_evaluating = False
 
     async def _try(
         self, team: WorkerPool, placed: Sequence[tuple[int, Task]], version: int, run_id: str
     ) -> None:
         """Try tasks, all at once, and store the rows of each when its tries are finished."""
-        of = self._of
-        storing = RolloutWriter(of.job.store, Chain(()), lineage_id=run_id)
+        context = self._context
+        storing = RolloutWriter(context.job.store, Chain(()), lineage_id=run_id)
 
         async def one(assignment: GroupRequest) -> None:
             rows = await team.run_group(assignment)
@@ -125,9 +120,9 @@ class LiveEvaluation:
                 )
                 for task in done:
                     task.result()
-                if of.stop.is_set():
+                if context.stop.is_set():
                     raise JobError(f"the run was stopped while version {version} was measured")
-                of.watch.check("train")
+                context.watch.check("train")
         finally:
             for task in pending:
                 task.cancel()
@@ -149,11 +144,11 @@ class LiveEvaluation:
         return {task for (task,) in rows}
 
     def _found(self, weights: PublishedWeights, run_id: str) -> Evaluation:
-        store, seed = self._job.store, self._of.config.seed
+        store, seed = self._job.store, self._context.config.seed
         one = EvaluatedPolicy(version=weights.version, weights=weights)
         return evaluation(self._settings, self._tasks, one, run_id, tries(store, run_id), seed=seed)
 
     def _are_there(self, weights: PublishedWeights) -> bool:
-        newest = self._of.follower.latest()
+        newest = self._context.subscriber.latest()
         sends = newest is not None and weights.address == newest.address is not None
         return weights.state is not None or sends or weights.file.is_file()

@@ -5,16 +5,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from ...store import Experience
 from ...store.errors import JobError, StarvedError
 from ..inference.cancellation import STOP_SECONDS
 from ..rollouts.workers import GroupRequest, WorkerPool
 from ..weight_sync import PublishedWeights
-
-if TYPE_CHECKING:
-    from .explorer import Explorer
+from .context import ExploreContext
 
 END_SECONDS = 10.0
 """How long it may take to store what was under way at the end; tries end long before."""
@@ -28,8 +25,8 @@ class StreamingExploration:
     others. Weights are replaced while answers are sampled.
     """
 
-    def __init__(self, explorer: "Explorer") -> None:
-        self._of = explorer
+    def __init__(self, context: ExploreContext) -> None:
+        self._context = context
         self._under_way: dict[asyncio.Task[list[Experience]], GroupRequest] = {}
         self._finished: list[list[Experience]] = []
         self._batch = 1
@@ -39,16 +36,16 @@ class StreamingExploration:
 
     async def explore(self, first: int) -> int:
         """Explore from the first batch that is not whole; return the one behind the last begun."""
-        of, ended = self._of, threading.Event()
+        context, ended = self._context, threading.Event()
         self._news = asyncio.get_running_loop().create_future()
         assignments = self._assignments(first)
-        newest = await self._newer(-1, ended, seconds=of.config.schedule.wait_seconds)
-        team = await of.team(newest.folder)
-        await of.measure(newest.version)
+        newest = await self._newer(-1, ended, seconds=context.config.schedule.wait_seconds)
+        team = await context.workers(newest.folder)
+        await context.evaluate_until(newest.version)
         await team.update_weights(newest.weights)
         following = asyncio.create_task(self._follow(team, ended))
         try:
-            while of.pacer.step <= of.steps and not of.stop.is_set():
+            while context.pacer.step <= context.steps and not context.stop.is_set():
                 self._begin(team, assignments)
                 await self._wait(following)
             await self._end(team)
@@ -62,29 +59,29 @@ class StreamingExploration:
 
     def _assignments(self, first: int) -> Iterator[GroupRequest]:
         """Yield the groups that are not stored yet, batch by batch."""
-        stored = self._of.stored_places()
+        stored = self._context.stored_places()
         self._batch = first
         while True:
             there = stored.pop(self._batch, {})
-            whole = self._of.first_batch() if self._of.curriculum.learns else None
-            for place, task in enumerate(self._of.curriculum.batch(self._batch, whole=whole)):
+            whole = self._context.first_batch() if self._context.curriculum.learns else None
+            for place, task in enumerate(self._context.curriculum.batch(self._batch, whole=whole)):
                 if place not in there:
                     yield GroupRequest(task=task, step=self._batch, index=place)
             self._batch += 1
 
     def _begin(self, team: WorkerPool, assignments: Iterator[GroupRequest]) -> None:
         """Begin groups while they are wanted."""
-        of = self._of
-        while of.pacer.admits(len(self._under_way) * of.units_per_group, team.version):
+        context = self._context
+        while context.pacer.admits(len(self._under_way) * context.units_per_group, team.version):
             assignment = next(assignments)
             self._under_way[asyncio.create_task(self._one(team, assignment))] = assignment
 
     async def _one(self, team: WorkerPool, assignment: GroupRequest) -> list[Experience]:
-        return await self._of.storing.add(await team.run_group(assignment))
+        return await self._context.writer.add(await team.run_group(assignment))
 
     async def _wait(self, following: asyncio.Task[None]) -> None:
         """Wait until a group is stored, or there are newer weights."""
-        of = self._of
+        context = self._context
         done, _ = await asyncio.wait(
             {*self._under_way, following, self._news},
             timeout=STOP_SECONDS,
@@ -95,12 +92,12 @@ class StreamingExploration:
         if self._news.done():
             self._news = asyncio.get_running_loop().create_future()
         self._take([task for task in self._under_way if task in done])
-        of.watch.check("train")
-        if done or self._under_way or of.is_measuring:
+        context.watch.check("train")
+        if done or self._under_way or context.is_evaluating:
             self._idle_since = perf_counter()
-        if perf_counter() - self._idle_since > of.config.schedule.wait_seconds:
+        if perf_counter() - self._idle_since > context.config.schedule.wait_seconds:
             raise StarvedError(
-                f"gave up after {of.config.schedule.wait_seconds:g} s: {self._described()}"
+                f"gave up after {context.config.schedule.wait_seconds:g} s: {self._described()}"
             )
 
     def _take(self, done: "Sequence[asyncio.Task[list[Experience]]]") -> None:
@@ -109,12 +106,12 @@ class StreamingExploration:
             del self._under_way[task]
             self._finished.append(task.result())
         if done:
-            self._of.pace()
+            self._context.pace()
             self._note()
 
     async def _end(self, team: WorkerPool) -> None:
         """Stop what is under way, and store what was sampled of it."""
-        stopped = self._of.stop.is_set()
+        stopped = self._context.stop.is_set()
         why = "the run was stopped" if stopped else "the run has all that it needs"
         for assignment in self._under_way.values():
             team.stop(assignment, why)
@@ -126,15 +123,15 @@ class StreamingExploration:
 
     def _note(self, *, last: bool = False) -> None:
         """Store the numbers of as many groups as a batch has, and at the end of the others."""
-        of, size = self._of, self._of.batch_tasks
+        context, size = self._context, self._context.batch_tasks
         while len(self._finished) >= size or (last and self._finished):
             groups, self._finished = self._finished[:size], self._finished[size:]
             rows = [row for group in groups for row in group]
             self._noted += 1
-            of.note(self._noted, rows, perf_counter() - self._started)
+            context.note(self._noted, rows, perf_counter() - self._started)
             self._started = perf_counter()
             if not last:
-                of.check(rows)
+                context.check(rows)
 
     async def _follow(self, team: WorkerPool, ended: threading.Event) -> None:
         """Replace the weights whenever newer ones are published.
@@ -143,7 +140,7 @@ class StreamingExploration:
         """
         while not ended.is_set():
             newer = await self._newer(team.version, ended, seconds=inf)
-            await self._of.measure(newer.version)
+            await self._context.evaluate_until(newer.version)
             await team.update_weights(newer.weights)
             if not self._news.done():
                 self._news.set_result(None)
@@ -151,19 +148,19 @@ class StreamingExploration:
     async def _newer(
         self, version: int, ended: threading.Event, *, seconds: float
     ) -> PublishedWeights:
-        of = self._of
+        context = self._context
 
         def look() -> PublishedWeights | None:
-            if of.stop.is_set() and not ended.is_set():
+            if context.stop.is_set() and not ended.is_set():
                 raise JobError("the run was stopped")
-            found = of.follower.latest()
+            found = context.subscriber.latest()
             if found is not None and found.version > version:
                 return found
-            of.watch.check("train")
+            context.watch.check("train")
             return None
 
         return await asyncio.to_thread(
-            of.job.store.wait_for,
+            context.job.store.wait_for,
             look,
             tables=("policies", "runs"),
             seconds=seconds,
@@ -172,8 +169,8 @@ class StreamingExploration:
         )
 
     def _described(self) -> str:
-        of = self._of
+        context = self._context
         return (
-            f"the explorer needs a policy newer than version {of.follower.newest} of run "
-            f"`{of.job.run_id}`; is `rlake train` running?"
+            f"the explorer needs a policy newer than version {context.subscriber.newest} of run "
+            f"`{context.job.run_id}`; is `rlake train` running?"
         )

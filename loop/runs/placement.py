@@ -18,6 +18,7 @@ STOP_SECONDS = 10.0
 
 
 def train_placed(
+    train: Callable[..., None],
     store: Store,
     config: RunConfig,
     *,
@@ -25,7 +26,7 @@ def train_placed(
     stop: threading.Event,
     ready: Callable[[], None],
 ) -> None:
-    """Train on the cluster; raises what the trainer raises, JobError when its process dies.
+    """Call `train` on the cluster; raises what it raises, JobError when its process dies.
 
     `ready` is called when its attempt is on record.
     """
@@ -36,7 +37,7 @@ def train_placed(
         work = ray.remote(max_retries=0, max_calls=1)(_train)
         paths = [path for path in sys.path if path]
         placed = work.options(**options(config.cluster.trainer)).remote(
-            store.uri, store.storage_options, config, resume, paths
+            train, store.uri, store.storage_options, config, resume, paths
         )
         is_ready, deadline = False, float("inf")
         while not ray.wait([placed], timeout=LOOK_SECONDS)[0]:
@@ -72,6 +73,7 @@ def _attempts(store: Store, config: RunConfig) -> int:
 
 
 def _train(
+    train: Callable[..., None],
     uri: str,
     storage_options: dict[str, str] | None,
     config: RunConfig,
@@ -79,6 +81,4 @@ def _train(
     paths: list[str],
 ) -> None:
     sys.path.extend(path for path in paths if path not in sys.path)
-    from ..run import train
-
     train(connect(uri, create=False, storage_options=storage_options), config, resume=resume)

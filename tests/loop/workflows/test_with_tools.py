@@ -9,7 +9,7 @@ import pytest
 from support.chat_templates import QWEN25
 from support.tiny_models import tiny
 
-from rlake.loop.explorer.explorer import measured
+from rlake.loop.explorer.context import measured
 from rlake.loop.inference.chat_policy import ChatPolicy
 from rlake.loop.inference.policy import Policy, Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
