@@ -35,13 +35,13 @@ class OperatorFunction(Generic[P]):
         made = self._function(**values)  # pyright: ignore[reportCallIssue]
         given = made if isinstance(made, Declared) else Declared(body=made)
         declared = dict(self._declared)
-        for name in ("kind", "reads", "may_read", "writes", "sees"):
+        for name in ("kind", "reads", "may_read", "writes", "scope"):
             if getattr(given, name) is not None:
                 declared[name] = getattr(given, name)
         body, kind = given.body, declared["kind"]
         try:
             reads, rest = _reads(body, declared["reads"])
-            sees = declared["sees"] or ("group" if declared["whole_groups"] else sees_of(body))
+            scope = declared["scope"] or ("group" if declared["whole_groups"] else sees_of(body))
         except QueryError as error:
             raise OperatorError(f"operator `{self.name}`: {error}") from error
         return Operator(
@@ -56,7 +56,7 @@ class OperatorFunction(Generic[P]):
             may_read=tuple(declared["may_read"]),
             forgives=declared["forgives"],
             writes=_writes(body, kind, declared["writes"]),
-            scope=sees,
+            scope=scope,
             whole_groups=declared["whole_groups"],
             links=declared["links"],
             code=users_code(self._function, values.values()),
@@ -113,7 +113,7 @@ def operator(
             may_read=may_read,
             forgives=forgives,
             writes=writes,
-            sees=sees,
+            scope=sees,
             whole_groups=whole_groups,
             links=tuple(links),
         )
