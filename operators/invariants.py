@@ -14,14 +14,11 @@
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from ..store.errors import OperatorError
-
-if TYPE_CHECKING:
-    from .apply import Operator
+from .kinds import OperatorSpec
 
 IDS = ("experience_id", "task_id")
 """The columns that may identify a row, the first that is there does."""
@@ -30,7 +27,7 @@ OF_A_RUN = ("run_id", "step")
 """The columns that say which batch of which run explored a row: NULL in rows made from others."""
 
 
-def id_column(names: Sequence[str], op: "Operator | None" = None) -> str:
+def id_column(names: Sequence[str], op: OperatorSpec | None = None) -> str:
     """Return the id column of a frame with these columns.
 
     >>> id_column(["task_id", "experience_id"])
@@ -57,7 +54,7 @@ def check_ids(rows: pl.DataFrame, what: str) -> None:
         )
 
 
-def check_produced(op: "Operator", before: pl.DataFrame, produced: pl.DataFrame) -> None:
+def check_produced(op: OperatorSpec, before: pl.DataFrame, produced: pl.DataFrame) -> None:
     """Check what a filter's or an augment's body itself returned."""
     key = id_column(before.columns, op)
     if op.kind == "filter":
@@ -77,7 +74,9 @@ def check_produced(op: "Operator", before: pl.DataFrame, produced: pl.DataFrame)
             _has(op, produced, name)
 
 
-def check(op: "Operator", before: pl.DataFrame, after: pl.DataFrame, dropped: pl.DataFrame) -> None:
+def check(
+    op: OperatorSpec, before: pl.DataFrame, after: pl.DataFrame, dropped: pl.DataFrame
+) -> None:
     """Raise OperatorError, naming the operator and the law, when an operator broke it."""
     if op.kind == "filter":
         _check_filter(op, before, after, dropped)
@@ -91,7 +90,7 @@ def check(op: "Operator", before: pl.DataFrame, after: pl.DataFrame, dropped: pl
             _check_priority(op, after)
 
 
-def _check_same_ids(op: "Operator", before: pl.DataFrame, after: pl.DataFrame) -> None:
+def _check_same_ids(op: OperatorSpec, before: pl.DataFrame, after: pl.DataFrame) -> None:
     key = id_column(before.columns, op)
     _has(op, after, key)
     if not before[key].equals(after[key]):
@@ -112,7 +111,7 @@ def _check_same_ids(op: "Operator", before: pl.DataFrame, after: pl.DataFrame) -
 
 
 def _check_filter(
-    op: "Operator", before: pl.DataFrame, after: pl.DataFrame, dropped: pl.DataFrame
+    op: OperatorSpec, before: pl.DataFrame, after: pl.DataFrame, dropped: pl.DataFrame
 ) -> None:
     key = id_column(before.columns, op)
     if after.height + dropped.height != before.height:
@@ -128,7 +127,7 @@ def _check_filter(
             raise op.error(f"it declares `whole_groups`, but cut the group {cut['group_id'][0]!r}")
 
 
-def _check_priority(op: "Operator", after: pl.DataFrame) -> None:
+def _check_priority(op: OperatorSpec, after: pl.DataFrame) -> None:
     [column] = op.writes
     key = id_column(after.columns, op)
     if not after.schema[column].is_numeric():
@@ -142,7 +141,7 @@ def _check_priority(op: "Operator", after: pl.DataFrame) -> None:
         )
 
 
-def _check_augment(op: "Operator", before: pl.DataFrame, after: pl.DataFrame) -> None:
+def _check_augment(op: OperatorSpec, before: pl.DataFrame, after: pl.DataFrame) -> None:
     key = id_column(before.columns, op)
     _unchanged(op, before, after.head(before.height))
     new = after.tail(after.height - before.height)
@@ -157,7 +156,7 @@ def _check_augment(op: "Operator", before: pl.DataFrame, after: pl.DataFrame) ->
 
 
 def _check_reshape(
-    op: "Operator", before: pl.DataFrame, after: pl.DataFrame, dropped: pl.DataFrame
+    op: OperatorSpec, before: pl.DataFrame, after: pl.DataFrame, dropped: pl.DataFrame
 ) -> None:
     key = id_column(before.columns, op)
     for name in op.links:
@@ -165,18 +164,18 @@ def _check_reshape(
     _reasons(op, dropped, key)
 
 
-def _has(op: "Operator", rows: pl.DataFrame, column: str) -> None:
+def _has(op: OperatorSpec, rows: pl.DataFrame, column: str) -> None:
     if column not in rows.columns:
         raise op.error(f"its rows have no column `{column}`, expected one")
 
 
-def _unique(op: "Operator", rows: pl.DataFrame, key: str) -> None:
+def _unique(op: OperatorSpec, rows: pl.DataFrame, key: str) -> None:
     if rows[key].null_count() or rows[key].n_unique() < rows.height:
         twice = rows.filter(pl.col(key).is_duplicated() | pl.col(key).is_null())[key][0]
         raise op.error(f"`{key}` {twice!r} is not the id of one row; each new row needs a fresh id")
 
 
-def _no_strangers(op: "Operator", named: pl.Series, known: pl.Series, column: str) -> None:
+def _no_strangers(op: OperatorSpec, named: pl.Series, known: pl.Series, column: str) -> None:
     if named.equals(known) and not known.null_count():
         return
     given = known.drop_nulls().to_frame(column)
@@ -187,13 +186,13 @@ def _no_strangers(op: "Operator", named: pl.Series, known: pl.Series, column: st
         )
 
 
-def _reasons(op: "Operator", dropped: pl.DataFrame, key: str) -> None:
+def _reasons(op: OperatorSpec, dropped: pl.DataFrame, key: str) -> None:
     without = dropped.filter(pl.col("reason").is_null() | (pl.col("reason") == ""))
     if without.height:
         raise op.error(f"{key} {without[key][0]!r} was dropped without a reason")
 
 
-def _unchanged(op: "Operator", before: pl.DataFrame, after: pl.DataFrame) -> None:
+def _unchanged(op: OperatorSpec, before: pl.DataFrame, after: pl.DataFrame) -> None:
     """Compare the columns that the operator did not declare, whatever the order of rows."""
     key = id_column(before.columns, op)
     marks = (

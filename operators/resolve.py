@@ -46,14 +46,19 @@ def resolve(spec: Spec | Operator) -> Operator:
     return found(**params)
 
 
-def resolve_all(specs: Iterable[Spec | Operator]) -> list[Operator]:
-    """Build the operators that a list stands for; a recipe of Data-Juicer's stands for several."""
+def resolve_all(
+    specs: Iterable[Spec | Operator],
+    *,
+    expand: Callable[[Mapping[str, Any]], list[Operator]],
+) -> list[Operator]:
+    """Build the operators that a list stands for.
+
+    `expand` returns the operators of one of Data-Juicer's recipes, which stands for several.
+    """
     found: list[Operator] = []
     for spec in specs:
         if isinstance(spec, Mapping) and list(spec) == [RECIPE]:
-            from .data_juicer.recipe import operators_of
-
-            found += operators_of(_taken_apart(spec)[1])
+            found += expand(_taken_apart(spec)[1])
         else:
             found.append(resolve(spec))
     return found

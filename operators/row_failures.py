@@ -2,17 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from ..store.errors import OperatorError
 from . import invariants
 from .body import PLACE
-
-if TYPE_CHECKING:
-    from .apply import Operator
-    from .kinds import Applied
+from .kinds import REASON, Applied, OperatorSpec
 
 
 class RowsFailed(OperatorError):
@@ -30,7 +26,7 @@ class RowsFailed(OperatorError):
 class FailureLimit:
     """How many rows may fail."""
 
-    op: "Operator"
+    op: OperatorSpec
     rows: int
     max_failed: int | None
     failed: int = 0
@@ -45,7 +41,7 @@ class FailureLimit:
             )
 
 
-def apply(op: "Operator", rows: pl.DataFrame, max_failed: int | None) -> "Applied":
+def apply(op: OperatorSpec, rows: pl.DataFrame, max_failed: int | None) -> Applied:
     """Apply an operator to all rows or, where it raises, to parts that it may be given alone."""
     limit = FailureLimit(op, rows.height, max_failed)
     try:
@@ -68,14 +64,14 @@ def apply(op: "Operator", rows: pl.DataFrame, max_failed: int | None) -> "Applie
 class _Cutting:
     """One application to rows of which some failed."""
 
-    op: "Operator"
+    op: OperatorSpec
     given: pl.DataFrame
     limit: FailureLimit
 
     def __post_init__(self) -> None:
         self._after = self.op.columns_after(self.given.schema).to_frame()
 
-    def parts(self, rows: pl.DataFrame, error: RowsFailed) -> Iterator["Applied"]:
+    def parts(self, rows: pl.DataFrame, error: RowsFailed) -> Iterator[Applied]:
         """Apply it to halves of rows on which it raised, down to what is treated as one."""
         halves = _halves(self.op, rows)
         if not halves:
@@ -86,14 +82,12 @@ class _Cutting:
             except RowsFailed as further:
                 yield from self.parts(half, further)
 
-    def _counted(self, applied: "Applied") -> "Applied":
+    def _counted(self, applied: Applied) -> Applied:
         self.limit.count(applied.failed)
         return applied
 
-    def _nothing_made(self, rows: pl.DataFrame, error: str) -> "Applied":
+    def _nothing_made(self, rows: pl.DataFrame, error: str) -> Applied:
         """Return what becomes of rows on which the body raised: nothing is set, and they say so."""
-        from .kinds import REASON, Applied
-
         op, key = self.op, invariants.id_column(rows.columns)
         failed = rows.select(key, pl.lit(error).alias("error"))
         reasons = failed.rename({"error": REASON})
@@ -106,7 +100,7 @@ class _Cutting:
         return Applied(rows.with_columns(nulls).select(types.names()), reasons.clear(), failed)
 
 
-def _halves(op: "Operator", rows: pl.DataFrame) -> list[pl.DataFrame]:
+def _halves(op: OperatorSpec, rows: pl.DataFrame) -> list[pl.DataFrame]:
     """Cut rows in two, groups kept whole where the operator looks at them; empty if it cannot."""
     if op.scope == "row":
         half = rows.height // 2
@@ -119,7 +113,7 @@ def _halves(op: "Operator", rows: pl.DataFrame) -> list[pl.DataFrame]:
     return [rows.filter(is_first), rows.filter(~is_first)]
 
 
-def _joined(op: "Operator", parts: list["Applied"], rows: pl.DataFrame) -> "Applied":
+def _joined(op: OperatorSpec, parts: list[Applied], rows: pl.DataFrame) -> Applied:
     """Put parts together in the order in which the rows were given; new ones stand behind."""
     key = invariants.id_column(rows.columns)
     place = rows.select(key).with_row_index(PLACE)
@@ -137,7 +131,7 @@ def _joined(op: "Operator", parts: list["Applied"], rows: pl.DataFrame) -> "Appl
     )
 
 
-def _fails_without_rows(op: "Operator", given: pl.Schema) -> bool:
+def _fails_without_rows(op: OperatorSpec, given: pl.Schema) -> bool:
     try:
         op.columns_after(given)
     except OperatorError:

@@ -1,13 +1,14 @@
 """The YAML form of a pipeline, with unknown keys refused."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from ..operators import Operator
-from ..operators.resolve import resolve_all
+from ..operators.data_juicer import recipe
+from ..operators.resolve import Spec, resolve_all
 from ..store.errors import ConfigError, nearest
 from ..store.files.text import read_text
 from ..store.files.yaml_text import parse_yaml
@@ -47,6 +48,11 @@ def parse(text: str | Path) -> dict[str, Any]:
     return made | {k: tree[k] for k in ("max_failed", "on_empty") if tree.get(k) is not None}
 
 
+def resolved(specs: Iterable[Spec | Operator]) -> list[Operator]:
+    """Build the operators that a pipeline names, recipes of Data-Juicer's expanded."""
+    return resolve_all(specs, expand=recipe.operators_of)
+
+
 def _tree(text: str | Path) -> Mapping[str, Any]:
     is_path = isinstance(text, Path) or ("\n" not in text and text.endswith((".yaml", ".yml")))
     name = f"`{text}`" if is_path else "the pipeline"
@@ -62,7 +68,7 @@ def _tree(text: str | Path) -> Mapping[str, Any]:
 def _operators(specs: Any) -> list[Operator]:
     if specs is not None and not isinstance(specs, list):
         raise ConfigError(f"`operators` must be a list, got {specs!r}")
-    return resolve_all(specs or ())
+    return resolved(specs or ())
 
 
 def _place(given: Any, what: str, kinds: tuple[str, ...]) -> Table | Sql | File:

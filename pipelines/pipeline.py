@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from ..operators import Operator
-from ..operators.resolve import Spec, resolve_all
+from ..operators.resolve import Spec
 from ..store import Store
 from ..store.errors import ConfigError
 from . import plan as plans
 from . import source as sources
-from .config import parse
+from .config import parse, resolved
 from .executors import Executor, executor_of
 from .executors.local import Local
 from .explain import explained
@@ -75,7 +75,7 @@ class Pipeline:
 
     def plan(self) -> Plan:
         """Check everything that can be checked before any work, and return what will be done."""
-        return plans.make(self.name, self.source, resolve_all(self.operators), self.sink)
+        return plans.make(self.name, self.source, resolved(self.operators), self.sink)
 
     def explain(self, store: Store | None = None) -> str:
         """Return the plan in words; with a store, checked against its rows where rows matter.

@@ -13,8 +13,8 @@ from support.builders import experiences
 from rlake.operators import Operator, data_juicer, resolve
 from rlake.operators.data_juicer import registry
 from rlake.operators.data_juicer.steps import Step
-from rlake.operators.resolve import resolve_all
 from rlake.pipelines import Pipeline
+from rlake.pipelines.config import resolved
 from rlake.store import Store
 from rlake.store.errors import ConfigError, OperatorError
 
@@ -330,19 +330,19 @@ def test_a_recipe_that_asks_for_something_else_is_refused(
 ) -> None:
     (tmp_path / "recipe.yaml").write_text(written)
     with pytest.raises(ConfigError, match=told):
-        resolve_all([{"data_juicer_recipe": {"path": str(tmp_path / "recipe.yaml")}}])
+        resolved([{"data_juicer_recipe": {"path": str(tmp_path / "recipe.yaml")}}])
 
 
 def test_a_recipe_names_its_column_of_texts(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("text_keys: [prompt_text]\nprocess: [clean_ip_mapper]")
-    [op] = resolve_all([{"data_juicer_recipe": {"path": str(tmp_path / "recipe.yaml")}}])
+    [op] = resolved([{"data_juicer_recipe": {"path": str(tmp_path / "recipe.yaml")}}])
     assert isinstance(op, Operator)
     assert op.reads == ("prompt_text",)
-    assert resolve_all([{"data_juicer_recipe": str(tmp_path / "recipe.yaml")}]) == [op]
+    assert resolved([{"data_juicer_recipe": str(tmp_path / "recipe.yaml")}]) == [op]
 
 
 def test_an_operator_without_parameters_may_be_named_as_a_text() -> None:
-    [op] = resolve_all([{"data_juicer": "clean_ip_mapper"}])
+    [op] = resolved([{"data_juicer": "clean_ip_mapper"}])
     assert op == data_juicer(operator="clean_ip_mapper")
 
 
