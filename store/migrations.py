@@ -35,7 +35,8 @@ def schema_of(dataset: lance.LanceDataset) -> int:
     if version > SCHEMA_VERSION:
         raise NotAStoreError(
             f"`{place}` has schema {version}, this rlake reads up to {SCHEMA_VERSION}; "
-            "upgrade it with `pip install --upgrade rlake`"
+            "upgrade it with `pip install --upgrade rlake`; what a build from before the first "
+            "release made, export with that build (`rlake export`) and read in with `rlake import`"
         )
     return version
 

@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from .errors import NotFoundError, nearest
 
-SCHEMA_VERSION = 6
-"""Raised by one with each change of a table; a store of a newer schema is refused.
+SCHEMA_VERSION = 1
+"""Raised by one with each release that adds columns or tables; a newer store is refused.
 
-Columns and tables are only ever added, with `since`: an older store is brought up to date when it
-is opened, and what it held before shows NULL in the new columns.
+Columns and tables are only ever added, tables with `since`, and new columns may be NULL: an older
+store is brought up to date when it is opened, and its earlier rows show NULL in the new columns.
 """
 
 TEXT = pa.string()
@@ -62,8 +62,6 @@ class Column:
     type: pa.DataType
     note: str
     required: bool = False
-    since: int = 1
-    """The schema version that it came with; a column that came later may be NULL."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +93,8 @@ class Table:
         return tuple(c.name for c in self.columns)
 
 
-def _table(name: str, row: str, key: str, *columns: Column, since: int = 1) -> Table:
-    return Table(name, row, tuple(key.split()), columns, since)
-
-
-def _later(since: int, name: str, type_: pa.DataType, note: str) -> Column:
-    return Column(name, type_, note, since=since)
+def _table(name: str, row: str, key: str, *columns: Column) -> Table:
+    return Table(name, row, tuple(key.split()), columns)
 
 
 def _must(name: str, type_: pa.DataType, note: str) -> Column:
@@ -108,7 +102,7 @@ def _must(name: str, type_: pa.DataType, note: str) -> Column:
 
 
 _CREATED = _must("created_at", TIME, "when the row was made")
-_DIGEST = _later(6, "digest", TEXT, "digest of the whole row, computed when it was appended")
+_DIGEST = Column("digest", TEXT, "digest of the whole row, computed when it was appended")
 _RUN = _must("run_id", TEXT, "the run")
 _ATTEMPT = _must("attempt", INT, "which start of the run: 1, then one more with each resume")
 
@@ -125,7 +119,7 @@ _DECLARED = (
         Column("answer", TEXT, "the reference answer"),
         Column("workflow", TEXT, "the workflow it wants, when not the run's"),
         Column("metadata", TEXT, "anything else, as JSON text"),
-        _later(6, "lineage_id", TEXT, "the import or pipeline run that added it"),
+        Column("lineage_id", TEXT, "the import or pipeline run that added it"),
         _DIGEST,
         _CREATED,
     ),
@@ -145,22 +139,20 @@ _DECLARED = (
             "policy_version", INT, "optimizer steps behind the weights that wrote its first token"
         ),
         Column("segments", SEGMENTS, "sampled tokens for each set of weights that wrote some"),
-        _later(5, "digests", pa.list_(TEXT), "of each segment's weights, as the engine says"),
-        _later(5, "engine", TEXT, "what answered: transformers, vllm, an address"),
-        _later(5, "timings", NAMED_VALUES, "seconds of its requests: queued, first_token, total"),
-        _later(5, "session_id", TEXT, "the conversation or agent's run that it was recorded in"),
-        _later(6, "temperature", REAL, "sampling temperature; log-probs are at this temperature"),
-        _later(6, "top_p", REAL, "nucleus that was sampled from; NULL: not truncated"),
-        _later(6, "top_k", INT, "most likely tokens sampled from; NULL: not truncated"),
-        _later(6, "min_p", REAL, "least probability, relative to the largest; NULL: not truncated"),
+        Column("digests", pa.list_(TEXT), "of each segment's weights, as the engine says"),
+        Column("engine", TEXT, "what answered: transformers, vllm, an address"),
+        Column("timings", NAMED_VALUES, "seconds of its requests: queued, first_token, total"),
+        Column("session_id", TEXT, "the conversation or agent's run that it was recorded in"),
+        Column("temperature", REAL, "sampling temperature; log-probs are at this temperature"),
+        Column("top_p", REAL, "nucleus that was sampled from; NULL: not truncated"),
+        Column("top_k", INT, "most likely tokens sampled from; NULL: not truncated"),
+        Column("min_p", REAL, "least probability, relative to the largest; NULL: not truncated"),
         Column("token_ids", pa.list_(pa.int32()), "prompt and response; NULL for rows of text"),
         Column("loss_mask", pa.list_(FLAG), "true where a token was sampled by the policy"),
         Column("logprobs", pa.list_(pa.float32()), "the behaviour policy's, as sampled, in nats"),
         Column("prompt_length", INT, "tokens before the first sampled one"),
         Column("num_tokens", INT, "length of token_ids"),
-        _later(
-            2, "tokenizer", TEXT, "digest of the tokenizer that token_ids are of; NULL: not known"
-        ),
+        Column("tokenizer", TEXT, "digest of the tokenizer that token_ids are of; NULL: not known"),
         Column("reward", REAL, "the outcome; NULL when it could not be computed"),
         Column("rewards", NAMED_VALUES, "the parts that the reward is made of"),
         Column("token_rewards", pa.list_(pa.float32()), "rewards placed on single tokens"),
@@ -178,7 +170,7 @@ _DECLARED = (
         Column("metrics", NAMED_VALUES, "measurements of the rollout"),
         Column("metadata", TEXT, "anything else, as JSON text"),
         Column("num_turns", INT, "assistant turns"),
-        _later(6, "lineage_id", TEXT, "the import or pipeline run that added it"),
+        Column("lineage_id", TEXT, "the import or pipeline run that added it"),
         _DIGEST,
         _CREATED,
     ),
@@ -192,7 +184,7 @@ _DECLARED = (
         _must("rejected_id", TEXT, "experience_id of the worse one"),
         Column("margin", REAL, "reward of the chosen less that of the rejected"),
         _must("source", TEXT, "who says so: a pipeline, a person, a judge"),
-        _later(6, "lineage_id", TEXT, "the import or pipeline run that added it"),
+        Column("lineage_id", TEXT, "the import or pipeline run that added it"),
         _DIGEST,
         _CREATED,
     ),
@@ -205,7 +197,7 @@ _DECLARED = (
         _must("scorer_version", TEXT, "its version"),
         Column("value", REAL, "the verdict; NULL when it could not be computed"),
         Column("detail", TEXT, "why"),
-        _later(6, "lineage_id", TEXT, "the import or pipeline run that added it"),
+        Column("lineage_id", TEXT, "the import or pipeline run that added it"),
         _DIGEST,
         _CREATED,
     ),
@@ -219,9 +211,9 @@ _DECLARED = (
         Column("label", TEXT, "the label"),
         Column("score", REAL, "the label as a number"),
         Column("comment", TEXT, "in words"),
-        _later(3, "queue", TEXT, "the labelling queue that asked; NULL for feedback of its own"),
-        _later(3, "compared_id", TEXT, "the other experience, where two were compared"),
-        _later(6, "lineage_id", TEXT, "the import or pipeline run that added it"),
+        Column("queue", TEXT, "the labelling queue that asked; NULL for feedback of its own"),
+        Column("compared_id", TEXT, "the other experience, where two were compared"),
+        Column("lineage_id", TEXT, "the import or pipeline run that added it"),
         _DIGEST,
         _CREATED,
     ),
@@ -241,11 +233,11 @@ _DECLARED = (
         _must("sampler", TEXT, "how it was chosen, with parameters"),
         Column("tokenizer", TEXT, "digest of the tokenizer, for rows that were text"),
         _must("digest", TEXT, "digest of what was read of the row"),
-        _later(2, "source", TEXT, "the named source of a mixed draw"),
-        _later(2, "batch_digest", TEXT, "digest of the whole step's rows, in their order"),
-        _later(2, "drawn_from", VERSIONS, "versions of the tables that the step was drawn from"),
-        _later(4, "preference_id", TEXT, "the pair as one of whose two rows it was drawn"),
-        _later(6, "replaced", NAMED_VALUES, "what side columns put in place of stored ones"),
+        Column("source", TEXT, "the named source of a mixed draw"),
+        Column("batch_digest", TEXT, "digest of the whole step's rows, in their order"),
+        Column("drawn_from", VERSIONS, "versions of the tables that the step was drawn from"),
+        Column("preference_id", TEXT, "the pair as one of whose two rows it was drawn"),
+        Column("replaced", NAMED_VALUES, "what side columns put in place of stored ones"),
         _CREATED,
     ),
     _table(
@@ -259,8 +251,8 @@ _DECLARED = (
         _must("step", INT, "the step that made them; 0 for the start"),
         _must("path", TEXT, "folder in the Hugging Face format, relative to the run's folder"),
         _must("digest", TEXT, "digest of the weights"),
-        _later(4, "parent_run_id", TEXT, "the run whose version was the parent; NULL: the same"),
-        _later(5, "transport", TEXT, "how it was published: store, memory, broadcast from ADDRESS"),
+        Column("parent_run_id", TEXT, "the run whose version was the parent; NULL: the same"),
+        Column("transport", TEXT, "how it was published: store, memory, broadcast from ADDRESS"),
         _CREATED,
     ),
     _table(
@@ -291,7 +283,7 @@ _DECLARED = (
             INT,
             "the first step of this attempt; later steps of earlier ones are superseded",
         ),
-        _later(2, "functions", NAMED_TEXTS, "digest of each reward's and workflow's source"),
+        Column("functions", NAMED_TEXTS, "digest of each reward's and workflow's source"),
         Column("error", TEXT, "why it failed"),
         Column("started_at", TIME, "when the attempt began"),
         Column("ended_at", TIME, "when it ended; NULL while it runs"),
@@ -304,7 +296,7 @@ _DECLARED = (
         _must("name", TEXT, "the name"),
         _must("tables", VERSIONS, "the version of each table"),
         Column("note", TEXT, "why it was taken"),
-        _later(2, "is_dropped", FLAG, "true when the name was given up"),
+        Column("is_dropped", FLAG, "true when the name was given up"),
         _CREATED,
     ),
     _table(
@@ -321,9 +313,9 @@ _DECLARED = (
         _must("rows_in", INT, "rows read"),
         _must("rows_out", INT, "rows written"),
         _must("rows_dropped", INT, "rows dropped, each with a reason in `drops`"),
-        _later(3, "definition", TEXT, "digest of its source, operators and sink"),
-        _later(3, "rows_failed", INT, "rows on which an operator raised, each in `failures`"),
-        _later(3, "costs", COSTS, "of each operator: rows treated, rows remembered, seconds"),
+        Column("definition", TEXT, "digest of its source, operators and sink"),
+        Column("rows_failed", INT, "rows on which an operator raised, each in `failures`"),
+        Column("costs", COSTS, "of each operator: rows treated, rows remembered, seconds"),
         _CREATED,
     ),
     _table(
@@ -347,7 +339,6 @@ _DECLARED = (
         _must("operator", TEXT, "the operator that raised"),
         _must("error", TEXT, "what it raised"),
         _CREATED,
-        since=3,
     ),
     _table(
         "derived",
@@ -363,7 +354,6 @@ _DECLARED = (
         Column("attempt", INT, "the attempt of that run"),
         Column("step", INT, "the training step after which it was made"),
         _CREATED,
-        since=2,
     ),
     _table(
         "task_values",
@@ -376,7 +366,6 @@ _DECLARED = (
         Column("text", TEXT, "the value as text"),
         Column("lineage_id", TEXT, "the pipeline run that made it"),
         _CREATED,
-        since=3,
     ),
     _table(
         "selections",
@@ -391,7 +380,6 @@ _DECLARED = (
         Column("score", REAL, "what it was chosen by"),
         Column("expected", REAL, "the pass rate that the selector expected"),
         _CREATED,
-        since=3,
     ),
     _table(
         "estimates",
@@ -407,7 +395,6 @@ _DECLARED = (
         Column("capability", REAL, "how far the policy is from the weak to the strong reference"),
         Column("rho", REAL, "weight of the pseudo pass rate"),
         _CREATED,
-        since=3,
     ),
     _table(
         "embeddings",
@@ -418,7 +405,6 @@ _DECLARED = (
         _must("vector", pa.list_(pa.float32()), "all of one embedder have the same length"),
         Column("lineage_id", TEXT, "the pipeline run that made it"),
         _CREATED,
-        since=2,
     ),
     _table(
         "members",
@@ -428,7 +414,6 @@ _DECLARED = (
         _must("table_name", TEXT, "the table that holds the row"),
         _must("row_id", TEXT, "its key; of several columns, joined by spaces"),
         _CREATED,
-        since=6,
     ),
     _table(
         "withdrawals",
@@ -438,7 +423,6 @@ _DECLARED = (
         _must("is_withdrawn", FLAG, "true: taken back; false: put back"),
         Column("replaced_by", TEXT, "the lineage_id that replaced it, or did; NULL: by `undo`"),
         _CREATED,
-        since=6,
     ),
     _table(
         "retention",
@@ -450,7 +434,6 @@ _DECLARED = (
         Column("note", TEXT, "why"),
         Column("is_dropped", FLAG, "true when the rule was taken back"),
         _CREATED,
-        since=2,
     ),
 )
 

@@ -64,7 +64,7 @@ def of_experience(store: Store, experience_id: str) -> ExperienceLineage:
             f"SELECT {_RELATIVE} FROM experiences WHERE parent_id = {key} "
             f"ORDER BY experience_id LIMIT {_CHILDREN}"
         ),
-        pipeline=maker(ask, store, experience_id),
+        pipeline=maker(ask, experience_id),
         draws=ask(
             "SELECT d.run_id, d.attempt, d.step, d.position, d.weight, d.lag, d.source, "
             "d.sampler, d.batch_digest, s.step IS NULL OR d.step < s.step AS counts "

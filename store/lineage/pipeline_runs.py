@@ -1,16 +1,16 @@
-"""Which pipeline run stored or derived a row, told from the table versions that it made."""
+"""Which pipeline run stored a row, told from the `lineage_id` that the row has."""
 
 import json
 from collections.abc import Iterable
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 
 from ..query import QuerySession, literal
 from ..store import Store
 
 Row = dict[str, Any]
+_MADE = pa.schema([("experience_id", pa.string()), ("lineage_id", pa.string())])
 
 
 class Asked:
@@ -27,45 +27,22 @@ class Asked:
         return self._console.sql(query).to_arrow_table().to_pylist()
 
 
-def made(ask: Asked, store: Store) -> pa.Table:
-    """Return the experiences that pipelines stored, each with its `lineage_id`."""
-    makers = _makers(ask)
-    found = store.dataset("experiences").to_table(
-        columns=["experience_id", "_row_created_at_version"],
-        filter=f"_row_created_at_version IN ({', '.join(map(str, makers)) or '0'})",
+def made(ask: Asked) -> pa.Table:
+    """Return the experiences that pipelines and imports stored, each with its `lineage_id`."""
+    made = ask(
+        "SELECT experience_id, lineage_id FROM experiences SEMI JOIN lineage USING (lineage_id)"
     )
-    rows = pl.DataFrame(pl.from_arrow(found))
-    by = pl.col("_row_created_at_version").cast(pl.Int64)
-    lineage_id = by.replace_strict(
-        {v: m["lineage_id"] for v, m in makers.items()}, return_dtype=pl.String
-    )
-    return rows.select("experience_id", lineage_id=lineage_id).to_arrow()
+    return pa.Table.from_pylist(made, _MADE)
 
 
-def _makers(ask: Asked) -> dict[int, Row]:
-    """Return the pipeline runs that stored experiences, by the version of the table they made."""
-    runs = ask(
-        "SELECT lineage_id, pipeline, source, operators, sink_versions, created_at FROM lineage "
-        "WHERE rows_out > 0"
+def maker(ask: Asked, experience_id: str) -> Row | None:
+    """Return the pipeline run or import that stored an experience; None when none did."""
+    found = ask(
+        "SELECT lineage_id, l.pipeline, l.source, l.operators, l.created_at "
+        "FROM experiences e JOIN lineage l USING (lineage_id) "
+        f"WHERE experience_id = {literal(experience_id)}"
     )
-    return {
-        made["version"]: run
-        for run in runs
-        for made in run["sink_versions"]
-        if made["name"] == "experiences"
-    }
-
-
-def maker(ask: Asked, store: Store, experience_id: str) -> Row | None:
-    """Return the pipeline run that stored an experience; None when no pipeline did."""
-    found = store.dataset("experiences").to_table(
-        columns=["_row_created_at_version"], filter=f"experience_id = {literal(experience_id)}"
-    )
-    row = _makers(ask).get(found.column("_row_created_at_version")[0].as_py())
-    if row is None:
-        return None
-    shown = {k: row[k] for k in ("lineage_id", "pipeline", "source", "created_at")}
-    return shown | {"operators": named(row["operators"])}
+    return {**found[0], "operators": named(found[0]["operators"])} if found else None
 
 
 def named(operators: Iterable[Row] | None) -> list[str]:

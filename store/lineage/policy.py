@@ -188,7 +188,7 @@ def _pipelines(ask: Asked, store: Store, ids: str) -> list[Row]:
         "FROM drops JOIN ids USING (experience_id) GROUP BY ALL) "
         "SELECT did, num_experiences, lineage_id, p.pipeline, p.source, p.operators "
         "FROM touched LEFT JOIN lineage p USING (lineage_id) ORDER BY lineage_id, did",
-        made=made(ask, store),
+        made=made(ask),
     )
     return [row | {"operators": named(row["operators"])} for row in touched]
 

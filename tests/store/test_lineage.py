@@ -289,3 +289,17 @@ def test_lineage_of_the_past_is_what_it_was(trained: Store) -> None:
     assert of_policy(trained.at("then"), "r", 4).rows["num_rows"] == 8
     with pytest.raises(NotFoundError):
         of_policy(trained.at("then"), "r", 5)
+
+
+def test_the_maker_of_rows_of_any_part_of_a_run_is_known(store: Store) -> None:
+    first, last = ([e.row() | {"lineage_id": "l"}] for e in experiences(2))
+    store.append("experiences", first)
+    made = store.append("experiences", last).version
+    store.append("lineage", [{
+        "lineage_id": "l", "pipeline": "copies", "source": "s", "sink": "experiences",
+        "operators": [], "source_versions": [],
+        "sink_versions": [{"name": "experiences", "version": made}],
+        "rows_in": 2, "rows_out": 2, "rows_dropped": 0,
+    }])  # fmt: skip
+    makers = [of_experience(store, f"g000/{i:02d}").pipeline for i in range(2)]
+    assert [maker and maker["pipeline"] for maker in makers] == ["copies", "copies"]

@@ -14,20 +14,20 @@ import lance
 import pyarrow as pa
 import pytest
 from support.builders import experiences, task
+from support.later_schema import LATER_COLUMNS, LATER_TABLES, LATER_VERSION, plant
 
 from rlake.store import Store, connect, marker
 from rlake.store.errors import StoreError
 from rlake.store.ids import row_digests
 from rlake.store.replay import Sampler
-from rlake.store.schema import SCHEMA_VERSION, TABLES, Table
+from rlake.store.schema import TABLES, Table
 from rlake.store.snapshots import restore
 from rlake.store.validate import conform
 
 TESTS = str(Path(__file__).parents[1])
-FIRST_TABLES = (
-    "tasks", "experiences", "preferences", "scores", "feedback", "draws", "policies", "metrics",
-    "runs", "snapshots", "lineage", "drops",
-)  # fmt: skip
+FIRST_TABLES = tuple(name for name in TABLES if name not in LATER_TABLES)
+
+MAKER = "import sys, rlake; print('go', flush=True); rlake.connect(sys.argv[1])"
 
 DRAW = {
     "run_id": "r", "attempt": 1, "step": 1, "position": 0, "experience_id": "g000/00", "epoch": 1,
@@ -37,7 +37,7 @@ DRAW = {
 
 def first_schema(table: Table) -> pa.Schema:
     """The schema that a table had in version 1."""
-    names = [c.name for c in table.columns if c.since == 1]
+    names = [c.name for c in table.columns if c.name not in LATER_COLUMNS.get(table.name, ())]
     meta = {"rlake.table": table.name, "rlake.schema_version": "1"}
     return pa.schema([table.schema.field(name) for name in names], metadata=meta)
 
@@ -52,8 +52,9 @@ def write(folder: Path, name: str, data: Any) -> lance.LanceDataset:
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """A store of schema 1 with rows, a snapshot `before`, and rows after it."""
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store of schema 1 with rows, a snapshot `before`, and rows after it; schema 2 opens it."""
+    plant(monkeypatch)
     folder = tmp_path / "old"
     for name in FIRST_TABLES:
         lance.LanceDataset.commit(
@@ -84,16 +85,9 @@ def check(lake: Store) -> None:
         schema = lake.dataset(name).schema
         assert set(schema.names) == set(declared.names), name
         assert {f.name: f.type for f in schema} == {f.name: f.type for f in declared.schema}, name
-        assert int((schema.metadata or {})[b"rlake.schema_version"]) == SCHEMA_VERSION, name
+        assert int((schema.metadata or {})[b"rlake.schema_version"]) == LATER_VERSION, name
     assert (lake.count("experiences"), lake.count("draws"), lake.count("tasks")) == (8, 1, 1)
     assert lake.sql("SELECT count(tokenizer), count(*) FROM experiences").fetchall() == [(0, 8)]
-
-
-def test_columns_that_came_later_may_be_null() -> None:
-    for table in TABLES.values():
-        for column in table.columns:
-            assert 1 <= column.since <= SCHEMA_VERSION
-            assert not (column.since > 1 and column.required), f"{table.name}.{column.name}"
 
 
 def test_a_store_of_schema_1_is_brought_up_to_date_once(old: Path) -> None:
@@ -191,25 +185,32 @@ def test_a_migration_that_was_cut_short_is_finished(
 
         monkeypatch.setattr(lance.LanceDataset, method, cut)
     tries = 0
-    while version_of(old, "runs") < SCHEMA_VERSION:
+    while version_of(old, "runs") < LATER_VERSION:
         tries += 1
         assert tries < 100
         with pytest.raises(StoreError, match="up to date: killed here; what it holds is untouched"):
             connect(old)
     assert done == tries > len(FIRST_TABLES)
     monkeypatch.undo()
+    plant(monkeypatch)
     check(connect(old))
 
 
 def test_a_process_killed_while_it_migrates_leaves_a_store_that_opens(old: Path) -> None:
-    code = "import sys, rlake; print('go', flush=True); rlake.connect(sys.argv[1])"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(old)], stdout=subprocess.PIPE, text=True
+        [
+            sys.executable,
+            "-c",
+            f"from support.later_schema import plant; plant(); {MAKER}",
+            str(old),
+        ],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": TESTS},
     )
     assert process.stdout is not None
     process.stdout.readline()
     deadline = time.monotonic() + 100
-    while version_of(old, "tasks") < SCHEMA_VERSION and version_of(old, "draws") < SCHEMA_VERSION:
+    while version_of(old, "tasks") < LATER_VERSION and version_of(old, "draws") < LATER_VERSION:
         assert time.monotonic() < deadline
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -253,9 +254,6 @@ def test_a_table_whose_versions_are_lost_is_not_made_anew(tmp_path: Path) -> Non
     shutil.rmtree(tmp_path / "lake" / "runs.lance")
     with pytest.raises(StoreError, match="cannot open table `experiences`"):
         connect(tmp_path / "lake")
-
-
-MAKER = "import sys, rlake; print('go', flush=True); rlake.connect(sys.argv[1])"
 
 
 @pytest.mark.parametrize("tables", [1, 7, len(TABLES) - 1])
