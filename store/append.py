@@ -2,12 +2,11 @@
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic, sleep
-from typing import TYPE_CHECKING
 
 import lance
 import numpy as np
@@ -22,10 +21,8 @@ from .locks import locked
 from .records import now
 from .row_digests import with_digests
 from .schema import TABLES, Table, table
+from .tables import Tables
 from .validate import Rows, check, stamp
-
-if TYPE_CHECKING:
-    from .store import Store
 
 TRIES = 6
 """How often an append is tried before a store that is busy is called so."""
@@ -55,7 +52,7 @@ class Appender:
     ahead of the clock; later than that they are refused, since all others would have to follow.
     """
 
-    def __init__(self, store: "Store") -> None:
+    def __init__(self, store: Tables) -> None:
         self._store = store
         self._keys = {name: KeyIndex(TABLES[name]) for name in TABLES}
         self._writing = {name: threading.Lock() for name in TABLES}
@@ -84,6 +81,7 @@ class Appender:
         order, so that no row refers to one that is missing.
         """
         with interrupts.at_once(), ExitStack() as held:
+            # the locks by name: two that took them in other orders would wait for each other
             begun = {name: held.enter_context(self._begun(name)) for name in sorted(parts)}
             written = {n: self._prepared(begun[n], parts[n]) for n in reversed([*parts])}
             for name in parts:
@@ -145,7 +143,10 @@ class Appender:
                 f"{store!r} is read only: it shows the past; append to the store itself"
             )
         keys = self._keys[name]
+        # threads queue here before the store's lock: each that waits for that takes a file and a
+        # thread, or asks for a lease again and again
         with self._writing[name], locked(store, name) as check_lock:
+            # within the lock: what another process stores after the look would be stored twice
             dataset = store.dataset(name)
             check_lock()
             keys.refresh(dataset)
@@ -166,6 +167,46 @@ class Appender:
         if written.version == writing.dataset.version + 1:  # else others wrote too: the next looks
             self._keys[writing.declared.name].committed(written, writing.hashes, writing.newest)
         writing.dataset = written
+
+
+class WritableTables(Tables):
+    """Tables that rows are appended to."""
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        versions: Mapping[str, int] | None = None,
+        branch: str | None = None,
+    ) -> None:
+        super().__init__(uri, storage_options=storage_options, versions=versions, branch=branch)
+        self._appender = Appender(self)
+
+    def append(self, name: str, data: Rows) -> Appended:
+        """Append rows to a table in one commit, and return when they are stored.
+
+        Rows are checked against the declared columns. A row that is stored already (same id, same
+        content) is left out, so that a retry is harmless.
+
+        Raises SchemaError for rows that do not fit, ConflictError for the id of a stored row with
+        other content, StoreError when they could not be written. Then nothing is stored.
+        """
+        return self._appender.append(name, data)
+
+    def append_stream(self, name: str, batches: Iterable[Rows]) -> Appended:
+        """Append batches of rows in one commit: all of them, or none when one raises.
+
+        Only one batch at a time is in memory, and a digest of each row.
+        """
+        return self._appender.append_stream(name, iter(batches))
+
+    def append_streams(self, parts: Mapping[str, Iterable[Rows]]) -> dict[str, Appended]:
+        """Append batches of rows to several tables: to all of them, or to none when one raises.
+
+        Each table gets one commit, in the order given.
+        """
+        return self._appender.append_streams({name: iter(b) for name, b in parts.items()})
 
 
 @contextmanager

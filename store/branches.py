@@ -6,12 +6,12 @@ clean-up removes it. What is older than the branch is read where it came from.
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TypeVar
 
 from lance.file import LanceFileSession
 
@@ -20,16 +20,14 @@ from .errors import NotFoundError, QueryError, StoreError, as_store_error, neare
 from .job_status import unfinished
 from .locks import locked
 from .schema import SCHEMA_VERSION, TABLES
-
-if TYPE_CHECKING:
-    from .store import Store
+from .schema_versions import schema_of
+from .tables import Tables, known_branches, own_place, place_on, tag_prefix
 
 _LAST = "runs"
 """The table that is branched last and dropped first: a branch is there when this has it."""
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 
-Line = tuple[str | None, int]
-"""A branch (None: the main line), and the newest version of it that another one shares."""
+S = TypeVar("S", bound=Tables)
 
 
 @dataclass(frozen=True)
@@ -55,31 +53,9 @@ def split(address: str) -> tuple[str, str | None]:
     return (f"{folder}{slash}{place}", name) if at and place else (address, None)
 
 
-def place(store: "Store", table: str, version: int | None = None) -> str:
-    """Return where a version of a table lies: older than the branch, on the line it left from."""
-    name = store.branch_name
-    for parent, newest in store.lines(table) if version is not None else ():
-        if version is None or version > newest:
-            break
-        name = parent
-    return _place(store, table, name)
-
-
-def lines(store: "Store", table: str) -> list[Line]:
-    """Return the lines that a table of a branch came from, nearest first."""
-    found: list[Line] = []
-    name = store.branch_name
-    known = _known(store, table) if name else {}
-    while name is not None and name in known:
-        info = known[name]
-        name = info["parent_branch"]
-        found.append((name, info["parent_version"]))
-    return found
-
-
-def current(store: "Store") -> dict[str, Branch]:
+def current(store: Tables) -> dict[str, Branch]:
     """Return the branches that there are, by name, oldest first."""
-    known = {table: _known(store, table) for table in TABLES}
+    known = {table: known_branches(store, table) for table in TABLES}
     listed = sorted(known[_LAST].items(), key=lambda item: (item[1]["create_at"], item[0]))
     return {
         name: Branch(
@@ -92,7 +68,7 @@ def current(store: "Store") -> dict[str, Branch]:
     }
 
 
-def find(store: "Store", name: str) -> Branch:
+def find(store: Tables, name: str) -> Branch:
     """Return a branch; raises NotFoundError, with the nearest name, when there is none."""
     known = current(store)
     if name not in known:
@@ -100,7 +76,7 @@ def find(store: "Store", name: str) -> Branch:
     return known[name]
 
 
-def rows_added(store: "Store", branch: Branch) -> dict[str, int]:
+def rows_added(store: Tables, branch: Branch) -> dict[str, int]:
     """Return by how many rows each table of a branch grew since it left."""
     there = store.on_branch(branch.name)
     return {
@@ -109,8 +85,8 @@ def rows_added(store: "Store", branch: Branch) -> dict[str, int]:
     }
 
 
-def create(store: "Store", name: str, *, at: str | None = None) -> "Store":
-    """Make a branch from the store as it is, or as it was at a snapshot, and return it.
+def create(store: S, name: str, *, versions: Callable[[], Mapping[str, int]]) -> S:
+    """Make a branch that leaves from `versions` of the tables, and return it.
 
     Raises QueryError for a name that is taken or not plain. One that was killed before it was done
     is not listed; to make it again makes it whole.
@@ -122,24 +98,25 @@ def create(store: "Store", name: str, *, at: str | None = None) -> "Store":
             "of a URL; move the store to a path without one"
         )
     with _changing(store, f"cannot make the branch `{name}`"):
-        if name in _known(store, _LAST):
+        if name in known_branches(store, _LAST):
             raise QueryError(f"branch `{name}` exists already; choose another name")
-        versions = store.at(at).versions() if at else store.versions()
-        for table, version in versions.items():
+        leaving = versions()
+        for table, version in leaving.items():
             _check_own(store, table, version)
             _remove(store, table, name)
-        for table in sorted(versions, key=_LAST.__eq__):
-            _leave(store, table, name, versions[table])
+        # `runs` last: a branch of which it is not there yet is not listed, and can be made again
+        for table in sorted(leaving, key=_LAST.__eq__):
+            _leave(store, table, name, leaving[table])
         relocation.settle(store.on_branch(name))
     return opened(store, name)
 
 
-def opened(store: "Store", name: str) -> "Store":
+def opened(store: S, name: str) -> S:
     """Return the store on a branch, brought up to date; raises NotFoundError when there is none."""
-    if name not in _known(store, _LAST):
+    if name not in known_branches(store, _LAST):
         find(store, name)
     there = store.on_branch(name)
-    schema = migrations.schema_of(there.open_at(_LAST))
+    schema = schema_of(there.open_at(_LAST))
     _check_lost(there, schema)
     if schema < SCHEMA_VERSION:
         _complete(store, name)
@@ -151,7 +128,7 @@ def opened(store: "Store", name: str) -> "Store":
     return there
 
 
-def _check_lost(there: "Store", schema: int) -> None:
+def _check_lost(there: Tables, schema: int) -> None:
     """Raise StoreError when a table of a branch has no folder any more; elsewhere a read does."""
     lost = [
         f"`{name}`"
@@ -165,23 +142,23 @@ def _check_lost(there: "Store", schema: int) -> None:
         )
 
 
-def _complete(store: "Store", name: str) -> None:
+def _complete(store: Tables, name: str) -> None:
     """Give a branch the tables that the store got after it left, without rows."""
     branch = find(store, name)
     for table in TABLES.keys() - branch.versions.keys():
         with _changing(store, f"cannot complete the branch `{name}`"):
-            if name not in _known(store, table):
+            if name not in known_branches(store, table):
                 _leave(store.on_branch(None), table, name, 1)
 
 
-def drop(store: "Store", name: str, *, force: bool = False) -> None:
+def drop(store: Tables, name: str, *, force: bool = False) -> None:
     """Remove a branch with all that was written on it, its runs' checkpoints and weights included.
 
     Raises QueryError while other branches left from it, or, without `force`, while a run on it is
     not done.
     """
     with _changing(store, f"cannot drop the branch `{name}`"):
-        known = {table: _known(store, table) for table in TABLES}
+        known = {table: known_branches(store, table) for table in TABLES}
         if not any(name in found for found in known.values()):
             find(store, name)
         children = [n for n, info in known[_LAST].items() if info["parent_branch"] == name]
@@ -193,6 +170,7 @@ def drop(store: "Store", name: str, *, force: bool = False) -> None:
         if name in known[_LAST] and not force:
             _check_done(store.on_branch(name))
         half_made = {n for found in known.values() for n in found} - known[_LAST].keys() - {name}
+        # `runs` first: a drop that was killed leaves no branch listed that lacks tables
         for table in sorted(TABLES, key=_LAST.__ne__):
             for other in sorted(half_made):
                 _remove(store, table, other)
@@ -203,7 +181,7 @@ def drop(store: "Store", name: str, *, force: bool = False) -> None:
 
 
 @contextmanager
-def _changing(store: "Store", what: str) -> Iterator[None]:
+def _changing(store: Tables, what: str) -> Iterator[None]:
     """Hold the right to change what branches there are."""
     with locked(store.on_branch(None), "branches"), as_store_error(what):
         yield
@@ -217,7 +195,7 @@ def _check_name(name: str) -> None:
         )
 
 
-def _check_own(store: "Store", table: str, version: int) -> None:
+def _check_own(store: Tables, table: str, version: int) -> None:
     for _, newest in store.lines(table)[:1]:
         if version < newest:
             raise QueryError(
@@ -226,7 +204,7 @@ def _check_own(store: "Store", table: str, version: int) -> None:
             )
 
 
-def _check_done(store: "Store") -> None:
+def _check_done(store: Tables) -> None:
     for run, job in unfinished(store):
         raise QueryError(
             f"`{job}` of run `{run}` on branch `{store.branch_name}` is not done; "
@@ -234,34 +212,15 @@ def _check_done(store: "Store") -> None:
         )
 
 
-def own_place(store: "Store", table: str) -> str:
-    """Return where a table of this branch lies, whatever the version."""
-    return _place(store, table, store.branch_name)
-
-
-def tag_prefix(name: str | None) -> str:
-    """Return how the tags of a branch begin; tags are shared by all branches of a table."""
-    return f"branch-{name}." if name else ""
-
-
-def _place(store: "Store", table: str, name: str | None) -> str:
-    root = f"{store.root}/{table}.lance"
-    return f"{root}/tree/{name}" if name else root
-
-
-def _known(store: "Store", table: str) -> Mapping[str, Any]:
-    """Return what Lance knows of a table's branches."""
-    return store.on_branch(None).open_at(table).branches.list()
-
-
-def _leave(store: "Store", table: str, name: str, version: int) -> None:
+def _leave(store: Tables, table: str, name: str, version: int) -> None:
     """Let a table's branch leave from a version, which a tag keeps."""
     dataset = store.open_for_names(table)
+    # the tag first, or a clean-up may remove the version before the branch holds on to it
     dataset.tags.create(f"{tag_prefix(name)}base", (store.branch_name, version))
     dataset.create_branch(name, (store.branch_name, version))
 
 
-def _remove(store: "Store", table: str, name: str) -> None:
+def _remove(store: Tables, table: str, name: str) -> None:
     """Remove a table's branch, whole or half made, and the tags on it."""
     dataset = store.on_branch(None).open_for_names(table)
     tags = [tag for tag in dataset.tags.list() if tag.startswith(tag_prefix(name))]
@@ -270,6 +229,6 @@ def _remove(store: "Store", table: str, name: str) -> None:
         if tag == base and name in dataset.branches.list():
             dataset.branches.delete(name)
         dataset.tags.delete(tag)
-    session = LanceFileSession(_place(store, table, name), storage_options=store.storage_options)
+    session = LanceFileSession(place_on(store, table, name), storage_options=store.storage_options)
     for file in session.list():  # of one that was killed before Lance knew of the branch
         session.delete_file(file)

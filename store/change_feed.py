@@ -6,7 +6,7 @@ import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .migrations import scanned
+from .schema_versions import scanned
 
 _CREATED = "_row_created_at_version"
 

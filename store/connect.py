@@ -10,8 +10,9 @@ from . import branches, marker
 from .errors import NotAStoreError, RlakeError, StoreError, reason
 from .leases import LOCKS
 from .locks import locked
-from .migrations import migrate, schema_of
+from .migrations import migrate
 from .schema import SCHEMA_VERSION, TABLES
+from .schema_versions import schema_of
 from .store import Store
 
 _BOUNDS = {"connect_timeout": "5s", "timeout": "15s", "client_retry_timeout": "10"}

@@ -6,7 +6,6 @@ can be read, fit the declared columns, and have keys of their own. Files of inde
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import lance
 import polars as pl
@@ -17,16 +16,14 @@ from .doctor import Finding, lost, number
 from .errors import RlakeError, SchemaError, StoreError, reason
 from .row_digests import whole_rows
 from .schema import TABLES, Table
+from .store import Store
 from .validate import check
-
-if TYPE_CHECKING:
-    from .store import Store
 
 _ROWS_AT_ONCE = 1024
 _SHOWN = 3
 
 
-def examine(store: "Store") -> list[Finding]:
+def examine(store: Store) -> list[Finding]:
     """Read everything, and tell what is wrong; nothing is changed."""
     return [finding for table in TABLES.values() for finding in _Table(store, table).findings()]
 
@@ -34,7 +31,7 @@ def examine(store: "Store") -> list[Finding]:
 class _Table:
     """One table while it is read."""
 
-    def __init__(self, store: "Store", table: Table) -> None:
+    def __init__(self, store: Store, table: Table) -> None:
         self._store, self._declared, self._name = store, table, table.name
         self._seen: set[tuple[object, ...]] = set()
         self._rows = self._files = self._undigested = 0
@@ -66,7 +63,7 @@ class _Table:
         for name in branches.current(self._store):
             yield from self._opened(self._store.on_branch(name), None)
 
-    def _opened(self, store: "Store", version: int | None) -> Iterator[lance.LanceDataset]:
+    def _opened(self, store: Store, version: int | None) -> Iterator[lance.LanceDataset]:
         try:
             yield store.open_at(self._name, version)
         except StoreError:

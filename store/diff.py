@@ -1,16 +1,14 @@
 """Differences: what came and what went between two moments of the store."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from .schema import TABLES
 from .snapshots import NOW
-
-if TYPE_CHECKING:
-    from .store import Store
+from .store import Store
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Differences:
     """For each run_id and source that differ: rows added and removed."""
 
 
-def diff(store: "Store", first: str, second: str = NOW) -> Differences:
+def diff(store: Store, first: str, second: str = NOW) -> Differences:
     """Compare the store at two snapshots, or at one and now; rows are told by their identity.
 
     Compaction, which moves rows, is no difference. Raises NotFoundError for a name that is not
@@ -56,7 +54,7 @@ def diff(store: "Store", first: str, second: str = NOW) -> Differences:
     return Differences(tables, sources)
 
 
-def _rows(store: "Store", table: str) -> pl.DataFrame:
+def _rows(store: Store, table: str) -> pl.DataFrame:
     columns = ["run_id", "source"] if table == "experiences" else []
     found = store.dataset(table).scanner(columns=columns, with_row_id=True).to_table()
     return pl.DataFrame(pl.from_arrow(found))

@@ -7,23 +7,22 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version as installed
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import lance
 
-from . import branches, migrations, snapshots, user_tables
+from . import branches, snapshots, user_tables
 from .errors import RlakeError, StoreError, reason
 from .foreign_columns import foreign, told
 from .job_status import unfinished
 from .maintenance import compaction, indexes, old_versions
 from .records import now
 from .schema import SCHEMA_VERSION, TABLES
-
-if TYPE_CHECKING:
-    from .store import Store
+from .schema_versions import schema_of
+from .store import Store
 
 Level = Literal["ok", "note", "warning", "error"]
-IsLive = Callable[["Store", str, str], bool | None]
+IsLive = Callable[[Store, str, str], bool | None]
 """Tells whether a process is this job of a run; None when that cannot be known."""
 
 _PARTS = ("pylance", "lancedb", "duckdb", "polars", "pyarrow")
@@ -44,7 +43,7 @@ class Finding:
     way_out: str = ""
 
 
-def diagnose(store: "Store", *, is_live: IsLive | None = None) -> list[Finding]:
+def diagnose(store: Store, *, is_live: IsLive | None = None) -> list[Finding]:
     """Look at everything that is known to go wrong; nothing is changed.
 
     Each table's files are opened, and not read whole: `deep.examine` does that, and `rlake verify`
@@ -92,7 +91,7 @@ def _start_method() -> Iterator[Finding]:
         )
 
 
-def _room(store: "Store") -> Iterator[Finding]:
+def _room(store: Store) -> Iterator[Finding]:
     if store.folder is None:
         return
     free = shutil.disk_usage(store.folder).free
@@ -101,10 +100,10 @@ def _room(store: "Store") -> Iterator[Finding]:
     yield Finding(level, f"{free / 1e9:.1f} GB are free where the store lies", way_out)
 
 
-def _table(store: "Store", name: str) -> Iterator[Finding]:
+def _table(store: Store, name: str) -> Iterator[Finding]:
     try:
         dataset = store.open_at(name)
-        schema = migrations.schema_of(dataset)
+        schema = schema_of(dataset)
         rows = dataset.count_rows()
     except RlakeError as error:
         yield Finding("error", str(error), lost(store))
@@ -125,7 +124,7 @@ def _table(store: "Store", name: str) -> Iterator[Finding]:
         yield Finding("ok", "`{}`: {} in {}, {}".format(name, *counts))
 
 
-def _files(store: "Store", name: str, dataset: lance.LanceDataset) -> Iterator[Finding]:
+def _files(store: Store, name: str, dataset: lance.LanceDataset) -> Iterator[Finding]:
     """Open each file of the newest version."""
     for fragment in dataset.get_fragments():
         try:
@@ -142,7 +141,7 @@ def _files(store: "Store", name: str, dataset: lance.LanceDataset) -> Iterator[F
             )
 
 
-def lost(store: "Store") -> str:
+def lost(store: Store) -> str:
     """Return the way out for files that are lost or damaged."""
     return (
         f"put the file back from a copy of `{store.root}`; without one, go back to a snapshot of "
@@ -167,7 +166,7 @@ def _future(name: str, dataset: lance.LanceDataset) -> Iterator[Finding]:
         )
 
 
-def _untidy(store: "Store", name: str, dataset: lance.LanceDataset) -> Iterator[Finding]:
+def _untidy(store: Store, name: str, dataset: lance.LanceDataset) -> Iterator[Finding]:
     small = compaction.small_files(dataset, thorough=True)
     if len(small) >= _MANY_FILES:
         yield Finding("warning", f"`{name}`: {len(small)} small files slow every query", _MAINTAIN)
@@ -188,7 +187,7 @@ def _untidy(store: "Store", name: str, dataset: lance.LanceDataset) -> Iterator[
         )
 
 
-def _runs(store: "Store", is_live: IsLive | None) -> Iterator[Finding]:
+def _runs(store: Store, is_live: IsLive | None) -> Iterator[Finding]:
     for run, job in unfinished(store, running=True):
         lives = is_live(store, run, job) if is_live else None
         if lives is False:
@@ -203,7 +202,7 @@ def _runs(store: "Store", is_live: IsLive | None) -> Iterator[Finding]:
             yield Finding("ok" if lives else "note", f"`{job}` of run `{run}` {known}")
 
 
-def _shortened(store: "Store") -> Iterator[Finding]:
+def _shortened(store: Store) -> Iterator[Finding]:
     """Find tables that stand at an older version than one that was trained on.
 
     Without its newest manifest, a table opens as it was before, and nothing else tells.
@@ -224,7 +223,7 @@ def _shortened(store: "Store") -> Iterator[Finding]:
             )
 
 
-def _snapshots(store: "Store", sound: Set[str]) -> Iterator[Finding]:
+def _snapshots(store: Store, sound: Set[str]) -> Iterator[Finding]:
     taken = snapshots.current(store)
     for snapshot in taken.values():
         for name in sorted(sound & snapshot.versions.keys()):
@@ -242,7 +241,7 @@ def _snapshots(store: "Store", sound: Set[str]) -> Iterator[Finding]:
         yield Finding("ok", number(len(taken), "snapshot"))
 
 
-def _branches(store: "Store") -> Iterator[Finding]:
+def _branches(store: Store) -> Iterator[Finding]:
     try:
         known = branches.current(store)
     except (RlakeError, *_FAILURES) as error:

@@ -8,7 +8,6 @@ derived from the table `embeddings`, and can be deleted at any time: `maintain` 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import lance
 import numpy as np
@@ -18,9 +17,7 @@ import pyarrow.compute as pc
 from .errors import NotFoundError, QueryError, StoreError, nearest, reason
 from .ids import content_id
 from .query import literal
-
-if TYPE_CHECKING:
-    from .store import Store
+from .tables import Tables
 
 INDEXES = ".indexes"
 """Folder of a store that holds what can be made again."""
@@ -41,13 +38,13 @@ class Nearest:
     """Cosine, -1 to 1."""
 
 
-def embedders(store: "Store") -> dict[str, int]:
+def embedders(store: Tables) -> dict[str, int]:
     """Return who made the stored vectors, and how many."""
     query = "SELECT embedder, count(*) FROM embeddings GROUP BY embedder ORDER BY embedder"
     return dict(store.sql(query).fetchall())
 
 
-def chosen(store: "Store", embedder: str | None) -> str:
+def chosen(store: Tables, embedder: str | None) -> str:
     """Return the embedder that is meant, as it is stored: the one named, or the only one.
 
     The name may leave out the version. Raises NotFoundError when there is none of that name or
@@ -67,7 +64,7 @@ def chosen(store: "Store", embedder: str | None) -> str:
     return meant[0]
 
 
-def exact(store: "Store", embedder: str, query: np.ndarray, *, after: int = -1) -> Nearest:
+def exact(store: Tables, embedder: str, query: np.ndarray, *, after: int = -1) -> Nearest:
     """Compare the query with every vector of the embedder whose row id is greater than `after`.
 
     Vectors are read a bounded number at a time; 12 bytes a row are kept.
@@ -81,7 +78,7 @@ def exact(store: "Store", embedder: str, query: np.ndarray, *, after: int = -1) 
     return Nearest(ids[order], scores[order])
 
 
-def indexed(store: "Store", embedder: str, query: np.ndarray, *, k: int) -> Nearest | None:
+def indexed(store: Tables, embedder: str, query: np.ndarray, *, k: int) -> Nearest | None:
     """Return the k nearest by the index and, exactly, among what came since; None without one."""
     copy = None if store.is_past else _open(store, embedder)
     if copy is None or _length(copy) != len(query):
@@ -102,7 +99,7 @@ def indexed(store: "Store", embedder: str, query: np.ndarray, *, k: int) -> Near
     return _best(known, exact(store, embedder, query, after=_last(copy)), k)
 
 
-def refresh(store: "Store") -> None:
+def refresh(store: Tables) -> None:
     """Bring the index of each embedder with many vectors up to date, making it when it is missing.
 
     Raises StoreError when it cannot be written.
@@ -118,7 +115,7 @@ def refresh(store: "Store") -> None:
             ) from error
 
 
-def vector_of(store: "Store", embedder: str, experience_id: str) -> np.ndarray | None:
+def vector_of(store: Tables, embedder: str, experience_id: str) -> np.ndarray | None:
     """Return the stored vector of an experience, or None."""
     condition = f"experience_id = {literal(experience_id)} AND embedder = {literal(embedder)}"
     found = store.dataset("embeddings").to_table(columns=["vector"], filter=condition)
@@ -141,7 +138,7 @@ def _cosine(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
 
 
 def _vectors(
-    store: "Store", embedder: str, length: int, *, after: int
+    store: Tables, embedder: str, length: int, *, after: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield row ids and vectors [rows, length] of an embedder."""
     condition = f"embedder = {literal(embedder)}" + (f" AND _rowid > {after}" if after >= 0 else "")
@@ -161,7 +158,7 @@ def _vectors(
         yield batch.column("_rowid").to_numpy(), flat.reshape(-1, length)
 
 
-def _refresh(store: "Store", embedder: str) -> None:
+def _refresh(store: Tables, embedder: str) -> None:
     copy = _open(store, embedder)
     length = _length(copy) if copy else _first_length(store, embedder)
     last = _last(copy) if copy else -1
@@ -204,14 +201,14 @@ def _partitions(rows: int) -> int:
     return max(1, int(rows**0.5))
 
 
-def _open(store: "Store", embedder: str) -> lance.LanceDataset | None:
+def _open(store: Tables, embedder: str) -> lance.LanceDataset | None:
     try:
         return lance.dataset(_place(store, embedder), storage_options=store.storage_options)
     except _MISSING:
         return None
 
 
-def _place(store: "Store", embedder: str) -> str:
+def _place(store: Tables, embedder: str) -> str:
     branch = store.branch_name or "main"
     return f"{store.root}/{INDEXES}/{branch}/{content_id(embedder)}.lance"
 
@@ -226,7 +223,7 @@ def _last(copy: lance.LanceDataset) -> int:
     return -1 if greatest is None else int(greatest)
 
 
-def _first_length(store: "Store", embedder: str) -> int:
+def _first_length(store: Tables, embedder: str) -> int:
     condition = f"embedder = {literal(embedder)}"
     first = store.dataset("embeddings").to_table(columns=["vector"], filter=condition, limit=1)
     return len(first.column(0)[0])

@@ -1,12 +1,9 @@
 """How the jobs of runs stand, as far as the store can tell."""
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .store import Store
+from .tables import Tables
 
 
-def unfinished(store: "Store", *, running: bool = False) -> list[tuple[str, str]]:
+def unfinished(store: Tables, *, running: bool = False) -> list[tuple[str, str]]:
     """Return (run, job) of the jobs that are not done; with `running`, not those that failed.
 
     A job that was killed could not say so: it counts as running.

@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic, sleep
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import lance
@@ -25,9 +24,7 @@ import pyarrow as pa
 
 from .errors import BusyError, ConflictError, SchemaError, StoreError, write_error
 from .schema import TABLES
-
-if TYPE_CHECKING:
-    from .store import Store
+from .tables import Tables
 
 LOCKS = ".locks"
 """Folder of a store that holds its locks."""
@@ -43,7 +40,7 @@ _FAILURES = (OSError, RuntimeError, ValueError)  # Lance's, for whatever the sto
 
 
 @contextmanager
-def leased(store: "Store", name: str) -> Iterator[Callable[[], None]]:
+def leased(store: Tables, name: str) -> Iterator[Callable[[], None]]:
     """Hold the lease `name`; BusyError when it is not free in LOCK_SECONDS.
 
     Yields what a writer calls between its look and its commit: BusyError when the lease is lost.
@@ -64,7 +61,7 @@ def leased(store: "Store", name: str) -> Iterator[Callable[[], None]]:
     lease.release(suspect=False)
 
 
-def fence(store: "Store", name: str) -> None:
+def fence(store: Tables, name: str) -> None:
     """Make sure that no append that was begun before this call can be committed after it."""
     for _ in range(_FENCE_TRIES):
         dataset = store.open_at(name)
@@ -95,7 +92,7 @@ class _State:
 
 
 class _Lease:
-    def __init__(self, store: "Store", name: str) -> None:
+    def __init__(self, store: Tables, name: str) -> None:
         self._store, self._name = store, name
         self._uri = f"{store.root}/{LOCKS}/{store.lock_name(name)}.lance"
         self._me = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex}"

@@ -7,18 +7,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .errors import BusyError, StoreError, reason
 from .leases import LOCK_SECONDS, LOCKS, leased
-
-if TYPE_CHECKING:
-    from .store import Store
+from .tables import Tables
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 
 
-def locked(store: "Store", name: str) -> AbstractContextManager[Callable[[], None]]:
+def locked(store: Tables, name: str) -> AbstractContextManager[Callable[[], None]]:
     """Hold the lock `name` of a store: a file lock in a folder, a lease elsewhere.
 
     Yields what to call between a look and a commit that depends on it: it raises BusyError when

@@ -6,19 +6,16 @@ A copy of a part of a whole store has none, whatever the part.
 
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING
 
 from lance.file import LanceFileSession
 
 from .leases import LOCKS
-
-if TYPE_CHECKING:
-    from .store import Store
+from .tables import Tables
 
 _NAME = "store.making"
 
 
-def put(store: "Store") -> None:
+def put(store: Tables) -> None:
     """Say that the store is being made."""
     if store.folder is not None:
         _path(store.folder).touch()
@@ -27,14 +24,14 @@ def put(store: "Store") -> None:
         _session(store).upload_file(file.name, _NAME)
 
 
-def is_there(store: "Store") -> bool:
+def is_there(store: Tables) -> bool:
     """Tell whether the store is being made; who holds its lock knows that the maker was killed."""
     if store.folder is not None:
         return _path(store.folder).exists()
     return _session(store).contains(_NAME)
 
 
-def remove(store: "Store") -> None:
+def remove(store: Tables) -> None:
     """Say that the store is whole."""
     if store.folder is not None:
         _path(store.folder).unlink()
@@ -46,5 +43,5 @@ def _path(folder: Path) -> Path:
     return folder / LOCKS / _NAME
 
 
-def _session(store: "Store") -> LanceFileSession:
+def _session(store: Tables) -> LanceFileSession:
     return LanceFileSession(f"{store.root}/{LOCKS}", storage_options=store.storage_options)

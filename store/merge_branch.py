@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import lance
 import polars as pl
@@ -13,10 +12,8 @@ from .errors import QueryError, StoreError, reading
 from .ids import row_digests
 from .key_index import content
 from .schema import TABLES, Table
+from .store import Store
 from .take_rows import take
-
-if TYPE_CHECKING:
-    from .store import Store
 
 MERGED = {
     "lineage": (),
@@ -63,7 +60,7 @@ class Merged:
     """The keys of the first of them."""
 
 
-def merge(store: "Store", name: str) -> dict[str, Merged]:
+def merge(store: Store, name: str) -> dict[str, Merged]:
     """Append what a branch added to the tables of MERGED; to do it again adds nothing.
 
     The branch keeps its rows, and its own experiences, draws and runs are not merged. Raises
@@ -88,9 +85,7 @@ def merge(store: "Store", name: str) -> dict[str, Merged]:
     return merged
 
 
-def left_behind(
-    store: "Store", name: str, merged: Mapping[str, Merged]
-) -> dict[str, dict[str, int]]:
+def left_behind(store: Store, name: str, merged: Mapping[str, Merged]) -> dict[str, dict[str, int]]:
     """Return of each table how many rows that a branch added are not merged, by the reason."""
     found: dict[str, dict[str, int]] = {}
     for table, rows in branches.rows_added(store, branches.find(store, name)).items():
@@ -105,7 +100,7 @@ def left_behind(
     return found
 
 
-def _merge(store: "Store", table: Table, added: Iterator[pa.Table], known: pl.Series) -> Merged:
+def _merge(store: Store, table: Table, added: Iterator[pa.Table], known: pl.Series) -> Merged:
     done = Merged()
     new = _new(store, table, added, known, done)
     first = next(new, None)
@@ -120,7 +115,7 @@ def _chain(first: pa.Table, rest: Iterator[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _new(
-    store: "Store", table: Table, added: Iterator[pa.Table], known: pl.Series, done: Merged
+    store: Store, table: Table, added: Iterator[pa.Table], known: pl.Series, done: Merged
 ) -> Iterator[pa.Table]:
     """Yield the rows to append, and count the others."""
     stored = _Stored(store, table)
@@ -154,7 +149,7 @@ def _refers_to(rows: pa.Table, known: pl.Series, columns: tuple[str, ...]) -> pa
 class _Stored:
     """The rows of a table that are there already, found by their keys."""
 
-    def __init__(self, store: "Store", table: Table) -> None:
+    def __init__(self, store: Store, table: Table) -> None:
         self._table, self._dataset = table, store.dataset(table.name)
         keys = self._dataset.to_table(columns=list(table.key), with_row_id=True)
         self._keys = pl.DataFrame(pl.from_arrow(keys))

@@ -18,8 +18,8 @@ import polars as pl
 import pyarrow as pa
 
 from .errors import ConfigError, QueryError, RlakeError, StarvedError, damaged, nearest
-from .migrations import missing
 from .schema import TABLES
+from .schema_versions import missing
 
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+|\([\w\s,]*\)\s*)?", re.IGNORECASE)
 """What stands before the statement that is explained. It can hold no comment, so that what is

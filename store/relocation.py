@@ -9,15 +9,12 @@ import dataclasses
 import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import lance
 
 from .locks import locked
 from .schema import TABLES
-
-if TYPE_CHECKING:
-    from .store import Store
+from .tables import Tables
 
 _LAST = "runs"
 _PLACE = "rlake.place"
@@ -25,13 +22,13 @@ _PLACE = "rlake.place"
 _log = logging.getLogger(__name__)
 
 
-def is_elsewhere(store: "Store") -> bool:
+def is_elsewhere(store: Tables) -> bool:
     """Tell whether a branch was last put right at another address."""
     place = store.open_at(_LAST).config().get(_PLACE)
     return place is None or not _is_same(place, store.root)
 
 
-def relocate(store: "Store") -> None:
+def relocate(store: Tables) -> None:
     """Let all tables of a branch find the files that they share with others at this address.
 
     Their indexes are dropped, for `maintain` to make anew. After a kill, do it again.
@@ -43,7 +40,7 @@ def relocate(store: "Store") -> None:
     settle(store)
 
 
-def settle(store: "Store") -> None:
+def settle(store: Tables) -> None:
     """Note that a branch is right where it is."""
     store.open_at(_LAST).update_config({_PLACE: store.root})
 

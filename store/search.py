@@ -1,7 +1,6 @@
 """Finding experiences: by words of their responses, and by likeness to another one."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import lance
 import numpy as np
@@ -11,10 +10,8 @@ import pyarrow as pa
 from . import embeddings
 from .errors import NotFoundError, QueryError, reading
 from .query import columns_of, literal
+from .tables import Tables
 from .take_rows import take
-
-if TYPE_CHECKING:
-    from .store import Store
 
 SHOWN = ("experience_id", "score", "run_id", "step", "reward", "prompt_text", "response_text")
 """Columns of what is found, the best first."""
@@ -26,7 +23,7 @@ Ranked = Callable[[int], tuple[pl.DataFrame, bool]]
 """Returns the best n as experience_id and score, in order, and whether there are more."""
 
 
-def search(store: "Store", text: str, *, k: int = 10, where: str | None = None) -> pl.DataFrame:
+def search(store: Tables, text: str, *, k: int = 10, where: str | None = None) -> pl.DataFrame:
     """Return the k experiences whose responses match the words best (BM25), the best first.
 
     Rows that no index knows yet are found too.
@@ -50,7 +47,7 @@ def search(store: "Store", text: str, *, k: int = 10, where: str | None = None) 
 
 
 def similar(
-    store: "Store",
+    store: Tables,
     experience_id: str,
     *,
     k: int = 10,
@@ -93,7 +90,7 @@ def similar(
     return _first(store, ranked, k, where)
 
 
-def _first(store: "Store", ranked: Ranked, k: int, where: str | None) -> pl.DataFrame:
+def _first(store: Tables, ranked: Ranked, k: int, where: str | None) -> pl.DataFrame:
     """Return the best k that are stored and for which `where` holds: look further until there are.
 
     What is further down the ranking is asked for only when too few of the best remain.
@@ -109,7 +106,7 @@ def _first(store: "Store", ranked: Ranked, k: int, where: str | None) -> pl.Data
         wanted *= _GROWTH
 
 
-def _kept(store: "Store", ids: pl.Series, where: str | None) -> pl.DataFrame:
+def _kept(store: Tables, ids: pl.Series, where: str | None) -> pl.DataFrame:
     """Return those of the experiences that are stored and for which `where` holds, to be shown."""
     condition = f"({where}\n)" if where else "true"
     if len(ids) > _FEW:
@@ -133,7 +130,7 @@ def _check(k: int, where: str | None) -> None:
         columns_of(where)
 
 
-def _not_embedded(store: "Store", embedder: str, experience_id: str) -> NotFoundError:
+def _not_embedded(store: Tables, embedder: str, experience_id: str) -> NotFoundError:
     wanted = literal(experience_id)
     [(stored,)] = store.sql(
         f"SELECT count(*) FROM experiences WHERE experience_id = {wanted}"

@@ -3,18 +3,15 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from .errors import NotFoundError, QueryError, nearest
-from .migrations import scanned
 from .query import literal
 from .schema import TABLES
+from .schema_versions import scanned
+from .tables import Tables
 from .withdrawals import is_gone, kept, taken_back
-
-if TYPE_CHECKING:
-    from .store import Store
 
 REPLACEABLE = ("reward", "advantage", "priority")
 """Declared columns that a side column may stand in for, when its alias says so."""
@@ -223,7 +220,7 @@ def from_sql(columns: Sequence[SideColumn], *, plain: str = "experiences_current
     return f"(SELECT {facts}, {values} FROM {plain} AS e {joins})"
 
 
-def join(store: "Store", frame: pl.LazyFrame, columns: Sequence[SideColumn]) -> pl.LazyFrame:
+def join(store: Tables, frame: pl.LazyFrame, columns: Sequence[SideColumn]) -> pl.LazyFrame:
     """Join side columns to a frame of experiences, keeping its rows, their order and columns."""
     names = frame.collect_schema().names()
     hidden = [c.alias for c in columns if c.alias in names]
@@ -235,7 +232,7 @@ def join(store: "Store", frame: pl.LazyFrame, columns: Sequence[SideColumn]) -> 
 
 
 def attach(
-    store: "Store",
+    store: Tables,
     rows: pl.DataFrame,
     columns: Sequence[SideColumn],
     *,
@@ -264,7 +261,7 @@ def attach(
 
 
 def _stored_by(
-    store: "Store",
+    store: Tables,
     table: str,
     columns: Sequence[str],
     until: Mapping[str, int],
@@ -277,7 +274,7 @@ def _stored_by(
     return rows.filter(pl.col(_CREATED) <= until[table]) if table in until else rows
 
 
-def check(store: "Store", columns: Sequence[SideColumn]) -> None:
+def check(store: Tables, columns: Sequence[SideColumn]) -> None:
     """Raise NotFoundError, with the nearest name, for a column of which nothing is stored."""
     for column in columns:
         wanted = " AND ".join(f"{name} = {literal(v)}" for name, v in column.filters)
@@ -287,7 +284,7 @@ def check(store: "Store", columns: Sequence[SideColumn]) -> None:
         raise _unknown(store, column)
 
 
-def _unknown(store: "Store", column: SideColumn) -> NotFoundError:
+def _unknown(store: Tables, column: SideColumn) -> NotFoundError:
     by, tie = _NAMED_BY[column.table], column.tie
     noun, wanted = _NOUNS[column.table], dict(column.filters)
     keys = [by, *(k for k in wanted if k != by)]
@@ -306,13 +303,13 @@ def _unknown(store: "Store", column: SideColumn) -> NotFoundError:
     )
 
 
-def _counting(store: "Store", table: str) -> pl.LazyFrame:
+def _counting(store: Tables, table: str) -> pl.LazyFrame:
     """Return the rows of a side table that count."""
     return _standing(store, table, store.scan(table), {})
 
 
 def _standing(
-    store: "Store", table: str, rows: pl.LazyFrame, until: Mapping[str, int]
+    store: Tables, table: str, rows: pl.LazyFrame, until: Mapping[str, int]
 ) -> pl.LazyFrame:
     """Leave out what was taken back, and what a superseded attempt of a trainer derived."""
     # what was drawn before anything was taken back names no version of these

@@ -4,18 +4,16 @@ import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import lance
 
 from . import branches, migrations, user_tables
+from .append import WritableTables
 from .errors import NotFoundError, QueryError, StoreError, as_store_error, nearest
 from .job_status import unfinished
 from .locks import locked
 from .schema import REFERRING_FIRST, TABLES
-
-if TYPE_CHECKING:
-    from .store import Store
+from .tables import Tables, own_place, tag_prefix
 
 _NAME = r"(?=.{1,150}$)[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*"
 NOW = "now"
@@ -45,7 +43,7 @@ class Restored:
     """Tables that had changed since, with their new versions."""
 
 
-def current(store: "Store") -> dict[str, Snapshot]:
+def current(store: Tables) -> dict[str, Snapshot]:
     """Return the snapshots that there are, by name, oldest first."""
     newest = {}
     for row in store.scan("snapshots").collect().sort("created_at", maintain_order=True).to_dicts():
@@ -57,7 +55,7 @@ def current(store: "Store") -> dict[str, Snapshot]:
     return newest
 
 
-def find(store: "Store", name: str) -> Snapshot:
+def find(store: Tables, name: str) -> Snapshot:
     """Return a snapshot; raises NotFoundError, with the nearest name, when there is none."""
     named = current(store)
     if name in named:
@@ -71,7 +69,7 @@ def find(store: "Store", name: str) -> Snapshot:
     raise NotFoundError(f"there is no snapshot `{name}`{where}{nearest(name, named)}")
 
 
-def create(store: "Store", name: str, *, note: str | None = None) -> None:
+def create(store: WritableTables, name: str, *, note: str | None = None) -> None:
     """Name the store as it is now, once; tags keep its versions from clean-up."""
     _check_name(name)
     _check_present(store)
@@ -79,7 +77,7 @@ def create(store: "Store", name: str, *, note: str | None = None) -> None:
         _create(store, name, note)
 
 
-def drop(store: "Store", name: str, *, force: bool = False) -> None:
+def drop(store: WritableTables, name: str, *, force: bool = False) -> None:
     """Give a name up; the versions that it kept may be cleaned up from then on.
 
     Raises QueryError when a run that is not done works on it or, without `force`, a branch has it.
@@ -92,6 +90,7 @@ def drop(store: "Store", name: str, *, force: bool = False) -> None:
         if not force:
             _check_unused(store, snapshot)
         tables = [{"name": n, "version": v} for n, v in snapshot.versions.items()]
+        # the row before the tags, for the same reason: a drop that is killed leaves tags at most
         store.append(
             "snapshots",
             [{"name": name, "tables": tables, "note": snapshot.note, "is_dropped": True}],
@@ -99,7 +98,7 @@ def drop(store: "Store", name: str, *, force: bool = False) -> None:
         _untag(store, name)
 
 
-def restore(store: "Store", name: str, *, force: bool = False) -> Restored:
+def restore(store: WritableTables, name: str, *, force: bool = False) -> Restored:
     """Make all tables as they were at a snapshot, as new versions of them; history stays.
 
     A snapshot of how they were before is taken first, so that it can be undone. Writers wait
@@ -109,6 +108,8 @@ def restore(store: "Store", name: str, *, force: bool = False) -> Restored:
     """
     _check_present(store)
     with ExitStack() as held:
+        # in one order everywhere, as appends to several tables take theirs: else two would wait
+        # for each other
         for lock in ("names", *sorted(_RESTORED)):
             held.enter_context(locked(store, lock))
         snapshot = find(store, name)
@@ -126,12 +127,13 @@ def restore(store: "Store", name: str, *, force: bool = False) -> Restored:
     return Restored(name, undo, tables)
 
 
-def _create(store: "Store", name: str, note: str | None) -> None:
+def _create(store: WritableTables, name: str, note: str | None) -> None:
     if name in current(store):
         raise QueryError(f"snapshot `{name}` exists already; choose another name")
     versions = store.versions()
     of_user = store.user_versions()
     _untag(store, name)  # by one that was killed before it was done
+    # the tags before the row: a name that is listed has versions that no clean-up removes
     with as_store_error(f"cannot take the snapshot `{name}`"):
         for table, version in versions.items():
             store.open_for_names(table).tags.create(_tag(store, name), (store.branch_name, version))
@@ -149,12 +151,12 @@ def _check_name(name: str) -> None:
         )
 
 
-def _check_present(store: "Store") -> None:
+def _check_present(store: Tables) -> None:
     if store.is_past:
         raise StoreError(f"{store!r} is read only: it shows the past; use the store itself")
 
 
-def _check_unused(store: "Store", snapshot: Snapshot) -> None:
+def _check_unused(store: Tables, snapshot: Snapshot) -> None:
     pinned, _, what = snapshot.name.rpartition(".")
     for run, job in unfinished(store) if what in ("rows", "tasks") else ():
         if run == pinned:
@@ -171,7 +173,7 @@ def _check_unused(store: "Store", snapshot: Snapshot) -> None:
             )
 
 
-def _check_own(store: "Store", snapshot: Snapshot) -> None:
+def _check_own(store: Tables, snapshot: Snapshot) -> None:
     for table in _RESTORED:
         if any(snapshot.versions[table] < newest for _, newest in store.lines(table)[:1]):
             raise QueryError(
@@ -180,7 +182,7 @@ def _check_own(store: "Store", snapshot: Snapshot) -> None:
             )
 
 
-def _check_idle(store: "Store") -> None:
+def _check_idle(store: Tables) -> None:
     for run, job in unfinished(store, running=True):
         raise QueryError(
             f"`{job}` of run `{run}` is running, and would lose its rows; stop it, or use `force` "
@@ -188,7 +190,7 @@ def _check_idle(store: "Store") -> None:
         )
 
 
-def _undo(store: "Store", snapshot: Snapshot) -> str:
+def _undo(store: WritableTables, snapshot: Snapshot) -> str:
     """Return what to go back to: that of the same restore that was killed, or a new snapshot.
 
     When the store is as some snapshot has it, it is that one.
@@ -211,7 +213,7 @@ def _undo(store: "Store", snapshot: Snapshot) -> str:
     return f"{prefix}-{number}"
 
 
-def _is_same(store: "Store", table: str, version: int) -> bool:
+def _is_same(store: Tables, table: str, version: int) -> bool:
     """Tell whether a table holds what it held at a version; ids of fragments are never reused."""
     now, then = (
         [(f.fragment_id, f.num_deletions) for f in dataset.get_fragments()]
@@ -220,11 +222,11 @@ def _is_same(store: "Store", table: str, version: int) -> bool:
     return now == then
 
 
-def _restore(store: "Store", table: str, version: int) -> int:
+def _restore(store: Tables, table: str, version: int) -> int:
     with as_store_error(f"cannot restore `{table}`"):
         # of a branch its own version, not the equal one of the line that it left
         lance.dataset(
-            branches.own_place(store, table),
+            own_place(store, table),
             version=version,
             storage_options=store.storage_options,
         ).restore()
@@ -233,11 +235,11 @@ def _restore(store: "Store", table: str, version: int) -> int:
     return dataset.version
 
 
-def _tag(store: "Store", name: str) -> str:
-    return f"{branches.tag_prefix(store.branch_name)}snapshot-{name}"
+def _tag(store: Tables, name: str) -> str:
+    return f"{tag_prefix(store.branch_name)}snapshot-{name}"
 
 
-def _untag(store: "Store", name: str) -> None:
+def _untag(store: Tables, name: str) -> None:
     tag = _tag(store, name)
     with as_store_error(f"cannot give up the tags of snapshot `{name}`"):
         tagged = [store.open_for_names(table) for table in TABLES]

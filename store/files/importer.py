@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
+from ..append import Appended
 from ..errors import ConfigError, NotFoundError, nearest
 from ..ids import lineage_id
 from ..query import literal
 from ..schema import TABLES
-from ..store import Appended, Store
+from ..store import Store
 from ..undo import also_gave, are_gone, standing
 from ..undo import replace as replace_all
 from .duckdb_input import InputFile, InputSession

@@ -9,20 +9,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import lance
 from filelock import FileLock, Timeout
 
 from .. import embeddings
+from ..append import WritableTables
 from ..errors import StoreError, reading, reason
 from ..locks import LOCKS
 from ..schema import TABLES
+from ..tables import Tables
 from . import compaction, indexes, old_versions, retention
 from .report import Cared, Look, Report
-
-if TYPE_CHECKING:
-    from ..store import Store
 
 GRACE_SECONDS = 600.0
 """How long a version is kept after a newer one came: a query that reads it may take that long."""
@@ -30,7 +28,11 @@ _FAILURES = (OSError, RuntimeError, ValueError)
 
 
 def maintain(
-    store: "Store", *, only_due: bool = False, dry_run: bool = False, grace: float = GRACE_SECONDS
+    store: WritableTables,
+    *,
+    only_due: bool = False,
+    dry_run: bool = False,
+    grace: float = GRACE_SECONDS,
 ) -> Report:
     """Do what `Store.maintain` says."""
     if store.is_past:
@@ -61,13 +63,13 @@ def _kept(grace: float, began: float) -> float:
     return grace and grace + perf_counter() - began
 
 
-def _free(store: "Store", *, grace: float) -> None:
+def _free(store: Tables, *, grace: float) -> None:
     """Remove what nobody needs, before anything is written: the disk may be full."""
     for name in TABLES:
         _clean(store, name, thorough=True, grace=grace)
 
 
-def look(store: "Store", name: str, *, measured: bool = True) -> Look:
+def look(store: Tables, name: str, *, measured: bool = True) -> Look:
     """Return how a table stands; a look-up by key is only timed when it is to be `measured`."""
     dataset = store.open_at(name)
     with reading(f"table `{name}`"):
@@ -80,7 +82,7 @@ def look(store: "Store", name: str, *, measured: bool = True) -> Look:
         )
 
 
-def _is_due(store: "Store", name: str, *, grace: float) -> bool:
+def _is_due(store: Tables, name: str, *, grace: float) -> bool:
     dataset = store.dataset(name)
     return (
         bool(compaction.small_files(dataset, thorough=False))
@@ -89,7 +91,7 @@ def _is_due(store: "Store", name: str, *, grace: float) -> bool:
     )
 
 
-def _care(store: "Store", name: str, before: Look, *, only_due: bool, grace: float) -> Cared:
+def _care(store: Tables, name: str, before: Look, *, only_due: bool, grace: float) -> Cared:
     left = None
     try:
         dataset = store.open_at(name)
@@ -108,7 +110,7 @@ def _care(store: "Store", name: str, before: Look, *, only_due: bool, grace: flo
     return Cared(name, before, look(store, name, measured=not only_due), left)
 
 
-def _clean(store: "Store", name: str, *, thorough: bool, grace: float) -> None:
+def _clean(store: Tables, name: str, *, thorough: bool, grace: float) -> None:
     dataset = store.open_at(name)
     try:
         old_versions.remove(dataset, old_versions.removable(store, name, grace=grace))
@@ -118,7 +120,7 @@ def _clean(store: "Store", name: str, *, thorough: bool, grace: float) -> None:
         orphan.unlink(missing_ok=True)
 
 
-def _foresee(store: "Store", name: str, before: Look, *, only_due: bool, grace: float) -> Cared:
+def _foresee(store: Tables, name: str, before: Look, *, only_due: bool, grace: float) -> Cared:
     """Say what `_care` would do."""
     dataset = store.open_at(name)
     chosen = compaction.small_files(dataset, thorough=not only_due)
@@ -137,7 +139,7 @@ def _foresee(store: "Store", name: str, before: Look, *, only_due: bool, grace: 
 
 
 @contextmanager
-def _alone(store: "Store") -> Iterator[str | None]:
+def _alone(store: Tables) -> Iterator[str | None]:
     """Be the only one who maintains a local store, or learn who is at it.
 
     Elsewhere there is no such lock: Lance lets one of two that change the same files win.
@@ -184,7 +186,7 @@ def _num_bytes(dataset: lance.LanceDataset) -> int:
     return sum(size for path, size in sizes if not path.startswith("tree/"))
 
 
-def _query_ms(store: "Store", name: str) -> float:
+def _query_ms(store: Tables, name: str) -> float:
     """Return the median time of three look-ups of a key that is not there."""
     taken = []
     for _ in range(3):

@@ -6,12 +6,10 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING
 
 import lance
 
-if TYPE_CHECKING:
-    from ..store import Store
+from ..tables import Tables
 
 ORPHAN_SECONDS = 24 * 3600.0
 """How old a file must be that no version knows: longer than any writer takes to its commit."""
@@ -20,7 +18,7 @@ _LAST_NAME = (1 << 64) - 1
 _HOLDING_DATA = ("data", "_deletions", "_indices")
 
 
-def removable(store: "Store", name: str, *, grace: float) -> list[int]:
+def removable(store: Tables, name: str, *, grace: float) -> list[int]:
     """Return the versions of a table that can go, oldest first.
 
     Kept are the first one, each that a tag names (snapshots and branches have tags), and all that
@@ -34,7 +32,7 @@ def removable(store: "Store", name: str, *, grace: float) -> list[int]:
     return [v for v in kept[1 : max(1, old - 1)] if v not in tagged]
 
 
-def is_due(store: "Store", name: str, *, grace: float) -> bool:
+def is_due(store: Tables, name: str, *, grace: float) -> bool:
     """Tell whether so many versions are removable that a clean-up pays."""
     dataset = store.dataset(name)
     if dataset.version <= _MANY_VERSIONS:
@@ -106,7 +104,7 @@ def _changed_at(path: Path) -> float:
         return time()
 
 
-def _made_at(store: "Store", name: str, version: int) -> float:
+def _made_at(store: Tables, name: str, version: int) -> float:
     dataset = store.open_at(name, version)
     made = dataset.get_version()["timestamp"]
     assert isinstance(made, datetime), "a version tells when it was made"

@@ -7,21 +7,19 @@ within the grace period still show it.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..append import WritableTables
 from ..errors import ConfigError, NotFoundError, QueryError, nearest
 from ..ids import content_id
 from ..locks import locked
 from ..query import QuerySession, columns_of, query_error
 from ..schema import TABLES, table
+from ..tables import Tables
 from .report import Forgotten
-
-if TYPE_CHECKING:
-    from ..store import Store
 
 TABLES_WITH_RULES = ("experiences", "scores", "derived", "embeddings")
 """Tables whose rows may go: each names an experience, which `drops` can list."""
@@ -62,7 +60,7 @@ class Rule:
         return f"retention/{self.name}/{content_id(self.table, self.where)}"
 
 
-def current(store: "Store") -> dict[str, Rule]:
+def current(store: Tables) -> dict[str, Rule]:
     """Return the rules that stand, by name."""
     rules: dict[str, Rule] = {}
     rows = store.scan("retention").collect().sort("created_at", maintain_order=True)
@@ -73,7 +71,9 @@ def current(store: "Store") -> dict[str, Rule]:
     return rules
 
 
-def add(store: "Store", name: str, *, table: str, where: str, note: str | None = None) -> Rule:
+def add(
+    store: WritableTables, name: str, *, table: str, where: str, note: str | None = None
+) -> Rule:
     """Let a rule stand from now on; the next `maintain` applies it.
 
     Raises ConfigError for a name that is taken or a table whose rows stay, QueryError for a
@@ -92,7 +92,7 @@ def add(store: "Store", name: str, *, table: str, where: str, note: str | None =
     return rule
 
 
-def drop(store: "Store", name: str) -> None:
+def drop(store: WritableTables, name: str) -> None:
     """Take a rule back; what it deleted stays deleted."""
     rules = current(store)
     if name not in rules:
@@ -122,12 +122,12 @@ def check(rule: Rule) -> None:
     console.sql(f"SELECT 1 FROM {rule.table} WHERE ({rule.where}\n)", what=what)
 
 
-def apply(store: "Store", *, dry_run: bool = False) -> tuple[Forgotten, ...]:
+def apply(store: WritableTables, *, dry_run: bool = False) -> tuple[Forgotten, ...]:
     """Forget the rows that the standing rules name, or count them; rows of unfinished runs stay."""
     return tuple(_apply(store, rule, dry_run=dry_run) for rule in current(store).values())
 
 
-def _apply(store: "Store", rule: Rule, *, dry_run: bool) -> Forgotten:
+def _apply(store: WritableTables, rule: Rule, *, dry_run: bool) -> Forgotten:
     deleted = kept = 0
     for found in _found(store, rule):
         going = found.filter(pc.invert(found.column("is_kept")))
@@ -137,7 +137,7 @@ def _apply(store: "Store", rule: Rule, *, dry_run: bool) -> Forgotten:
     return Forgotten(rule.name, rule.table, deleted, kept)
 
 
-def _forget(store: "Store", rule: Rule, rows: pa.Table) -> None:
+def _forget(store: WritableTables, rule: Rule, rows: pa.Table) -> None:
     ids = pc.unique(rows.column("experience_id"))
     store.append(
         "drops",
@@ -155,7 +155,7 @@ def _forget(store: "Store", rule: Rule, rows: pa.Table) -> None:
         store.open_at(rule.table).delete(f"_rowid IN ({row_ids})")
 
 
-def _found(store: "Store", rule: Rule) -> Iterator[pa.Table]:
+def _found(store: Tables, rule: Rule) -> Iterator[pa.Table]:
     """Yield the rows that a rule names, a bounded number at a time, and which must be kept."""
     versions = store.versions()
     console = QuerySession()
@@ -196,7 +196,7 @@ def _needed(console: QuerySession, unfinished: pa.Table) -> pa.Table:
     return console.sql(query).to_arrow_table()
 
 
-def _light_rows(store: "Store", rule: Rule, version: int) -> Iterator[pa.Table]:
+def _light_rows(store: Tables, rule: Rule, version: int) -> Iterator[pa.Table]:
     """Yield the columns of the table that a rule reads, with row ids."""
     run = {"run_id"} & set(TABLES[rule.table].names)
     columns: Sequence[str] = sorted(

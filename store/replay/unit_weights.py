@@ -154,7 +154,7 @@ class UnitWeights:
 
         For a priority that uses `age` or `times_drawn`.
         """
-        # all, not only those of the last draw: no mass of an older draw may stand beside new ones
+        # all of them: a unit left out of this draw must not keep the mass of an older one
         self.masses.values[:] = 0.0
         if not len(units) or self._kept is None:
             return

@@ -278,7 +278,7 @@ import sys
 import rlake
 from support.builders import experiences
 store = rlake.connect(sys.argv[1])
-print(store.append("experiences", experiences(8)).already, flush=True)
+print(store.append("experiences", experiences(8)).duplicates, flush=True)
 sys.stdin.readline()
 print(store.append("experiences", experiences(8, reward=1.0)[4:]).rows, flush=True)
 """

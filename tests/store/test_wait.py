@@ -64,7 +64,9 @@ def test_a_commit_of_another_process_wakes_a_waiter_at_once(store: Store) -> Non
 def test_a_commit_of_this_process_wakes_a_waiter(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlake.store.store.POLL_SECONDS", 30.0)  # so that only a wake-up can end it
+    monkeypatch.setattr(
+        "rlake.store.tables.POLL_SECONDS", 30.0
+    )  # so that only a wake-up can end it
     threading.Timer(0.1, lambda: store.append("tasks", [task(0)])).start()
     began = time.monotonic()
     assert wait(store, 1) == 1

@@ -1,0 +1,325 @@
+"""The tables of one store: where they lie, which versions of them are shown, and SQL over them."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import duckdb
+import lance
+import polars as pl
+
+from . import schema_versions, user_tables
+from .errors import StarvedError, StoreError, reason
+from .query import QuerySession, views_sql
+from .schema import REFERRING_FIRST, TABLES, table
+
+POLL_SECONDS = 0.025
+"""How often a waiter looks for commits of other processes; those of its own wake it at once."""
+
+Line = tuple[str | None, int]
+"""A branch (None: the main line), and the newest version of it that another one shares."""
+
+T = TypeVar("T")
+
+
+class Tables:
+    """Versioned tables in one place: all that can be done with them but to write rows.
+
+    What works on a store takes this, and `Store`, which extends it, calls what works on it.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        versions: Mapping[str, int] | None = None,
+        branch: str | None = None,
+    ) -> None:
+        self.root = uri
+        """The address without a branch."""
+        self.branch_name = branch
+        self.uri = f"{uri}@{branch}" if branch else uri
+        self._lines: dict[str, list[Line]] = {}
+        self._options = dict(storage_options or {})
+        own = {name: v for name, v in (versions or {}).items() if name in TABLES}
+        self._pinned = own if versions is not None else None
+        self._pinned_of_user = {n: v for n, v in (versions or {}).items() if n not in TABLES}
+        self._local = threading.local()  # Lance handles and DuckDB sessions are for one thread
+        self._changed = threading.Condition()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.uri!r}{', pinned' if self._pinned else ''})"
+
+    @property
+    def is_past(self) -> bool:
+        """Whether this shows the store as it was, and so cannot be written."""
+        return self._pinned is not None
+
+    @property
+    def folder(self) -> Path | None:
+        """The local folder, or None when the store lives elsewhere."""
+        return None if "://" in self.root else Path(self.root)
+
+    @property
+    def runs_folder(self) -> Path | None:
+        """Where runs keep checkpoints and weights; those of a branch have a folder of their own."""
+        runs = f"runs@{self.branch_name}" if self.branch_name else "runs"
+        return None if self.folder is None else self.folder / runs
+
+    @property
+    def storage_options(self) -> dict[str, str] | None:
+        """What was given to reach a store that lives elsewhere."""
+        return self._options or None
+
+    # reading
+
+    def dataset(self, name: str) -> lance.LanceDataset:
+        """Return a table as a Lance dataset at its newest (or pinned) version."""
+        table(name)
+        if self._pinned is not None:
+            return self.open_at(name, self._pinned[name])
+        # a handle shows the version that it was opened at, whatever others have written since
+        handle, newest = self._handles.get(name), self._newest(name)
+        if handle is None or handle.version != newest:
+            handle = self._handles[name] = self._open(name, self._place(name), newest)
+        return handle
+
+    def open_at(self, name: str, version: int | None = None) -> lance.LanceDataset:
+        """Open a table at a version of its own, whatever this store is pinned to."""
+        return self._open(name, self._place(name, version), version)
+
+    def _open(self, name: str, address: str, version: int | None) -> lance.LanceDataset:
+        with self._opening(name):
+            return lance.dataset(address, version=version, storage_options=self.storage_options)
+
+    @contextmanager
+    def _opening(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, RuntimeError) as error:
+            raise StoreError(
+                f"cannot open table `{name}` of `{self.uri}`: {reason(error)}"
+            ) from error
+
+    def _newest(self, name: str) -> int:
+        """Return the number of a table's newest version.
+
+        By a path Lance lists all versions to find it; by this kind of address it starts from the
+        one noted last, whatever their number. (It reads rows slower, so it is for this only.)
+        """
+        watched = self._watched.get(name)
+        if watched is None:
+            address = self._quoted(self._place(name))
+            watched = self._watched[name] = self._open(name, address, None)
+        with self._opening(name):
+            return watched.latest_version
+
+    def open_for_names(self, name: str) -> lance.LanceDataset:
+        """Open a table to make or drop tags and branches of it.
+
+        By a path Lance makes folders for them where the path leads when it is quoted as in a URL.
+        """
+        return self._open(name, self._quoted(self._place(name)), None)
+
+    def _quoted(self, address: str) -> str:
+        return address if self.folder is None else f"file-object-store://{quote(address)}"
+
+    @property
+    def _watched(self) -> dict[str, lance.LanceDataset]:
+        """This thread's tables that are only asked for their newest version."""
+        if not hasattr(self._local, "watched"):
+            self._local.watched = {}
+        return self._local.watched
+
+    @property
+    def _handles(self) -> dict[str, lance.LanceDataset]:
+        """This thread's open tables."""
+        if not hasattr(self._local, "handles"):
+            self._local.handles = {}
+        return self._local.handles
+
+    def versions(self) -> dict[str, int]:
+        """Return the version of every table."""
+        return dict(self._pinned) if self._pinned else self._versions_now()
+
+    def user_versions(self) -> dict[str, int]:
+        """Return the version of each `user_*` table that lies in the store's folder."""
+        return dict(self._pinned_of_user) if self.is_past else user_tables.versions(self.folder)
+
+    def _shown_at(self, name: str, version: int) -> lance.LanceDataset:
+        if name in TABLES:
+            return self.open_at(name, version)
+        return user_tables.open_at(self.root, name, version)
+
+    def _versions_now(self) -> dict[str, int]:
+        """Return versions in which no row refers to one that is missing.
+
+        Writers go on between one table and the next; so what refers to others is looked at first.
+        """
+        seen = {name: self.dataset(name).version for name in REFERRING_FIRST}
+        return {name: seen[name] for name in TABLES}
+
+    def scan(self, name: str) -> pl.LazyFrame:
+        """Return a table as a Polars LazyFrame; filters and columns are pushed down to the files.
+
+        Columns that a version from before lacks are NULL in every row.
+        """
+        dataset = self.dataset(name)
+        frame = pl.scan_pyarrow_dataset(dataset)  # pyright: ignore[reportArgumentType]
+        later = schema_versions.missing(name, dataset.schema)
+        return schema_versions.complete(frame, later) if later else frame
+
+    def sql(
+        self,
+        query: str,
+        *,
+        allow_files: bool = False,
+        timeout: float | None = None,
+        **frames: Any,
+    ) -> duckdb.DuckDBPyRelation:
+        """Return the result of one SELECT over all tables and views, as a DuckDB relation.
+
+        >>> store.sql("SELECT count(*) FROM tasks").fetchall()
+        [(1,)]
+
+        Frames (Polars, pandas, Arrow) are joined by the names that they are given here, files
+        by their paths when `allow_files` says that the query may read any that this process can.
+
+        >>> wanted = pl.DataFrame({"answer": ["4", "5"]})
+        >>> query = "SELECT answer FROM tasks JOIN wanted USING (answer)"
+        >>> store.sql(query, wanted=wanted).fetchall()
+        [('4',)]
+
+        The relation reads when rows are asked of it: take them before the thread's next `sql`, or
+        it shows the store as of then. After `timeout` seconds DuckDB raises InterruptException
+        while rows are read. Queries take at most a quarter of the machine's memory, or what
+        `RLAKE_SQL_MEMORY` in the environment says.
+
+        Raises QueryError when it does not parse, names what is not there, or tries to write.
+        """
+        name = "console_of_files" if allow_files else "console"
+        console = getattr(self._local, name, None)
+        if console is None:
+            console = QuerySession(files=allow_files)
+            setattr(self._local, name, console)
+        console.show(self.versions() | self.user_versions(), self._shown_at)
+        console.join(frames)
+        return console.sql(query, seconds=timeout)
+
+    @staticmethod
+    def views_sql() -> str:
+        """Return the views and macros as plain SQL, for DuckDB without rlake.
+
+        >>> con = duckdb.connect()
+        >>> for name in TABLES:
+        ...     _ = con.register(name, lance.dataset(f"{store.uri}/{name}.lance"))
+        >>> con.execute(store.views_sql()).sql("SELECT count(*) FROM groups").fetchall()
+        [(0,)]
+        """
+        return views_sql()
+
+    def count(self, name: str) -> int:
+        """Return the number of rows of a table."""
+        return self.dataset(name).count_rows()
+
+    # branches
+
+    def on_branch(self, name: str | None) -> Self:
+        """Return this store on a branch that there is, or with None on its main line."""
+        return type(self)(self.root, storage_options=self._options, branch=name)
+
+    def lines(self, name: str) -> list[Line]:
+        """Return the lines that a table of this branch left from, nearest first."""
+        if name not in self._lines:
+            self._lines[name] = list(self._left(name))
+        return self._lines[name]
+
+    def _left(self, name: str) -> Iterator[Line]:
+        """Yield the lines that a table of this branch came from, nearest first."""
+        branch = self.branch_name
+        known = known_branches(self, name) if branch else {}
+        while branch is not None and branch in known:
+            info = known[branch]
+            branch = info["parent_branch"]
+            yield branch, info["parent_version"]
+
+    def _place(self, name: str, version: int | None = None) -> str:
+        """Return where a version of a table lies.
+
+        One that is older than the branch lies on the line that the branch left from.
+        """
+        branch = self.branch_name
+        for parent, newest in self.lines(name) if version is not None else ():
+            if version is None or version > newest:
+                break
+            branch = parent
+        return place_on(self, name, branch)
+
+    def lock_name(self, name: str) -> str:
+        """Return what a lock is called here: those of a branch are its own."""
+        return f"{name}.{self.branch_name}" if self.branch_name else name
+
+    # waiting
+
+    def committed(self, name: str, dataset: lance.LanceDataset) -> None:
+        """Take note of a commit of this process: its new version, and whoever waits for one."""
+        # the handle first: whoever is woken looks at the versions at once
+        self._handles[name] = dataset
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_for(
+        self,
+        look: Callable[[], T | None],
+        *,
+        tables: Sequence[str],
+        seconds: float,
+        describe: Callable[[], str],
+        stop: threading.Event | None = None,
+    ) -> T:
+        """Call `look` now, and after each commit to one of `tables`, until it gives something.
+
+        Commits of this process wake it at once, those of others within POLL_SECONDS. Raises
+        StarvedError with what `describe` says after `seconds`, or as soon as `stop` is set.
+        """
+        deadline = monotonic() + seconds
+        while True:
+            # before `look`, not after it: a commit in between is then seen, and `look` called again
+            seen = {name: self.dataset(name).version for name in tables}
+            found = look()
+            if found is not None:
+                return found
+            while seen == {name: self.dataset(name).version for name in tables}:
+                left = deadline - monotonic()
+                if stop is not None and stop.is_set():
+                    raise StarvedError(f"the run was stopped: {describe()}")
+                if left <= 0:
+                    raise StarvedError(f"gave up after {seconds:g} s: {describe()}")
+                with self._changed:
+                    self._changed.wait(min(left, POLL_SECONDS))
+
+
+def known_branches(tables: Tables, name: str) -> Mapping[str, Any]:
+    """Return what Lance knows of a table's branches."""
+    return tables.on_branch(None).open_at(name).branches.list()
+
+
+def own_place(tables: Tables, name: str) -> str:
+    """Return where a table of this branch lies, whatever the version."""
+    return place_on(tables, name, tables.branch_name)
+
+
+def place_on(tables: Tables, name: str, branch: str | None) -> str:
+    """Return where a table lies on a branch, or on the main line."""
+    root = f"{tables.root}/{name}.lance"
+    return f"{root}/tree/{branch}" if branch else root
+
+
+def tag_prefix(branch: str | None) -> str:
+    """Return how the tags of a branch begin; tags are shared by all branches of a table."""
+    return f"branch-{branch}." if branch else ""
