@@ -20,7 +20,7 @@ from .evaluation.tasks import check_measured
 from .explorer.explorer import Explorer
 from .losses.policy_gradient import compares
 from .rollouts.group import workflow_of
-from .rollouts.setup import sampling
+from .rollouts.setup import sampling, used_functions
 from .runs.job import OtherJobError, job
 from .runs.metrics import Listener
 from .runs.trackers import resolve as resolve_monitor
@@ -155,7 +155,8 @@ def explore(
     config = resolve_run_models(store, config)
     prepare(store, config)
     check_measured(store, config)
-    with job(store, config, "explore", resume=resume) as mine:
+    functions = used_functions(config, "explore")
+    with job(store, config, "explore", resume=resume, functions=functions) as mine:
         Explorer(mine, resolve(config.algorithm), stop=stop, listener=listener, shelf=shelf).run()
 
 
@@ -190,8 +191,9 @@ def train(
     if config.data.makes_rows:  # tasks alone are the explorer's affair
         prepare(store, config)
     stop = stop or threading.Event()
+    functions = used_functions(config, "train")
     with (
-        job(store, config, "train", resume=resume) as mine,
+        job(store, config, "train", resume=resume, functions=functions) as mine,
         launched(config, stop=stop) as world,
     ):
         algorithm = resolve(config.algorithm)

@@ -16,11 +16,11 @@ from ...store.records import Message
 from ..config.serve import ServeConfig
 from ..inference.policy import Completion, Policy, PolicyError, Sampling
 from ..inference.token_stream import TokenStream, streaming_to
-from ..serving.idempotency import Retries, Retry, retry_of
 from . import requests as form
 from . import responses
 from .errors import RequestError
 from .header_values import of_header
+from .idempotency import Retries, Retry, retry_of
 from .limits import RequestLimiter, headers_of
 from .metrics import ServingMetrics
 from .replies import PATIENCE_SECONDS, ChatExchange, Stream, whole

@@ -13,7 +13,7 @@ from ...store.errors import JobError
 from ..config import EvaluateConfig, RunConfig
 from ..inference.policy import Policy
 from ..rollouts.group import RolloutSpec, run_group
-from ..rollouts.setup import measuring, sampling, trying
+from ..rollouts.setup import measuring, sampling, trying, used_functions
 from ..runs.job import Job, job, recorded
 from ..runs.metrics import Listener, Metrics
 from ..tasks.select import prepare
@@ -104,7 +104,10 @@ def measure(
     found = []
     try:
         for one in subjects:
-            with job(store, config, "evaluate", resume=True, title=title) as mine:
+            functions = used_functions(config, "evaluate")
+            with job(
+                store, config, "evaluate", resume=True, title=title, functions=functions
+            ) as mine:
                 found.append(_measured(mine, one, tasks, who, listener, again=again))
     finally:
         who.close()

@@ -20,6 +20,7 @@ from ..evaluation.policies import EvaluatedPolicy
 from ..evaluation.result import Evaluation, evaluation
 from ..evaluation.tasks import labelled, measured_tasks
 from ..inference.cancellation import STOP_SECONDS
+from ..rollouts.setup import used_functions
 from ..rollouts.workers import GroupRequest, WorkerPool
 from ..rollouts.writer import RolloutWriter
 from ..runs.eval_schedule import UNSCORED, measured_versions
@@ -38,7 +39,7 @@ class LiveEvaluation:
         """Begin with what the store says was measured; ConfigError without tasks."""
         config = context.config
         self._context, self._settings = context, config.evaluate or EvaluateConfig()
-        self._job = beside(context.job, "evaluate")
+        self._job = beside(context.job, "evaluate", functions=used_functions(config, "evaluate"))
         self._metrics = Metrics(self._job)
         self._tasks = measured_tasks(pinned(context.job, "tasks"), self._settings)
         self._ids = [task.task_id for task in self._tasks]

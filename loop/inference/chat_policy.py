@@ -12,6 +12,7 @@ from ...store.errors import JobError
 from ...store.ids import content_id
 from ...store.records import Message
 from ..models.load import tokenizer_digest
+from ..models.tool_calls import OutsideToolCalls, assistant_message, known_format
 from .cancellation import cancel_reason, on_cancel
 from .chat_template import Templates
 from .detokenizer import IncrementalDetokenizer, SpecialTokens
@@ -19,7 +20,6 @@ from .engine import Engine, Request, Sampled
 from .policy import Completion, PolicyError, Sampling, Turn
 from .scoring import that_scores
 from .token_stream import TextDecoder, TokenCallback, current_callbacks
-from .tool_calls import OutsideToolCalls, assistant_message, known_format
 
 _LONG = 20_000
 """Characters of a prompt from which it is tokenized in a thread: shorter ones take milliseconds."""

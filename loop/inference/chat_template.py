@@ -1,14 +1,14 @@
 """Chat templates that write a conversation on, behind tokens that stay as they were sampled."""
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...store.records import Message
-from ..models.load import eos_id, plain, prompt_ids
+from ..models.chat_tokenizer import arguments_of, with_values
+from ..models.load import eos_id, ids_behind, plain, prompt_ids
+from ..models.tool_calls import assistant_message
 from .messages import after, begins, is_begun
 from .policy import Turn
-from .tool_calls import assistant_message, of_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -145,15 +145,6 @@ class Templates:
         )
 
 
-def ids_behind(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
-    """Return the tokens of a text that stands behind others."""
-    end = tokenizer.eos_token or ""
-    ids = list(tokenizer(f"{end}{text}", add_special_tokens=False)["input_ids"])
-    if end and ids[:1] == [eos_id(tokenizer)]:
-        return ids[1:]
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
 def _tokens(turn: Turn) -> list[int]:
     """Return a turn's prompt and answer; none where the engine gave none."""
     completion = turn.completion
@@ -166,33 +157,8 @@ def _content(message: Message) -> str:
     return str(message.get("content") or "")
 
 
-def with_values(message: Message, tool_format: str = "hermes") -> Message:
-    """Return a message that calls tools as templates take it: arguments that are JSON are values.
-
-    A call that could not be read stands in the content, as the model wrote it.
-    """
-    calls, text = [], _content(message)
-    for call in message["tool_calls"]:
-        function = call["function"]
-        if function["name"]:
-            calls.append({**call, "function": {**function, "arguments": _value(function)}})
-        else:
-            text += of_text(str(function["arguments"]), tool_format=tool_format)
-    rest = {k: v for k, v in message.items() if k != "tool_calls"}
-    return {**rest, "content": text} | ({"tool_calls": calls} if calls else {})
-
-
-def _value(function: dict[str, Any]) -> Any:
-    """Return arguments as templates take them: an object, or text where they are none."""
-    try:
-        value = json.loads(function["arguments"])
-    except (TypeError, ValueError, RecursionError):
-        return function["arguments"]
-    return value if isinstance(value, dict) else function["arguments"]
-
-
 def _bare(message: Message) -> tuple[str, list[Any]]:
     """Return what a message says without blanks, and what it calls."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
-    summary = [(call["name"], _value(call)) for call in calls]
+    summary = [(call["name"], arguments_of(call)) for call in calls]
     return "".join(_content(message).split()), summary

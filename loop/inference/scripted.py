@@ -42,7 +42,7 @@ class ScriptedPolicy:
         tools: Sequence[dict[str, Any]] | None,
         sampling: Sampling | None,
     ) -> Completion:
-        from .tool_calls import assistant_message
+        from ..models.tool_calls import assistant_message
 
         if callable(self._answers):
             text = self._answers(messages, i)

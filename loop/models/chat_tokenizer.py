@@ -9,11 +9,14 @@ from ...store.conversation import calls_of, is_answer, is_text, shared, text_of,
 from ...store.errors import ConfigError, missing_extra
 from ...store.files import Tokens
 from ...store.records import Message
-from ..inference.chat_template import ids_behind, with_values
-from .load import eos_id, plain, prompt_ids, tokenizer_digest
+from .load import eos_id, ids_behind, plain, prompt_ids, tokenizer_digest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+import json
+
+from .tool_calls import of_text
 
 BROKEN_PREFIX = "the chat template writes earlier turns anew"
 REFUSED = "the chat template refuses the messages"
@@ -193,3 +196,28 @@ def load_tokenizer(folder: str | Path) -> ConversationTokenizer:
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"the tokenizer of {str(folder)!r} has no end token; set `eos_token`")
     return ConversationTokenizer(tokenizer)
+
+
+def with_values(message: Message, tool_format: str = "hermes") -> Message:
+    """Return a message that calls tools as templates take it: arguments that are JSON are values.
+
+    A call that could not be read stands in the content, as the model wrote it.
+    """
+    calls, text = [], str(message.get("content") or "")
+    for call in message["tool_calls"]:
+        function = call["function"]
+        if function["name"]:
+            calls.append({**call, "function": {**function, "arguments": arguments_of(function)}})
+        else:
+            text += of_text(str(function["arguments"]), tool_format=tool_format)
+    rest = {k: v for k, v in message.items() if k != "tool_calls"}
+    return {**rest, "content": text} | ({"tool_calls": calls} if calls else {})
+
+
+def arguments_of(function: dict[str, Any]) -> Any:
+    """Return arguments as templates take them: an object, or text where they are none."""
+    try:
+        value = json.loads(function["arguments"])
+    except (TypeError, ValueError, RecursionError):
+        return function["arguments"]
+    return value if isinstance(value, dict) else function["arguments"]

@@ -14,6 +14,12 @@ from ..config import FrozenModel, TinyModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
 _TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
@@ -249,3 +255,12 @@ def vocabulary(model: "PreTrainedModel") -> int:
     """Return how many different tokens a model reads."""
     weight: Any = model.get_input_embeddings().weight
     return int(weight.shape[0])
+
+
+def ids_behind(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
+    """Return the tokens of a text that stands behind others."""
+    end = tokenizer.eos_token or ""
+    ids = list(tokenizer(f"{end}{text}", add_special_tokens=False)["input_ids"])
+    if end and ids[:1] == [eos_id(tokenizer)]:
+        return ids[1:]
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

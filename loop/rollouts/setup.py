@@ -5,7 +5,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ...operators import resolve
 from ...operators.async_map import run_apart
+from ...operators.source_digest import digest
+from ...pipelines.inline import Chain
 from ...store import Task
 from ..config import EvaluateConfig, ExplorerConfig, RunConfig, SamplingConfig
 from ..inference.build import answering, close, others
@@ -45,6 +48,24 @@ def trying(config: RunConfig, group_size: int, *, greedy_tries: int = 0) -> Roll
         places=asyncio.Semaphore(explorer.tries_at_once) if explorer.tries_at_once else None,
         clock=RolloutTimer(dynamic.ratio, dynamic.after) if dynamic else RolloutTimer(),
     )
+
+
+def used_functions(config: RunConfig, job: str) -> dict[str, str]:
+    """Return what a job runs of users' code: workflow, rewards and operators, by their digests.
+
+    A trainer runs operators only, and need not have the others installed.
+    """
+    if job == "train":
+        return dict(Chain([resolve(spec) for spec in config.trainer.operators]).functions)
+    explorer = config.explorer or ExplorerConfig()
+    workflow = explorer.workflow
+    name = workflow if isinstance(workflow, str) else next(iter(workflow))
+    used = {f"workflow:{name}": digest(workflow_of(workflow, explorer.models))}
+    for name, (reward, _) in rewards_of(explorer.rewards).items():
+        used[f"reward:{name}"] = digest(reward)
+    if job == "explore":
+        used |= Chain([resolve(spec) for spec in explorer.operators]).functions
+    return used
 
 
 def measuring(settings: EvaluateConfig, how: RolloutSpec, task: Task, run_id: str) -> RolloutSpec:

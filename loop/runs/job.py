@@ -1,6 +1,6 @@
 """A run's jobs: who may start, which attempt it is, and the row that says how it ended."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -12,17 +12,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ...operators import resolve
-from ...operators.source_digest import digest
-from ...pipelines.inline import Chain
 from ...store import Store, interrupts
 from ...store.change_feed import ChangeFeed
 from ...store.errors import ConfigError, JobError
 from ...store.records import now
 from ...store.snapshots import current
-from ..config import ExplorerConfig, RunConfig
-from ..rollouts.group import workflow_of
-from ..trajectories.rewards import rewards_of
+from ..config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -38,6 +33,8 @@ class Job:
     """Where the run keeps checkpoints and weights."""
     title: str | None = None
     """What the job is called in `runs`; None: as the run."""
+    functions: Mapping[str, str] = field(default_factory=dict)
+    """What the job runs of users' code, by its digest."""
     started_at: datetime = field(default_factory=now)
 
     @property
@@ -79,9 +76,17 @@ def _lock(folder: Path, name: str) -> Path:
 
 @contextmanager
 def job(
-    store: Store, config: RunConfig, name: str, *, resume: bool, title: str | None = None
+    store: Store,
+    config: RunConfig,
+    name: str,
+    *,
+    resume: bool,
+    title: str | None = None,
+    functions: Mapping[str, str] | None = None,
 ) -> Iterator[Job]:
     """Hold the right to be this job of the run; other processes that try are refused.
+
+    `functions` are the digests of what it runs of users' code, for its record.
 
     Raises ConfigError when the job was started before and `resume` is false, or when the run's
     stored configuration is another.
@@ -97,18 +102,18 @@ def job(
                     f"`{folder}` holds checkpoints of a run `{config.name}` that this store does "
                     "not know; choose another `output`, or move them away"
                 )
-            yield Job(store, config, name, attempt, folder, title)
+            yield Job(store, config, name, attempt, folder, title, functions or {})
     except Timeout as error:
         raise JobError(f"`{name}` of run `{config.name}` is running in another process") from error
 
 
-def beside(job: Job, name: str) -> Job:
+def beside(job: Job, name: str, *, functions: Mapping[str, str]) -> Job:
     """Return another job of the run that the process of this one does too.
 
     Others may do it at the same time.
     """
     attempt = _next_attempt(job.store, job.config, name, resume=True)
-    return replace(job, name=name, attempt=attempt)
+    return replace(job, name=name, attempt=attempt, functions=functions)
 
 
 @contextmanager
@@ -157,22 +162,8 @@ def _record(
 
 
 def functions_of(job: Job) -> list[dict[str, str]] | None:
-    """Return what the job runs of users' code: workflow, rewards and operators, by their digests.
-
-    A trainer runs operators only, and need not have the others installed.
-    """
-    if job.name == "train":
-        trained = Chain([resolve(spec) for spec in job.config.trainer.operators]).functions
-        return [{"name": name, "value": value} for name, value in trained.items()] or None
-    explorer = job.config.explorer or ExplorerConfig()
-    workflow = explorer.workflow
-    name = workflow if isinstance(workflow, str) else next(iter(workflow))
-    used = {f"workflow:{name}": digest(workflow_of(workflow, explorer.models))}
-    for name, (reward, _) in rewards_of(explorer.rewards).items():
-        used[f"reward:{name}"] = digest(reward)
-    if job.name == "explore":
-        used |= Chain([resolve(spec) for spec in explorer.operators]).functions
-    return [{"name": name, "value": value} for name, value in used.items()]
+    """Return the digests of the functions that the job runs, as `runs` has them."""
+    return [{"name": name, "value": value} for name, value in job.functions.items()] or None
 
 
 def stored_config(config: RunConfig) -> str:

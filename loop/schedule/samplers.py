@@ -17,10 +17,9 @@ from ...store.replay import (
     Uniform,
 )
 from ...store.side_columns import SideColumn, check, parse_all
-from ..algorithms import Algorithm
 from ..config import RunConfig, SourceConfig
 from ..config.sampler import StrategyConfig
-from ..trainer.preferences import nothing
+from ..losses import Algorithm
 from .units import order, own_source
 
 NOT_MEASURED = "run_id IS NULL OR run_id NOT LIKE '%:eval-%'"
@@ -167,3 +166,12 @@ def missing(store: Store, config: RunConfig, supply: Supply) -> str:
     if num_rows and not part.fresh + part.stale + part.used_up + part.weightless:
         return f"of {num_rows} stored rows `where` or their `drop_reason` leaves out all"
     return "is its explorer running?"
+
+
+HOW = "make some of stored tries with the operator `pairs`, or `rlake import preferences FILE`"
+"""The way out where there are no pairs."""
+
+
+def nothing(store: Store) -> str | None:
+    """Say what to do when a store has no preferences at all."""
+    return None if store.count("preferences") else f"the store has no preferences; {HOW}"

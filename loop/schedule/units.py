@@ -4,8 +4,8 @@ from collections.abc import Callable
 from math import ceil
 
 from ...store.replay import Order, most, split
-from ..algorithms import Algorithm
 from ..config import RunConfig, SourceConfig
+from ..losses import Algorithm
 
 
 def order(config: RunConfig, algorithm: Algorithm) -> Order:

@@ -14,11 +14,11 @@ from ...store.errors import ConflictError, QueryError, SchemaError
 from ...store.query import literal
 from ...store.records import Experience, Task
 from ..chat_api.errors import RequestError, said_already
+from ..chat_api.idempotency import MOST_KNOWN, PREFIX
 from ..chat_api.metrics import ServingMetrics
 from ..chat_api.sessions import Session
 from ..inference.policy import Turn
 from .dead_letters import NEVER, set_aside
-from .idempotency import MOST_KNOWN, PREFIX
 from .journal import Journal, left_behind
 from .journal_entries import session_entry, sessions_of
 from .rows import SOURCE, experiences, first_row, group_of, tries

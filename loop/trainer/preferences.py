@@ -2,13 +2,9 @@
 
 import polars as pl
 
-from ...store import Store
 from ...store.errors import ConfigError
 from ..algorithms import Algorithm
 from ..config import RunConfig
-
-HOW = "make some of stored tries with the operator `pairs`, or `rlake import preferences FILE`"
-"""The way out where there are none."""
 
 
 def check(config: RunConfig, algorithm: Algorithm) -> None:
@@ -27,11 +23,6 @@ def check(config: RunConfig, algorithm: Algorithm) -> None:
             f"`trainer.new_priority` is of rows, and `{name}` draws pairs; give them a priority "
             "over columns of `preferences`, such as `margin`"
         )
-
-
-def nothing(store: Store) -> str | None:
-    """Say what to do when a store has no preferences at all."""
-    return None if store.count("preferences") else f"the store has no preferences; {HOW}"
 
 
 def places(rows: pl.DataFrame) -> pl.Expr:

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from ....store.errors import JobError
 from ...models.digest import weights_digest
-from ...models.weights import Weights
-from ...weight_sync import PublishedWeights, put_state, state_of
+from ...models.state_dict import put_state, state_of
+from ...models.weights import PublishedWeights, Weights
 
 
 def load_weights(model: PreTrainedModel, weights: Weights) -> str:

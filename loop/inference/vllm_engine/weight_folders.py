@@ -16,8 +16,8 @@ from ...models.adapter_files import is_adapter
 from ...models.digest import difference, weights_digest
 from ...models.load import load_folder
 from ...models.lora import merge
-from ...models.weights import Weights
-from ...weight_sync import PublishedWeights, check_weights, put_state, state_of
+from ...models.state_dict import put_state, state_of
+from ...models.weights import PublishedWeights, Weights, check_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

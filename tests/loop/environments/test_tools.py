@@ -12,7 +12,7 @@ from pydantic import Field
 from rlake.loop.environments.actions import action_in
 from rlake.loop.environments.sql import query_in
 from rlake.loop.environments.tools import Called, Toolbox, tool
-from rlake.loop.inference.tool_calls import FORMATS, assistant_message
+from rlake.loop.models.tool_calls import FORMATS, assistant_message
 from rlake.operators.failed_step import FAILED, failure_pattern
 from rlake.store.errors import ConfigError
 

@@ -14,7 +14,7 @@ from rlake.loop.inference.chat_policy import ChatPolicy
 from rlake.loop.inference.detokenizer import IncrementalDetokenizer, SpecialTokens
 from rlake.loop.inference.policy import PolicyError
 from rlake.loop.inference.token_stream import TokenStream, streaming_to
-from rlake.loop.inference.tool_calls import FORMATS, OutsideToolCalls, assistant_message
+from rlake.loop.models.tool_calls import FORMATS, OutsideToolCalls, assistant_message
 
 TEXT = " naïve \u732b \U0001f600\U0001f600 e\u0301 Ω, done. "
 TOOLS = [{"type": "function", "function": {"name": "add"}}]

@@ -2,6 +2,7 @@
 
 from support.tiny_models import config, share_of_ones
 
+from rlake.loop.rollouts.setup import used_functions
 from rlake.loop.runs.job import job, recorded
 from rlake.loop.workflows import single_turn
 from rlake.operators.source_digest import digest
@@ -9,7 +10,11 @@ from rlake.store import Store
 
 
 def used(store: Store, name: str) -> dict[str, str] | None:
-    with job(store, config(), name, resume=False) as mine, recorded(mine, start_step=1):
+    functions = used_functions(config(), name)
+    with (
+        job(store, config(), name, resume=False, functions=functions) as mine,
+        recorded(mine, start_step=1),
+    ):
         pass
     found = store.sql(f"SELECT functions FROM runs WHERE job = '{name}'").fetchall()
     assert found == [found[0]] * 2, "running and done say the same"

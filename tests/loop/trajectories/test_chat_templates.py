@@ -15,9 +15,9 @@ from support.tiny_models import tiny
 from rlake.loop.inference.chat_policy import ChatPolicy
 from rlake.loop.inference.chat_template import Templates
 from rlake.loop.inference.policy import Completion, PolicyError, Segment, Turn
-from rlake.loop.inference.tool_calls import assistant_message
 from rlake.loop.inference.transformers_engine.engine import TransformersEngine
 from rlake.loop.models.load import prompt_ids, response_ids
+from rlake.loop.models.tool_calls import assistant_message
 from rlake.loop.trajectories.trajectory import to_experiences
 from rlake.store import Experience, Task
 

@@ -14,12 +14,12 @@ from time import perf_counter
 from fastapi import Request
 
 from ...store.ids import content_id
-from ..chat_api.errors import RequestError
-from ..chat_api.header_values import of_header
-from ..chat_api.replies import ChatExchange
-from ..chat_api.requests import Asked
-from ..chat_api.sessions import nbytes_of
 from ..inference.policy import Completion
+from .errors import RequestError
+from .header_values import of_header
+from .replies import ChatExchange
+from .requests import Asked
+from .sessions import nbytes_of
 
 PREFIX = "chatcmpl-once-"
 """How the names of answers to requests with a key begin."""
