@@ -8,7 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .loop import algorithms as algorithms
+    from .loop.api import Run as Run
+    from .loop.api import evaluate as evaluate
+    from .loop.api import run as run
+    from .loop.api import serve as serve
+    from .loop.api import train as train
+    from .loop.config import RunConfig as RunConfig
     from .loop.environments.tools import tool as tool
+    from .loop.evaluation.result import Evaluation as Evaluation
     from .loop.inference.policy import Policy as Policy
     from .loop.trajectories.conversation import Conversation as Conversation
     from .operators import Operator as Operator
@@ -19,6 +27,8 @@ if TYPE_CHECKING:
     from .store import Task as Task
     from .store import connect as connect
 
+    __version__: str
+
 _HOME = {
     "Experience": ".store",
     "Store": ".store",
@@ -27,20 +37,32 @@ _HOME = {
     "Operator": ".operators",
     "operator": ".operators",
     "Pipeline": ".pipelines",
+    "algorithms": ".loop.algorithms",
+    "Evaluation": ".loop.evaluation.result",
+    "Run": ".loop.api",
+    "RunConfig": ".loop.config",
+    "evaluate": ".loop.api",
+    "run": ".loop.api",
+    "serve": ".loop.api",
+    "train": ".loop.api",
     "Conversation": ".loop.trajectories.conversation",
     "Policy": ".loop.inference.policy",
     "tool": ".loop.environments.tools",
 }
 
-__all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 if not TYPE_CHECKING:  # a type checker would take every name for one that exists
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOME:
+        if name == "__version__":
+            value = import_module("importlib.metadata").version("rlake")
+        elif name in _HOME:
+            home = import_module(_HOME[name], __name__)
+            value = home if _HOME[name].endswith(f".{name}") else getattr(home, name)
+        else:
             raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
-        value = getattr(import_module(_HOME[name], __name__), name)
         globals()[name] = value  # the next look-up no longer comes here
         return value
 

@@ -1,9 +1,7 @@
 """The command that serves a policy, and records what it answers: serve."""
 
-import ipaddress
-import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -49,26 +47,23 @@ def serve(
 
     settings = load(config, overrides or [])
     serving = _settings(settings, host, port, token_env, models or [])
-    token, rates = _token(serving), _feedback_token(serving)
     try:
-        from ..serving.server import Server, listen
+        from ..serving import access
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "fastapi", "serve") from error
-
+    access.check_tokens(serving)
     lake = opened(settings, store, "serve")
-    with listen(serving.host, serving.port) as listening:
-        address = _address(listening.getsockname())
 
-        def ready(recovered: int) -> None:
-            message = {"url": f"http://{address}/v1", "recovered": recovered, "store": lake.uri}
-            if as_json:
-                print_json(message)
-            else:
-                more = f"; stored {counted(recovered, 'session')} left behind" if recovered else ""
-                print(f"serving {settings.name} at {message['url']}{more}; Ctrl+C ends it")
-            sys.stdout.flush()
+    def ready(url: str, recovered: int) -> None:
+        message = {"url": url, "recovered": recovered, "store": lake.uri}
+        if as_json:
+            print_json(message)
+        else:
+            more = f"; stored {counted(recovered, 'session')} left behind" if recovered else ""
+            print(f"serving {settings.name} at {message['url']}{more}; Ctrl+C ends it")
+        sys.stdout.flush()
 
-        Server(lake, settings, serving, token, rates).run(listening, ready=ready)
+    access.serve(lake, settings, serving, ready=ready)
 
 
 def _settings(
@@ -89,42 +84,3 @@ def _settings(
             raise typer.BadParameter(f"`--model {text}` must look like `judge=path/to/model`")
         tree["models"][name] = {"path": path}
     return ServeConfig.model_validate(tree)
-
-
-def _token(serving: "ServeConfig") -> str | None:
-    """Return the token that clients need; without one, only this machine is served."""
-    token = os.environ.get(serving.token_env, "").strip() or None
-    if token is None and not _is_loopback(serving.host):
-        from ...store.errors import ConfigError
-
-        raise ConfigError(
-            f"serving at `{serving.host}` needs a token: anybody could ask, and write to the "
-            f"store; set {serving.token_env}, or serve at 127.0.0.1"
-        )
-    return token
-
-
-def _feedback_token(serving: "ServeConfig") -> str | None:
-    """Return the token that raters need; a variable that is named and not set opens no door."""
-    name = serving.feedback_token_env
-    token = None if name is None else os.environ.get(name, "").strip()
-    if token == "":
-        from ...store.errors import ConfigError
-
-        raise ConfigError(
-            f"`serve.feedback_token_env` names {name}, which is not set; set it, or leave the key "
-            "out to let everybody rate who may ask"
-        )
-    return token
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _address(name: Any) -> str:
-    host, port = name[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

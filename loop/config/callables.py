@@ -18,13 +18,13 @@ from pydantic import BaseModel
 
 from ...store.errors import ConfigError
 
-_PLAIN = (str, bytes, int, float, Path, BaseModel, type(None))
+_PLAIN = (str, bytes, int, float, Path, type(None))
 _NAME = re.compile(r"([\w.]+):\w+")
 _KEPT = "Functions that rlake was given, and that stand in no module."
 
 
 def named(tree: Any) -> Any:
-    """Return a tree of values in which a name stands for each function, class or operator.
+    """Return a plain tree in which a name stands for each function, class or operator.
 
     >>> from rlake.operators import drop_flat_groups
     >>> named({"operators": [drop_flat_groups(min_std=0.1)]})
@@ -38,6 +38,8 @@ def named(tree: Any) -> Any:
 def _named(value: Any, known: dict[str, Any]) -> Any:
     if isinstance(value, _PLAIN):
         return value
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_unset=True)
     if isinstance(value, Mapping):
         return {_named(key, known): _named(one, known) for key, one in value.items()}
     if isinstance(value, list | tuple):
