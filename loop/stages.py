@@ -108,7 +108,8 @@ def _jobs(store: Store, stage: Stage) -> list[tuple[str, str, str]]:
     is_own = stage.kind == "train"
     column, jobs = ("run_id", "job <> 'evaluate'") if is_own else ("name", "job = 'evaluate'")
     return store.sql(
-        f"SELECT job, status, config FROM runs WHERE {column} = {literal(stage.label)} AND {jobs} "
+        f"SELECT job, status, config FROM job_events WHERE {column} = {literal(stage.label)} "
+        f"AND {jobs} "
         "QUALIFY row_number() OVER (PARTITION BY job ORDER BY attempt DESC, created_at DESC) = 1 "
         "ORDER BY job DESC"
     ).fetchall()

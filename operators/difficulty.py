@@ -18,10 +18,10 @@ _COUNTED = {
 def difficulty(*, prior: float = 0.5, prior_tries: float = 0.0) -> pl.Expr:
     """Set `difficulty` to the share of tries that did not pass, from 0 (easy) to 1 (hard).
 
-    It reads `num_scored` and `num_passed`, as the view `task_rates` has them: `SELECT t.*,
-    num_scored, num_passed FROM tasks t JOIN task_rates USING (task_id)`. `prior_tries` more tries
-    with the pass rate `prior` are counted beside those made, so that few tries say less. NULL for a
-    task of which no try could be judged: that is not known, not hard.
+    It reads `num_scored` and `num_passed`, as the view `task_pass_rates` has them: `SELECT t.*,
+    num_scored, num_passed FROM tasks t JOIN task_pass_rates USING (task_id)`. `prior_tries` more
+    tries with the pass rate `prior` are counted beside those made, so that few tries say less.
+    NULL for a task of which no try could be judged: that is not known, not hard.
 
     >>> rows = pl.DataFrame({"task_id": ["a", "b"], "num_scored": [8, None],
     ...                      "num_passed": [6, None]})

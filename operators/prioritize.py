@@ -2,9 +2,9 @@
 
 Each sets `priority`, or the column that `into` names, so that several can be weighed against each
 other: `freshness(into="fresh")`, `novelty(into="novel")`, then `priority(expression="fresh *
-sqrt(novel)")`. A pipeline with the sink `derived` stores them, and a trainer draws by them with
-`with_columns: [priority=derived:priority]`; by the same words a pipeline's source reads what was
-derived before, such as the surprise of each row.
+sqrt(novel)")`. A pipeline with the sink `experience_values` stores them, and a trainer draws by
+them with `with_columns: [priority=derived:priority]`; by the same words a pipeline's source
+reads what was derived before, such as the surprise of each row.
 """
 
 from datetime import UTC, datetime

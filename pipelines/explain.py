@@ -101,7 +101,7 @@ def explained(pipeline: "Pipeline", plan: Plan, store: Store) -> Explanation:
     now = unseen(pipeline, plan, store)
     rows = _num_rows(pipeline, store)
     runs = _runs(store, [op.fingerprint for op in plan.operators], now.definition)
-    mine = [run for run in runs if run["definition"] == now.definition]
+    mine = [run for run in runs if run["pipeline_digest"] == now.definition]
     last = max(mine, key=lambda run: run["created_at"], default=None)
     return Explanation(
         plan,
@@ -174,13 +174,13 @@ class _Done:
         return cls(
             sum(step["rows_in"] for step, _ in steps),
             sum(step["rows_out"] for step, _ in steps),
-            sum(cost["rows"] - (cost["remembered"] or 0) for _, cost in steps),
+            sum(cost["rows"] - (cost["cached"] or 0) for _, cost in steps),
             sum(cost["seconds"] or 0.0 for _, cost in steps),
         )
 
 
 def _costs(run: Mapping[str, Any]) -> list[dict[str, Any]]:
-    none = {"rows": 0, "remembered": 0, "seconds": 0.0}
+    none = {"rows": 0, "cached": 0, "seconds": 0.0}
     return run["costs"] or [none] * len(run["operators"])
 
 
@@ -195,13 +195,13 @@ def _expected(op: Operator, rows: int | None, done: _Done) -> tuple[int | None, 
 
 def _runs(store: Store, fingerprints: list[str], definition: str | None) -> list[dict[str, Any]]:
     """Return the runs with this definition, and those that had some of the operators."""
-    names = ["lineage_id", "operators", "costs", "definition", "rows_in", "rows_out"]
+    names = ["lineage_id", "operators", "costs", "pipeline_digest", "rows_in", "rows_out"]
     names += ["rows_dropped", "rows_failed", "created_at"]
     rows = store.scan("lineage").select(names).collect()
     had = pl.col("operators").list.eval(
         pl.element().struct.field("fingerprint").is_in(fingerprints)
     )
-    is_mine = (pl.col("definition") == definition).fill_null(value=False)
+    is_mine = (pl.col("pipeline_digest") == definition).fill_null(value=False)
     return rows.filter(is_mine | had.list.any()).to_dicts()
 
 

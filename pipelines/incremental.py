@@ -150,8 +150,8 @@ def _why_everything(
 def runs_before(store: Store, name: str) -> pl.DataFrame:
     """Return `lineage_id`, source, sink and definition of the runs of that name that count."""
     found: Any = store.sql(
-        "SELECT lineage_id, source, sink, definition FROM lineage WHERE pipeline = "
-        f"{literal(name)} AND definition IS NOT NULL "
+        "SELECT lineage_id, source, sink, pipeline_digest FROM lineage WHERE pipeline = "
+        f"{literal(name)} AND pipeline_digest IS NOT NULL "
         "AND lineage_id NOT IN (SELECT lineage_id FROM withdrawn)"
     )
     return found.pl()
@@ -163,7 +163,7 @@ def _last(store: Store, definition: str) -> dict[str, Any] | None:
     not_gone = f" AND lineage_id NOT IN ({', '.join(map(literal, gone))})" if gone else ""
     found = store.dataset("lineage").to_table(
         columns=["lineage_id", "source_versions", "created_at"],
-        filter=f"definition = {literal(definition)}{not_gone}",
+        filter=f"pipeline_digest = {literal(definition)}{not_gone}",
     )
     rows = found.sort_by([("created_at", "descending"), ("lineage_id", "descending")])
     return rows.slice(0, 1).to_pylist()[0] if rows.num_rows else None
@@ -251,7 +251,7 @@ def _with_new_values(
     column: side_columns.SideColumn, store: Store, before: Mapping[str, int]
 ) -> pl.Series | None:
     """Return the experiences about which a side table got rows; None when it lost some."""
-    if column.table == "derived" and _superseded(store, before.get("runs")):
+    if column.table == "experience_values" and _superseded(store, before.get("job_events")):
         return None
     names = sorted({*column.reads} - {"created_at"})
     since = before.get(column.table, 0)
@@ -265,7 +265,7 @@ def _superseded(store: Store, since: int | None) -> bool:
     if since is None:
         return True
     wanted = f"{_CREATED} > {since} AND job = 'train' AND attempt > 1"
-    return store.dataset("runs").count_rows(filter=wanted) > 0
+    return store.dataset("job_events").count_rows(filter=wanted) > 0
 
 
 def _chosen(source: Table, store: Store, rows: pl.DataFrame) -> pl.DataFrame:

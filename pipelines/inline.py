@@ -212,10 +212,10 @@ def apply_before_train(chain: Chain, rows: pl.DataFrame) -> tuple[pl.DataFrame, 
 
 
 def record(store: Store, treated: ChainResult, *, lineage_id: str, drops: bool = False) -> None:
-    """Store the errors of single rows in `failures`, and with `drops` why rows went in `drops`."""
+    """Store the errors of single rows in `operator_errors`, and with `drops` why rows went."""
     by = pl.lit(lineage_id).alias("lineage_id")
     if treated.failed.height:
-        store.append("failures", treated.failed.with_columns(by))
+        store.append("operator_errors", treated.failed.with_columns(by))
     if drops and treated.dropped.height:
         store.append("drops", treated.dropped.with_columns(by))
 

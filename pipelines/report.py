@@ -68,7 +68,7 @@ class Step:
     rows_in: int = 0
     rows_out: int = 0
     failed: int = 0
-    """Rows on which it raised, each with its error in `failures`."""
+    """Rows on which it raised, each with its error in `operator_errors`."""
     remembered: int = 0
     """Rows whose result was found in the memory of costly operators."""
     seconds: float = 0.0
@@ -150,7 +150,7 @@ class Report:
 
     @property
     def rows_failed(self) -> int:
-        """Rows on which some operator raised, each with its error in `failures`."""
+        """Rows on which some operator raised, each with its error in `operator_errors`."""
         return sum(s.failed for s in self.steps)
 
     def __str__(self) -> str:

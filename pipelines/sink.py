@@ -12,10 +12,10 @@ from ..store.errors import ConfigError, SchemaError, nearest
 from ..store.schema import TABLES, table
 from .source import File, Source, Table
 
-WRITABLE = ("derived", "experiences", "preferences", "scores", "task_values", "tasks")
+WRITABLE = ("experience_values", "experiences", "preferences", "scores", "task_values", "tasks")
 """Tables that a pipeline may append to; the others are written by jobs."""
 
-VALUES = {"derived": "experience_id", "task_values": "task_id"}
+VALUES = {"experience_values": "experience_id", "task_values": "task_id"}
 """Tables of one value a row, and the column that says whose value it is."""
 _TASK = tuple(Task.ask("").row())
 _SUFFIXES = (".jsonl", ".parquet")

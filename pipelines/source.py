@@ -89,7 +89,7 @@ CURRENT = frozenset({"tasks", "experiences", "preferences"})
 """Tables whose rows may be taken back; a source has those that count."""
 TAKEN_BACK = ("withdrawals", "members")
 """Tables that say which of those rows count."""
-OF_RUNS = frozenset({"lineage", "drops", "failures"})
+OF_RUNS = frozenset({"lineage", "drops", "operator_errors"})
 """Tables that each run of a pipeline writes, and no view reads."""
 
 
@@ -164,11 +164,13 @@ def tables_read(source: Source) -> set[str]:
     """Return the tables that a source reads, by its name, its side columns and its SQL.
 
     >>> sorted(tables_read(Table("experiences", with_columns=["derived:quality"])))
-    ['derived', 'experiences', 'runs']
+    ['experience_values', 'experiences', 'job_events']
     """
     if isinstance(source, Table):
         beside = {c.table for c in source.side}
-        beside |= {"runs"} if "derived" in beside else set()  # it says which attempts count
+        beside |= (
+            {"job_events"} if "experience_values" in beside else set()
+        )  # it says which attempts count
         asked = tables_of(source.where) if source.where else set()
         return {source.table} | beside | asked
     query = source.sql if isinstance(source, Sql | File) else None

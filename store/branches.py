@@ -23,7 +23,7 @@ from .schema import SCHEMA_VERSION, TABLES
 from .schema_versions import schema_of
 from .tables import Tables, known_branches, own_place, place_on, tag_prefix
 
-_LAST = "runs"
+_LAST = "job_events"
 """The table that is branched last and dropped first: a branch is there when this has it."""
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 

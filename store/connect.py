@@ -129,11 +129,11 @@ def _is_whole(store: Store, present: set[str]) -> bool:
     """Tell whether all tables are there and up to date; raise NotAStoreError for one not ours.
 
     A table that another process makes right now may be listed, and not open yet. Of a whole store
-    only `runs` is opened: it is made, and brought up to date, last.
+    only `job_events` is opened: it is made, and brought up to date, last.
     """
     is_whole = len(present) == len(TABLES)
     try:
-        versions = [schema_of(store.open_at(n)) for n in (["runs"] if is_whole else present)]
+        versions = [schema_of(store.open_at(n)) for n in (["job_events"] if is_whole else present)]
     except NotAStoreError:
         raise
     except StoreError:
@@ -154,7 +154,7 @@ def _make_whole(store: Store, *, create: bool) -> None:
         there = {n: schema_of(store.open_at(n)) for n in present if _opens(store, n)}
         is_half_made = marker.is_there(store)
         _check_lost(store, there, is_half_made=is_half_made, create=create)
-        for name in sorted(TABLES, key="runs".__eq__):
+        for name in sorted(TABLES, key="job_events".__eq__):
             if name in there:
                 migrate(store, name)
             else:
@@ -168,14 +168,14 @@ def _check_lost(
 ) -> None:
     """Raise StoreError when tables are missing that nobody is about to make.
 
-    `runs` is brought up to date last: its schema says which tables the store has had.
+    `job_events` is brought up to date last: its schema says which tables the store has had.
     """
     if is_half_made and not create:
         raise StoreError(
             f"the store at `{store.uri}` was never made whole: its maker was killed; "
             "`rlake import` or `rlake run` completes it"
         )
-    schema = there.get("runs") or max(there.values(), default=1)
+    schema = there.get("job_events") or max(there.values(), default=1)
     lost = [n for n, table in TABLES.items() if n not in there and table.since <= schema]
     if lost and not is_half_made:
         names = ", ".join(f"`{name}`" for name in lost)

@@ -18,7 +18,7 @@ from types import FrameType
 GRACE_SECONDS = 1.2
 """How long the main thread has to end by itself."""
 _LAST_SECONDS = 0.6
-"""How long the last words may take: a row in `runs`."""
+"""How long the last words may take: a row in `job_events`."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = "\x1b[?25h"
 

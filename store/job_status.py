@@ -9,6 +9,4 @@ def unfinished(store: Tables, *, running: bool = False) -> list[tuple[str, str]]
     A job that was killed could not say so: it counts as running.
     """
     status = "status = 'running'" if running else "status <> 'done'"
-    return store.sql(
-        f"SELECT run_id, job FROM runs_current WHERE {status} ORDER BY run_id, job"
-    ).fetchall()
+    return store.sql(f"SELECT run_id, job FROM runs WHERE {status} ORDER BY run_id, job").fetchall()

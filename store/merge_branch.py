@@ -19,7 +19,7 @@ MERGED = {
     "lineage": (),
     "scores": ("experience_id",),
     "feedback": ("experience_id",),
-    "derived": ("experience_id",),
+    "experience_values": ("experience_id",),
     "embeddings": ("experience_id",),
     "preferences": ("chosen_id", "rejected_id"),
     "drops": ("experience_id",),
@@ -27,15 +27,15 @@ MERGED = {
     "withdrawals": (),
 }
 """Tables that are merged, with their columns that name experiences."""
-_OF_RUNS = ("draws", "metrics", "policies", "runs", "selections", "estimates")
+_OF_RUNS = ("draws", "metrics", "policies", "job_events", "task_selections", "task_estimates")
 _ELSE = "only what was found out about experiences is merged"
 _WHY = {
     "experiences": "a branch keeps its own experiences",
     "tasks": "a branch keeps its own tasks, and what is known of them",
     "task_values": "a branch keeps its own tasks, and what is known of them",
-    "failures": "they tell of the branch's own runs of pipelines",
+    "operator_errors": "they tell of the branch's own runs of pipelines",
 } | dict.fromkeys(
-    ("draws", "metrics", "policies", "runs", "selections", "estimates"),
+    ("draws", "metrics", "policies", "job_events", "task_selections", "task_estimates"),
     "a branch keeps its own runs",
 )
 """Why rows of the other tables are not merged."""

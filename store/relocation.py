@@ -16,7 +16,7 @@ from .locks import locked
 from .schema import TABLES
 from .tables import Tables
 
-_LAST = "runs"
+_LAST = "job_events"
 _PLACE = "rlake.place"
 
 _log = logging.getLogger(__name__)

@@ -47,7 +47,7 @@ COSTS = pa.list_(
         [
             pa.field("operator", TEXT),
             pa.field("rows", INT),
-            pa.field("remembered", INT),
+            pa.field("cached", INT),
             pa.field("seconds", REAL),
         ]
     )
@@ -268,7 +268,7 @@ _DECLARED = (
         _CREATED,
     ),
     _table(
-        "runs",
+        "job_events",
         "a change of a job's status: the newest row of a job is where it stands",
         "run_id attempt job status",
         _RUN,
@@ -313,9 +313,13 @@ _DECLARED = (
         _must("rows_in", INT, "rows read"),
         _must("rows_out", INT, "rows written"),
         _must("rows_dropped", INT, "rows dropped, each with a reason in `drops`"),
-        Column("definition", TEXT, "digest of its source, operators and sink"),
-        Column("rows_failed", INT, "rows on which an operator raised, each in `failures`"),
-        Column("costs", COSTS, "of each operator: rows treated, rows remembered, seconds"),
+        Column("pipeline_digest", TEXT, "digest of its source, operators and sink"),
+        Column("rows_failed", INT, "rows on which an operator raised, each in `operator_errors`"),
+        Column(
+            "costs",
+            COSTS,
+            "of each operator: rows treated, rows whose answers were cached, seconds",
+        ),
         _CREATED,
     ),
     _table(
@@ -330,7 +334,7 @@ _DECLARED = (
         _CREATED,
     ),
     _table(
-        "failures",
+        "operator_errors",
         "an operator's error on one row; the others went on",
         "lineage_id operator experience_id task_id",
         _must("lineage_id", TEXT, "the pipeline run"),
@@ -341,7 +345,7 @@ _DECLARED = (
         _CREATED,
     ),
     _table(
-        "derived",
+        "experience_values",
         "a value of an experience that was worked out later: a quality, a priority",
         "experience_id name version",
         _must("experience_id", TEXT, "whose value it is"),
@@ -368,7 +372,7 @@ _DECLARED = (
         _CREATED,
     ),
     _table(
-        "selections",
+        "task_selections",
         "a task that a selector chose for a batch of the explorer",
         "run_id attempt step position",
         _RUN,
@@ -382,7 +386,7 @@ _DECLARED = (
         _CREATED,
     ),
     _table(
-        "estimates",
+        "task_estimates",
         "what a selector believes of a task's difficulty; the newest row of a task counts",
         "run_id attempt step task_id",
         _RUN,
@@ -440,7 +444,7 @@ _DECLARED = (
 TABLES: Mapping[str, Table] = MappingProxyType({t.name: t for t in _DECLARED})
 """All tables by name."""
 
-_REFERRED_LAST = ("draws", "runs", "experiences", "tasks")
+_REFERRED_LAST = ("draws", "job_events", "experiences", "tasks")
 _REFERRING = ("lineage", "policies", "metrics")
 REFERRING_FIRST = (
     *_REFERRING,

@@ -24,13 +24,13 @@ _GRAMMAR = (
     "write `score:NAME@VERSION`, `feedback:score@ANNOTATOR`, `feedback:label@ANNOTATOR` or "
     "`derived:NAME@VERSION`, with or without `@...`, and `ALIAS=` before it to name it"
 )
-_TIES = {"scores": "scorer_version", "feedback": "feedback_id", "derived": "version"}
-_NAMED_BY = {"scores": "scorer", "feedback": "annotator", "derived": "name"}
+_TIES = {"scores": "scorer_version", "feedback": "feedback_id", "experience_values": "version"}
+_NAMED_BY = {"scores": "scorer", "feedback": "annotator", "experience_values": "name"}
 _WITHDRAWN = ("withdrawals", "members")
 _STARTS = ("run_id", "attempt", "start_step")
 _CREATED = "_row_created_at_version"
-_KINDS = {"scores": "score", "feedback": "feedback", "derived": "derived"}
-_NOUNS = {"scores": "score", "feedback": "feedback", "derived": "derived value"}
+_KINDS = {"scores": "score", "feedback": "feedback", "experience_values": "derived"}
+_NOUNS = {"scores": "score", "feedback": "feedback", "experience_values": "derived value"}
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,14 @@ class SideColumn:
     @property
     def tables(self) -> set[str]:
         """The tables that decide its values."""
-        return {self.table, "runs"} if self.table == "derived" else {self.table}
+        return {self.table, "job_events"} if self.table == "experience_values" else {self.table}
 
     @property
     def reads(self) -> list[str]:
         """The columns of the side table that tell the value, and which row counts."""
         names = ["experience_id", "created_at", self.value, self.tie]
         names += [name for name, _ in self.filters]
-        names += ["run_id", "attempt", "step"] if self.table == "derived" else []
+        names += ["run_id", "attempt", "step"] if self.table == "experience_values" else []
         names += ["compared_id"] if self.table == "feedback" else []
         return list(dict.fromkeys(names))
 
@@ -135,7 +135,7 @@ def parse(spec: str) -> SideColumn:
         )
     table, value, filters, name = makers[match["kind"]](match["name"], match["version"])
     alias = match["alias"] or name
-    is_said = match["alias"] is not None or table == "derived"
+    is_said = match["alias"] is not None or table == "experience_values"
     _check_alias(spec, alias, value, is_said=is_said)
     return SideColumn(alias, table, value, tuple((k, v) for k, v in filters.items() if v))
 
@@ -174,7 +174,7 @@ def _feedback(name: str, annotator: str | None) -> _Parsed:
 def _derived(name: str, version: str | None) -> _Parsed:
     value = "text" if name.endswith(".text") else "value"
     name = name.removesuffix(".text")
-    return "derived", value, {"name": name, "version": version}, name
+    return "experience_values", value, {"name": name, "version": version}, name
 
 
 def _check_alias(spec: str, alias: str, value: str, *, is_said: bool) -> None:
@@ -321,13 +321,13 @@ def _standing(
     gone = taken_back(told("withdrawals"))
     if gone:
         rows = rows.filter(~is_gone(table, gone, kept(told("members"), table, gone)))
-    if table != "derived":
+    if table != "experience_values":
         return rows
-    starts = _stored_by(store, "runs", _STARTS, until, only="job = 'train'")
-    return without_superseded(rows, superseded_from(starts))
+    starts = _stored_by(store, "job_events", _STARTS, until, only="job = 'train'")
+    return without_superseded(rows, superseded_steps(starts))
 
 
-def superseded_from(starts: pl.LazyFrame) -> pl.LazyFrame:
+def superseded_steps(starts: pl.LazyFrame) -> pl.LazyFrame:
     """Return (run_id, attempt, from_step) as the view does, from the starts of trainers."""
     starts = starts.select("run_id", "attempt", from_step="start_step").unique()
     return (

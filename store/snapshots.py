@@ -122,7 +122,9 @@ def restore(store: WritableTables, name: str, *, force: bool = False) -> Restore
             for table in _RESTORED
             if not _is_same(store, table, snapshot.versions[table])
         }
-    for table in sorted(tables, key="runs".__eq__):  # the last one says that all are up to date
+    for table in sorted(
+        tables, key="job_events".__eq__
+    ):  # the last one says that all are up to date
         migrations.migrate(store, table)
     return Restored(name, undo, tables)
 

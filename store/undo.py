@@ -19,7 +19,7 @@ from .withdrawals import is_gone, kept, row_id, taken_back
 STAMPED = tuple(
     name
     for name, table in TABLES.items()
-    if "lineage_id" in table.names and name not in ("lineage", "drops", "failures")
+    if "lineage_id" in table.names and name not in ("lineage", "drops", "operator_errors")
     if name not in ("members", "withdrawals")
 )
 """Tables whose rows say which import or pipeline run added them."""

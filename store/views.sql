@@ -20,32 +20,32 @@ CREATE OR REPLACE MACRO as_drawn(replaced, named, stored) AS
          THEN list_filter(replaced, lambda r: r.name = named)[1].value ELSE stored END;
 
 -- Where each job of a run stands: the newest row that it wrote.
-CREATE OR REPLACE VIEW runs_current AS
+CREATE OR REPLACE VIEW runs AS
     SELECT * EXCLUDE (place) FROM (
         SELECT *, row_number() OVER (PARTITION BY run_id, job ORDER BY attempt DESC, created_at DESC) AS place
-        FROM runs) WHERE place = 1;
+        FROM job_events) WHERE place = 1;
 
 -- The step from which on a later attempt of the run's trainer did the work again.
-CREATE OR REPLACE VIEW superseded_from AS
+CREATE OR REPLACE VIEW superseded_steps AS
     SELECT a.run_id, a.attempt, min(b.start_step) AS step
-    FROM (SELECT DISTINCT run_id, attempt FROM runs WHERE job = 'train') a
-    JOIN (SELECT DISTINCT run_id, attempt, start_step FROM runs WHERE job = 'train') b
+    FROM (SELECT DISTINCT run_id, attempt FROM job_events WHERE job = 'train') a
+    JOIN (SELECT DISTINCT run_id, attempt, start_step FROM job_events WHERE job = 'train') b
       ON a.run_id = b.run_id AND b.attempt > a.attempt
     GROUP BY ALL;
 
 -- Draws that count: those of superseded attempts are left out.
 CREATE OR REPLACE VIEW draws_current AS
-    SELECT d.* FROM draws d LEFT JOIN superseded_from s USING (run_id, attempt)
+    SELECT d.* FROM draws d LEFT JOIN superseded_steps s USING (run_id, attempt)
     WHERE s.step IS NULL OR d.step < s.step;
 
 -- Metrics that count, likewise.
 CREATE OR REPLACE VIEW metrics_current AS
-    SELECT m.* FROM metrics m LEFT JOIN superseded_from s USING (run_id, attempt)
+    SELECT m.* FROM metrics m LEFT JOIN superseded_steps s USING (run_id, attempt)
     WHERE m.job <> 'train' OR s.step IS NULL OR m.step < s.step;
 
 -- Published weights that count, likewise: version v was made by step v.
 CREATE OR REPLACE VIEW policies_current AS
-    SELECT p.* FROM policies p LEFT JOIN superseded_from s USING (run_id, attempt)
+    SELECT p.* FROM policies p LEFT JOIN superseded_steps s USING (run_id, attempt)
     WHERE s.step IS NULL OR p.step < s.step;
 
 -- Imports and pipeline runs that were taken back, and by which they were replaced.
@@ -94,7 +94,7 @@ CREATE OR REPLACE VIEW makers AS
           UNION ALL SELECT 'preferences', preference_id, lineage_id FROM preferences
           UNION ALL SELECT 'scores', concat_ws(' ', experience_id, scorer, scorer_version), lineage_id FROM scores
           UNION ALL SELECT 'feedback', feedback_id, lineage_id FROM feedback
-          UNION ALL SELECT 'derived', concat_ws(' ', experience_id, name, version), lineage_id FROM derived
+          UNION ALL SELECT 'experience_values', concat_ws(' ', experience_id, name, version), lineage_id FROM experience_values
           UNION ALL SELECT 'task_values', concat_ws(' ', task_id, name, version), lineage_id FROM task_values
           UNION ALL SELECT 'embeddings', concat_ws(' ', experience_id, embedder), lineage_id FROM embeddings
           UNION ALL SELECT table_name, row_id, lineage_id FROM members) g
@@ -113,8 +113,8 @@ CREATE OR REPLACE VIEW feedback_standing AS
         OR lineage_id NOT IN (SELECT lineage_id FROM withdrawn)
         OR feedback_id IN (SELECT row_id FROM kept WHERE table_name = 'feedback');
 
-CREATE OR REPLACE VIEW derived_standing AS
-    SELECT d.* FROM derived d LEFT JOIN superseded_from s USING (run_id, attempt)
+CREATE OR REPLACE VIEW experience_values_standing AS
+    SELECT d.* FROM experience_values d LEFT JOIN superseded_steps s USING (run_id, attempt)
     WHERE (s.step IS NULL OR d.step IS NULL OR d.step < s.step)
         AND (d.lineage_id IS NULL OR d.lineage_id NOT IN (SELECT lineage_id FROM withdrawn));
 
@@ -129,9 +129,9 @@ CREATE OR REPLACE VIEW feedback_current AS
         PARTITION BY experience_id, annotator ORDER BY created_at DESC, feedback_id DESC) = 1;
 
 -- The newest value of each derived column, superseded attempts left out, and values taken back.
-CREATE OR REPLACE VIEW derived_current AS
+CREATE OR REPLACE VIEW experience_values_current AS
     SELECT * FROM (
-        SELECT * FROM derived_standing QUALIFY row_number() OVER (
+        SELECT * FROM experience_values_standing QUALIFY row_number() OVER (
             PARTITION BY experience_id, name ORDER BY created_at DESC, version DESC) = 1)
     WHERE value IS NOT NULL OR text IS NOT NULL;
 
@@ -160,7 +160,7 @@ CREATE OR REPLACE VIEW steps AS
 -- the run's max_lag.
 CREATE OR REPLACE VIEW backlog AS
     WITH trainer AS (
-        SELECT run_id, arg_max(config, created_at) AS config FROM runs WHERE job = 'train'
+        SELECT run_id, arg_max(config, created_at) AS config FROM job_events WHERE job = 'train'
         GROUP BY run_id),
     newest AS (
         SELECT run_id, max(policy_version) AS policy_version FROM policies_current GROUP BY run_id)
@@ -194,7 +194,7 @@ CREATE OR REPLACE VIEW task_values_current AS
 
 -- What each run came to with a task: a try passed when the entry `accuracy` of its metrics or
 -- rewards, else its reward, is 1 or more; tries that could not be judged count in num_rollouts only.
-CREATE OR REPLACE VIEW task_rates AS
+CREATE OR REPLACE VIEW task_pass_rates AS
     SELECT run_id, task_id, count(*) AS num_rollouts, count(passed) AS num_scored,
            count(*) FILTER (passed) AS num_passed,
            count(*) FILTER (passed) / nullif(count(passed), 0) AS pass_rate,
@@ -240,7 +240,7 @@ CREATE OR REPLACE VIEW agreement AS
 
 -- Of each two people of a queue: over the items that both labelled, the share of equal labels, and
 -- Cohen's kappa (NULL when both always used one and the same label).
-CREATE OR REPLACE VIEW agreement_of_two AS
+CREATE OR REPLACE VIEW pairwise_agreement AS
     WITH pairs AS (
         SELECT a.queue, a.annotator AS first, b.annotator AS second, a.label AS one, b.label AS other
         FROM labels a JOIN labels b ON a.queue = b.queue AND a.experience_id = b.experience_id

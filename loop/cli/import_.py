@@ -269,7 +269,7 @@ def _say(done: "Imported", file: str, place: str, rejected: "Rejected | None") -
 
 
 def _kind(table: str) -> str:
-    return "value" if table in ("derived", "task_values") else table[:-1]
+    return "value" if table in ("experience_values", "task_values") else table[:-1]
 
 
 def say_counts(what: str, counts: Mapping[str, int]) -> None:

@@ -297,7 +297,7 @@ def agreement(
     where = "" if queue is None else f" WHERE queue = {literal(queue)}"
     all_ = lake.sql(f"SELECT * FROM agreement{where} ORDER BY queue").pl()
     two = lake.sql(
-        f"SELECT * FROM agreement_of_two{where} ORDER BY queue, annotator, other_annotator"
+        f"SELECT * FROM pairwise_agreement{where} ORDER BY queue, annotator, other_annotator"
     ).pl()
     if as_json:
         print_json({"queues": all_.to_dicts(), "pairs": two.to_dicts()})

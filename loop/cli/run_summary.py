@@ -70,7 +70,7 @@ def warn_of_dropped(lake: "Store", run: str) -> None:
 def warn_of_untrained(lake: "Store", run: str) -> None:
     """Say on stderr which rows the model could not take, and how many steps changed nothing."""
     [(rows, reason)] = lake.sql(
-        "SELECT count(DISTINCT experience_id), mode(error) FROM failures "
+        "SELECT count(DISTINCT experience_id), mode(error) FROM operator_errors "
         f"WHERE operator = 'train' AND starts_with(lineage_id, '{run}/')"
     ).fetchall()
     [(skipped,)] = lake.sql(
@@ -79,8 +79,8 @@ def warn_of_untrained(lake: "Store", run: str) -> None:
     ).fetchall()
     if rows:
         print(
-            f"warning: {counted(rows, 'row')} could not be trained on (see `failures`); the most "
-            f"frequent reason: {reason}",
+            f"warning: {counted(rows, 'row')} could not be trained on (see `operator_errors`); the "
+            f"most frequent reason: {reason}",
             file=sys.stderr,
         )
     if skipped:

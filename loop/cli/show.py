@@ -148,9 +148,12 @@ def _run(lake: "Store", id: str) -> Found:
     key = _quoted(id)
     jobs = (
         "SELECT job, status, attempt, start_step, started_at, ended_at, error "
-        f"FROM runs_current WHERE run_id = {key} ORDER BY job"
+        f"FROM runs WHERE run_id = {key} ORDER BY job"
     )
-    newest = f"SELECT name, config, code_version FROM runs WHERE run_id = {key} ORDER BY created_at"
+    newest = (
+        "SELECT name, config, code_version FROM job_events "
+        f"WHERE run_id = {key} ORDER BY created_at"
+    )
     metrics = (
         "SELECT job, name, arg_max(value, step) AS newest, arg_min(value, step) AS first, "
         f"max(step) AS step FROM metrics_current WHERE run_id = {key} GROUP BY ALL ORDER BY ALL"

@@ -102,6 +102,6 @@ def stage_summary(lake: "Store", stage: "Stage") -> dict[str, Any]:
             "count(*) AS num_rows, any_value(policy_version) AS policy_version, run_id "
             "FROM experiences WHERE run_id = ("
             "SELECT max_by(run_id || ':eval-' || format('{:03d}', attempt), created_at) "
-            f"FROM runs WHERE name = '{stage.label}' AND status = 'done') GROUP BY run_id"
+            f"FROM job_events WHERE name = '{stage.label}' AND status = 'done') GROUP BY run_id"
         )
     return next(iter(rows.pl().to_dicts()), {})

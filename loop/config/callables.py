@@ -1,8 +1,8 @@
 """Python callables in a configuration: each becomes the name by which jobs find it.
 
-A configuration is text in the table `runs`, so a function stands in it as YAML would name it. One
-that is no attribute of a module, as a function within a function, is kept under a name of its own
-for as long as this process lives.
+A configuration is text in the table `job_events`, so a function stands in it as YAML would name it.
+One that is no attribute of a module, as a function within a function, is kept under a name of its
+own for as long as this process lives.
 """
 
 import re

@@ -74,7 +74,8 @@ class TrainerConfig(Section):
     new_priority: str | None = None
     """SQL expression over a step's rows, such as `abs(advantage)`: their priority from then on.
 
-    Stored in `derived` as `priority`; a sampler sees it through `with_columns: [derived:priority]`.
+    Stored in `experience_values` as `priority`; a sampler sees it through
+    `with_columns: [derived:priority]`.
     """
     epochs: Int = Field(default=1, ge=1)
     """How often a row may be drawn."""
@@ -97,9 +98,9 @@ class TrainerConfig(Section):
     """Rows whose `tokenizer` is known, and is not the policy's: their tokens mean something else.
 
     refuse: the job ends and names one. retokenize: tokens are made anew of their text, log-probs
-    are gone, and `draws.tokenizer` says so. skip: they weigh nothing; `failures` says why, and the
-    metric `train/foreign_rows` how many. Rows with token ids and no `tokenizer` are taken as the
-    policy's.
+    are gone, and `draws.tokenizer` says so. skip: they weigh nothing; `operator_errors` says why,
+    and the metric `train/foreign_rows` how many. Rows with token ids and no `tokenizer` are taken
+    as the policy's.
     """
     max_skipped_steps: Int = Field(default=3, ge=1)
     """So many steps in a row whose loss or gradient is not finite end the job."""

@@ -65,7 +65,7 @@ def measured_before(job: Job, subject: EvaluatedPolicy, tasks: Sequence[str]) ->
     if subject.weights is None:
         return None
     rows = job.store.sql(
-        "SELECT attempt, config, functions, status FROM runs WHERE job = 'evaluate' "
+        "SELECT attempt, config, functions, status FROM job_events WHERE job = 'evaluate' "
         f"AND run_id = {literal(job.run_id)} ORDER BY attempt DESC"
     ).fetchall()
     wanted = _settings(stored_config(job.config)), functions_of(job)

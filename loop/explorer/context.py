@@ -76,7 +76,7 @@ class ExploreContext:
         return await asyncio.to_thread(
             self.job.store.wait_for,
             lambda: self._look(version),
-            tables=("policies", "runs"),
+            tables=("policies", "job_events"),
             seconds=self.config.schedule.wait_seconds,
             describe=lambda: (
                 f"the explorer needs policy version {version} of run `{self.job.run_id}`, newest "

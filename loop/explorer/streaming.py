@@ -162,7 +162,7 @@ class StreamingExploration:
         return await asyncio.to_thread(
             context.job.store.wait_for,
             look,
-            tables=("policies", "runs"),
+            tables=("policies", "job_events"),
             seconds=seconds,
             describe=self._described,
             stop=ended,

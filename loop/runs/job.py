@@ -158,7 +158,7 @@ def _record(
         "started_at": job.started_at,
         "ended_at": ended,
     }
-    job.store.append("runs", [row])
+    job.store.append("job_events", [row])
 
 
 def functions_of(job: Job) -> list[dict[str, str]] | None:
@@ -185,7 +185,7 @@ def _without_folders(tree: dict[str, Any]) -> dict[str, Any]:
 
 def _next_attempt(store: Store, config: RunConfig, name: str, *, resume: bool) -> int:
     rows = store.sql(
-        f"SELECT job, attempt, config, status FROM runs WHERE run_id = '{config.name}' "
+        f"SELECT job, attempt, config, status FROM job_events WHERE run_id = '{config.name}' "
         "ORDER BY created_at"
     ).fetchall()
     mine = [row for row in rows if row[0] == name]
@@ -260,7 +260,7 @@ class Watch:
         self._lock = Lock()
 
     def _refresh(self) -> list[dict[str, Any]]:
-        dataset = self._job.store.dataset("runs")
+        dataset = self._job.store.dataset("job_events")
         with self._lock:  # a job may ask from several threads
             if self._tail.moved(dataset):
                 rows = self._tail.read(dataset).to_pylist()

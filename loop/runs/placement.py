@@ -66,7 +66,7 @@ def _result(ray: Any, placed: Any) -> None:
 def _attempts(store: Store, config: RunConfig) -> int:
     """Return how often the run's trainer was started, as far as it is on record."""
     [(attempt,)] = store.sql(
-        "SELECT coalesce(max(attempt), 0) FROM runs "
+        "SELECT coalesce(max(attempt), 0) FROM job_events "
         f"WHERE run_id = '{config.name}' AND job = 'train'"
     ).fetchall()
     return attempt

@@ -70,7 +70,7 @@ def monitored(job: Job, *, start_step: int | None) -> Iterator["Monitoring"]:
 def tracked(job: Job, *, start_step: int | None) -> Tracked:
     """Return what trackers are told of a job, which must be on record."""
     [(began,)] = job.store.sql(
-        f"SELECT min(started_at) FROM runs WHERE run_id = {literal(job.run_id)} "
+        f"SELECT min(started_at) FROM job_events WHERE run_id = {literal(job.run_id)} "
         f"AND job = {literal(job.name)}"
     ).fetchall()
     key = hashlib.sha256(f"{job.run_id} {job.name} {began}".encode()).hexdigest()[:8]

@@ -137,7 +137,9 @@ def check_runs(store: Store, sources: Mapping[str, SourceConfig]) -> None:
     named = {name: source.run for name, source in sources.items() if source.run is not None}
     if not named:
         return
-    rows = store.sql("SELECT run_id FROM runs UNION SELECT run_id FROM experiences").fetchall()
+    rows = store.sql(
+        "SELECT run_id FROM job_events UNION SELECT run_id FROM experiences"
+    ).fetchall()
     known = {run for (run,) in rows if run is not None}
     for name, run in named.items():
         if run not in known:

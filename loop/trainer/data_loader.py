@@ -97,7 +97,9 @@ class TrainDataLoader:
         if self._online or config.trainer.new_priority is None:
             return sampler(self._source, config, algorithm)
         then = self._source.versions()  # all but the priorities that the run itself will make
-        until = {name: then[name] for name in then if name not in ("derived", "runs")}
+        until = {
+            name: then[name] for name in then if name not in ("experience_values", "job_events")
+        }
         return sampler(self._job.store, config, algorithm, until=until)
 
     def total_steps(self) -> int:
@@ -200,7 +202,7 @@ class TrainDataLoader:
         schedule = self._job.config.schedule
         return self._job.store.wait_for(
             lambda: self._look(step),
-            tables=("experiences", "runs"),
+            tables=("experiences", "job_events"),
             seconds=schedule.wait_seconds,
             describe=lambda: self._described_wait(step),
             stop=self._stop,
@@ -301,11 +303,11 @@ class TrainDataLoader:
         kept = self._trained = rows.filter(usable)
         measured = {
             "train/rows": float(kept.height),
-            "train/unusable_rows": float(rows.height - kept.height),
+            "train/untrainable_rows": float(rows.height - kept.height),
         } | lags(lag)
         measured |= self._check.counted(rows)
         if self._chain:
-            measured["train/left_out_rows"] = float(rows["left_out"].count())
+            measured["train/filtered_rows"] = float(rows["left_out"].count())
         if self._credit is not None:  # as in groups of equal rewards: they teach nothing
             measured["train/zero_advantage_rows"] = float((kept["advantage"] == 0).sum())
         reward = rows["reward"].mean()
@@ -354,7 +356,7 @@ class TrainDataLoader:
         made = bad.select(
             "experience_id", "error", operator=pl.lit("train"), lineage_id=pl.lit(attempt)
         )
-        self._job.store.append("failures", made.sort("experience_id"))
+        self._job.store.append("operator_errors", made.sort("experience_id"))
 
     def _tokenized(self, rows: pl.DataFrame) -> pl.DataFrame:
         documents = self._algorithm.documents

@@ -28,7 +28,7 @@ SEEN = pa.schema(
 
 
 class Priorities:
-    """Works out `trainer.new_priority` for the rows of each step, and stores it in `derived`."""
+    """Works out `trainer.new_priority` of each step's rows; keeps it in `experience_values`."""
 
     def __init__(self, job: Job, expression: str) -> None:
         """Check the expression; QueryError when it does not parse, or is not a number."""
@@ -55,7 +55,7 @@ class Priorities:
         version = self._job.step_id(step)
         made = pl.DataFrame(pl.from_arrow(given)).unique("experience_id", maintain_order=True)
         self._job.store.append(
-            "derived",
+            "experience_values",
             made.select(
                 experience_id="experience_id",
                 name=pl.lit("priority"),

@@ -55,7 +55,7 @@ def _rebuild(store: Store, run_id: str, step: int) -> Rebuilt:
     if drawn["drawn_from"][0] is None:
         return Rebuilt(run_id, step, is_same=False, detail="on record: what it was drawn from")
     [(text, functions), *_] = store.sql(
-        f"SELECT config, functions FROM runs WHERE {where} AND job = 'train' "
+        f"SELECT config, functions FROM job_events WHERE {where} AND job = 'train' "
         "ORDER BY created_at DESC"
     ).fetchall()
     config = RunConfig.model_validate_json(text)

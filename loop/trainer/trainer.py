@@ -179,7 +179,7 @@ class Trainer:
             }
             for fault in stepped.faults
         ]
-        self._job.store.append("failures", rows)
+        self._job.store.append("operator_errors", rows)
 
     def _check_trained(self) -> None:
         """Raise JobError when no row that the run drew could be trained on."""
@@ -193,7 +193,8 @@ class Trainer:
             return
         of_run = f"starts_with(lineage_id, {run} || '/')"
         [(error, reason)] = ask(
-            f"SELECT (SELECT mode(error) FROM failures WHERE operator = 'train' AND {of_run}), "
+            "SELECT (SELECT mode(error) FROM operator_errors "
+            f"WHERE operator = 'train' AND {of_run}), "
             f"(SELECT mode(reason) FROM drops WHERE {of_run})"
         ).fetchall()
         why = error or reason or "none has a token with a credit that is trained on"
@@ -282,6 +283,6 @@ class Trainer:
 def _too_many(steps: int, last: NonFiniteRow) -> JobError:
     return JobError(
         f"{steps} steps in a row have a loss or gradient that is not finite; in the last, "
-        f"`{last.experience_id}`: {last.error}; the table `failures` names all rows: lower "
+        f"`{last.experience_id}`: {last.error}; the table `operator_errors` names all rows: lower "
         "`trainer.learning_rate`, or look at them"
     )

@@ -58,7 +58,7 @@ def _pins(model: FrozenModel, before: Mapping[str, Any]) -> dict[str, Any]:
 def _stored(store: Store, run_id: str) -> Mapping[str, Any]:
     """Return the newest configuration that a run was trained with."""
     rows = store.sql(
-        f"SELECT config FROM runs WHERE run_id = {literal(run_id)} AND job <> 'evaluate' "
+        f"SELECT config FROM job_events WHERE run_id = {literal(run_id)} AND job <> 'evaluate' "
         "ORDER BY created_at DESC LIMIT 1"
     ).fetchall()
     return json.loads(rows[0][0]) if rows else {}

@@ -52,7 +52,7 @@ def _of_sink(
         return set(operators[-1].reads)
     if not isinstance(sink, Table):
         return set(given)
-    if sink.table in ("derived", "task_values"):
+    if sink.table in ("experience_values", "task_values"):
         return {*IDS, *(n for op in operators for n in op.writes)}
     if sink.table == "scores":
         return {"experience_id", "scorer", "scorer_version", "reward", "detail"}

@@ -125,7 +125,7 @@ class RunProgress:
 
 
 class RowLog:
-    """Rows of `drops` and `failures`: stored when they are many, and before those of the sink."""
+    """Rows of `drops` and `operator_errors`: stored when many, and before those of the sink."""
 
     def __init__(self, store: Store, lineage_id: str) -> None:
         self._store, self._lineage_id = store, lineage_id

@@ -131,7 +131,7 @@ class Run:
         if not self._maker.is_replacing:  # else whatever the source was
             is_older &= pl.col("source") == self._plan.source
             # a query of its own may leave out what this definition did before
-            is_older &= pl.col("definition") != now.definition
+            is_older &= pl.col("pipeline_digest") != now.definition
         ids, left = held.light([key])[key], now.left
         return Before(
             ran["lineage_id"],
@@ -264,7 +264,7 @@ class Run:
         labels = self._told.labels[stage.first :]
         for label, dropped, failed in zip(labels, treated.dropped, treated.failed, strict=False):
             self._notes.put("drops", label, dropped)
-            self._notes.put("failures", label, failed)
+            self._notes.put("operator_errors", label, failed)
         try:
             self._told.check_failed(stage)
         except OperatorError:
@@ -292,13 +292,13 @@ class Run:
             "rows_in": self._rows_in,
             "rows_out": done.rows,
             "rows_dropped": sum(d.rows for d in self._told.dropped),
-            "definition": self._unseen.definition,
+            "pipeline_digest": self._unseen.definition,
             "rows_failed": sum(s.failed for s in steps),
             "costs": [
                 {
                     "operator": s.operator,
                     "rows": s.rows_in,
-                    "remembered": s.remembered,
+                    "cached": s.remembered,
                     "seconds": s.seconds,
                 }
                 for s in steps

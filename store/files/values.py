@@ -13,7 +13,7 @@ from ..undo import replace as replace_all
 from .duckdb_input import InputFile, InputSession
 from .importer import Imported, note, to_replace
 
-TABLES_OF = {"experience_id": "derived", "task_id": "task_values"}
+TABLES_OF = {"experience_id": "experience_values", "task_id": "task_values"}
 """The table of the values of what a column names."""
 _LONG = {"name", "value"}
 
@@ -26,7 +26,7 @@ def import_values(
     sql: str | None = None,
     replace: str | None = None,
 ) -> Imported:
-    """Append the values of a file to `derived` or `task_values`: all of them, or none.
+    """Append the values of a file to `experience_values` or `task_values`: all of them, or none.
 
     The file, or one SELECT over the table `input`, has the id of stored rows, `experience_id` or
     `task_id`, and one column a value, named as it is to be called, or `name` when there is one

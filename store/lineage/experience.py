@@ -68,7 +68,7 @@ def of_experience(store: Store, experience_id: str) -> ExperienceLineage:
         draws=ask(
             "SELECT d.run_id, d.attempt, d.step, d.position, d.weight, d.lag, d.source, "
             "d.sampler, d.batch_digest, s.step IS NULL OR d.step < s.step AS counts "
-            "FROM draws d LEFT JOIN superseded_from s USING (run_id, attempt) "
+            "FROM draws d LEFT JOIN superseded_steps s USING (run_id, attempt) "
             f"{mine} ORDER BY d.run_id, d.step, d.attempt"
         ),
         policies=ask(_influenced(key)),
@@ -82,7 +82,9 @@ def of_experience(store: Store, experience_id: str) -> ExperienceLineage:
         feedback=ask(
             f"SELECT * EXCLUDE (experience_id, digest) FROM feedback {mine} ORDER BY created_at"
         ),
-        derived=ask(f"SELECT * EXCLUDE experience_id FROM derived {mine} ORDER BY created_at"),
+        derived=ask(
+            f"SELECT * EXCLUDE experience_id FROM experience_values {mine} ORDER BY created_at"
+        ),
         drops=ask(
             "SELECT p.pipeline, d.operator, d.reason, d.lineage_id, d.created_at "
             f"FROM drops d LEFT JOIN lineage p USING (lineage_id) {mine} ORDER BY d.created_at"

@@ -73,7 +73,7 @@ def of_policy(store: Store, run_id: str | None, policy_version: int) -> PolicyLi
     )
     ids = f"SELECT DISTINCT experience_id FROM ({drawn})"
     jobs = ask(
-        f"SELECT * FROM runs WHERE run_id = {literal(run_id)} AND job <> 'evaluate' "
+        f"SELECT * FROM job_events WHERE run_id = {literal(run_id)} AND job <> 'evaluate' "
         "ORDER BY created_at"
     )
     config = json.loads(jobs[-1]["config"]) if jobs else {}
@@ -183,7 +183,8 @@ def _pipelines(ask: Asked, store: Store, ids: str) -> list[Row]:
         "SELECT lineage_id, 'made' AS did, count(*) AS num_experiences "
         "FROM made JOIN ids USING (experience_id) GROUP BY ALL UNION ALL "
         "SELECT lineage_id, 'derived ' || name, count(*) "
-        "FROM derived JOIN ids USING (experience_id) WHERE lineage_id IS NOT NULL GROUP BY ALL "
+        "FROM experience_values JOIN ids USING (experience_id) "
+        "WHERE lineage_id IS NOT NULL GROUP BY ALL "
         "UNION ALL SELECT lineage_id, 'left out', count(*) "
         "FROM drops JOIN ids USING (experience_id) GROUP BY ALL) "
         "SELECT did, num_experiences, lineage_id, p.pipeline, p.source, p.operators "
@@ -198,7 +199,7 @@ def _functions(ask: Asked, run_ids: Iterable[str | None]) -> list[Row]:
     runs = ", ".join(literal(run_id) for run_id in run_ids if run_id is not None)
     return ask(
         "SELECT f.name, f.value AS digest, run_id, list(DISTINCT attempt ORDER BY attempt) "
-        "AS attempts FROM (SELECT run_id, attempt, unnest(functions) AS f FROM runs "
+        "AS attempts FROM (SELECT run_id, attempt, unnest(functions) AS f FROM job_events "
         f"WHERE job = 'explore' AND run_id IN ({runs})) "
         "GROUP BY ALL ORDER BY run_id, f.name DESC, attempts"
     )
@@ -218,7 +219,9 @@ def _side_columns(config: Mapping[str, Any]) -> list[tuple[str, SideColumn]]:
 def _used(ask: Asked, named: tuple[str, SideColumn], ids: str) -> Row:
     spec, column = named
     wanted = " AND ".join(f"{k} = {literal(v)}" for k, v in column.filters) or "true"
-    by = {"scores": "scorer_version", "feedback": "annotator", "derived": "version"}[column.table]
+    by = {"scores": "scorer_version", "feedback": "annotator", "experience_values": "version"}[
+        column.table
+    ]
     versions = ask(
         f"SELECT {by} AS version, count(*) AS num_experiences FROM {column.table} "
         f"WHERE {wanted} AND experience_id IN ({ids}) GROUP BY ALL "

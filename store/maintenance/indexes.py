@@ -26,7 +26,7 @@ INDEXES = (
     Index("experiences", "experience_id", "BTREE", 100_000),
     Index("experiences", "response_text", "INVERTED", 10_000),
     Index("scores", "experience_id", "BTREE", 100_000),
-    Index("derived", "experience_id", "BTREE", 100_000),
+    Index("experience_values", "experience_id", "BTREE", 100_000),
     Index("draws", "experience_id", "BTREE", 100_000),
 )
 """What queries of the command line and of the trainer look up; an index that speeds none is not

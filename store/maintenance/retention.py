@@ -21,7 +21,7 @@ from ..schema import TABLES, table
 from ..tables import Tables
 from .report import Forgotten
 
-TABLES_WITH_RULES = ("experiences", "scores", "derived", "embeddings")
+TABLES_WITH_RULES = ("experiences", "scores", "experience_values", "embeddings")
 """Tables whose rows may go: each names an experience, which `drops` can list."""
 ABANDONED_DAYS = 30
 """A run that did not end, and of which nothing came for so long, counts as ended."""
@@ -33,7 +33,7 @@ _REFUSED = {
 }
 _ROWS_AT_ONCE = 16_384
 _UNFINISHED = f"""
-SELECT r.run_id FROM runs_current r WHERE r.job <> 'evaluate' GROUP BY r.run_id
+SELECT r.run_id FROM runs r WHERE r.job <> 'evaluate' GROUP BY r.run_id
 HAVING bool_or(r.status <> 'done') AND greatest(
     max(r.created_at), (SELECT max(e.created_at) FROM experiences e WHERE e.run_id = r.run_id)
 ) > now() - INTERVAL {ABANDONED_DAYS} DAY
@@ -183,7 +183,7 @@ def _kept(name: str) -> str:
     """Return the SQL that tells which rows an unfinished run may need."""
     of_run = "coalesce(run_id IN (SELECT run_id FROM unfinished), false)"
     of_experience = "experience_id IN (SELECT experience_id FROM needed)"
-    return {"experiences": of_run, "derived": f"({of_run} OR {of_experience})"}.get(
+    return {"experiences": of_run, "experience_values": f"({of_run} OR {of_experience})"}.get(
         name, of_experience
     )
 

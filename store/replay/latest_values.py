@@ -7,7 +7,7 @@ import polars as pl
 import pyarrow as pa
 
 from ..change_feed import ChangeFeed
-from ..side_columns import SideColumn, superseded_from, without_superseded
+from ..side_columns import SideColumn, superseded_steps, without_superseded
 from ..store import Store
 from .filters import hashed
 from .growable_arrays import GrowableArray, Places
@@ -26,7 +26,7 @@ class LatestValues:
         self.column = column
         self._store, self._until = store, until or {}
         self._superseded: _Superseded | None = None
-        if column.table == "derived":
+        if column.table == "experience_values":
             self._superseded = _Superseded(store, until=until)
         self._withdrawn = Withdrawn(store, table=column.table, until=until)
         self._texts: dict[str, int] = {}
@@ -171,12 +171,12 @@ class SideValues:
 
 
 class _Superseded:
-    """From which step on the work of an attempt was done again, as the view `superseded_from`."""
+    """From which step on the work of an attempt was done again, as the view `superseded_steps`."""
 
     def __init__(self, store: Store, *, until: Mapping[str, int] | None) -> None:
         self._store = store
         columns = ["run_id", "attempt", "job", "start_step"]
-        self._tail = ChangeFeed(columns, until=(until or {}).get("runs"))
+        self._tail = ChangeFeed(columns, until=(until or {}).get("job_events"))
         self._starts = pl.DataFrame(
             schema={"run_id": pl.String, "attempt": pl.Int64, "start_step": pl.Int64}
         )
@@ -186,18 +186,18 @@ class _Superseded:
 
     @property
     def versions(self) -> dict[str, int]:
-        return {"runs": self._tail.version}
+        return {"job_events": self._tail.version}
 
     def refresh(self) -> bool:
         """Follow the runs; tell whether other work counts now."""
-        dataset = self._store.dataset("runs")
+        dataset = self._store.dataset("job_events")
         if not self._tail.moved(dataset):
             return False
         rows = pl.DataFrame(pl.from_arrow(self._tail.read(dataset))).filter(job="train")
         rows = rows.select(self._starts.columns)
         known = rows if self._tail.restarted else self._starts.vstack(rows)
         self._starts = known.unique().sort(known.columns)
-        later = superseded_from(self._starts.lazy()).sort("run_id", "attempt").collect()
+        later = superseded_steps(self._starts.lazy()).sort("run_id", "attempt").collect()
         moved = not later.equals(self._from)
         self._from = later
         return moved

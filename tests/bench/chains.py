@@ -50,8 +50,10 @@ operators:
 def chain_1m(bench: Bench) -> Iterator[Figure]:
     """Take a million rows without tokens through an advantage, a filter and a priority."""
     store = _scalars(bench.folder / "chain_1m")
-    for sink, budget in (("none", 5000.0), ("derived", None)):
-        message = _run(store, "chain_1m", None if sink == "none" else "{table: derived}", times=3)
+    for sink, budget in (("none", 5000.0), ("experience_values", None)):
+        message = _run(
+            store, "chain_1m", None if sink == "none" else "{table: experience_values}", times=3
+        )
         rows_per_second = round(1000 * message["rows_in"] / message["ms"])
         workload = (
             f"{_MILLION} experiences of scalar columns through group_zscore, keep and priority, "

@@ -121,12 +121,12 @@ def test_a_job_that_waits_for_the_other_ends_and_is_on_record(tmp_path: Path, jo
 
     def runs() -> bool:
         opened = jobs.opened(lake)
-        return opened is not None and opened.count("runs") > 0
+        return opened is not None and opened.count("job_events") > 0
 
     until(runs, "it never began", waiting)
     code, said = end(waiting)
     assert (code, said.splitlines()[-1]) == (130, "error: interrupted")
-    found = connect(lake).sql("SELECT job, status FROM runs_current").fetchall()
+    found = connect(lake).sql("SELECT job, status FROM runs").fetchall()
     assert found == [(job, "interrupted")]
 
 
@@ -211,7 +211,12 @@ def test_a_pipeline_ends_while_a_judge_is_asked_and_the_next_run_does_all(
     running = start(tmp_path, "pipeline", "run", "judged.yaml")
     until((tmp_path / "asked").exists, "the judge was never asked", running)
     assert end(running, sign) == (code, "error: interrupted\n")
-    assert [lake.count(n) for n in ("scores", "lineage", "drops", "failures")] == [0, 0, 0, 0]
+    assert [lake.count(n) for n in ("scores", "lineage", "drops", "operator_errors")] == [
+        0,
+        0,
+        0,
+        0,
+    ]
     (tmp_path / "quick").touch()
     report = again(tmp_path, "pipeline", "run", "judged.yaml")
     assert (report["rows_in"], report["rows_out"], lake.count("scores")) == (8, 8, 8)

@@ -33,7 +33,7 @@ def trained(lake: Store) -> Store:
         of_run | {"config": config, "job": j, "attempt": a, "start_step": s, "functions": functions}
         for j, a, s in jobs
     ]
-    lake.append("runs", rows)
+    lake.append("job_events", rows)
     draws = [
         {
             "run_id": "demo", "attempt": attempt, "step": step, "position": i, "epoch": 1,

@@ -71,7 +71,7 @@ def test_the_doctor_exits_with_1_when_something_is_wrong(rlake: Command, tried: 
 def test_the_doctor_tells_a_killed_run_from_one_that_runs(rlake: Command, tried: Store) -> None:
     row = {"run_id": "r", "attempt": 1, "job": "train", "name": "r", "config": "{}"}
     more = {"code_version": "0", "start_step": 1, "status": "running"}
-    tried.append("runs", [row | more])
+    tried.append("job_events", [row | more])
     assert tried.runs_folder is not None
     lock = FileLock(tried.runs_folder / "r" / ".train.lock")
     (tried.runs_folder / "r").mkdir(parents=True)

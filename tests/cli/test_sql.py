@@ -69,7 +69,7 @@ def lake(tmp_path: Path, store: Store) -> Store:
     lake.append("experiences", [right, wrong])
     lake.append("draws", [drawn(1, "demo/000001/0000/00"), drawn(2, "demo/000001/0000/00")])
     jobs = [RUN | {"job": job, "status": "done"} for job in ("explore", "train")]
-    lake.append("runs", jobs)
+    lake.append("job_events", jobs)
     return lake
 
 
@@ -137,7 +137,7 @@ def test_tables_counts_every_table(rlake: Command, lake: Store) -> None:
     assert all(name in said for name in (*TABLES, "groups", "backlog"))
 
 
-@pytest.mark.parametrize("name", [*TABLES, "groups", "steps", "backlog", "runs_current"])
+@pytest.mark.parametrize("name", [*TABLES, "groups", "steps", "backlog", "runs"])
 def test_tables_lists_the_columns_of_each(rlake: Command, lake: Store, name: str) -> None:
     found = last_json(rlake("tables", name, "--json"))
     columns = lake.sql(f"SELECT * FROM {name}").columns

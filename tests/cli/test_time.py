@@ -119,7 +119,7 @@ def test_a_store_is_restored_and_the_way_back_is_told(rlake: Command, lake: Stor
 
 def test_a_live_job_forbids_a_restore_a_killed_one_does_not(rlake: Command, lake: Store) -> None:
     lake.snapshot("one")
-    lake.append("runs", [RUNNING])
+    lake.append("job_events", [RUNNING])
     assert lake.runs_folder is not None
     folder = lake.runs_folder / "demo"
     assert "`train` of run `demo` is running, and would" in refused(
@@ -128,10 +128,10 @@ def test_a_live_job_forbids_a_restore_a_killed_one_does_not(rlake: Command, lake
     folder.mkdir(parents=True)
     with FileLock(folder / ".train.lock"):
         said = rlake("snapshot", "restore", "one", "--force")
-        assert (said.returncode, lake.count("runs")) == (1, 1)
+        assert (said.returncode, lake.count("job_events")) == (1, 1)
         assert "`train` of run `demo` is running in another process" in said.stderr
     assert rlake("snapshot", "restore", "one").returncode == 0
-    assert lake.count("runs") == 0
+    assert lake.count("job_events") == 0
 
 
 def test_a_branch_is_made_used_listed_merged_and_dropped(rlake: Command, lake: Store) -> None:

@@ -153,5 +153,5 @@ def test_models_are_trained_on_what_the_assistants_did(imported: Store, rlake: C
         "SELECT weight FROM draws JOIN experiences e USING (experience_id) ORDER BY e.created_at"
     ).fetchall()
     assert [weight for (weight,) in drawn] == [1.0] * 5 + [0.0], "the last one has no answer"
-    why = imported.sql("SELECT error FROM failures").fetchall()
+    why = imported.sql("SELECT error FROM operator_errors").fetchall()
     assert why == [("it has no tokens",)]

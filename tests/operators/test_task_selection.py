@@ -97,7 +97,8 @@ def test_tasks_are_scored_from_history_by_a_pipeline_and_chosen_by_what_it_store
     scored = Pipeline(
         name="scored",
         source=Sql(
-            "SELECT t.*, num_scored, num_passed FROM tasks t LEFT JOIN task_rates USING (task_id)"
+            "SELECT t.*, num_scored, num_passed FROM tasks t "
+            "LEFT JOIN task_pass_rates USING (task_id)"
         ),
         operators=[
             "difficulty",

@@ -128,7 +128,7 @@ def test_only_what_a_changed_parameter_touches_is_worked_out_again(store: Store)
     def run(least: int, above: int, *, limit: int = 10) -> list[tuple[int, int]]:
         ASKED.clear()
         chain = [words(least=least), keep(where=f"words > {above}"), brief(limit=limit)]
-        report = Pipeline("p", Table("experiences"), chain, Table("derived")).run(store)
+        report = Pipeline("p", Table("experiences"), chain, Table("experience_values")).run(store)
         return [(step.rows_in, step.remembered) for step in report.steps]
 
     assert run(0, 1) == [(8, 0), (8, 0), (6, 0)]
@@ -138,7 +138,7 @@ def test_only_what_a_changed_parameter_touches_is_worked_out_again(store: Store)
     assert len(ASKED) == 4
     assert run(1, 2, limit=11) == [(8, 8), (8, 0), (4, 0)]
     costs = store.scan("lineage").sort("created_at").collect()["costs"].to_list()
-    assert [[c["remembered"] for c in run] for run in costs] == [
+    assert [[c["cached"] for c in run] for run in costs] == [
         [0, 0, 0],
         [8, 0, 4],
         [0, 0, 4],
@@ -302,18 +302,20 @@ def test_a_changed_filter_before_a_judge_asks_it_about_new_rows_only(to_judge: S
     assert report.steps[-1].remembered == 30
 
 
-@pytest.mark.parametrize("sink", ["scores", "derived", "file", "none"])
+@pytest.mark.parametrize("sink", ["scores", "experience_values", "file", "none"])
 def test_errors_of_a_judge_are_failures_whatever_the_sink(
     to_judge: Store, tmp_path: Path, sink: str
 ) -> None:
     bad = experiences(4, reward=0.0, run_id="x", experience_id="bad/00")[3:]
     to_judge.append("experiences", bad)
-    places = {"scores": SCORES, "derived": Table("derived"), "none": None}
+    places = {"scores": SCORES, "experience_values": Table("experience_values"), "none": None}
     to = places.get(sink, File(str(tmp_path / "out.jsonl")))
     for full in (False, True):
         report = judging(sink=to).run(to_judge, full=full)
         assert report.rows_failed == 1
-    failed = to_judge.sql("SELECT DISTINCT operator, experience_id, error FROM failures").fetchall()
+    failed = to_judge.sql(
+        "SELECT DISTINCT operator, experience_id, error FROM operator_errors"
+    ).fetchall()
     assert failed == [("score", "bad/00", "ValueError: what is there to judge?")]
     assert len(JUDGED) == 42, "an error is not remembered, an answer is"
     if sink == "scores":
@@ -367,7 +369,7 @@ def test_a_judge_of_groups_is_asked_again_only_about_groups_that_changed(to_judg
     assert run(words(least=2)) == (many, 0)
     kept = to_judge.sql("SELECT value FROM scores_current ORDER BY experience_id").fetchall()
     assert [value for (value,) in kept] == [0.0, 0.3, 0.0, 0.0] * 9 + [None, 0.3, 0.0, 0.0]
-    failed = to_judge.sql("SELECT DISTINCT experience_id, error FROM failures").fetchall()
+    failed = to_judge.sql("SELECT DISTINCT experience_id, error FROM operator_errors").fetchall()
     assert failed == [("g009/00", "NoAnswerError: no answer")]
 
 

@@ -35,7 +35,12 @@ CHAINS: dict[str, tuple[Any, ...]] = {
     "query": (SCORED, [score(), keep(where="reward IS NULL OR reward < 1")]),
     "reshape": (Table("experiences"), [drop_flat_groups(), pairs()]),
 }
-SINKS = {"rows": "derived", "groups": "derived", "augment": "experiences", "reshape": "preferences"}
+SINKS = {
+    "rows": "experience_values",
+    "groups": "experience_values",
+    "augment": "experiences",
+    "reshape": "preferences",
+}
 
 
 @pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.slow)])

@@ -24,7 +24,7 @@ CHAIN = Pipeline(
     name="p",
     source=Table("experiences"),
     operators=[drop_flat_groups(), group_zscore(), keep(where="advantage > 0"), words()],
-    sink=Table("derived"),
+    sink=Table("experience_values"),
 )
 
 

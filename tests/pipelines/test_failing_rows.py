@@ -47,7 +47,7 @@ def test_rows_that_fail_go_on_with_null_and_their_error_is_stored(hundred: Store
     points = report.rows.filter(pl.col("group_id") == "g024")["points"].to_list()
     assert points == [0.0, None, None, None]
     stored = hundred.sql(
-        "SELECT experience_id, operator, error, rows_failed FROM failures JOIN lineage "
+        "SELECT experience_id, operator, error, rows_failed FROM operator_errors JOIN lineage "
         "USING (lineage_id) ORDER BY ALL"
     ).fetchall()
     told = ("picky", "ValueError: no answer in g024", 3)
@@ -56,19 +56,19 @@ def test_rows_that_fail_go_on_with_null_and_their_error_is_stored(hundred: Store
 
 def test_an_operator_that_comes_twice_fails_twice_on_a_row(hundred: Store) -> None:
     run(hundred, picky(bad="g024"), picky(bad="g024"))
-    query = "SELECT operator, count(*) FROM failures GROUP BY ALL ORDER BY ALL"
+    query = "SELECT operator, count(*) FROM operator_errors GROUP BY ALL ORDER BY ALL"
     assert hundred.sql(query).fetchall() == [("picky", 3), ("picky 2", 3)]
 
 
 def test_too_large_a_share_of_failures_stops_the_job_and_says_so(hundred: Store) -> None:
     with pytest.raises(OperatorError) as caught:
-        run(hundred, picky(bad="g000"), sink=Table("derived"))
+        run(hundred, picky(bad="g000"), sink=Table("experience_values"))
     told = str(caught.value)
     assert told.startswith("operator `picky` (derive): failed on ")
     assert "the last error: ValueError: no answer in g0" in told
     assert hundred.count("lineage") == 0
-    assert hundred.count("derived") < 25, "it stopped before all rows were treated"
-    query = "SELECT count(*) > 0, count(*) < 75, any_value(operator) FROM failures"
+    assert hundred.count("experience_values") < 25, "it stopped before all rows were treated"
+    query = "SELECT count(*) > 0, count(*) < 75, any_value(operator) FROM operator_errors"
     assert hundred.sql(query).fetchall() == [(True, True, "picky")]
 
 

@@ -19,7 +19,7 @@ from rlake.pipelines import File, Pipeline, Report, Sql, Table
 from rlake.store import Experience, Store
 
 EXPERIENCES = Table("experiences")
-DERIVED, PREFERENCES = Table("derived"), Table("preferences")
+DERIVED, PREFERENCES = Table("experience_values"), Table("preferences")
 
 
 @operator("derive")
@@ -63,7 +63,7 @@ def told(report: Report) -> tuple[int, int]:
     return report.rows_in, report.rows_seen_before
 
 
-def made(store: Store, table: str = "derived") -> pl.DataFrame:
+def made(store: Store, table: str = "experience_values") -> pl.DataFrame:
     """All rows that a pipeline made, by their ids, without what says when and by which run."""
     rows = store.scan(table).collect()
     left = rows.drop("created_at", "lineage_id", strict=False)
@@ -72,7 +72,7 @@ def made(store: Store, table: str = "derived") -> pl.DataFrame:
 
 def counting(store: Store) -> pl.DataFrame:
     """The values that count: of each row and name, the newest."""
-    query = "SELECT experience_id, name, value, text FROM derived_current ORDER BY ALL"
+    query = "SELECT experience_id, name, value, text FROM experience_values_current ORDER BY ALL"
     return store.sql(query).pl()
 
 
@@ -144,7 +144,7 @@ def test_a_chain_that_sees_groups_reads_the_groups_of_new_rows(store: Store) -> 
     assert told(chain.run(store)) == (4, 8)
     centred = read(
         store,
-        "SELECT value > 0 FROM derived_current WHERE starts_with(experience_id, 'g001') "
+        "SELECT value > 0 FROM experience_values_current WHERE starts_with(experience_id, 'g001') "
         "ORDER BY experience_id",
     )
     assert centred == [(True,), (False,), (False,), (True,)]
@@ -205,7 +205,7 @@ def test_a_row_is_read_again_when_its_side_column_got_a_value(store: Store) -> N
     store.append("scores", [{"experience_id": ids[0], "value": 0.125, **lax}])
     assert told(doubled.run(store)) == (1, 3)
     assert told(doubled.run(store)) == (0, 4)
-    values = read(store, "SELECT value FROM derived ORDER BY experience_id")
+    values = read(store, "SELECT value FROM experience_values ORDER BY experience_id")
     assert values == [(1.0,), (1.0,), (1.0,), (0.5,)]
 
 
@@ -248,9 +248,11 @@ def test_a_changed_chain_takes_back_the_values_of_rows_that_it_does_not_keep(sto
     pipeline(length(), keep(where="rollout > 1")).run(store)
     assert counting(store)["experience_id"].to_list() == ["g000/02", "g000/03"]
     pipeline(words(), keep(where="rollout = 0")).run(store)
-    names = store.sql("SELECT DISTINCT name FROM derived_current ORDER BY 1").fetchall()
+    names = store.sql("SELECT DISTINCT name FROM experience_values_current ORDER BY 1").fetchall()
     assert len(names) == 2, "of other names nothing is taken back, unless the sink is replaced"
-    replaced = pipeline(words(), keep(where="rollout = 0"), sink=Table("derived", mode="replace"))
+    replaced = pipeline(
+        words(), keep(where="rollout = 0"), sink=Table("experience_values", mode="replace")
+    )
     replaced.run(store)
     assert counting(store)["experience_id"].to_list() == ["g000/00"]
 
@@ -428,10 +430,12 @@ def test_two_runs_at_once_store_each_value_once(store: Store) -> None:
     @operator("derive", reads=("reward",), writes=("length",), sees="row")
     def overtaken() -> Any:
         def late(rows: pl.LazyFrame) -> pl.LazyFrame:
-            if store.count("experiences") and not store.count("derived"):
+            if store.count("experiences") and not store.count("experience_values"):
                 row = {"experience_id": "g000/00", "name": "length", "value": 7.0}
                 version = overtaken().fingerprint[:12]
-                store.append("derived", [row | {"version": version, "lineage_id": "the other"}])
+                store.append(
+                    "experience_values", [row | {"version": version, "lineage_id": "the other"}]
+                )
             return rows.with_columns(length=pl.lit(7.0))
 
         return late
@@ -439,7 +443,9 @@ def test_two_runs_at_once_store_each_value_once(store: Store) -> None:
     store.append("experiences", experiences(2, reward=0.0))
     report = pipeline(overtaken()).run(store)
     assert (report.rows_out, report.already) == (1, 1)
-    assert read(store, "SELECT lineage_id = 'the other' FROM derived ORDER BY experience_id") == [
+    assert read(
+        store, "SELECT lineage_id = 'the other' FROM experience_values ORDER BY experience_id"
+    ) == [
         (True,),
         (False,),
     ]

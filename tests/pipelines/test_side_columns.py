@@ -106,7 +106,7 @@ def derive(store: Store, *operators: Any, source: Any = None) -> tuple[int, int]
         name="derive",
         source=source or Table("experiences"),
         operators=operators,
-        sink=Table("derived"),
+        sink=Table("experience_values"),
     )
     report = pipeline.run(store, full=True)
     return report.rows_out, report.already
@@ -118,7 +118,9 @@ def test_what_operators_derive_is_stored_and_read_by_name(judged: Store) -> None
     frame = judged.scan("experiences", with_columns=[*wanted[:2], f"again={wanted[2]}"])
     rows = frame.sort("experience_id").select("length", "word", "again").collect().rows()
     assert rows == [(1.0, "0", 1.0), (7.0, "no", 7.0), (7.0, "no", 7.0), (1.0, "0", 1.0)]
-    [(made,)] = read(judged, "SELECT count(*) FROM derived JOIN lineage USING (lineage_id)")
+    [(made,)] = read(
+        judged, "SELECT count(*) FROM experience_values JOIN lineage USING (lineage_id)"
+    )
     assert made == 8
 
 

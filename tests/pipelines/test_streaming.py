@@ -223,7 +223,7 @@ def test_lineage_says_what_each_operator_cost(shuffled: Store) -> None:
     ran = line["operators"]
     assert [c["rows"] for c in costs] == [o["rows_in"] for o in ran]
     assert ran[2]["rows_in"] == ran[1]["rows_out"] < ran[1]["rows_in"] == 48
-    assert all(c["seconds"] > 0 and c["remembered"] == 0 for c in costs)
+    assert all(c["seconds"] > 0 and c["cached"] == 0 for c in costs)
 
 
 def test_a_file_that_is_half_written_is_never_seen(shuffled: Store, tmp_path: Path) -> None:
@@ -260,7 +260,9 @@ store.append = dying
 Pipeline.from_yaml(sys.argv[3]).run(store, executor=Local(part_bytes=1500))
 """
 SINKS = {
-    "derived": "[group_zscore, {keep: {where: reward > 0}}, {priority: {expression: reward}}]",
+    "experience_values": (
+        "[group_zscore, {keep: {where: reward > 0}}, {priority: {expression: reward}}]"
+    ),
     "preferences": "[drop_flat_groups, {pairs: {strategy: best_against_rest}}]",
     "experiences": "[best_of_group]",
 }
@@ -268,7 +270,11 @@ SINKS = {
 
 @pytest.mark.parametrize(
     ("sink", "commits"),
-    [("derived", 3), pytest.param("preferences", 2, marks=pytest.mark.slow), ("experiences", 1)],
+    [
+        ("experience_values", 3),
+        pytest.param("preferences", 2, marks=pytest.mark.slow),
+        ("experiences", 1),
+    ],
 )  # about 3 s each
 def test_a_run_that_was_killed_between_parts_stores_nothing_twice(
     shuffled: Store, sink: str, commits: int
@@ -282,7 +288,7 @@ def test_a_run_that_was_killed_between_parts_stores_nothing_twice(
     died = subprocess.run(command, check=False, cwd=Path(shuffled.uri).parent)
     assert died.returncode == 9, died
     pipeline.run(shuffled)
-    ids = {"derived": "experience_id, name, value", "preferences": "preference_id"}
+    ids = {"experience_values": "experience_id, name, value", "preferences": "preference_id"}
     query = f"SELECT {ids.get(sink, 'experience_id, reward')} FROM {sink} ORDER BY ALL"
     assert shuffled.sql(query).fetchall() == twin.sql(query).fetchall()
 

@@ -17,7 +17,7 @@ from rlake.pipelines import File, Pipeline, Report, Sql, Table, watch
 from rlake.store import Store
 from rlake.store.errors import ConfigError
 
-EXPERIENCES, DERIVED = Table("experiences"), Table("derived")
+EXPERIENCES, DERIVED = Table("experiences"), Table("experience_values")
 
 
 @operator("derive")
@@ -70,7 +70,7 @@ def test_rows_of_another_process_are_treated_as_they_come(store: Store) -> None:
             stop.set()
     assert writer.wait(timeout=100) == 0
     assert total == 20
-    assert store.count("derived") == 20
+    assert store.count("experience_values") == 20
 
 
 def test_it_ends_when_nothing_came_for_so_long_and_its_own_writes_are_nothing(
@@ -87,12 +87,12 @@ def test_it_ends_when_nothing_came_for_so_long_and_its_own_writes_are_nothing(
 def test_a_query_that_reads_what_the_pipeline_writes_comes_to_rest(store: Store) -> None:
     store.append("experiences", experiences(4, reward=0.0))
     query = (
-        "SELECT e.* FROM experiences e ANTI JOIN derived USING (experience_id) "
+        "SELECT e.* FROM experiences e ANTI JOIN experience_values USING (experience_id) "
         "LEFT JOIN drops d USING (experience_id) WHERE d.reason IS NULL"
     )
     chain = pipeline(keep(where="rollout > 0"), length(), source=Sql(query))
     assert rows_in(watch(chain, store, until_idle=0.3)) == [4, 0]
-    assert store.count("derived") == 3
+    assert store.count("experience_values") == 3
 
 
 def test_it_is_stopped_while_it_waits_and_goes_on_where_it_was(store: Store) -> None:

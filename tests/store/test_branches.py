@@ -335,7 +335,7 @@ def test_a_branch_that_others_left_from_or_a_run_works_on_is_kept(lake: Store) -
     with pytest.raises(QueryError, match="`trial` has branches of its own: child; drop them first"):
         branches.drop(lake, "trial", force=True)
     branches.drop(lake, "child")
-    trial.append("runs", [job("running")])
+    trial.append("job_events", [job("running")])
     with pytest.raises(QueryError, match="`train` of run `demo` on branch `trial` is not done"):
         branches.drop(lake, "trial")
     branches.drop(lake, "trial", force=True)
@@ -361,7 +361,9 @@ def test_what_a_branch_found_out_is_merged_once_and_its_own_experiences_stay(lak
     trial = lake.branch("trial")
     trial.append("experiences", experiences(12)[8:])
     trial.append("scores", [score("g000/01", 0.5), score("g002/00", 0.1), score("g000/02", 0.2)])
-    trial.append("derived", [{"experience_id": "g000/00", "name": "priority", "version": "1"}])
+    trial.append(
+        "experience_values", [{"experience_id": "g000/00", "name": "priority", "version": "1"}]
+    )
     trial.append(
         "embeddings", [{"experience_id": "g000/00", "embedder": "e", "vector": [0.5, 0.25]}]
     )
@@ -377,7 +379,7 @@ def test_what_a_branch_found_out_is_merged_once_and_its_own_experiences_stay(lak
     lake.append("scores", [score("g000/02", 0.2)])
     expected = {
         "scores": Merged(rows=1, already=1, left_out=1),
-        "derived": Merged(rows=1),
+        "experience_values": Merged(rows=1),
         "embeddings": Merged(rows=1),
         "preferences": Merged(rows=1, left_out=1),
         "drops": Merged(rows=1),

@@ -136,7 +136,7 @@ def test_rows_from_the_future_are_counted(filled: Store) -> None:
 
 
 def test_a_run_that_was_killed_is_told_from_one_that_runs(filled: Store) -> None:
-    filled.append("runs", [RUN | {"job": job} for job in ("train", "explore", "evaluate")])
+    filled.append("job_events", [RUN | {"job": job} for job in ("train", "explore", "evaluate")])
     lives = {"train": False, "explore": True, "evaluate": None}
     found = diagnose(filled, is_live=lambda _, run, job: lives[job])
     said = {f.what: f.level for f in found if "of run `r`" in f.what}

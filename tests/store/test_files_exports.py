@@ -133,7 +133,7 @@ def test_labels_that_an_operator_made_are_a_side_column(tried: Store, tmp_path: 
         name="labels",
         source=Table("experiences"),
         operators=[kto_labels(by="group_mean")],
-        sink=Table("derived"),
+        sink=Table("experience_values"),
     )
     chain.run(tried)
     done = export(

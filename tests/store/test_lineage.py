@@ -82,20 +82,24 @@ def _train(store: Store) -> None:
     Pipeline(name="copies", source=source, operators=[best], sink=Table("experiences")).run(store)
     Pipeline(name="weak", source=source, operators=[keep(where="reward > 0")]).run(store)
     ranked = [priority(expression="reward + 1")]
-    Pipeline(name="ranks", source=source, operators=ranked, sink=Table("derived")).run(store)
+    Pipeline(name="ranks", source=source, operators=ranked, sink=Table("experience_values")).run(
+        store
+    )
     verdict = {"scorer": "strict", "scorer_version": "2", "value": 0.5}
     store.append("scores", [verdict | {"experience_id": e.experience_id} for e in tries[:3]])
     store.snapshot("told")
     store.snapshot("r.tasks")
     store.snapshot("other.tasks")
-    store.append("runs", [run_row(1, 1), run_row(1, 1, job="explore", functions=JUDGED)])
+    store.append("job_events", [run_row(1, 1), run_row(1, 1, job="explore", functions=JUDGED)])
     [copy] = store.sql(
         "SELECT experience_id FROM experiences WHERE parent_id = 'g001/00'"
     ).fetchall()[0]
     ids = [str(e.experience_id) for e in tries]
     for attempt, start, stop in ((1, 1, 5), (2, 3, 5)):
         if attempt == 2:
-            store.append("runs", [run_row(2, 3), run_row(2, 1, job="explore", functions=JUDGED)])
+            store.append(
+                "job_events", [run_row(2, 3), run_row(2, 1, job="explore", functions=JUDGED)]
+            )
         for step in range(start, stop):
             pair = [ids[2 * step - 2], copy if attempt == 2 and step == 4 else ids[2 * step - 1]]
             store.append("draws", [draw_row(attempt, step, i, e) for i, e in enumerate(pair)])
@@ -209,9 +213,9 @@ def test_an_unknown_policy_is_an_error_with_the_nearest(
 
 
 def test_weights_of_a_superseded_attempt_do_not_count(store: Store) -> None:
-    store.append("runs", [run_row(1, 1)])
+    store.append("job_events", [run_row(1, 1)])
     store.append("policies", [policy_row(1, 0, None), policy_row(1, 4, 0)])
-    store.append("runs", [run_row(2, 3)])
+    store.append("job_events", [run_row(2, 3)])
     with pytest.raises(NotFoundError, match="no weights of version 4 that count"):
         of_policy(store, "r", 4)
 

@@ -150,13 +150,15 @@ def test_rows_of_an_old_snapshot_are_drawn_with_null_in_new_columns(old: Path) -
 
 def test_an_old_snapshot_shows_tables_empty_that_came_later(old: Path) -> None:
     lake = connect(old)
-    lake.append("derived", [{"experience_id": "e", "name": "n", "version": "1", "value": 1.0}])
+    lake.append(
+        "experience_values", [{"experience_id": "e", "name": "n", "version": "1", "value": 1.0}]
+    )
     for n in range(3):
-        lake.append("derived", [{"experience_id": f"{n}", "name": "n", "version": "1"}])
+        lake.append("experience_values", [{"experience_id": f"{n}", "name": "n", "version": "1"}])
     lake.maintain(grace=0.0)
-    assert lake.at("before").count("derived") == 0
-    assert lake.at("before").sql("SELECT count(*) FROM derived").fetchall() == [(0,)]
-    assert lake.count("derived") == 4
+    assert lake.at("before").count("experience_values") == 0
+    assert lake.at("before").sql("SELECT count(*) FROM experience_values").fetchall() == [(0,)]
+    assert lake.count("experience_values") == 4
 
 
 def test_every_view_works_at_an_old_snapshot(old: Path) -> None:
@@ -185,7 +187,7 @@ def test_a_migration_that_was_cut_short_is_finished(
 
         monkeypatch.setattr(lance.LanceDataset, method, cut)
     tries = 0
-    while version_of(old, "runs") < LATER_VERSION:
+    while version_of(old, "job_events") < LATER_VERSION:
         tries += 1
         assert tries < 100
         with pytest.raises(StoreError, match="up to date: killed here; what it holds is untouched"):
@@ -239,7 +241,7 @@ def test_a_writer_of_the_older_version_goes_on(old: Path) -> None:
 @pytest.mark.parametrize("part", ["", "_versions", "_transactions"])
 def test_a_table_that_was_half_made_is_made(tmp_path: Path, part: str) -> None:
     marker.put(connect(tmp_path / "lake"))
-    for name in ("experiences", "runs"):
+    for name in ("experiences", "job_events"):
         shutil.rmtree(tmp_path / "lake" / f"{name}.lance")
         (tmp_path / "lake" / f"{name}.lance" / part).mkdir(parents=True)
     lake = connect(tmp_path / "lake")
@@ -251,7 +253,7 @@ def test_a_table_whose_versions_are_lost_is_not_made_anew(tmp_path: Path) -> Non
     lake = connect(tmp_path / "lake")
     lake.append("experiences", experiences(4))
     shutil.rmtree(tmp_path / "lake" / "experiences.lance" / "_versions")
-    shutil.rmtree(tmp_path / "lake" / "runs.lance")
+    shutil.rmtree(tmp_path / "lake" / "job_events.lance")
     with pytest.raises(StoreError, match="cannot open table `experiences`"):
         connect(tmp_path / "lake")
 
@@ -280,19 +282,19 @@ def test_a_branch_at_a_snapshot_of_an_older_schema_takes_rows_of_the_new_one(old
     lake = connect(old)
     trial = lake.branch("trial", at="before")
     made = experiences(8, reward=1.0, token_ids=[1, 2])
-    assert (trial.count("experiences"), trial.count("derived")) == (4, 0)
+    assert (trial.count("experiences"), trial.count("experience_values")) == (4, 0)
     assert trial.append("experiences", made).rows == 4
-    trial.append("derived", [{"experience_id": "g000/00", "name": "n", "version": "1"}])
+    trial.append("experience_values", [{"experience_id": "g000/00", "name": "n", "version": "1"}])
     check(trial)
 
 
 def test_a_store_restored_to_an_older_schema_is_up_to_date(old: Path) -> None:
     lake = connect(old)
-    lake.append("derived", [{"experience_id": "g000/00", "name": "n", "version": "1"}])
+    lake.append("experience_values", [{"experience_id": "g000/00", "name": "n", "version": "1"}])
     undo = restore(lake, "before").undo
-    assert (lake.count("experiences"), lake.count("derived")) == (4, 0)
+    assert (lake.count("experiences"), lake.count("experience_values")) == (4, 0)
     assert lake.append("experiences", experiences(8, reward=1.0, token_ids=[1, 2])).rows == 4
     check(connect(old))
     restore(lake, undo)
-    assert lake.count("derived") == 1
+    assert lake.count("experience_values") == 1
     check(connect(old))

@@ -34,7 +34,7 @@ def test_a_table_that_is_gone_is_named_and_not_made_anew(store: Store, name: str
 def test_a_copy_of_a_part_is_not_completed(store: Store, tmp_path: Path) -> None:
     store.append("tasks", [task(0)])
     (tmp_path / "copy").mkdir()
-    for name in ("derived", "draws"):  # both without rows, and the locks are not copied
+    for name in ("experience_values", "draws"):  # both without rows, and the locks are not copied
         shutil.copytree(f"{store.uri}/{name}.lance", tmp_path / "copy" / f"{name}.lance")
     with pytest.raises(StoreError, match=r"lost tables `tasks`, `experiences`, .*`retention`"):
         connect(tmp_path / "copy")
@@ -84,7 +84,7 @@ def test_a_branch_that_lost_a_table_says_so(store: Store) -> None:
 
 def test_what_was_half_made_is_completed_by_who_writes_and_not_by_who_reads(store: Store) -> None:
     marker.put(store)
-    left = lose(store, "experiences", "runs")
+    left = lose(store, "experiences", "job_events")
     with pytest.raises(StoreError, match="never made whole: its maker was killed"):
         connect(store.uri, create=False)
     assert lose(store) == left

@@ -194,13 +194,13 @@ def test_a_step_is_rebuilt_from_the_versions_that_it_was_drawn_from(store: Store
              "value": float(step + e.rollout)}
             for e in some[::2]
         ]  # fmt: skip
-        store.append("derived", values)
+        store.append("experience_values", values)
         verdict = {"scorer": "s", "scorer_version": "1", "value": -1.0}
         store.append("scores", [verdict | {"experience_id": some[0].experience_id}])
         taken.append(sampler.draw(4, step=step, policy_version=step))
     whole = [ids(sampler, draw) for draw in taken]
     store.maintain()
-    for name in ("experiences", "derived", "scores", "runs"):
+    for name in ("experiences", "experience_values", "scores", "job_events"):
         store.open_at(name).cleanup_old_versions(older_than=timedelta(0))
     for i, draw in enumerate(taken):
         assert draw is not None

@@ -185,12 +185,14 @@ def test_a_new_priority_is_a_new_row_and_the_newest_counts(store: Store) -> None
     sampler = Sampler(
         store, strategy=by("priority"), with_columns=["derived:priority"], max_draws=None
     )
-    store.append("derived", [derived(i, float(i + 1)) for i in range(4)])
+    store.append("experience_values", [derived(i, float(i + 1)) for i in range(4)])
     assert list(chances(sampler).values()) == [0.25, 0.5, 0.75, 1.0]
-    store.append("derived", [derived(0, 4.0, version="2"), derived(3, None, version="2")])
-    store.append("derived", [derived(1, 1.0, name="quality"), derived(2, 1.0, version="2")])
+    store.append("experience_values", [derived(0, 4.0, version="2"), derived(3, None, version="2")])
+    store.append(
+        "experience_values", [derived(1, 1.0, name="quality"), derived(2, 1.0, version="2")]
+    )
     assert list(chances(sampler).values()) == [1.0, 0.5, 0.25, 1.0]
-    assert sampler.drawn_from == {"derived": 4, "experiences": 2, "runs": 1}
+    assert sampler.drawn_from == {"experience_values": 4, "experiences": 2, "job_events": 1}
 
 
 def test_a_side_column_may_come_before_its_row(store: Store) -> None:
@@ -222,16 +224,18 @@ def test_what_a_superseded_attempt_derived_does_not_count(store: Store) -> None:
     stored(store)
     run = {"run_id": "r", "job": "train", "name": "r", "config": "{}", "code_version": "1",
            "status": "running"}  # fmt: skip
-    store.append("runs", [run | {"attempt": 1, "start_step": 1}])
+    store.append("job_events", [run | {"attempt": 1, "start_step": 1}])
     sampler = Sampler(store, strategy=by("p"), with_columns=["p=derived:priority"], max_draws=None)
     made = {"run_id": "r", "attempt": 1}
     for step in range(1, 4):
         rows = [derived(i, float(1 + step * (i == 0)), version=str(step)) for i in range(4)]
-        store.append("derived", [row | made | {"step": step} for row in rows])
+        store.append("experience_values", [row | made | {"step": step} for row in rows])
     assert list(chances(sampler).values()) == [1.0, 0.25, 0.25, 0.25]
-    store.append("runs", [run | {"attempt": 2, "start_step": 3}])
+    store.append("job_events", [run | {"attempt": 2, "start_step": 3}])
     assert list(chances(sampler).values()) == pytest.approx([1.0, 1 / 3, 1 / 3, 1 / 3])
-    store.append("derived", [derived(1, 6.0, version="4") | made | {"attempt": 2, "step": 3}])
+    store.append(
+        "experience_values", [derived(1, 6.0, version="4") | made | {"attempt": 2, "step": 3}]
+    )
     assert list(chances(sampler).values()) == pytest.approx([0.5, 1.0, 1 / 6, 1 / 6])
 
 
@@ -261,7 +265,7 @@ def test_priorities_that_followed_equal_those_of_a_fresh_sampler(
                  "version": str(version)}
                 for i in rng.choice(32, 5, replace=False)
             ]  # fmt: skip
-            store.append("derived", values)
+            store.append("experience_values", values)
             following.supply(1, 3)
             fresh = Sampler(store, **options)
             assert following.supply(4, 3) == fresh.supply(4, 3)

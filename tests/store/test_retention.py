@@ -16,7 +16,7 @@ RUN = {"attempt": 1, "job": "train", "name": "r", "config": "{}", "code_version"
 
 
 def ended(store: Store, run: str, status: str, **columns: Any) -> None:
-    store.append("runs", [RUN | {"run_id": run, "status": status} | columns])
+    store.append("job_events", [RUN | {"run_id": run, "status": status} | columns])
 
 
 def left(store: Store, table: str = "experiences") -> list[str]:
@@ -162,7 +162,7 @@ def test_rules_are_listed_and_taken_back(store: Store) -> None:
         ("experiences", "count(*) > 1", QueryError, "WHERE clause cannot contain aggregates"),
         ("experiences", "row_number() OVER () > 1", QueryError, "WHERE clause cannot contain"),
         ("draws", "true", ConfigError, "rows of `draws` stay: .* rules are for `experiences`"),
-        ("runs", "true", ConfigError, "the store's own record"),
+        ("job_events", "true", ConfigError, "the store's own record"),
         ("metrics", "true", ConfigError, "`drops` could not list them"),
         ("experience", "true", NotFoundError, "did you mean `experiences`"),
     ],

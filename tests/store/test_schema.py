@@ -175,6 +175,6 @@ def test_a_store_of_a_newer_schema_is_refused(tmp_path: Path) -> None:
 
 
 def test_tables_that_rlake_did_not_make_are_refused(tmp_path: Path) -> None:
-    lancedb.connect(tmp_path).create_table("runs", data=[{"a": 1}])
+    lancedb.connect(tmp_path).create_table("job_events", data=[{"a": 1}])
     with pytest.raises(NotAStoreError, match="holds tables that rlake did not make"):
         connect(tmp_path)

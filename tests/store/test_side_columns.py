@@ -54,13 +54,13 @@ def judged(store: Store) -> Store:
     store.append("scores", [score(3, 0.75, scorer="my.rewards:lenient")])
     store.append("feedback", [feedback(0, "alice", "good", 1.0), feedback(1, "alice", "bad", 0.0)])
     store.append("feedback", [feedback(0, "bob", "bad", None)])
-    store.append("runs", [trainer(1, 1)])
-    store.append("derived", [derived(0, 1.0, version="a"), derived(1, 2.0, version="a")])
+    store.append("job_events", [trainer(1, 1)])
+    store.append("experience_values", [derived(0, 1.0, version="a"), derived(1, 2.0, version="a")])
     ours = {"run_id": "r", "attempt": 1}
-    store.append("derived", [derived(0, 10.0, version="r/1/1", step=1, **ours)])
-    store.append("derived", [derived(0, 20.0, version="r/1/5", step=5, **ours)])
-    store.append("runs", [trainer(2, 3)])
-    store.append("derived", [derived(2, None, version="t", text="of clips")])
+    store.append("experience_values", [derived(0, 10.0, version="r/1/1", step=1, **ours)])
+    store.append("experience_values", [derived(0, 20.0, version="r/1/5", step=5, **ours)])
+    store.append("job_events", [trainer(2, 3)])
+    store.append("experience_values", [derived(2, None, version="t", text="of clips")])
     return store
 
 
@@ -152,7 +152,7 @@ def test_views_of_side_tables_hold_what_counts(judged: Store) -> None:
     scores = one("SELECT scorer_version, count(*) FROM scores_current GROUP BY 1 ORDER BY 1")
     assert scores == [("1", 3), ("2", 2)]
     assert one("SELECT label FROM feedback_current ORDER BY 1") == [("bad",), ("bad",), ("good",)]
-    kept = one("SELECT experience_id, value, version FROM derived_current ORDER BY 1")
+    kept = one("SELECT experience_id, value, version FROM experience_values_current ORDER BY 1")
     assert kept == [("g000/00", 10.0, "r/1/1"), ("g000/01", 2.0, "a"), ("g000/02", None, "t")]
 
 

@@ -235,10 +235,10 @@ def test_a_drop_that_was_killed_half_way_is_completed_by_dropping_again(store: S
 def test_what_an_unfinished_run_works_on_is_dropped_only_by_force(
     store: Store, status: str
 ) -> None:
-    store.append("runs", [job(status)])
+    store.append("job_events", [job(status)])
     for name in ("demo.rows", "demo.tasks", "demo.other", "done.rows"):
         store.snapshot(name)
-    store.append("runs", [job("done", run="done")])
+    store.append("job_events", [job("done", run="done")])
     for name in ("demo.rows", "demo.tasks"):
         with pytest.raises(QueryError, match=f"`{name}` is what run `demo` works on, and its `tra"):
             snapshots.drop(store, name)
@@ -347,12 +347,12 @@ def test_an_index_that_loses_all_its_rows_is_empty(store: Store) -> None:
 
 def test_nothing_is_restored_while_a_job_runs(store: Store) -> None:
     store.snapshot("one")
-    store.append("runs", [job("running")])
+    store.append("job_events", [job("running")])
     with pytest.raises(QueryError, match="`train` of run `demo` is running, and would lose its"):
         restore(store, "one")
-    assert store.count("runs") == 1
+    assert store.count("job_events") == 1
     restore(store, "one", force=True)
-    assert store.count("runs") == 0
+    assert store.count("job_events") == 0
     with pytest.raises(NotFoundError, match="no snapshot `on`; did you mean `one`"):
         restore(store, "on")
 

@@ -84,7 +84,7 @@ def test_a_store_is_not_made_where_something_else_is(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.parametrize("name", ["tasks", "runs"])
+@pytest.mark.parametrize("name", ["tasks", "job_events"])
 @pytest.mark.parametrize(
     ("version", "words"),
     [(None, "that rlake did not make"), (SCHEMA_VERSION + 1, f"has schema {SCHEMA_VERSION + 1}")],

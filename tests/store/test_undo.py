@@ -182,11 +182,11 @@ def test_values_of_an_undone_run_give_way_to_the_older_ones(store: Store) -> Non
     store.append("experiences", experiences(1))
     for lineage_id, value in (("first", 1.0), ("second", 2.0)):
         row = {"experience_id": "g000/00", "name": "quality", "version": lineage_id}
-        store.append("derived", [{**row, "value": value, "lineage_id": lineage_id}])
+        store.append("experience_values", [{**row, "value": value, "lineage_id": lineage_id}])
     follows = Sampler(store, with_columns=["derived:quality"])
     follows.refresh()
     undo(store, "second")
-    assert store.sql("SELECT value FROM derived_current").fetchall() == [(1.0,)]
+    assert store.sql("SELECT value FROM experience_values_current").fetchall() == [(1.0,)]
     frame = store.scan("experiences", with_columns=["derived:quality"]).select("quality")
     assert frame.collect().rows() == [(1.0,)]
 

@@ -110,8 +110,8 @@ def test_groups_of_two_runs_are_two(store: Store) -> None:
 
 def resumed(store: Store) -> None:
     """Store a run of three attempts: 1 took steps 1-5, 2 resumed at 4, 3 resumed at 3."""
-    store.append("runs", [run_row(1, 1), run_row(2, 4), run_row(3, 3)])
-    store.append("runs", [run_row(1, 1, job="explore"), run_row(2, 9, job="explore")])
+    store.append("job_events", [run_row(1, 1), run_row(2, 4), run_row(3, 3)])
+    store.append("job_events", [run_row(1, 1, job="explore"), run_row(2, 9, job="explore")])
     taken = {1: range(1, 6), 2: range(4, 7), 3: range(3, 5)}
     for attempt, steps in taken.items():
         draws = [draw_row(attempt, s, f"e{s}", lag=attempt) for s in steps]
@@ -139,24 +139,26 @@ def test_metrics_of_other_jobs_are_not_superseded(store: Store) -> None:
 
 
 def test_an_attempt_that_only_started_supersedes(store: Store) -> None:
-    store.append("runs", [run_row(1, 1)])
+    store.append("job_events", [run_row(1, 1)])
     store.append("draws", [draw_row(1, s, f"e{s}") for s in (1, 2, 3)])
-    store.append("runs", [run_row(2, 2)])
+    store.append("job_events", [run_row(2, 2)])
     assert store.sql("SELECT step FROM draws_current").fetchall() == [(1,)]
 
 
 def test_another_run_supersedes_nothing(store: Store) -> None:
-    store.append("runs", [run_row(1, 1), run_row(1, 1, run_id="s"), run_row(2, 1, run_id="s")])
+    store.append(
+        "job_events", [run_row(1, 1), run_row(1, 1, run_id="s"), run_row(2, 1, run_id="s")]
+    )
     store.append("draws", [draw_row(1, 1, "e1"), draw_row(1, 1, "e1", run_id="s")])
     assert store.sql("SELECT run_id FROM draws_current").fetchall() == [("r",)]
 
 
 def test_runs_current_says_where_each_job_stands(store: Store) -> None:
-    store.append("runs", [run_row(1, 1), run_row(1, 1, job="explore")])
-    store.append("runs", [run_row(1, 1, status="failed", error="killed")])
-    store.append("runs", [run_row(2, 3)])
-    store.append("runs", [run_row(2, 3, status="done", ended_at=now())])
-    found = store.sql("SELECT job, attempt, status FROM runs_current ORDER BY job").fetchall()
+    store.append("job_events", [run_row(1, 1), run_row(1, 1, job="explore")])
+    store.append("job_events", [run_row(1, 1, status="failed", error="killed")])
+    store.append("job_events", [run_row(2, 3)])
+    store.append("job_events", [run_row(2, 3, status="done", ended_at=now())])
+    found = store.sql("SELECT job, attempt, status FROM runs ORDER BY job").fetchall()
     assert found == [("explore", 1, "running"), ("train", 2, "done")]
 
 
@@ -187,7 +189,7 @@ def backlog(store: Store) -> tuple[Any, ...]:
 def test_the_backlog_counts_what_waits(store: Store) -> None:
     made = singles(6, version=[0, 1, 2, 3, None, 3])
     store.append("experiences", [*made[:5], replace(made[5], drop_reason="bad")])
-    store.append("runs", [run_row(1, 1, config='{"schedule": {"max_lag": 1}}')])
+    store.append("job_events", [run_row(1, 1, config='{"schedule": {"max_lag": 1}}')])
     store.append("policies", [policy_row(1, v) for v in range(4)])
     store.append("draws", [draw_row(1, 1, "e0")])
     assert backlog(store) == (3, 6, 1, 5, 1, 3, 1), "rows that no policy wrote are never stale"
@@ -195,23 +197,23 @@ def test_the_backlog_counts_what_waits(store: Store) -> None:
 
 def test_what_a_superseded_attempt_drew_waits_again(store: Store) -> None:
     store.append("experiences", singles(3))
-    store.append("runs", [run_row(1, 1)])
+    store.append("job_events", [run_row(1, 1)])
     store.append("draws", [draw_row(1, s, f"e{s - 1}") for s in (1, 2, 3)])
     assert backlog(store)[2:4] == (3, 0)
-    store.append("runs", [run_row(2, 2)])
+    store.append("job_events", [run_row(2, 2)])
     assert backlog(store)[2:4] == (1, 2)
 
 
 def test_without_a_limit_nothing_is_stale(store: Store) -> None:
     store.append("experiences", singles(3))
-    store.append("runs", [run_row(1, 1)])
+    store.append("job_events", [run_row(1, 1)])
     store.append("policies", [policy_row(1, 1000)])
     assert backlog(store) == (1000, 3, 0, 3, 0, 3, 0)
 
 
 def test_what_another_run_drew_still_waits(store: Store) -> None:
     store.append("experiences", singles(3))
-    store.append("runs", [run_row(1, 1)])
+    store.append("job_events", [run_row(1, 1)])
     store.append("draws", [draw_row(1, s, f"e{s}", run_id="offline") for s in (0, 1)])
     assert backlog(store)[2:4] == (0, 3)
 
@@ -224,9 +226,9 @@ def test_the_backlog_is_of_runs_that_have_a_trainer(store: Store) -> None:
     ]
     store.append("experiences", tries)
     config = '{"schedule": {"max_lag": 1}}'
-    store.append("runs", [run_row(1, 1, config=config), run_row(1, 1, job="explore")])
-    store.append("runs", [run_row(1, 1, run_id="r:eval-0", job="evaluate")])
-    store.append("runs", [run_row(1, 1, run_id="explored", job="explore")])
+    store.append("job_events", [run_row(1, 1, config=config), run_row(1, 1, job="explore")])
+    store.append("job_events", [run_row(1, 1, run_id="r:eval-0", job="evaluate")])
+    store.append("job_events", [run_row(1, 1, run_id="explored", job="explore")])
     store.append("policies", [policy_row(1, 9)])
     found = store.sql("SELECT run_id, num_rows, fresh, stale FROM backlog").fetchall()
     assert found == [("r", 2, 0, 2)], "and the limit is the trainer's"

@@ -21,7 +21,7 @@ DUPLICATED = " UNION ALL ".join(
 SKIPPED = """
     WITH trained AS (
         SELECT run_id, (config->>'$.trainer.steps')::BIGINT AS steps
-        FROM runs_current WHERE job = 'train'),
+        FROM runs WHERE job = 'train'),
     due AS (SELECT run_id, unnest(range(1, steps + 1)) AS step FROM trained),
     drawn AS (
         SELECT run_id, step, count(*) AS n, count(DISTINCT position) AS places,
@@ -42,7 +42,7 @@ SKIPPED = """
     GROUP BY run_id, group_id HAVING count(DISTINCT rollout) <> max(rollout) + 1
     UNION ALL
     SELECT 'batch', run_id FROM experiences
-    WHERE step IS NOT NULL AND run_id IN (SELECT run_id FROM runs)
+    WHERE step IS NOT NULL AND run_id IN (SELECT run_id FROM job_events)
     GROUP BY run_id HAVING count(DISTINCT step) <> max(step)
 """
 """Steps, rows, groups and batches that an on-policy run passed over or did twice."""

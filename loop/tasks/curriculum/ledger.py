@@ -1,4 +1,4 @@
-"""The record of a curriculum: `selections`, and in `estimates` what is believed of the tasks."""
+"""The record of a curriculum: `task_selections`, and what is believed: `task_estimates`."""
 
 from collections.abc import Iterable, Sequence
 
@@ -25,8 +25,8 @@ class SelectionLedger:
         """Return the tasks that are on record for a batch; later calls are for later batches."""
         if self._selected is None:
             rows = self._job.store.sql(
-                f"SELECT step, list(task_id ORDER BY position) FROM selections WHERE {self._run} "
-                f"AND step >= {number} GROUP BY step"
+                "SELECT step, list(task_id ORDER BY position) FROM task_selections "
+                f"WHERE {self._run} AND step >= {number} GROUP BY step"
             ).fetchall()
             self._selected = dict(rows)
         return self._selected.get(number)
@@ -46,7 +46,7 @@ class SelectionLedger:
                         "expected": None if one.expected is None else float(one.expected[i]),
                     }
                 )
-        self._job.store.append("selections", rows)
+        self._job.store.append("task_selections", rows)
 
     def believe(self, number: int, parts: Sequence[TasksetSelector], found: pl.DataFrame) -> None:
         """Record what is believed after a batch: of the tasks that it tried, or now and then all.
@@ -65,7 +65,7 @@ class SelectionLedger:
     def complete(self, number: int, parts: Sequence[TasksetSelector]) -> None:
         """Record what is believed after a batch of all tasks of which that is not done."""
         known = self._job.store.sql(
-            f"SELECT task_id FROM estimates WHERE {self._run} AND step = {number}"
+            f"SELECT task_id FROM task_estimates WHERE {self._run} AND step = {number}"
         ).fetchall()
         everything = {task_id for part in parts if part.learner for task_id in part.places}
         if number and everything - {task_id for (task_id,) in known}:
@@ -97,7 +97,7 @@ class SelectionLedger:
                 if only is None or task_id in only
             ]
         if rows:
-            self._job.store.append("estimates", rows)
+            self._job.store.append("task_estimates", rows)
 
     def restore(self, parts: Sequence[TasksetSelector]) -> int:
         """Take up the newest beliefs that are on record of all tasks; return after which batch.
@@ -108,7 +108,7 @@ class SelectionLedger:
         rows = self._job.store.sql(
             "SELECT step, task_id, alpha, beta, capability, rho, max(step) OVER () AS newest, "
             "count(DISTINCT task_id) OVER (PARTITION BY step) AS num_tasks "
-            f"FROM estimates WHERE {self._run} "
+            f"FROM task_estimates WHERE {self._run} "
             "QUALIFY row_number() OVER (PARTITION BY step, task_id ORDER BY attempt DESC) = 1"
         ).pl()
         self._believed = rows["newest"].max() or 0  # pyright: ignore[reportAttributeAccessIssue]

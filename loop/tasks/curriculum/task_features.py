@@ -13,7 +13,7 @@ from ....store.query import literal, names_in, query_error
 from ....store.schema import TABLES
 
 RATES = ("pass_rate", "num_scored", "num_passed")
-"""What runs came to with a task, as the view `task_rates` says, over all of them."""
+"""What runs came to with a task, as the view `task_pass_rates` says, over all of them."""
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def _from(store: Store, where: str, names: set[str]) -> str:
         joins.append(
             "LEFT JOIN (SELECT task_id, sum(num_scored) AS num_scored, sum(num_passed) AS "
             "num_passed, sum(num_passed) / nullif(sum(num_scored), 0) AS pass_rate "
-            "FROM task_rates GROUP BY task_id) USING (task_id)"
+            "FROM task_pass_rates GROUP BY task_id) USING (task_id)"
         )
     return f"FROM (SELECT * FROM tasks_current AS tasks WHERE ({where}\n)) {' '.join(joins)}"
 

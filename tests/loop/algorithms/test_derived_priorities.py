@@ -11,7 +11,7 @@ from rlake.store import Store
 
 def prioritized(store: Store, *operators: object, with_columns: tuple[str, ...] = ()) -> None:
     source = Table("experiences", with_columns=with_columns)
-    Pipeline("prioritize", source, list(operators), Table("derived")).run(store)  # pyright: ignore[reportArgumentType]
+    Pipeline("prioritize", source, list(operators), Table("experience_values")).run(store)  # pyright: ignore[reportArgumentType]
 
 
 def drawn(store: Store, steps: int) -> pl.DataFrame:

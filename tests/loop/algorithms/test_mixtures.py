@@ -205,7 +205,7 @@ def test_an_online_run_trains_on_its_own_rows_and_on_an_experts(
     drawn = table(store, "draws JOIN experiences e USING (experience_id)", "draws.*, e.run_id r")
     assert drawn.filter(pl.col("r") == "teacher")["weight"].to_list() == [1.0] * 3
     assert drawn.filter(pl.col("r") == "demo").height == 3 * 2 * 3
-    assert measured(store, "unusable_rows") == [0.0] * 3
+    assert measured(store, "untrainable_rows") == [0.0] * 3
     nll = measured(store, "nll")
     assert nll[0] > nll[1] > nll[2]
     assert all(value != 0 for value in measured(store, "policy_loss")[1:])

@@ -64,4 +64,4 @@ def test_rows_of_a_file_are_stored_once_and_trained_on(store: Store, tmp_path: P
 def test_a_file_that_is_not_there_is_said_before_any_work(store: Store) -> None:
     with pytest.raises(ConfigError, match=r"`data.file`: there is no file `nowhere.jsonl`"):
         run(store, offline(data={"file": "nowhere.jsonl"}))
-    assert table(store, "runs").height == 0
+    assert table(store, "job_events").height == 0

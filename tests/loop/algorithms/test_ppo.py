@@ -275,7 +275,7 @@ def test_rewards_of_tokens_count_where_all_rows_have_them(store: Store) -> None:
     # the critic says 0 of all; 9 and 2 stand before what was sampled
     assert found["train/value_loss"] == pytest.approx(0.5 * (3.0**2 + 3.0**2) / 2)
     assert found["train/rows"] == 4
-    assert found["train/unusable_rows"] == 1
+    assert found["train/untrainable_rows"] == 1
 
 
 def test_the_critic_learns_what_rewards_are_to_be_expected(store: Store) -> None:

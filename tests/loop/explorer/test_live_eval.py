@@ -246,7 +246,7 @@ def test_what_cannot_be_measured_is_refused_before_any_work(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         run(store, measuring(evaluate=changes))
-    assert store.count("runs") == 0
+    assert store.count("job_events") == 0
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_both_jobs_write_down_how_it_went(store: Store) -> None:
     }
     assert set(metrics.filter(pl.col("job") == "train")["step"]) == {1, 2, 3}
     assert sorted(seen) == [("explore", b) for b in (1, 2, 3)] + [("train", s) for s in (1, 2, 3)]
-    jobs = table(store, "runs_current", "job, status").rows()
+    jobs = table(store, "runs", "job, status").rows()
     assert sorted(jobs) == [("explore", "done"), ("train", "done")]
     sampled = store.sql("SELECT sum(len(list_filter(loss_mask, lambda x: x))) FROM experiences")
     counted = metrics.filter(pl.col("name") == "explore/sampled_tokens")["value"].sum()
@@ -223,7 +223,7 @@ def test_an_explorer_that_always_fails_ends_the_run_soon_and_both_jobs_say_why(
     assert time.monotonic() - began < 15  # wait_seconds is 60
     said = "2 batches in a row gave no usable row; the last: workflow failed: OSError: no sandbox"
     assert str(caught.value) == said
-    jobs = {row["job"]: row for row in table(store, "runs_current").to_dicts()}
+    jobs = {row["job"]: row for row in table(store, "runs").to_dicts()}
     assert jobs["explore"]["status"] == jobs["train"]["status"] == "failed"
     assert jobs["explore"]["error"] == said
     assert store.count("experiences") == 2 * 6
@@ -233,7 +233,7 @@ def test_an_explorer_that_always_fails_ends_the_run_soon_and_both_jobs_say_why(
 def test_a_trainer_that_fails_ends_the_run_with_its_own_error(store: Store) -> None:
     with pytest.raises(JobError, match=r"^3 steps in a row have a loss or gradient that"):
         run(store, config(algorithm="support.runs:Explodes", trainer={"steps": 5}))
-    jobs = {row["job"]: row["status"] for row in table(store, "runs_current").to_dicts()}
+    jobs = {row["job"]: row["status"] for row in table(store, "runs").to_dicts()}
     assert jobs == {"explore": "failed", "train": "failed"}
 
 
@@ -242,7 +242,7 @@ def test_a_condition_that_no_row_meets_ends_the_run_within_its_wait(store: Store
         run(store, config(trainer={"where": "reward > 5"}, schedule={"wait_seconds": 1}))
     said = str(caught.value)
     assert said.startswith("gave up after 1 s: step 1 of run `demo`: need 2 groups, have 0 fresh")
-    jobs = {row["job"]: row["status"] for row in table(store, "runs_current").to_dicts()}
+    jobs = {row["job"]: row["status"] for row in table(store, "runs").to_dicts()}
     assert jobs == {"explore": "failed", "train": "failed"}
 
 

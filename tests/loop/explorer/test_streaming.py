@@ -22,7 +22,7 @@ from rlake.store import Experience, Store, Task
 from rlake.store.errors import ConfigError, JobError
 
 UNFINISHED = """
-    SELECT s.step, s.position FROM selections s WHERE NOT EXISTS (
+    SELECT s.step, s.position FROM task_selections s WHERE NOT EXISTS (
         SELECT 1 FROM experiences e
         WHERE e.group_id = format('{}/{:06d}/{:04d}', s.run_id, s.step, s.position))
 """
@@ -81,7 +81,7 @@ def test_a_run_whose_tries_all_fail_ends_and_says_why(store: Store) -> None:
 def test_no_task_is_skipped_but_those_of_the_batch_in_which_the_run_ended(store: Store) -> None:
     streamed(store, trainer={"steps": 6})
     steps = {step for step, _ in store.sql(UNFINISHED).fetchall()}
-    [(last,)] = store.sql("SELECT max(step) FROM selections").fetchall()
+    [(last,)] = store.sql("SELECT max(step) FROM task_selections").fetchall()
     assert steps <= {last}
 
 

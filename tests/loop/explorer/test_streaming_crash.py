@@ -15,7 +15,8 @@ WRONG = {
         SELECT experience_id FROM draws_current GROUP BY experience_id HAVING count(*) > 1""",
     "too old": "SELECT experience_id FROM draws_current WHERE lag > 4 OR lag < 0",
     "chosen, and never tried": """
-        SELECT s.task_id FROM selections s WHERE s.step < (SELECT max(step) FROM selections)
+        SELECT s.task_id FROM task_selections s
+        WHERE s.step < (SELECT max(step) FROM task_selections)
         AND NOT EXISTS (SELECT 1 FROM experiences e
             WHERE e.group_id = format('{}/{:06d}/{:04d}', s.run_id, s.step, s.position))""",
     "a group that is not whole": """

@@ -196,7 +196,7 @@ def test_agreement_is_as_its_definitions_say(store: Store, seed: int) -> None:
     assert row["num_items"] == len(several)
     assert row["agreement"] == pytest.approx(agreement, rel=1e-12)
     assert row["alpha"] == pytest.approx(alpha(items), rel=1e-12)
-    for two in store.sql("SELECT * FROM agreement_of_two WHERE queue = 'q'").pl().to_dicts():
+    for two in store.sql("SELECT * FROM pairwise_agreement WHERE queue = 'q'").pl().to_dicts():
         a, b = said[two["annotator"]], said[two["other_annotator"]]
         both = [i for i in ids if i in a and i in b]
         assert two["num_items"] == len(both)

@@ -98,7 +98,7 @@ def test_measuring_a_model_with_other_settings_does_not_bind_the_run(store: Stor
 def test_the_configuration_is_stored_resolved_and_is_the_run(store: Store) -> None:
     settings = config(schedule={"max_ahead": 2, "publish_every": 3})
     start(store, settings)
-    [text] = table(store, "runs", "DISTINCT config")["config"].to_list()
+    [text] = table(store, "job_events", "DISTINCT config")["config"].to_list()
     stored = RunConfig.model_validate_json(text)
     assert stored.schedule.max_lag == settings.schedule.lag == 4
     assert stored.trainer == settings.trainer
@@ -107,9 +107,9 @@ def test_the_configuration_is_stored_resolved_and_is_the_run(store: Store) -> No
 
 def test_how_a_job_went_is_on_record(store: Store) -> None:
     with job(store, config(), "train", resume=False) as mine, recorded(mine, start_step=4):
-        [row] = table(store, "runs_current").to_dicts()
+        [row] = table(store, "runs").to_dicts()
         assert (row["status"], row["ended_at"], row["start_step"]) == ("running", None, 4)
-    [row] = table(store, "runs_current").to_dicts()
+    [row] = table(store, "runs").to_dicts()
     assert (row["status"], row["error"], row["job"]) == ("done", None, "train")
     assert row["ended_at"] >= row["started_at"]
 
@@ -131,7 +131,7 @@ def test_a_failed_job_is_on_record_with_its_error(
         recorded(mine, start_step=1),
     ):
         raise error
-    [row] = table(store, "runs_current").to_dicts()
+    [row] = table(store, "runs").to_dicts()
     assert (row["status"], row["error"]) == (status, said)
     assert start(store, config(), resume=True) == 2
 

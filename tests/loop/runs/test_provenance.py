@@ -16,7 +16,7 @@ def used(store: Store, name: str) -> dict[str, str] | None:
         recorded(mine, start_step=1),
     ):
         pass
-    found = store.sql(f"SELECT functions FROM runs WHERE job = '{name}'").fetchall()
+    found = store.sql(f"SELECT functions FROM job_events WHERE job = '{name}'").fetchall()
     assert found == [found[0]] * 2, "running and done say the same"
     return {f["name"]: f["value"] for f in found[0][0]} if found[0][0] else None
 

@@ -84,7 +84,7 @@ def progress(lake: Store) -> tuple[int, int]:
     [(steps,)] = lake.sql("SELECT count(DISTINCT (run_id, step)) FROM draws").fetchall()
     [(evaluations, jobs)] = lake.sql(
         "SELECT count(*) FILTER (job = 'evaluate'), count(DISTINCT (run_id, job, attempt)) "
-        "FROM runs"
+        "FROM job_events"
     ).fetchall()
     return steps + evaluations, jobs
 
@@ -118,7 +118,7 @@ def kill_at(
 
 def where(lake: Store) -> str:
     rows = lake.sql(
-        "SELECT run_id, job, attempt, status FROM runs ORDER BY created_at DESC LIMIT 1"
+        "SELECT run_id, job, attempt, status FROM job_events ORDER BY created_at DESC LIMIT 1"
     ).fetchall()
     steps = lake.sql("SELECT run_id, max(step) FROM draws GROUP BY 1 ORDER BY 1").fetchall()
     return f"{rows[0] if rows else 'nothing on record'}, drawn to {steps}"

@@ -173,7 +173,7 @@ def test_sft_then_grpo_then_a_pipeline_then_evaluation_are_runs_with_one_lineage
         "measure": STAGES["measure"],
     }
     run_stages(store, build_stages({**SHARED, "stages": with_pairs}))
-    ran = "SELECT run_id, job, name FROM runs WHERE status = 'done' ORDER BY created_at"
+    ran = "SELECT run_id, job, name FROM job_events WHERE status = 'done' ORDER BY created_at"
     assert set(store.sql(ran).fetchall()) == {
         ("demo.warm_start", "train", "demo.warm_start"),
         ("demo.learn", "explore", "demo.learn"),
@@ -208,7 +208,7 @@ def test_a_stage_stopped_in_the_middle_goes_on_there_and_ends_as_if_it_never_sto
     run_stages(store, staged(), resume=True)
     assert told(store) == told(whole)
     attempts = store.sql(
-        "SELECT run_id, job, max(attempt) FROM runs WHERE job <> 'explore' "
+        "SELECT run_id, job, max(attempt) FROM job_events WHERE job <> 'explore' "
         "GROUP BY ALL ORDER BY run_id DESC, job DESC"
     ).fetchall()
     assert attempts == [
@@ -256,13 +256,13 @@ def test_a_stage_that_fails_is_named_and_nothing_after_it_runs(store: Store) -> 
     broken = {"learn": STAGES["learn"] | {"tasks": {"where": "split = 'none'"}}}
     with pytest.raises(ConfigError, match="stage `learn`: no task matches `split = 'none'`"):
         run_stages(store, staged(broken))
-    assert {run for (run,) in store.sql("SELECT run_id FROM runs").fetchall()} == {
+    assert {run for (run,) in store.sql("SELECT run_id FROM job_events").fetchall()} == {
         "demo.warm_start"
     }
     unknown = {"learn": STAGES["learn"] | {"algorithm": "gpro"}}
     with pytest.raises(ConfigError, match="stage `learn`: there is no algorithm `gpro`"):
         run_stages(store, staged(unknown, "name=other"))
-    assert not store.sql("SELECT run_id FROM runs WHERE run_id LIKE 'other%'").fetchall()
+    assert not store.sql("SELECT run_id FROM job_events WHERE run_id LIKE 'other%'").fetchall()
 
 
 def test_one_stage_runs_alone_when_the_one_before_it_has(store: Store) -> None:

@@ -26,13 +26,13 @@ from rlake.store import Experience, Store
 from rlake.store.errors import ConfigError, JobError, QueryError
 
 CHOSEN = (
-    "SELECT step, position, task_id, selector, score, expected FROM selections "
-    "WHERE attempt = (SELECT max(attempt) FROM selections s WHERE s.step = selections.step) "
-    "ORDER BY step, position"
+    "SELECT step, position, task_id, selector, score, expected FROM task_selections "
+    "WHERE attempt = (SELECT max(attempt) FROM task_selections s "
+    "WHERE s.step = task_selections.step) ORDER BY step, position"
 )
 BELIEVED = (
-    "SELECT DISTINCT task_id, alpha, beta, capability, rho FROM estimates "
-    "WHERE step = (SELECT max(step) FROM estimates) ORDER BY task_id"
+    "SELECT DISTINCT task_id, alpha, beta, capability, rho FROM task_estimates "
+    "WHERE step = (SELECT max(step) FROM task_estimates) ORDER BY task_id"
 )
 
 
@@ -154,7 +154,7 @@ def test_a_try_passes_by_its_accuracy_and_not_by_a_shaped_reward(
     found = outcomes(store.scan("experiences").collect(), TasksConfig(**changes))
     assert found["passes"].to_list() == ([] if expected is None else [expected])
     if not changes:
-        [(rate,)] = store.sql("SELECT pass_rate FROM task_rates").fetchall()
+        [(rate,)] = store.sql("SELECT pass_rate FROM task_pass_rates").fetchall()
         assert rate == expected
 
 
@@ -314,7 +314,7 @@ def test_a_curriculum_that_is_made_again_goes_on_as_if_it_had_not_stopped(
             assert one.beta.tolist() == other.beta.tolist()
             assert (one.capability, one.rho) == (other.capability, other.rho)
         try_all(store, number, batch)
-    recorded = store.sql("SELECT count(*), count(DISTINCT (step, position)) FROM selections")
+    recorded = store.sql("SELECT count(*), count(DISTINCT (step, position)) FROM task_selections")
     assert recorded.fetchall() == [(20, 20)]
 
 
@@ -323,7 +323,7 @@ def test_a_batch_that_is_on_record_is_tried_as_it_was_chosen(store: Store) -> No
     store.append("tasks", [task(20)])  # comes after the run began, and changes nothing
     again = Curriculum(job(store, select="random"), batch_size=4, group_size=2)
     assert again.batch(1) == chosen
-    assert store.count("selections") == 4
+    assert store.count("task_selections") == 4
 
 
 def test_a_weight_sees_pass_rates_columns_and_values_of_tasks(store: Store) -> None:
@@ -333,7 +333,7 @@ def test_a_weight_sees_pass_rates_columns_and_values_of_tasks(store: Store) -> N
     weight = "(coalesce(quality, 0) + (answer = '4')::INT) * pass_rate * (num_tries = 0)::INT"
     made = curriculum(store, batch_size=2, select={"by_pass_rate": {"weight": weight}})
     assert sorted(answers(made.batch(1))) == [2, 4]
-    [(scores,)] = store.sql("SELECT list(score) FROM selections").fetchall()
+    [(scores,)] = store.sql("SELECT list(score) FROM task_selections").fetchall()
     assert scores == [0.5, 0.5]
 
 
@@ -354,7 +354,7 @@ def test_tries_of_runs_before_count_when_the_history_says_so(store: Store) -> No
     bots = {"history": "run_id = 'yesterday'", "thompson": False}
     made = curriculum(store, batch_size=1, select={"bots": bots})
     assert answers(made.batch(1)) == [6], "the one that was solved in half of the tries"
-    [(expected,)] = store.sql("SELECT expected FROM selections").fetchall()
+    [(expected,)] = store.sql("SELECT expected FROM task_selections").fetchall()
     assert expected == 0.5
 
 

@@ -149,7 +149,7 @@ def test_an_explorers_chain_sets_columns_and_metrics_and_adds_rows_of_no_run(
     assert made == [(len(own), 0, len(own), "synthetic")]
     names = [
         f["name"]
-        for (functions,) in read(store, "SELECT functions FROM runs WHERE job = 'explore'")
+        for (functions,) in read(store, "SELECT functions FROM job_events WHERE job = 'explore'")
         for f in functions
         if f["name"].startswith("operator:")
     ]
@@ -171,7 +171,9 @@ def test_a_row_on_which_an_operator_raises_keeps_its_error_and_the_run_goes_on(
     )
     with_ones = "SELECT experience_id FROM experiences WHERE response_text LIKE '%1%' ORDER BY 1"
     assert read(store, dropped) == read(store, with_ones) != []
-    assert read(store, "SELECT experience_id FROM failures ORDER BY 1") == read(store, with_ones)
+    assert read(store, "SELECT experience_id FROM operator_errors ORDER BY 1") == read(
+        store, with_ones
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +204,7 @@ def test_a_chain_that_cannot_stand_there_is_refused_before_any_work(
 ) -> None:
     with pytest.raises(error, match=told):
         run(store, config(**changes))
-    assert store.count("runs") == 0
+    assert store.count("job_events") == 0
 
 
 def test_groups_are_refused_where_single_rows_are_drawn(store: Store) -> None:

@@ -282,7 +282,7 @@ def test_a_writer_that_fails_ends_the_run(store: Store) -> None:
     with pytest.raises(StoreError, match=r"cannot write `.*step-000001`"):
         train(store, settings, listener=block)
     [(status, error)] = store.sql(
-        "SELECT status, error FROM runs QUALIFY created_at = max(created_at) OVER ()"
+        "SELECT status, error FROM job_events QUALIFY created_at = max(created_at) OVER ()"
     ).fetchall()
     assert status == "failed"
     assert "step-000001" in error

@@ -138,7 +138,7 @@ def test_a_run_of_two_processes_learns_what_one_learns_also_when_one_was_killed(
         train(killed, settings(processes=2), listener=kill_children_at(5))
     assert time.monotonic() - began < 50  # not what a timeout takes
     [(status, error)] = killed.sql(
-        "SELECT status, error FROM runs ORDER BY created_at DESC LIMIT 1"
+        "SELECT status, error FROM job_events ORDER BY created_at DESC LIMIT 1"
     ).fetchall()
     assert (status, error) == ("failed", "process 1 of 2 was ended by signal 9 (SIGKILL)")
     train(killed, settings(processes=2), resume=True)
@@ -153,7 +153,7 @@ def test_what_fails_in_another_process_ends_the_run_and_is_its_error(tmp_path: P
     with pytest.raises(JobError, match=error):
         train(store, settings(algorithm="support.distributed:FailsInTheSecond", processes=2))
     [(status, text)] = store.sql(
-        "SELECT status, error FROM runs ORDER BY created_at DESC LIMIT 1"
+        "SELECT status, error FROM job_events ORDER BY created_at DESC LIMIT 1"
     ).fetchall()
     assert (status, text) == ("failed", error)
 

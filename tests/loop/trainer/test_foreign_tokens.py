@@ -89,7 +89,7 @@ def test_rows_of_another_tokenizer_are_left_out_counted_and_noted(store: Store) 
     }
     assert metric(store, "train/foreign_rows") == {1: 1.0}
     assert metric(store, "train/rows") == {1: 2.0}
-    [failure] = table(store, "failures", "experience_id, error").rows()
+    [failure] = table(store, "operator_errors", "experience_id, error").rows()
     other = tokenizer_digest(PERMUTED)
     assert failure == ("x", f"its tokens are of the tokenizer {other}, the policy's is {OURS}")
 
@@ -97,7 +97,7 @@ def test_rows_of_another_tokenizer_are_left_out_counted_and_noted(store: Store) 
 def test_tokens_without_text_cannot_be_made_anew_and_are_noted(store: Store) -> None:
     bare = said("x", "1+2=", "3", prompt_text=None, response_text=None)
     trained(store, [bare, *written(1)], foreign_tokens="retokenize")
-    [error] = table(store, "failures", "error").to_series()
+    [error] = table(store, "operator_errors", "error").to_series()
     assert error.endswith(f"the policy's is {OURS}, and it has no text")
 
 

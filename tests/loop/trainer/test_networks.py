@@ -71,7 +71,7 @@ def test_a_distillation_without_a_teacher_is_refused_before_any_work(
 ) -> None:
     with pytest.raises(ConfigError, match=f"`{name}` learns from a teacher, and there is none"):
         run(store, config(algorithm=name))
-    assert store.count("experiences") == store.count("runs") == 0
+    assert store.count("experiences") == store.count("job_events") == 0
 
 
 def test_log_probs_of_a_teacher_may_be_stored_with_the_rows(store: Store) -> None:

@@ -77,7 +77,7 @@ def test_a_step_that_can_never_be_drawn_says_so_at_once(store: Store) -> None:
     assert "step 3 of run `demo` can never be drawn" in said
     assert "need 4 rows, have 0 fresh, 0 stale, 6 drawn as often as allowed" in said
     assert "take fewer `trainer.steps`, or more `trainer.epochs`" in said
-    [error] = table(store, "runs_current", "error")["error"].to_list()
+    [error] = table(store, "runs", "error")["error"].to_list()
     assert error == said
 
 
@@ -86,14 +86,14 @@ def test_a_run_that_is_stopped_is_not_done(store: Store) -> None:
     stop = threading.Event()
     with pytest.raises(JobError, match="the run was stopped after step 1 of 4"):
         run_module.train(store, offline(), stop=stop, listener=lambda *_: stop.set())
-    [row] = table(store, "runs_current").to_dicts()
+    [row] = table(store, "runs").to_dicts()
     assert (row["status"], store.count("draws")) == ("failed", 2)
 
 
 def test_with_nothing_to_train_on_no_step_is_taken(store: Store) -> None:
     with pytest.raises(ConfigError, match="there is nothing to train on: need 2 rows, have 0"):
         train(store, written(4), trainer={"where": "reward > 5"})
-    assert store.count("draws") == store.count("runs") == 0
+    assert store.count("draws") == store.count("job_events") == 0
 
 
 def test_only_rows_that_the_condition_names_are_drawn(store: Store) -> None:
@@ -142,13 +142,13 @@ def test_rows_longer_than_the_model_are_recorded_and_not_trained_on(
     drawn = train(store, written(3, response=[3, 60, 3]), trainer={"batch_size": 3})
     assert drawn["weight"].to_list() == [1.0, 0.0, 1.0]
     assert metric(store, "train/rows") == {1: 2}
-    assert metric(store, "train/unusable_rows") == {1: 1}
+    assert metric(store, "train/untrainable_rows") == {1: 1}
     assert metric(store, "train/tokens") == {1: 6}
-    [(name, why)] = store.sql("SELECT experience_id, error FROM failures").fetchall()
+    [(name, why)] = store.sql("SELECT experience_id, error FROM operator_errors").fetchall()
     assert name == drawn["experience_id"][1]
     assert re.fullmatch(r"its \d+ tokens are more than the \d+ that the model takes", why)
     warn_of_untrained(store, "demo")
-    assert f"warning: 1 row could not be trained on (see `failures`); {MOST}{why}" in (
+    assert f"warning: 1 row could not be trained on (see `operator_errors`); {MOST}{why}" in (
         capsys.readouterr().err
     )
 
@@ -179,7 +179,7 @@ def test_a_run_that_could_train_on_nothing_fails_and_publishes_no_weights(store:
     with pytest.raises(JobError, match="none of the 4 rows that were drawn") as caught:
         train(store, written(4, response=60), trainer={"batch_size": 2})
     assert "tokens are more than the 48 that the model takes" in str(caught.value)
-    assert store.sql("SELECT status FROM runs_current").fetchall() == [("failed",)]
+    assert store.sql("SELECT status FROM runs").fetchall() == [("failed",)]
     assert store.sql("SELECT policy_version FROM policies").fetchall() == [(0,)]
 
 
@@ -212,7 +212,7 @@ def test_a_row_without_reward_has_no_credit_no_weight_and_no_say_in_its_group(
     assert drawn["advantage"].to_list() == pytest.approx([1.0, None, -1.0, 0.0], abs=1e-5)
     assert drawn["weight"].to_list() == [1.0, 0.0, 1.0, 1.0]
     assert metric(store, "train/reward_mean") == {1: 0.5}
-    assert metric(store, "train/unusable_rows") == {1: 1}
+    assert metric(store, "train/untrainable_rows") == {1: 1}
 
 
 def test_statistics_see_the_rows_of_a_group_that_the_condition_leaves_out(store: Store) -> None:
@@ -333,7 +333,7 @@ def test_rows_that_are_not_finite_are_named_and_skipped_and_a_limit_stops_the_ru
         replace(row, logprobs=bad if i in (0, 4) else good) for i, row in enumerate(written(12))
     ]
     train(store, rows, algorithm=squared, trainer={"batch_size": 1})
-    failed = table(store, "failures")
+    failed = table(store, "operator_errors")
     assert failed["experience_id"].to_list() == ["g000/00", "g001/00"]
     assert set(failed["operator"]) == {"train"}
     assert "its loss is inf" in failed["error"][0]
@@ -398,4 +398,4 @@ def test_one_bad_row_costs_itself_and_never_the_run(store: Store, bad: dict[str,
     drawn = train(store, trainer={"batch_size": 4})
     weights = dict(zip(drawn["experience_id"], drawn["weight"], strict=True))
     assert [weights[row["experience_id"]] for row in rows] == [1, 0, 1, 1]
-    assert metric(store, "train/unusable_rows") == {1: 1}
+    assert metric(store, "train/untrainable_rows") == {1: 1}

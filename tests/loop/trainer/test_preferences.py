@@ -112,7 +112,7 @@ def test_a_pair_that_cannot_be_trained_on_weighs_nothing_as_a_whole(store: Store
     assert dict(weights) == {
         preference_id(*pair): [1.0, 1.0] if pair in good else [0.0, 0.0] for pair in [*bad, *good]
     }
-    assert metric(store, "train/unusable_rows") == {1: 12.0}
+    assert metric(store, "train/untrainable_rows") == {1: 12.0}
     assert metric(store, "train/rows") == {1: 4.0}
     assert verify(store, "demo", 1).holds
     assert rebuild(store, "demo", 1).is_same

@@ -76,7 +76,7 @@ def test_weights_make_up_for_priorities(store: Store) -> None:
     drawn = draws(store)
     assert drawn["weight"].max() == 1.0
     assert drawn.filter(pl.col("step") > 2)["weight"].n_unique() > 1
-    derived = table(store, "derived ORDER BY step, experience_id")
+    derived = table(store, "experience_values ORDER BY step, experience_id")
     assert derived["name"].unique().to_list() == ["priority"]
     assert set(derived["step"]) == {1, 2, 3, 4, 5}
     assert (derived["value"] > 0.1).all()
@@ -221,7 +221,7 @@ def test_a_reward_that_nobody_gave_is_refused_with_the_nearest(store: Store) -> 
     store.append("scores", [row])
     with pytest.raises(LookupError, match="`strikt`; did you mean `strict`"):
         train(store, trainer={"with_columns": ["reward=score:strikt"]})
-    assert store.count("draws") == store.count("runs") == 0
+    assert store.count("draws") == store.count("job_events") == 0
 
 
 def test_stored_rows_are_drawn_by_priority_with_weights(store: Store) -> None:
@@ -417,7 +417,9 @@ def test_a_replaced_reward_is_what_metrics_and_summaries_say(store: Store) -> No
     assert set(table(store, "metrics WHERE name = 'train/reward_mean'", "value")["value"]) == {
         2 / 24
     }
-    [(given,)] = store.sql("SELECT sum(value) FROM derived WHERE name = 'priority'").fetchall()
+    [(given,)] = store.sql(
+        "SELECT sum(value) FROM experience_values WHERE name = 'priority'"
+    ).fetchall()
     assert given == 4
     assert of_policy(store, "demo", 2).rows["reward_mean"] == 4 / 48
 

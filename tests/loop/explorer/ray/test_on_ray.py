@@ -164,5 +164,5 @@ def test_explorers_for_which_there_is_no_room_end_the_run(address: str, store: S
         run(store, how)
     with pytest.raises(JobError, match="run `demo` is not exploring on the cluster"):
         join(how, explorers=1)
-    failed = table(store, "runs").filter(pl.col("status") == "failed")
+    failed = table(store, "job_events").filter(pl.col("status") == "failed")
     assert "explore" in failed["job"].to_list()
