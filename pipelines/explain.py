@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
@@ -14,10 +14,7 @@ from .cache import OperatorCache
 from .incremental import NewRows, unseen
 from .plan import Plan, line
 from .source import Table
-
-if TYPE_CHECKING:
-    from .pipeline import Pipeline
-
+from .spec import PipelineSpec
 
 _ADDS = ("augment", "reshape")
 """Kinds of which more rows may come out than go in."""
@@ -92,7 +89,7 @@ class Explanation:
         return "\n".join([*lines, line("now", f"a run reads {self.why}"), line("so far", so_far)])
 
 
-def explained(pipeline: "Pipeline", plan: Plan, store: Store) -> Explanation:
+def explained(pipeline: PipelineSpec, plan: Plan, store: Store) -> Explanation:
     """Return what a pipeline would do in a store now, and what it did so far.
 
     Rows expected of a filter, an augment or a reshape are the share of earlier runs of this
@@ -117,7 +114,7 @@ def explained(pipeline: "Pipeline", plan: Plan, store: Store) -> Explanation:
 
 
 def _steps(
-    pipeline: "Pipeline",
+    pipeline: PipelineSpec,
     plan: Plan,
     store: Store,
     runs: list[dict[str, Any]],
@@ -205,7 +202,7 @@ def _runs(store: Store, fingerprints: list[str], definition: str | None) -> list
     return rows.filter(is_mine | had.list.any()).to_dicts()
 
 
-def _num_rows(pipeline: "Pipeline", store: Store) -> int | None:
+def _num_rows(pipeline: PipelineSpec, store: Store) -> int | None:
     if not isinstance(pipeline.source, Table):
         return None
     where = f" WHERE ({pipeline.source.where}\n)" if pipeline.source.where else ""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
@@ -18,9 +18,7 @@ from . import source as sources
 from .plan import Plan
 from .sink import takes_values
 from .source import TAKEN_BACK, File, Source, Sql, Table, tables_read
-
-if TYPE_CHECKING:
-    from .pipeline import Pipeline
+from .spec import PipelineSpec
 
 _CREATED = "_row_created_at_version"
 
@@ -49,7 +47,7 @@ class NewRows:
 
 
 def unseen(
-    pipeline: "Pipeline", plan: Plan, past: Store, *, full: bool = False, is_past: bool = False
+    pipeline: PipelineSpec, plan: Plan, past: Store, *, full: bool = False, is_past: bool = False
 ) -> NewRows:
     """Return what a run that reads `past` has to read, by the newest run with its definition.
 
@@ -83,7 +81,7 @@ def unseen(
 
 
 def _since(
-    pipeline: "Pipeline", plan: Plan, past: Store, last: Mapping[str, Any], definition: str
+    pipeline: PipelineSpec, plan: Plan, past: Store, last: Mapping[str, Any], definition: str
 ) -> NewRows:
     """Return what came since a run, of a pipeline for which that is enough."""
     assert isinstance(pipeline.source, Table), "of other sources everything is read"
@@ -118,7 +116,7 @@ def _versions(last: Mapping[str, Any]) -> dict[str, int]:
     return {v["name"]: v["version"] for v in last["source_versions"]}
 
 
-def define(pipeline: "Pipeline", plan: Plan) -> str:
+def define(pipeline: PipelineSpec, plan: Plan) -> str:
     """Digest what a pipeline does: its name, source, operators and sink."""
     steps = [op.fingerprint for op in plan.operators]
     return content_id(plan.name, plan.source, steps, plan.sink)
@@ -169,7 +167,7 @@ def _last(store: Store, definition: str) -> dict[str, Any] | None:
     return rows.slice(0, 1).to_pylist()[0] if rows.num_rows else None
 
 
-def _stands(pipeline: "Pipeline", last: Mapping[str, Any], store: Store) -> bool:
+def _stands(pipeline: PipelineSpec, last: Mapping[str, Any], store: Store) -> bool:
     """Tell whether a run would read what the last one read, and find its result in place."""
     source, sink = pipeline.source, pipeline.sink
     if sink is None or isinstance(source, pl.LazyFrame | pl.DataFrame):
@@ -209,7 +207,7 @@ def _is_older(file: Path, when: datetime) -> bool:
 
 
 def _new(
-    pipeline: "Pipeline", source: Table, plan: Plan, store: Store, before: Mapping[str, int]
+    pipeline: PipelineSpec, source: Table, plan: Plan, store: Store, before: Mapping[str, int]
 ) -> pl.DataFrame | None:
     """Return the rows that came, or whose group or side columns got something new, chosen or not.
 
@@ -231,7 +229,7 @@ def _new(
     return new
 
 
-def _light(pipeline: "Pipeline", source: Table, plan: Plan, store: Store) -> pl.DataFrame:
+def _light(pipeline: PipelineSpec, source: Table, plan: Plan, store: Store) -> pl.DataFrame:
     """Read the address of every row, the version that it came with, and what chooses it."""
     names = (
         {*TABLES[source.table].key}
@@ -291,7 +289,7 @@ def _num_rows(source: Source, store: Store) -> int:
     return store.sql(query).fetchall()[0][0]
 
 
-def _without_own(pipeline: "Pipeline", plan: Plan, store: Store) -> pl.Series | None:
+def _without_own(pipeline: PipelineSpec, plan: Plan, store: Store) -> pl.Series | None:
     """Return the addresses of all rows but those that the pipeline made; None when it made none."""
     source = pipeline.source
     if not isinstance(source, Table) or not _made(pipeline, plan):
@@ -304,7 +302,7 @@ def _without_own(pipeline: "Pipeline", plan: Plan, store: Store) -> pl.Series | 
 
 
 def _without_replaced(
-    pipeline: "Pipeline", source: Table, store: Store, rows: pl.DataFrame
+    pipeline: PipelineSpec, source: Table, store: Store, rows: pl.DataFrame
 ) -> pl.DataFrame:
     """Leave out rows that runs of this pipeline added, by whatever definition."""
     runs = runs_before(store, pipeline.name)["lineage_id"].implode()
@@ -313,12 +311,12 @@ def _without_replaced(
     return rows.join(own.select(key).collect(), on=key, how="anti", maintain_order="left")
 
 
-def _adds_to_source(pipeline: "Pipeline") -> bool:
+def _adds_to_source(pipeline: PipelineSpec) -> bool:
     source, sink = pipeline.source, pipeline.sink
     return isinstance(source, Table) and isinstance(sink, Table) and source.table == sink.table
 
 
-def _made(pipeline: "Pipeline", plan: Plan) -> list[str]:
+def _made(pipeline: PipelineSpec, plan: Plan) -> list[str]:
     """Return what stands in the ids of rows that it added to its source, behind the parent's."""
     if not _adds_to_source(pipeline):
         return []

@@ -1,29 +1,24 @@
 """Pipeline: a source, operators and a sink; each run leaves its `lineage` and its `drops`."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from ..operators import Operator
-from ..operators.resolve import Spec
 from ..store import Store
-from ..store.errors import ConfigError
-from . import plan as plans
 from . import source as sources
-from .config import parse, resolved
+from .config import parse
 from .executors import Executor, executor_of
-from .executors.local import Local
 from .explain import explained
 from .incremental import unseen
 from .plan import Plan
 from .report import Listener, Report
 from .running.run import Run
-from .source import File, Source, Table
+from .spec import PipelineSpec
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class Pipeline(PipelineSpec):
     """Which operators run, from what source, to what sink.
 
     A sink of None returns the rows in the report. Operators may be given by name, as in YAML.
@@ -32,29 +27,6 @@ class Pipeline:
     ...     {"keep": {"where": "length(answer) < 3"}}]).run(store).rows.select("answer").rows()
     [('4',)]
     """
-
-    name: str
-    source: Source
-    operators: Sequence[Operator | Spec] = ()
-    sink: Table | File | None = None
-    executor: Executor | str | Mapping[str, Any] = field(default_factory=Local)
-    """Where its parts are treated: `local`, `ray`, or one of them with settings."""
-    max_failed: float = 0.05
-    """Share of an operator's rows on which it may raise; one row may, unless the share is 0."""
-    on_empty: Literal["warn", "error"] = "warn"
-    """What a filter that drops all rows means: to the next run with other rows it may not, so that
-    by default the report warns, and jobs that run after this one go on."""
-
-    def __post_init__(self) -> None:
-        """Check the settings; raises ConfigError."""
-        executor_of(self.executor)
-        if not 0 <= self.max_failed <= 1:
-            raise ConfigError(
-                f"`max_failed` is a share between 0 and 1, got {self.max_failed!r}; 0 stops at the "
-                "first row that fails, 1 never"
-            )
-        if self.on_empty not in ("warn", "error"):
-            raise ConfigError(f"`on_empty` is `warn` or `error`, got {self.on_empty!r}")
 
     @classmethod
     def from_yaml(cls, text: str | Path) -> Self:
@@ -72,10 +44,6 @@ class Pipeline:
         Raises ConfigError for unknown keys or values, InputError for a file that cannot be read.
         """
         return cls(**parse(text))
-
-    def plan(self) -> Plan:
-        """Check everything that can be checked before any work, and return what will be done."""
-        return plans.make(self.name, self.source, resolved(self.operators), self.sink)
 
     def explain(self, store: Store | None = None) -> str:
         """Return the plan in words; with a store, checked against its rows where rows matter.

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -24,6 +24,7 @@ from ..incremental import NewRows, runs_before
 from ..plan import Plan
 from ..report import Listener, Report, Step
 from ..source import TAKEN_BACK, Sql, Table, rows_of, tables_read
+from ..spec import PipelineSpec
 from ..writing import Before, Maker
 from .apply_stage import StageWork, Treated, stepped, widened
 from .column_pruning import given_to, needed
@@ -34,16 +35,13 @@ from .spill import Spill, Spilled
 from .staged_rows import StagedRows
 from .stages import Stage, stages
 
-if TYPE_CHECKING:
-    from ..pipeline import Pipeline
-
 
 class Run:
     """One run under way."""
 
     def __init__(
         self,
-        pipeline: "Pipeline",
+        pipeline: PipelineSpec,
         plan: Plan,
         store: Store,
         past: Store,
