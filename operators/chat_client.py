@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..store.errors import OperatorError, nearest
 from .concurrency import at_most
-from .resolve import imported
+from .import_path import import_from
 
 Messages = Sequence[Mapping[str, Any]]
 Ask = Callable[[Messages], Awaitable[str]]
@@ -107,13 +107,13 @@ class Endpoint:
 def chat_client(spec: JudgeSpec) -> Ask:
     """Return what answers: the function at `package.module:function`, or an endpoint's.
 
-    >>> asker({"url": "http://127.0.0.1:8000/v1", "model": "judge"}).__name__
+    >>> chat_client({"url": "http://127.0.0.1:8000/v1", "model": "judge"}).__name__
     'ask'
 
     Raises OperatorError for a field that an endpoint has not, or has otherwise.
     """
     if isinstance(spec, str):
-        return cast(Ask, imported(spec, "judge"))
+        return cast(Ask, import_from(spec, "judge", error=OperatorError))
     known = Endpoint.__dataclass_fields__
     for name in spec:
         if name not in known:

@@ -10,7 +10,7 @@ from ..store.records import Experience, Task
 from . import derived_rows
 from .body import FrameFunction
 from .decorator import operator
-from .resolve import imported
+from .import_path import import_from
 
 Relabel = Callable[[Task, Experience], Task | None]
 """Which task a try does solve; None when there is none other than its own."""
@@ -101,7 +101,7 @@ def _function(relabel: str | Relabel) -> Relabel:
             f"there is no relabelling `{relabel}`; name `achieved_goal`, or your own as "
             "`package.module:function`"
         )
-    return imported(relabel, "relabelling")
+    return import_from(relabel, "relabelling", error=OperatorError)
 
 
 def _task(row: Mapping[str, Any], asked: list[dict[str, Any]]) -> Task:

@@ -1,6 +1,5 @@
 """Names of operators and rewards: our public functions, or `package.module:function`."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from inspect import isfunction
@@ -10,6 +9,7 @@ from typing import Any
 from ..store.errors import OperatorError, nearest
 from .apply import Operator
 from .decorator import OperatorFunction
+from .import_path import import_from
 
 Spec = str | Mapping[str, Mapping[str, Any] | str | None]
 """An operator in YAML: `name`, or `{name: {parameter: value}}`."""
@@ -33,7 +33,7 @@ def resolve(spec: Spec | Operator) -> Operator:
         return spec
     name, params = _taken_apart(spec)
     if ":" in name:
-        found = imported(name, "operator")
+        found = import_from(name, "operator", error=OperatorError)
     else:
         known = public()
         if name not in known:
@@ -70,15 +70,17 @@ def public() -> dict[str, OperatorFunction[...]]:
     return {n: v for n, v in names if isinstance(v, OperatorFunction) and not n.startswith("_")}
 
 
-def named(name: str, home: ModuleType, what: str) -> Callable[..., Any]:
+def named(name: str | Callable[..., Any], home: ModuleType, what: str) -> Callable[..., Any]:
     """Return the function of module `home` with this name, or the one at `package.module:function`.
+
+    A function is returned as it is.
 
     >>> from rlake.operators import rewards
     >>> named("exact_match", rewards, "reward").__name__
     'exact_match'
     """
-    if ":" in name:
-        found = imported(name, what)
+    if not isinstance(name, str) or ":" in name:
+        found = import_from(name, what, error=OperatorError)
         if not callable(found):
             raise OperatorError(f"{what} `{name}` is a {type(found).__name__}, expected a function")
         return found
@@ -92,22 +94,6 @@ def _is_public(name: str, function: Callable[..., Any], home: ModuleType) -> boo
     if hasattr(home, "__all__"):
         return name in home.__all__
     return function.__module__ == home.__name__ and not name.startswith("_")
-
-
-def imported(name: str, what: str) -> Any:
-    """Import what stands at `package.module:name`."""
-    module, _, attribute = name.partition(":")
-    if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", name):
-        raise OperatorError(f"{what} `{name}` is not a name; write `package.module:function`")
-    try:
-        home = import_module(module)
-    except ImportError as error:
-        raise OperatorError(f"{what} `{name}` cannot be imported: {error}") from error
-    if not hasattr(home, attribute):
-        raise OperatorError(
-            f"module `{module}` has no `{attribute}`{nearest(attribute, vars(home))}"
-        )
-    return getattr(home, attribute)
 
 
 def _taken_apart(spec: Spec) -> tuple[str, dict[str, Any]]:

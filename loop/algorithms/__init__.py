@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from ...operators.import_path import import_from
 from ...store.errors import ConfigError, nearest
 from ..losses import Algorithm, Loss, aggregate
 
@@ -69,20 +70,14 @@ def _value(value: Any, kind: Any, what: str) -> Any:
 
 def kind_of(name: str) -> Any:
     """Return the class of a packaged algorithm, found by its file's name, or of `module:Class`."""
-    module, _, attribute = name.partition(":")
-    if not attribute:
+    if ":" not in name:
         if name not in names():
             raise ConfigError(f"there is no algorithm `{name}`{nearest(name, names())}")
         found = vars(import_module(f".{name}", __name__))
         return next(
             v for v in found.values() if isinstance(v, type) and v.__module__.endswith(f".{name}")
         )
-    if not module or module.startswith("."):
-        raise ConfigError(f"there is no algorithm `{name}`; write `package.module:Class`")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"there is no algorithm `{name}`: {error}") from error
+    found = import_from(name, "algorithm", form="Class")
     if not (isinstance(found, type) and issubclass(found, Algorithm) and is_dataclass(found)):
         raise ConfigError(
             f"the algorithm `{name}` must be a dataclass that extends "

@@ -1,26 +1,22 @@
 """Names in a configuration become functions: ours by name, others as `package.module:function`."""
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from ...operators.import_path import import_from
 from ...store.errors import ConfigError, nearest
 
 
-def function(name: str, home: ModuleType, what: str) -> Callable[..., Any]:
+def function(name: str | Callable[..., Any], home: ModuleType, what: str) -> Callable[..., Any]:
     """Return the function `name` of the module `home`, or of `package.module:function`.
+
+    A function is returned as it is.
 
     Raises ConfigError, with the nearest known name, when there is none; `what` is what was wanted.
     """
-    module, _, attribute = name.partition(":")
-    if name.startswith((":", ".")):
-        raise ConfigError(f"there is no {what} `{name}`; write `package.module:function`")
-    if attribute:
-        try:
-            found = getattr(import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(f"there is no {what} `{name}`: {error}") from error
+    if not isinstance(name, str) or ":" in name or name.startswith("."):
+        found = import_from(name, what)
     else:
         known = public_functions(home)
         if name not in known:

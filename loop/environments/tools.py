@@ -10,13 +10,13 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import wraps
-from importlib import import_module
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs
 
 from ...operators.concurrency import places
+from ...operators.import_path import import_from
 from ...store.errors import ConfigError, JobError, RlakeError, nearest
 from ...store.records import Message, proper
 
@@ -237,13 +237,7 @@ class Toolbox:
 
 
 def _named(name: str) -> Tool:
-    module, _, attribute = name.partition(":")
-    if not attribute or not module:
-        raise ConfigError(f"there is no tool `{name}`; write `package.module:function`")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"there is no tool `{name}`: {error}") from error
+    found = import_from(name, "tool")
     if not callable(found):
         raise ConfigError(f"the tool `{name}` must be a function, got {type(found).__name__}")
     return tool(found)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from ...operators.import_path import import_from
 from ...store.errors import ConfigError
 from ..config import TrainerConfig
 from .distributed.fsdp import whole
@@ -125,11 +125,7 @@ def _kind(config: TrainerConfig) -> tuple[Any, dict[str, Any]]:
     ours = {"sgd": torch.optim.SGD, "adafactor": torch.optim.Adafactor}
     if config.optimizer in ours:
         return ours[config.optimizer], dict(config.optimizer_options)
-    module, _, attribute = config.optimizer.partition(":")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"there is no optimizer `{config.optimizer}`: {error}") from error
+    found = import_from(config.optimizer, "optimizer", form="Class")
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
         raise ConfigError(
             f"the optimizer `{config.optimizer}` must be a class of torch.optim.Optimizer"

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ....operators.import_path import import_from
 from ....store.errors import ConfigError, missing_extra, nearest
 
 __all__ = ["names", "resolve"]
@@ -43,12 +44,8 @@ def resolve(spec: str | Mapping[str, Mapping[str, Any] | None]) -> tuple[str, An
 
 
 def _class(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    if attribute:
-        try:
-            return getattr(import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError(f"there is no monitor `{name}`: {error}") from error
+    if ":" in name:
+        return import_from(name, "monitor", form="Class")
     if name not in names():
         raise ConfigError(f"there is no monitor `{name}`{nearest(name, names())}")
     if find_spec(name) is None:

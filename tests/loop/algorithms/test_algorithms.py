@@ -277,7 +277,7 @@ def test_parameters_that_are_given_are_set_and_others_keep_their_defaults() -> N
         ({"grpo": {"clipp": 0.1}}, "`grpo` has no parameter `clipp`; did you mean `clip`?"),
         ({"grpo": {}, "sft": {}}, "names 2 algorithms, expected one"),
         ("nowhere.at.all:X", "there is no algorithm `nowhere.at.all:X`"),
-        ("support.tiny_models:Nobody", "there is no algorithm `tiny:Nobody`"),
+        ("support.tiny_models:Nobody", "there is no algorithm `support.tiny_models:Nobody`"),
     ],
 )
 def test_an_algorithm_that_is_not_there_is_refused_with_the_nearest(spec: Any, said: str) -> None:
@@ -333,7 +333,7 @@ def test_text_that_is_a_number_is_taken_as_yaml_reads_it() -> None:
         (
             "support.tiny_models:Reinforce",
             {"scale": "big"},
-            "`scale` of `tiny:Reinforce`: input should be a valid",
+            "`scale` of `support.tiny_models:Reinforce`: input should be a valid",
         ),
         (NEEDY, {}, f"`strength` of `{NEEDY}` is missing; it has no default"),
     ],
@@ -362,8 +362,9 @@ def test_an_algorithm_of_no_module_is_refused(name: str) -> None:
 
 
 def test_an_algorithm_that_is_no_dataclass_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the algorithm `tiny:written` must be a dataclass"):
-        resolve("support.tiny_models:written")
+    name = "support.tiny_models:written"
+    with pytest.raises(ConfigError, match=f"the algorithm `{name}` must be a dataclass"):
+        resolve(name)
 
 
 def test_true_is_taken_where_it_is_wanted() -> None:

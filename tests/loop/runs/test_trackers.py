@@ -164,8 +164,8 @@ def test_a_step_never_waits_for_a_tracker() -> None:
         ({"wandb": {"projekt": "x"}}, "`wandb` has no parameter `projekt`; did you mean `project`"),
         ({"tensorboard": {"x": 1}}, "`tensorboard` has no parameter `x`; known are `folder`$"),
         ({"wandb": {"mode": "later"}}, "`wandb` parameter `mode`: input should be 'online', 'off"),
-        ({"support.trackers:Notes": {"colour": 1}}, "`trackers:Notes` cannot be made so"),
-        ("support.trackers:Nothing", "no monitor `trackers:Nothing`"),
+        ({"support.trackers:Notes": {"colour": 1}}, "`support.trackers:Notes` cannot be made so"),
+        ("support.trackers:Nothing", "no monitor `support.trackers:Nothing`"),
         ({"wandb": {}, "mlflow": {}}, "each entry is one monitor, got wandb, mlflow"),
     ],
 )
