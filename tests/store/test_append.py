@@ -81,9 +81,9 @@ def test_time_never_runs_backwards_from_process_to_process(store: Store) -> None
 import sys
 from datetime import timedelta
 import rlake
-from rlake.store import appending
-clock = appending.now
-appending.now = lambda: clock() - timedelta(days=400)
+from rlake.store import append
+clock = append.now
+append.now = lambda: clock() - timedelta(days=400)
 lake = rlake.connect(sys.argv[1])
 print("ready", flush=True)
 for line in sys.stdin:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from rlake.store import branches, connect, doctor, migrations, schema
+from rlake.store import branches, connect, doctor, migrations, schema, schema_versions
 from rlake.store.schema import TABLES
 
 LATER_VERSION = schema.SCHEMA_VERSION + 1
@@ -20,7 +20,8 @@ def plant(monkeypatch: pytest.MonkeyPatch | None = None) -> None:
     """Let this process have the later schema, until `monkeypatch` ends, or for good."""
     patch = monkeypatch or pytest.MonkeyPatch()
     schemas = {name: table.schema for name, table in TABLES.items()}
-    for module in (schema, migrations, doctor, branches, sys.modules[connect.__module__]):
+    users = (migrations, schema_versions, doctor, branches, sys.modules[connect.__module__])
+    for module in (schema, *users):
         patch.setattr(module, "SCHEMA_VERSION", LATER_VERSION)
     for name, table in TABLES.items():
         meta = {"rlake.table": name, "rlake.schema_version": str(LATER_VERSION)}
