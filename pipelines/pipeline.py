@@ -23,6 +23,7 @@ class Pipeline(PipelineSpec):
 
     A sink of None returns the rows in the report. Operators may be given by name, as in YAML.
 
+    >>> from rlake.pipelines import Table
     >>> Pipeline(name="answered", source=Table("tasks", where="answer IS NOT NULL"), operators=[
     ...     {"keep": {"where": "length(answer) < 3"}}]).run(store).rows.select("answer").rows()
     [('4',)]
