@@ -44,7 +44,7 @@ from .hindsight import hindsight
 from .kinds import Applied
 from .messages import repair_messages
 from .near_duplicates import drop_near_duplicates, drop_near_embeddings
-from .paraphrase import paraphrase
+from .paraphrases import paraphrase
 from .preference import pairs
 from .prioritize import absolute_advantage, freshness, near_half, priority, rarity, td_error
 from .quality import format_score, repetition_score

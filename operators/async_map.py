@@ -56,7 +56,7 @@ def run_apart(work: Coroutine[Any, Any, T]) -> T:
 def one_line(error: BaseException) -> str:
     """Return an error as the text that is kept of it, in one line of at most 500 characters.
 
-    >>> told(ValueError("no\\nnumber"))
+    >>> one_line(ValueError("no\\nnumber"))
     'ValueError: no number'
     """
     words = " ".join(proper(str(error)).split())

@@ -9,7 +9,7 @@ from .decorator import operator
 from .seeded_random import chance
 
 
-@operator("augment", reads=("experience_id", "group_id", "reward"), reads_rest=True, sees="group")
+@operator("augment", reads=("experience_id", "group_id", "reward"), reads_all=True, scope="group")
 def best_of_group(*, min_reward: float | None = None) -> FrameFunction:
     """Add a copy of each group's best row, as `synthetic` experience to imitate.
 
@@ -51,8 +51,8 @@ def best_of_group(*, min_reward: float | None = None) -> FrameFunction:
 @operator(
     "augment",
     reads=(*derived_rows.READS, "group_id", "reward", "answer"),
-    reads_rest=True,
-    sees="group",
+    reads_all=True,
+    scope="group",
 )
 def expert_answers(
     *,

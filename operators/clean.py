@@ -66,7 +66,7 @@ def strip_think(*, column: str = "response_text", tag: str = "think") -> pl.Expr
     return pl.when(has_any).then(rest.str.strip_chars()).otherwise(text).alias(column)
 
 
-@operator("derive", writes=("thought",), sees="row")
+@operator("derive", writes=("thought",), scope="row")
 def thought(*, column: str = "response_text", tag: str = "think") -> pl.Expr:
     """Set `thought` to what `strip_think` leaves out of a text, NULL where that is nothing.
 

@@ -52,7 +52,7 @@ class OperatorFunction(Generic[P]):
             version=declared["version"],
             body=body,
             reads=reads,
-            reads_all=rest or declared["reads_rest"],
+            reads_all=rest or declared["reads_all"],
             may_read=tuple(declared["may_read"]),
             forgives=declared["forgives"],
             writes=_writes(body, kind, declared["writes"]),
@@ -68,10 +68,10 @@ def operator(
     *,
     version: int = 1,
     reads: Sequence[str] | None = None,
-    reads_rest: bool = False,
+    reads_all: bool = False,
     may_read: Sequence[str] = (),
     writes: Sequence[str] | None = None,
-    sees: Sees | None = None,
+    scope: Sees | None = None,
     whole_groups: bool = False,
     links: Sequence[str] = (),
     forgives: bool = False,
@@ -86,7 +86,7 @@ def operator(
     no run explored them. A reshape's body returns rows of another table that name the rows they
     were made from in `links`.
 
-    `sees` says what it looks at to treat a row: that `row` alone, its `group`, or `all` rows; that
+    `scope` says what it looks at to treat a row: that `row` alone, its `group`, or `all` rows; that
     is how rows may be cut into parts. It is found out where the body tells, else it is `all` for a
     function of the LazyFrame and for an SQL text. `may_read` are columns that it reads where they
     are there, beside `reads`, which must be. One that `forgives` gives rows on which it failed
@@ -109,11 +109,11 @@ def operator(
             kind=kind,
             version=version,
             reads=reads,
-            reads_rest=reads_rest,
+            reads_all=reads_all,
             may_read=may_read,
             forgives=forgives,
             writes=writes,
-            scope=sees,
+            scope=scope,
             whole_groups=whole_groups,
             links=tuple(links),
         )

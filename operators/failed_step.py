@@ -16,7 +16,7 @@ FAILED = r"(?i)^\s*(error|exception|traceback|fail|time(d )?out|invalid)"
 """How the answer of a tool, or of an environment, begins when the step before it failed."""
 
 
-@operator("augment", reads=derived_rows.READS, reads_rest=True, sees="row")
+@operator("augment", reads=derived_rows.READS, reads_all=True, scope="row")
 def good_prefix(*, failed: str = FAILED) -> FrameFunction:
     """Add each try of several turns again, up to the step before the one that failed.
 

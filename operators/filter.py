@@ -97,7 +97,7 @@ def drop_truncated(*, finish_reasons: list[str] | None = None) -> Explained:
     )
 
 
-@operator("filter", sees="row", reads=())
+@operator("filter", scope="row", reads=())
 def sample(*, share: float, seed: int = 0) -> FrameFunction:
     """Keep a share of the rows, drawn by a hash of their ids: the same rows each time.
 

@@ -16,7 +16,7 @@ Relabel = Callable[[Task, Experience], Task | None]
 """Which task a try does solve; None when there is none other than its own."""
 
 
-@operator("augment", reads=derived_rows.READS, reads_rest=True, sees="row")
+@operator("augment", reads=derived_rows.READS, reads_all=True, scope="row")
 def hindsight(*, relabel: str | Relabel = "achieved_goal", reward: float = 1.0) -> FrameFunction:
     """Add each try again as a success at the task that it does solve (HER, arXiv:1707.01495).
 

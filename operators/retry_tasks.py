@@ -22,7 +22,7 @@ REFLECT = "That is not right.{feedback} Think about what went wrong, then try ag
 
 
 @operator(
-    "reshape", writes=(*_TASK, "parent_id"), links=("parent_id",), reads_rest=True, sees="row"
+    "reshape", writes=(*_TASK, "parent_id"), links=("parent_id",), reads_all=True, scope="row"
 )
 def retry_tasks(
     *,

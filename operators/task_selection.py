@@ -13,7 +13,7 @@ from .invariants import id_column
 from .seeded_random import chance
 
 
-@operator("derive", sees="row")
+@operator("derive", scope="row")
 def text_quality(*, column: str = "prompt_text") -> pl.Expr:
     """Set `text_quality` to how much a text looks like prose or a question, from 0 to 1.
 
@@ -61,7 +61,7 @@ def weighted_sum(*, weights: dict[str, float], into: str = "priority") -> Declar
     return Declared(body=value.cast(pl.Float64).alias(into), writes=(into,))
 
 
-@operator("filter", sees="all")
+@operator("filter", scope="all")
 def mix(*, shares: dict[str, float], by: str = "taskset", rows: int | None = None) -> Declared:
     """Keep as many rows of each set as its share asks for, and of all sets as many as there can be.
 

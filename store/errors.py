@@ -97,7 +97,9 @@ def as_store_error(what: str) -> Iterator[None]:
         raise StoreError(f"{what}: {reason(error)}; do it again") from error
 
 
-_LIBRARY = re.compile(r"^(?:\w+: )?External error: (?:LanceError\(\w+\): )?")
+_LIBRARY = re.compile(
+    r"^(?:\w+: )?External error: (?:LanceError\(\w+\): )?(?:Generic \S+ error: )?"
+)
 
 
 def damaged(what: str, error: BaseException) -> StoreError:

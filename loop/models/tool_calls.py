@@ -43,7 +43,7 @@ class OutsideToolCalls:
     Nothing is, from where a call may begin. Spaces come with what follows them, since an answer
     that calls tools has none at its end.
 
-    >>> beside = Beside("hermes")
+    >>> beside = OutsideToolCalls("hermes")
     >>> [beside(part) for part in ("Let me ", "see. <to", "ol_call>{", "} Now")]
     ['Let me', ' see.', '', '']
     """

@@ -15,11 +15,11 @@ def plan_micro_batches(
     A group counts as it is padded, or, packed, as its rows together. Rows of one unit stay
     together, in their order. A unit longer than the budget is a group of its own.
 
-    >>> plan([2, 9, 3, 8], 18)
+    >>> plan_micro_batches([2, 9, 3, 8], 18)
     [[1, 3], [2, 0]]
-    >>> plan([2, 9, 3, 8], 20, packed=True)
+    >>> plan_micro_batches([2, 9, 3, 8], 20, packed=True)
     [[1, 3, 2], [0]]
-    >>> plan([2, 9, 3, 8], 18, units=[0, 0, 1, 1])
+    >>> plan_micro_batches([2, 9, 3, 8], 18, units=[0, 0, 1, 1])
     [[0, 1], [2, 3]]
     """
     whole: dict[int, list[int]] = {}
@@ -46,7 +46,7 @@ def split_mini_batches(
 ) -> list[list[int]]:
     """Cut the rows of a step into parts of as many units each, units in the order given.
 
-    >>> parts([0, 0, 1, 1, 2, 2], 2, [2, 0, 1])
+    >>> split_mini_batches([0, 0, 1, 1, 2, 2], 2, [2, 0, 1])
     [[4, 5, 0, 1], [2, 3]]
     """
     whole: dict[int, list[int]] = {}

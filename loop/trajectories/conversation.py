@@ -14,7 +14,7 @@ class Conversation:
     """A conversation of several turns about a task, for workflows.
 
     >>> import asyncio
-    >>> from rlake.loop.inference.policy import ScriptedPolicy
+    >>> from rlake.loop.inference.scripted import ScriptedPolicy
     >>> talk = Conversation(Task.ask("2+2="), ScriptedPolicy(["5", "4"]))
     >>> async def ask_again():
     ...     await talk.respond()

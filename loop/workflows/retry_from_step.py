@@ -138,7 +138,7 @@ async def _gone_on(
 def _named(text: str, steps: int, policy: Policy) -> int:
     """Return the step that a reflection names.
 
-    >>> from rlake.loop.inference.policy import ScriptedPolicy
+    >>> from rlake.loop.inference.scripted import ScriptedPolicy
     >>> [_named(said, 4, ScriptedPolicy([])) for said in ("**Step 3**: left", "step 9", "Go on!")]
     [3, 1, 1]
     """

@@ -48,7 +48,7 @@ def greedy_baseline(*, baseline: str) -> pl.Expr:
     return advantage(reward - finite(baseline))
 
 
-@operator("derive", sees="all")
+@operator("derive", scope="all")
 def batch_zscore(
     *, per: Literal["row", "token"] = "row", epsilon: float = 1e-8
 ) -> pl.Expr | Declared:
@@ -65,7 +65,7 @@ def batch_zscore(
     return _normalised(reward, per, epsilon)
 
 
-@operator("derive", whole_groups=True, sees="all")
+@operator("derive", whole_groups=True, scope="all")
 def centered_batch_zscore(
     *, per: Literal["row", "token"] = "row", epsilon: float = 1e-8
 ) -> pl.Expr | Declared:

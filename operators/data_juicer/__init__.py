@@ -133,11 +133,11 @@ data_juicer = DataJuicer(
     kind="filter",
     version=1,
     reads=None,
-    reads_rest=False,
+    reads_all=False,
     may_read=(),
     forgives=False,
     writes=None,
-    sees=None,
+    scope=None,
     whole_groups=False,
     links=(),
 )

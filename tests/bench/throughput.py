@@ -316,7 +316,8 @@ def _elsewhere(side: str, work: Work) -> float:
     call = f"from {__name__} import Work, memory; print(memory({side!r}, {work!r}))"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", call],
-        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**18)},
+        env=os.environ
+        | {"MALLOC_MMAP_THRESHOLD_": str(2**18), "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
         check=False,

@@ -1,9 +1,11 @@
 """Figures of appends: alone, shared by many small ones, from many processes, and until seen."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from time import monotonic, perf_counter
 
 import numpy as np
@@ -109,7 +111,10 @@ def start(call: str) -> "subprocess.Popen[str]":
     """Call a function of this module in a process of its own."""
     code = f"from {__name__} import *; {call}"
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True, env=env
+    )
 
 
 def go(process: "subprocess.Popen[str]") -> None:

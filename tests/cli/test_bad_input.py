@@ -361,8 +361,8 @@ def test_a_command_used_wrongly_says_how_to_use_it(
 @pytest.mark.parametrize(
     "command",
     [
-        ["sql", "SELECT avg(reward) FROM experiences"],
-        ["sql", "SELECT avg(reward) FROM experiences", "--json"],
+        ["sql", "SELECT max(response_text) FROM experiences"],
+        ["sql", "SELECT max(response_text) FROM experiences", "--json"],
         ["show", "a/0"],
         ["search", "four"],
         ["export", "sft", "--out", "sft.jsonl"],

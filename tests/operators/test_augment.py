@@ -18,12 +18,12 @@ from rlake.operators import (
     retry_tasks,
 )
 from rlake.operators.derived_rows import retold
-from rlake.operators.paraphrase import echo
+from rlake.operators.paraphrases import echo
 from rlake.pipelines import Pipeline, Sql, Table
 from rlake.store import Experience, Store, Task
 from rlake.store.errors import OperatorError
 
-ECHO = "rlake.operators.paraphrase:echo"
+ECHO = "rlake.operators.paraphrases:echo"
 TOKENS = ("token_ids", "loss_mask", "logprobs", "teacher_logprobs", "token_rewards", "segments")
 
 
@@ -276,7 +276,7 @@ def test_a_policy_that_fails_on_a_row_leaves_the_others(monkeypatch: pytest.Monk
             raise ConnectionError("gone")
         return await echo(messages)
 
-    monkeypatch.setattr("rlake.operators.paraphrase.echo", moody)
+    monkeypatch.setattr("rlake.operators.paraphrases.echo", moody)
     frame = tries(3).with_columns(prompt_text=pl.format("ask {}", "rollout"))
     applied = paraphrase(policy=ECHO, prompt="{text}?").apply(frame)
     assert applied.failed.rows() == [("g000/01", "ConnectionError: gone")]

@@ -50,12 +50,12 @@ def by_sql_value() -> Any:
     return Value("response_text::BIGINT")
 
 
-@operator("derive", writes=("number",), sees="row")
+@operator("derive", writes=("number",), scope="row")
 def by_sql_text() -> Any:
     return "SELECT *, response_text::BIGINT AS number FROM input"
 
 
-@operator("derive", writes=("number",), sees="row")
+@operator("derive", writes=("number",), scope="row")
 def by_frame() -> Any:
     return lambda frame: frame.with_columns(number=pl.col("response_text").str.to_integer())
 
@@ -109,10 +109,10 @@ def test_pipe_and_split_raise_when_a_row_fails_and_a_limit_says_what_it_allowed(
         form().apply(FRAME, max_failed=0)
 
 
-def _raising(kind: Any, *, sees: Any = "row", **declared: Any) -> Any:
+def _raising(kind: Any, *, scope: Any = "row", **declared: Any) -> Any:
     """An operator of a kind that raises on the row whose text is no number."""
 
-    @operator(kind, sees=sees, **declared)
+    @operator(kind, scope=scope, **declared)
     def raising() -> Any:
         def make(frame: pl.LazyFrame) -> pl.LazyFrame:
             number = pl.col("response_text").str.to_integer()
@@ -140,7 +140,7 @@ def _raising(kind: Any, *, sees: Any = "row", **declared: Any) -> Any:
 
 
 @pytest.mark.parametrize("frame", [FRAME, GROUPS_APART], ids=["groups together", "groups apart"])
-@pytest.mark.parametrize("sees", ["row", "group"])
+@pytest.mark.parametrize("scope", ["row", "group"])
 @pytest.mark.parametrize(
     ("kind", "declared"),
     [
@@ -152,12 +152,12 @@ def _raising(kind: Any, *, sees: Any = "row", **declared: Any) -> Any:
     ],
 )
 def test_of_every_kind_what_fails_is_apart_and_the_rest_is_as_if_it_had_not_been_there(
-    kind: str, declared: dict[str, Any], sees: str, frame: pl.DataFrame
+    kind: str, declared: dict[str, Any], scope: str, frame: pl.DataFrame
 ) -> None:
-    op = _raising(kind, sees=sees, **declared)
+    op = _raising(kind, scope=scope, **declared)
     applied = op.apply(frame)
     failed = applied.failed["experience_id"].to_list()
-    assert failed == ([BAD] if sees == "row" else [f"g001/0{i}" for i in range(4)])
+    assert failed == ([BAD] if scope == "row" else [f"g001/0{i}" for i in range(4)])
     is_failed = pl.col("experience_id").is_in(failed)
     without = op.apply(frame.filter(~is_failed))
     told = dict(applied.dropped.iter_rows())
@@ -286,14 +286,14 @@ def test_a_row_function_needs_room_and_time() -> None:
             Rows(_number, NUMBER, **wrong)
 
 
-@operator("derive", writes=("number",), sees="row")
+@operator("derive", writes=("number",), scope="row")
 def loses_a_row() -> Any:
     return lambda frame: frame.filter(pl.col("response_text") != "3").with_columns(
         number=pl.col("response_text").str.to_integer()
     )
 
 
-@operator("prioritize", sees="row")
+@operator("prioritize", scope="row")
 def below_zero() -> Any:
     return (pl.col("response_text").str.to_integer() - 1).alias("priority")
 
@@ -327,7 +327,7 @@ def test_a_broken_law_is_never_taken_for_the_failure_of_a_row(planted: Any, law:
 def test_an_error_that_comes_whatever_the_rows_are_is_raised_at_once() -> None:
     calls = []
 
-    @operator("derive", writes=("number",), sees="row")
+    @operator("derive", writes=("number",), scope="row")
     def broken() -> Any:
         def make(frame: pl.LazyFrame) -> pl.LazyFrame:
             calls.append(1)
@@ -358,16 +358,16 @@ def test_lists_that_make_as_many_values_as_rows_are_not_taken_for_one_value_a_ro
 
 def test_of_what_looks_at_all_rows_or_at_groups_that_are_not_there_nothing_is_cut() -> None:
     with pytest.raises(RowsFailed, match="seven"):
-        _raising("filter", sees="all").apply(FRAME)
+        _raising("filter", scope="all").apply(FRAME)
     with pytest.raises(RowsFailed, match="seven"):
-        _raising("filter", sees="group").apply(FRAME.drop("group_id"))
+        _raising("filter", scope="group").apply(FRAME.drop("group_id"))
     again = pickle.loads(pickle.dumps(RowsFailed("operator `x`: failed", "ValueError: no")))
     assert (str(again), again.told) == ("operator `x`: failed", "ValueError: no")
 
 
 def test_rows_without_a_group_are_one_group_when_groups_are_cut() -> None:
     no_group = pl.col("group_id").replace({"g001": None})
-    applied = _raising("filter", sees="group").apply(FRAME.with_columns(no_group))
+    applied = _raising("filter", scope="group").apply(FRAME.with_columns(no_group))
     assert applied.failed["experience_id"].to_list() == [f"g001/0{i}" for i in range(4)]
 
 
@@ -390,7 +390,7 @@ def test_a_filter_refuses_rows_that_have_the_columns_it_marks() -> None:
 
 
 def test_sql_that_returns_rows_in_another_order_is_put_into_the_order_of_the_rows() -> None:
-    @operator("derive", writes=("mean",), sees="group")
+    @operator("derive", writes=("mean",), scope="group")
     def by_window() -> Any:
         return (
             "SELECT *, avg(reward) OVER (PARTITION BY group_id) AS mean FROM input "

@@ -32,7 +32,7 @@ EXAMPLES: dict[str, Any] = {
     "cache": 4,
     "shares": {"default": 1.0},
     "weights": {"difficulty": -1.0},
-    "policy": "rlake.operators.paraphrase:echo",
+    "policy": "rlake.operators.paraphrases:echo",
     "share": 0.5,
     "stops": ["a", "think"],
 }
@@ -193,34 +193,34 @@ def test_every_public_operator_obeys_its_law_and_sees_no_more_than_it_says(
     sees_no_more_than_it_says(op, before, whole, is_first)
 
 
-@operator("derive", sees="row", writes=("advantage",))
+@operator("derive", scope="row", writes=("advantage",))
 def looks_at_other_rows() -> Any:
     return lambda frame: frame.with_columns(advantage=pl.col("reward") - pl.col("reward").mean())
 
 
-@operator("filter", sees="row")
+@operator("filter", scope="row")
 def looks_at_its_group() -> Any:
     return Explained(pl.col("reward") == pl.col("reward").max().over("group_id"), reason="worse")
 
 
-@operator("filter", sees="group")
+@operator("filter", scope="group")
 def looks_at_other_groups() -> Any:
     return Explained(pl.col("group_id") == pl.col("group_id").max(), reason="not of the last group")
 
 
-@operator("filter", sees="row")
+@operator("filter", scope="row")
 def tells_of_other_rows() -> Any:
     return Explained(pl.col("reward") > 0, reason=pl.format("one of {}", pl.len()))
 
 
-@operator("augment", sees="row")
+@operator("augment", scope="row")
 def copies_the_first() -> Any:
     return lambda frame: frame.head(1).with_columns(
         parent_id=pl.col("experience_id"), experience_id=pl.lit(None, pl.String)
     )
 
 
-@operator("reshape", links=("chosen_id",), sees="row")
+@operator("reshape", links=("chosen_id",), scope="row")
 def numbers_all_rows() -> Any:
     return lambda frame: frame.select(chosen_id="experience_id", number=pl.int_range(pl.len()))
 

@@ -232,7 +232,7 @@ def test_rows_are_compared_within_their_group_or_task_and_blank_ones_with_none(m
     assert named_by(method(), rows) == {1: 0, 2: 0, 3: 0, 9: 8}
     assert named_by(method(within="task"), rows) == {1: 0, 2: 0, 9: 8}
     assert named_by(method(within="group"), rows) == {1: 0, 9: 8}
-    assert (method(within="group").sees, method().sees) == ("group", "all")
+    assert (method(within="group").scope, method().scope) == ("group", "all")
     assert method(within="task").reads == ("response_text", "task_id")
 
 

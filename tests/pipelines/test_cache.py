@@ -415,9 +415,9 @@ import os, signal, sys
 import rlake
 from rlake.operators import score
 from rlake.operators.reward_protocol import of_group
-from rlake.pipelines import Pipeline, Sql, Table, remembered
+from rlake.pipelines import Pipeline, Sql, Table, cache
 
-remembered._AT_ONCE, remembered._KEEP_SECONDS = 8, 0.0
+cache._AT_ONCE, cache._KEEP_SECONDS = 8, 0.0
 asked = []
 
 @of_group

@@ -122,7 +122,7 @@ def test_a_function_of_ones_own_can_be_sent(filled: Store, executor: Any) -> Non
         return body
 
     tripled.__module__ = "__main__"
-    made = operator("derive", writes=("tripled",), sees="row", reads=("reward",))(tripled)
+    made = operator("derive", writes=("tripled",), scope="row", reads=("reward",))(tripled)
     pipeline = Pipeline(name="x", source=Table("experiences"), operators=[made()])
     rows = pipeline.run(filled, executor=executor).rows
     assert rows is not None

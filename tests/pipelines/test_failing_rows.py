@@ -135,7 +135,7 @@ def test_settings_are_read_from_yaml() -> None:
     assert pipeline.executor == Local(threads=3, part_bytes=9)
 
 
-@operator("derive", writes=("points",), sees="row")
+@operator("derive", writes=("points",), scope="row")
 def lying(*, how: str) -> Any:
     def body(frame: pl.LazyFrame) -> pl.LazyFrame:
         is_late = pl.col("group_id") > "g010"

@@ -40,7 +40,7 @@ def place_among_all() -> pl.Expr:
     return pl.col("reward").rank("ordinal").cast(pl.Int64).alias("place")
 
 
-@operator("augment", reads=("experience_id",), reads_rest=True, sees="row")
+@operator("augment", reads=("experience_id",), reads_all=True, scope="row")
 def copied() -> Any:
     none = pl.lit(None, pl.String)
 
@@ -427,7 +427,7 @@ def test_five_thousand_rows_more_are_five_thousand_rows_treated(
 
 
 def test_two_runs_at_once_store_each_value_once(store: Store) -> None:
-    @operator("derive", reads=("reward",), writes=("length",), sees="row")
+    @operator("derive", reads=("reward",), writes=("length",), scope="row")
     def overtaken() -> Any:
         def late(rows: pl.LazyFrame) -> pl.LazyFrame:
             if store.count("experiences") and not store.count("experience_values"):
@@ -452,7 +452,7 @@ def test_two_runs_at_once_store_each_value_once(store: Store) -> None:
 
 
 def test_a_verdict_that_its_grown_group_changed_is_a_new_row_that_counts(store: Store) -> None:
-    @operator("derive", writes=("reward", "scorer", "scorer_version"), sees="group")
+    @operator("derive", writes=("reward", "scorer", "scorer_version"), scope="group")
     def ranked() -> Any:
         place = pl.col("reward").rank().over("group_id")
         said = {"scorer": pl.lit("place"), "scorer_version": pl.lit("1.2")}

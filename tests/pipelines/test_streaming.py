@@ -41,17 +41,17 @@ def shuffled(store: Store) -> Store:
     return store
 
 
-@operator("derive", writes=("rank",), reads=("reward",), sees="all")
+@operator("derive", writes=("rank",), reads=("reward",), scope="all")
 def rank() -> Any:
     return lambda frame: frame.with_columns(rank=pl.col("reward").rank("ordinal"))
 
 
-@operator("filter", sees="all", reads=("experience_id",))
+@operator("filter", scope="all", reads=("experience_id",))
 def every_third() -> Any:
     return lambda frame: frame.filter(pl.int_range(pl.len()) % 3 > 0)
 
 
-@operator("augment", sees="group", reads=("experience_id", "group_id"), reads_rest=True)
+@operator("augment", scope="group", reads=("experience_id", "group_id"), reads_all=True)
 def twice() -> Any:
     def copies(frame: pl.LazyFrame) -> pl.LazyFrame:
         own = [pl.lit(None, pl.String).alias(n) for n in ("experience_id", "group_id")]
@@ -159,7 +159,7 @@ def test_a_where_and_side_columns_are_read_part_by_part(shuffled: Store) -> None
 def test_an_operator_that_sees_all_rows_gets_only_what_it_reads(shuffled: Store) -> None:
     seen: list[list[str]] = []
 
-    @operator("derive", writes=("place",), reads=("reward",), sees="all")
+    @operator("derive", writes=("place",), reads=("reward",), scope="all")
     def placed() -> Any:
         def place(frame: pl.LazyFrame) -> pl.LazyFrame:
             seen.append(frame.collect_schema().names())

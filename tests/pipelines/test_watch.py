@@ -25,7 +25,7 @@ def length() -> pl.Expr:
     return pl.col("response_text").str.len_chars().cast(pl.Int64).alias("length")
 
 
-@operator("augment", reads=("experience_id",), reads_rest=True, sees="row")
+@operator("augment", reads=("experience_id",), reads_all=True, scope="row")
 def copied() -> Any:
     none = pl.lit(None, pl.String)
 

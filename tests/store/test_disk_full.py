@@ -30,7 +30,7 @@ def failed():
     except StoreError as error:
         return [str(error), lake.count("tasks"), rlake.connect(place).count("tasks")]
 def worked():
-    return [append().rows, append().already, lake.count("tasks")]
+    return [append().rows, append().duplicates, lake.count("tasks")]
 """
 
 LIMITED = (

@@ -24,7 +24,7 @@ tasks:
   make: {addition: {low: 0, high: 4, held_out: 5}}
 algorithm: {grpo: {group_size: 4}}
 explorer:
-  rewards: jobs:even_digits
+  rewards: support.jobs:even_digits
   sampling: {max_tokens: 3}
 trainer:
   steps: 16

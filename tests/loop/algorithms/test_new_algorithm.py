@@ -81,7 +81,7 @@ def test_a_file_outside_the_package_trains_as_it_is(mine: Path, store: Store) ->
 def test_a_file_in_the_folder_of_algorithms_is_found_by_its_name(
     mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inside = {"objectives": "..objectives", "training": "..training.batch"}
+    inside = {"objectives": "..losses", "training": "..losses.batch"}
     (mine / "sign.py").write_text(FILE.format(package="...", **inside))
     monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(mine)])
     try:

@@ -374,7 +374,7 @@ def test_names_of_workflows_and_rewards_are_looked_up_with_the_nearest() -> None
         workflow_of("single_trun")
     with pytest.raises(ConfigError, match="no reward `exact`; did you mean `exact_match`"):
         rewards_of("exact")
-    with pytest.raises(ConfigError, match="no reward `tiny:nobody`"):
+    with pytest.raises(ConfigError, match=r"no reward `support\.tiny_models:nobody`"):
         rewards_of("support.tiny_models:nobody")
     with pytest.raises(ConfigError, match="must be a function, got dict"):
         rewards_of("support.tiny_models:SPEC")

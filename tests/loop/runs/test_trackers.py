@@ -89,7 +89,7 @@ def test_a_job_that_fails_says_so_to_its_monitors(store: Store) -> None:
 def test_a_tracker_that_is_down_or_hangs_never_stops_the_run(
     store: Store, broken: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run(store, small(f"trackers:{broken}", "support.trackers:Notes"))
+    run(store, small(f"support.trackers:{broken}", "support.trackers:Notes"))
     assert len(store.sql(LOSSES).fetchall()) == 4
     assert [told[0] for told in TOLD].count("close") == 2, "the others go on"
     counts = dict(

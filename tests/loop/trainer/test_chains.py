@@ -39,7 +39,7 @@ def first_character() -> pl.Expr:
     return pl.col("response_text").str.head(1).alias("first")
 
 
-@operator("augment", reads=("experience_id", "response_text"), reads_rest=True, sees="row")
+@operator("augment", reads=("experience_id", "response_text"), reads_all=True, scope="row")
 def copies() -> Any:
     def copy(frame: pl.LazyFrame) -> pl.LazyFrame:
         told = frame.filter(pl.col("response_text").is_not_null())
@@ -51,7 +51,7 @@ def copies() -> Any:
     return copy
 
 
-@operator("filter", sees="row")
+@operator("filter", scope="row")
 def fails_on_ones() -> Any:
     def check(frame: pl.LazyFrame) -> pl.LazyFrame:
         return frame.map_batches(_refuse_ones)

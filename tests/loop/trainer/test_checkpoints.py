@@ -27,7 +27,7 @@ from rlake.store.errors import ConfigError, JobError, StoreError
 REPLACING = """
 import sys
 from pathlib import Path
-from rlake.loop.trainer.checkpoints import write_folder
+from rlake.loop.models.atomic_folder import write_folder
 
 target, round_ = Path(sys.argv[1]), 0
 while True:
@@ -126,7 +126,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from rlake.loop.config import KeepConfig
-from rlake.loop.trainer.checkpoints import Checkpoints, write_folder
+from rlake.loop.models.atomic_folder import write_folder
+from rlake.loop.trainer.checkpoints import Checkpoints
 from rlake.store.errors import StoreError
 
 folder, tensors = Path(sys.argv[1]), {"w": torch.zeros(100_000)}

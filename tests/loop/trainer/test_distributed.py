@@ -87,7 +87,7 @@ def test_two_processes_step_as_one_does_with_every_algorithm_and_take_over_from_
     left_out, ours = found["faulty"], faulty(alone)
     assert [fault.experience_id for fault in ours.faults] == ["e3"]
     assert left_out.faults == ours.faults
-    assert left_out.surprise == pytest.approx(ours.nll, rel=1e-5)
+    assert left_out.nll == pytest.approx(ours.nll, rel=1e-5)
     four, three = after(alone, 4), after(alone, 3)
     assert_close(four, found["weights"]["from one"])
     assert_close(four, continued(alone, tmp_path / "two"))

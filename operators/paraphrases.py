@@ -16,7 +16,7 @@ PROMPT = (
 """What is asked; `{text}` is the text."""
 
 
-@operator("augment", reads=("task_id", "messages", "prompt_text"), reads_rest=True, sees="row")
+@operator("augment", reads=("task_id", "messages", "prompt_text"), reads_all=True, scope="row")
 def paraphrase(
     *,
     policy: str | dict[str, Any],
@@ -37,7 +37,7 @@ def paraphrase(
     >>> rows = pl.DataFrame({"experience_id": ["a"], "task_id": "t", "messages": None,
     ...                      "prompt_text": "2+2=", "response_text": "4"},
     ...                     schema_overrides={"messages": pl.String})
-    >>> op = paraphrase(policy="rlake.operators.paraphrase:echo", prompt="What is {text}")
+    >>> op = paraphrase(policy="rlake.operators.paraphrases:echo", prompt="What is {text}")
     >>> rows.pipe(op).select("prompt_text", "response_text").row(1)
     ('What is 2+2=', '4')
     """
