@@ -62,7 +62,7 @@ def run(
     )
     with _on_cluster(config):
         try:
-            if config.cluster is not None and config.cluster.trainer is not None:
+            if config.ray is not None and config.ray.trainer is not None:
                 from .runs.placement import train_placed
 
                 train_placed(train, store, config, resume=resume, stop=stop, ready=explorer.start)
@@ -88,17 +88,17 @@ def run(
 
 def _on_cluster(config: RunConfig) -> AbstractContextManager[Any]:
     """Stay connected to the run's cluster, if it has one, until both jobs have ended."""
-    if config.cluster is None:
+    if config.ray is None:
         return nullcontext()
     from .runs.ray import connected
 
-    return connected(config.cluster)
+    return connected(config.ray)
 
 
 def check(config: RunConfig) -> None:
     """Look up every name in a configuration, before any work; ConfigError for an unknown one."""
     check_data(config)
-    for monitor in config.monitors:
+    for monitor in config.trackers:
         resolve_monitor(monitor)
     algorithm = resolve(config.algorithm)
     check_preferences(config, algorithm)
@@ -106,12 +106,12 @@ def check(config: RunConfig) -> None:
     credit = algorithm.advantage()
     trainer_chain(
         config.trainer.operators,
-        config.trainer.with_columns,
+        config.trainer.side_columns,
         credit=credit,
         grouped=algorithm.grouped,
     )
     if config.explorer is not None:
-        workflow_of(config.explorer.workflow, config.explorer.models)
+        workflow_of(config.explorer.workflow, config.explorer.auxiliary_models)
         rewards_of(config.explorer.rewards)
         explorer_chain(config.explorer.operators)
         weighs = "logprobs" in algorithm.needs and config.trainer.missing_logprobs == "refuse"

@@ -8,7 +8,7 @@ Rows have the source `served` and the run `NAME:serve`, and need nothing else to
 
     trainer:
       where: source = 'served'
-      with_columns: ["reward=feedback:score"]
+      side_columns: ["reward=feedback:score"]
 """
 
 from .app import create_app

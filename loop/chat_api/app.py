@@ -77,8 +77,8 @@ def new_sessions(sink: Sink | None, settings: ServeConfig) -> Sessions:
         sink,
         session_bytes=settings.limits.session_bytes,
         all_bytes=settings.limits.all_sessions_bytes,
-        idle_seconds=settings.idle_seconds,
-        longest_seconds=settings.longest_seconds,
+        idle_seconds=settings.session_idle_timeout,
+        longest_seconds=settings.session_max_age,
     )
 
 

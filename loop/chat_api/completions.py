@@ -199,7 +199,7 @@ class Serving:
     async def sweep(self) -> None:
         """End sessions that rest, now and then, for as long as the server runs."""
         tick = asyncio.Event()  # nobody sets it: the timeout is the clock
-        pause = min(5.0, self._settings.idle_seconds / 4)
+        pause = min(5.0, self._settings.session_idle_timeout / 4)
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(tick.wait(), pause)

@@ -64,7 +64,7 @@ class Guard:
             if token is not None:
                 _check_token(headers.get(b"authorization", b""), token)
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > self._limits.body_bytes:
+        if not length.isdigit() or int(length) > self._limits.max_body_bytes:
             raise too_large(self._limits)
 
 
@@ -107,7 +107,7 @@ def is_loopback(host: str) -> bool:
 
 def too_large(limits: LimitsConfig) -> RequestError:
     """Return the error for a body that is longer than it may be."""
-    return RequestError(f"a body has at most {limits.body_bytes:,} bytes", status=413)
+    return RequestError(f"a body has at most {limits.max_body_bytes:,} bytes", status=413)
 
 
 async def send_error(send: Any, error: RequestError) -> None:
@@ -134,7 +134,7 @@ class RequestLimiter:
 
     def __init__(self, limits: LimitsConfig) -> None:
         self._limits = limits
-        self._free = asyncio.Semaphore(limits.requests_at_once)
+        self._free = asyncio.Semaphore(limits.max_concurrent_requests)
         self.running = 0
         self.waiting = 0
         self._bytes = 0
@@ -142,7 +142,7 @@ class RequestLimiter:
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
         """Hold a place; RequestError when too many wait, or none becomes free in time."""
-        if self.waiting >= self._limits.requests_waiting and self._free.locked():
+        if self.waiting >= self._limits.max_queued_requests and self._free.locked():
             message = f"{self.waiting} requests wait already; try again"
             raise RequestError(message, status=429, retry_after=_RETRY_SECONDS)
         self.waiting += 1
@@ -172,7 +172,7 @@ class RequestLimiter:
 
     def take(self, nbytes: int) -> None:
         """Count bytes; RequestError when there are too many."""
-        if nbytes > 0 and self._bytes + nbytes > self._limits.all_bodies_bytes:
+        if nbytes > 0 and self._bytes + nbytes > self._limits.max_total_body_bytes:
             message = "too many bytes are being read; try again"
             raise RequestError(message, status=503, retry_after=_RETRY_SECONDS)
         self._bytes += nbytes
@@ -191,7 +191,7 @@ class BodyBudget:
         try:
             async with asyncio.timeout(self._limits.body_seconds):
                 async for part in parts:
-                    if self.nbytes + len(part) > self._limits.body_bytes:
+                    if self.nbytes + len(part) > self._limits.max_body_bytes:
                         raise too_large(self._limits)
                     self._places.take(len(part))
                     self.nbytes += len(part)

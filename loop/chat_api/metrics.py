@@ -31,7 +31,7 @@ class ServingMetrics:
         self.swaps = counter("swaps", "Times that an engine took in new weights.")
         self.swap_failures = counter("swap_failures", "Times that it could not.")
         self.running = gauge("requests_running", "Requests that have a place.")
-        self.waiting = gauge("requests_waiting", "Requests that wait for a place.")
+        self.waiting = gauge("max_queued_requests", "Requests that wait for a place.")
         self.sessions = gauge("sessions", "Sessions that go on.")
         self.session_bytes = gauge("session_bytes", "What they hold.")
         self.unstored_bytes = gauge("unstored_bytes", "Ended sessions that are not stored yet.")

@@ -169,9 +169,9 @@ def _application(*, token: str | None = None) -> SessionPathMiddleware:
         raise missing_extra(str(error.name), "agents") from error
     many = 1 << 16  # tries are bounded by whoever begins them, and engines bound their work
     limits = LimitsConfig(
-        body_bytes=64 << 20,
-        requests_at_once=many,
-        requests_waiting=many,
+        max_body_bytes=64 << 20,
+        max_concurrent_requests=many,
+        max_queued_requests=many,
         session_bytes=1 << 30,
     )
     return SessionPathMiddleware(

@@ -34,7 +34,7 @@ def _follows(config: "RunConfig") -> list[str]:
     if unit == "group":
         lines[0] += f" of {counted(rollouts, 'rollout')}: {trainer.batch_size * rollouts:,} rows"
     if trainer.steps is None:
-        lines.append(f"the run ends when each row was drawn {counted(trainer.epochs, 'time')}")
+        lines.append(f"the run ends when each row was drawn {counted(trainer.max_uses, 'time')}")
     else:
         drawn = trainer.steps * trainer.batch_size
         lines.append(f"{counted(trainer.steps, 'step')} draw {counted(drawn, unit)}")

@@ -318,7 +318,7 @@ def settle_(
 ) -> None:
     """Store what most people of a queue said: labels by `majority`, pairs as `preferences`.
 
-    A run trains on it with `trainer.with_columns: [reward=feedback:score@majority]`.
+    A run trains on it with `trainer.side_columns: [reward=feedback:score@majority]`.
     """
     from ..labeling import settle
 

@@ -78,7 +78,9 @@ def _try_networks(config: RunConfig, algorithm: Algorithm) -> None:
             check_folder(model.path)
     if trainer.critic.path is not None:
         check_folder(trainer.critic.path)
-    is_small = all(m.tiny is not None for m in (config.model, *beside)) and not trainer.critic.path
+    is_small = (
+        all(m.from_scratch is not None for m in (config.model, *beside)) and not trainer.critic.path
+    )
     networks = build(config, algorithm)[0].trained if is_small else {"policy": nn.Linear(2, 2)}
     Optimizers(networks, trainer, total_steps=trainer.steps or 1)
 
@@ -88,13 +90,13 @@ def _try_draws(store: Store, config: RunConfig, algorithm: Algorithm) -> None:
     check_runs(store, trainer.sampler.mixed or {})
     check_sides(store, config)
     drawing = sampler(store, config, algorithm)
-    if trainer.new_priority is not None:
-        Priorities(Job(store, config, "train", 1, Path()), trainer.new_priority)
-    if trainer.evaluate_loss_where is not None:
-        columns = trainer.with_columns
+    if trainer.priority_update is not None:
+        Priorities(Job(store, config, "train", 1, Path()), trainer.priority_update)
+    if trainer.eval_where is not None:
+        columns = trainer.side_columns
         Sampler(
             store,
-            where=trainer.evaluate_loss_where,
+            where=trainer.eval_where,
             table=algorithm.table,
             with_columns=columns,
         )

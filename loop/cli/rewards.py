@@ -46,7 +46,7 @@ def rescore(
     """Judge stored rows by a reward function; its verdicts are rows of `scores`.
 
     Rows that it has judged before are passed over, so a call that was killed is gone on with. A run
-    trains on what it says when `trainer.with_columns` lists `reward=score:NAME@VERSION`.
+    trains on what it says when `trainer.side_columns` lists `reward=score:NAME@VERSION`.
     """
     from ...pipelines.rescoring import rescore as judge
     from ...pipelines.reward_diff import compare as compared

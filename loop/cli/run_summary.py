@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def tell_monitors(lake: "Store", settings: "RunConfig") -> None:
-    """Say on stderr which monitors are told the run's metrics, and where they write."""
-    if settings.monitors:
+    """Say on stderr which trackers are told the run's metrics, and where they write."""
+    if settings.trackers:
         for name, place in heavy("runs.tracking").places(lake, settings):
             print(f"monitor {name}: {place}", file=sys.stderr, flush=True)
 

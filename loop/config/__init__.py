@@ -1,25 +1,25 @@
 """The configuration of a run: one typed tree, from YAML or Python, with unknown keys refused."""
 
 from .base import Section
-from .distributed import KeepConfig, ParallelConfig, check_shard
+from .distributed import DistributedConfig, KeepConfig, check_shard
 from .engines import Endpoint, EngineConfig, OtherModel, SamplingConfig
 from .evaluate import EvaluateConfig
 from .explorer import ExplorerConfig
 from .load import recipes
 from .model import CriticConfig, FrozenModel, LoraConfig, ModelConfig, TinyModel
-from .ray import ClusterConfig, PlaceConfig
+from .ray import PlaceConfig, RayConfig
 from .run import RunConfig, build, load
 from .sampler import SamplerConfig, SourceConfig
 from .schedule import ScheduleConfig
 from .serve import LimitsConfig, ServeConfig
 from .stages import Stage, build_stages, load_stages
 from .tasks import DataConfig, SelectorConfig, TasksConfig
-from .trainer import TrainerConfig
+from .trainer import LrSchedulerConfig, TrainerConfig
 
 __all__ = [
-    "ClusterConfig",
     "CriticConfig",
     "DataConfig",
+    "DistributedConfig",
     "Endpoint",
     "EngineConfig",
     "EvaluateConfig",
@@ -28,10 +28,11 @@ __all__ = [
     "KeepConfig",
     "LimitsConfig",
     "LoraConfig",
+    "LrSchedulerConfig",
     "ModelConfig",
     "OtherModel",
-    "ParallelConfig",
     "PlaceConfig",
+    "RayConfig",
     "RunConfig",
     "SamplerConfig",
     "SamplingConfig",

@@ -7,25 +7,25 @@ from pydantic import BeforeValidator, Field, model_validator
 from .base import Float, Int, Section
 
 
-class ParallelConfig(Section):
+class DistributedConfig(Section):
     """The processes that train together, each on a share of a step's rows."""
 
-    processes: Int | None = Field(default=None, ge=1)
+    world_size: Int | None = Field(default=None, ge=1)
     """How many; None: those that torchrun started, else one."""
-    launch: Literal["local", "ray", "torchrun"] = "local"
+    launcher: Literal["local", "ray", "torchrun"] = "local"
     """Who starts the others: this command, on this machine or on Ray; or torchrun did already."""
-    shard: Int | None = Field(default=None, ge=1)
+    shard_size: Int | None = Field(default=None, ge=1)
     """Processes that hold the weights once, in parts; fewer than there are hold them repeatedly.
 
     None: all hold them once.
     """
-    timeout_seconds: Float = Field(default=600.0, gt=0)
+    timeout: Float = Field(default=600.0, gt=0)
     """Longest wait of one process for the others."""
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
-        if self.processes is not None:
-            check_shard(self.shard, self.processes)
+        if self.world_size is not None:
+            check_shard(self.shard_size, self.world_size)
         return self
 
 

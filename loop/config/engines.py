@@ -23,13 +23,13 @@ class VllmEngine(Section):
 
     server: bool = False
     """Whether it is a server of its own, asked over HTTP."""
-    options: dict[str, Any] = Field(default={})
+    engine_args: dict[str, Any] = Field(default={})
     """What is handed to vLLM as it stands, as `{tensor_parallel_size: 2}`."""
-    request_seconds: Float = Field(default=600.0, gt=0)
+    request_timeout: Float = Field(default=600.0, gt=0)
     """Longest time of one request."""
-    start_seconds: Float = Field(default=600.0, gt=0)
+    startup_timeout: Float = Field(default=600.0, gt=0)
     """Longest time until it answers for the first time."""
-    restarts: Int = Field(default=3, ge=0)
+    max_restarts: Int = Field(default=3, ge=0)
     """How often it is started again after it died; what was under way then is lost."""
 
 
@@ -42,13 +42,13 @@ class Endpoint(Section):
     """What it calls the model."""
     api_key_env: str = "OPENAI_API_KEY"
     """The environment variable that holds the key; one that is not set sends none."""
-    request_seconds: Float = Field(default=120.0, gt=0)
+    timeout: Float = Field(default=120.0, gt=0)
     """Longest time of one request, its retries not counted."""
-    retries: Int = Field(default=4, ge=0)
+    max_retries: Int = Field(default=4, ge=0)
     """How often a request is sent again that was refused, or found nobody."""
-    at_once: Int = Field(default=32, ge=1)
+    max_concurrency: Int = Field(default=32, ge=1)
     """Requests under way at once."""
-    options: dict[str, Any] = Field(default={})
+    extra_body: dict[str, Any] = Field(default={})
     """What is added to each request's body as it stands; null takes a key out of it.
 
     `{return_token_ids: true}` asks vLLM for token ids; `{logprobs: null}` is for endpoints that

@@ -16,7 +16,7 @@ class TasksetMeasure(Section):
 
     group_size: Int | None = Field(default=None, ge=1)
     """Tries at each task."""
-    k: Ks | None = None
+    pass_at: Ks | None = None
     """For which k pass@k and best@k are told."""
     sampling: SamplingConfig | None = None
 
@@ -31,30 +31,30 @@ class EvaluateConfig(Section):
 
     `{gsm8k: {}, aime: {group_size: 32, sampling: {temperature: 1.0}}}`; None: all together.
     """
-    every: Int | None = Field(default=None, ge=1)
+    every_steps: Int | None = Field(default=None, ge=1)
     """Optimizer steps between two measurements while the run goes on; the last weights are measured
     too. None: it is not measured but by `rlake evaluate`.
 
     The explorer measures before it goes on; a trainer that waits for rows waits
-    `schedule.wait_seconds` at most.
+    `schedule.timeout` at most.
     """
     at_start: bool = True
     """Whether, with `every`, the weights that the run begins with are measured as well."""
     group_size: Int = Field(default=1, ge=1)
     """Tries at each task."""
-    k: Ks = ()
+    pass_at: Ks = ()
     """For which k pass@k and best@k are told; none: 1, and the group's size."""
     sampling: SamplingConfig = SamplingConfig(temperature=0.0)
     engine: EngineConfig | None = None
     """What samples for `rlake evaluate`; None: as for the explorer, whose own engine measures while
     the run goes on."""
-    batch_tasks: Int = Field(default=256, ge=1)
+    batch_size: Int = Field(default=256, ge=1)
     """Tasks sampled together."""
 
     @property
     def ks(self) -> tuple[int, ...]:
         """For which k pass@k and best@k are told."""
-        return self.k or tuple(sorted({1, self.group_size}))
+        return self.pass_at or tuple(sorted({1, self.group_size}))
 
     def of(self, taskset: str) -> Self:
         """Return the settings as they hold for the tasks of a taskset."""
@@ -73,11 +73,11 @@ class EvaluateConfig(Section):
 
     def is_due(self, version: int, *, last: int | None) -> bool:
         """Tell whether a version of a run of `last` steps is measured while the run goes on."""
-        if self.every is None:
+        if self.every_steps is None:
             return False
         if version == 0:
             return self.at_start
-        return version % self.every == 0 or version == last
+        return version % self.every_steps == 0 or version == last
 
 
 def _given(own: TasksetMeasure) -> Iterator[tuple[str, object]]:

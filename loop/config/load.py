@@ -10,7 +10,7 @@ from ...store.files.text import read_text
 from ...store.files.yaml_text import parse_yaml
 
 _RECIPES = files("rlake.loop.recipes")
-_WHOLE = {("algorithm",), ("tasks", "make"), ("tasks", "select"), ("data", "make")} | {
+_WHOLE = {("algorithm",), ("tasks", "generator"), ("tasks", "selector"), ("data", "generator")} | {
     ("explorer", "engine"),
     ("explorer", "rewards"),
     ("explorer", "workflow"),
@@ -18,7 +18,7 @@ _WHOLE = {("algorithm",), ("tasks", "make"), ("tasks", "select"), ("data", "make
 }
 """Keys under which something is chosen by name: one choice takes the place of another."""
 _MODELS = {("model",), ("trainer", "reference"), ("trainer", "teacher")}
-_ORIGINS = {"path", "tiny", "run"}
+_ORIGINS = {"path", "from_scratch", "run"}
 """Where a model may come from: one takes the place of another."""
 
 

@@ -75,12 +75,12 @@ class TinyModel(Section):
 class FrozenModel(Section):
     """A model that is asked and not trained."""
 
-    places: ClassVar[tuple[str, ...]] = ("path", "tiny", "run")
+    places: ClassVar[tuple[str, ...]] = ("path", "from_scratch", "run")
     """The keys that say which model; one of them is given."""
 
     path: str | None = None
     """Folder or hub name in the Hugging Face format."""
-    tiny: TinyModel | None = None
+    from_scratch: TinyModel | None = None
     """Instead of a path: a model made from scratch."""
     run: str | None = None
     """Instead of a path: another run of the store, whose newest weights are taken."""
@@ -88,7 +88,7 @@ class FrozenModel(Section):
     """Which of that run's policies; None: the newest when this run begins, from then on that."""
     digest: str | None = None
     """What the digest of these weights must be; None: what is on record."""
-    tool_format: Literal["hermes", "llama", "mistral", "json"] = "hermes"
+    tool_call_format: Literal["hermes", "llama", "mistral", "json"] = "hermes"
     """How it writes calls of tools: `<tool_call>` as Hermes and Qwen, behind `<|python_tag|>` or as
     bare JSON, behind `[TOOL_CALLS]`, or as an answer that is nothing but JSON."""
     dtype: str = "float32"
@@ -110,7 +110,9 @@ class FrozenModel(Section):
     def _one(self) -> Self:
         given = [name for name in self.places if getattr(self, name) is not None]
         if not given:
-            raise ValueError("has neither `path` nor `tiny`; name a model folder, or set `tiny`")
+            raise ValueError(
+                "has neither `path` nor `from_scratch`; name a model folder, or set `from_scratch`"
+            )
         if len(given) > 1:
             raise ValueError(f"has both `{given[0]}` and `{given[1]}`; set one of them to null")
         if self.run is None and (self.version is not None or self.digest is not None):

@@ -11,13 +11,14 @@ from .base import Int, Section
 from .callables import check_importable, named
 from .evaluate import EvaluateConfig
 from .explorer import ExplorerConfig
+from .former_keys import current
 from .load import override, read
 from .model import ModelConfig
-from .ray import ClusterConfig
+from .ray import RayConfig
 from .schedule import ScheduleConfig
 from .serve import ServeConfig
 from .tasks import DataConfig, TasksConfig
-from .trackers import MonitorSpecs
+from .trackers import TrackerSpecs
 from .trainer import TrainerConfig
 
 
@@ -46,13 +47,13 @@ class RunConfig(Section):
     explorer: ExplorerConfig | None = None
     """Left out: the run is offline, and trains on what is stored."""
     schedule: ScheduleConfig = ScheduleConfig()
-    cluster: ClusterConfig | None = None
+    ray: RayConfig | None = None
     """Explorers on Ray; left out: one, in the process of the command."""
     trainer: TrainerConfig = TrainerConfig()
     evaluate: EvaluateConfig | None = None
     serve: ServeConfig | None = None
     """How `rlake serve` answers with the run's policy."""
-    monitors: MonitorSpecs = ()
+    trackers: TrackerSpecs = ()
     """Experiment trackers that are told all metrics too, as `[tensorboard, {wandb: {}}]`."""
 
     @classmethod
@@ -68,9 +69,9 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _travels(self) -> Self:
         """Refuse functions that the processes of the run cannot import."""
-        if self.cluster is not None:
+        if self.ray is not None:
             check_importable(self.model_dump(mode="json"), "Ray")
-        elif (self.trainer.parallel.processes or 1) > 1:
+        elif (self.trainer.distributed.world_size or 1) > 1:
             trained = self.model_dump(mode="json", include={"algorithm", "trainer"})
             check_importable(trained, "each process of the training")
         return self
@@ -79,34 +80,37 @@ class RunConfig(Section):
     def _measured(self) -> Self:
         """Refuse measurements in the run that no explorer can make, and a best that nobody does."""
         evaluate, explorer, every = self.evaluate, self.explorer, None
-        if evaluate is not None and (every := evaluate.every) is not None:
+        if evaluate is not None and (every := evaluate.every_steps) is not None:
             steps = self.schedule.publish_every
             if explorer is None:
                 raise ValueError(
-                    "evaluate.every is for runs with an explorer, whose engine samples; measure "
-                    "this one by `rlake evaluate`, or its loss by trainer.evaluate_loss_where"
+                    "evaluate.every_steps is for runs with an explorer, whose engine "
+                    "samples; measure "
+                    "this one by `rlake evaluate`, or its loss by trainer.eval_where"
                 )
             if explorer.engine.endpoint is not None:
                 raise ValueError(
-                    "evaluate.every measures the run's weights, and explorer.engine is an endpoint "
+                    "evaluate.every_steps measures the run's weights, and explorer.engine is "
+                    "an endpoint "
                     "with its own; take another engine, or leave it out"
                 )
             if every % steps:
                 raise ValueError(
-                    f"evaluate.every is {every}, and weights are published every {steps} steps; "
+                    f"evaluate.every_steps is {every}, and weights are published every "
+                    f"{steps} steps; "
                     f"take a multiple of schedule.publish_every, as {every - every % steps + steps}"
                 )
         best = self.trainer.keep_checkpoints.best
         if best is None or not best.startswith("eval/") or self.measures(best):
             return self
-        if every is not None and evaluate is not None and self.trainer.evaluate_loss_where is None:
+        if every is not None and evaluate is not None and self.trainer.eval_where is None:
             raise ValueError(
                 f"trainer.keep_checkpoints names the metric `{best}`, which `evaluate` does not "
                 f"measure{nearest(best, evaluate.metrics)}; it has {', '.join(evaluate.metrics)}"
             )
-        if self.trainer.evaluate_loss_where is None:
+        if self.trainer.eval_where is None:
             raise ValueError(
-                f"`{best}` is measured on `trainer.evaluate_loss_where`, or by `evaluate.every`; "
+                f"`{best}` is measured on `trainer.eval_where`, or by `evaluate.every_steps`; "
                 "set one of them"
             )
         return self
@@ -114,15 +118,18 @@ class RunConfig(Section):
     def measures(self, metric: str) -> bool:
         """Tell whether the explorer measures this of the policy while the run goes on."""
         evaluate = self.evaluate
-        return evaluate is not None and evaluate.every is not None and metric in evaluate.metrics
+        return (
+            evaluate is not None and evaluate.every_steps is not None and metric in evaluate.metrics
+        )
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.explorer is None:
             return self._offline()
-        if self.schedule.weights == "memory" and self.cluster and self.cluster.trainer:
+        if self.schedule.weight_transport == "memory" and self.ray and self.ray.trainer:
             raise ValueError(
-                "schedule.weights is memory, and cluster.trainer places the trainer in a process "
+                "schedule.weight_transport is memory, and ray.trainer places the trainer in "
+                "a process "
                 "of its own; take store or broadcast"
             )
         trainer = self.trainer
@@ -136,11 +143,12 @@ class RunConfig(Section):
             )
         mixed = trainer.sampler.mixed
         own = [name for name, source in (mixed or {}).items() if not source.is_stored]
-        if mixed is not None and (len(own) != 1 or trainer.epochs != 1):
+        if mixed is not None and (len(own) != 1 or trainer.max_uses != 1):
             raise ValueError(
-                f"trainer.sampler.mixed has {len(own)} sources of the run's own rows, and epochs "
-                f"{trainer.epochs}; beside an explorer exactly one source has neither `run`, `at` "
-                "nor `source`, and `epochs` is said for each source"
+                f"trainer.sampler.mixed has {len(own)} sources of the run's own rows, and max_uses "
+                f"{trainer.max_uses}; beside an explorer exactly one source has neither "
+                "`run`, `at` "
+                "nor `source`, and `max_uses` is said for each source"
             )
         if self.is_replay and self.schedule.max_lag is None:
             raise ValueError(
@@ -150,10 +158,10 @@ class RunConfig(Section):
         return self
 
     def _offline(self) -> Self:
-        if self.schedule.new_per_step is not None:
-            raise ValueError("schedule.new_per_step is for runs with an explorer")
-        if self.cluster is not None:
-            raise ValueError("cluster is for runs with an explorer")
+        if self.schedule.new_units_per_step is not None:
+            raise ValueError("schedule.new_units_per_step is for runs with an explorer")
+        if self.ray is not None:
+            raise ValueError("ray is for runs with an explorer")
         return self
 
     @property
@@ -164,7 +172,7 @@ class RunConfig(Section):
         if self.trainer.sampler.mixed is None:
             return not self.trainer.draws_once
         own = next(s for s in self.trainer.sampler.mixed.values() if not s.is_stored)
-        return own.sampler.fifo is None or (own.epochs or 1) > 1
+        return own.sampler.fifo is None or (own.max_uses or 1) > 1
 
 
 _LONGEST, _LONGEST_MESSAGE = 200, 2000
@@ -205,10 +213,15 @@ def _explain(error: ValidationError) -> str:
     errors = error.errors()
     key = errors[0]["loc"][:1]
     # of a value that may have several types, the type that fits best fails deepest in the tree
-    first = max((e for e in errors if e["loc"][:1] == key), key=lambda e: len(e["loc"]))
+    first = max(
+        (e for e in errors if e["loc"][:1] == key),
+        key=lambda e: (len(e["loc"]), e["type"] == "extra_forbidden"),
+    )
     where = ".".join(str(p) for p in first["loc"] if p != "str" and not str(p).startswith("dict["))
     if first["type"] == "extra_forbidden":
         section = _section(first["loc"][:-1])
+        if (now := current(where, section.model_fields)) is not None:
+            return f"`{where}` is unknown; it is called `{now}`"
         return f"unknown key `{where}`{nearest(str(first['loc'][-1]), section.model_fields)}"
     if first["type"] == "missing":
         return f"key `{where}` is missing; add it to the configuration"

@@ -22,7 +22,7 @@ class PrioritizedConfig(Section):
     """Likelier the larger the priority (prioritized replay, arXiv:1511.05952)."""
 
     priority: str = "priority"
-    """SQL expression over columns of `experiences` and `with_columns`, `age` and `times_drawn`."""
+    """SQL expression over columns of `experiences` and `side_columns`, `age` and `times_drawn`."""
     alpha: Float = Field(default=1.0, ge=0)
     """Power of the priority; 0 is uniform."""
     beta: Float = Field(default=0.0, ge=0, le=1)
@@ -54,10 +54,10 @@ class SourceConfig(Section):
     """A query that gives `experience_id`: these rows, of whatever run."""
     where: str | None = None
     """SQL condition over `experiences`."""
-    with_columns: tuple[str, ...] = ()
+    side_columns: tuple[str, ...] = ()
     """Side columns that `priority` may name, beside those of the trainer."""
     sampler: StrategyConfig = StrategyConfig(fifo=FifoConfig())
-    epochs: Int | None = Field(default=None, ge=1)
+    max_uses: Int | None = Field(default=None, ge=1)
     """How often a row may be drawn; None: as often as it comes, once for the run's own rows."""
     max_lag: Int | None = Field(default=None, ge=0)
     """Oldest rows of the run itself; None takes the schedule's."""

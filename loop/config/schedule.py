@@ -11,7 +11,7 @@ from .base import Float, Int, Section
 PRESETS: dict[str, dict[str, Any]] = {
     "on_policy": {},
     "one_step_off": {"max_ahead": 1},
-    "asynchronous": {"max_ahead": 3, "max_lag": 8, "stream": True},
+    "asynchronous": {"max_ahead": 3, "max_lag": 8, "streaming": True},
 }
 """Schedules by name: `schedule: asynchronous`."""
 
@@ -24,7 +24,7 @@ class ScheduleConfig(Section):
 
     preset: str | None = None
     """on_policy, one_step_off or asynchronous: what the other keys are by default."""
-    stream: bool = False
+    streaming: bool = False
     """Whether groups are drawn as they finish, and weights replaced while answers are sampled.
 
     Else each batch is sampled with the weights due to it and drawn in its order, so that a run is
@@ -36,16 +36,16 @@ class ScheduleConfig(Section):
     """Oldest rows that the trainer takes; None: as old as max_ahead and publish_every make them."""
     publish_every: Int = Field(default=1, ge=1)
     """Optimizer steps between two publications of weights."""
-    weights: Literal["store", "memory", "broadcast"] = "store"
+    weight_transport: Literal["store", "memory", "broadcast"] = "store"
     """How they get to explorers: as folders; within the process of `rlake run`, without files; or
     sent by torch.distributed. Not in the store, folders are written of those at checkpoints only.
     """
-    new_per_step: Int | None = Field(default=None, ge=1)
+    new_units_per_step: Int | None = Field(default=None, ge=1)
     """Units (groups or rows) that the explorer makes for each training step of a replay.
 
-    None: batch_size divided by epochs, so that each can be drawn as often as it may.
+    None: batch_size divided by max_uses, so that each can be drawn as often as it may.
     """
-    wait_seconds: Float = Field(default=600, gt=0)
+    timeout: Float = Field(default=600, gt=0)
     """Longest wait of one job for the other, which may have to start an engine first."""
 
     @model_validator(mode="before")

@@ -11,13 +11,13 @@ from .engines import EngineConfig, OtherModel, SamplingConfig
 class LimitsConfig(Section):
     """What bounds a server: every one of these is refused, or waits, before memory is full."""
 
-    body_bytes: Int = Field(default=4 << 20, ge=1 << 10)
+    max_body_bytes: Int = Field(default=4 << 20, ge=1 << 10)
     """Longest body of a request; longer ones are refused (413) before they are read."""
-    all_bodies_bytes: Int = Field(default=256 << 20, ge=1 << 10)
+    max_total_body_bytes: Int = Field(default=256 << 20, ge=1 << 10)
     """Bodies that are in memory at once; more are refused (503)."""
-    requests_at_once: Int = Field(default=256, ge=1)
+    max_concurrent_requests: Int = Field(default=256, ge=1)
     """Requests that engines work on at once."""
-    requests_waiting: Int = Field(default=256, ge=0)
+    max_queued_requests: Int = Field(default=256, ge=0)
     """Requests that wait for that; more are refused (429)."""
     wait_seconds: Float = Field(default=60.0, gt=0)
     """How long one waits before it is refused (503)."""
@@ -61,16 +61,16 @@ class ServeConfig(Section):
     """How many of them; a request goes to the one with the fewest."""
     follow: bool = True
     """Whether the weights that the run publishes are taken in, as they come."""
-    follow_seconds: Float = Field(default=1.0, gt=0)
+    poll_interval: Float = Field(default=1.0, gt=0)
     """How often it looks for them."""
     models: dict[str, OtherModel] = Field(default={})
     """Other models that are served, by name."""
     sampling: SamplingConfig | None = None
     """What holds where a request says nothing; None: as the explorer."""
-    idle_seconds: Float = Field(default=300.0, gt=0)
+    session_idle_timeout: Float = Field(default=300.0, gt=0)
     """A session that nobody asks in for so long has ended."""
-    longest_seconds: Float = Field(default=3600.0, gt=0)
+    session_max_age: Float = Field(default=3600.0, gt=0)
     """A session that goes on for longer is stored, and begins anew."""
-    store_seconds: Float = Field(default=1.0, gt=0)
+    commit_interval: Float = Field(default=1.0, gt=0)
     """Ended sessions are stored together, this often."""
     limits: LimitsConfig = LimitsConfig()

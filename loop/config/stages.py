@@ -5,16 +5,16 @@ name (`--set stages.learn.trainer.steps=50`, `--stage learn`), and `extends` lay
 another stage by stage; of a list, nothing could be changed but by its place.
 
     name: demo
-    model: {tiny: {}}
+    model: {from_scratch: {}}
     stages:
       warm_start: {algorithm: sft, trainer: {where: source = 'expert'}}
       learn: {algorithm: grpo, explorer: {rewards: exact_match}, trainer: {steps: 80}}
       measure: {evaluate: {group_size: 4}}
 
 A stage that trains is a run of its own, `demo.learn`, and starts from the last weights of the one
-before, unless it says `model.path`, `model.tiny` or `model.run`. One that says `evaluate` alone
-measures the run before it (before any, what the first starts from); one that says `pipeline` runs
-that pipeline, which is a file or stands there.
+before, unless it says `model.path`, `model.from_scratch` or `model.run`. One that says `evaluate`
+alone measures the run before it (before any, what the first starts from); one that says `pipeline`
+runs that pipeline, which is a file or stands there.
 """
 
 import re
@@ -28,7 +28,7 @@ from ...store.errors import ConfigError, nearest
 from .load import merged, override, read
 from .run import RunConfig, build
 
-ORIGINS = ("path", "tiny", "run")
+ORIGINS = ("path", "from_scratch", "run")
 """Keys of `model`, of which one says where it comes from."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 

@@ -43,9 +43,9 @@ class ByPassRateConfig(Section):
     `pass_rate` counts `prior_tries` tries at `prior` beside those made, `num_tries` the tries. It
     may name columns of `tasks` and values in `task_values` too.
     """
-    prior: Float | None = Field(default=None, ge=0, le=1)
+    prior_mean: Float | None = Field(default=None, ge=0, le=1)
     """The pass rate of a task that was not tried; None: the mean of all tries, 0.5 without any."""
-    prior_tries: Float = Field(default=1.0, gt=0)
+    prior_count: Float = Field(default=1.0, gt=0)
     """How many tries that counts for."""
     half_life: Float | None = Field(default=None, gt=0)
     """Batches after which a try counts half, since the policy changes.
@@ -63,9 +63,9 @@ class BotsConfig(Section):
     """The pass rate of the tasks that are wanted."""
     temperature: Float = Field(default=0.0, ge=0)
     """Of the softmax over -|target - pass rate|; 0 takes those nearest to the target."""
-    thompson: bool = True
+    thompson_sampling: bool = True
     """Whether pass rates are sampled from what is believed, else its mean is taken."""
-    forget: Float = Field(default=0.1, ge=0, le=1)
+    decay: Float = Field(default=0.1, ge=0, le=1)
     """Share of what was counted that each batch forgets (the paper's lambda).
 
     Tasks without `weak` and `strong` forget at most half while all could be tried once.
@@ -106,10 +106,10 @@ class SelectorConfig(Choice):
 class TasksetConfig(Section):
     """A taskset's part of each batch."""
 
-    share: Float = Field(gt=0)
+    weight: Float = Field(gt=0)
     """Its weight beside those of the others."""
-    select: SelectorConfig | None = None
-    """How its tasks are chosen; None: as `tasks.select` says."""
+    selector: SelectorConfig | None = None
+    """How its tasks are chosen; None: as `tasks.selector` says."""
 
     @model_validator(mode="before")
     @classmethod
@@ -120,23 +120,23 @@ class TasksetConfig(Section):
 class TasksConfig(Section):
     """Which tasks are tried."""
 
-    make: str | dict[str, dict[str, Any]] | None = None
+    generator: str | dict[str, dict[str, Any]] | None = None
     """A function that gives tasks, as `name` or `{name: {parameter: value}}`; stored once."""
     where: str = "split = 'train'"
     """SQL condition over the table `tasks`."""
-    select: SelectorConfig = SelectorConfig(shuffle=ShuffleConfig())
+    selector: SelectorConfig = SelectorConfig(shuffle=ShuffleConfig())
     """How the tasks of each batch are chosen."""
-    mix: dict[str, TasksetConfig] | None = None
+    mixture: dict[str, TasksetConfig] | None = None
     """Tasksets with their weights: each batch has tasks of all of them."""
-    accuracy: str | None = None
+    pass_metric: str | None = None
     """Entry of a try's `metrics` or `rewards` that says whether it was right.
 
     None: the one called `accuracy`, and the reward where there is none. Parts of a reward are
     stored with their weight.
     """
-    passes_at: Float = 1.0
+    pass_threshold: Float = 1.0
     """A try passed when that is so much or more."""
-    record_every: Int = Field(default=20, ge=1)
+    save_estimates_every: Int = Field(default=20, ge=1)
     """Batches between two records of what is believed of all tasks; of those tried it is always."""
 
 
@@ -160,7 +160,7 @@ class FileConfig(Section):
 class DataConfig(Section):
     """Rows that a run trains on beside those of its explorer, or in place of them."""
 
-    make: str | dict[str, dict[str, Any]] | None = None
+    generator: str | dict[str, dict[str, Any]] | None = None
     """A function that gives rows for tables, as `name` or `{name: {parameter: value}}`.
 
     It is given the tasks of `tasks.where`, and returns `{table: rows}`. Rows are stored once: what
@@ -175,4 +175,4 @@ class DataConfig(Section):
     @property
     def makes_rows(self) -> bool:
         """Whether rows are stored before the run begins."""
-        return self.make is not None or self.file is not None
+        return self.generator is not None or self.file is not None

@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-MonitorSpec = str | dict[str, dict[str, Any] | None]
+TrackerSpec = str | dict[str, dict[str, Any] | None]
 """A monitor: `name`, or `{name: {parameter: value}}`; a class of one's own as `module:Class`."""
 
 
-def _each_one(specs: tuple[MonitorSpec, ...]) -> tuple[MonitorSpec, ...]:
+def _each_one(specs: tuple[TrackerSpec, ...]) -> tuple[TrackerSpec, ...]:
     for spec in specs:
         if not isinstance(spec, str) and len(spec) != 1:
             raise ValueError(
@@ -18,5 +18,5 @@ def _each_one(specs: tuple[MonitorSpec, ...]) -> tuple[MonitorSpec, ...]:
     return specs
 
 
-MonitorSpecs = Annotated[tuple[MonitorSpec, ...], AfterValidator(_each_one)]
-"""Several monitors."""
+TrackerSpecs = Annotated[tuple[TrackerSpec, ...], AfterValidator(_each_one)]
+"""Several trackers."""

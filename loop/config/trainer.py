@@ -7,11 +7,11 @@ from pydantic import Field, field_validator, model_validator
 
 from ...store.errors import nearest
 from .base import Float, Int, OperatorSpec, Section, Share
-from .distributed import Keep, KeepConfig, ParallelConfig
+from .distributed import DistributedConfig, Keep, KeepConfig
 from .model import CriticConfig, FrozenModel, Patterns
 from .sampler import FifoConfig, SamplerConfig
 
-Decay = Literal[
+LrSchedule = Literal[
     "constant",
     "linear",
     "cosine",
@@ -32,25 +32,41 @@ class UpdatesConfig(Section):
 
     epochs: Int = Field(default=1, ge=1)
     """Passes over a step's rows."""
-    mini_batches: Int = Field(default=1, ge=1)
+    num_minibatches: Int = Field(default=1, ge=1)
     """Updates in each pass, each with as many of the rows."""
-    max_kl: Float | None = Field(default=None, gt=0)
+    target_kl: Float | None = Field(default=None, gt=0)
     """Nats a token from the policy that ratios are taken to: the one that wrote the rows, or with
     a decoupled correction the one before the step. The step ends with the update behind it."""
+
+
+class LrSchedulerConfig(Section):
+    """What the learning rate does over the steps: it warms up, then decays."""
+
+    name: LrSchedule = "constant"
+    """What it does after the warm-up, until the last step.
+
+    The later names are schedules of transformers, which warm up from exactly 0.
+    """
+    min_lr_ratio: Float = Field(default=0.0, ge=0, le=1)
+    """Share of the learning rate that is left at the end of a decay."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of a schedule of transformers, as `num_cycles`."""
+    warmup_steps: Int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises from 0."""
 
 
 class TrainerConfig(Section):
     """The consumer of experience."""
 
     steps: Int | None = Field(default=None, ge=1)
-    """Optimizer steps; None (offline only): until each row was drawn `epochs` times."""
+    """Optimizer steps; None (offline only): until each row was drawn `max_uses` times."""
     batch_size: Int = Field(default=32, ge=1)
     """Groups a step for algorithms that work on groups, pairs for those of pairs, else rows."""
     where: str | None = None
     """SQL condition over `experiences`; offline it chooses the rows from the whole store.
 
     For algorithms of pairs it is over `preferences`, as are `source`, priorities and
-    `evaluate_loss_where`.
+    `eval_where`.
     """
     source: str | None = None
     """Offline: a query that gives `experience_id`; only these rows are trained on.
@@ -59,7 +75,7 @@ class TrainerConfig(Section):
     """
     at: str | None = None
     """Offline: a snapshot's name; the rows are those of then."""
-    with_columns: tuple[str, ...] = ()
+    side_columns: tuple[str, ...] = ()
     """Side columns: `reward=score:strict@2` trains on another reward than the one stored first.
 
     Others, as `priority=derived:priority`, are for priorities and for credit to read.
@@ -71,13 +87,13 @@ class TrainerConfig(Section):
     shapes it.
     """
     sampler: SamplerConfig = SamplerConfig(fifo=FifoConfig())
-    new_priority: str | None = None
+    priority_update: str | None = None
     """SQL expression over a step's rows, such as `abs(advantage)`: their priority from then on.
 
     Stored in `experience_values` as `priority`; a sampler sees it through
     `with_columns: [derived:priority]`.
     """
-    epochs: Int = Field(default=1, ge=1)
+    max_uses: Int = Field(default=1, ge=1)
     """How often a row may be drawn."""
     reference: FrozenModel | None = None
     """What the policy must not leave too far; None: what the policy starts from."""
@@ -102,26 +118,17 @@ class TrainerConfig(Section):
     and the metric `train/foreign_rows` how many. Rows with token ids and no `tokenizer` are taken
     as the policy's.
     """
-    max_skipped_steps: Int = Field(default=3, ge=1)
+    max_nonfinite_steps: Int = Field(default=3, ge=1)
     """So many steps in a row whose loss or gradient is not finite end the job."""
     learning_rate: Float = Field(default=1e-5, ge=0)
-    warmup_steps: Int = Field(default=0, ge=0)
-    """Steps over which the learning rate rises from 0."""
-    decay: Decay = "constant"
-    """What the learning rate does after that, until the last step.
-
-    The later names are schedules of transformers, which warm up from exactly 0.
-    """
-    decay_options: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of a schedule of transformers, as `num_cycles`."""
-    decay_to: Float = Field(default=0.0, ge=0, le=1)
-    """Share of the learning rate that is left at the end of a decay."""
+    lr_scheduler: LrSchedulerConfig = LrSchedulerConfig()
+    """Warm-up and decay of the learning rate."""
     optimizer: str = "adamw"
     """adamw, sgd, adafactor, muon, or `package.module:Class`, as `torch.optim:NAdam`."""
-    optimizer_options: dict[str, Any] = Field(default_factory=dict)
+    optimizer_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the optimizer's class, as `momentum`."""
     weight_decay: Float = Field(default=0.0, ge=0)
-    weight_decay_of: Literal["all", "matrices"] = "all"
+    weight_decay_params: Literal["all", "matrices"] = "all"
     """Which weights decay; matrices: not those of norms, nor biases."""
     betas: tuple[Share, Share] = (0.9, 0.999)
     """Of AdamW."""
@@ -133,7 +140,7 @@ class TrainerConfig(Section):
 
     Otherwise those of like length are padded to the longest of them.
     """
-    logits_bytes: Int = Field(default=2**28, ge=1)
+    max_logits_bytes: Int = Field(default=2**28, ge=1)
     """Most bytes of scores over the vocabulary that are held at once."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of what the networks work out; weights, losses and the optimizer have float32.
@@ -145,8 +152,8 @@ class TrainerConfig(Section):
     checkpoint_every: Int = Field(default=50, ge=1)
     keep_checkpoints: Keep = KeepConfig()
     """How many of the newest, or a rule: `{last: 2, every: 100, lowest: eval/loss}`."""
-    parallel: ParallelConfig = ParallelConfig()
-    evaluate_loss_where: str | None = None
+    distributed: DistributedConfig = DistributedConfig()
+    eval_where: str | None = None
     """Rows, or pairs, whose loss is measured at the start, at each checkpoint and at the end.
 
     They are never trained on.
@@ -178,7 +185,7 @@ class TrainerConfig(Section):
 
     def and_where(self, condition: str | None) -> str | None:
         """Return a condition of one source together with those on all that is trained on."""
-        held_out = self.evaluate_loss_where
+        held_out = self.eval_where
         others = None if held_out is None else f"NOT coalesce(({held_out}\n), false)"
         both = [c for c in (self.where, condition, others) if c is not None]
         if len(both) < 2:
@@ -188,4 +195,4 @@ class TrainerConfig(Section):
     @property
     def draws_once(self) -> bool:
         """Whether each row is drawn once, in the order in which it came."""
-        return self.sampler.fifo is not None and self.epochs == 1
+        return self.sampler.fifo is not None and self.max_uses == 1

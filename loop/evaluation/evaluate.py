@@ -152,9 +152,9 @@ def _run_rollouts(
     settings = mine.config.evaluate or EvaluateConfig()
     policy: Policy = who.policy(one)
     placed = list(enumerate(tasks))
-    for start in range(0, len(placed), settings.batch_tasks):
+    for start in range(0, len(placed), settings.batch_size):
         how = replace(trying(mine.config, settings.group_size), models=who.others)
-        chunk = placed[start : start + settings.batch_tasks]
+        chunk = placed[start : start + settings.batch_size]
         made = run_apart(_tried(chunk, policy, how, settings, run_id, step=one.version or 0))
         splits = {task.task_id: task.split for _, task in chunk}
         store_rows(

@@ -100,7 +100,7 @@ class PolicyPool:
     def others(self) -> Mapping[str, Policy]:
         """The models that the workflow asks beside the policy."""
         if self._others is None:
-            models = (self._config.explorer or ExplorerConfig()).models
+            models = (self._config.explorer or ExplorerConfig()).auxiliary_models
             self._others = others(models, seed=self._config.seed)
         return self._others
 
@@ -133,7 +133,9 @@ class PolicyPool:
 
             network = put(network, model.device)
             made = TransformersEngine(network, tokenizer, engine.transformers)
-            speaks = ChatPolicy(made, sampling=self._sampling, tool_format=model.tool_format)
+            speaks = ChatPolicy(
+                made, sampling=self._sampling, tool_call_format=model.tool_call_format
+            )
             return self._kept(speaks)
         folder = self._folders.enter_context(tempfile.TemporaryDirectory())
         network.save_pretrained(folder)
@@ -159,6 +161,6 @@ class PolicyPool:
 def with_models(store: Store, config: RunConfig) -> RunConfig:
     """Return the configuration with the weights that models beside the policy are, if of runs."""
     explorer = config.explorer
-    if explorer is None or all(model.run is None for model in explorer.models.values()):
+    if explorer is None or all(model.run is None for model in explorer.auxiliary_models.values()):
         return config
     return config.model_copy(update={"explorer": resolve_run_models(store, config).explorer})

@@ -31,12 +31,12 @@ def measured_tasks(store: Store, settings: EvaluateConfig) -> list[Task]:
 
 def check_measured(store: Store, config: RunConfig) -> None:
     """Raise ConfigError when a run is to be measured while it goes on, and cannot be."""
-    if config.evaluate is not None and config.evaluate.every is not None:
+    if config.evaluate is not None and config.evaluate.every_steps is not None:
         measured_tasks(store, config.evaluate)
 
 
 def _check_tries(settings: EvaluateConfig, key: str) -> None:
-    most = max(settings.k, default=1)
+    most = max(settings.pass_at, default=1)
     if most > settings.group_size:
         raise ConfigError(
             f"pass@{most} needs {most} tries at each task, and `{key}.group_size` is "

@@ -39,7 +39,7 @@ class BatchedExploration:
     async def _batch(self, batch: int) -> list[Experience]:
         context = self._context
         tasks = list(enumerate(context.curriculum.batch(batch)))
-        size = context.explorer.tasks_per_commit or context.batch_tasks
+        size = context.explorer.tasks_per_chunk or context.batch_tasks
         there = self._stored.pop(batch, {})
         rows: list[Experience] = []
         for first in range(0, len(tasks), size):
@@ -59,7 +59,7 @@ class BatchedExploration:
         self, team: WorkerPool, part: list[GroupRequest], missing: set[GroupRequest]
     ) -> list[Experience]:
         """Try groups, store those that are missing, and return their rows in order."""
-        context, over = self._context, self._context.explorer.over_sample
+        context, over = self._context, self._context.explorer.oversampling
         made: dict[GroupRequest, list[Experience]] = {}
         enough, usable = self._enough(len(part)), 0
 
@@ -85,7 +85,7 @@ class BatchedExploration:
                 if context.stop.is_set():
                     raise JobError(f"the run was stopped while batch {part[0].step} was tried")
                 if over and deadline == inf and usable >= enough:
-                    deadline = perf_counter() + over.wait_seconds
+                    deadline = perf_counter() + over.grace_period
                 if perf_counter() >= deadline:
                     for task in pending:
                         team.stop(tasks[task], "enough others of the batch were finished")
@@ -97,7 +97,7 @@ class BatchedExploration:
 
     def _enough(self, groups: int) -> int:
         """Return how many of a part's groups make up what a batch needs."""
-        over = self._context.explorer.over_sample
+        over = self._context.explorer.oversampling
         share = groups / (1 + over.ratio) if over else groups
         whole = groups == self._context.batch_tasks
         return floor(share + 1e-9) if whole else ceil(share - 1e-9)

@@ -58,7 +58,7 @@ class Explorer:
 def _evaluating(context: ExploreContext) -> AbstractContextManager[None]:
     """Let the run be evaluated while it goes on, if it is to be."""
     evaluate = context.config.evaluate
-    if evaluate is None or evaluate.every is None:
+    if evaluate is None or evaluate.every_steps is None:
         return nullcontext()
     live = LiveEvaluation(context)
     context.evaluate_until = live.until
@@ -66,7 +66,7 @@ def _evaluating(context: ExploreContext) -> AbstractContextManager[None]:
 
 
 async def _explore(context: ExploreContext, first: int) -> None:
-    strategy = StreamingExploration if context.config.schedule.stream else BatchedExploration
+    strategy = StreamingExploration if context.config.schedule.streaming else BatchedExploration
     try:
         batch = await strategy(context).explore(first)
         if context.stop.is_set() and context.pacer.step <= context.steps:

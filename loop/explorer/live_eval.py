@@ -49,7 +49,7 @@ class LiveEvaluation:
 
     @contextmanager
     def on_record(self) -> Iterator[None]:
-        """Let `runs` and the run's monitors know of the job until it ends."""
+        """Let `runs` and the run's trackers know of the job until it ends."""
         with recorded(self._job, start_step=0), self._metrics.shown(start_step=None):
             yield
 
@@ -77,7 +77,7 @@ class LiveEvaluation:
             return
         if missing:
             async with self._with(weights) as team:
-                size = self._settings.batch_tasks
+                size = self._settings.batch_size
                 for first in range(0, len(missing), size):
                     await self._try(team, missing[first : first + size], weights.version, run_id)
         found = await asyncio.to_thread(self._found, weights, run_id)

@@ -39,7 +39,7 @@ class StreamingExploration:
         context, ended = self._context, threading.Event()
         self._news = asyncio.get_running_loop().create_future()
         assignments = self._assignments(first)
-        newest = await self._newer(-1, ended, seconds=context.config.schedule.wait_seconds)
+        newest = await self._newer(-1, ended, seconds=context.config.schedule.timeout)
         team = await context.workers(newest.folder)
         await context.evaluate_until(newest.version)
         await team.update_weights(newest.weights)
@@ -95,9 +95,9 @@ class StreamingExploration:
         context.watch.check("train")
         if done or self._under_way or context.is_evaluating:
             self._idle_since = perf_counter()
-        if perf_counter() - self._idle_since > context.config.schedule.wait_seconds:
+        if perf_counter() - self._idle_since > context.config.schedule.timeout:
             raise StarvedError(
-                f"gave up after {context.config.schedule.wait_seconds:g} s: {self._described()}"
+                f"gave up after {context.config.schedule.timeout:g} s: {self._described()}"
             )
 
     def _take(self, done: "Sequence[asyncio.Task[list[Experience]]]") -> None:

@@ -11,7 +11,7 @@ from ..weight_sync import started_from
 
 async def start_team(job: Job, how: RolloutSpec, folder: Path) -> WorkerPool:
     """Start the runners of a run, with the model of a folder: one here, or several on Ray."""
-    if job.config.cluster is not None:
+    if job.config.ray is not None:
         from .ray.pool import start_fleet
 
         return await start_fleet(job, how, folder)

@@ -46,7 +46,7 @@ def answering(
 
         return EndpointPolicy(config.endpoint, sampling=sampling)
     engine = start(config, folder, model)
-    return ChatPolicy(engine, sampling=sampling, tool_format=model.tool_format)
+    return ChatPolicy(engine, sampling=sampling, tool_call_format=model.tool_call_format)
 
 
 def others(
@@ -89,4 +89,4 @@ def _other(config: OtherModel, seed: int) -> "ChatPolicy | EndpointPolicy":
 
     network, tokenizer = load(config, seed=seed)
     engine = TransformersEngine(put(network, config.device), tokenizer, config.engine.transformers)
-    return ChatPolicy(engine, sampling=sampling, tool_format=config.tool_format)
+    return ChatPolicy(engine, sampling=sampling, tool_call_format=config.tool_call_format)

@@ -37,13 +37,13 @@ class ChatPolicy:
     """
 
     def __init__(
-        self, engine: Engine, *, sampling: Sampling | None = None, tool_format: str = "hermes"
+        self, engine: Engine, *, sampling: Sampling | None = None, tool_call_format: str = "hermes"
     ) -> None:
         """Speak through an engine, whose model writes tool calls in a format of tool_calls."""
         self.engine = engine
         self.sampling = sampling or Sampling()
-        self._format = known_format(tool_format)
-        self._templates = Templates(engine.tokenizer, tool_format=tool_format)
+        self._format = known_format(tool_call_format)
+        self._templates = Templates(engine.tokenizer, tool_call_format=tool_call_format)
         self._tokenizer = tokenizer_digest(engine.tokenizer)
         self._last_prompt: tuple[str, list[int]] = ("", [])
 
@@ -230,7 +230,7 @@ class ChatPolicy:
         if kept[-1:] == [tokenizer.eos_token_id]:
             kept.pop()
         marked = tokenizer.decode(kept, skip_special_tokens=False)
-        message = assistant_message(str(marked), tools, tool_format=self._format)
+        message = assistant_message(str(marked), tools, tool_call_format=self._format)
         if message.get("tool_calls"):
             return message
         return {"role": "assistant", "content": self.text(token_ids)}

@@ -25,9 +25,9 @@ class Templates:
     """Writes prompts that begin with what was asked and sampled before."""
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerFast", *, tool_format: str = "hermes"
+        self, tokenizer: "PreTrainedTokenizerFast", *, tool_call_format: str = "hermes"
     ) -> None:
-        self._tokenizer, self._format = tokenizer, tool_format
+        self._tokenizer, self._format = tokenizer, tool_call_format
 
     def prompt(
         self, messages: Sequence[Message], tools: Tools, earlier: Sequence[Turn]
@@ -114,7 +114,7 @@ class Templates:
     def _says(self, written: str, turn: Turn) -> bool:
         """Tell whether a text is a turn's answer, read as the answer was."""
         answer = turn.completion.answer
-        read = assistant_message(written, turn.tools, tool_format=self._format)
+        read = assistant_message(written, turn.tools, tool_call_format=self._format)
         return _bare(read) == _bare(answer)
 
     def _closing(self, asked: list[Message], tools: Tools) -> str:

@@ -29,7 +29,7 @@ def settle(store: Store, queue: str, *, reviews: int = 1) -> Settled:
     """Store the majority's label of each item that has its reviews; pairs become preferences.
 
     A label is a row of `feedback` by the annotator `majority`, so that a run can train on it:
-    `with_columns: [reward=feedback:score@majority]`. A second call adds nothing until somebody has
+    `side_columns: [reward=feedback:score@majority]`. A second call adds nothing until somebody has
     labelled an item, or thought of it again.
     """
     found = store.sql(

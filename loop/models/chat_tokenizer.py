@@ -198,7 +198,7 @@ def load_tokenizer(folder: str | Path) -> ConversationTokenizer:
     return ConversationTokenizer(tokenizer)
 
 
-def with_values(message: Message, tool_format: str = "hermes") -> Message:
+def with_values(message: Message, tool_call_format: str = "hermes") -> Message:
     """Return a message that calls tools as templates take it: arguments that are JSON are values.
 
     A call that could not be read stands in the content, as the model wrote it.
@@ -209,7 +209,7 @@ def with_values(message: Message, tool_format: str = "hermes") -> Message:
         if function["name"]:
             calls.append({**call, "function": {**function, "arguments": arguments_of(function)}})
         else:
-            text += of_text(str(function["arguments"]), tool_format=tool_format)
+            text += of_text(str(function["arguments"]), tool_call_format=tool_call_format)
     rest = {k: v for k, v in message.items() if k != "tool_calls"}
     return {**rest, "content": text} | ({"tool_calls": calls} if calls else {})
 

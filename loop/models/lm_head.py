@@ -127,12 +127,12 @@ def of_tokens(
     *,
     temperature: Temperature,
     entropy: bool = False,
-    logits_bytes: int = LOGITS_BYTES,
+    max_logits_bytes: int = LOGITS_BYTES,
 ) -> list[Tensor]:
     """Return each token's log-prob [M] and, if wanted, the entropy [M], in nats and float32.
 
     The same as by log-softmax, in value and gradient. Logits are worked out again for the gradient,
-    but for those that fit into half of `logits_bytes`; the other half is for the chunk at work.
+    but for those that fit into half of `max_logits_bytes`; the other half is for the chunk at work.
     Raises TypeError when the head is no linear layer.
     """
     if type(head.layer) is not nn.Linear:
@@ -144,15 +144,15 @@ def of_tokens(
         dtype = torch.get_autocast_dtype(kind)
         hidden_MD, weight_VD = hidden_MD.to(dtype), weight_VD.to(dtype)
         bias_V = None if bias_V is None else bias_V.to(dtype)
-    settings = _Settings(head, temperature, entropy, _size(logits_bytes, len(weight_VD)))
+    settings = _Settings(head, temperature, entropy, _size(max_logits_bytes, len(weight_VD)))
     with torch.autocast(kind, enabled=False):
         found: Any = _OfTokens.apply(hidden_MD, weight_VD, bias_V, token_M, settings)
     return list(found) if entropy else [found[0]]
 
 
-def _size(logits_bytes: int, vocabulary: int) -> int:
+def _size(max_logits_bytes: int, vocabulary: int) -> int:
     """Return how many tokens are a chunk; for one at work, there are two in memory."""
-    return max(1, logits_bytes // (4 * vocabulary * (KEPT + 2)))
+    return max(1, max_logits_bytes // (4 * vocabulary * (KEPT + 2)))
 
 
 @dataclass(frozen=True)

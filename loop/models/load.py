@@ -29,8 +29,8 @@ _TEMPLATE = (
 
 def load(config: FrozenModel, *, seed: int) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
     """Load (or make) a model and its tokenizer; an adapter becomes part of the model below it."""
-    if config.tiny is not None:
-        return make_tiny(config.tiny, seed=seed)
+    if config.from_scratch is not None:
+        return make_tiny(config.from_scratch, seed=seed)
     assert config.path is not None, "the configuration has a path or a tiny model"
     model, tokenizer = load_folder(config.path, dtype=config.dtype)
     if getattr(model, "peft_config", None):

@@ -52,7 +52,7 @@ def load_reward_model(
     It is what `AutoModelForSequenceClassification` reads with `num_labels=1`. Raises ConfigError
     for a folder that is neither, and for an architecture without such a head.
     """
-    if config.tiny is None and _is_stored(str(config.path)):
+    if config.from_scratch is None and _is_stored(str(config.path)):
         return _stored(config)
     policy, tokenizer = load(config, seed=seed)
     return of_policy(policy, tokenizer), tokenizer

@@ -46,7 +46,7 @@ class Scorer(nn.Module):
         model: PreTrainedModel,
         *,
         packing: bool | None = False,
-        logits_bytes: int = LOGITS_BYTES,
+        max_logits_bytes: int = LOGITS_BYTES,
     ) -> None:
         """Packing: whether sequences are read one after another in a row; None: if it can be.
 
@@ -56,7 +56,7 @@ class Scorer(nn.Module):
         self.model = model
         self.packs = packing is not False and can_pack(model)
         """Whether sequences are laid one after another, without padding."""
-        self.logits_bytes = logits_bytes
+        self.max_logits_bytes = max_logits_bytes
         self._head = head_of(model)
         if packing and not self.packs:
             raise ConfigError(
@@ -88,7 +88,7 @@ class Scorer(nn.Module):
                 token_ids_BT,
                 mask_BT,
                 temperature=temperature,
-                chunk_bytes=self.logits_bytes,
+                chunk_bytes=self.max_logits_bytes,
             )
         token_M = token_ids_BT.roll(-1, 1)[wanted_BT]
         found = self._found(token_ids_BT, wanted_BT, token_M, temperature, statistics)
@@ -117,7 +117,7 @@ class Scorer(nn.Module):
             token_M,
             temperature=temperature,
             entropy="entropy" in names,
-            logits_bytes=self.logits_bytes,
+            max_logits_bytes=self.max_logits_bytes,
         )
         return dict(zip(("logprobs", "entropy"), values, strict=False))
 
@@ -133,7 +133,9 @@ class Scorer(nn.Module):
             logprobs_CV = head.logprobs(hidden_CD, temperature=at)
             return tuple(STATISTICS[name](logprobs_CV, token_C) for name in names)
 
-        size = max(1, self.logits_bytes // (16 * self.model.config.get_text_config().vocab_size))
+        size = max(
+            1, self.max_logits_bytes // (16 * self.model.config.get_text_config().vocab_size)
+        )
         at = split_temperature(temperature, size, len(token_M))
         chunks = [
             checkpoint(part, *one, use_reentrant=False) if torch.is_grad_enabled() else part(*one)

@@ -19,18 +19,18 @@ _TAG, _MARK, _FENCE = "<|python_tag|>", "[TOOL_CALLS]", "```"
 
 
 def assistant_message(
-    text: str, tools: Sequence[dict[str, Any]] | None, *, tool_format: str = "hermes"
+    text: str, tools: Sequence[dict[str, Any]] | None, *, tool_call_format: str = "hermes"
 ) -> Message:
     """Return an answer as a message; with tools, its calls stand apart from its content.
 
-    `tool_format` is one of FORMATS: how the model writes calls. A call that cannot be read keeps
-    its text as `arguments` and has no name, for whoever calls tools to refuse.
+    `tool_call_format` is one of FORMATS: how the model writes calls. A call that cannot be read
+    keeps its text as `arguments` and has no name, for whoever calls tools to refuse.
 
     >>> text = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     >>> assistant_message(text, [{"type": "function"}])["tool_calls"][0]["function"]
     {'name': 'add', 'arguments': '{"a": 1}'}
     """
-    content, calls = FORMATS[tool_format](text) if tools else (text, [])
+    content, calls = FORMATS[tool_call_format](text) if tools else (text, [])
     if not calls:
         return {"role": "assistant", "content": text}
     made = [_call(call, i) for i, call in enumerate(calls)]
@@ -48,9 +48,9 @@ class OutsideToolCalls:
     ['Let me', ' see.', '', '']
     """
 
-    def __init__(self, tool_format: str) -> None:
-        self._mark = _MARKS[tool_format]
-        self._may_be_bare = tool_format in _BARE
+    def __init__(self, tool_call_format: str) -> None:
+        self._mark = _MARKS[tool_call_format]
+        self._may_be_bare = tool_call_format in _BARE
         self._kept = ""
         self._is_over = False
 
@@ -82,9 +82,9 @@ def _overlap(text: str, mark: str) -> int:
     return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
 
 
-def of_text(text: str, *, tool_format: str) -> str:
+def of_text(text: str, *, tool_call_format: str) -> str:
     """Write a call that could not be read as the model wrote it."""
-    before, behind = _AROUND[tool_format]
+    before, behind = _AROUND[tool_call_format]
     return f"{before}{text}{behind}"
 
 

@@ -68,7 +68,7 @@ class RolloutSpec:
     run_id: str
     greedy_tries: int = 0
     """Tries at temperature 0 behind the others, to compare with and not to train on."""
-    try_seconds: float | None = None
+    rollout_timeout: float | None = None
     """The longest that a try, or a reward, may take."""
     retries: int = 0
     """How often a try that raised or took too long is made again."""
@@ -113,7 +113,7 @@ async def run_group(
     than it may, becomes rows with that as their drop_reason, which have what was sampled until
     then, so that one bad task never stops the others.
     """
-    rewards = Rewards(trying.rewards, seconds=trying.try_seconds)
+    rewards = Rewards(trying.rewards, seconds=trying.rollout_timeout)
     greedy = replace(trying, sampling=replace(trying.sampling, temperature=0.0))
     size = trying.group_size
     numbers = [None] if _is_of_group(task, trying) else range(size + trying.greedy_tries)
@@ -201,7 +201,7 @@ async def _run_once(
         with cancel_scope(stop):
             run = partial(with_models(own, trying.models), task, policy)
             work = asyncio.ensure_future(guard(run))
-        made = await run_with_timeout(work, trying.clock.limit(trying.try_seconds), stop)
+        made = await run_with_timeout(work, trying.clock.limit(trying.rollout_timeout), stop)
         rows = policy.finalize(check_rows(_rows(task, policy, made)))
         if not rows:
             raise JobError("it returned no experience")

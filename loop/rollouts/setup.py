@@ -34,19 +34,21 @@ def sampling(config: SamplingConfig) -> Sampling:
 def trying(config: RunConfig, group_size: int, *, greedy_tries: int = 0) -> RolloutSpec:
     """Return how the tasks of a run are tried."""
     explorer = config.explorer or ExplorerConfig()
-    dynamic = explorer.dynamic_timeout
+    dynamic = explorer.adaptive_timeout
     return RolloutSpec(
-        workflow=workflow_of(explorer.workflow, explorer.models),
+        workflow=workflow_of(explorer.workflow, explorer.auxiliary_models),
         rewards=rewards_of(explorer.rewards),
         group_size=group_size,
         greedy_tries=greedy_tries,
         sampling=sampling(explorer.sampling),
         seed=config.seed,
         run_id=config.name,
-        try_seconds=explorer.try_seconds,
-        retries=explorer.retries,
-        places=asyncio.Semaphore(explorer.tries_at_once) if explorer.tries_at_once else None,
-        clock=RolloutTimer(dynamic.ratio, dynamic.after) if dynamic else RolloutTimer(),
+        rollout_timeout=explorer.rollout_timeout,
+        retries=explorer.max_retries,
+        places=asyncio.Semaphore(explorer.max_concurrent_rollouts)
+        if explorer.max_concurrent_rollouts
+        else None,
+        clock=RolloutTimer(dynamic.multiplier, dynamic.min_samples) if dynamic else RolloutTimer(),
     )
 
 
@@ -60,7 +62,7 @@ def used_functions(config: RunConfig, job: str) -> dict[str, str]:
     explorer = config.explorer or ExplorerConfig()
     workflow = explorer.workflow
     name = workflow if isinstance(workflow, str) else next(iter(workflow))
-    used = {f"workflow:{name}": digest(workflow_of(workflow, explorer.models))}
+    used = {f"workflow:{name}": digest(workflow_of(workflow, explorer.auxiliary_models))}
     for name, (reward, _) in rewards_of(explorer.rewards).items():
         used[f"reward:{name}"] = digest(reward)
     if job == "explore":
@@ -87,7 +89,7 @@ def measuring(settings: EvaluateConfig, how: RolloutSpec, task: Task, run_id: st
 def start_runner(config: RunConfig, how: RolloutSpec, folder: Path) -> LocalWorker:
     """Start a runner in this process."""
     explorer = config.explorer or ExplorerConfig()
-    beside = others(explorer.models, seed=config.seed)
+    beside = others(explorer.auxiliary_models, seed=config.seed)
     how.models.update(beside)
     try:
         policy = answering(explorer.engine, folder, config.model, sampling=how.sampling)

@@ -178,7 +178,7 @@ def stored_config(config: RunConfig) -> str:
 
 def _without_folders(tree: dict[str, Any]) -> dict[str, Any]:
     found = {k: _without_folders(v) if isinstance(v, dict) else v for k, v in tree.items()}
-    if found.get("run") is not None and "path" in found and "tiny" in found:
+    if found.get("run") is not None and "path" in found and "from_scratch" in found:
         found["path"] = None
     return found
 
@@ -207,13 +207,13 @@ def same_config(stored: str, config: RunConfig) -> None:
     for tree in (before, after):
         tree["trainer"].pop("steps")
         tree["trainer"].pop("keep_checkpoints")
-        tree["trainer"].pop("parallel")
-        tree["schedule"].pop("wait_seconds")
-        tree["schedule"].pop("weights")
-        tree.pop("cluster")
+        tree["trainer"].pop("distributed")
+        tree["schedule"].pop("timeout")
+        tree["schedule"].pop("weight_transport")
+        tree.pop("ray")
         tree.pop("evaluate")
         tree.pop("serve")
-        tree.pop("monitors")
+        tree.pop("trackers")
     key = _first_difference(before, after)
     if key is not None:
         raise ConfigError(

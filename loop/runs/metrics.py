@@ -26,7 +26,7 @@ class Metrics:
 
     @contextmanager
     def shown(self, *, start_step: int | None) -> Iterator[Self]:
-        """Let the run's monitors have the numbers too, until the job ends.
+        """Let the run's trackers have the numbers too, until the job ends.
 
         What they have of `start_step` and later ones belongs to a superseded attempt. The job must
         be on record.

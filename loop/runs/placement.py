@@ -30,13 +30,13 @@ def train_placed(
 
     `ready` is called when its attempt is on record.
     """
-    assert config.cluster is not None
-    assert config.cluster.trainer is not None, "the configuration places the trainer"
+    assert config.ray is not None
+    assert config.ray.trainer is not None, "the configuration places the trainer"
     before = _attempts(store, config)
-    with connected(config.cluster) as ray:
+    with connected(config.ray) as ray:
         work = ray.remote(max_retries=0, max_calls=1)(_train)
         paths = [path for path in sys.path if path]
-        placed = work.options(**options(config.cluster.trainer)).remote(
+        placed = work.options(**options(config.ray.trainer)).remote(
             train, store.uri, store.storage_options, config, resume, paths
         )
         is_ready, deadline = False, float("inf")

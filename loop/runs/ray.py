@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...store.errors import JobError, missing_extra
-from ..config import ClusterConfig, PlaceConfig
+from ..config import PlaceConfig, RayConfig
 from .job import WorkerLostError
 
 NAMESPACE = "rlake"
@@ -28,7 +28,7 @@ def ray_module() -> Any:
 
 
 @contextmanager
-def connected(config: ClusterConfig, *, starts: bool = True) -> Iterator[Any]:
+def connected(config: RayConfig, *, starts: bool = True) -> Iterator[Any]:
     """Be connected to the cluster; a connection that this process has is used, and left open.
 
     One that was made here ends with the last who uses it. Raises JobError when there is none, or

@@ -42,9 +42,9 @@ def _place(monitor: Monitor, run: Tracked) -> str:
 
 
 def _named(config: RunConfig) -> Iterator[tuple[str, Monitor]]:
-    """Yield the monitors of a configuration, the second of a kind as `wandb_2`."""
+    """Yield the trackers of a configuration, the second of a kind as `wandb_2`."""
     seen: dict[str, int] = {}
-    for spec in config.monitors:
+    for spec in config.trackers:
         name, monitor = resolve(spec)
         seen[name] = seen.get(name, 0) + 1
         yield (name if seen[name] == 1 else f"{name}_{seen[name]}"), monitor
@@ -100,7 +100,7 @@ class Monitoring:
     def counts(self) -> dict[str, float]:
         """Return how often each tracker failed, and how many numbers it was not told."""
         return {
-            f"monitors/{line.name}/{what}": float(number)
+            f"trackers/{line.name}/{what}": float(number)
             for line in self.lines
             for what, number in (("failures", line.failures), ("lost", line.lost))
             if number

@@ -61,8 +61,8 @@ def sampler(
         ),
         query=trainer.source,
         run_id=config.name if is_online else None,
-        with_columns=trainer.with_columns,
-        max_draws=trainer.epochs,
+        with_columns=trainer.side_columns,
+        max_draws=trainer.max_uses,
         seed=config.seed,
         until=until,
         order=order(config, algorithm) if is_online else None,
@@ -99,8 +99,8 @@ def _source(name: str, source: SourceConfig, config: RunConfig, algorithm: Algor
         at=source.at,
         strategy=strategy(source.sampler),
         freshness=Freshness(lag),
-        with_columns=(*config.trainer.with_columns, *source.with_columns),
-        max_draws=source.epochs or (1 if is_own else None),
+        with_columns=(*config.trainer.side_columns, *source.side_columns),
+        max_draws=source.max_uses or (1 if is_own else None),
         order=order(config, algorithm) if is_own else None,
         is_paced=is_own,
     )
@@ -118,7 +118,7 @@ def strategy(config: StrategyConfig) -> Strategy:
 def own_sides(config: RunConfig) -> tuple[SideColumn, ...]:
     """Return the side columns of the explorer's rows, which that condition may name."""
     _, own = own_source(config)
-    return parse_all((*config.trainer.with_columns, *(own.with_columns if own else ())))
+    return parse_all((*config.trainer.side_columns, *(own.side_columns if own else ())))
 
 
 def check_sides(store: Store, config: RunConfig) -> None:
@@ -127,7 +127,7 @@ def check_sides(store: Store, config: RunConfig) -> None:
     Those may come while the run draws.
     """
     trainer = config.trainer
-    columns = [c for c in parse_all(trainer.with_columns) if c.alias != "priority"]
+    columns = [c for c in parse_all(trainer.side_columns) if c.alias != "priority"]
     if columns:
         check(store if trainer.at is None else store.at(trainer.at), columns)
 

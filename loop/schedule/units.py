@@ -13,7 +13,7 @@ def order(config: RunConfig, algorithm: Algorithm) -> Order:
 
     By arrival when it streams; else in the order of its batches, whoever was faster.
     """
-    if config.schedule.stream:
+    if config.schedule.streaming:
         return Order(by_arrival=True)
     return Order(groups_per_step=batch_tasks(config, algorithm))
 
@@ -24,24 +24,24 @@ def batch_tasks(config: RunConfig, algorithm: Algorithm) -> int:
     assert explorer is not None, "a run that explores has an explorer"
     per_group = 1 if algorithm.grouped else explorer.group_size or algorithm.group_size
     needed = explorer.tasks_per_batch or ceil(_most_own_units(config) / per_group)
-    over = explorer.over_sample
-    return ceil(needed * (1 + over.ratio)) if over and not config.schedule.stream else needed
+    over = explorer.oversampling
+    return ceil(needed * (1 + over.ratio)) if over and not config.schedule.streaming else needed
 
 
 def new_units(config: RunConfig) -> Callable[[int], int]:
     """Return how many units of the explorer's each training step is the first to take up.
 
     Drawn once, they are the batch, or that part of it that comes from the run itself. Drawn several
-    times, the first step takes up a batch, and each later one `schedule.new_per_step`. That, and
-    not how far the explorer happens to be, decides what a step is drawn from.
+    times, the first step takes up a batch, and each later one `schedule.new_units_per_step`. That,
+    and not how far the explorer happens to be, decides what a step is drawn from.
     """
     trainer = config.trainer
     name, own = own_source(config)
-    size, epochs = _most_own_units(config), trainer.epochs
+    size, epochs = _most_own_units(config), trainer.max_uses
     if own is not None:
-        epochs = own.epochs or 1
+        epochs = own.max_uses or 1
     if config.is_replay:
-        later = config.schedule.new_per_step or ceil(size / epochs)
+        later = config.schedule.new_units_per_step or ceil(size / epochs)
         return lambda step: size if step == 1 else later
     if name is None:
         return lambda _: size

@@ -79,7 +79,7 @@ class Server:
             self._job.folder / "serve",
             run_id=f"{self.config.name}:serve",
             metrics=self.metrics,
-            store_seconds=self.settings.store_seconds,
+            store_seconds=self.settings.commit_interval,
             unstored_bytes=limits.unstored_bytes,
         )
         sessions = new_sessions(keeper, self.settings)
@@ -143,7 +143,7 @@ class Server:
                 self.metrics.swap_failures.inc()
                 _log.error("new weights could not be taken in: %s", error)
             try:
-                await asyncio.wait_for(tick.wait(), self.settings.follow_seconds)
+                await asyncio.wait_for(tick.wait(), self.settings.poll_interval)
             except TimeoutError:
                 continue
 

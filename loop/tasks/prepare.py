@@ -20,7 +20,7 @@ def prepare(store: Store, config: RunConfig) -> None:
     tasks_module.prepare(store, config.tasks)
     if config.data.file is not None:
         _read(store, config.data.file)
-    make = config.data.make
+    make = config.data.generator
     if make is None:
         return
     tasks = tasks_module.select(store, config.tasks.where)
@@ -39,6 +39,6 @@ def check(config: RunConfig) -> None:
     file = config.data.file
     if file is not None and not Path(file.path).expanduser().exists():
         raise ConfigError(f"`data.file`: there is no file `{file.path}`")
-    if config.data.make is not None:
-        make = config.data.make
+    if config.data.generator is not None:
+        make = config.data.generator
         function(make if isinstance(make, str) else next(iter(make)), expert_data, "row maker")

@@ -9,8 +9,8 @@ from ..recipes.toys import sums as toy_module
 
 def prepare(store: Store, config: TasksConfig) -> None:
     """Store the tasks that the configuration makes; those that are there already are left alone."""
-    if config.make is not None:
-        store.append("tasks", list(call(config.make, toy_module, "task maker")))
+    if config.generator is not None:
+        store.append("tasks", list(call(config.generator, toy_module, "task maker")))
 
 
 def select(store: Store, where: str, *, key: str = "tasks.where") -> list[Task]:

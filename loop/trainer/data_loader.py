@@ -79,7 +79,7 @@ class TrainDataLoader:
         self._labels = None if algorithm.grouped else self._credit
         self._chain = trainer_chain(
             config.trainer.operators,
-            config.trainer.with_columns,
+            config.trainer.side_columns,
             credit=self._credit,
             grouped=algorithm.grouped,
         )
@@ -89,12 +89,12 @@ class TrainDataLoader:
         needed = [name for name in STORED if name in read]
         self._columns = list(dict.fromkeys([*_COLUMNS, *needed, *self._chain.reads(STORED)]))
         self._trained: pl.DataFrame | None = None
-        expression = config.trainer.new_priority
+        expression = config.trainer.priority_update
         self._priorities = Priorities(job, expression) if expression is not None else None
 
     def _sampler(self) -> RowSampler:
         config, algorithm = self._job.config, self._algorithm
-        if self._online or config.trainer.new_priority is None:
+        if self._online or config.trainer.priority_update is None:
             return sampler(self._source, config, algorithm)
         then = self._source.versions()  # all but the priorities that the run itself will make
         until = {
@@ -122,7 +122,7 @@ class TrainDataLoader:
                 "are never used up"
             )
         a_step = min(trainer.batch_size, supply.fresh)  # none has a row twice
-        return -(-supply.fresh * trainer.epochs // a_step)
+        return -(-supply.fresh * trainer.max_uses // a_step)
 
     def resume(self, start_step: int) -> None:
         """Take up the ledger: earlier steps' rows are drawn, a killed attempt's come again."""
@@ -175,7 +175,7 @@ class TrainDataLoader:
             self._source,
             where=where,
             table=self._algorithm.table,
-            with_columns=self._job.config.trainer.with_columns,
+            with_columns=self._job.config.trainer.side_columns,
         )
         parts = []
         while (supply := sampler.supply(1, 0)).fresh:
@@ -194,7 +194,7 @@ class TrainDataLoader:
             parts.append(examples(usable, needs=self._needs))
         if not any(len(part) for part in parts):
             raise ConfigError(
-                f"no stored {self._algorithm.unit} matches `trainer.evaluate_loss_where`: {where}"
+                f"no stored {self._algorithm.unit} matches `trainer.eval_where`: {where}"
             )
         return parts
 
@@ -203,7 +203,7 @@ class TrainDataLoader:
         return self._job.store.wait_for(
             lambda: self._look(step),
             tables=("experiences", "job_events"),
-            seconds=schedule.wait_seconds,
+            seconds=schedule.timeout,
             describe=lambda: self._described_wait(step),
             stop=self._stop,
         )
@@ -240,7 +240,9 @@ class TrainDataLoader:
         if known < horizon:
             return 0
         if not supply.fresh:
-            way_out = "raise `schedule.max_lag`, `trainer.epochs` or `schedule.new_per_step`"
+            way_out = (
+                "raise `schedule.max_lag`, `trainer.max_uses` or `schedule.new_units_per_step`"
+            )
             if supply.weightless:
                 way_out = "give some of them a priority above 0"
             raise StarvedError(
@@ -263,7 +265,7 @@ class TrainDataLoader:
         if draw is None:
             raise StarvedError(
                 f"step {step} of run `{self._job.run_id}` can never be drawn: {supply}; no "
-                "explorer feeds this run: take fewer `trainer.steps`, or more `trainer.epochs`"
+                "explorer feeds this run: take fewer `trainer.steps`, or more `trainer.max_uses`"
             )
         return draw
 

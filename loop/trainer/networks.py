@@ -34,7 +34,7 @@ class Networks:
     """What says how much reward is still to come: (token_ids [B, T]) -> values [B, T]."""
     packing: bool | None = None
     """Whether sequences are read one after another in a row; None: where a model can do that."""
-    logits_bytes: int = LOGITS_BYTES
+    max_logits_bytes: int = LOGITS_BYTES
     """Most bytes of logits that are held at once."""
 
     @cached_property
@@ -42,14 +42,16 @@ class Networks:
         """What gives the policy's log-probs, or the scores of a reward model."""
         if is_reward_model(self.policy):
             return SequenceScorer(self.policy)
-        return Scorer(self.policy, packing=self.packing, logits_bytes=self.logits_bytes)
+        return Scorer(self.policy, packing=self.packing, max_logits_bytes=self.max_logits_bytes)
 
     @cached_property
     def scorers(self) -> dict[str, nn.Module]:
         """What gives the log-probs of those that are not trained, by name."""
         beside = {"reference": self.reference, "teacher": self.teacher}
         found = {
-            name: Scorer(model, packing=self.packing and None, logits_bytes=self.logits_bytes)
+            name: Scorer(
+                model, packing=self.packing and None, max_logits_bytes=self.max_logits_bytes
+            )
             for name, model in beside.items()
             if model is not None
         }
@@ -107,7 +109,7 @@ def build(config: RunConfig, algorithm: Algorithm) -> tuple[Networks, PreTrained
     networks = Networks(
         put(policy, config.model.device),
         packing=None if packing == "auto" else packing,
-        logits_bytes=config.trainer.logits_bytes,
+        max_logits_bytes=config.trainer.max_logits_bytes,
     )
     beside = _Beside(config, tokenizer)
     if "reference" in algorithm.needs and (config.trainer.reference or not has_adapter(policy)):
@@ -152,16 +154,18 @@ def _scores(explorer: ExplorerConfig) -> bool:
     name = given if isinstance(given, str) else next(iter(given), "")
     if name != "on_policy_distillation":
         return ":" in name
-    teacher = explorer.models.get("teacher")
+    teacher = explorer.auxiliary_models.get("teacher")
     if teacher is not None and teacher.endpoint is not None:
         raise ConfigError(
-            "`explorer.models.teacher` is an endpoint, which cannot say how likely given tokens "
+            "`explorer.auxiliary_models.teacher` is an endpoint, which cannot say how likely "
+            "given tokens "
             "are; take a model of a folder (`path`) or of a run (`run`)"
         )
     is_on_vllm = teacher is not None and teacher.engine.vllm is not None
     if is_on_vllm and explorer.sampling.temperature not in (0, 1):
         raise ConfigError(
-            "`explorer.models.teacher` is on vLLM, which says how likely given tokens are at "
+            "`explorer.auxiliary_models.teacher` is on vLLM, which says how likely given "
+            "tokens are at "
             f"temperature 1, and explorer.sampling.temperature is {explorer.sampling.temperature:g}"
             "; set it to 1, or take the teacher's `engine: transformers`"
         )

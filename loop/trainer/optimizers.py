@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ...operators.import_path import import_from
 from ...store.errors import ConfigError
-from ..config import TrainerConfig
+from ..config import LrSchedulerConfig, TrainerConfig
 from .distributed.fsdp import whole
 
 
@@ -109,7 +109,7 @@ def made(
     inner = [p for p in trained if p.ndim == 2 and p not in outer]
     rest = [p for p in trained if p.ndim != 2 or p in outer]
     options = {"adjust_lr_fn": "match_rms_adamw", "weight_decay": config.weight_decay}
-    options |= {"lr": rate, **config.optimizer_options}
+    options |= {"lr": rate, **config.optimizer_kwargs}
     if inner:
         yield name, _built(torch.optim.Muon, [{"params": inner}], options, config)
     if rest:
@@ -121,16 +121,16 @@ def _kind(config: TrainerConfig) -> tuple[Any, dict[str, Any]]:
     """Return an optimizer's class and its options."""
     if config.optimizer == "adamw":
         own: dict[str, Any] = {"betas": config.betas, "fused": True}
-        return torch.optim.AdamW, own | config.optimizer_options
+        return torch.optim.AdamW, own | config.optimizer_kwargs
     ours = {"sgd": torch.optim.SGD, "adafactor": torch.optim.Adafactor}
     if config.optimizer in ours:
-        return ours[config.optimizer], dict(config.optimizer_options)
+        return ours[config.optimizer], dict(config.optimizer_kwargs)
     found = import_from(config.optimizer, "optimizer", form="Class")
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
         raise ConfigError(
             f"the optimizer `{config.optimizer}` must be a class of torch.optim.Optimizer"
         )
-    return found, dict(config.optimizer_options)
+    return found, dict(config.optimizer_kwargs)
 
 
 def _built(
@@ -140,14 +140,14 @@ def _built(
         return kind(groups, **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"`trainer.optimizer_options` do not fit `{config.optimizer}`: {error}"
+            f"`trainer.optimizer_kwargs` do not fit `{config.optimizer}`: {error}"
         ) from error
 
 
 def _groups(parameters: Iterable[Tensor], config: TrainerConfig) -> list[dict[str, Any]]:
     """Return groups of parameters with the weight decay of each."""
     given = list(parameters)
-    if config.weight_decay_of == "all":
+    if config.weight_decay_params == "all":
         return [{"params": given, "weight_decay": config.weight_decay}]
     groups = [
         {"params": [p for p in given if p.ndim >= 2], "weight_decay": config.weight_decay},
@@ -178,31 +178,32 @@ def _metric(what: str, network: str) -> str:
 
 def scheduled(optimizer: Optimizer, config: TrainerConfig, *, total_steps: int) -> LRScheduler:
     """Return the schedule of an optimizer: ours, or one of transformers by its name."""
-    if config.decay in ("constant", "linear", "cosine"):
-        return LambdaLR(optimizer, lambda step: rate_share(step, config, total_steps=total_steps))
+    schedule = config.lr_scheduler
+    if schedule.name in ("constant", "linear", "cosine"):
+        return LambdaLR(optimizer, lambda step: rate_share(step, schedule, total_steps=total_steps))
     from transformers import get_scheduler
 
-    options = dict(config.decay_options)
-    if config.decay == "warmup_stable_decay":
+    options = dict(schedule.kwargs)
+    if schedule.name == "warmup_stable_decay":
         options.setdefault("num_decay_steps", max(1, total_steps // 5))
     try:
-        return get_scheduler(config.decay, optimizer, config.warmup_steps, total_steps, options)
+        return get_scheduler(schedule.name, optimizer, schedule.warmup_steps, total_steps, options)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"`trainer.decay_options` do not fit `{config.decay}`: {error}"
+            f"`trainer.lr_scheduler.kwargs` do not fit `{schedule.name}`: {error}"
         ) from error
 
 
-def rate_share(step: int, config: TrainerConfig, *, total_steps: int) -> float:
+def rate_share(step: int, schedule: LrSchedulerConfig, *, total_steps: int) -> float:
     """Return the share of the learning rate at a step, from 0: warm-up, then decay.
 
     >>> from types import SimpleNamespace
-    >>> config = SimpleNamespace(warmup_steps=2, decay="linear", decay_to=0.5)
-    >>> [rate_share(step, config, total_steps=6) for step in range(6)]
+    >>> schedule = SimpleNamespace(warmup_steps=2, name="linear", min_lr_ratio=0.5)
+    >>> [rate_share(step, schedule, total_steps=6) for step in range(6)]
     [0.5, 1.0, 1.0, 0.875, 0.75, 0.625]
     """
-    if step < config.warmup_steps:
-        return (step + 1) / config.warmup_steps
-    done = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
+    if step < schedule.warmup_steps:
+        return (step + 1) / schedule.warmup_steps
+    done = min(1.0, (step - schedule.warmup_steps) / max(1, total_steps - schedule.warmup_steps))
     shape = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
-    return config.decay_to + (1 - config.decay_to) * shape[config.decay]
+    return schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * shape[schedule.name]

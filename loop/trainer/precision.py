@@ -39,7 +39,7 @@ def within_memory(config: TrainerConfig) -> Iterator[None]:
             raise
         ways = [
             f"lower `trainer.micro_batch_tokens` (now {config.micro_batch_tokens})",
-            f"`trainer.logits_bytes` (now {config.logits_bytes})",
+            f"`trainer.max_logits_bytes` (now {config.max_logits_bytes})",
         ]
         if not config.gradient_checkpointing:
             ways.append("or set `trainer.gradient_checkpointing`")

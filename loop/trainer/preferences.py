@@ -18,9 +18,9 @@ def check(config: RunConfig, algorithm: Algorithm) -> None:
             "`rlake explore`, make pairs of the tries with the operator `pairs`, then train "
             "without an `explorer` section"
         )
-    if config.trainer.new_priority is not None:
+    if config.trainer.priority_update is not None:
         raise ConfigError(
-            f"`trainer.new_priority` is of rows, and `{name}` draws pairs; give them a priority "
+            f"`trainer.priority_update` is of rows, and `{name}` draws pairs; give them a priority "
             "over columns of `preferences`, such as `margin`"
         )
 

@@ -28,7 +28,7 @@ SEEN = pa.schema(
 
 
 class Priorities:
-    """Works out `trainer.new_priority` of each step's rows; keeps it in `experience_values`."""
+    """Works out `trainer.priority_update` of each step's rows; keeps it in `experience_values`."""
 
     def __init__(self, job: Job, expression: str) -> None:
         """Check the expression; QueryError when it does not parse, or is not a number."""
@@ -38,7 +38,7 @@ class Priorities:
         is_number = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
         if not any(check(kind) for check in is_number):
             raise QueryError(
-                f"`trainer.new_priority` must be a number, got {kind} from {expression!r}"
+                f"`trainer.priority_update` must be a number, got {kind} from {expression!r}"
             )
 
     def store(self, rows: pl.DataFrame, *, step: int) -> None:
@@ -49,7 +49,7 @@ class Priorities:
         bad = pc.index(good, False).as_py()
         if bad >= 0:
             raise JobError(
-                f"`trainer.new_priority` {self._expression!r} is {values[bad]} for experience "
+                f"`trainer.priority_update` {self._expression!r} is {values[bad]} for experience "
                 f"`{given.column('experience_id')[bad]}`, expected a finite number, 0 or more"
             )
         version = self._job.step_id(step)
@@ -68,7 +68,7 @@ class Priorities:
         )
 
     def _ask(self, rows: pa.Table) -> pa.Table:
-        what = f"`trainer.new_priority` {self._expression!r}"
+        what = f"`trainer.priority_update` {self._expression!r}"
         self._console.put("rows", rows)
         self._console.show({}, self._job.store.open_at)
         try:

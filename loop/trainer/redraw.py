@@ -118,7 +118,7 @@ def _treat(
     credit = algorithm.advantage()
     chain = trainer_chain(
         config.trainer.operators,
-        config.trainer.with_columns,
+        config.trainer.side_columns,
         credit=credit,
         grouped=algorithm.grouped,
     )

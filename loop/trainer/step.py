@@ -184,12 +184,12 @@ class Updater:
         updates = self._config.updates
         num_units = rows.totals.units
         for epoch in range(updates.epochs):
-            if updates.mini_batches == 1:
+            if updates.num_minibatches == 1:
                 yield rows
                 continue
             order = np.random.default_rng([self._seed, rows.step, epoch]).permutation(num_units)
             for places in split_mini_batches(
-                rows.units.tolist(), updates.mini_batches, order.tolist()
+                rows.units.tolist(), updates.num_minibatches, order.tolist()
             ):
                 part = rows.take(places).with_rows(place=torch.tensor(places, dtype=torch.float))
                 if part.num_trained_tokens:  # else momentum alone would move the weights
@@ -226,7 +226,7 @@ class Updater:
         return _Update(sums | norms | self._optimizers.rates(), surprise, faults)
 
     def _is_too_far(self, update: _Update) -> bool:
-        limit = self._config.updates.max_kl
+        limit = self._config.updates.target_kl
         return limit is not None and update.sums.get("kl", 0.0) > limit
 
     @property

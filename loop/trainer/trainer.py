@@ -112,7 +112,7 @@ class Trainer:
             folder=self._job.folder / "checkpoints",
             world=self._world,
         )
-        held_out = config.trainer.evaluate_loss_where
+        held_out = config.trainer.eval_where
         self._held_out = self._feed.held_out(held_out) if held_out else []
         self._checkpoints = self._learner.checkpoints
         self._publisher = publisher(self._job, self.tokenizer, self._shelf)
@@ -143,7 +143,7 @@ class Trainer:
         trained = perf_counter()
         self._feed.record_priorities(step, stepped.nll)
         self._note_faults(stepped, step)
-        if self._skipped >= self._config.trainer.max_skipped_steps:
+        if self._skipped >= self._config.trainer.max_nonfinite_steps:
             self._metrics.add(step, measured)
             raise _too_many(self._skipped, stepped.faults[0])
         self._tokens += 0 if stepped.faults else int(rows.tokens["mask"].sum())

@@ -174,14 +174,15 @@ def publisher(
     which no `shelf` is shared.
     """
     schedule, sender = job.config.schedule, None
-    if job.config.explorer is None or schedule.weights == "store":
+    if job.config.explorer is None or schedule.weight_transport == "store":
         shelf = None
-    elif schedule.weights == "broadcast":
+    elif schedule.weight_transport == "broadcast":
         shelf = WeightCache()
         sender = Sender(shelf)
     elif shelf is None:
         raise ConfigError(
-            "`schedule.weights` is memory, and explorer and trainer are two processes; start both "
+            "`schedule.weight_transport` is memory, and explorer and trainer are two "
+            "processes; start both "
             "with `rlake run`, or take store or broadcast"
         )
     return Publisher(

@@ -20,10 +20,10 @@ async def multi_turn(
 
     `environment` is a name, ours or `package.module:name`, or `{name: {parameter: value}}`; it is
     made for each try, and always closed (`environments.episode`). `at_once` bounds those that are
-    open together; the wait is part of the try's time, which `explorer.tries_at_once` does not
-    count. The reward is the sum of the steps' rewards, as the part `environment`; when no step had
-    one, the rewards of the configuration judge the try by its last answer. A conversation that
-    becomes too long for the model ends as `context_overflow`, with the reward so far.
+    open together; the wait is part of the try's time, which `explorer.max_concurrent_rollouts`
+    does not count. The reward is the sum of the steps' rewards, as the part `environment`; when no
+    step had one, the rewards of the configuration judge the try by its last answer. A conversation
+    that becomes too long for the model ends as `context_overflow`, with the reward so far.
     """
     async with opened(environment, policy, at_once=at_once, close_seconds=close_seconds) as world:
         talk = Conversation(task, policy, messages=beginning(task, await world.reset(task)))

@@ -2,8 +2,8 @@
 
 The teacher's log-probs are stored in `teacher_logprobs`, at the temperature sampled with; then the
 algorithm `on_policy_distillation` (arXiv:2306.13649) trains on the rows with no teacher beside the
-trainer, now or later, as often as one likes. The teacher is a model of `explorer.models`, with the
-policy's tokens.
+trainer, now or later, as often as one likes. The teacher is a model of
+`explorer.auxiliary_models`, with the policy's tokens.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ async def on_policy_distillation(task: Task, policy: Policy, *, teacher: Policy)
 
     Raises ConfigError when the teacher cannot score tokens, as an endpoint cannot.
     """
-    scorer = that_scores(teacher, "explorer.models.teacher")
+    scorer = that_scores(teacher, "explorer.auxiliary_models.teacher")
     row = await single_turn(task, policy)
     if row.token_ids is None or row.prompt_length is None:
         raise JobError(f"`{row.engine}` gives no token ids, so that no teacher can score them")

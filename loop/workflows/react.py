@@ -33,7 +33,7 @@ async def react(
     `tool_seconds` at most, and of each result `longest_result` characters are shown. What goes
     wrong is told to the policy, and noted as `tools/...`; more than `max_failures` failed calls end
     the try, with the last one's `finish_reason`. The rewards of the configuration judge the last
-    answer. `model.tool_format` says how the model writes calls.
+    answer. `model.tool_call_format` says how the model writes calls.
     """
     offered: list[str | Callable[..., Any]] = [*tools, *await _of_servers(mcp or {})]
     box = Toolbox(

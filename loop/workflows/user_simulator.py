@@ -31,7 +31,8 @@ async def user_simulator(
     done: str = "[DONE]",
     role: str = _ROLE,
 ) -> list[Experience]:
-    """Let the policy talk with `user`, a model of `explorer.models`, `max_turns` times at most.
+    """Let the policy talk with `user`, a model of `explorer.auxiliary_models`, `max_turns` times
+    at most.
 
     `role` is what the user is told, with `{persona}`, `{goal}` and `{done}`, the word that ends it.
     What the user says is told and not trained on. `metrics` of the last row have `user/done`: 1

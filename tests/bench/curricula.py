@@ -88,8 +88,8 @@ def warm_start(folder: Path, *, steps: int = 200) -> Path:
     lines = forgetful_answers(tasks, answers=2)
     store.append("tasks", tasks)
     store.append("experiences", [_imitated(tasks[i // 2], i, line) for i, line in enumerate(lines)])
-    overrides = ["tasks.make=null", f"trainer.steps={steps}", "trainer.epochs=20"]
-    config = load("quickstart_sft", [*overrides, "trainer.warmup_steps=20"])
+    overrides = ["tasks.generator=null", f"trainer.steps={steps}", "trainer.max_uses=20"]
+    config = load("quickstart_sft", [*overrides, "trainer.lr_scheduler.warmup_steps=20"])
     train(store, config)
     return newest(store, run_folder(store, config), config.name).folder
 
@@ -115,10 +115,10 @@ def configured(warm: Path, selector: str, seed: int, *, steps: int = STEPS) -> "
         f"seed={seed}",
         f"model.path={warm}",
         "tasks.where=taskset = 'pool'",
-        f"tasks.select={selector}",
+        f"tasks.selector={selector}",
         f"trainer.steps={steps}",
         f"trainer.batch_size={GROUPS}",
-        "trainer.decay=constant",
+        "trainer.lr_scheduler.name=constant",
         "trainer.checkpoint_every=1000",
         f"evaluate.where={LEARNABLE}",
         "evaluate.sampling.temperature=1.0",

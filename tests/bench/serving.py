@@ -31,7 +31,7 @@ CONFIG = """
 name: load
 threads: 1
 model:
-  tiny: {hidden_size: 32, layers: 1, heads: 2, max_length: 256, alphabet: "0123456789+="}
+  from_scratch: {hidden_size: 32, layers: 1, heads: 2, max_length: 256, alphabet: "0123456789+="}
 algorithm: sft
 serve: {sampling: {max_tokens: 8}}
 """

@@ -96,15 +96,15 @@ def warm_start(store: Store) -> Path:
         {
             "name": "warm_start",
             "threads": 1,
-            "model": {"tiny": dict(MODEL)},
+            "model": {"from_scratch": dict(MODEL)},
             "algorithm": "sft",
             "trainer": {
                 "steps": 400,
                 "where": "source = 'expert'",
-                "epochs": 1000,
+                "max_uses": 1000,
                 "batch_size": 64,
                 "learning_rate": 3e-3,
-                "warmup_steps": 10,
+                "lr_scheduler": {"warmup_steps": 10},
                 "checkpoint_every": 400,
             },
         }

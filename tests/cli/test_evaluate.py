@@ -65,7 +65,7 @@ def test_options_change_how_it_is_measured(rlake: Command, trained: str) -> None
     ("options", "says"),
     [
         (["--k", "8"], "pass@8 needs 8 tries"),
-        (["--k", "many"], "evaluate.k"),
+        (["--k", "many"], "evaluate.pass_at"),
         (["--engine", "steam"], "there is no engine `steam`"),
         (["--version", "77"], "has no weights of version 77"),
         (["--model", "./nowhere"], "there is no such folder"),
@@ -86,7 +86,7 @@ def test_what_cannot_be_measured_is_said_in_one_line(
 def test_a_run_that_is_measured_meanwhile_prints_it_and_is_shown_with_it(
     rlake: Command, lake: Store, tmp_path: Path
 ) -> None:
-    settings = config(evaluate={"every": 2, "sampling": {"max_tokens": 3}})
+    settings = config(evaluate={"every_steps": 2, "sampling": {"max_tokens": 3}})
     tree = settings.model_dump(mode="json", exclude_none=True)
     (tmp_path / "demo.yaml").write_text(yaml.safe_dump(tree))
     plan = rlake("run", "demo.yaml", "--dry-run", "--full")

@@ -64,7 +64,7 @@ VALUES: tuple[Any, ...] = (
 STARTS = {"quickstart", "serve", "label", "bench", "watch"}
 """Commands that would begin to work or to wait."""
 
-CONFIG = {"name": "demo", "model": {"tiny": {}}, "algorithm": "sft"}
+CONFIG = {"name": "demo", "model": {"from_scratch": {}}, "algorithm": "sft"}
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], Any]]:

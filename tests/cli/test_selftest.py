@@ -54,7 +54,7 @@ def test_every_task_is_measured_before_and_after_what_the_options_change(name: s
     assert (learn.trainer.steps, learn.trainer.batch_size, learn.seed) == (3, 2, 7)
     assert learn.trainer.weight_decay == 0.5
     first = stages[kinds.index("train")].config.model
-    assert (first.path, first.tiny) == ("folder", None)
+    assert (first.path, first.from_scratch) == ("folder", None)
     assert learn.explorer is not None
     assert learn.explorer.engine.transformers is not None
     assert learn.explorer.engine.transformers.max_requests == 5

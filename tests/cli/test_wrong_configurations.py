@@ -10,8 +10,9 @@ Command = Callable[..., CompletedProcess[str]]
 
 ONLINE = """
 name: demo
-model: {tiny: {hidden_size: 16, layers: 1, heads: 2, max_length: 48, alphabet: 0123456789+=}}
-tasks: {make: {addition: {low: 0, high: 4, held_out: 5}}}
+model:
+  from_scratch: {hidden_size: 16, layers: 1, heads: 2, max_length: 48, alphabet: 0123456789+=}
+tasks: {generator: {addition: {low: 0, high: 4, held_out: 5}}}
 algorithm: {grpo: {group_size: 3}}
 explorer: {rewards: exact_match, sampling: {max_tokens: 3}}
 trainer: {steps: 1, batch_size: 2}
@@ -23,9 +24,9 @@ WRONG = [
     "algorithm={dpo: {}}",
     "algorithm=nosuch.module:Algorithm",
     "batch=3",
-    "cluster.nosuch=1",
+    "ray.nosuch=1",
     "data.file.path=nowhere.jsonl",
-    "data.make=nosuch",
+    "data.generator=nosuch",
     "evaluate={every: 1, where: 'nosuch = 1'}",
     "evaluate={every: 1, where: 'task_id ='}",
     "evaluate={every: 1, where: 'false'}",
@@ -46,36 +47,36 @@ WRONG = [
     "model={path: ./nowhere}",
     "model={path: ./empty}",
     "model={run: nosuch}",
-    "model.tiny.heads=3",
+    "model.from_scratch.heads=3",
     "model.lora={targets: [nosuch]}",
-    "monitors=[nosuch]",
+    "trackers=[nosuch]",
     "name=a/b",
     "schedule.max_lag=-1",
     "seed=1e30",
-    "tasks.make=nosuch",
-    "tasks.make={addition: {nosuch: 1}}",
+    "tasks.generator=nosuch",
+    "tasks.generator={addition: {nosuch: 1}}",
     "tasks.where=nosuch = 1",
     "tasks.where=task_id =",
     "tasks.where=false",
-    "tasks.select=nosuch",
-    "tasks.select={easy_to_hard: {by: nosuch}}",
-    "tasks.select={easy_to_hard: {by: '1 +'}}",
-    "tasks.select={by_pass_rate: {weight: '1 +'}}",
-    "tasks.select={random: {nosuch: 1}}",
-    "tasks.mix={nosuch: {share: 1}}",
+    "tasks.selector=nosuch",
+    "tasks.selector={easy_to_hard: {by: nosuch}}",
+    "tasks.selector={easy_to_hard: {by: '1 +'}}",
+    "tasks.selector={by_pass_rate: {weight: '1 +'}}",
+    "tasks.selector={random: {nosuch: 1}}",
+    "tasks.mixture={nosuch: {weight: 1}}",
     "threads=-1",
-    "trainer.decay=nosuch",
-    "trainer.decay={linear: 1}",
-    "trainer.evaluate_loss_where=nosuch = 1",
+    "trainer.lr_scheduler=nosuch",
+    "trainer.lr_scheduler={name: linear, kwargs: 1}",
+    "trainer.eval_where=nosuch = 1",
     "trainer.freeze=['(']",
     "trainer.freeze=[nosuch]",
-    "trainer.new_priority=nosuch",
-    "trainer.new_priority=reward > 0",
+    "trainer.priority_update=nosuch",
+    "trainer.priority_update=reward > 0",
     "trainer.operators=[nosuch]",
     "trainer.operators=[{response_length: {nosuch: 1}}]",
     "trainer.optimizer=nosuch",
     "trainer.optimizer=torch.optim:Nosuch",
-    "trainer.optimizer_options={nosuch: 1}",
+    "trainer.optimizer_kwargs={nosuch: 1}",
     "trainer.sampler=nosuch",
     "trainer.sampler={prioritized: {priority: nosuch}}",
     "trainer.sampler={prioritized: {priority: 'reward +'}}",
@@ -86,8 +87,8 @@ WRONG = [
     "trainer.where=nosuch = 1",
     "trainer.where=reward +",
     "trainer.where=reward",
-    "trainer.with_columns=['nosuch:x']",
-    "trainer.with_columns=['reward=score:nosuch']",
+    "trainer.side_columns=['nosuch:x']",
+    "trainer.side_columns=['reward=score:nosuch']",
 ]
 OFFLINE = [
     "trainer.at=nosuch",

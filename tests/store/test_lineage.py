@@ -16,7 +16,7 @@ from rlake.store.errors import NotFoundError
 from rlake.store.ids import combine
 from rlake.store.lineage.policy import of_experience, of_policy
 
-CONFIG = {"trainer": {"with_columns": ["reward=score:strict@2"], "at": "told"}}
+CONFIG = {"trainer": {"side_columns": ["reward=score:strict@2"], "at": "told"}}
 JUDGED = [{"name": "reward:exact_match", "value": "abc"}]
 
 

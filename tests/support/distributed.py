@@ -101,11 +101,11 @@ def faulty(world: SingleProcess) -> StepResult:
 def settings(algorithm: str = "sft", **parallel: Any) -> RunConfig:
     """A short offline run, on one process unless it says more."""
     trainer = {
-        "epochs": 4,
+        "max_uses": 4,
         "batch_size": 8,
         "checkpoint_every": 2,
         "micro_batch_tokens": 20,
-        "parallel": {"timeout_seconds": 60, **parallel},
+        "distributed": {"timeout": 60, **parallel},
     }
     return offline(algorithm=algorithm, trainer=trainer)
 

@@ -19,9 +19,9 @@ name: small
 seed: 3
 threads: 1
 model:
-  tiny: {hidden_size: 32, layers: 1, heads: 2, max_length: 16, alphabet: "01234+="}
+  from_scratch: {hidden_size: 32, layers: 1, heads: 2, max_length: 16, alphabet: "01234+="}
 tasks:
-  make: {addition: {low: 0, high: 4, held_out: 5}}
+  generator: {addition: {low: 0, high: 4, held_out: 5}}
 algorithm: {grpo: {group_size: 4}}
 explorer:
   rewards: support.jobs:even_digits

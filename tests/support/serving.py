@@ -73,7 +73,7 @@ async def kept(
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an application whose rows go to a store."""
     metrics = ServingMetrics()
-    chosen = ServeConfig(store_seconds=0.01, **settings)
+    chosen = ServeConfig(commit_interval=0.01, **settings)
     keeper = StoreWriter(store, folder, run_id="demo:serve", metrics=metrics, store_seconds=0.01)
     sessions = new_sessions(keeper, chosen)
     app = create_app(

@@ -45,11 +45,11 @@ def config(**changes: Any) -> RunConfig:
     tree: dict[str, Any] = {
         "name": "demo",
         "threads": 1,
-        "model": {"tiny": SPEC},
-        "tasks": {"make": {"addition": {"low": 0, "high": 4, "held_out": 5}}},
+        "model": {"from_scratch": SPEC},
+        "tasks": {"generator": {"addition": {"low": 0, "high": 4, "held_out": 5}}},
         "algorithm": {"grpo": {"group_size": 3}},
         "explorer": {"rewards": "support.tiny_models:share_of_ones", "sampling": {"max_tokens": 3}},
-        "schedule": {"wait_seconds": 60},
+        "schedule": {"timeout": 60},
         "trainer": {"steps": 3, "batch_size": 2, "learning_rate": 1e-2},
     }
     for key, value in changes.items():

@@ -106,7 +106,7 @@ def step(
     packing: bool = True,
     world: SingleProcess | None = None,
     precision: Literal["auto", "float32", "bfloat16"] = "float32",
-    logits_bytes: int = LOGITS_BYTES,
+    max_logits_bytes: int = LOGITS_BYTES,
 ) -> Step:
     """Take one step on a fresh copy of the same model; all processes of a world must."""
     made = resolve(algorithm)
@@ -117,10 +117,10 @@ def step(
         max_grad_norm=1e9,
         micro_batch_tokens=micro_batch_tokens,
         precision=precision,
-        logits_bytes=logits_bytes,
+        max_logits_bytes=max_logits_bytes,
     )
     trained = networks(made)
-    trained.packing, trained.logits_bytes = packing, logits_bytes
+    trained.packing, trained.max_logits_bytes = packing, max_logits_bytes
     if isinstance(world, MultiProcess):
         shard(trained, world, needs=made.needs)
     optimization = Updater(trained, made, settings, total_steps=3, pad_id=pad_id, world=world)

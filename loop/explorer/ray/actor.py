@@ -26,8 +26,8 @@ class WorkerSpec:
     config: RunConfig
     group_size: int
     greedy_tries: int
-    tries_at_once: int | None
-    """Its share of `explorer.tries_at_once`."""
+    max_concurrent_rollouts: int | None
+    """Its share of `explorer.max_concurrent_rollouts`."""
     paths: tuple[str, ...]
     """Where modules of workflows and rewards are found."""
 
@@ -92,8 +92,8 @@ class RolloutActor:
 
     @property
     def _most(self) -> int:
-        assert self._terms.config.cluster is not None
-        return self._terms.config.cluster.max_group_bytes
+        assert self._terms.config.ray is not None
+        return self._terms.config.ray.max_group_bytes
 
 
 def _runner(terms: WorkerSpec, folder: Path) -> LocalWorker:
@@ -105,8 +105,8 @@ def _runner(terms: WorkerSpec, folder: Path) -> LocalWorker:
     if config.threads:
         torch.set_num_threads(config.threads)
     how = trying(config, terms.group_size, greedy_tries=terms.greedy_tries)
-    if terms.tries_at_once is not None:
-        how = replace(how, places=asyncio.Semaphore(terms.tries_at_once))
+    if terms.max_concurrent_rollouts is not None:
+        how = replace(how, places=asyncio.Semaphore(terms.max_concurrent_rollouts))
     return start_runner(config, how, folder)
 
 
@@ -128,7 +128,5 @@ def bounded(rows: Sequence[Experience], most: int) -> list[Experience]:
 
 
 def _without_content(row: Experience, size: int, most: int) -> Experience:
-    message = (
-        f"the row has {size} bytes, and a group may have {most}: raise `cluster.max_group_bytes`"
-    )
+    message = f"the row has {size} bytes, and a group may have {most}: raise `ray.max_group_bytes`"
     return standing_in(row, message, policy_version=row.policy_version)

@@ -15,19 +15,19 @@ def register_name(run_id: str) -> str:
 def join(config: RunConfig, *, explorers: int) -> int:
     """Add explorers to a run that is exploring on the cluster; return how many it has then.
 
-    They take what `cluster` said when the run was started, and end with it. Raises JobError when
+    They take what `ray` said when the run was started, and end with it. Raises JobError when
     there is no such run, or the cluster has no room.
     """
-    cluster = config.cluster
+    cluster = config.ray
     if cluster is None:
         raise ConfigError(
-            "the configuration has no `cluster` section; only a run on Ray takes more explorers"
+            "the configuration has no `ray` section; only a run on Ray takes more explorers"
         )
     with connected(cluster, starts=False) as ray:
         try:
             register: Any = ray.get_actor(register_name(config.name), namespace=NAMESPACE)
             asked = register.ask.remote(explorers)
-            message = ray.get(asked, timeout=2 * cluster.start_seconds)
+            message = ray.get(asked, timeout=2 * cluster.startup_timeout)
         except ValueError as error:
             raise JobError(
                 f"run `{config.name}` is not exploring on the cluster `{cluster.address}`"

@@ -30,14 +30,15 @@ class RayWorkerPool:
 
     def __init__(self, job: Job, *, group_size: int, greedy_tries: int = 0) -> None:
         config = job.config
-        assert config.cluster is not None, "a fleet has its section in the configuration"
-        self._job, self._cluster = job, config.cluster
+        assert config.ray is not None, "a fleet has its section in the configuration"
+        self._job, self._cluster = job, config.ray
         self._terms = WorkerSpec(
             config=config,
             group_size=group_size,
             greedy_tries=greedy_tries,
-            tries_at_once=share(
-                config.explorer and config.explorer.tries_at_once, self._cluster.explorers
+            max_concurrent_rollouts=share(
+                config.explorer and config.explorer.max_concurrent_rollouts,
+                self._cluster.num_explorers,
             ),
             paths=tuple(path for path in sys.path if path),
         )
@@ -63,7 +64,7 @@ class RayWorkerPool:
             .options(name=register_name(self._job.run_id), namespace=NAMESPACE, num_cpus=0)
             .remote()
         )
-        await self._more(self._cluster.explorers)
+        await self._more(self._cluster.num_explorers)
         if add is not None:
             self._growing = asyncio.create_task(self._grow(add))
         return list(self.runners)
@@ -72,7 +73,7 @@ class RayWorkerPool:
         """Start an explorer that died again; None when it did so too often."""
         self.runners = [one for one in self.runners if one is not lost]
         deaths = self._deaths[lost.name] = self._deaths.get(lost.name, 0) + 1
-        if deaths > self._cluster.restarts:
+        if deaths > self._cluster.max_restarts:
             _log.warning("`%s` died %d times, and is not started again", lost.name, deaths)
             return None
         try:
@@ -110,20 +111,20 @@ class RayWorkerPool:
         remote = self._ray.remote(RolloutActor).options(
             **options(cluster),
             max_restarts=0,  # what it was doing would be gone; a new one is started instead
-            max_concurrency=cluster.groups_at_once + CALLS,
+            max_concurrency=cluster.max_concurrent_groups + CALLS,
             scheduling_strategy="SPREAD",
         )
         actor = remote.remote(self._terms)
         folder = await asyncio.to_thread(started_from, self._job, self._folder)
         try:
-            async with asyncio.timeout(cluster.start_seconds):
+            async with asyncio.timeout(cluster.startup_timeout):
                 host, pid = await answer(actor.start.remote(str(folder)), name)
         except BaseException as error:
             end(actor)
             if isinstance(error, TimeoutError):
                 raise JobError(
-                    f"`{name}` was not ready after `cluster.start_seconds`, "
-                    f"{cluster.start_seconds:g} s; {wanted(cluster)}"
+                    f"`{name}` was not ready after `ray.startup_timeout`, "
+                    f"{cluster.startup_timeout:g} s; {wanted(cluster)}"
                 ) from error
             raise
         return RayWorker(
@@ -131,7 +132,7 @@ class RayWorkerPool:
             actor,
             host=host,
             pid=pid,
-            groups_at_once=cluster.groups_at_once,
+            max_concurrent_groups=cluster.max_concurrent_groups,
             states=self._states,
         )
 
@@ -162,7 +163,7 @@ async def start_fleet(job: Job, how: RolloutSpec, folder: Path) -> WorkerPool:
     return team
 
 
-def share(tries_at_once: int | None, explorers: int) -> int | None:
+def share(max_concurrent_rollouts: int | None, explorers: int) -> int | None:
     """Return how many tries each explorer may have under way.
 
     >>> share(7, 3), share(None, 3)
@@ -170,11 +171,12 @@ def share(tries_at_once: int | None, explorers: int) -> int | None:
 
     Raises ConfigError when that is none.
     """
-    if tries_at_once is None:
+    if max_concurrent_rollouts is None:
         return None
-    if tries_at_once < explorers:
+    if max_concurrent_rollouts < explorers:
         raise ConfigError(
-            f"`explorer.tries_at_once` is {tries_at_once}, and there are {explorers} explorers; "
-            "lower `cluster.explorers`"
+            f"`explorer.max_concurrent_rollouts` is {max_concurrent_rollouts}, and there are "
+            f"{explorers} explorers; "
+            "lower `ray.num_explorers`"
         )
-    return tries_at_once // explorers
+    return max_concurrent_rollouts // explorers

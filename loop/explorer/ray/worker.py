@@ -34,14 +34,21 @@ class States:
 
 
 class RayWorker:
-    """Tries groups in an actor; `groups_at_once` of them, the others wait here."""
+    """Tries groups in an actor; `max_concurrent_groups` of them, the others wait here."""
 
     def __init__(
-        self, name: str, actor: Any, *, host: str, pid: int, groups_at_once: int, states: States
+        self,
+        name: str,
+        actor: Any,
+        *,
+        host: str,
+        pid: int,
+        max_concurrent_groups: int,
+        states: States,
     ) -> None:
         self.name, self.host, self.pid = name, host, pid
         self._actor, self._states = actor, states
-        self._room = asyncio.Semaphore(groups_at_once)
+        self._room = asyncio.Semaphore(max_concurrent_groups)
         self._version = -1
 
     @property

@@ -59,11 +59,11 @@ class EndpointPolicy:
         self.engine = _address(settings.url)
         self._url = f"{settings.url.rstrip('/')}/chat/completions"
         self._first_wait = first_wait
-        self._places = asyncio.Semaphore(settings.at_once)
+        self._places = asyncio.Semaphore(settings.max_concurrency)
         self._client = httpx.AsyncClient(
             headers=_headers(settings),
             timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=settings.at_once),
+            limits=httpx.Limits(max_connections=settings.max_concurrency),
         )
         self._closing = weakref.finalize(self, _close, self._client)
 
@@ -117,7 +117,7 @@ class EndpointPolicy:
             "stop": list(sampling.stop) or None,
             "tools": list(tools) if tools else None,
         }
-        body |= self.settings.options
+        body |= self.settings.extra_body
         return {name: value for name, value in body.items() if value is not None}
 
     async def _ask(
@@ -139,7 +139,7 @@ class EndpointPolicy:
 
     async def _answer(self, body: Mapping[str, Any], telling: "_Telling | None") -> bytes:
         """Return the body of an answer, asking again where that may help."""
-        tries = self.settings.retries + 1
+        tries = self.settings.max_retries + 1
         for number in range(tries):
             try:
                 return await self._once(body, telling)
@@ -157,7 +157,7 @@ class EndpointPolicy:
         raise AssertionError("a request is tried at least once")
 
     async def _once(self, body: Mapping[str, Any], telling: "_Telling | None") -> bytes:
-        seconds = self.settings.request_seconds
+        seconds = self.settings.timeout
         asked = body if telling is None else {**body, **_STREAMED}
         try:
             async with (

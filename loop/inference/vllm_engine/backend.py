@@ -125,7 +125,7 @@ def arguments(folder: Path, settings: Settings, *, dtype: str) -> dict[str, Any]
         made["hf_overrides"] = overrides
     if on_cpu():
         made |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
-    return made | settings.options
+    return made | settings.engine_args
 
 
 def _architecture(folder: Path) -> dict[str, Any] | None:
@@ -147,7 +147,7 @@ def environment(settings: Settings) -> dict[str, str]:
     import torch
 
     ours = {
-        "VLLM_ENGINE_READY_TIMEOUT_S": str(max(1, int(settings.start_seconds))),
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(max(1, int(settings.startup_timeout))),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",

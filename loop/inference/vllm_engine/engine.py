@@ -67,7 +67,7 @@ class VllmEngine:
         self._stopping: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
         self._own = BackgroundLoop("vllm")
-        longest = self._settings.start_seconds
+        longest = self._settings.startup_timeout
         try:
             self._own.wait(self._start(), seconds=longest + GRACE_SECONDS)
         except BaseException as error:
@@ -189,7 +189,7 @@ class VllmEngine:
 
     async def _answer(self, asked: PendingRequest) -> Sampled:
         """Sample piece by piece: a piece ends where the weights changed."""
-        answer, longest = Answer(asked.request), self._settings.request_seconds
+        answer, longest = Answer(asked.request), self._settings.request_timeout
         try:
             async with asyncio.timeout(longest):
                 while not answer.is_done and not asked.is_ended:
@@ -200,7 +200,7 @@ class VllmEngine:
 
     async def _scored(self, token_ids: Sequence[int]) -> list[float]:
         """Score a text's tokens but the first, again from its start if the weights changed."""
-        longest, scores = self._settings.request_seconds, None
+        longest, scores = self._settings.request_timeout, None
         try:
             async with asyncio.timeout(longest):
                 while scores is None:
@@ -244,7 +244,7 @@ class VllmEngine:
         return serving
 
     def _start_again(self) -> "asyncio.Task[None]":
-        if self.restarts >= self._settings.restarts:
+        if self.restarts >= self._settings.max_restarts:
             raise PolicyError(f"vLLM died, and was started again {self.restarts} times already")
         self.restarts += 1
         _log.warning("vLLM died; starting it again with version %d", self.version)

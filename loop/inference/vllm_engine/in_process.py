@@ -132,7 +132,7 @@ class Inside:
     async def _told(self, question: Any) -> Any:
         """Await what vLLM's engine is told; whatever it does not do, it is no longer known by."""
         try:
-            async with asyncio.timeout(self._settings.start_seconds):
+            async with asyncio.timeout(self._settings.startup_timeout):
                 return await question
         except Exception as error:
             told = f"{type(error).__name__}: {_line(error)}"

@@ -76,12 +76,13 @@ class Server:
                 start_new_session=True,
             )
         try:
-            async with asyncio.timeout(self._settings.start_seconds):
+            async with asyncio.timeout(self._settings.startup_timeout):
                 while not await self._is_up():
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
             raise JobError(
-                f"vLLM's server did not answer in {self._settings.start_seconds:g} s:\n{self._tail}"
+                f"vLLM's server did not answer in {self._settings.startup_timeout:g} "
+                f"s:\n{self._tail}"
             ) from None
         [model] = (await self._get("/v1/models"))["data"]
         self.max_length = int(model["max_model_len"])
@@ -219,7 +220,7 @@ class Server:
     async def _post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Tell the server something, bounded in time; what it does not do, leaves it unknown."""
         try:
-            async with self._http(self._settings.start_seconds) as http:
+            async with self._http(self._settings.startup_timeout) as http:
                 answer = (await http.post(path, json=body or {})).raise_for_status()
             return answer.json() if answer.content else None
         except JobError:

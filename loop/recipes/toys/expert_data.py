@@ -1,4 +1,5 @@
-"""Rows that need no download: functions of tasks for `data.make`, each of which names its tables.
+"""Rows that need no download: functions of tasks for `data.generator`, each of which names its
+tables.
 
 Such a function is given the tasks of `tasks.where` and returns `{table: rows}`. Its ids depend on
 its parameters and the tasks only, so that rows are stored once however often a run begins.

@@ -1,4 +1,4 @@
-"""Pairs that need no download: a right answer to a task beside wrong ones, for `data.make`."""
+"""Pairs that need no download: a right answer to a task beside wrong ones, for `data.generator`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -16,7 +16,7 @@ __all__ = ["names", "resolve"]
 
 
 def names() -> list[str]:
-    """Return the names of the packaged monitors: those of their files."""
+    """Return the names of the packaged trackers: those of their files."""
     return sorted(m.name for m in iter_modules(__path__))
 
 

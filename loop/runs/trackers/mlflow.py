@@ -129,8 +129,8 @@ def _alone(uri: str, run: "Tracked") -> FileLock:
 def flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Return the values of a tree by their dotted names, those that are None left out.
 
-    >>> flat({"trainer": {"steps": 3, "where": None}, "monitors": ["mlflow"]})
-    {'trainer.steps': 3, 'monitors': ['mlflow']}
+    >>> flat({"trainer": {"steps": 3, "where": None}, "trackers": ["mlflow"]})
+    {'trainer.steps': 3, 'trackers': ['mlflow']}
     """
     found: dict[str, Any] = {}
     for key, value in tree.items():

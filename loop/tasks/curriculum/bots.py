@@ -46,8 +46,8 @@ class Bots:
         self._weak = unknown if weak is None or strong is None else weak
         self._strong = unknown if weak is None or strong is None else strong
         self._anchored = ~(np.isnan(self._weak) | np.isnan(self._strong))
-        slow = min(config.forget, 1 - 0.5 ** (1 / max(1.0, epoch)))
-        self._forget = np.where(self._anchored, config.forget, slow)
+        slow = min(config.decay, 1 - 0.5 ** (1 / max(1.0, epoch)))
+        self._forget = np.where(self._anchored, config.decay, slow)
         self.beliefs = PassRatePosterior(np.ones(size), np.ones(size), rho=config.rho)
 
     def start(self, seen: Outcomes) -> None:
@@ -58,7 +58,7 @@ class Bots:
     def choose(self, n: int, *, first: int, rng: np.random.Generator) -> Chosen:
         """Choose n without replacement."""
         of, config = self.beliefs, self._config
-        rates = rng.beta(of.alpha, of.beta) if config.thompson else of.mean
+        rates = rng.beta(of.alpha, of.beta) if config.thompson_sampling else of.mean
         scores = -np.abs(config.target - rates)
         places = softmaxed(scores, n, config.temperature, rng)
         return Chosen(places, scores[places], of.mean[places])

@@ -41,9 +41,9 @@ class ByPassRate:
         return Chosen(places, weights[places], self._rates()[places])
 
     def _rates(self) -> np.ndarray:
-        of, tries = self.beliefs, self._config.prior_tries
+        of, tries = self.beliefs, self._config.prior_count
         passes, all_tries = of.alpha.sum(), (of.alpha + of.beta).sum()
-        prior = self._config.prior
+        prior = self._config.prior_mean
         if prior is None:
             prior = float(passes / all_tries) if all_tries else 0.5
         return (of.alpha + prior * tries) / (of.alpha + of.beta + tries)

@@ -31,7 +31,7 @@ class Curriculum:
             past, job.config, batch_size=batch_size, group_size=group_size
         )
         self._firsts = [dict.fromkeys((part.name for part in self._parts), 0)]
-        self._record = SelectionLedger(job, every=config.record_every)
+        self._record = SelectionLedger(job, every=config.save_estimates_every)
         self._learning = any(part.learner for part in self._parts)
         done = self._record.restore(self._parts) if self._learning else 0
         if self._learning and not done:

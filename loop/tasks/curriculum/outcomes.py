@@ -14,7 +14,7 @@ from ...config import TasksConfig
 _READ = ("task_id", "group_id", "rollout", "reward", "rewards", "metrics")
 
 
-def right(name: str | None, passes_at: float) -> pl.Expr:
+def right(name: str | None, pass_threshold: float) -> pl.Expr:
     """Return whether a try passed, as 1.0 or 0.0; NULL when it was not judged.
 
     `name` is the entry of `metrics` or `rewards` that tells; None: the one called `accuracy`, or
@@ -24,7 +24,7 @@ def right(name: str | None, passes_at: float) -> pl.Expr:
         *(_entry(column, name or "accuracy") for column in ("metrics", "rewards"))
     )
     value = message if name else pl.coalesce(message, "reward")
-    return (value >= passes_at).cast(pl.Float64)
+    return (value >= pass_threshold).cast(pl.Float64)
 
 
 def _entry(column: str, name: str) -> pl.Expr:
@@ -37,7 +37,7 @@ def outcomes(rows: pl.DataFrame, config: TasksConfig) -> pl.DataFrame:
 
     A try that became several rows counts once, with the mean of them.
     """
-    judged = rows.with_columns(right=right(config.accuracy, config.passes_at))
+    judged = rows.with_columns(right=right(config.pass_metric, config.pass_threshold))
     tries = judged.group_by("task_id", "group_id", "rollout").agg(pl.col("right").mean())
     # in an order of their own, so that sums do not depend on how the rows are stored
     tries = tries.drop_nulls("right").sort("task_id", "group_id", "rollout")
@@ -68,8 +68,8 @@ class History:
             of_batch = self._rows.filter(pl.col("step") == self._done)
             self._rows = self._rows.filter(pl.col("step") > self._done)
             found = outcomes(of_batch, self._config)
-            if self._config.accuracy and found.is_empty():
-                self._check(of_batch, self._config.accuracy)
+            if self._config.pass_metric and found.is_empty():
+                self._check(of_batch, self._config.pass_metric)
             yield self._done, found
 
     def _read(self) -> None:
@@ -88,7 +88,7 @@ class History:
         if there and name not in there:
             raise JobError(
                 f"no row of batch {self._done} has `{name}` in `metrics` or `rewards`, as "
-                f"`tasks.accuracy` says{nearest(name, there)}"
+                f"`tasks.pass_metric` says{nearest(name, there)}"
             )
 
 
@@ -101,7 +101,7 @@ def before(store: Store, run_id: str, config: TasksConfig, condition: str) -> pl
     try:
         rows = store.sql(query).to_arrow_table()
     except QueryError as error:
-        raise QueryError(f"`history` of `tasks.select`: {error}") from error
+        raise QueryError(f"`history` of `tasks.selector`: {error}") from error
     return outcomes(_frame(rows), config)
 
 

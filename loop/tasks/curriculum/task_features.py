@@ -101,6 +101,7 @@ def check_sets(named: Collection[str], known: Collection[str]) -> None:
     for name in named:
         if name not in known:
             raise ConfigError(
-                f"`tasks.mix` names the taskset `{name}`, and no task of it matches `tasks.where`"
+                f"`tasks.mixture` names the taskset `{name}`, and no task of it matches "
+                "`tasks.where`"
                 f"{nearest(name, known)}"
             )

@@ -78,7 +78,7 @@ class TasksetSelector:
             of = f" of taskset `{self.name}`" if self.name else ""
             raise ConfigError(
                 f"a batch needs {most} tasks{of}, and `{self.described}` takes each of "
-                f"{len(self.tasks)} once at most; choose `tasks.select: shuffle`, or lower "
+                f"{len(self.tasks)} once at most; choose `tasks.selector: shuffle`, or lower "
                 "`explorer.tasks_per_batch` or `trainer.batch_size`"
             )
 
@@ -107,19 +107,19 @@ def parts(
     group_size: int,
 ) -> list[TasksetSelector]:
     """Return the parts of a curriculum, in the order of their names."""
-    if config.mix is None:
+    if config.mixture is None:
         sizes = _Sizes(len(tasks), batch_size, group_size)
-        made = _selector(past, config.where, config.select, sizes, (seed,))
+        made = _selector(past, config.where, config.selector, sizes, (seed,))
         return [TasksetSelector("", 1.0, tasks, *made, seed, ())]
-    check_sets(config.mix, {task.taskset for task in tasks})
-    total, found = sum(chosen.share for chosen in config.mix.values()), []
-    for i, name in enumerate(sorted(config.mix)):
-        chosen, own = config.mix[name], [task for task in tasks if task.taskset == name]
+    check_sets(config.mixture, {task.taskset for task in tasks})
+    total, found = sum(chosen.weight for chosen in config.mixture.values()), []
+    for i, name in enumerate(sorted(config.mixture)):
+        chosen, own = config.mixture[name], [task for task in tasks if task.taskset == name]
         where = f"({config.where}\n) AND taskset = {literal(name)}"
-        how = chosen.select or config.select
-        sizes = _Sizes(len(own), chosen.share / total * batch_size, group_size)
+        how = chosen.selector or config.selector
+        sizes = _Sizes(len(own), chosen.weight / total * batch_size, group_size)
         made = _selector(past, where, how, sizes, (seed, i + 1))
-        found.append(TasksetSelector(name, chosen.share, own, *made, seed, (i + 1,)))
+        found.append(TasksetSelector(name, chosen.weight, own, *made, seed, (i + 1,)))
     return found
 
 
@@ -131,7 +131,7 @@ def _selector(
     params = ", ".join(f"{k}={v!r}" for k, v in chosen.model_dump().items() if v is not None)
     described = f"{name}({params})"
     history = getattr(chosen, "history", None)
-    key = f"tasks.select.{name}"
+    key = f"tasks.selector.{name}"
     if config.by_pass_rate is not None:
         weight, own = config.by_pass_rate.weight, ("pass_rate", "num_tries")
         known = facts(past, where, weight, own=own, key=f"{key}.weight")

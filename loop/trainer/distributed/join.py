@@ -34,11 +34,11 @@ class Terms:
     @classmethod
     def of(cls, config: RunConfig, *, size: int) -> "Terms":
         """Return those of a run; raises ConfigError for what cannot be."""
-        parallel = config.trainer.parallel
+        parallel = config.trainer.distributed
         try:
-            check_shard(parallel.shard, size)
+            check_shard(parallel.shard_size, size)
         except ValueError as error:
-            raise ConfigError(f"`trainer.parallel`: {error}") from error
+            raise ConfigError(f"`trainer.distributed`: {error}") from error
         if ":" in config.model.device:
             raise ConfigError(
                 f"`model.device` is {config.model.device}, and {size} processes take a GPU each; "
@@ -47,8 +47,8 @@ class Terms:
         device = config.model.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        wait = config.schedule.wait_seconds
-        return cls(size, parallel.shard, device, parallel.timeout_seconds, wait)
+        wait = config.schedule.timeout
+        return cls(size, parallel.shard_size, device, parallel.timeout, wait)
 
 
 def under_torchrun() -> bool:
@@ -83,7 +83,7 @@ def joined(terms: Terms, store: Store, *, rank: int, local_rank: int) -> MultiPr
         if local_rank >= torch.cuda.device_count():
             raise ConfigError(
                 f"process {rank} has no GPU of its own: there are {torch.cuda.device_count()} "
-                "here; lower `trainer.parallel.processes`, or set `model.device` to cpu"
+                "here; lower `trainer.distributed.world_size`, or set `model.device` to cpu"
             )
         torch.cuda.set_device(local_rank)
         backend = "cpu:gloo,cuda:nccl"

@@ -33,31 +33,32 @@ def launched(config: RunConfig, *, stop: threading.Event) -> Iterator[SingleProc
     `stop` is set when one of them ends before it should. Raises ConfigError when what is
     configured and what is there do not fit.
     """
-    parallel = config.trainer.parallel
+    parallel = config.trainer.distributed
     if under_torchrun():
         yield _found(config)
         return
-    if parallel.launch == "torchrun":
+    if parallel.launcher == "torchrun":
         raise ConfigError(
-            f"`trainer.parallel.launch` is torchrun, and {missing_variables()} not set: start with "
+            f"`trainer.distributed.launch` is torchrun, and {missing_variables()} not set: "
+            "start with "
             "`torchrun --nproc-per-node 2 -m rlake.loop.cli train CONFIG`, or set it to local"
         )
-    size = parallel.processes or 1
+    size = parallel.world_size or 1
     if size == 1:
         yield SingleProcess()
         return
     terms = Terms.of(config, size=size)
-    others = OnRay(terms) if parallel.launch == "ray" else Local(terms)
+    others = OnRay(terms) if parallel.launcher == "ray" else Local(terms)
     with _started(terms, others, stop) as world:
         yield world
 
 
 def _found(config: RunConfig) -> SingleProcess:
     """Join those that torchrun started; they part when the first process ends."""
-    asked, size = config.trainer.parallel.processes, int(os.environ["WORLD_SIZE"])
+    asked, size = config.trainer.distributed.world_size, int(os.environ["WORLD_SIZE"])
     if asked not in (None, size):
         raise ConfigError(
-            f"`trainer.parallel.processes` is {asked}, and torchrun started {size} processes; "
+            f"`trainer.distributed.world_size` is {asked}, and torchrun started {size} processes; "
             "leave it out"
         )
     if not joined_process:

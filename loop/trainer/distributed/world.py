@@ -133,7 +133,7 @@ class MultiProcess(SingleProcess):
                 raise
             reason = self.failure() or (
                 f"the {self.size} processes lost each other, or one did not answer within "
-                f"`trainer.parallel.timeout_seconds`, {self._seconds:g} s: {_line(error)}"
+                f"`trainer.distributed.timeout`, {self._seconds:g} s: {_line(error)}"
             )
             raise JobError(reason) from error
 

@@ -277,7 +277,7 @@ def test_a_run_credits_steps_with_rewards_of_their_own(store: Store) -> None:
             algorithm={"gigpo": {"group_size": 5}},
             explorer=settings,
             trainer={"steps": 1},
-            model={"tiny": {"alphabet": "at 0123456789+=-?"}},
+            model={"from_scratch": {"alphabet": "at 0123456789+=-?"}},
         ),
     )
     drawn = table(store, "draws_current", "experience_id, advantage")

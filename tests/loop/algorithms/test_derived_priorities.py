@@ -18,7 +18,7 @@ def drawn(store: Store, steps: int) -> pl.DataFrame:
     trainer = {
         "steps": steps,
         "batch_size": 2,
-        "with_columns": ["priority=derived:priority"],
+        "side_columns": ["priority=derived:priority"],
         "sampler": {"prioritized": {"beta": 1.0}},
     }
     run(store, offline(trainer=trainer))

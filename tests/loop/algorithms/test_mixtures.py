@@ -221,7 +221,7 @@ def test_only_an_algorithm_that_imitates_takes_an_experts_rows_without_logprobs(
 ) -> None:
     store.append("experiences", written(4))
     store.append("experiences", [replace(row, reward=1.0) for row in experts(2)])
-    trainer = {"batch_size": 2, "steps": 1, "evaluate_loss_where": "experience_id = 'x1'"}
+    trainer = {"batch_size": 2, "steps": 1, "eval_where": "experience_id = 'x1'"}
     run(store, offline(trainer=trainer, algorithm={"mix": {"mu": 1.0}}))
     assert table(store, "draws")["weight"].to_list() == [1.0] * 5
     nll = table(store, "metrics WHERE name = 'eval/nll' ORDER BY step")["value"].to_list()

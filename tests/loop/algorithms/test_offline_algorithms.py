@@ -35,7 +35,7 @@ def test_any_online_algorithm_replays_what_is_stored_with_any_sampler(
 ) -> None:
     stored(store)
     sampler = SAMPLERS[ONLINE.index(name) % len(SAMPLERS)]
-    trainer = {"batch_size": 2, "steps": 2, "epochs": 2, "sampler": sampler}
+    trainer = {"batch_size": 2, "steps": 2, "max_uses": 2, "sampler": sampler}
     run(store, offline(name="replay", algorithm=name, trainer=trainer))
     losses = store.sql(
         "SELECT step, value FROM metrics WHERE name = 'train/loss' ORDER BY step"
@@ -53,7 +53,7 @@ def test_rows_of_a_file_are_stored_once_and_trained_on(store: Store, tmp_path: P
     pairs = [("1+1=", "2"), ("2+2=", "4"), ("3+4=", "7")]
     path.write_text("\n".join(json.dumps({"q": q, "a": a}) for q, a in pairs))
     sql = "SELECT q AS prompt_text, a AS response_text, 'expert' AS source FROM input"
-    settings = {"model": {"tiny": SPEC}, "data": {"file": {"path": str(path), "sql": sql}}}
+    settings = {"model": {"from_scratch": SPEC}, "data": {"file": {"path": str(path), "sql": sql}}}
     run(store, offline(trainer={"batch_size": 3}, **settings))
     run(store, offline(name="again", trainer={"batch_size": 3}, **settings))
     assert table(store, "experiences").height == 3

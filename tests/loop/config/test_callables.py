@@ -17,7 +17,7 @@ from rlake.store.errors import ConfigError
 
 
 def tree(**changes: Any) -> dict[str, Any]:
-    model = {"tiny": SPEC}
+    model = {"from_scratch": SPEC}
     return {
         "name": "demo",
         "model": model,
@@ -79,11 +79,11 @@ def test_two_functions_of_one_name_are_refused() -> None:
 def test_a_function_that_another_process_cannot_import_is_refused_where_one_would_have_to() -> None:
     ours = tree(explorer={"rewards": made(0.5)})
     with pytest.raises(ConfigError, match="known to this process alone, and Ray imports it; def"):
-        build(ours | {"cluster": {}})
+        build(ours | {"ray": {}})
     with pytest.raises(ConfigError, match="`__main__:exact` is known to this process alone"):
-        build(tree(explorer={"rewards": "__main__:exact"}, cluster={}))
-    several = {"steps": 1, "parallel": {"processes": 2}}
+        build(tree(explorer={"rewards": "__main__:exact"}, ray={}))
+    several = {"steps": 1, "distributed": {"world_size": 2}}
     build(ours | {"trainer": several})  # the explorer is here
     with pytest.raises(ConfigError, match="each process of the training imports it"):
         build(tree(algorithm="__main__:Mine", trainer=several))
-    build(tree(explorer={"rewards": share_of_ones}, cluster={}))
+    build(tree(explorer={"rewards": share_of_ones}, ray={}))

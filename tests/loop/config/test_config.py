@@ -19,7 +19,7 @@ from rlake.loop.tasks.select import prepare, select
 from rlake.store import Store
 from rlake.store.errors import ConfigError
 
-SMALLEST = {"name": "demo", "model": {"tiny": {}}, "algorithm": "sft"}
+SMALLEST = {"name": "demo", "model": {"from_scratch": {}}, "algorithm": "sft"}
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,8 @@ SMALLEST = {"name": "demo", "model": {"tiny": {}}, "algorithm": "sft"}
         ({"algoritm": "sft"}, "unknown key `algoritm`; did you mean `algorithm`?"),
         ({"trainer": {"step": 3}}, "unknown key `trainer.step`; did you mean `steps`?"),
         (
-            {"model": {"tiny": {"layer": 1}}},
-            "unknown key `model.tiny.layer`; did you mean `layers`?",
+            {"model": {"from_scratch": {"layer": 1}}},
+            "unknown key `model.from_scratch.layer`; did you mean `layers`?",
         ),
         (
             {"explorer": {"sampling": {"temprature": 1}}},
@@ -41,7 +41,7 @@ SMALLEST = {"name": "demo", "model": {"tiny": {}}, "algorithm": "sft"}
         ({"trainer": {"steps": "many"}}, "`trainer.steps`: input should be a valid integer"),
         ({"trainer": {"steps": 0}}, "`trainer.steps`: input should be greater than or equal to 1"),
         ({"trainer": {"betas": [0.9]}}, "`trainer.betas"),
-        ({"trainer": {"decay": "slow"}}, "`trainer.decay`"),
+        ({"trainer": {"lr_scheduler": {"name": "slow"}}}, "`trainer.lr_scheduler.name`"),
         (
             {"trainer": {"optimizer": "adamww"}},
             "there is no optimizer of that name; did you mean `adamw`?",
@@ -53,21 +53,30 @@ SMALLEST = {"name": "demo", "model": {"tiny": {}}, "algorithm": "sft"}
         ({"trainer": {"betas": [2, 0.9]}}, "`trainer.betas.0`: input should be less than 1"),
         ({"trainer": {"betas": [0.9, -1]}}, "`trainer.betas.1`: input should be greater than"),
         (
-            {"schedule": {"wait_seconds": float("inf")}},
-            "`schedule.wait_seconds`: input should be a finite number",
+            {"schedule": {"timeout": float("inf")}},
+            "`schedule.timeout`: input should be a finite number",
         ),
         (
             {"explorer": {"sampling": {"temperature": float("nan")}}},
             "`explorer.sampling.temperature`: input should be",
         ),
         ({"explorer": {"rewards": {"exact_match": True}}}, "input should be a number, got True"),
-        ({"model": {"tiny": {}, "device": "gpu"}}, "`model.device`: string should match"),
-        ({"model": {"tiny": {}, "device": "cuda:x"}}, "`model.device`: string should match"),
-        ({"model": {"tiny": {}, "dtype": "int8"}}, "`model.dtype`: must be float32 for now"),
-        ({"model": {"tiny": {}, "dtype": "float16"}}, "float16 needs loss scaling"),
-        ({"model": {"tiny": {}, "dtype": "bfloat16"}}, "without float32 master weights"),
-        ({"model": {"tiny": None}}, "`model`: has neither `path` nor `tiny`"),
-        ({"model": {"tiny": {}, "path": "x"}}, "`model`: has both `path` and `tiny`"),
+        ({"model": {"from_scratch": {}, "device": "gpu"}}, "`model.device`: string should match"),
+        (
+            {"model": {"from_scratch": {}, "device": "cuda:x"}},
+            "`model.device`: string should match",
+        ),
+        (
+            {"model": {"from_scratch": {}, "dtype": "int8"}},
+            "`model.dtype`: must be float32 for now",
+        ),
+        ({"model": {"from_scratch": {}, "dtype": "float16"}}, "float16 needs loss scaling"),
+        ({"model": {"from_scratch": {}, "dtype": "bfloat16"}}, "without float32 master weights"),
+        ({"model": {"from_scratch": None}}, "`model`: has neither `path` nor `from_scratch`"),
+        (
+            {"model": {"from_scratch": {}, "path": "x"}},
+            "`model`: has both `path` and `from_scratch`",
+        ),
         ({"algorithm": 3}, "`algorithm`: input should be a valid string, got 3"),
         ({"algorithm": {"grpo": 3}}, "`algorithm.grpo`: input should be a valid dictionary, got 3"),
         (
@@ -80,7 +89,7 @@ SMALLEST = {"name": "demo", "model": {"tiny": {}}, "algorithm": "sft"}
             "schedule.max_lag is missing: a run that draws rows again must say how old they may",
         ),
         (
-            {"explorer": {}, "trainer": {"steps": 1, "epochs": 2}},
+            {"explorer": {}, "trainer": {"steps": 1, "max_uses": 2}},
             "draws rows again must say how old they may be, in optimizer steps",
         ),
         (
@@ -112,7 +121,7 @@ def test_what_must_be_said_is_missed(key: str) -> None:
 
 def test_the_smallest_configuration_is_enough_and_does_not_change() -> None:
     made = build(SMALLEST)
-    assert made.trainer.epochs == 1
+    assert made.trainer.max_uses == 1
     with pytest.raises(ValueError, match="frozen"):
         made.name = "other"  # type: ignore[misc]
 
@@ -134,7 +143,7 @@ def test_the_oldest_rows_allowed_follow_from_the_schedule(
 
 def test_overrides_set_any_key_with_values_as_in_yaml(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("name: demo\nmodel: {tiny: {}}\nalgorithm: grpo\n")
+    path.write_text("name: demo\nmodel: {from_scratch: {}}\nalgorithm: grpo\n")
     made = load(
         path,
         [
@@ -142,7 +151,7 @@ def test_overrides_set_any_key_with_values_as_in_yaml(tmp_path: Path) -> None:
             "trainer.learning_rate=5e-4",
             "algorithm.grpo.clip=0.1",
             "explorer.rewards.exact_match=2",
-            "model.tiny.alphabet=ab=c",
+            "model.from_scratch.alphabet=ab=c",
             "trainer.where=reward > 0",
             "schedule.max_lag=null",
         ],
@@ -151,15 +160,15 @@ def test_overrides_set_any_key_with_values_as_in_yaml(tmp_path: Path) -> None:
     assert made.algorithm == {"grpo": {"clip": 0.1}}
     assert made.explorer is not None
     assert made.explorer.rewards == {"exact_match": 2.0}
-    assert made.model.tiny is not None
-    assert made.model.tiny.alphabet == "ab=c"
+    assert made.model.from_scratch is not None
+    assert made.model.from_scratch.alphabet == "ab=c"
     assert made.trainer.where == "reward > 0"
     assert made.schedule.max_lag is None
 
 
 def test_an_override_of_an_unknown_key_or_another_shape_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("name: demo\nmodel: {tiny: {}}\nalgorithm: grpo\n")
+    path.write_text("name: demo\nmodel: {from_scratch: {}}\nalgorithm: grpo\n")
     with pytest.raises(ConfigError, match=r"unknown key `trainer.stps`; did you mean `steps`"):
         load(path, ["trainer.stps=7"])
     with pytest.raises(ConfigError, match=r"`--set trainer.steps` must look like"):
@@ -188,15 +197,17 @@ def test_numbers_may_be_text_as_yaml_reads_them() -> None:
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "mps", "cuda", "cuda:1"])
 def test_devices_are_those_of_torch(device: str) -> None:
-    assert build(SMALLEST | {"model": {"tiny": {}, "device": device}}).model.device == device
+    assert (
+        build(SMALLEST | {"model": {"from_scratch": {}, "device": device}}).model.device == device
+    )
 
 
 def test_a_recipe_that_lacks_its_model_is_refused_until_it_is_named() -> None:
-    with pytest.raises(ConfigError, match="`model`: has neither `path` nor `tiny`"):
+    with pytest.raises(ConfigError, match="`model`: has neither `path` nor `from_scratch`"):
         load("quickstart_grpo")
     assert load("quickstart_grpo", ["model.path=folder"]).model.path == "folder"
-    with pytest.raises(ConfigError, match="`model`: has neither `path` nor `tiny`"):
-        load("grpo_arithmetic", ["model.tiny=null"])
+    with pytest.raises(ConfigError, match="`model`: has neither `path` nor `from_scratch`"):
+        load("grpo_arithmetic", ["model.from_scratch=null"])
 
 
 @pytest.mark.parametrize("first", ["grpo_arithmetic", "quickstart_sft"])
@@ -224,7 +235,7 @@ def beside(tmp_path: Path) -> Path:
     """A folder with a module of rewards and a configuration that names one."""
     (tmp_path / "myrew.py").write_text("def f(task, experience):\n    return 1.0\n")
     (tmp_path / "c.yaml").write_text(
-        "{name: demo, model: {tiny: {}}, algorithm: grpo, trainer: {steps: 1},"
+        "{name: demo, model: {from_scratch: {}}, algorithm: grpo, trainer: {steps: 1},"
         " explorer: {rewards: 'myrew:f'}}"
     )
     return tmp_path
@@ -247,10 +258,12 @@ def test_the_command_finds_modules_in_the_current_folder(beside: Path) -> None:
 def test_a_run_without_a_model_fails_in_a_dry_run(
     beside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = cli.run_command(["run", str(beside / "c.yaml"), "--dry-run", "--set", "model.tiny=null"])
+    code = cli.run_command(
+        ["run", str(beside / "c.yaml"), "--dry-run", "--set", "model.from_scratch=null"]
+    )
     assert code == cli.MISUSED
     said = capsys.readouterr().err
-    assert said.startswith("error: `model`: has neither `path` nor `tiny`")
+    assert said.startswith("error: `model`: has neither `path` nor `from_scratch`")
 
 
 def test_the_recipes_are_those_in_the_folder() -> None:
@@ -294,8 +307,8 @@ def test_what_is_only_measured_is_taken_out_of_what_is_trained_on() -> None:
 
     assert condition() is None
     assert condition(where="a") == "a"
-    assert condition(evaluate_loss_where="b") == "NOT coalesce((b\n), false)"
-    both = condition(where="a OR c", evaluate_loss_where="b -- x")
+    assert condition(eval_where="b") == "NOT coalesce((b\n), false)"
+    both = condition(where="a OR c", eval_where="b -- x")
     assert both == "(a OR c\n) AND (NOT coalesce((b -- x\n), false)\n)"
 
 
@@ -328,3 +341,18 @@ def test_a_run_whose_tries_were_mostly_dropped_says_so_on_one_line(
         "frequent reason: the reward failed: KeyError\n"
     )
     assert (said.out, said.err) == ("", expected * lines)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"explorer": {"tries_at_once": 2}}, "explorer.max_concurrent_rollouts"),
+        ({"cluster": {"explorers": 2}}, "ray"),
+        ({"trainer": {"reference": {"tiny": {}}}}, "trainer.reference.from_scratch"),
+        ({"trainer": {"decay_to": 0.1}}, "trainer.lr_scheduler.min_lr_ratio"),
+        ({"tasks": {"mixture": {"a": {"share": 1}}}}, "tasks.mixture.a.weight"),
+    ],
+)
+def test_a_former_key_is_refused_with_the_name_it_has_now(old: dict[str, Any], new: str) -> None:
+    with pytest.raises(ConfigError, match=rf"is unknown; it is called `{new}`$"):
+        build(SMALLEST | old)

@@ -213,18 +213,18 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize(("tool_format", "text", "content", "calls"), READ)
+@pytest.mark.parametrize(("tool_call_format", "text", "content", "calls"), READ)
 def test_calls_are_read_as_models_write_them(
-    tool_format: str, text: str, content: str, calls: list[tuple[str, str]]
+    tool_call_format: str, text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
-    message = assistant_message(text, [{"type": "function"}], tool_format=tool_format)
+    message = assistant_message(text, [{"type": "function"}], tool_call_format=tool_call_format)
     assert message["content"] == content
     made = [one["function"] for one in message.get("tool_calls", [])]
     assert [(one["name"], one["arguments"]) for one in made] == calls
 
 
 @pytest.mark.parametrize(
-    ("tool_format", "before"),
+    ("tool_call_format", "before"),
     [
         ("hermes", '<tool_call>{"name":'),
         ("json", "```"),
@@ -232,15 +232,15 @@ def test_calls_are_read_as_models_write_them(
         ("mistral", "[TOOL_CALLS]a"),
     ],
 )
-def test_a_long_run_of_blanks_in_a_call_holds_nobody_up(tool_format: str, before: str) -> None:
+def test_a_long_run_of_blanks_in_a_call_holds_nobody_up(tool_call_format: str, before: str) -> None:
     began = process_time()
-    assistant_message(f"{before}{' ' * 20_000}x", [{}], tool_format=tool_format)
+    assistant_message(f"{before}{' ' * 20_000}x", [{}], tool_call_format=tool_call_format)
     assert process_time() - began < 1  # as the square of the blanks: many seconds
 
 
 def test_a_fence_around_a_call_is_no_part_of_it() -> None:
     text = '\n```json\n{"name": "add", "arguments": {}}\n```\n'
-    [one] = assistant_message(text, [{}], tool_format="json")["tool_calls"]
+    [one] = assistant_message(text, [{}], tool_call_format="json")["tool_calls"]
     assert one["function"] == {"name": "add", "arguments": "{}"}
 
 
@@ -253,25 +253,27 @@ def test_tags_that_never_close_hold_nobody_up() -> None:
     assert process_time() - began < 1
 
 
-@pytest.mark.parametrize("tool_format", sorted(FORMATS))
-def test_without_tools_an_answer_is_text_however_it_looks(tool_format: str) -> None:
+@pytest.mark.parametrize("tool_call_format", sorted(FORMATS))
+def test_without_tools_an_answer_is_text_however_it_looks(tool_call_format: str) -> None:
     text = '<tool_call>{"name": "add"}</tool_call>[TOOL_CALLS][]'
-    assert assistant_message(text, None, tool_format=tool_format) == {
+    assert assistant_message(text, None, tool_call_format=tool_call_format) == {
         "role": "assistant",
         "content": text,
     }
 
 
-@pytest.mark.parametrize("tool_format", sorted(FORMATS))
+@pytest.mark.parametrize("tool_call_format", sorted(FORMATS))
 @pytest.mark.parametrize("marks", ["<tool_call>", "<|python_tag|>", "[TOOL_CALLS]", ""])
 def test_deeply_nested_nonsense_is_a_call_that_cannot_be_read_or_text(
-    tool_format: str, marks: str
+    tool_call_format: str, marks: str
 ) -> None:
-    message = assistant_message(marks + '[{"name":' * 20_000, [{}], tool_format=tool_format)
+    message = assistant_message(
+        marks + '[{"name":' * 20_000, [{}], tool_call_format=tool_call_format
+    )
     assert all(not one["function"]["name"] for one in message.get("tool_calls", []))
 
 
 def test_an_id_that_the_model_wrote_is_kept() -> None:
     text = '[TOOL_CALLS][{"name": "add", "arguments": {}, "id": "abc123xyz"}]'
-    [one] = assistant_message(text, [{}], tool_format="mistral")["tool_calls"]
+    [one] = assistant_message(text, [{}], tool_call_format="mistral")["tool_calls"]
     assert one["id"] == "abc123xyz"

@@ -18,7 +18,7 @@ def test_the_dataset_becomes_tasks_and_the_rubric_the_reward(store: Store) -> No
     from rlake.loop.config import TasksConfig
 
     given = {"environment": "support.retries:again_until_right"}
-    prepare(store, TasksConfig(make={"verifiers_tasks": {**given, "taskset": "sums"}}))
+    prepare(store, TasksConfig(generator={"verifiers_tasks": {**given, "taskset": "sums"}}))
     tasks = select(store, "taskset = 'sums' AND answer = '2'")
     assert [task.prompt_text for task in tasks] == ["1+1="]
     trying = RolloutSpec(

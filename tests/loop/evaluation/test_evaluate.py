@@ -184,7 +184,9 @@ def test_judgements_beside_the_tries_are_not_counted(store: Store) -> None:
     explorer = {
         "workflow": {"self_judging": {"truth": 1.0, "reward": "support.tiny_models:share_of_ones"}}
     }
-    found = evaluate(store, config(explorer=explorer, model={"tiny": {**SPEC, "max_length": 800}}))
+    found = evaluate(
+        store, config(explorer=explorer, model={"from_scratch": {**SPEC, "max_length": 800}})
+    )
     assert found.num_rows == 10
     rows = table(store, "experiences", "reward, group_id")
     own = rows.filter(~rows["group_id"].str.contains("judges"))["reward"]

@@ -20,7 +20,7 @@ def test_an_algorithm_that_weighs_rows_refuses_to_explore_at_an_endpoint() -> No
 def by_endpoint(server: Server, **changes: Any) -> RunConfig:
     """Configure a run whose explorer asks an endpoint."""
     explorer = {"engine": {"endpoint": {"url": server.url, "model": "m"}}}
-    sft = {"algorithm": "sft", "trainer": {"steps": 2, "batch_size": 2, "epochs": 1}}
+    sft = {"algorithm": "sft", "trainer": {"steps": 2, "batch_size": 2, "max_uses": 1}}
     return config(**{"explorer": explorer, **sft, **changes})
 
 
@@ -47,7 +47,7 @@ def test_rows_without_log_probs_are_not_trained_on_with_importance_weights(store
 def test_an_endpoint_judges_beside_the_policy(store: Store) -> None:
     with answering(said("yes")) as server:
         model = {"judge": {"endpoint": {"url": server.url, "model": "m"}}}
-        explorer = {"workflow": "support.endpoints:judged", "models": model}
+        explorer = {"workflow": "support.endpoints:judged", "auxiliary_models": model}
         run(store, config(explorer=explorer, trainer={"steps": 1}))
     rows = table(store, "experiences", "reward, engine")
     assert rows.rows() == [(1.0, "transformers")] * 6
@@ -56,7 +56,7 @@ def test_an_endpoint_judges_beside_the_policy(store: Store) -> None:
 
 def test_an_endpoint_that_dies_ends_a_run_that_says_so(store: Store) -> None:
     with answering(refused(500, "on fire")) as server:
-        endpoint = {"url": server.url, "model": "m", "retries": 0}
+        endpoint = {"url": server.url, "model": "m", "max_retries": 0}
         one = by_endpoint(server, explorer={"engine": {"endpoint": endpoint}})
         with pytest.raises(JobError, match="answers 500: on fire"):
             run(store, one)

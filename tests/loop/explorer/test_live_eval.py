@@ -110,7 +110,7 @@ def test_weights_stay_until_they_are_measured_however_far_the_trainer_is(store: 
     settings = measuring(
         every=1,
         explorer={"tasks_per_batch": 12},  # six steps take it up, and weights are held for one
-        schedule={"weights": "memory", "max_lag": 9},
+        schedule={"weight_transport": "memory", "max_lag": 9},
         trainer={"steps": 6, "keep_checkpoints": 1, "checkpoint_every": 1},
     )
     run(store, settings, listener=listener)
@@ -137,7 +137,7 @@ def test_a_stream_replaces_no_weights_while_they_are_measured_and_goes_on_explor
 
 
 def test_tasksets_are_measured_by_themselves_each_in_its_own_way(store: Store) -> None:
-    tasks = {"make": {"addition": {"low": 0, "high": 4, "held_out": 5}}}
+    tasks = {"generator": {"addition": {"low": 0, "high": 4, "held_out": 5}}}
     more = [Task.ask(f"{i}+0=", str(i), taskset="zeros", split="eval") for i in range(3)]
     store.append("tasks", [*more, Task.ask("1+0=", "1", taskset="others", split="eval")])
     often = {"group_size": 4, "sampling": {"temperature": 1.0, "max_tokens": 2}}
@@ -169,7 +169,7 @@ def test_a_run_that_dies_while_it_is_measured_keeps_what_is_stored_and_tries_the
     settings = measuring(
         every=1,
         explorer={"workflow": "support.runs:dies_where_told"},
-        evaluate={"batch_tasks": 1},
+        evaluate={"batch_size": 1},
         trainer={"steps": 2, "checkpoint_every": 1},
         schedule={"preset": "asynchronous"} if stream else {},
     )
@@ -209,7 +209,7 @@ def test_rows_that_measure_a_policy_are_not_trained_on_unless_they_are_asked_for
 ) -> None:
     run(store, measuring(4))
     made = store.count("experiences")
-    learn = {"trainer": {"batch_size": 8, "epochs": 1}}
+    learn = {"trainer": {"batch_size": 8, "max_uses": 1}}
     run(store, offline(name="all", **learn))
     run(store, offline(name="asked", trainer={"where": "run_id LIKE '%:eval-%'"}))
     query = "draws_current d JOIN experiences e USING (experience_id)"
@@ -234,11 +234,17 @@ def test_what_was_measured_while_the_run_went_on_is_not_measured_again(store: St
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"every": -1}, "`evaluate.every`: input should be greater than or equal to 1, got -1"),
+        (
+            {"every": -1},
+            "`evaluate.every_steps`: input should be greater than or equal to 1, got -1",
+        ),
         ({"evry": 2}, "unknown key `evaluate.evry`; did you mean `every`"),
         ({"where": "split = 'test'"}, "no task matches `split = 'test'`.*change `evaluate.where`"),
         ({"tasksets": {"additon": {}}}, "names `additon`, .* did you mean `addition`"),
-        ({"tasksets": {"addition": {"k": [4]}}}, "`evaluate.tasksets.addition.group_size` is 1"),
+        (
+            {"tasksets": {"addition": {"pass_at": [4]}}},
+            "`evaluate.tasksets.addition.group_size` is 1",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_any_work(
@@ -252,7 +258,7 @@ def test_what_cannot_be_measured_is_refused_before_any_work(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"explorer": None}, "evaluate.every is for runs with an explorer"),
+        ({"explorer": None}, "evaluate.every_steps is for runs with an explorer"),
         ({"schedule": {"publish_every": 3, "max_ahead": 2}}, "multiple of .*publish_every, as 3"),
         (
             {"explorer": {"engine": {"endpoint": {"url": "http://127.0.0.1:1", "model": "m"}}}},

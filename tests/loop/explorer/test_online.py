@@ -180,7 +180,7 @@ def test_both_jobs_write_down_how_it_went(store: Store) -> None:
 
 
 def test_many_small_commits_give_the_rows_of_one_big_one(elsewhere: Elsewhere) -> None:
-    whole, parts = told(elsewhere()), told(elsewhere(), explorer={"tasks_per_commit": 1})
+    whole, parts = told(elsewhere()), told(elsewhere(), explorer={"tasks_per_chunk": 1})
     first = [(name, tokens) for name, tokens, _ in whole["tokens"] if "/000001/" in str(name)]
     assert len(first) == 6
     assert first == [(name, tokens) for name, tokens, _ in parts["tokens"][:6]]
@@ -239,7 +239,7 @@ def test_a_trainer_that_fails_ends_the_run_with_its_own_error(store: Store) -> N
 
 def test_a_condition_that_no_row_meets_ends_the_run_within_its_wait(store: Store) -> None:
     with pytest.raises(StarvedError) as caught:
-        run(store, config(trainer={"where": "reward > 5"}, schedule={"wait_seconds": 1}))
+        run(store, config(trainer={"where": "reward > 5"}, schedule={"timeout": 1}))
     said = str(caught.value)
     assert said.startswith("gave up after 1 s: step 1 of run `demo`: need 2 groups, have 0 fresh")
     jobs = {row["job"]: row["status"] for row in table(store, "runs").to_dicts()}
@@ -250,7 +250,7 @@ def test_an_explorer_ends_when_its_trainer_fails_also_when_it_waits_for_nothing(
     store: Store,
 ) -> None:
     """No row may be drawn, so the explorer goes on with the weights that it has."""
-    settings = config(trainer={"where": "reward > 5"}, schedule={"wait_seconds": 1})
+    settings = config(trainer={"where": "reward > 5"}, schedule={"timeout": 1})
     errors: list[Exception] = []
 
     def beside() -> None:
@@ -272,14 +272,14 @@ def test_an_explorer_ends_when_its_trainer_fails_also_when_it_waits_for_nothing(
 
 def test_a_trainer_without_an_explorer_says_what_it_waits_for(store: Store) -> None:
     with pytest.raises(StarvedError) as caught:
-        train(store, config(schedule={"wait_seconds": 0.3}))
+        train(store, config(schedule={"timeout": 0.3}))
     assert "gave up after 0.3 s: step 1 of run `demo`: need 2 groups, have 0" in str(caught.value)
     assert "is its explorer running?" in str(caught.value)
 
 
 def test_an_explorer_without_a_trainer_says_what_it_waits_for(store: Store) -> None:
     with pytest.raises(StarvedError) as caught:
-        explore(store, config(schedule={"wait_seconds": 0.3}))
+        explore(store, config(schedule={"timeout": 0.3}))
     assert "the explorer needs policy version 0 of run `demo`, newest is None" in str(caught.value)
 
 
@@ -301,7 +301,7 @@ def test_what_is_only_measured_is_not_drawn(store: Store) -> None:
     store.append("tasks", [task(1)])
     run(store, config(name="before"))
     held = "run_id = 'before' OR rollout = 0"
-    rows = trained(store, trainer={"evaluate_loss_where": held})
+    rows = trained(store, trainer={"eval_where": held})
     rows = rows.filter(pl.col("run_id") == "demo")
     assert set(rows["experience_id"].str.slice(-2)) == {"01", "02"}
     assert store.sql("SELECT count(*) FROM metrics WHERE name = 'eval/loss'").fetchall() == [(2,)]
@@ -330,7 +330,11 @@ def test_reward_rises(store: Store) -> None:
 
 
 def test_a_try_that_never_returns_becomes_a_row_and_the_job_ends(store: Store) -> None:
-    stuck = {"workflow": "support.runs:never_returns", "try_seconds": 0.2, "max_failed_batches": 1}
+    stuck = {
+        "workflow": "support.runs:never_returns",
+        "rollout_timeout": 0.2,
+        "max_failed_batches": 1,
+    }
     with pytest.raises(JobError, match=r"it took longer than 0\.2 s"):
         run(store, config(explorer=stuck))
     reasons = set(table(store, "experiences", "drop_reason")["drop_reason"])
@@ -339,9 +343,7 @@ def test_a_try_that_never_returns_becomes_a_row_and_the_job_ends(store: Store) -
 
 def test_tries_under_way_do_not_hold_up_a_run_that_failed(store: Store) -> None:
     began = time.monotonic()
-    stuck = config(
-        explorer={"workflow": "support.runs:never_returns"}, schedule={"wait_seconds": 1.0}
-    )
+    stuck = config(explorer={"workflow": "support.runs:never_returns"}, schedule={"timeout": 1.0})
     with pytest.raises(StarvedError, match="gave up after 1 s: step 1"):
         run(store, stuck)
     assert time.monotonic() - began < 20

@@ -31,7 +31,7 @@ UNFINISHED = """
 
 def streamed(store: Store, **changes: Any) -> pl.DataFrame:
     """Run asynchronously; return what was drawn, in order, with the rows' own columns."""
-    schedule = {"preset": "asynchronous", "wait_seconds": 60, **changes.pop("schedule", {})}
+    schedule = {"preset": "asynchronous", "timeout": 60, **changes.pop("schedule", {})}
     run(store, config(schedule=schedule, **changes))
     return table(
         store,
@@ -92,9 +92,7 @@ def test_a_run_that_is_stopped_says_so(store: Store) -> None:
         if job == "explore" and step == 2:
             stop.set()
 
-    settings = config(
-        schedule={"preset": "asynchronous", "wait_seconds": 60}, trainer={"steps": 100}
-    )
+    settings = config(schedule={"preset": "asynchronous", "timeout": 60}, trainer={"steps": 100})
     ended = threading.Event()
     trainer = threading.Thread(target=trains_until, args=(store, settings, ended))
     trainer.start()
@@ -137,7 +135,7 @@ def test_groups_that_are_stored_count_as_those_under_way_do() -> None:
 
 def test_presets_are_names_for_schedules_and_parts_of_them_can_be_changed() -> None:
     made = ScheduleConfig.model_validate({"preset": "asynchronous", "max_lag": 5})
-    assert (made.stream, made.max_lag) == (True, 5)
+    assert (made.streaming, made.max_lag) == (True, 5)
     assert ScheduleConfig.model_validate("on_policy").lag == 0
     assert ScheduleConfig.model_validate("one_step_off").lag == 1
     with pytest.raises(ConfigError, match=r"there is no schedule `asynchronus`.*asynchronous"):
@@ -171,7 +169,7 @@ def tries(workflow: Any, tasks: list[Task], **how: Any) -> list[Experience]:
 
 
 def test_a_try_that_takes_too_long_keeps_what_was_sampled() -> None:
-    quick, slow = tries(slow_above(3), [task(1), task(2)], try_seconds=0.05)
+    quick, slow = tries(slow_above(3), [task(1), task(2)], rollout_timeout=0.05)
     assert quick.finish_reason == "stop"
     assert slow.finish_reason == "timeout"
     assert slow.drop_reason == "workflow failed: it took longer than 0.05 s"
@@ -213,7 +211,7 @@ def test_of_more_groups_than_a_batch_needs_the_slowest_are_stopped(store: Store)
         config(
             explorer={
                 "workflow": "support.runs:waits_for_the_third",
-                "over_sample": {"ratio": 0.5},
+                "oversampling": {"ratio": 0.5},
             },
             trainer={"steps": 3},
         ),

@@ -31,7 +31,7 @@ def test_tries_that_wait_for_their_place_do_not_begin_when_their_group_is_stoppe
             sampling=Sampling(),
             seed=0,
             run_id="demo",
-            try_seconds=60,
+            rollout_timeout=60,
             places=asyncio.Semaphore(1),
         )
         stop = CancelScope()
@@ -51,7 +51,7 @@ def test_an_asynchronous_run_is_done_whatever_is_under_way_at_its_end(store: Sto
         config(
             explorer={"workflow": "support.runs:waits_after_batch_two"},
             trainer={"steps": 2},
-            schedule={"stream": True, "max_ahead": 6, "max_lag": 8},
+            schedule={"streaming": True, "max_ahead": 6, "max_lag": 8},
         ),
     )
     stopped = table(store, "experiences WHERE drop_reason LIKE 'stopped: the run has%'")
@@ -62,8 +62,8 @@ def test_an_asynchronous_run_is_done_whatever_is_under_way_at_its_end(store: Sto
 SAMPLED = {
     "explorer": {
         "workflow": "support.runs:waits_for_the_third",
-        "over_sample": {"ratio": 0.1},  # of a batch of 4: one more
-        "try_seconds": 4,
+        "oversampling": {"ratio": 0.1},  # of a batch of 4: one more
+        "rollout_timeout": 4,
     },
     "trainer": {"steps": 1, "batch_size": 4},
 }

@@ -166,7 +166,7 @@ def test_who_gives_up_waiting_ends_the_request() -> None:
 
     with (
         answering(answer) as server,
-        closing(EndpointPolicy(Endpoint(url=server.url, model="m", at_once=1))) as policy,
+        closing(EndpointPolicy(Endpoint(url=server.url, model="m", max_concurrency=1))) as policy,
     ):
         assert asyncio.run(give_up_and_ask_again(policy)) == "4"
         never.set()
@@ -219,4 +219,4 @@ def test_an_address_that_is_none_is_refused(url: str, told: str) -> None:
 def test_a_model_is_at_one_place() -> None:
     endpoint = {"url": "http://h/v1", "model": "m"}
     with pytest.raises(ConfigError, match="both `path` and `endpoint`"):
-        config(explorer={"models": {"judge": {"endpoint": endpoint, "path": "there"}}})
+        config(explorer={"auxiliary_models": {"judge": {"endpoint": endpoint, "path": "there"}}})

@@ -125,13 +125,15 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("tool_format", sorted(FORMATS))
-def test_content_is_told_up_to_where_a_call_may_begin_however_it_is_cut(tool_format: str) -> None:
+@pytest.mark.parametrize("tool_call_format", sorted(FORMATS))
+def test_content_is_told_up_to_where_a_call_may_begin_however_it_is_cut(
+    tool_call_format: str,
+) -> None:
     draw = random.Random(0)
-    for text in ANSWERS[tool_format]:
-        message = assistant_message(text, TOOLS, tool_format=tool_format)
+    for text in ANSWERS[tool_call_format]:
+        message = assistant_message(text, TOOLS, tool_call_format=tool_call_format)
         for _ in range(40):
-            beside, parts, at = OutsideToolCalls(tool_format), [], 0
+            beside, parts, at = OutsideToolCalls(tool_call_format), [], 0
             while at < len(text):
                 size = draw.randrange(1, 6)
                 parts.append(beside(text[at : at + size]))
@@ -139,7 +141,7 @@ def test_content_is_told_up_to_where_a_call_may_begin_however_it_is_cut(tool_for
             told = "".join(parts)
             assert message["content"].startswith(told.lstrip() if "tool_calls" in message else told)
             assert not any(mark in told for mark in ("name", "TOOL", "<tool", "<|"))
-    prose = OutsideToolCalls(tool_format)
+    prose = OutsideToolCalls(tool_call_format)
     assert "".join(prose(letter) for letter in " It is 4, a < b. ") == " It is 4, a < b."
 
 

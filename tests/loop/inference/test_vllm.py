@@ -388,7 +388,7 @@ def test_a_run_learns_from_a_teacher_on_vllm_and_ends_it(
     before = {child.pid for child in multiprocessing.active_children()}
     explorer = {
         "workflow": "on_policy_distillation",
-        "models": {"teacher": {"path": str(versions[0].folder), "engine": "vllm"}},
+        "auxiliary_models": {"teacher": {"path": str(versions[0].folder), "engine": "vllm"}},
         "sampling": {"max_tokens": 3},
     }
     run(store, config(algorithm="on_policy_distillation", explorer=explorer))

@@ -34,7 +34,7 @@ SERVED = """
 
 def warm_start(store: Store, folder: Path) -> Path:
     """Imitate the quickstart's expert; on CPUs vLLM wants attention heads of 32 dimensions."""
-    sft = load("quickstart_sft", ["model.tiny.heads=3"])
+    sft = load("quickstart_sft", ["model.from_scratch.heads=3"])
     prepare(store, sft.tasks)
     path = folder / "expert.jsonl"
     answers = forgetful_answers(select(store, "split = 'train'"), seed=0)

@@ -327,13 +327,15 @@ def test_a_run_that_starts_from_an_adapter_takes_it_as_part_of_its_model(
 ) -> None:
     start = newest(trained, folder(trained), "demo").folder
     merged, _ = load_folder(start)
-    made, _ = build(settings(model={"path": str(start), "tiny": None}), settings_algorithm())
+    made, _ = build(
+        settings(model={"path": str(start), "from_scratch": None}), settings_algorithm()
+    )
     torch.testing.assert_close(logprobs(made.policy), logprobs(merged), atol=1e-5, rtol=0)
     with torch.no_grad():
         said = made.scorers["reference"](IDS, torch.ones_like(IDS))["logprobs"]
     torch.testing.assert_close(said, logprobs(merged), atol=1e-5, rtol=0)
     store = rlake.connect(tmp_path / "store")
-    run(store, settings(model={"path": str(start), "tiny": None}, trainer={"steps": 1}))
+    run(store, settings(model={"path": str(start), "from_scratch": None}, trainer={"steps": 1}))
     first, _ = load_folder(published(store, folder(store), "demo")[0].folder)
     torch.testing.assert_close(logprobs(first), logprobs(merged), atol=1e-5, rtol=0)
 
@@ -344,7 +346,7 @@ def test_a_run_whose_model_was_changed_below_its_adapters_is_not_resumed(tmp_pat
     for part in (model, tokenizer):
         part.save_pretrained(base)
     store = rlake.connect(tmp_path / "store")
-    path = {"path": str(base), "tiny": None}
+    path = {"path": str(base), "from_scratch": None}
     run(store, settings(model=path, trainer={"steps": 1}))
     assert not (folder(store) / "base").exists()  # it lies elsewhere
     tiny(seed=1)[0].save_pretrained(base)

@@ -116,7 +116,7 @@ def test_a_reward_model_learns_to_rank_held_out_pairs_and_others_can_load_it(sto
     from transformers import AutoModelForSequenceClassification
 
     graded(store)
-    run(store, configured(epochs=15, evaluate_loss_where="margin < 20", decay="linear"))
+    run(store, configured(max_uses=15, eval_where="margin < 20", lr_scheduler={"name": "linear"}))
     accuracy = metric(store, "eval/accuracy")
     steps = max(accuracy)
     assert accuracy[0] == 0.5
@@ -159,7 +159,7 @@ def test_a_killed_training_of_a_reward_model_goes_on_bit_for_bit(
 def test_training_goes_on_from_a_stored_reward_model(store: Store) -> None:
     prefer(store, 4)
     run(store, configured(batch_size=2))
-    stored = {"tiny": None, "path": str(weights(store, 2))}
+    stored = {"from_scratch": None, "path": str(weights(store, 2))}
     trainer = {"batch_size": 2, "learning_rate": 3e-3}
     again = offline(name="again", algorithm="reward_model", model=stored, trainer=trainer)
     run(store, again)

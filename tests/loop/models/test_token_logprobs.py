@@ -101,8 +101,8 @@ def test_statistics_are_those_of_the_models_own_logits(
     token_ids, mask = a_batch()
     torch.manual_seed(2)
     say = {name: torch.randn(mask.shape) for name in ("logprobs", "entropy")}
-    for logits_bytes in (1, 4 * 16 * 40 * 3, 2**28):  # a token a chunk, three, all of them
-        scorer = Scorer(model, packing=packing or None, logits_bytes=logits_bytes)
+    for max_logits_bytes in (1, 4 * 16 * 40 * 3, 2**28):  # a token a chunk, three, all of them
+        scorer = Scorer(model, packing=packing or None, max_logits_bytes=max_logits_bytes)
         both = ["logprobs", "entropy"]
         found = scorer(token_ids, mask, temperature=temperature, statistics=both)
         wanted = expected(model, token_ids, mask, temperature)
@@ -148,7 +148,7 @@ def test_a_head_is_found_in_every_type_inside_autocast_too(family: str, dtype: t
 def test_a_statistic_of_whole_distributions_has_the_gradient_of_log_softmax() -> None:
     model, _ = tiny()
     token_ids, mask = a_batch()
-    found = Scorer(model, logits_bytes=1)(token_ids, mask, statistics=["discriminator"])
+    found = Scorer(model, max_logits_bytes=1)(token_ids, mask, statistics=["discriminator"])
     ours = gradients(model, found["discriminator"].sum())
     logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1]
     logprobs = torch.log_softmax(logits, -1)[mask[:, 1:] > 0]
@@ -177,7 +177,7 @@ def test_logits_are_never_there_as_a_whole(names: list[str]) -> None:
     config = Qwen2Config(**{**SIZES, "vocab_size": vocabulary}, tie_word_embeddings=True)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     ids = torch.randint(3, vocabulary, (2, tokens))
-    scorer = Scorer(model, logits_bytes=4 * vocabulary * 40)
+    scorer = Scorer(model, max_logits_bytes=4 * vocabulary * 40)
     with Largest() as seen:
         found = scorer(ids, torch.ones(2, tokens), statistics=names)
         sum(found[name].sum() for name in names).backward()  # type: ignore[union-attr]
@@ -203,7 +203,7 @@ def test_whole_distributions_are_those_of_the_models_own_logits(
 ) -> None:
     policy, teacher = of_family("gemma2"), of_family("granite")
     token_ids, mask = a_batch()
-    found = Scorer(policy, logits_bytes=1)(
+    found = Scorer(policy, max_logits_bytes=1)(
         token_ids,
         mask,
         temperature=temperature,

@@ -82,7 +82,7 @@ def test_a_file_extends_a_recipe_or_another_file_key_by_key(tmp_path: Path) -> N
         tmp_path / "deeper",
         "second.yaml",
         "{extends: ../first.yaml, name: second, algorithm: {rloo: {group_size: 3}},"
-        " trainer: {batch_size: 5}, model: {tiny: {layers: 1}}}",
+        " trainer: {batch_size: 5}, model: {from_scratch: {layers: 1}}}",
     )
     base, made = load("grpo_digits"), load(path, ["trainer.weight_decay=0.5"])
     assert differences(base.model_dump(mode="json"), made.model_dump(mode="json")) == {
@@ -91,7 +91,7 @@ def test_a_file_extends_a_recipe_or_another_file_key_by_key(tmp_path: Path) -> N
         "trainer.steps",
         "trainer.batch_size",
         "trainer.weight_decay",
-        "model.tiny.layers",
+        "model.from_scratch.layers",
     }
     assert (made.name, made.trainer.steps, made.trainer.batch_size) == ("second", 7, 5)
 
@@ -107,12 +107,12 @@ def test_what_is_chosen_by_name_is_replaced_and_null_takes_a_section_away(tmp_pa
         tmp_path,
         "c.yaml",
         "{extends: base.yaml, name: c, algorithm: {mix: {mu: 0.1}}, trainer: {sampler: fifo},"
-        " tasks: {make: {addition: {low: 0}}}, explorer: {rewards: {boxed: 1.0}}}",
+        " tasks: {generator: {addition: {low: 0}}}, explorer: {rewards: {boxed: 1.0}}}",
     )
     made = load(path)
     assert made.algorithm == {"mix": {"mu": 0.1}}
     assert made.trainer.sampler.mixed is None
-    assert made.tasks.make == {"addition": {"low": 0}}
+    assert made.tasks.generator == {"addition": {"low": 0}}
     assert made.explorer is not None
     assert made.explorer.rewards == {"boxed": 1.0}
     assert load(write(tmp_path, "d.yaml", "{extends: c.yaml, explorer: null}")).explorer is None
@@ -120,7 +120,7 @@ def test_what_is_chosen_by_name_is_replaced_and_null_takes_a_section_away(tmp_pa
 
 def test_a_model_from_elsewhere_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     path = write(tmp_path, "c.yaml", "{extends: grpo_digits, model: {path: folder}}")
-    assert (load(path).model.path, load(path).model.tiny) == ("folder", None)
+    assert (load(path).model.path, load(path).model.from_scratch) == ("folder", None)
     path = write(tmp_path, "d.yaml", "{extends: grpo_digits, model: {dtype: float32}}")
     assert load(path).model == load("grpo_digits").model
     taught = "{extends: jsd_digits, trainer: {teacher: {path: there}}}"
@@ -168,7 +168,7 @@ def test_a_dry_run_prints_what_is_set_and_what_follows_from_it(
     assert cli.run_command(["run", str(path), "--dry-run"]) == 0
     told = capsys.readouterr().out
     assert build(yaml.safe_load(told)) == load(path)
-    assert "max_skipped_steps" not in told  # a default
+    assert "max_nonfinite_steps" not in told  # a default
     for line in (
         "a step trains on 16 groups of 8 rollouts: 128 rows",
         "7 steps draw 112 groups",
@@ -217,7 +217,7 @@ def test_a_maker_of_rows_that_does_not_fit_is_refused_before_work(
 ) -> None:
     tree = load("sft_digits").model_dump(mode="json")
     with pytest.raises(ConfigError, match=said):
-        run(store, RunConfig.model_validate({**tree, "data": {"make": make}}))
+        run(store, RunConfig.model_validate({**tree, "data": {"generator": make}}))
     assert store.count("experiences") == 0
 
 

@@ -16,9 +16,9 @@ from rlake.store import Store, connect
 
 SMALL = [
     "trainer.steps=40",
-    "model.tiny.layers=1",
-    "model.tiny.hidden_size=48",
-    "model.tiny.max_length=320",
+    "model.from_scratch.layers=1",
+    "model.from_scratch.hidden_size=48",
+    "model.from_scratch.max_length=320",
 ]
 """A few seconds' worth: most of GSM8K's solutions are too long for this model."""
 
@@ -84,7 +84,7 @@ def test_it_learns_from_right_solutions_and_never_from_held_out_questions(
 def test_solutions_too_long_for_the_model_are_on_record_with_weight_zero(
     lake: Store, train: Train
 ) -> None:
-    train(*SMALL, "trainer.steps=20", "model.tiny.max_length=288")
+    train(*SMALL, "trainer.steps=20", "model.from_scratch.max_length=288")
     wrong = lake.sql(
         "SELECT d.weight, length(e.prompt_text) + length(e.response_text) + 1 AS tokens "
         "FROM draws_current d JOIN experiences e USING (experience_id) "

@@ -35,7 +35,7 @@ def tries(
     step: int = 1,
     first: int = 0,
     run_id: str = "demo",
-    try_seconds: float | None = None,
+    rollout_timeout: float | None = None,
 ) -> list[Experience]:
     """Try tasks and return the rows."""
     trying = RolloutSpec(
@@ -45,7 +45,7 @@ def tries(
         sampling=Sampling(max_tokens=6),
         seed=seed,
         run_id=run_id,
-        try_seconds=try_seconds,
+        rollout_timeout=rollout_timeout,
     )
     numbered = list(enumerate(tasks or [task(1), task(2)]))[first:]
     return asyncio.run(run_tasks(numbered, policy, trying, step=step))
@@ -219,7 +219,7 @@ def test_an_async_reward_is_waited_for_but_not_longer_than_a_try() -> None:
     began = time.monotonic()
     rewards = {"waits": (waits, 0.5), "length": (length, 1.0)}
     rows = tries(
-        answers("2", "3", "4"), tasks=[task(1)], group_size=3, rewards=rewards, try_seconds=0.2
+        answers("2", "3", "4"), tasks=[task(1)], group_size=3, rewards=rewards, rollout_timeout=0.2
     )
     assert [r.reward for r in rows] == [1.5, None, 1.5]
     assert rows[1].drop_reason == "reward `waits` failed: it took longer than 0.2 s"

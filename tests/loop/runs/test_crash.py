@@ -74,7 +74,7 @@ def test_the_audit_of_rows_trained_twice_finds_a_planted_one(tmp_path: Path):
         pytest.param(
             [
                 *("--set", "schedule.max_ahead=1", "--set", "schedule.publish_every=2"),
-                *("--set", "explorer.tasks_per_commit=2"),
+                *("--set", "explorer.tasks_per_chunk=2"),
             ],
             marks=pytest.mark.long,
         ),
@@ -103,7 +103,7 @@ SCORES = """
 def test_a_run_that_is_measured_meanwhile_is_killed_and_ends_as_if_neither_had_been(
     tmp_path: Path,
 ) -> None:
-    every = ("--set", "evaluate.every=3")
+    every = ("--set", "evaluate.every_steps=3")
     alone = whole_run(tmp_path / "alone")
     whole = whole_run(tmp_path / "whole", *every)
     killed = killed_run(tmp_path / "killed", [4, 10], *every)

@@ -57,7 +57,7 @@ def test_another_name_is_another_run(store: Store) -> None:
         ({"seed": 1}, "seed"),
         ({"algorithm": {"grpo": {"group_size": 4}}}, "algorithm.grpo.group_size"),
         ({"trainer": {"learning_rate": 0.5}}, "trainer.learning_rate"),
-        ({"model": {"tiny": {"layers": 2}}}, "model.tiny"),
+        ({"model": {"from_scratch": {"layers": 2}}}, "model.from_scratch"),
         ({"schedule": {"max_ahead": 1}}, "schedule.max_ahead"),
         ({"explorer": {"sampling": {"temperature": 0.5}}}, "explorer.sampling.temperature"),
         ({"tasks": {"where": "true"}}, "tasks.where"),
@@ -75,7 +75,7 @@ def test_a_run_is_not_continued_as_another(store: Store, changes: dict[str, Any]
     [
         {"trainer": {"steps": 50}},
         {"trainer": {"keep_checkpoints": 9}},
-        {"schedule": {"wait_seconds": 1}},
+        {"schedule": {"timeout": 1}},
         {"schedule": {"max_lag": 0}},  # what it was, said aloud
         {"evaluate": {"group_size": 3}},
         {"store": "elsewhere"},

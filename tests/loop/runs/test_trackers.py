@@ -46,7 +46,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def small(*specs: Any, **changes: Any) -> RunConfig:
     trainer = {"steps": 4, "batch_size": 2, "learning_rate": 1e-2, "checkpoint_every": 2}
-    return config(monitors=list(specs), trainer=trainer, **changes)
+    return config(trackers=list(specs), trainer=trainer, **changes)
 
 
 def stopped_and_resumed(store: Store, settings: RunConfig) -> dict[int, float]:
@@ -95,7 +95,7 @@ def test_a_tracker_that_is_down_or_hangs_never_stops_the_run(
     counts = dict(
         store.sql(
             "SELECT split_part(name, '/', 3), sum(value) FROM metrics "
-            f"WHERE name LIKE 'monitors/{broken}/%' GROUP BY ALL"
+            f"WHERE name LIKE 'trackers/{broken}/%' GROUP BY ALL"
         ).fetchall()
     )
     assert counts["failures"] >= 2
@@ -108,7 +108,7 @@ TRACKED = Tracked("demo", "train", "key", 1, 1, Path(), {})
 
 
 def logged() -> list[int]:
-    """Return the steps that monitors took."""
+    """Return the steps that trackers took."""
     return [told[2] for told in TOLD if told[0] == "log"]
 
 
@@ -212,7 +212,7 @@ def test_the_command_says_which_monitors_write_where(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     specs = ["tensorboard", {"wandb": {"mode": "offline"}}, "support.trackers:Notes"]
-    settings = small("tensorboard").model_dump(mode="json") | {"monitors": specs}
+    settings = small("tensorboard").model_dump(mode="json") | {"trackers": specs}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(settings))
     lake = tmp_path / "lake"
     connect(lake)  # else the configuration is refused before a store is made
@@ -296,7 +296,7 @@ def test_wandb_mlflow_and_swanlab_hold_what_a_resumed_run_stored(store: Store) -
     assert any(s for r, s in wandb_steps(folder, "explore/rows").items() if "explore" in r)
     assert swanlab_steps(folder / "swanlog", "train/loss") == attempts
     assert len(swanlab_steps(folder / "swanlog", "explore/rows")) >= 4
-    failed = "SELECT name, value FROM metrics WHERE name LIKE 'monitors/%'"
+    failed = "SELECT name, value FROM metrics WHERE name LIKE 'trackers/%'"
     assert store.sql(failed).fetchall() == []
 
 

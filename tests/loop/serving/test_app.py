@@ -311,7 +311,7 @@ def test_others_are_answered_while_a_long_prompt_is_tokenized() -> None:
 
 
 def test_a_body_that_is_too_long_is_refused_before_it_is_read() -> None:
-    settings = ServeConfig(limits=LimitsConfig(body_bytes=2000))
+    settings = ServeConfig(limits=LimitsConfig(max_body_bytes=2000))
     app = create_app(scripted(), settings=settings)
     read = 0
 
@@ -332,7 +332,7 @@ def test_a_body_that_is_too_long_is_refused_before_it_is_read() -> None:
 
 
 def test_more_requests_than_may_wait_are_refused_and_tell_when_to_come_back() -> None:
-    limits = LimitsConfig(requests_at_once=1, requests_waiting=1, wait_seconds=0.05)
+    limits = LimitsConfig(max_concurrent_requests=1, max_queued_requests=1, wait_seconds=0.05)
     policy = Waits()
     app = create_app(policy, settings=ServeConfig(limits=limits))
 

@@ -285,8 +285,8 @@ def test_recorded_traffic_is_trained_on_with_its_feedback_and_nothing_else(
     where = "source = 'served'" + (f" AND experience_id IN ({GOOD})" if is_sft else "")
     trainer = {
         "where": where,
-        "with_columns": ["reward=feedback:score"],
-        "epochs": 1,
+        "side_columns": ["reward=feedback:score"],
+        "max_uses": 1,
         "batch_size": 4 if is_sft else 2,
     }
     train(store, offline(algorithm=algorithm, trainer=trainer))

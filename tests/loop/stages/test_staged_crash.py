@@ -20,16 +20,17 @@ name: small
 seed: 3
 threads: 1
 model:
-  tiny: {hidden_size: 16, layers: 1, heads: 2, max_length: 16, init_std: 0.3, alphabet: "01234+="}
+  from_scratch: {hidden_size: 16, layers: 1, heads: 2, max_length: 16, init_std: 0.3,
+    alphabet: "01234+="}
 tasks:
-  make: {addition: {low: 0, high: 4, held_out: 5}}
-data: {make: expert_answers}
+  generator: {addition: {low: 0, high: 4, held_out: 5}}
+data: {generator: expert_answers}
 trainer: {batch_size: 4, learning_rate: 5.0e-3, checkpoint_every: 4}
 evaluate: {sampling: {max_tokens: 3, temperature: 0}}
 stages:
   warm_start:
     algorithm: sft
-    trainer: {where: source = 'expert', steps: 10, epochs: 9}
+    trainer: {where: source = 'expert', steps: 10, max_uses: 9}
   learn:
     algorithm: {grpo: {group_size: 4}}
     explorer: {rewards: "support.jobs:even_digits", sampling: {max_tokens: 3}}

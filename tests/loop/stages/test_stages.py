@@ -26,10 +26,10 @@ from rlake.store.lineage.policy import of_policy
 SHARED: dict[str, Any] = {
     "name": "demo",
     "threads": 1,
-    "model": {"tiny": SPEC},
-    "tasks": {"make": {"addition": {"low": 0, "high": 4, "held_out": 5}}},
-    "data": {"make": "expert_answers"},
-    "schedule": {"wait_seconds": 60},
+    "model": {"from_scratch": SPEC},
+    "tasks": {"generator": {"addition": {"low": 0, "high": 4, "held_out": 5}}},
+    "data": {"generator": "expert_answers"},
+    "schedule": {"timeout": 60},
     "trainer": {"batch_size": 2, "learning_rate": 1e-2, "checkpoint_every": 2},
     "evaluate": {"sampling": {"max_tokens": 3, "temperature": 0}},
 }
@@ -87,8 +87,8 @@ def test_each_stage_lies_over_what_all_share_and_starts_from_the_one_before() ->
     warm, learn, measure = staged()
     assert [s.kind for s in (warm, learn, measure)] == ["train", "train", "evaluate"]
     assert (warm.config.name, learn.config.name) == ("demo.warm_start", "demo.learn")
-    assert warm.config.model.tiny is not None
-    assert (learn.config.model.tiny, learn.config.model.run) == (None, "demo.warm_start")
+    assert warm.config.model.from_scratch is not None
+    assert (learn.config.model.from_scratch, learn.config.model.run) == (None, "demo.warm_start")
     assert learn.config.trainer.batch_size == 2
     assert learn.config.trainer.where is None, "a stage has nothing of another stage"
     assert measure.config.name == "demo.learn", "it measures the run before it"
@@ -97,9 +97,9 @@ def test_each_stage_lies_over_what_all_share_and_starts_from_the_one_before() ->
 
 def test_a_stage_may_start_from_a_model_of_its_own() -> None:
     path = staged({"learn": STAGES["learn"] | {"model": {"path": "folder"}}})[1].config.model
-    assert (path.path, path.run, path.tiny) == ("folder", None, None)
+    assert (path.path, path.run, path.from_scratch) == ("folder", None, None)
     other = staged({"learn": STAGES["learn"] | {"model": {"run": "older"}}})[1].config.model
-    assert (other.path, other.run, other.tiny) == (None, "older", None)
+    assert (other.path, other.run, other.from_scratch) == (None, "older", None)
     same = staged({"learn": STAGES["learn"] | {"model": {"device": "cpu"}}})[1].config.model
     assert (same.device, same.run) == ("cpu", "demo.warm_start")
 
@@ -143,8 +143,9 @@ def test_a_file_is_read_with_overrides_of_one_stage(tmp_path: Path) -> None:
         ({"a": {"name": "x", "algorithm": "sft"}}, "`stages.a.name` is for all stages"),
         ({"a": {"algorithm": "sft", "trainr": {}}}, "stage `a`: unknown key `trainr`"),
         (
-            {"a": {"algorithm": "sft"}, "b": {"model": {"tiny": {}}}},
-            "stage `b`: `model.tiny`: a stage that measures takes the weights of the run before",
+            {"a": {"algorithm": "sft"}, "b": {"model": {"from_scratch": {}}}},
+            "stage `b`: `model.from_scratch`: a stage that measures takes the weights of the "
+            "run before",
         ),
         (
             {"a": {"algorithm": "sft"}, "b": {"pipeline": "x.yaml", "seed": 1}},

@@ -38,7 +38,7 @@ BELIEVED = (
 
 def job(store: Store, **tasks: Any) -> Job:
     """A first attempt of an explorer, over the tasks that are stored."""
-    settings = config(tasks={"make": None, **tasks})
+    settings = config(tasks={"generator": None, **tasks})
     return Job(store, settings, "explore", 1, Path(store.root))
 
 
@@ -142,8 +142,8 @@ def test_ordered_tasks_come_by_a_number_and_those_without_one_last(
         ({"accuracy": "exact"}, {"reward": 0.0, "rewards": {"exact": 1.0}}, 1.0),
         ({"accuracy": "exact"}, {"reward": 1.0, "rewards": {"format": 1.0}}, None),
         ({"accuracy": "exact"}, {"reward": 1.0, "rewards": {"exact": None}}, None),
-        ({"passes_at": 0.5}, {"reward": 0.5}, 1.0),
-        ({"passes_at": -0.5}, {"reward": -1.0}, 0.0),
+        ({"pass_threshold": 0.5}, {"reward": 0.5}, 1.0),
+        ({"pass_threshold": -0.5}, {"reward": -1.0}, 0.0),
     ],
 )
 def test_a_try_passes_by_its_accuracy_and_not_by_a_shaped_reward(
@@ -216,7 +216,7 @@ def test_bots_believes_what_the_paper_says(anchored: bool) -> None:  # noqa: FBT
     batches = [{0: (3.0, 4.0), 2: (0.0, 4.0)}, {2: (1.0, 3.0)}, {}, {1: (0.0, 4.0), 4: (4.0, 4.0)}]
     as_numbers = [np.array([np.nan if v is None else v for v in one]) for one in (weak, strong)]
     selector = Bots(
-        BotsConfig(forget=0.15, rho=0.3),
+        BotsConfig(decay=0.15, rho=0.3),
         size=5,
         tries=4,
         epoch=7.0,
@@ -250,7 +250,7 @@ def test_adaptive_rho_is_halved_when_inferred_rates_are_wrong_by_a_quarter() -> 
 
 
 def test_bots_takes_the_tasks_nearest_to_the_target_at_temperature_zero() -> None:
-    selector = Bots(BotsConfig(thompson=False, target=0.5), size=4, tries=8, epoch=2.0)
+    selector = Bots(BotsConfig(thompson_sampling=False, target=0.5), size=4, tries=8, epoch=2.0)
     selector.start(Outcomes(np.arange(4), np.array([0.0, 3.0, 5.0, 8.0]), np.full(4, 8.0)))
     chosen = selector.choose(2, first=0, rng=np.random.default_rng(0))
     assert sorted(chosen.places.tolist()) == [1, 2]
@@ -276,7 +276,7 @@ def test_places_are_drawn_in_proportion_to_weights_and_to_the_softmax_of_scores(
 # learning from the tries, and the record of it
 
 
-@pytest.mark.parametrize("select", ["by_pass_rate", {"bots": {"thompson": False}}])
+@pytest.mark.parametrize("select", ["by_pass_rate", {"bots": {"thompson_sampling": False}}])
 def test_tasks_that_are_always_or_never_solved_come_more_rarely(store: Store, select: Any) -> None:
     made = curriculum(store, 12, select=select)
     seen: Counter[int] = Counter()
@@ -294,8 +294,11 @@ def test_tasks_that_are_always_or_never_solved_come_more_rarely(store: Store, se
     "tasks",
     [
         {"select": "by_pass_rate"},
-        {"select": {"bots": {"weak": "0.1", "strong": "answer::INT / 30"}}, "record_every": 2},
-        {"select": "random", "mix": {"default": {"share": 1, "select": "bots"}}},
+        {
+            "select": {"bots": {"weak": "0.1", "strong": "answer::INT / 30"}},
+            "save_estimates_every": 2,
+        },
+        {"select": "random", "mix": {"default": {"weight": 1, "selector": "bots"}}},
     ],
 )
 def test_a_curriculum_that_is_made_again_goes_on_as_if_it_had_not_stopped(
@@ -351,7 +354,7 @@ def test_tries_of_runs_before_count_when_the_history_says_so(store: Store) -> No
         for i in range(12)
     ]
     store.append("experiences", before)
-    bots = {"history": "run_id = 'yesterday'", "thompson": False}
+    bots = {"history": "run_id = 'yesterday'", "thompson_sampling": False}
     made = curriculum(store, batch_size=1, select={"bots": bots})
     assert answers(made.batch(1)) == [6], "the one that was solved in half of the tries"
     [(expected,)] = store.sql("SELECT expected FROM task_selections").fetchall()
@@ -365,7 +368,7 @@ def test_each_batch_of_a_mixture_has_tasks_of_all_sets_by_their_weights(store: S
     for name in ("easy", "hard", "other"):
         asked = [rlake.Task.ask(f"{i}+1=", str(i), taskset=name) for i in range(9)]
         store.append("tasks", asked)
-    mix = {"easy": 3, "hard": {"share": 1, "select": {"hard_to_easy": {"by": "answer::INT"}}}}
+    mix = {"easy": 3, "hard": {"weight": 1, "selector": {"hard_to_easy": {"by": "answer::INT"}}}}
     made = curriculum(store, batch_size=6, mix=mix, select="shuffle")
     batches = [made.batch(number) for number in range(1, 9)]
     sets = [Counter(t.taskset for t in batch) for batch in batches]
@@ -386,7 +389,7 @@ def test_each_batch_of_a_mixture_has_tasks_of_all_sets_by_their_weights(store: S
         ({"where": "false"}, "no task matches `false`"),
         (
             {"mix": {"defualt": 1}},
-            "`tasks.mix` names the taskset `defualt`.*did you mean `default`",
+            "`tasks.mixture` names the taskset `defualt`.*did you mean `default`",
         ),
         ({"select": "random"}, "a batch needs 7 tasks, and `random.* takes each of 6 once at most"),
         ({"select": "bots"}, "a batch needs 7 tasks"),
@@ -395,7 +398,7 @@ def test_each_batch_of_a_mixture_has_tasks_of_all_sets_by_their_weights(store: S
             {"select": {"easy_to_hard": {"by": "anwser::INT"}}},
             "easy_to_hard.by`.*`anwser`.*`answer`",
         ),
-        ({"select": {"easy_to_hard": {"by": "answer::INT +"}}}, "`tasks.select.easy_to_hard.by`"),
+        ({"select": {"easy_to_hard": {"by": "answer::INT +"}}}, "`tasks.selector.easy_to_hard.by`"),
         ({"select": {"easy_to_hard": {"by": "NULL::INT"}}}, "is NULL for all 6 tasks"),
         ({"select": {"easy_to_hard": {"by": "prompt_text::INT"}}}, "easy_to_hard.by`: .*convert"),
         ({"select": {"easy_to_hard": {"by": "'inf'::DOUBLE"}}}, "must be finite or NULL"),
@@ -438,7 +441,7 @@ def test_an_accuracy_that_no_row_has_ends_the_run_with_the_nearest_name(store: S
 
 
 def settings(steps: int, select: Any) -> RunConfig:
-    tasks = {"select": select, "passes_at": 0.3, "record_every": 4}
+    tasks = {"selector": select, "pass_threshold": 0.3, "save_estimates_every": 4}
     return config(tasks=tasks, trainer={"steps": steps})
 
 
@@ -461,7 +464,7 @@ def test_a_run_that_is_resumed_chooses_what_the_uninterrupted_one_chose(
 @pytest.mark.slow
 def test_a_killed_run_and_two_processes_choose_what_one_run_chose(tmp_path: Path) -> None:
     assert "even_digits" in CONFIG, "its rewards are thirds"
-    sets = ["--set", "tasks.select=bots", "--set", "tasks.passes_at=0.6"]
+    sets = ["--set", "tasks.selector=bots", "--set", "tasks.pass_threshold=0.6"]
     args = ["small.yaml", "--store", "lake", *sets]
     folders = [tmp_path / name for name in ("whole", "killed", "two")]
     for folder in folders:
@@ -497,7 +500,7 @@ def test_more_groups_teach_something_when_tasks_are_chosen_by_what_was_learned(
         store = rlake.connect(tmp_path / name)
         store.append("tasks", asked)
         parts = {"rewards": f"{__name__}:says_its_digit"}
-        tasks = {"make": None, "select": name}
+        tasks = {"generator": None, "selector": name}
         trainer = {"steps": 40, "batch_size": 6, "learning_rate": 1e-3}
         algorithm = {"grpo": {"group_size": 8}}
         run(store, config(tasks=tasks, explorer=parts, trainer=trainer, algorithm=algorithm))

@@ -175,6 +175,8 @@ def test_half_a_character_of_a_proposal_is_a_question_mark(seeded: Store) -> Non
 
 def test_a_maker_by_sql_gives_a_grid_of_tasks(store: Store) -> None:
     sql = "SELECT a || '+' || b AS prompt_text, a + b AS answer FROM range(3) x(a), range(3) y(b)"
-    prepare(store, TasksConfig(make={"from_sql": {"sql": sql, "taskset": "grid", "held_out": 2}}))
+    prepare(
+        store, TasksConfig(generator={"from_sql": {"sql": sql, "taskset": "grid", "held_out": 2}})
+    )
     counts = store.sql("SELECT split, count(*) FROM tasks GROUP BY split ORDER BY split").fetchall()
     assert counts == [("eval", 2), ("train", 7)]

@@ -245,7 +245,7 @@ def test_a_number_alone_is_that_of_the_newest() -> None:
         ({"lowest": "loss"}, "`loss` is no metric of a trainer"),
         (
             {"lowest": "eval/loss"},
-            "`eval/loss` is measured on `trainer.evaluate_loss_where`, or by",
+            "`eval/loss` is measured on `trainer.eval_where`, or by",
         ),
     ],
 )
@@ -273,7 +273,7 @@ def test_a_writer_that_fails_in_the_background_ends_the_next_checkpoint(tmp_path
 
 def test_a_writer_that_fails_ends_the_run(store: Store) -> None:
     store.append("experiences", written_rows(8))
-    settings = offline(trainer={"epochs": 4, "batch_size": 8, "checkpoint_every": 1})
+    settings = offline(trainer={"max_uses": 4, "batch_size": 8, "checkpoint_every": 1})
     folder = run_folder(store, settings)
 
     def block(event: str, step: int, measured: Mapping[str, float]) -> None:

@@ -209,12 +209,12 @@ def test_processes_that_cannot_be_are_refused(parallel: Any, error: str) -> None
         (
             {"processes": 3},
             {"RANK": "0", "WORLD_SIZE": "2"},
-            "`trainer.parallel.processes` is 3, and torchrun started 2 processes",
+            "`trainer.distributed.world_size` is 3, and torchrun started 2 processes",
         ),
         (
             {"shard": 3},
             {"RANK": "0", "WORLD_SIZE": "4"},
-            "`trainer.parallel`: shard 3 does not divide 4 processes; expected one of 1, 2, 4",
+            "`trainer.distributed`: shard 3 does not divide 4 processes; expected one of 1, 2, 4",
         ),
     ],
 )

@@ -103,7 +103,7 @@ def test_every_algorithm_learns_in_bfloat16_and_its_logits_stay_within_their_byt
     found = {}
     for precision in ("float32", "bfloat16"):
         with Logits(len(tokenizer), model.config.hidden_size) as seen:
-            found[precision] = step(algorithm, given, precision=precision, logits_bytes=bound)
+            found[precision] = step(algorithm, given, precision=precision, max_logits_bytes=bound)
         assert seen.largest <= bound, precision
         assert (seen.largest > 0) == (resolve(algorithm).network != "reward_model")
     whole, half = found["float32"], found["bfloat16"]
@@ -143,13 +143,13 @@ class Greedy(Algorithm):
 
 def test_a_step_that_runs_out_of_memory_says_what_to_lower() -> None:
     made = Greedy()
-    ours = optimization(made, networks(made), micro_batch_tokens=123, logits_bytes=4567)
+    ours = optimization(made, networks(made), micro_batch_tokens=123, max_logits_bytes=4567)
     with pytest.raises(JobError) as caught:
         ours.step(ready())
     told = str(caught.value)
     assert "a training step ran out of memory" in told
     assert "lower `trainer.micro_batch_tokens` (now 123)" in told
-    assert "`trainer.logits_bytes` (now 4567)" in told
+    assert "`trainer.max_logits_bytes` (now 4567)" in told
     assert "or set `trainer.gradient_checkpointing`" in told
 
 
@@ -166,11 +166,11 @@ def test_other_errors_of_a_step_are_not_taken_for_memory() -> None:
 def test_what_is_configured_reaches_the_networks() -> None:
     given = config(
         algorithm="ppo",
-        trainer={"packing": False, "logits_bytes": 1000, "gradient_checkpointing": True},
+        trainer={"packing": False, "max_logits_bytes": 1000, "gradient_checkpointing": True},
     )
     trained, _ = build(given, resolve("ppo"))
     assert not trained.scorer.packs
-    assert trained.scorer.logits_bytes == 1000
+    assert trained.scorer.max_logits_bytes == 1000
     assert all(
         any(getattr(m, "gradient_checkpointing", False) for m in network.modules())
         for network in trained.trained.values()

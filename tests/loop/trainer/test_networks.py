@@ -246,7 +246,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_what_differs(
 
 def test_a_run_whose_model_was_replaced_is_not_resumed(store: Store, tmp_path: Path) -> None:
     store.append("experiences", written(8))
-    model = {**saved(tmp_path / "model"), "tiny": None}
+    model = {**saved(tmp_path / "model"), "from_scratch": None}
     trainer = {"batch_size": 4, "checkpoint_every": 1}
     run(store, offline(model=model, trainer=trainer | {"steps": 1}))
     saved(tmp_path / "model", layers=2)

@@ -53,7 +53,7 @@ def metric(store: Store, name: str) -> dict[int, float]:
 def test_every_row_is_drawn_exactly_as_often_as_there_are_epochs(
     store: Store, rows: int, epochs: int, sampler: dict[str, Any]
 ) -> None:
-    trainer = {"batch_size": 4, "epochs": epochs, "sampler": sampler}
+    trainer = {"batch_size": 4, "max_uses": epochs, "sampler": sampler}
     drawn = train(store, written(rows), trainer=trainer)
     assert set(Counter(drawn["experience_id"]).values()) == {epochs}
     assert drawn["experience_id"].n_unique() == rows
@@ -76,7 +76,7 @@ def test_a_step_that_can_never_be_drawn_says_so_at_once(store: Store) -> None:
     said = str(caught.value)
     assert "step 3 of run `demo` can never be drawn" in said
     assert "need 4 rows, have 0 fresh, 0 stale, 6 drawn as often as allowed" in said
-    assert "take fewer `trainer.steps`, or more `trainer.epochs`" in said
+    assert "take fewer `trainer.steps`, or more `trainer.max_uses`" in said
     [error] = table(store, "runs", "error")["error"].to_list()
     assert error == said
 
@@ -243,7 +243,7 @@ def test_training_makes_stored_answers_likelier(store: Store) -> None:
     train(
         store,
         written(8, response=6),
-        trainer={"batch_size": 8, "epochs": 40, "learning_rate": 3e-2},
+        trainer={"batch_size": 8, "max_uses": 40, "learning_rate": 3e-2},
     )
     loss = metric(store, "train/nll")
     assert loss[40] < 0.5 * loss[1]
@@ -258,7 +258,7 @@ def test_the_loss_of_held_out_rows_is_measured_and_they_are_not_trained_on(store
             "batch_size": 3,
             "checkpoint_every": 2,
             "where": "rollout < 3",
-            "evaluate_loss_where": "rollout IN (1, 3)",
+            "eval_where": "rollout IN (1, 3)",
         },
     )
     assert set(drawn["experience_id"].str.slice(-2)) == {"00", "02"}
@@ -273,11 +273,15 @@ def test_the_loss_of_held_out_rows_is_measured_and_they_are_not_trained_on(store
 
 def test_held_out_rows_that_are_not_there_are_refused(store: Store) -> None:
     with pytest.raises(ConfigError, match="no stored row matches"):
-        train(store, written(2), trainer={"evaluate_loss_where": "reward > 7"})
+        train(store, written(2), trainer={"eval_where": "reward > 7"})
 
 
 def test_the_numbers_of_each_step_are_stored(store: Store) -> None:
-    train(store, written(8), trainer={"batch_size": 4, "warmup_steps": 2, "learning_rate": 1e-3})
+    train(
+        store,
+        written(8),
+        trainer={"batch_size": 4, "lr_scheduler": {"warmup_steps": 2}, "learning_rate": 1e-3},
+    )
     found = table(store, "metrics")
     assert set(found["job"]) == {"train"}
     names = set(found.filter(pl.col("step") == 2)["name"])
@@ -344,7 +348,7 @@ def test_rows_that_are_not_finite_are_named_and_skipped_and_a_limit_stops_the_ru
             [],
             name="strict",
             algorithm=squared,
-            trainer={"batch_size": 1, "max_skipped_steps": 2},
+            trainer={"batch_size": 1, "max_nonfinite_steps": 2},
         )
     told = "SELECT run_id, count(*) FROM metrics WHERE name = 'train/skipped' GROUP BY 1"
     assert sorted(store.sql(told).fetchall()) == [("demo", 2), ("strict", 2)]
@@ -361,7 +365,7 @@ def test_groups_of_equal_rewards_are_counted_and_move_nothing(store: Store) -> N
 def test_lag_counts_steps_of_the_run_that_wrote_a_row_and_no_other(store: Store) -> None:
     mine = [replace(row, policy_version=0) for row in written(4)]
     rows = [replace(row, run_id="demo" if i < 2 else "other") for i, row in enumerate(mine)]
-    drawn = train(store, rows, trainer={"batch_size": 4, "epochs": 2})
+    drawn = train(store, rows, trainer={"batch_size": 4, "max_uses": 2})
     lags = {step: part["lag"].to_list() for (step,), part in drawn.group_by("step")}
     assert lags == {1: [0, 0, None, None], 2: [1, 1, None, None]}
 

@@ -11,7 +11,7 @@ from transformers import get_scheduler
 from transformers.trainer_utils import SchedulerType
 
 from rlake.loop.config import TrainerConfig
-from rlake.loop.config.trainer import Decay
+from rlake.loop.config.trainer import LrSchedule
 from rlake.loop.models.value_model import Critic
 from rlake.loop.trainer.optimizers import Optimizers
 from rlake.store.errors import ConfigError
@@ -80,7 +80,7 @@ def test_muon_takes_the_matrices_between_and_adamw_the_rest() -> None:
 @pytest.mark.parametrize("name", [*OURS, "muon", "transformers.optimization:Adafactor"])
 def test_going_on_from_a_state_is_going_on_bit_for_bit(name: str) -> None:
     own = {"relative_step": False, "scale_parameter": False} if name.startswith("transf") else {}
-    options = {"decay": "polynomial", "warmup_steps": 2, "optimizer_options": own}
+    options = {"lr_scheduler": {"name": "polynomial", "warmup_steps": 2}, "optimizer_kwargs": own}
     one, whole = made(name, **options)
     for step in range(3):
         gradient_of(one, step)
@@ -100,7 +100,7 @@ def test_going_on_from_a_state_is_going_on_bit_for_bit(name: str) -> None:
 
 def test_norms_and_biases_may_keep_what_they_are() -> None:
     for which, held in (("all", 0), ("matrices", 5)):
-        network, ours = made(weight_decay_of=which)
+        network, ours = made(weight_decay_params=which)
         before = {n: p.detach().clone() for n, p in network.named_parameters()}
         for parameter in network.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -119,7 +119,7 @@ def test_each_network_has_a_learning_rate_of_its_own(optimizer: str) -> None:
     assert ours.rates() == {"learning_rate": 1e-2, "critic_learning_rate": 1e-3}
 
 
-SCHEDULES = sorted(set(get_args(Decay)) - {"constant", "linear", "cosine"})
+SCHEDULES = sorted(set(get_args(LrSchedule)) - {"constant", "linear", "cosine"})
 
 
 @pytest.mark.parametrize("decay", SCHEDULES)
@@ -127,7 +127,7 @@ def test_a_schedule_is_that_of_transformers(decay: str) -> None:
     options: dict[str, Any] = {"min_lr_rate": 0.1} if "min_lr" in decay else {}
     if decay == "warmup_stable_decay":
         options = {"num_decay_steps": 4}
-    _, ours = made(decay=decay, warmup_steps=2, decay_options=options)
+    _, ours = made(lr_scheduler={"name": decay, "warmup_steps": 2, "kwargs": options})
     plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1e-2)
     theirs = get_scheduler(decay, plain, 2, 10, options)
     seen = []
@@ -142,18 +142,18 @@ def test_a_schedule_is_that_of_transformers(decay: str) -> None:
 
 
 def test_all_schedules_that_can_be_named_are_known_to_transformers() -> None:
-    assert set(get_args(Decay)) <= {kind.value for kind in SchedulerType}
+    assert set(get_args(LrSchedule)) <= {kind.value for kind in SchedulerType}
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"optimizer": "sgd", "optimizer_options": {"momentun": 0.9}}, "do not fit `sgd`: .*mome"),
+        ({"optimizer": "sgd", "optimizer_kwargs": {"momentun": 0.9}}, "do not fit `sgd`: .*mome"),
         ({"optimizer": "torch.optim:Nobody"}, "there is no optimizer `torch.optim:Nobody`"),
         ({"optimizer": "torch.nn:Linear"}, "must be a class of torch.optim.Optimizer"),
         (
-            {"decay": "polynomial", "decay_options": {"powers": 2}},
-            "`trainer.decay_options` do not fit `polynomial`: .*powers",
+            {"lr_scheduler": {"name": "polynomial", "kwargs": {"powers": 2}}},
+            "`trainer.lr_scheduler.kwargs` do not fit `polynomial`: .*powers",
         ),
     ],
 )

@@ -33,7 +33,7 @@ def test_every_pair_is_drawn_as_often_as_there_are_epochs_with_both_its_rows(
     store: Store, epochs: int
 ) -> None:
     names = prefer(store, 6)
-    drawn = train(store, trainer={"batch_size": 2, "epochs": epochs})
+    drawn = train(store, trainer={"batch_size": 2, "max_uses": epochs})
     assert Counter(drawn["preference_id"]) == dict.fromkeys(names, 2 * epochs)
     pairs = {p["preference_id"]: p for p in table(store, "preferences").to_dicts()}
     for step in drawn.partition_by("step"):
@@ -151,7 +151,7 @@ def test_a_killed_run_of_pairs_goes_on_bit_for_bit(
     assert names[0] == names[1]
     config = offline(
         algorithm="dpo",
-        trainer={"batch_size": 2, "epochs": 2, "checkpoint_every": 2, "sampler": {how: {}}},
+        trainer={"batch_size": 2, "max_uses": 2, "checkpoint_every": 2, "sampler": {how: {}}},
     )
     run(store, config)
 
@@ -186,7 +186,7 @@ def test_lineage_of_weights_tells_the_pairs(store: Store) -> None:
 
 def test_held_out_pairs_are_measured_and_never_trained_on(store: Store) -> None:
     names = prefer(store, 6)
-    held = {"evaluate_loss_where": "margin >= 4", "batch_size": 2, "epochs": 20}
+    held = {"eval_where": "margin >= 4", "batch_size": 2, "epochs": 20}
     drawn = train(store, trainer={**held, "learning_rate": 1e-2})
     assert set(drawn["preference_id"]) == set(names[:4])
     accuracy, loss = metric(store, "eval/accuracy"), metric(store, "eval/loss")
@@ -207,20 +207,22 @@ def test_no_pair_that_fits_says_where_to_look(store: Store) -> None:
     prefer(store, 3)
     with pytest.raises(ConfigError, match=r"need 2 pairs, have 0 fresh.*look at `trainer\.where`"):
         train(store, trainer={"where": "margin > 99"})
-    with pytest.raises(ConfigError, match=r"no stored pair matches `trainer\.evaluate_loss_where`"):
-        train(store, name="b", trainer={"evaluate_loss_where": "margin > 99"})
+    with pytest.raises(ConfigError, match=r"no stored pair matches `trainer\.eval_where`"):
+        train(store, name="b", trainer={"eval_where": "margin > 99"})
 
 
 def test_what_does_not_go_with_pairs_is_refused_before_any_work(store: Store) -> None:
     online: dict[str, Any] = {
         "explorer": {"rewards": "support.tiny_models:share_of_ones"},
-        "tasks": {"make": {"addition": {"low": 0, "high": 4, "held_out": 5}}},
+        "tasks": {"generator": {"addition": {"low": 0, "high": 4, "held_out": 5}}},
         "trainer": {"steps": 1},
     }
     with pytest.raises(ConfigError, match=r"`dpo` learns from stored preferences, and an explorer"):
         run_module.run(store, offline(algorithm="dpo", **online))
-    with pytest.raises(ConfigError, match=r"`trainer\.new_priority` is of rows, and `dpo` draws"):
-        train(store, trainer={"new_priority": "surprise"})
+    with pytest.raises(
+        ConfigError, match=r"`trainer\.priority_update` is of rows, and `dpo` draws"
+    ):
+        train(store, trainer={"priority_update": "surprise"})
     prefer(store, 3)
     mixed = {"a": {"share": 0.5, "run": "r"}, "b": {"share": 0.5, "source": "SELECT 1"}}
     with pytest.raises(ConfigError, match="pairs are of no run; choose them by"):

@@ -22,9 +22,9 @@ from rlake.store.lineage.policy import of_policy
 from rlake.store.verify_draws import verify
 
 BY_SURPRISE = {
-    "with_columns": ["priority=derived:priority"],
+    "side_columns": ["priority=derived:priority"],
     "sampler": {"prioritized": {"alpha": 0.7, "beta": 0.5}},
-    "new_priority": "0.1 + surprise",
+    "priority_update": "0.1 + surprise",
 }
 
 
@@ -71,7 +71,7 @@ def test_a_replay_draws_fresh_rows_again_and_every_step_can_be_proven(
 
 
 def test_weights_make_up_for_priorities(store: Store) -> None:
-    trainer = {"steps": 5, "batch_size": 3, "epochs": 3, **BY_SURPRISE}
+    trainer = {"steps": 5, "batch_size": 3, "max_uses": 3, **BY_SURPRISE}
     run(store, config(trainer=trainer, schedule={"max_lag": 9}))
     drawn = draws(store)
     assert drawn["weight"].max() == 1.0
@@ -110,7 +110,7 @@ def test_expert_rows_are_mixed_in_with_their_share_and_the_source_is_on_record(
 def test_a_replay_that_is_interrupted_goes_on_as_if_it_had_not_been(
     tmp_path: Path, empty_store: Path
 ) -> None:
-    trainer = {"steps": 8, "batch_size": 3, "epochs": 2, "checkpoint_every": 3, **BY_SURPRISE}
+    trainer = {"steps": 8, "batch_size": 3, "max_uses": 2, "checkpoint_every": 3, **BY_SURPRISE}
     settings = config(trainer=trainer, schedule={"max_lag": 3, "max_ahead": 1})
     stores = [shutil.copytree(empty_store, tmp_path / name) for name in ("whole", "parts")]
     whole, parts = (rlake.connect(place) for place in stores)
@@ -133,7 +133,7 @@ def test_a_replay_that_is_interrupted_goes_on_as_if_it_had_not_been(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"trainer": {"epochs": 2}}, r"schedule.max_lag is missing: a run that draws rows again"),
+        ({"trainer": {"max_uses": 2}}, r"schedule.max_lag is missing: a run that draws rows again"),
         ({"trainer": {"source": "SELECT 1"}}, "trainer.source is for runs on what is stored"),
         ({"trainer": {"at": "then"}}, "trainer.at is for runs on what is stored"),
         (
@@ -153,8 +153,8 @@ def test_a_replay_that_is_interrupted_goes_on_as_if_it_had_not_been(
             "trainer.sampler.mixed has 2 sources of the run's own rows",
         ),
         (
-            {"explorer": None, "schedule": {"new_per_step": 2}},
-            "schedule.new_per_step is for runs with an explorer",
+            {"explorer": None, "schedule": {"new_units_per_step": 2}},
+            "schedule.new_units_per_step is for runs with an explorer",
         ),
     ],
 )
@@ -203,7 +203,7 @@ def test_another_reward_than_the_stored_one_is_trained_on(store: Store) -> None:
     drawn = train(
         store,
         algorithm={"grpo": {"group_size": 3}},
-        trainer={"with_columns": ["reward=score:strict@2"], "batch_size": 2, "steps": 1},
+        trainer={"side_columns": ["reward=score:strict@2"], "batch_size": 2, "steps": 1},
     )
     credit = dict(zip(drawn["experience_id"], drawn["advantage"], strict=True))
     mean, deviation = 2.0, 7.0**0.5
@@ -220,7 +220,7 @@ def test_a_reward_that_nobody_gave_is_refused_with_the_nearest(store: Store) -> 
     [row] = [{"experience_id": "g000/00", "scorer": "strict", "scorer_version": "2", "value": 1.0}]
     store.append("scores", [row])
     with pytest.raises(LookupError, match="`strikt`; did you mean `strict`"):
-        train(store, trainer={"with_columns": ["reward=score:strikt"]})
+        train(store, trainer={"side_columns": ["reward=score:strikt"]})
     assert store.count("draws") == store.count("job_events") == 0
 
 
@@ -253,10 +253,10 @@ def test_an_offline_replay_goes_by_the_priorities_that_its_own_steps_give(store:
     trainer = {
         "steps": 12,
         "batch_size": 2,
-        "epochs": 12,
-        "with_columns": ["priority=derived:priority"],
+        "max_uses": 12,
+        "side_columns": ["priority=derived:priority"],
         "sampler": {"prioritized": {}},
-        "new_priority": "CASE WHEN experience_id IN ('03', '05') THEN 1 ELSE 0 END",
+        "priority_update": "CASE WHEN experience_id IN ('03', '05') THEN 1 ELSE 0 END",
     }
     drawn = train(store, trainer=trainer)
     told = [set(part["experience_id"]) for part in drawn.partition_by("step")]
@@ -277,7 +277,7 @@ def test_stored_sources_are_mixed_too(store: Store) -> None:
     ]
     store.append("experiences", others)
     mixed = {
-        "a": {"share": 0.25, "run": "a", "epochs": 1},
+        "a": {"share": 0.25, "run": "a", "max_uses": 1},
         "b": {"share": 0.75, "run": "b", "sampler": "uniform"},
     }
     drawn = train(store, trainer={"steps": 4, "batch_size": 4, "sampler": {"mixed": mixed}})
@@ -288,9 +288,9 @@ def test_stored_sources_are_mixed_too(store: Store) -> None:
 @pytest.mark.parametrize(
     ("trainer", "error", "words"),
     [
-        ({"new_priority": "abs(advantge)"}, QueryError, "`trainer.new_priority`.*`advantge`"),
-        ({"new_priority": "'high'"}, QueryError, "must be a number, got string"),
-        ({"new_priority": "reward - 2"}, JobError, "is -2.0 for experience `g000/00`"),
+        ({"priority_update": "abs(advantge)"}, QueryError, "`trainer.priority_update`.*`advantge`"),
+        ({"priority_update": "'high'"}, QueryError, "must be a number, got string"),
+        ({"priority_update": "reward - 2"}, JobError, "is -2.0 for experience `g000/00`"),
         ({"sampler": {"prioritized": {"priority": "reward >"}}}, QueryError, "does not parse"),
         ({"sampler": {"prioritized": {"priority": "reward - 1"}}}, QueryError, "is -1.0 for"),
         ({"source": "SELECT 'nobody' AS experience_id"}, QueryError, "nobody|not in the store|1"),
@@ -320,7 +320,7 @@ def starving(store: Store, mixed: dict[str, Any] | None = None, **trainer: Any) 
     """Build a run that explores, and whose trainer waits in vain for a second at most."""
     if mixed is not None:
         trainer["sampler"] = {"mixed": {"own": {"share": 0.5}, "other": {"share": 0.5, **mixed}}}
-    return config(trainer=trainer, schedule={"wait_seconds": 1, "max_ahead": 0})
+    return config(trainer=trainer, schedule={"timeout": 1, "max_ahead": 0})
 
 
 def test_a_source_that_can_never_be_filled_is_refused_before_any_work(store: Store) -> None:
@@ -374,7 +374,7 @@ def lenient(store: Store, n: int = 48) -> set[str]:
     return passed
 
 
-REPLACED = {"with_columns": ["reward=score:strict@2"], "batch_size": 2}
+REPLACED = {"side_columns": ["reward=score:strict@2"], "batch_size": 2}
 WAYS: list[dict[str, Any]] = [
     {"where": "reward >= 1"},
     {"where": "REWARD >= 1"},
@@ -386,9 +386,9 @@ WAYS: list[dict[str, Any]] = [
         "steps": 2,
         "sampler": {
             "mixed": {
-                "a": {"share": 0.5, "where": "reward >= 1 AND rollout = 0", "epochs": 1},
+                "a": {"share": 0.5, "where": "reward >= 1 AND rollout = 0", "max_uses": 1},
                 "b": {"share": 0.5, "source": "SELECT experience_id FROM experiences "
-                      "WHERE reward = 1", "epochs": 1},
+                      "WHERE reward = 1", "max_uses": 1},
             }
         },
     },
@@ -409,7 +409,7 @@ def test_a_replaced_reward_is_what_every_choice_of_rows_sees(
 
 def test_a_replaced_reward_is_what_metrics_and_summaries_say(store: Store) -> None:
     lenient(store)
-    settings = offline(trainer={**REPLACED, "batch_size": 24, "new_priority": "reward"})
+    settings = offline(trainer={**REPLACED, "batch_size": 24, "priority_update": "reward"})
     run(store, settings)
     [(reward,), (last,)] = store.sql("SELECT reward_mean FROM steps ORDER BY step").fetchall()
     assert (reward, last) == (2 / 24, 2 / 24)

@@ -94,7 +94,7 @@ def test_an_update_that_is_not_finite_names_its_row_and_leaves_the_weights_as_th
 def test_a_mini_batch_without_trained_tokens_is_no_update() -> None:
     rows = ready(2)
     mask = rows.tokens["mask"] * (rows.row_N == 0)
-    model, ours = optimization(updates={"mini_batches": 2})
+    model, ours = optimization(updates={"num_minibatches": 2})
     other, alone = optimization()
     stepped = ours.step(rows.with_tokens(mask=mask)).metrics
     expected = alone.step(rows.take([0])).metrics
@@ -113,10 +113,10 @@ def test_a_step_without_trained_tokens_changes_nothing() -> None:
 
 
 def test_going_on_from_a_state_is_going_on() -> None:
-    one, whole = optimization(decay="cosine", warmup_steps=2)
+    one, whole = optimization(lr_scheduler={"name": "cosine", "warmup_steps": 2})
     for _ in range(2):
         whole.step(ready())
-    two, resumed = optimization(decay="cosine", warmup_steps=2)
+    two, resumed = optimization(lr_scheduler={"name": "cosine", "warmup_steps": 2})
     resumed.load(deepcopy(whole.state()))
     assert torch.equal(weights(one), weights(two))
     for _ in range(3):
@@ -140,12 +140,13 @@ def test_measuring_a_loss_learns_nothing() -> None:
 
 @pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])
 def test_the_learning_rate_rises_and_then_falls_to_what_is_left(decay: str) -> None:
-    given = {"warmup_steps": 3, "decay": decay, "decay_to": 0.1}
+    given = {"lr_scheduler": {"warmup_steps": 3, "name": decay, "min_lr_ratio": 0.1}}
     settings = TrainerConfig.model_validate(given)
-    shares = [rate_share(step, settings, total_steps=20) for step in range(20)]
+    schedule = settings.lr_scheduler
+    shares = [rate_share(step, schedule, total_steps=20) for step in range(20)]
     assert shares[:3] == pytest.approx([1 / 3, 2 / 3, 1])
     assert all(a >= b for a, b in pairwise(shares[3:]))
     assert 0.1 <= shares[-1] <= (1 if decay == "constant" else 0.2)
-    assert rate_share(30, settings, total_steps=20) == pytest.approx(
+    assert rate_share(30, schedule, total_steps=20) == pytest.approx(
         1 if decay == "constant" else 0.1
     )

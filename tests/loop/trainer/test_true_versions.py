@@ -63,7 +63,7 @@ def test_a_run_is_the_same_however_its_weights_move(store: Store, tmp_path: Path
     run(store, config())
     for weights in ("memory", "broadcast"):
         other = rlake.connect(tmp_path / weights)
-        run(other, config(schedule={"weights": weights}))
+        run(other, config(schedule={"weight_transport": weights}))
         assert told(other) == told(store)
         assert table(other, "policies")["transport"].str.starts_with(weights).all()
         assert audit(other, []) == CLEAN

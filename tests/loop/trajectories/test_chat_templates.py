@@ -34,7 +34,7 @@ class Talk:
     ) -> None:
         self.tokenizer, self.tools = tokenizer_of(name), tools
         self.format = FORMATS.get(name, "hermes")
-        self.templates = Templates(self.tokenizer, tool_format=self.format)
+        self.templates = Templates(self.tokenizer, tool_call_format=self.format)
         self.turns: list[Turn] = []
         self.messages: list[dict[str, Any]] = [{"role": "user", "content": a} for a in asked]
 
@@ -49,7 +49,7 @@ class Talk:
         completion = Completion(
             text=str(text),
             finish_reason="stop",
-            message=assistant_message(str(read), self.tools, tool_format=self.format),
+            message=assistant_message(str(read), self.tools, tool_call_format=self.format),
             prompt_ids=prompt,
             token_ids=list(token_ids),
             logprobs=[-1.0 - number - 0.001 * i for i in range(len(token_ids))],

@@ -233,9 +233,9 @@ def test_a_run_whose_weights_stay_in_memory_is_resumed_as_if_never_killed(tmp_pa
         (tmp_path / name).mkdir()
     sets = ["--set", "schedule.max_ahead=1", "--set", "trainer.checkpoint_every=4"]
     args = ["run", "small.yaml", "--store", "lake", *sets]
-    whole = start(tmp_path / "whole", *args, "--set", f"schedule.weights={ways['whole']}")
+    whole = start(tmp_path / "whole", *args, "--set", f"schedule.weight_transport={ways['whole']}")
     finish(whole)
-    args += ["--set", f"schedule.weights={ways['killed']}"]
+    args += ["--set", f"schedule.weight_transport={ways['killed']}"]
     kill_at(start(tmp_path / "killed", *args), tmp_path / "killed" / "lake", step=7, seconds=200)
     finish(start(tmp_path / "killed", *args, "--resume"))
     assert told(tmp_path / "killed" / "lake") == told(tmp_path / "whole" / "lake")

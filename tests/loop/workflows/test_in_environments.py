@@ -79,7 +79,7 @@ def tries(
     fails: str | None = None,
     gives: bool = True,
     group_size: int = 1,
-    try_seconds: float | None = None,
+    rollout_timeout: float | None = None,
     **parameters: Any,
 ) -> list[Experience]:
     """Let a policy act, as an explorer would."""
@@ -91,7 +91,7 @@ def tries(
         sampling=Sampling(max_tokens=6),
         seed=0,
         run_id="demo",
-        try_seconds=try_seconds,
+        rollout_timeout=rollout_timeout,
     )
     rows = asyncio.run(run_tasks([(0, TASK)], policy, trying, step=1))
     assert Counting.closed == Counting.opened
@@ -145,7 +145,7 @@ def test_an_environment_that_raises_costs_its_try_and_keeps_what_was_sampled(
 
 
 def test_an_environment_that_hangs_is_closed_when_the_try_takes_too_long() -> None:
-    [row] = tries(answers("+"), fails="hangs", try_seconds=0.05)
+    [row] = tries(answers("+"), fails="hangs", rollout_timeout=0.05)
     assert row.finish_reason == "timeout"
     assert row.num_turns == 1
 

@@ -229,19 +229,24 @@ def test_a_teacher_scores_the_tokens_that_were_sampled_at_their_temperature() ->
 
 def test_what_only_answers_cannot_be_a_teacher() -> None:
     [row] = tried(speaking(), "on_policy_distillation", models={"teacher": ScriptedPolicy(["4"])})
-    assert "`explorer.models.teacher` only answers" in str(row.drop_reason)
+    assert "`explorer.auxiliary_models.teacher` only answers" in str(row.drop_reason)
     explorer = {
         "workflow": "on_policy_distillation",
-        "models": {"teacher": {"endpoint": {"url": "http://127.0.0.1:9/v1", "model": "big"}}},
+        "auxiliary_models": {
+            "teacher": {"endpoint": {"url": "http://127.0.0.1:9/v1", "model": "big"}}
+        },
     }
-    with pytest.raises(ConfigError, match=r"`explorer\.models\.teacher` is an endpoint"):
+    with pytest.raises(ConfigError, match=r"`explorer\.auxiliary_models\.teacher` is an endpoint"):
         check(config(algorithm="on_policy_distillation", explorer=explorer))
 
 
 @pytest.mark.parametrize(
     ("teacher", "said"),
     [
-        ({"tiny": SPEC, "engine": "vllm"}, "vLLM serves the model of a `path` or of a `run`"),
+        (
+            {"from_scratch": SPEC, "engine": "vllm"},
+            "vLLM serves the model of a `path` or of a `run`",
+        ),
         (
             {"path": "m", "engine": {"endpoint": {"url": "http://x", "model": "m"}}},
             "below `engine`",
@@ -266,7 +271,7 @@ def distilling(**changes: Any) -> Any:
     """A run that learns from another's weights, which score its tokens as they are sampled."""
     explorer = {
         "workflow": "on_policy_distillation",
-        "models": {"teacher": {"tiny": SPEC}},
+        "auxiliary_models": {"teacher": {"from_scratch": SPEC}},
         "rewards": "support.tiny_models:share_of_ones",
         "sampling": {"max_tokens": 3},
     }
@@ -296,7 +301,10 @@ def test_models_are_closed_with_the_policy_and_when_another_one_does_not_start(
     run(store, distilling())
     assert len(set(closed)) == len(closed) == 2, "the policy and its teacher"
     closed.clear()
-    models = {"judge": OtherModel(tiny=TinyModel(**SPEC)), "user": OtherModel(path="./nowhere")}
+    models = {
+        "judge": OtherModel(from_scratch=TinyModel(**SPEC)),
+        "user": OtherModel(path="./nowhere"),
+    }
     with pytest.raises(ConfigError, match="there is no such folder"):
         others(models, seed=0)
     assert len(closed) == 1
@@ -308,10 +316,10 @@ def test_another_model_may_be_another_runs_weights(store: Store) -> None:
         store, distilling(models={"teacher": {"run": "demo", "version": 2}})
     )
     assert settings.explorer is not None
-    place = settings.explorer.models["teacher"].path
+    place = settings.explorer.auxiliary_models["teacher"].path
     assert place is not None
     assert place.endswith("v000002")
-    teacher = others(settings.explorer.models, seed=0)["teacher"]
+    teacher = others(settings.explorer.auxiliary_models, seed=0)["teacher"]
     assert isinstance(teacher, ChatPolicy)
     asked = asyncio.run(teacher.score([5, 13], [4, 4]))
     assert len(asked) == 2

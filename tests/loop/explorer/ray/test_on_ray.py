@@ -46,16 +46,14 @@ def address() -> Iterator[str]:
 
 
 def settings(address: str | None, **changes: Any) -> RunConfig:
-    cluster = {"address": address, "explorers": 2, **changes.pop("cluster", {})}
+    cluster = {"address": address, "num_explorers": 2, **changes.pop("ray", {})}
     explorer = {
         "workflow": "support.ray_workflows:noting_process",
         "rewards": "support.ray_workflows:share_of_even",
         **changes.pop("explorer", {}),
     }
-    schedule = {"wait_seconds": 300, **changes.pop("schedule", {})}
-    return config(
-        explorer=explorer, cluster=cluster if address else None, schedule=schedule, **changes
-    )
+    schedule = {"timeout": 300, **changes.pop("schedule", {})}
+    return config(explorer=explorer, ray=cluster if address else None, schedule=schedule, **changes)
 
 
 def tokens(store: Store) -> list[tuple[object, ...]]:
@@ -83,7 +81,7 @@ def wait_for(ready: Any, thread: threading.Thread, *, seconds: float = 300) -> N
 
 
 def test_a_connection_lasts_until_the_last_who_uses_it_leaves(address: str):
-    cluster = settings(address).cluster
+    cluster = settings(address).ray
     assert cluster is not None
     one = connected(cluster)
     one.__enter__()
@@ -96,9 +94,9 @@ def test_a_connection_lasts_until_the_last_who_uses_it_leaves(address: str):
 @pytest.mark.parametrize("weights", ["store", "memory"])
 def test_two_explorers_make_what_one_would_have_made(address: str, tmp_path: Path, weights: str):
     here, there = (rlake.connect(tmp_path / name) for name in ("here", "there"))
-    evaluate = {"every": 2, "sampling": {"temperature": 0, "max_tokens": 3}}
+    evaluate = {"every_steps": 2, "sampling": {"temperature": 0, "max_tokens": 3}}
     run(here, settings(None, evaluate=evaluate))
-    run(there, settings(address, evaluate=evaluate, schedule={"weights": weights}))
+    run(there, settings(address, evaluate=evaluate, schedule={"weight_transport": weights}))
     assert tokens(there) == tokens(here)
     measured = "experiences WHERE run_id LIKE 'demo:eval-%'"
     assert set(table(there, measured)["policy_version"]) == {0, 2, 3}
@@ -115,8 +113,8 @@ def test_a_run_goes_on_when_an_explorer_is_killed_and_takes_in_another(
     how = settings(
         address,
         explorer={"workflow": {"support.ray_workflows:noting_process": {"opens": str(opens)}}},
-        cluster={"trainer": {"resources": {"training": 1}}},
-        schedule={"preset": "asynchronous", "weights": "broadcast"},
+        ray={"trainer": {"resources": {"training": 1}}},
+        schedule={"preset": "asynchronous", "weight_transport": "broadcast"},
         trainer={"steps": 40, "batch_size": 4, "learning_rate": 2e-2, "checkpoint_every": 10},
     )
     failed: list[BaseException] = []
@@ -159,7 +157,7 @@ def test_a_run_goes_on_when_an_explorer_is_killed_and_takes_in_another(
 
 
 def test_explorers_for_which_there_is_no_room_end_the_run(address: str, store: Store):
-    how = settings(address, cluster={"resources": {"moonlight": 1}, "start_seconds": 2})
+    how = settings(address, ray={"resources": {"moonlight": 1}, "startup_timeout": 2})
     with pytest.raises(JobError, match=r"not ready after .* each takes CPU 1, moonlight 1"):
         run(store, how)
     with pytest.raises(JobError, match="run `demo` is not exploring on the cluster"):

@@ -3,7 +3,7 @@
 import pytest
 from support.tiny_models import config
 
-from rlake.loop.config import ClusterConfig
+from rlake.loop.config import RayConfig
 from rlake.loop.explorer.ray.actor import bounded
 from rlake.loop.explorer.ray.join import join
 from rlake.loop.explorer.ray.pool import share
@@ -13,9 +13,9 @@ from rlake.store.errors import ConfigError
 
 def test_a_few_lines_place_explorers_and_trainer():
     few = {"explorers": 3, "gpus": 1, "trainer": {"gpus": 4, "resources": {"fast_disk": 1}}}
-    cluster = config(cluster=few).cluster
-    assert isinstance(cluster, ClusterConfig)
-    assert (cluster.explorers, cluster.cpus, cluster.gpus) == (3, 1.0, 1.0)
+    cluster = config(ray=few).ray
+    assert isinstance(cluster, RayConfig)
+    assert (cluster.num_explorers, cluster.cpus, cluster.gpus) == (3, 1.0, 1.0)
     assert cluster.trainer is not None
     assert cluster.trainer.resources == {"fast_disk": 1.0}
 
@@ -23,13 +23,13 @@ def test_a_few_lines_place_explorers_and_trainer():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"cluster": {"explorers": 0}}, "cluster.explorers"),
-        ({"cluster": {"nodes": 2}}, "cluster.nodes"),
+        ({"ray": {"num_explorers": 0}}, "ray.num_explorers"),
+        ({"ray": {"nodes": 2}}, "ray.nodes"),
         (
-            {"cluster": {"trainer": {}}, "schedule": {"weights": "memory"}},
-            "schedule.weights is memory",
+            {"ray": {"trainer": {}}, "schedule": {"weight_transport": "memory"}},
+            "schedule.weight_transport is memory",
         ),
-        ({"schedule": {"weights": "pigeon"}}, "schedule.weights"),
+        ({"schedule": {"weight_transport": "pigeon"}}, "schedule.weight_transport"),
     ],
 )
 def test_a_cluster_that_cannot_be_is_refused(changes: dict[str, object], told: str):
@@ -39,12 +39,14 @@ def test_a_cluster_that_cannot_be_is_refused(changes: dict[str, object], told: s
 
 def test_tries_at_once_are_shared_by_all_explorers():
     assert share(9, 4) == 2
-    with pytest.raises(ConfigError, match=r"tries_at_once` is 2, and there are 3 explorers"):
+    with pytest.raises(
+        ConfigError, match=r"max_concurrent_rollouts` is 2, and there are 3 explorers"
+    ):
         share(2, 3)
 
 
 def test_a_run_without_a_cluster_takes_no_explorers():
-    with pytest.raises(ConfigError, match="has no `cluster` section"):
+    with pytest.raises(ConfigError, match="has no `ray` section"):
         join(config(), explorers=1)
 
 
@@ -55,7 +57,7 @@ def test_of_a_group_that_is_too_large_the_largest_row_becomes_one_that_says_so()
     [kept, replaced] = bounded([small, large], 10_000)
     assert kept is small
     assert (replaced.experience_id, replaced.response_text) == ("b", None)
-    assert "a group may have 10000: raise `cluster.max_group_bytes`" in str(replaced.drop_reason)
+    assert "a group may have 10000: raise `ray.max_group_bytes`" in str(replaced.drop_reason)
 
 
 def test_a_row_that_cannot_travel_becomes_one_that_says_so():
