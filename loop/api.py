@@ -244,7 +244,7 @@ def _weighted(rewards: Any) -> Any:
 
 def _tasks(tasks: Any) -> Any:
     if callable(tasks):
-        return {"make": tasks}
+        return {"generator": tasks}
     return {"where": tasks} if isinstance(tasks, str) else tasks
 
 

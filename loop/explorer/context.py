@@ -77,7 +77,7 @@ class ExploreContext:
             self.job.store.wait_for,
             lambda: self._look(version),
             tables=("policies", "job_events"),
-            seconds=self.config.schedule.wait_seconds,
+            seconds=self.config.schedule.timeout,
             describe=lambda: (
                 f"the explorer needs policy version {version} of run `{self.job.run_id}`, newest "
                 f"is {self.subscriber.newest}; is `rlake train` running?"
