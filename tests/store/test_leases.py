@@ -100,7 +100,7 @@ def test_a_lease_is_renewed_while_its_holder_works(
     with pytest.raises(BusyError, match=r"gave up after 4 s: `\S+` is writing `tasks`"):
         lake.append_stream("tasks", [[task(9)]])
     said, _ = writer.communicate("go\n", timeout=100)
-    assert said.startswith("Appended(rows=4, already=0")
+    assert said.startswith("Appended(rows=4, duplicates=0")
     assert lake.append("tasks", [task(n) for n in range(4)]).duplicates == 4
 
 
