@@ -324,7 +324,7 @@ def test_a_run_keeps_nearer_to_its_reference_with_a_penalty(store: Store, part_o
 
     def furthest(name: str, coef: float) -> float:
         kl = {"coef": coef, "part_of": part_of}
-        settings = {"steps": 8, "batch_size": 3, "epochs": 9, "learning_rate": 3e-2}
+        settings = {"steps": 8, "batch_size": 3, "max_uses": 9, "learning_rate": 3e-2}
         train(store, offline(name=name, algorithm={"grpo": {"kl": kl}}, trainer=settings))
         where = f"metrics WHERE name = 'train/kl_reference' AND run_id = '{name}' ORDER BY step"
         values = table(store, where, "value")["value"].to_list()

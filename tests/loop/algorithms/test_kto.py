@@ -164,7 +164,7 @@ def test_rows_are_labelled_by_their_reward_and_those_without_one_are_left_out(st
 
 def test_held_out_rows_are_labelled_and_measured(store: Store) -> None:
     store.append("experiences", written(12))
-    settings: dict[str, Any] = {"batch_size": 8, "epochs": 30, "learning_rate": 1e-2}
+    settings: dict[str, Any] = {"batch_size": 8, "max_uses": 30, "learning_rate": 1e-2}
     settings["eval_where"] = "group_id = 'g002'"
     run(store, offline(algorithm="kto", trainer=settings))
     found = metric(store, "eval/accuracy")

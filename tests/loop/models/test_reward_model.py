@@ -144,7 +144,7 @@ def test_a_killed_training_of_a_reward_model_goes_on_bit_for_bit(
         if job == "train" and step == 3:
             raise KeyboardInterrupt
 
-    config = configured(batch_size=2, epochs=2, checkpoint_every=2)
+    config = configured(batch_size=2, max_uses=2, checkpoint_every=2)
     run(store, config)
     with pytest.raises(KeyboardInterrupt):
         run(killed, config, listener=fail)

@@ -66,7 +66,7 @@ def test_tokens_are_made_anew_of_the_text_and_the_draw_says_so(
             [said("x", "1+2=", "3"), *written(1)],
             foreign_tokens="retokenize",
             steps=2,
-            epochs=2,
+            max_uses=2,
         )
     told = [r.getMessage() for r in caplog.records if "tokenizer" in r.getMessage()]
     assert len(told) == 1, "said once"
@@ -76,7 +76,7 @@ def test_tokens_are_made_anew_of_the_text_and_the_draw_says_so(
     assert metric(store, "train/foreign_rows") == {1: 1.0, 2: 1.0}
     text = connect(tmp_path / "text")
     plain = said("x", "1+2=", "3", token_ids=None, loss_mask=None, tokenizer=None)
-    trained(text, [plain, *written(1)], steps=2, epochs=2)
+    trained(text, [plain, *written(1)], steps=2, max_uses=2)
     assert metric(store, "train/loss") == metric(text, "train/loss")
 
 

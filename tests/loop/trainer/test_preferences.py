@@ -186,7 +186,7 @@ def test_lineage_of_weights_tells_the_pairs(store: Store) -> None:
 
 def test_held_out_pairs_are_measured_and_never_trained_on(store: Store) -> None:
     names = prefer(store, 6)
-    held = {"eval_where": "margin >= 4", "batch_size": 2, "epochs": 20}
+    held = {"eval_where": "margin >= 4", "batch_size": 2, "max_uses": 20}
     drawn = train(store, trainer={**held, "learning_rate": 1e-2})
     assert set(drawn["preference_id"]) == set(names[:4])
     accuracy, loss = metric(store, "eval/accuracy"), metric(store, "eval/loss")

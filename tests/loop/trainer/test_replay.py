@@ -46,10 +46,13 @@ def is_proven(store: Store, steps: int, *, run_id: str = "demo") -> bool:
 
 
 REPLAYS: list[dict[str, Any]] = [
-    {"epochs": 3},
-    {"epochs": 2, "sampler": "uniform"},
-    {"epochs": 3, **BY_SURPRISE},
-    {"epochs": 2, "sampler": {"prioritized": {"priority": "exp(-0.5 * age) / (1 + times_drawn)"}}},
+    {"max_uses": 3},
+    {"max_uses": 2, "sampler": "uniform"},
+    {"max_uses": 3, **BY_SURPRISE},
+    {
+        "max_uses": 2,
+        "sampler": {"prioritized": {"priority": "exp(-0.5 * age) / (1 + times_drawn)"}},
+    },
 ]
 
 
@@ -62,9 +65,9 @@ def test_a_replay_draws_fresh_rows_again_and_every_step_can_be_proven(
     assert drawn["step"].unique().sort().to_list() == list(range(1, 7))
     assert (drawn["lag"] <= 3).all()
     times = drawn.group_by("experience_id").len()["len"]
-    assert 1 < times.max() <= trainer["epochs"]  # type: ignore[operator]
+    assert 1 < times.max() <= trainer["max_uses"]  # type: ignore[operator]
     made = store.sql("SELECT count(DISTINCT group_id) FROM experiences").fetchall()[0][0]
-    later = -(-4 // trainer["epochs"])
+    later = -(-4 // trainer["max_uses"])
     assert made < 4 * 6, "rows that are drawn again need not be made"
     assert made >= 4 + 5 * later
     assert is_proven(store, 6)
