@@ -102,7 +102,7 @@ def test_a_second_run_reads_the_rows_that_came_and_makes_what_one_run_makes(
     report = chain.run(store)
     assert told(report) == (5, 15)
     assert "15 seen before" in str(report)
-    lines = read(store, "SELECT rows_in, len(definition) FROM lineage ORDER BY created_at")
+    lines = read(store, "SELECT rows_in, len(pipeline_digest) FROM lineage ORDER BY created_at")
     assert lines == [(15, 20), (5, 20)]
     whole = fresh()
     whole.append("experiences", rows)
