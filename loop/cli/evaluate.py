@@ -89,7 +89,7 @@ def _changed(
     """Return the configuration with what the options say in its section `evaluate`."""
     from ..config import build
 
-    given = {"k": k.split(",") if k else None, "where": where, "engine": engine}
+    given = {"pass_at": k.split(",") if k else None, "where": where, "engine": engine}
     changes = {name: value for name, value in given.items() if value is not None}
     if not changes:
         return settings

@@ -90,7 +90,7 @@ def test_a_run_that_is_measured_meanwhile_prints_it_and_is_shown_with_it(
     tree = settings.model_dump(mode="json", exclude_none=True)
     (tmp_path / "demo.yaml").write_text(yaml.safe_dump(tree))
     plan = rlake("run", "demo.yaml", "--dry-run", "--full")
-    assert json.loads(plan.stdout)["evaluate"]["every"] == 2
+    assert json.loads(plan.stdout)["evaluate"]["every_steps"] == 2
     assert lake.count("job_events") == 0
     done = rlake("run", "demo.yaml")
     assert "demo step 2: accuracy" in done.stderr

@@ -26,7 +26,7 @@ MADE = "experiences WHERE run_id = 'demo' ORDER BY experience_id"
 
 def measuring(every: int | None = 2, **changes: Any) -> RunConfig:
     """A run of four steps that is measured greedily on five tasks while it goes on."""
-    settings = {"sampling": {"temperature": 0, "max_tokens": 3}, "every": every}
+    settings = {"sampling": {"temperature": 0, "max_tokens": 3}, "every_steps": every}
     trainer = {"steps": 4, **changes.pop("trainer", {})}
     return config(evaluate=settings | changes.pop("evaluate", {}), trainer=trainer, **changes)
 
@@ -53,7 +53,7 @@ def numbers(store: Store, name: str) -> dict[int, float]:
 
 
 @pytest.mark.parametrize(
-    "schedule", [{"max_ahead": 0}, {"max_ahead": 2, "weights": "memory"}], ids=str
+    "schedule", [{"max_ahead": 0}, {"max_ahead": 2, "weight_transport": "memory"}], ids=str
 )
 def test_a_run_that_is_measured_trains_on_the_same_rows_bit_for_bit(
     store: Store, tmp_path: Path, schedule: dict[str, Any]
@@ -235,10 +235,10 @@ def test_what_was_measured_while_the_run_went_on_is_not_measured_again(store: St
     ("changes", "said"),
     [
         (
-            {"every": -1},
+            {"every_steps": -1},
             "`evaluate.every_steps`: input should be greater than or equal to 1, got -1",
         ),
-        ({"evry": 2}, "unknown key `evaluate.evry`; did you mean `every`"),
+        ({"evry_steps": 2}, "unknown key `evaluate.evry_steps`; did you mean `every_steps`"),
         ({"where": "split = 'test'"}, "no task matches `split = 'test'`.*change `evaluate.where`"),
         ({"tasksets": {"additon": {}}}, "names `additon`, .* did you mean `addition`"),
         (

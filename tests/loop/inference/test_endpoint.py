@@ -34,7 +34,7 @@ def test_an_answer_has_text_and_no_tokens_where_the_endpoint_gives_none() -> Non
 def test_a_request_says_how_to_sample_and_with_which_tools() -> None:
     sampling = Sampling(temperature=0.5, top_p=0.9, max_tokens=7, stop=("\n",), seed=1 << 40)
     with answering(said()) as server:
-        ask(server, sampling=sampling, tools=TOOLS, options={"logprobs": None, "user": "me"})
+        ask(server, sampling=sampling, tools=TOOLS, extra_body={"logprobs": None, "user": "me"})
     assert server.asked == [
         {
             "model": "m",
@@ -106,7 +106,7 @@ def test_log_probs_are_kept_where_they_are_of_the_full_distribution_at_the_tempe
 
 def test_an_answer_says_the_settings_that_options_put_in_place_of_the_runs() -> None:
     with answering(said(choice=TOKENS | LOGPROBS)) as server:
-        [answer] = ask(server, options={"temperature": 0.5, "min_p": 0.2})
+        [answer] = ask(server, extra_body={"temperature": 0.5, "min_p": 0.2})
     assert answer.logprobs is None
     assert answer.sampling is not None
     assert (answer.sampling.temperature, answer.sampling.min_p) == (0.5, 0.2)
@@ -146,7 +146,7 @@ def test_requests_under_way_are_bounded() -> None:
         return said()
 
     with answering(answer) as server:
-        ask(server, n=6, at_once=2)
+        ask(server, n=6, max_concurrency=2)
     assert most == 2
 
 

@@ -27,12 +27,12 @@ def failing(reply: Answer | list[Reply] | Reply, **settings: Any) -> PolicyError
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 529])
 def test_what_may_pass_is_tried_again(status: int) -> None:
     with answering([refused(status), refused(status), said("4")]) as server:
-        [answer] = ask(server, retries=2)
+        [answer] = ask(server, max_retries=2)
     assert (answer.text, len(server.asked)) == ("4", 3)
 
 
 def test_retries_are_bounded_and_the_error_says_what_was_got() -> None:
-    error = failing(refused(429, "slow\ndown"), retries=2)
+    error = failing(refused(429, "slow\ndown"), max_retries=2)
     assert "answers 429: slow down; tried 3 times" in str(error)
     assert error.finish_reason == "engine_error"
 
@@ -60,12 +60,12 @@ def test_an_endpoint_that_is_down_says_so() -> None:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
         with pytest.raises(PolicyError, match=rf"`{url}` cannot be reached: .*; tried 2 times"):
-            ask(Server(url, [], []), retries=1)
+            ask(Server(url, [], []), max_retries=1)
 
 
 def test_a_slow_endpoint_is_given_up() -> None:
     never = threading.Event()
-    error = failing(Reply(until=never), retries=1, request_seconds=0.05)
+    error = failing(Reply(until=never), max_retries=1, timeout=0.05)
     never.set()
     assert "did not answer within 0.05 s; tried 2 times" in str(error)
 

@@ -22,7 +22,7 @@ from rlake.loop.trajectories.trajectory import to_experiences
 from rlake.store import Task
 
 STREAM = {"Content-Type": "text/event-stream; charset=utf-8"}
-TOKENS: dict[str, Any] = {"options": {"return_token_ids": True}}
+TOKENS: dict[str, Any] = {"extra_body": {"return_token_ids": True}}
 
 
 def piece(content: str | None = None, *, end: str | None = None, **rest: Any) -> dict[str, Any]:
@@ -145,5 +145,5 @@ def test_a_stream_that_breaks_is_an_error_that_says_so(replies: Sequence[Reply],
 def test_a_stream_that_breaks_before_anything_was_told_is_asked_for_again() -> None:
     replies = [refused(503), streamed(), streamed(piece("4"), piece(end="stop"))]
     with answering(replies) as server:
-        [answer], told = heard(server, retries=3)
+        [answer], told = heard(server, max_retries=3)
     assert (answer.text, told, len(server.asked)) == ("4", "4", 3)

@@ -127,7 +127,7 @@ def test_a_run_of_two_processes_learns_what_one_learns_also_when_one_was_killed(
 ) -> None:
     one, two, killed = (place(tmp_path / name) for name in ("one", "two", "killed"))
     train(one, settings())
-    train(two, settings(processes=2))
+    train(two, settings(world_size=2))
     assert told(two)["drawn"] == told(one)["drawn"]
     for ours, theirs in zip(told(one)["losses"], told(two)["losses"], strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5)
@@ -135,13 +135,13 @@ def test_a_run_of_two_processes_learns_what_one_learns_also_when_one_was_killed(
 
     began = time.monotonic()
     with pytest.raises(JobError, match=r"process 1 of 2 was ended by signal 9 \(SIGKILL\)"):
-        train(killed, settings(processes=2), listener=kill_children_at(5))
+        train(killed, settings(world_size=2), listener=kill_children_at(5))
     assert time.monotonic() - began < 50  # not what a timeout takes
     [(status, error)] = killed.sql(
         "SELECT status, error FROM job_events ORDER BY created_at DESC LIMIT 1"
     ).fetchall()
     assert (status, error) == ("failed", "process 1 of 2 was ended by signal 9 (SIGKILL)")
-    train(killed, settings(processes=2), resume=True)
+    train(killed, settings(world_size=2), resume=True)
     assert told(killed) == told(two)  # bit for bit
     assert not torch.distributed.is_initialized()
 
@@ -184,16 +184,19 @@ def test_torchrun_starts_the_processes_of_a_command(tmp_path: Path) -> None:
 def test_ray_starts_the_other_processes(tmp_path: Path) -> None:
     one, two = place(tmp_path / "one"), place(tmp_path / "two")
     train(one, settings())
-    train(two, settings(processes=2, launch="ray"))
+    train(two, settings(world_size=2, launcher="ray"))
     assert_close(weights(one), weights(two))
 
 
 @pytest.mark.parametrize(
     ("parallel", "error"),
     [
-        ({"processes": 4, "shard": 3}, "shard 3 does not divide 4 processes; expected one of 1, 2"),
-        ({"processes": 0}, "input should be greater than or equal to 1, got 0"),
-        ({"launch": "mpi"}, "input should be 'local', 'ray' or 'torchrun', got 'mpi'"),
+        (
+            {"world_size": 4, "shard_size": 3},
+            "shard 3 does not divide 4 processes; expected one of 1, 2",
+        ),
+        ({"world_size": 0}, "input should be greater than or equal to 1, got 0"),
+        ({"launcher": "mpi"}, "input should be 'local', 'ray' or 'torchrun', got 'mpi'"),
     ],
 )
 def test_processes_that_cannot_be_are_refused(parallel: Any, error: str) -> None:
@@ -204,15 +207,19 @@ def test_processes_that_cannot_be_are_refused(parallel: Any, error: str) -> None
 @pytest.mark.parametrize(
     ("parallel", "environment", "error"),
     [
-        ({"launch": "torchrun"}, {}, "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT are"),
+        (
+            {"launcher": "torchrun"},
+            {},
+            "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT are",
+        ),
         ({}, {"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK, MASTER_ADDR, MASTER_PORT are not"),
         (
-            {"processes": 3},
+            {"world_size": 3},
             {"RANK": "0", "WORLD_SIZE": "2"},
             "`trainer.distributed.world_size` is 3, and torchrun started 2 processes",
         ),
         (
-            {"shard": 3},
+            {"shard_size": 3},
             {"RANK": "0", "WORLD_SIZE": "4"},
             "`trainer.distributed`: shard 3 does not divide 4 processes; expected one of 1, 2, 4",
         ),
@@ -233,7 +240,7 @@ def test_what_torchrun_did_not_say_or_says_otherwise_is_refused(
 
 
 def test_a_gpu_of_its_own_is_no_place_for_several_processes() -> None:
-    config = settings(processes=2)
+    config = settings(world_size=2)
     config = config.model_copy(
         update={"model": config.model.model_copy(update={"device": "cuda:1"})}
     )
