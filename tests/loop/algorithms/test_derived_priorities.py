@@ -43,7 +43,7 @@ def test_a_trainer_draws_by_the_priorities_of_a_pipeline(store: Store) -> None:
         },
         with_columns=("derived:surprise",),
     )
-    stored = table(store, "derived WHERE name = 'priority' ORDER BY experience_id", "value")[
+    stored = table(store, "experience_values WHERE name = 'priority' ORDER BY experience_id", "value")[
         "value"
     ]
     assert [v > 0 for v in stored] == [False] * 5 + [True, False, True]
