@@ -113,8 +113,8 @@ class TasksetConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _share_alone(cls, value: Any) -> Any:
-        return value if isinstance(value, Mapping | cls) else {"share": value}
+    def _weight_alone(cls, value: Any) -> Any:
+        return value if isinstance(value, Mapping | cls) else {"weight": value}
 
 
 class TasksConfig(Section):

@@ -91,7 +91,7 @@ class TrainerConfig(Section):
     """SQL expression over a step's rows, such as `abs(advantage)`: their priority from then on.
 
     Stored in `experience_values` as `priority`; a sampler sees it through
-    `with_columns: [derived:priority]`.
+    `side_columns: [derived:priority]`.
     """
     max_uses: Int = Field(default=1, ge=1)
     """How often a row may be drawn."""

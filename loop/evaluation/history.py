@@ -106,7 +106,7 @@ def _settings(config: str) -> dict[str, Any]:
     return {
         "seed": tree["seed"],
         "model": {k: tree["model"].get(k) for k in ("dtype", "lora")},
-        "explorer": {k: explorer.get(k) for k in ("workflow", "models", "rewards")},
+        "explorer": {k: explorer.get(k) for k in ("workflow", "auxiliary_models", "rewards")},
         "engine": evaluate.get("engine") or explorer.get("engine"),
         "evaluate": {k: evaluate.get(k) for k in ("group_size", "sampling", "tasksets")},
     }

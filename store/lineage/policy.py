@@ -210,8 +210,8 @@ def _side_columns(config: Mapping[str, Any]) -> list[tuple[str, SideColumn]]:
     trainer = config.get("trainer") or {}
     sources = ((trainer.get("sampler") or {}).get("mixed") or {}).values()
     specs = [
-        *trainer.get("with_columns", ()),
-        *(s for m in sources for s in m.get("with_columns", ())),
+        *trainer.get("side_columns", ()),
+        *(s for m in sources for s in m.get("side_columns", ())),
     ]
     return [(spec, parse(spec)) for spec in dict.fromkeys(specs)]
 

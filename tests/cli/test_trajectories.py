@@ -145,7 +145,7 @@ def test_models_are_trained_on_what_the_assistants_did(imported: Store, rlake: C
     tokenizer.save_pretrained("model")
     Path("sft.yaml").write_text(
         "name: sft\nthreads: 1\nmodel: {path: model}\nalgorithm: sft\n"
-        "trainer: {batch_size: 6, epochs: 1, learning_rate: 1e-3}\n"
+        "trainer: {batch_size: 6, max_uses: 1, learning_rate: 1e-3}\n"
     )
     done = rlake("train", "sft.yaml")
     assert done.returncode == 0, done.stderr

@@ -179,7 +179,7 @@ def test_an_endpoint_used_wrongly_says_how() -> None:
     for spec, told in (
         ({"url": "x", "modl": "m"}, "no `modl`; did you mean `model`"),
         ({"url": "x"}, "the endpoint's `model`: field required"),
-        ("no_such_module:f", "judge `no_such_module:f` cannot be imported"),
+        ("no_such_module:f", "no judge `no_such_module:f`; it cannot be imported"),
     ):
         with pytest.raises(OperatorError, match=told):
             chat_client(spec)  # type: ignore[arg-type]

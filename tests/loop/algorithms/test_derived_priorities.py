@@ -43,9 +43,9 @@ def test_a_trainer_draws_by_the_priorities_of_a_pipeline(store: Store) -> None:
         },
         with_columns=("derived:surprise",),
     )
-    stored = table(store, "experience_values WHERE name = 'priority' ORDER BY experience_id", "value")[
-        "value"
-    ]
+    stored = table(
+        store, "experience_values WHERE name = 'priority' ORDER BY experience_id", "value"
+    )["value"]
     assert [v > 0 for v in stored] == [False] * 5 + [True, False, True]
     assert stored.to_list()[7] > stored.to_list()[5] > 0
     found = drawn(store, steps=1)

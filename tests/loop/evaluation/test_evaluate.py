@@ -46,7 +46,7 @@ def test_a_notebook_whose_event_loop_is_running_can_measure(store: Store) -> Non
 
 def test_one_policy_can_be_measured_in_several_ways(store: Store) -> None:
     first = evaluate(store, measured())
-    again = evaluate(store, measured(batch_tasks=2))
+    again = evaluate(store, measured(batch_size=2))
     other = evaluate(store, measured(sampling={"temperature": 0, "max_tokens": 1}))
     assert (again.accuracy, again.reward_mean) == (first.accuracy, first.reward_mean)
     assert len({first.run_id, again.run_id, other.run_id}) == 3
@@ -105,7 +105,7 @@ def test_when_nothing_can_be_scored_there_is_no_accuracy(store: Store) -> None:
 
 def test_pass_at_k_is_what_the_stores_own_macro_says_of_the_rows(store: Store) -> None:
     sampled = {"temperature": 1, "max_tokens": 1}
-    settings = measured(group_size=4, k=[1, 3], sampling=sampled)
+    settings = measured(group_size=4, pass_at=[1, 3], sampling=sampled)
     settings = settings.model_copy(
         update={
             "explorer": settings.explorer
@@ -135,7 +135,7 @@ def bounds(estimate: Estimate) -> tuple[float, float]:
 
 def test_more_tries_than_a_group_has_are_refused(store: Store) -> None:
     with pytest.raises(ConfigError, match="pass@8 needs 8 tries at each task"):
-        evaluate(store, measured(k=[1, 8]))
+        evaluate(store, measured(pass_at=[1, 8]))
 
 
 @pytest.mark.slow

@@ -81,23 +81,23 @@ def try_all(store: Store, step: int, batch: Sequence[rlake.Task]) -> None:
 
 
 def test_sequential_goes_through_all_tasks_by_id_and_begins_again(store: Store) -> None:
-    made = curriculum(store, select="sequential")
+    made = curriculum(store, selector="sequential")
     ids = [t.task_id for b in (1, 2, 3) for t in made.batch(b)]
     assert ids == sorted(set(ids)) * 2
 
 
 def test_shuffle_gives_every_task_once_before_any_comes_again(store: Store) -> None:
-    made = curriculum(store, select="shuffle")
+    made = curriculum(store, selector="shuffle")
     ids = [t.task_id for b in (1, 2, 3) for t in made.batch(b)]
     assert len(set(ids[:6])) == len(set(ids[6:])) == 6
     assert ids[:6] != ids[6:]
 
 
 def test_random_takes_a_task_once_a_batch_or_puts_it_back(store: Store) -> None:
-    once = curriculum(store, select="random")
+    once = curriculum(store, selector="random")
     assert all(len({t.task_id for t in once.batch(b)}) == 4 for b in range(1, 9))
     config_ = {"random": {"replacement": True}}
-    again = curriculum(rlake.connect(f"{store.root}-2"), 3, batch_size=50, select=config_)
+    again = curriculum(rlake.connect(f"{store.root}-2"), 3, batch_size=50, selector=config_)
     counts = Counter(answers(again.batch(1)))
     assert len(counts) == 3
     assert max(counts.values()) > 1
@@ -120,7 +120,7 @@ def test_ordered_tasks_come_by_a_number_and_those_without_one_last(
         for i in (4, 5)
     ]
     store.append("task_values", values)
-    made = curriculum(store, select=select)
+    made = curriculum(store, selector=select)
     got = answers([*made.batch(1), *made.batch(2)])
     assert got[:2] == expected[:2]
     assert sorted(got[:6]) == sorted(expected)
@@ -139,9 +139,9 @@ def test_ordered_tasks_come_by_a_number_and_those_without_one_last(
         ({}, {"reward": None}, None),
         ({}, {"reward": 0.2, "metrics": {"accuracy": 1.0}}, 1.0),
         ({}, {"reward": 1.5, "rewards": {"accuracy": 0.0, "format": 1.5}}, 0.0),
-        ({"accuracy": "exact"}, {"reward": 0.0, "rewards": {"exact": 1.0}}, 1.0),
-        ({"accuracy": "exact"}, {"reward": 1.0, "rewards": {"format": 1.0}}, None),
-        ({"accuracy": "exact"}, {"reward": 1.0, "rewards": {"exact": None}}, None),
+        ({"pass_metric": "exact"}, {"reward": 0.0, "rewards": {"exact": 1.0}}, 1.0),
+        ({"pass_metric": "exact"}, {"reward": 1.0, "rewards": {"format": 1.0}}, None),
+        ({"pass_metric": "exact"}, {"reward": 1.0, "rewards": {"exact": None}}, None),
         ({"pass_threshold": 0.5}, {"reward": 0.5}, 1.0),
         ({"pass_threshold": -0.5}, {"reward": -1.0}, 0.0),
     ],
@@ -278,7 +278,7 @@ def test_places_are_drawn_in_proportion_to_weights_and_to_the_softmax_of_scores(
 
 @pytest.mark.parametrize("select", ["by_pass_rate", {"bots": {"thompson_sampling": False}}])
 def test_tasks_that_are_always_or_never_solved_come_more_rarely(store: Store, select: Any) -> None:
-    made = curriculum(store, 12, select=select)
+    made = curriculum(store, 12, selector=select)
     seen: Counter[int] = Counter()
     for number in range(1, 25):
         batch = made.batch(number)
@@ -293,12 +293,12 @@ def test_tasks_that_are_always_or_never_solved_come_more_rarely(store: Store, se
 @pytest.mark.parametrize(
     "tasks",
     [
-        {"select": "by_pass_rate"},
+        {"selector": "by_pass_rate"},
         {
-            "select": {"bots": {"weak": "0.1", "strong": "answer::INT / 30"}},
+            "selector": {"bots": {"weak": "0.1", "strong": "answer::INT / 30"}},
             "save_estimates_every": 2,
         },
-        {"select": "random", "mix": {"default": {"weight": 1, "selector": "bots"}}},
+        {"selector": "random", "mixture": {"default": {"weight": 1, "selector": "bots"}}},
     ],
 )
 def test_a_curriculum_that_is_made_again_goes_on_as_if_it_had_not_stopped(
@@ -322,9 +322,9 @@ def test_a_curriculum_that_is_made_again_goes_on_as_if_it_had_not_stopped(
 
 
 def test_a_batch_that_is_on_record_is_tried_as_it_was_chosen(store: Store) -> None:
-    chosen = curriculum(store, select="random").batch(1)
+    chosen = curriculum(store, selector="random").batch(1)
     store.append("tasks", [task(20)])  # comes after the run began, and changes nothing
-    again = Curriculum(job(store, select="random"), batch_size=4, group_size=2)
+    again = Curriculum(job(store, selector="random"), batch_size=4, group_size=2)
     assert again.batch(1) == chosen
     assert store.count("task_selections") == 4
 
@@ -334,7 +334,7 @@ def test_a_weight_sees_pass_rates_columns_and_values_of_tasks(store: Store) -> N
     value = {"task_id": task(1).task_id, "name": "quality", "version": "1", "value": 1.0}
     store.append("task_values", [value])
     weight = "(coalesce(quality, 0) + (answer = '4')::INT) * pass_rate * (num_tries = 0)::INT"
-    made = curriculum(store, batch_size=2, select={"by_pass_rate": {"weight": weight}})
+    made = curriculum(store, batch_size=2, selector={"by_pass_rate": {"weight": weight}})
     assert sorted(answers(made.batch(1))) == [2, 4]
     [(scores,)] = store.sql("SELECT list(score) FROM task_selections").fetchall()
     assert scores == [0.5, 0.5]
@@ -355,7 +355,7 @@ def test_tries_of_runs_before_count_when_the_history_says_so(store: Store) -> No
     ]
     store.append("experiences", before)
     bots = {"history": "run_id = 'yesterday'", "thompson_sampling": False}
-    made = curriculum(store, batch_size=1, select={"bots": bots})
+    made = curriculum(store, batch_size=1, selector={"bots": bots})
     assert answers(made.batch(1)) == [6], "the one that was solved in half of the tries"
     [(expected,)] = store.sql("SELECT expected FROM task_selections").fetchall()
     assert expected == 0.5
@@ -369,7 +369,7 @@ def test_each_batch_of_a_mixture_has_tasks_of_all_sets_by_their_weights(store: S
         asked = [rlake.Task.ask(f"{i}+1=", str(i), taskset=name) for i in range(9)]
         store.append("tasks", asked)
     mix = {"easy": 3, "hard": {"weight": 1, "selector": {"hard_to_easy": {"by": "answer::INT"}}}}
-    made = curriculum(store, batch_size=6, mix=mix, select="shuffle")
+    made = curriculum(store, batch_size=6, mixture=mix, selector="shuffle")
     batches = [made.batch(number) for number in range(1, 9)]
     sets = [Counter(t.taskset for t in batch) for batch in batches]
     assert {(one["easy"], one["hard"], one["other"]) for one in sets} == {(4, 2, 0), (5, 1, 0)}
@@ -388,26 +388,38 @@ def test_each_batch_of_a_mixture_has_tasks_of_all_sets_by_their_weights(store: S
     [
         ({"where": "false"}, "no task matches `false`"),
         (
-            {"mix": {"defualt": 1}},
+            {"mixture": {"defualt": 1}},
             "`tasks.mixture` names the taskset `defualt`.*did you mean `default`",
         ),
-        ({"select": "random"}, "a batch needs 7 tasks, and `random.* takes each of 6 once at most"),
-        ({"select": "bots"}, "a batch needs 7 tasks"),
-        ({"select": {"easy_to_hard": {"by": "prompt_text"}}}, "gives String, expected a number"),
         (
-            {"select": {"easy_to_hard": {"by": "anwser::INT"}}},
+            {"selector": "random"},
+            "a batch needs 7 tasks, and `random.* takes each of 6 once at most",
+        ),
+        ({"selector": "bots"}, "a batch needs 7 tasks"),
+        ({"selector": {"easy_to_hard": {"by": "prompt_text"}}}, "gives String, expected a number"),
+        (
+            {"selector": {"easy_to_hard": {"by": "anwser::INT"}}},
             "easy_to_hard.by`.*`anwser`.*`answer`",
         ),
-        ({"select": {"easy_to_hard": {"by": "answer::INT +"}}}, "`tasks.selector.easy_to_hard.by`"),
-        ({"select": {"easy_to_hard": {"by": "NULL::INT"}}}, "is NULL for all 6 tasks"),
-        ({"select": {"easy_to_hard": {"by": "prompt_text::INT"}}}, "easy_to_hard.by`: .*convert"),
-        ({"select": {"easy_to_hard": {"by": "'inf'::DOUBLE"}}}, "must be finite or NULL"),
-        ({"select": {"bots": {"weak": "2.0", "strong": "1.0"}}}, "from 0 to 1, got 2"),
-        ({"select": {"bots": {"weak": "f0", "strong": "f1"}}}, "bots.weak`.*`f0`"),
-        ({"select": {"bots": {"history": "runid = 'a'"}}}, "`history`.*`runid`"),
-        ({"select": {"by_pass_rate": {"weight": "pass_rate - 1"}}}, "at least 0 a task, got -0.5"),
-        ({"select": {"by_pass_rate": {"weight": "pas_rate"}}}, "`by_pass_rate.weight`.*`pas_rate`"),
-        ({"select": {"by_pass_rate": {"weight": "avg(pass_rate)"}}}, "got 1 for 6 tasks"),
+        (
+            {"selector": {"easy_to_hard": {"by": "answer::INT +"}}},
+            "`tasks.selector.easy_to_hard.by`",
+        ),
+        ({"selector": {"easy_to_hard": {"by": "NULL::INT"}}}, "is NULL for all 6 tasks"),
+        ({"selector": {"easy_to_hard": {"by": "prompt_text::INT"}}}, "easy_to_hard.by`: .*convert"),
+        ({"selector": {"easy_to_hard": {"by": "'inf'::DOUBLE"}}}, "must be finite or NULL"),
+        ({"selector": {"bots": {"weak": "2.0", "strong": "1.0"}}}, "from 0 to 1, got 2"),
+        ({"selector": {"bots": {"weak": "f0", "strong": "f1"}}}, "bots.weak`.*`f0`"),
+        ({"selector": {"bots": {"history": "runid = 'a'"}}}, "`history`.*`runid`"),
+        (
+            {"selector": {"by_pass_rate": {"weight": "pass_rate - 1"}}},
+            "at least 0 a task, got -0.5",
+        ),
+        (
+            {"selector": {"by_pass_rate": {"weight": "pas_rate"}}},
+            "`by_pass_rate.weight`.*`pas_rate`",
+        ),
+        ({"selector": {"by_pass_rate": {"weight": "avg(pass_rate)"}}}, "got 1 for 6 tasks"),
     ],
 )
 def test_what_cannot_be_chosen_by_is_said_before_any_work(
@@ -419,7 +431,7 @@ def test_what_cannot_be_chosen_by_is_said_before_any_work(
 
 
 def test_an_accuracy_that_no_row_has_ends_the_run_with_the_nearest_name(store: Store) -> None:
-    made = curriculum(store, select="bots", accuracy="acuracy")
+    made = curriculum(store, selector="bots", pass_metric="acuracy")
     batch = made.batch(1)
     rows = [
         Experience(

@@ -257,14 +257,14 @@ def test_a_model_beside_the_policy_names_an_engine_that_can_hold_it(
     teacher: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        distilling(models={"teacher": teacher})
+        distilling(auxiliary_models={"teacher": teacher})
 
 
 def test_a_teacher_on_vllm_scores_at_temperature_1_only() -> None:
     warm = {"temperature": 0.7, "max_tokens": 3}
     teacher = {"path": "some/model", "engine": "vllm"}
     with pytest.raises(ConfigError, match=r"at temperature 1, and .*temperature is 0\.7; set it"):
-        check(distilling(models={"teacher": teacher}, sampling=warm))
+        check(distilling(auxiliary_models={"teacher": teacher}, sampling=warm))
 
 
 def distilling(**changes: Any) -> Any:
@@ -313,7 +313,7 @@ def test_models_are_closed_with_the_policy_and_when_another_one_does_not_start(
 def test_another_model_may_be_another_runs_weights(store: Store) -> None:
     run(store, config())
     settings = resolve_run_models(
-        store, distilling(models={"teacher": {"run": "demo", "version": 2}})
+        store, distilling(auxiliary_models={"teacher": {"run": "demo", "version": 2}})
     )
     assert settings.explorer is not None
     place = settings.explorer.auxiliary_models["teacher"].path

@@ -12,7 +12,7 @@ from rlake.store.errors import ConfigError
 
 
 def test_a_few_lines_place_explorers_and_trainer():
-    few = {"explorers": 3, "gpus": 1, "trainer": {"gpus": 4, "resources": {"fast_disk": 1}}}
+    few = {"num_explorers": 3, "gpus": 1, "trainer": {"gpus": 4, "resources": {"fast_disk": 1}}}
     cluster = config(ray=few).ray
     assert isinstance(cluster, RayConfig)
     assert (cluster.num_explorers, cluster.cpus, cluster.gpus) == (3, 1.0, 1.0)
