@@ -134,7 +134,7 @@ def test_nothing_to_judge_is_said(rlake: Command, tried: Store) -> None:
 SLOW = """
 import sys, time
 import rlake
-from rlake.loop import rescoring
+from rlake.pipelines import rescoring
 from rlake.operators.reward_protocol import of_group
 
 rescoring._ROWS = rescoring._ROWS_WAITED_FOR = 20

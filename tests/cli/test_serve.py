@@ -120,7 +120,7 @@ def test_a_server_learns_from_its_own_traffic_and_drops_no_request_as_weights_ch
     from rlake.loop.config import load as load_config
     from rlake.loop.run import train
 
-    more = "trainer: {where: \"source = 'served'\", steps: 3, epochs: 100, batch_size: 4}\n"
+    more = "trainer: {where: \"source = 'served'\", steps: 3, max_uses: 100, batch_size: 4}\n"
     served = Served(tmp_path, config=CONFIG + more, args=("--set", "serve.poll_interval=0.05"))
     asyncio.run(load(served, seconds=1))
     lake = connect(tmp_path / "lake")
