@@ -66,7 +66,7 @@ def told(report: Report) -> tuple[int, int]:
 def made(store: Store, table: str = "experience_values") -> pl.DataFrame:
     """All rows that a pipeline made, by their ids, without what says when and by which run."""
     rows = store.scan(table).collect()
-    left = rows.drop("created_at", "lineage_id", strict=False)
+    left = rows.drop("created_at", "digest", "lineage_id", strict=False)
     return left.sort([c for c, kind in left.schema.items() if not kind.is_nested()])
 
 

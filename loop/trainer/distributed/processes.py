@@ -59,7 +59,7 @@ class Local:
             message = json.dumps({"terms": asdict(self._terms), "rank": rank, "port": port})
             self._children.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", f"{__package__}.following", message],
+                    [sys.executable, "-m", f"{__package__}.follower", message],
                     stdin=subprocess.PIPE,
                     env={**os.environ, "PYTHONPATH": paths},
                 )

@@ -21,7 +21,7 @@ from rlake.loop.trajectories.rewards import rewards_of
 from rlake.store import Task
 from rlake.store.errors import ConfigError, JobError
 
-PROGRAM = str(Path(__file__).parents[2] / "mcp_server.py")
+PROGRAM = str(Path(__file__).parents[2] / "support" / "mcp_server.py")
 STREAMS: dict[str, Any] = {"command": [sys.executable, PROGRAM]}
 
 

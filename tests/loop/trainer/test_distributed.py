@@ -73,7 +73,7 @@ def test_two_processes_step_as_one_does_with_every_algorithm_and_take_over_from_
     alone = SingleProcess()
     saved(alone, tmp_path / "one")
     done = subprocess.run(
-        [*TORCHRUN, str(TESTS / "parallel.py"), str(tmp_path)],
+        [*TORCHRUN, str(TESTS / "support" / "distributed.py"), str(tmp_path)],
         env={**os.environ, "PYTHONPATH": str(TESTS)},
         capture_output=True,
         text=True,
@@ -151,7 +151,7 @@ def test_what_fails_in_another_process_ends_the_run_and_is_its_error(tmp_path: P
     store = place(tmp_path / "store")
     error = "process 1 of 2 failed: ValueError: two is one too many"
     with pytest.raises(JobError, match=error):
-        train(store, settings(algorithm="support.distributed:FailsInTheSecond", processes=2))
+        train(store, settings(algorithm="support.distributed:FailsInTheSecond", world_size=2))
     [(status, text)] = store.sql(
         "SELECT status, error FROM job_events ORDER BY created_at DESC LIMIT 1"
     ).fetchall()
