@@ -12,7 +12,7 @@ SLOW_WORKERS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help quickstart test test-slow test-long check bench clean
+.PHONY: help quickstart test test-slow test-long check bench docs docs-serve clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -27,7 +27,8 @@ test: .venv/.dev  ## the default tests
 SLOW := $(BIN)/python -m pytest --timeout 900 -n $(SLOW_WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/.dev .venv/.agentscope .venv/.vllm  ## the slow tests
-	$(SLOW) -m "slow and not long and not gpu"
+	$(SLOW) -m "slow and not alone and not long and not gpu"
+	$(BIN)/python -m pytest --timeout 900 -m alone
 
 test-long: .venv/.dev  ## those that take minutes each: other seeds, ten random kills, notebooks that train
 	$(SLOW) -m "long and not gpu"
@@ -40,6 +41,12 @@ check: .venv/.dev  ## lint, format, types, layers and imports
 
 bench: .venv/.train  ## the budgets, measured
 	cd tests && ../$(BIN)/python -m bench
+
+docs: .venv/.dev  ## build the site into build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+docs-serve: .venv/.dev  ## show the site at http://127.0.0.1:8000
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 clean:  ## remove caches, builds and the quickstart's store; .venv stays
 	rm -rf build dist rlake.egg-info quickstart .pytest_cache .ruff_cache .hypothesis

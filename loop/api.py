@@ -1,7 +1,7 @@
-"""The run functions of Python: whatever a configuration file can say, a call can.
+"""The run functions of the Python API: `rlake.run`, `train`, `evaluate` and `serve`.
 
-They are `rlake.run`, `train`, `evaluate` and `serve`. All show their progress on stderr, and a run
-that Ctrl-C stops goes on with the same call and `resume=True`.
+They accept everything that a configuration file does, and show their progress on stderr. A run that
+Ctrl-C stops continues with the same call and `resume=True`.
 """
 
 import logging
@@ -13,9 +13,11 @@ from typing import Any
 
 import polars as pl
 
-from ..store import Store, interrupts
+from ..store import Store, connect, interrupts
 from ..store.errors import ConfigError, NotFoundError, missing_extra, nearest
+from ..store.lineage.policy import PolicyLineage, of_policy
 from ..store.query import literal
+from ..store.verify_draws import Verdict, verify
 from .config import (
     ExplorerConfig,
     ModelConfig,
@@ -28,6 +30,7 @@ from .config import (
 )
 from .config.callables import named
 from .config.load import merged
+from .runs.job import newest_config, run_names
 from .runs.progress import Display
 
 try:
@@ -38,6 +41,7 @@ try:
     from .rollouts.setup import sampling
     from .run import run as run_jobs
     from .stages import run_stages
+    from .trainer.redraw import Rebuilt, rebuild
 except ModuleNotFoundError as error:
     raise missing_extra(error.name or "torch", "train") from error
 
@@ -45,13 +49,15 @@ _log = logging.getLogger(__name__)
 
 Config = RunConfig | str | Path
 """A configuration, a YAML file, or the name of a packaged recipe."""
+Address = Store | str | Path
+"""A store, or the folder or `s3://` address of one."""
 Rewards = str | Callable[..., Any] | Mapping[Any, Any]
 """A reward function or its name; or several, with their weights or parameters."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a store: what it measured, what it tried, and what it learned.
+    """A run of a store: its metrics, its experiences and its policies.
 
     >>> Run(store, "demo").experiences().collect().height
     0
@@ -62,23 +68,18 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """The configuration of its newest attempt; NotFoundError when it never started."""
-        found = self.store.sql(
-            f"SELECT config FROM runs WHERE run_id = {literal(self.run_id)} AND job <> 'evaluate' "
-            "ORDER BY started_at DESC, attempt DESC LIMIT 1"
-        ).fetchall()
-        if not found:
-            known = [
-                run for (run,) in self.store.sql("SELECT DISTINCT run_id FROM runs").fetchall()
-            ]
-            raise NotFoundError(f"no run is called `{self.run_id}`{nearest(self.run_id, known)}")
-        return RunConfig.model_validate_json(found[0][0])
+        """The configuration of its newest attempt; NotFoundError if it never started."""
+        found = newest_config(self.store, self.run_id)
+        if found is None:
+            known = run_names(self.store)
+            raise NotFoundError(f"run `{self.run_id}` does not exist{nearest(self.run_id, known)}")
+        return RunConfig.model_validate_json(found)
 
     def metrics(self, *names: str) -> pl.DataFrame:
-        """Return metrics over steps, a column each; all of them when none is named.
+        """Return metrics over steps, one column each; all of them if none is named.
 
-        Those of the explorer (`explore/...`) are by its batches. Raises NotFoundError for a name
-        that the run has not.
+        The steps of explorer metrics (`explore/...`) are its batches. Raises NotFoundError for a
+        metric that the run does not have.
         """
         found = self.store.sql(
             "SELECT step, name, value FROM metrics_current "
@@ -95,37 +96,55 @@ class Run:
         return wide.select("step", *(names or known)).sort("step")
 
     def experiences(self) -> pl.LazyFrame:
-        """Return the rows that the run made, as a lazy frame."""
+        """Return the experiences of the run's explorer as a lazy frame."""
         return self.store.scan("experiences").filter(pl.col("run_id") == self.run_id)
 
     def policy(self, version: int | None = None) -> Policy:
-        """Return what answers with the weights of a version, the newest when none is given.
+        """Return the policy with the weights of a version; None: the newest.
 
-        It samples as the run did: `await policy.generate(messages, n=4)`.
+        It samples with the run's settings: `await policy.generate(messages, n=4)`.
         """
         config = self.config
         settings = (config.explorer or ExplorerConfig()).sampling
         pool = PolicyPool(self.store, config, sampling=sampling(settings))
         return pool.policy(subject(self.store, config, version, None))
 
-    def resume(self, **changes: Any) -> "Run":
-        """Go on where the run stopped, or up to more steps: `run.resume(trainer={"steps": 200})`.
+    def lineage(self, version: int) -> PolicyLineage:
+        """Return what made the weights of a version: rows, functions, pipelines, snapshots.
 
-        Changes are sections, merged key by key. An `output` that was given once is given again.
+        Raises NotFoundError for a version without published weights.
+        """
+        return of_policy(self.store, self.run_id, version)
+
+    def verify(self, step: int) -> tuple[Verdict, Rebuilt]:
+        """Prove what a step was trained on: its rows are unchanged, and are drawn again.
+
+        The first value compares the rows' digests with those in `draws`; the second draws the batch
+        again from the seed, the step and what was stored then. Raises NotFoundError for a step that
+        is not recorded.
+        """
+        verdict = verify(self.store, self.run_id, step)
+        return verdict, rebuild(self.store, self.run_id, step)
+
+    def resume(self, **changes: Any) -> "Run":
+        """Continue where the run stopped, or to more steps: `run.resume(trainer={"steps": 200})`.
+
+        Changes are sections, merged key by key. An `output` must be given again.
         """
         tree = self.config.model_dump(mode="json", exclude_unset=True)
         return run(self.store, build(merged(tree, changes)), resume=True)
 
 
-def run(store: Store, config: Config, *, resume: bool = False) -> Run:
+def run(store: Address, config: Config, *, resume: bool = False) -> Run:
     """Run all jobs of a configuration to the last training step, or all of its stages.
 
     >>> small = RunConfig.from_yaml("grpo_digits", ["trainer.steps=1", "trainer.batch_size=2"])
     >>> run(store, small).metrics("train/loss").height
     1
 
-    With `resume`, go on where a run stopped. Raises what made it fail.
+    With `resume`, continue where a run stopped. Raises the error that made it fail.
     """
+    store = _opened(store)
     if not isinstance(config, RunConfig) and (stages := load_stages(config)):
         last = [stage.config for stage in stages if stage.kind == "train"][-1]
         with _shown(last, None) as display:
@@ -138,7 +157,7 @@ def run(store: Store, config: Config, *, resume: bool = False) -> Run:
 
 
 def train(
-    store: Store,
+    store: Address,
     *,
     model: str | Path | Mapping[str, Any] | ModelConfig,
     algorithm: Any = "grpo",
@@ -150,10 +169,10 @@ def train(
     resume: bool = False,
     **sections: Any,
 ) -> Run:
-    """Train a model on the tasks of a store, or on rows that are in it, and return the run.
+    """Train a model on the tasks of a store, or on its stored rows, and return the run.
 
-    With `rewards` (or a section `explorer`) the model tries the tasks, and learns from what it
-    tried; without, it learns from the stored rows for which `where` holds.
+    With `rewards` (or a section `explorer`) the model generates rollouts of the tasks and learns
+    from them; without, it learns from the stored rows that match `where`.
 
     >>> def ones(task, experience):
     ...     return experience.response_text.count("1")
@@ -164,10 +183,13 @@ def train(
 
     `model` is a folder, a Hugging Face name, or the section of that name. `algorithm` is a name,
     `{name: {parameter: value}}`, or an algorithm's class. `tasks` is an SQL condition over the
-    table `tasks`, a function that gives tasks, or the section. `sections` are the others of a
-    configuration, as `trainer={"batch_size": 16}` or `explorer={"sampling": {"max_tokens": 256}}`.
-    Without a `name`, it is the next free `run-N`; with `resume`, the newest run.
+    table `tasks`, a function that yields tasks, or the section. `sections` are other sections of a
+    configuration, such as `trainer={"batch_size": 16}` or `explorer={"sampling": {"max_tokens":
+    256}}`. Without a `name`, it is the next free `run-N`; with `resume`, the newest run.
     """
+    store = _opened(store)
+    if rewards is None and where is None and not sections.keys() & {"explorer", "trainer", "data"}:
+        _log.warning("without `rewards` or `where` this trains on all stored rows")
     tree: dict[str, Any] = {
         "name": name or (_newest_run(store) if resume else _free_name(store)),
         "model": {"path": str(model)} if isinstance(model, str | Path) else model,
@@ -182,8 +204,8 @@ def train(
     return run(store, build(merged(named(tree | sections), named(given))), resume=resume)
 
 
-def evaluate(store: Store, config: Config, *, version: int | None = None) -> Evaluation:
-    """Measure the newest policy of a run, or another version, on the tasks of `evaluate.where`.
+def evaluate(store: Address, config: Config, *, version: int | None = None) -> Evaluation:
+    """Evaluate the newest policy of a run, or another version, on the tasks of `evaluate.where`.
 
     >>> config = RunConfig.from_yaml("grpo_digits", ["evaluate.sampling.max_tokens=2"])
     >>> evaluate(store, config).num_tasks
@@ -191,16 +213,16 @@ def evaluate(store: Store, config: Config, *, version: int | None = None) -> Eva
     """
     settings = _settings(config)
     with _shown(settings, None) as display:
-        return evaluate_policy(store, settings, version=version, listener=display)
+        return evaluate_policy(_opened(store), settings, version=version, listener=display)
 
 
-def serve(store: Store, config: Config) -> None:
-    """Answer OpenAI's chat API with a run's policy until a signal ends it; see `rlake serve`.
+def serve(store: Address, config: Config) -> None:
+    """Serve a run's policy through OpenAI's chat API until a signal ends it; see `rlake serve`.
 
     >>> serve(store, RunConfig.from_yaml("grpo_digits", ["serve.host=0.0.0.0"]))
     Traceback (most recent call last):
         ...
-    rlake.store.errors.ConfigError: serving at `0.0.0.0` needs a token: ...
+    rlake.store.errors.ConfigError: serving at `0.0.0.0` needs a token, ...
     """
     try:
         from .serving import access
@@ -209,10 +231,14 @@ def serve(store: Store, config: Config) -> None:
     settings = _settings(config)
 
     def ready(url: str, recovered: int) -> None:
-        more = f", after {recovered} sessions that an earlier server left" if recovered else ""
+        more = f"; recovered {recovered} sessions of an earlier server" if recovered else ""
         _log.warning("serving %s at %s%s; Ctrl-C ends it", settings.name, url, more)
 
-    access.serve(store, settings, settings.serve or ServeConfig(), ready=ready)
+    access.serve(_opened(store), settings, settings.serve or ServeConfig(), ready=ready)
+
+
+def _opened(store: Address) -> Store:
+    return store if isinstance(store, Store) else connect(store)
 
 
 def _settings(config: Config) -> RunConfig:
@@ -221,25 +247,25 @@ def _settings(config: Config) -> RunConfig:
 
 @contextmanager
 def _shown(config: RunConfig, total_steps: int | None) -> Iterator[Display]:
-    """Show progress; an interrupt says how to go on, also one that a library heard of first."""
+    """Show progress; the error of an interrupt says how to continue."""
     try:
         with Display(config, total_steps=total_steps) as display:
             yield display
     except BaseException as error:
+        # Not KeyboardInterrupt alone: DuckDB handles SIGINT first, and raises an error of its own.
         if not interrupts.caused(error):
             raise
         message = (
-            f"run `{config.name}` was stopped; go on with the same call and `resume=True`, or with "
-            f"`rlake.Run(store, {config.name!r}).resume()`"
+            f"run `{config.name}` was stopped; continue with the same call and `resume=True`, or "
+            f"with `rlake.Run(store, {config.name!r}).resume()`"
         )
         raise KeyboardInterrupt(message) from error
 
 
 def _weighted(rewards: Any) -> Any:
-    several = isinstance(rewards, Sequence) and not isinstance(rewards, str)
-    if several:
-        return dict.fromkeys(rewards, 1.0)
-    return rewards if isinstance(rewards, str | Mapping) else {rewards: 1.0}
+    if isinstance(rewards, str | Mapping):
+        return rewards
+    return dict.fromkeys(rewards if isinstance(rewards, Sequence) else [rewards], 1.0)
 
 
 def _tasks(tasks: Any) -> Any:
@@ -248,12 +274,8 @@ def _tasks(tasks: Any) -> Any:
     return {"where": tasks} if isinstance(tasks, str) else tasks
 
 
-def _names(store: Store) -> set[str]:
-    return {name for (name,) in store.sql("SELECT DISTINCT run_id FROM runs").fetchall()}
-
-
 def _free_name(store: Store) -> str:
-    taken = _names(store)
+    taken = run_names(store)
     return next(name for i in range(1, len(taken) + 2) if (name := f"run-{i}") not in taken)
 
 
@@ -262,5 +284,5 @@ def _newest_run(store: Store) -> str:
         "SELECT run_id FROM runs WHERE job = 'train' ORDER BY started_at DESC LIMIT 1"
     ).fetchall()
     if not found:
-        raise ConfigError("there is no run to resume; leave `resume` out, or give its `name`")
+        raise ConfigError("the store has no run to resume; leave `resume` out, or give a `name`")
     return found[0][0]

@@ -1,7 +1,6 @@
-"""The jobs of a run: explorer and trainer together in one process, or each on its own.
+"""The jobs of a run: explorer and trainer in one process, or each in its own.
 
-Either way they share nothing but the store: the explorer's thread and the trainer's meet only in
-the rows that one appends and the other draws.
+Either way they share only the store: the trainer draws the rows that the explorer appends.
 """
 
 import logging
@@ -12,20 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..pipelines.inline import explorer_chain, trainer_chain
-from ..store import Store
+from ..store import Store, interrupts
 from ..store.errors import ConfigError
 from .algorithms import resolve
 from .config import RunConfig
-from .evaluation.tasks import check_measured
+from .evaluation.tasks import check_evaluation
 from .explorer.explorer import Explorer
 from .losses.policy_gradient import compares
 from .rollouts.group import workflow_of
 from .rollouts.setup import sampling, used_functions
 from .runs.job import OtherJobError, job
 from .runs.metrics import Listener
-from .runs.trackers import resolve as resolve_monitor
+from .runs.trackers import resolve as resolve_tracker
 from .tasks.prepare import check as check_data
-from .tasks.prepare import prepare
+from .tasks.prepare import check_tasks, prepare
 from .trainer.distributed.launch import launched
 from .trainer.networks import check_teacher
 from .trainer.preferences import check as check_preferences
@@ -35,7 +34,7 @@ from .weight_sync import WeightCache
 from .weight_sync.run_models import resolve_run_models
 
 JOIN_SECONDS = 10.0
-"""How long a failed run waits for the explorer to notice."""
+"""Seconds that a failed run waits for the explorer to stop."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,19 +44,22 @@ def run(
 ) -> None:
     """Run all jobs of a configuration to the last training step, in this process.
 
-    With an explorer, it works in a thread beside the trainer; a failure of either ends both, and
-    is raised. With `resume`, go on where a killed run stopped.
+    An explorer runs in a second thread; a failure of either job ends both, and is raised. With
+    `resume`, continue where a killed run stopped.
     """
-    check(config)
-    config = resolve_run_models(store, config)
     if config.explorer is None:
         train(store, config, resume=resume, listener=listener)
         return
+    check(config)
+    config = resolve_run_models(store, config)
     prepare(store, config)
-    check_measured(store, config)
-    stop, shelf = threading.Event(), WeightCache()
+    # Before a job is recorded, so that the run's name is free once the condition is fixed. An
+    # explorer in its own process records its failure, which ends the trainer that waits for it.
+    check_tasks(store, config.tasks.where)
+    check_evaluation(store, config)
+    stop, cache = threading.Event(), WeightCache()
     explorer = BackgroundJob(
-        lambda: explore(store, config, resume=resume, stop=stop, listener=listener, shelf=shelf),
+        lambda: explore(store, config, resume=resume, stop=stop, listener=listener, cache=cache),
         stop,
     )
     with _on_cluster(config):
@@ -74,15 +76,16 @@ def run(
                     stop=stop,
                     listener=listener,
                     ready=explorer.start,
-                    shelf=shelf,
+                    cache=cache,
                 )
-        except BaseException:
-            stop.set()
-            explorer.join(seconds=JOIN_SECONDS)
+            explorer.join()
+        except BaseException as error:
+            with interrupts.passed_on(error):
+                stop.set()  # else the explorer would sample on, and the join below time out
+                explorer.join(seconds=JOIN_SECONDS)
             if explorer.first:
-                explorer.raise_error()  # the trainer only saw that it was stopped
+                explorer.raise_error()  # the trainer's own error is only that it was stopped
             raise
-        explorer.join()
         explorer.raise_error()
 
 
@@ -98,8 +101,8 @@ def _on_cluster(config: RunConfig) -> AbstractContextManager[Any]:
 def check(config: RunConfig) -> None:
     """Look up every name in a configuration, before any work; ConfigError for an unknown one."""
     check_data(config)
-    for monitor in config.trackers:
-        resolve_monitor(monitor)
+    for tracker in config.trackers:
+        resolve_tracker(tracker)
     algorithm = resolve(config.algorithm)
     check_preferences(config, algorithm)
     check_teacher(config, algorithm)
@@ -117,21 +120,21 @@ def check(config: RunConfig) -> None:
         weighs = "logprobs" in algorithm.needs and config.trainer.missing_logprobs == "refuse"
         if weighs and config.explorer.engine.endpoint is not None:
             raise ConfigError(
-                "`explorer.engine` is an endpoint, whose rows another policy writes, and the "
-                "algorithm weighs rows by their log-probs under the run's own; take one that "
-                "imitates or compares (sft, raft, kto), or another engine"
+                "`explorer.engine` is an endpoint, which samples from a different policy, and the "
+                "algorithm needs log-probs of the trained one; use an imitation or preference "
+                "algorithm (sft, raft, kto), or another engine"
             )
         if "logprobs" in algorithm.needs and config.explorer.sampling.temperature == 0:
             raise ConfigError(
-                "`explorer.sampling.temperature` is 0: all tries at a task would be the same; "
+                "`explorer.sampling.temperature` is 0: all rollouts of a task would be equal; "
                 "set it above 0"
             )
-        num_tries = config.explorer.group_size or algorithm.group_size
+        num_rollouts = config.explorer.group_size or algorithm.group_size
         single = config.explorer.workflow == "single_turn"
-        if num_tries == 1 and single and compares(algorithm):
+        if num_rollouts == 1 and single and compares(algorithm):
             raise ConfigError(
-                "each task is tried once, and the algorithm compares the tries at a task: nothing "
-                "would be learned from rewards; set `explorer.group_size` above 1"
+                "each task has one rollout, and the algorithm compares the rollouts of a task, so "
+                "it would learn nothing from rewards; set `explorer.group_size` above 1"
             )
 
 
@@ -142,11 +145,11 @@ def explore(
     resume: bool = False,
     stop: threading.Event | None = None,
     listener: Listener | None = None,
-    shelf: WeightCache | None = None,
+    cache: WeightCache | None = None,
 ) -> None:
-    """Make the experience of a run, paced by the weights that its trainer publishes.
+    """Generate the experiences of a run, paced by the weights that its trainer publishes.
 
-    `shelf` is that of a trainer in this process.
+    `cache` holds the weights of a trainer in this process.
     """
     if config.explorer is None:
         raise ConfigError("the configuration has no `explorer` section; `rlake train` runs it")
@@ -154,14 +157,13 @@ def explore(
     _warn_of_truncation(config)
     config = resolve_run_models(store, config)
     prepare(store, config)
-    check_measured(store, config)
+    check_evaluation(store, config)
     functions = used_functions(config, "explore")
     with job(store, config, "explore", resume=resume, functions=functions) as mine:
-        Explorer(mine, resolve(config.algorithm), stop=stop, listener=listener, shelf=shelf).run()
+        Explorer(mine, resolve(config.algorithm), stop=stop, listener=listener, cache=cache).run()
 
 
 def _warn_of_truncation(config: RunConfig) -> None:
-    """Say once what truncated sampling means for an algorithm that weighs rows by log-probs."""
     assert config.explorer is not None, "only what explores samples"
     columns = sampling(config.explorer.sampling).columns
     cuts = [f"{name} {columns[name]}" for name in ("top_p", "top_k", "min_p") if columns[name]]
@@ -183,12 +185,12 @@ def train(
     stop: threading.Event | None = None,
     listener: Listener | None = None,
     ready: Callable[[], None] | None = None,
-    shelf: WeightCache | None = None,
+    cache: WeightCache | None = None,
 ) -> None:
-    """Train on rows of the store: those that the run's explorer makes, or those that are there."""
+    """Train on rows of the store: those of the run's explorer, or, offline, stored ones."""
     check(config)
     config = resolve_run_models(store, config)
-    if config.data.makes_rows:  # tasks alone are the explorer's affair
+    if config.data.makes_rows:  # tasks alone are needed by the explorer only
         prepare(store, config)
     stop = stop or threading.Event()
     functions = used_functions(config, "train")
@@ -197,13 +199,13 @@ def train(
         launched(config, stop=stop) as world,
     ):
         algorithm = resolve(config.algorithm)
-        trainer = Trainer(mine, algorithm, stop=stop, listener=listener, world=world, shelf=shelf)
+        trainer = Trainer(mine, algorithm, stop=stop, listener=listener, world=world, cache=cache)
         trainer.run(ready=ready)
 
 
 @dataclass
 class BackgroundJob:
-    """A job in a thread of its own; when it fails it says so to the other."""
+    """A job in a thread, which sets `stop` for the other job when it fails."""
 
     work: Callable[[], None]
     stop: threading.Event
@@ -212,26 +214,26 @@ class BackgroundJob:
     thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the job in a thread of its own."""
+        """Start the thread."""
         self.thread = threading.Thread(target=self._run, name="explorer", daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
         try:
             self.work()
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for this one
+        except BaseException as error:  # noqa: BLE001 - `raise_error` raises it in another thread
             first = not self.stop.is_set() and not isinstance(error, OtherJobError)
             self.error, self.first = error, first
             self.stop.set()
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait for the end; after `seconds` the thread is left to end with the process."""
+        """Wait for the thread; after `seconds` it is left to end with the process."""
         if self.thread is not None:
             self.thread.join(seconds)
             if self.thread.is_alive():
-                _log.warning("gave up waiting for the explorer's try after %g s", seconds or 0.0)
+                _log.warning("the explorer did not stop within %g s", seconds or 0.0)
 
     def raise_error(self) -> None:
-        """Raise what ended the job, if anything did."""
+        """Raise the error that ended the job, if any."""
         if self.error is not None:
             raise self.error

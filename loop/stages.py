@@ -1,4 +1,4 @@
-"""A configuration in stages: each after the one before it, and none twice."""
+"""Multi-stage configurations: run the stages in order, each of them once."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -28,9 +28,9 @@ def run_stages(
     only: str | None = None,
     listener: Listener | None = None,
 ) -> None:
-    """Run stages in their order, or one of them; with `resume`, those that are not finished.
+    """Run stages in order, or `only` one; with `resume`, those that are not finished.
 
-    The first that fails ends it, and its error names it.
+    The first stage that fails ends the run; its error names the stage.
     """
     for stage, is_finished in standing(store, stages, resume=resume, only=only):
         if not is_finished:
@@ -40,17 +40,17 @@ def run_stages(
 def standing(
     store: Store, stages: Sequence[Stage], *, resume: bool = False, only: str | None = None
 ) -> Iterator[tuple[Stage, bool]]:
-    """Yield each stage with whether it is finished, looking when its turn has come.
+    """Yield each stage, when its turn comes, with whether it is finished.
 
-    Before the first, all are checked: names in configurations, and that a stage that was started is
-    resumed as what it was. Raises ConfigError.
+    All are checked before the first: the names in configurations, and that a started stage is
+    resumed with the configuration that it had. Raises ConfigError.
     """
     check_stages(stages)
     chosen = [stage for stage in stages if only in (None, stage.name)]
     for stage in chosen:
         if not resume and stage.kind == "train" and _began(store, stage):
             raise ConfigError(
-                f"stage `{stage.name}`: run `{stage.label}` was started before; go on with "
+                f"stage `{stage.name}`: run `{stage.label}` was started before; continue it with "
                 "`--resume`, or name new runs with `--set name=...`"
             )
     if resume:
@@ -61,7 +61,7 @@ def standing(
 
 
 def check_stages(stages: Sequence[Stage]) -> None:
-    """Look up every name in all stages, before any work; ConfigError says in which it is wrong."""
+    """Look up every name in all stages before any work; ConfigError names the stage."""
     for stage in stages:
         try:
             if stage.kind == "pipeline":
@@ -75,7 +75,7 @@ def check_stages(stages: Sequence[Stage]) -> None:
 def run_stage(
     store: Store, stage: Stage, *, resume: bool = False, listener: Listener | None = None
 ) -> None:
-    """Do what a stage is; its errors name it."""
+    """Run a stage; its errors name it."""
     try:
         if stage.kind == "train":
             run(store, stage.config, resume=resume, listener=listener)
@@ -88,7 +88,7 @@ def run_stage(
 
 
 def pipeline_of(stage: Stage) -> Pipeline:
-    """Return the pipeline that a stage runs, called as the stage."""
+    """Return the pipeline of a stage, under the stage's name."""
     given = stage.pipeline
     if isinstance(given, str):
         return replace(Pipeline.from_yaml(Path(given)), name=stage.label)
@@ -104,7 +104,7 @@ def _began(store: Store, stage: Stage) -> bool:
 
 
 def _jobs(store: Store, stage: Stage) -> list[tuple[str, str, str]]:
-    """Return (job, status, configuration) of each job of a stage, as its newest attempt stands."""
+    """Return (job, status, configuration) of the newest attempt of each job of a stage."""
     is_own = stage.kind == "train"
     column, jobs = ("run_id", "job <> 'evaluate'") if is_own else ("name", "job = 'evaluate'")
     return store.sql(
@@ -121,7 +121,7 @@ def _piped(store: Store, stage: Stage) -> bool:
 
 
 def _finished(store: Store, stages: Sequence[Stage], stage: Stage) -> bool:
-    """Tell whether a stage needs no more work; ConfigError when it was done as something else."""
+    """Return whether a stage is finished; ConfigError if it ran with another configuration."""
     try:
         return _is_done(store, stages, stage)
     except RlakeError as error:
@@ -139,7 +139,7 @@ def _is_done(store: Store, stages: Sequence[Stage], stage: Stage) -> bool:
         return False
     stored = jobs[max(due)][1]
     if stage.kind == "evaluate":
-        return _same_measure(stage, stored)
+        return _same_evaluation(stage, stored)
     same_config(stored, with_recorded_versions(stage.config, stored))
     before = RunConfig.model_validate_json(stored).trainer.steps
     if before == stage.config.trainer.steps:
@@ -155,7 +155,7 @@ def _is_done(store: Store, stages: Sequence[Stage], stage: Stage) -> bool:
     return False
 
 
-def _same_measure(stage: Stage, stored: str) -> bool:
+def _same_evaluation(stage: Stage, stored: str) -> bool:
     before = json.loads(stored)
     now = json.loads(stored_config(stage.config))
     for key in ("evaluate", "tasks", "seed"):

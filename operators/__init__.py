@@ -1,33 +1,27 @@
-"""What may be done to rows: clean, derive, filter, prioritize, augment, reshape.
+"""Operators on rows: clean, derive, filter, prioritize, augment, reshape.
 
 The names here are the registry: an operator is usable by name when it is imported below.
 """
 
 from . import rewards
-from .advantage import (
-    above_greedy,
-    balanced,
+from .advantage.balanced import balanced
+from .advantage.batch import (
     batch_zscore,
     centered_batch_zscore,
-    desirability,
-    gigpo,
     greedy_baseline,
-    group_centered,
-    group_zscore,
-    leave_one_out,
-    log_mean_exp,
-    max_rl,
-    pass_at_k,
+    kto_advantage,
     reinforce,
-    step_zscore,
 )
+from .advantage.group import above_greedy, group_centered, group_zscore, leave_one_out, log_mean_exp
+from .advantage.pass_rate import max_rl, pass_at_k
+from .advantage.steps import gigpo, step_zscore
 from .apply import Operator
-from .augment import best_of_group, expert_answers
+from .augment import copy_best, expert_answers
 from .body import Batches, Declared, Explained, Rows, Value
-from .clean import clean_whitespace, cut_at, normalize_unicode, strip_think, thought
+from .clean import clean_whitespace, cut_at, extract_reasoning, normalize_unicode, strip_think
 from .data_juicer import data_juicer
 from .decorator import OperatorFunction, operator
-from .demonstrations import best_of_n, kto_labels, rejection_sample
+from .demonstrations import kto_labels, rejection_sample
 from .difficulty import difficulty, solution_steps
 from .failed_step import good_prefix
 from .failure_kind import drop_failed, failure_kind
@@ -39,7 +33,7 @@ from .filter import (
     keep_reward_between,
     sample,
 )
-from .filter_groups import dapo_dynamic_sampling, drop_flat_groups, keep_best
+from .filter_groups import dapo_dynamic_sampling, drop_flat_groups, top_k
 from .hindsight import hindsight
 from .kinds import Applied
 from .messages import repair_messages
@@ -60,7 +54,7 @@ from .reward_shaping import (
     unlikeliness_reward,
 )
 from .scoring import score
-from .task_selection import mix, prompt_into_messages, text_quality, weighted_sum
+from .task_selection import mix_tasksets, prompt_into_messages, text_quality, weighted_sum
 from .token_statistics import surprise
 from .vectors import embedding, novelty
 
@@ -77,14 +71,12 @@ __all__ = [
     "absolute_advantage",
     "balanced",
     "batch_zscore",
-    "best_of_group",
-    "best_of_n",
     "centered_batch_zscore",
     "clean_whitespace",
+    "copy_best",
     "cut_at",
     "dapo_dynamic_sampling",
     "data_juicer",
-    "desirability",
     "difficulty",
     "drop_failed",
     "drop_flat_groups",
@@ -94,6 +86,7 @@ __all__ = [
     "drop_unscored",
     "embedding",
     "expert_answers",
+    "extract_reasoning",
     "failure_kind",
     "format_score",
     "freshness",
@@ -105,15 +98,15 @@ __all__ = [
     "group_zscore",
     "hindsight",
     "keep",
-    "keep_best",
     "keep_length_between",
     "keep_reward_between",
+    "kto_advantage",
     "kto_labels",
     "leave_one_out",
     "length_penalty",
     "log_mean_exp",
     "max_rl",
-    "mix",
+    "mix_tasksets",
     "near_half",
     "normalize_unicode",
     "novelty",
@@ -144,7 +137,7 @@ __all__ = [
     "surprise",
     "td_error",
     "text_quality",
-    "thought",
+    "top_k",
     "unlikeliness_reward",
     "weighted_sum",
 ]

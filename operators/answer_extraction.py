@@ -1,4 +1,4 @@
-"""What was answered: the last reply of an experience, and the number, box or code in it."""
+"""Extract the answer from an experience: the last reply, and the number, box or code in it."""
 
 import re
 from decimal import Decimal
@@ -75,7 +75,7 @@ def plain(answer: str) -> str:
 
 
 def code_in(text: str) -> str:
-    """Return the last fenced block of a reply that is closed, else all of it.
+    """Return the last closed fenced block of a reply, else all of it.
 
     >>> code_in("Here:\\n```python\\nx = 1\\n```\\nDone.")
     'x = 1\\n'
@@ -85,7 +85,7 @@ def code_in(text: str) -> str:
 
 
 def marked(text: str) -> str:
-    """Return what stands behind the last `####` or a line's `A:`, else the whole text.
+    """Return the text after the last `####` or a line's `A:`, else the whole text.
 
     >>> marked("48/2 = 24\\n#### 72"), marked("It is 72.")
     ('72', 'It is 72.')

@@ -1,4 +1,4 @@
-"""Operator: one thing to do to rows, with its parameters, and the law of its kind enforced."""
+"""Operators: a function of rows with its parameters, checked against the invariants of its kind."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,14 +8,13 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from ..store.errors import OperatorError, QueryError, RlakeError, nearest
+from ..store.errors import QueryError, RlakeError, nearest
 from ..store.ids import content_id
 from . import invariants, row_failures
-from .async_map import one_line
 from .body import ERROR, PLACE, Explained, PlainBody, describe, produce
-from .kinds import KEEP, REASON, Applied, Kind
+from .kinds import KEEP, REASON, Applied, OperatorSpec
 from .row_failures import RowsFailed
-from .scope import Sees
+from .user_errors import one_line
 
 Frame = TypeVar("Frame", pl.LazyFrame, pl.DataFrame)
 
@@ -28,53 +27,46 @@ _JOIN = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operator:
-    """One thing to do to rows: `rows.pipe(operator)` works with any frame."""
+class Operator(OperatorSpec):
+    """A function of rows with its parameters: `rows.pipe(operator)` works with any frame."""
 
-    name: str
-    kind: Kind
     params: Mapping[str, Any]
-    """All parameters, defaults included, as they are recorded."""
+    """All parameters, including defaults, as they are recorded."""
     path: str
     """Where its function is imported from, as `module:function`."""
     version: int
-    """Raised when its meaning changes."""
+    """Increased when its results change."""
     body: PlainBody = field(repr=False, compare=False)
     reads: tuple[str, ...]
-    """Columns that must be there."""
+    """Columns that must exist."""
     reads_all: bool
-    """Whether it may look at other columns too."""
-    writes: tuple[str, ...]
-    """Columns that it sets or adds."""
-    scope: Sees
-    """What it looks at to treat a row: that row alone, its group, or all rows."""
-    whole_groups: bool
-    """Whether it computes over, or keeps and drops, groups as a whole."""
-    links: tuple[str, ...]
-    """For a reshape: columns of the new rows that name rows that came in."""
+    """Whether it may read other columns too."""
     may_read: tuple[str, ...] = ()
-    """Columns that it looks at where they are there."""
+    """Columns that it reads where they exist."""
     forgives: bool = False
-    """Whether rows on which it failed have values all the same, which say so."""
+    """Whether rows on which it failed still get values, which say so."""
     code: tuple[str, ...] = ()
-    """Digests of the source of what users wrote of it: its function, or one that a parameter names.
+    """Digests of users' source code: its function, or one that a parameter names.
 
-    Ours have a version instead, raised when their meaning changes.
+    Built-in operators have a `version` instead.
     """
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of what it does: the same function, version and parameters give the same text."""
+        """Hash of function, version and parameters."""
+        # scope, columns and the like follow from these; ids of new rows and versions of stored
+        # values are made of it, so anything more here would give them all new ones
         return content_id(self.path, self.version, dict(self.params), *self.code)
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.params.items())})"
 
-    # a type variable, not @overload: typing keeps overloads, and so DuckDB's objects, past the end
+    # A type variable, not @overload: typing keeps overloads alive, and with them DuckDB's objects,
+    # until after the interpreter has begun to shut down.
     def __call__(self, frame: Frame) -> Frame:
-        """Apply it: lazily to a LazyFrame; at once, with its law checked, to a DataFrame.
+        """Apply it: lazily to a LazyFrame; eagerly, with its invariants checked, to a DataFrame.
 
-        Raises OperatorError when it fails on any row; `apply` goes on with the others.
+        Raises OperatorError when it fails on any row; `apply` continues with the other rows.
         """
         if isinstance(frame, pl.DataFrame):
             return self.apply(frame, max_failed=None if self.forgives else 0).rows
@@ -87,26 +79,27 @@ class Operator:
         return self._finish(produced, frame, frame)
 
     def apply(self, rows: pl.DataFrame, *, max_failed: int | None = None) -> Applied:
-        """Apply it to rows in memory and check the law of its kind.
+        """Apply it to rows in memory and check the invariants of its kind.
 
-        A row on which it raises keeps its error in `failed`: what the operator sets is NULL there
-        (a clean leaves it as it was), and a filter drops it. Of an operator that looks at groups,
-        all rows of the group fail; of one that looks at all rows, none can.
+        A row on which it raises is listed in `failed` with the error: columns that the operator
+        sets are NULL there (a clean leaves them unchanged), and a filter drops the row. If the
+        operator needs groups, all rows of the group fail; if it needs all rows, it raises.
 
-        Raises OperatorError when the law is broken, a column is missing, the body fails whatever
-        the rows are, or more than `max_failed` rows fail.
+        Raises OperatorError when an invariant is broken, a column is missing, the body fails even
+        without rows, or more than `max_failed` rows fail.
         """
         self.check_columns(rows.lazy())
         return row_failures.apply(self, rows, max_failed)
 
     def apply_once(self, rows: pl.DataFrame, *, among: pl.DataFrame | None = None) -> Applied:
-        """Apply it to rows that are not cut; raises RowsFailed when the body raises.
+        """Apply it to rows in one piece; raises RowsFailed when the body raises.
 
-        `among` are all rows that there are, when these are a part of them.
+        `among` are all rows, if these are a part of them.
         """
         frame, key = rows.lazy(), invariants.id_column(rows.columns)
         with self._boundary():
-            # the streaming engine adds up in another order each time: other last bits
+            # The streaming engine adds up in a different order each time, which changes the last
+            # bits of sums; a resumed run must get the same numbers.
             produced = self._produce(frame).collect(engine="in-memory")
         failed = _errors(produced, rows[key])
         produced = self._explained(produced, rows) if failed.height else produced
@@ -120,7 +113,7 @@ class Operator:
         return Applied(made, _with_errors(dropped.select(key, REASON), failed), failed)
 
     def split(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Return the rows kept, and the rows dropped with the column `reason` beside.
+        """Return the rows that are kept, and the dropped rows with a column `reason`.
 
         >>> from rlake.operators import keep
         >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "reward": [1.0, 0.0]})
@@ -132,7 +125,7 @@ class Operator:
         return applied.rows, rows.join(applied.dropped, on=key, how="inner", maintain_order="left")
 
     def columns_after(self, given: pl.Schema) -> pl.Schema:
-        """Return the columns that rows with the columns `given` have afterwards, without any row.
+        """Return the columns that rows with the columns `given` have afterwards.
 
         Raises OperatorError when a column is missing, or the body does not fit the columns.
         """
@@ -141,7 +134,7 @@ class Operator:
             return self(frame).collect_schema()
 
     def check_columns(self, frame: pl.LazyFrame) -> None:
-        """Raise OperatorError when a column that it reads is not there."""
+        """Raise OperatorError when a column that it reads does not exist."""
         names = frame.collect_schema().names()
         invariants.id_column(names, self)
         for name in (KEEP, REASON) if self.kind == "filter" else ():
@@ -152,20 +145,16 @@ class Operator:
                 hint = _JOIN if name in _OF_TASKS else nearest(name, names)
                 raise self.error(f"reads column `{name}`, which is not there{hint}")
 
-    def error(self, told: str) -> OperatorError:
-        """Build an error that names this operator."""
-        return OperatorError(f"operator `{self.name}` ({self.kind}): {told}")
-
     @contextmanager
     def _boundary(self) -> Iterator[None]:
-        """Name this operator in whatever its body, which is anyone's code, raises."""
+        """Name this operator in any error of its body, which may be a user's code."""
         try:
             yield
         except Exception as error:
             if isinstance(error, RlakeError) and not isinstance(error, QueryError):
                 raise
-            who = f"operator `{self.name}` ({self.kind})"
-            raise RowsFailed(f"{who}: failed with {one_line(error)}", one_line(error)) from error
+            message = str(self.error(f"failed with {one_line(error)}"))
+            raise RowsFailed(message, one_line(error)) from error
 
     def _none_failed(self, produced: pl.DataFrame) -> pl.DataFrame:
         errors = _errors(produced, produced[invariants.id_column(produced.columns)])
@@ -173,17 +162,15 @@ class Operator:
         return produced
 
     def _explained(self, produced: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-        """Give rows that failed within a body that goes on what belongs to the kind."""
+        """Set the outcome of rows whose error the body returned: dropped, unchanged or left out."""
         failed = pl.col(ERROR).is_not_null()
         if self.kind in ("augment", "reshape"):
             return produced.filter(~failed)
         if self.kind == "filter":
             kept = pl.col(KEEP) if KEEP in produced.columns else pl.lit(True)  # noqa: FBT003
+            reason = [ERROR, REASON] if REASON in produced.columns else [ERROR]
             return produced.with_columns(
-                (kept & ~failed).alias(KEEP),
-                pl.coalesce(ERROR, *(REASON for n in produced.columns if n == REASON)).alias(
-                    REASON
-                ),
+                (kept & ~failed).alias(KEEP), pl.coalesce(reason).alias(REASON)
             )
         old = [n for n in self.writes if self.kind == "clean" and n in rows.columns]
         return produced.with_columns(
@@ -216,34 +203,32 @@ class Operator:
             return self._marked(produced, frame).filter(~pl.col(KEEP)).select(key, REASON)
         if self.kind == "reshape":
             used = pl.concat([produced.select(pl.col(c).alias(key)) for c in self.links])
-            # the reason is told over all rows: it may speak of the group
-            told = self._told(frame).select(key, REASON)
-            return told.join(used, on=key, how="anti", maintain_order="left")
+            # computed over all rows, since a reason may depend on the group
+            reasons = self._with_reasons(frame).select(key, REASON)
+            return reasons.join(used, on=key, how="anti", maintain_order="left")
         return frame.select(key, pl.lit("").alias(REASON)).head(0)
 
     def _marked(self, produced: pl.LazyFrame, frame: pl.LazyFrame) -> pl.LazyFrame:
-        """Return all rows, each with `keep` and `reason`, whichever form the body has."""
+        """Return all rows with the columns `keep` and `reason`, for every form of body."""
         before, names = frame.collect_schema().names(), produced.collect_schema().names()
         key = invariants.id_column(before)
         if KEEP in names and KEEP not in before:
             kind = produced.collect_schema()[KEEP]
             if kind != pl.Boolean:
                 raise self.error(f"its condition is {kind}, expected true or false")
-            marked = produced.with_columns(pl.col(KEEP).fill_null(False))  # noqa: FBT003
+            marked = produced
         else:
             kept = produced.select(key, *self.writes).with_columns(pl.lit(True).alias(KEEP))  # noqa: FBT003
             marked = frame.drop(self.writes, strict=False)
             marked = marked.join(kept, on=key, how="left", maintain_order="left")
-            marked = marked.with_columns(pl.col(KEEP).fill_null(False))  # noqa: FBT003
-        if REASON in names and REASON not in before and KEEP in names:
-            return marked.with_columns(pl.coalesce(REASON, self._reason()))
-        return marked.with_columns(self._reason().alias(REASON))
+        own, has_reason = self._reason().alias(REASON), {KEEP, REASON} <= {*names} - {*before}
+        return marked.with_columns(
+            pl.col(KEEP).fill_null(value=False), pl.coalesce(REASON, own) if has_reason else own
+        )
 
-    def _told(self, frame: pl.LazyFrame) -> pl.LazyFrame:
+    def _with_reasons(self, frame: pl.LazyFrame) -> pl.LazyFrame:
         given = self.body.reason if isinstance(self.body, Explained) else None
-        if callable(given):
-            return given(frame)
-        return frame.with_columns(self._reason().alias(REASON))
+        return given(frame) if callable(given) else frame.with_columns(self._reason().alias(REASON))
 
     def _reason(self) -> pl.Expr:
         given = self.body.reason if isinstance(self.body, Explained) else None
@@ -254,9 +239,10 @@ class Operator:
     def _named(
         self, produced: pl.LazyFrame, frame: pl.LazyFrame, among: pl.LazyFrame
     ) -> pl.LazyFrame:
-        """Name new rows without an id after their parent, in a group of their own and of no run.
+        """Give new rows an id derived from their parent's, a group of their own, and no run.
 
-        Such a row that is there already was made before, and is left out.
+        The id does not depend on chance, so a row that an earlier call made is recognized and left
+        out.
         """
         names, given_types = produced.collect_schema().names(), frame.collect_schema()
         key = invariants.id_column(given_types.names())
@@ -281,7 +267,7 @@ class Operator:
 
 
 def _in_order(made: pl.LazyFrame, frame: pl.LazyFrame) -> pl.LazyFrame:
-    """Put rows that came out of SQL, in any order, into that of the rows given."""
+    """Sort rows that an SQL query returned into the order of the given rows."""
     key, names = invariants.id_column(frame.collect_schema().names()), made.collect_schema().names()
     if key not in names:
         return made
@@ -291,17 +277,17 @@ def _in_order(made: pl.LazyFrame, frame: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def _with_errors(dropped: pl.DataFrame, failed: pl.DataFrame) -> pl.DataFrame:
-    """Let the error of a row that failed be the reason of its drop."""
+    """Use the error of a failed row as the reason why it was dropped."""
     if failed.is_empty():
         return dropped
     [key, _] = dropped.columns
-    told = dropped.join(failed, on=key, how="left", maintain_order="left")
-    return told.select(key, pl.coalesce("error", REASON).alias(REASON))
+    both = dropped.join(failed, on=key, how="left", maintain_order="left")
+    return both.select(key, pl.coalesce("error", REASON).alias(REASON))
 
 
 def _errors(produced: pl.DataFrame, ids: pl.Series) -> pl.DataFrame:
-    """Return the ids and errors of rows, given the ids in the order of the rows produced."""
-    told = produced.get_column(ERROR, default=pl.Series([], dtype=pl.String)).alias("error")
-    if len(told) not in (0, len(ids)):  # new rows of some rows alone, each with its parent
+    """Return the ids and errors of failed rows; `ids` are in the order of the rows produced."""
+    errors = produced.get_column(ERROR, default=pl.Series([], dtype=pl.String)).alias("error")
+    if len(errors) not in (0, len(ids)):  # an augment returns only new rows, each with its parent
         ids = produced["parent_id"].alias(ids.name)
-    return pl.DataFrame([ids if len(told) else ids.clear(), told]).drop_nulls("error")
+    return pl.DataFrame([ids if len(errors) else ids.clear(), errors]).drop_nulls("error")

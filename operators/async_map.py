@@ -1,4 +1,4 @@
-"""Waiting for many answers at once: a bounded number of calls, each with its time limit."""
+"""Apply a function, plain or `async`, to many rows: concurrently, and each call with a timeout."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -6,25 +6,23 @@ from concurrent.futures import ThreadPoolExecutor
 from inspect import isawaitable
 from typing import Any, TypeVar
 
-from ..store.records import proper
+from .user_errors import one_line
 
 T = TypeVar("T")
 Row = TypeVar("Row")
-
-_LONGEST = 500
 
 
 def answers(
     function: Callable[[Row], T | Awaitable[T]],
     rows: Iterable[Row],
     *,
-    at_once: int = 16,
-    seconds: float = 60.0,
+    max_concurrency: int = 16,
+    timeout: float = 60.0,
 ) -> list[tuple[T | None, str | None]]:
-    """Call a function, plain or `async`, with each row; return its answers, or what went wrong.
+    """Call a function, plain or `async`, with each row; return `(answer, error)` for each.
 
-    The answers stand in the order of the rows, each with None, or None with the error as text. At
-    most `at_once` calls of an `async` function are under way, each for `seconds` at most.
+    They are in the order of the rows; one of the two is None. At most `max_concurrency` calls of an
+    `async` function run at once, each for `timeout` seconds.
 
     >>> answers(lambda x: 6 / x, [2, 0])
     [(3.0, None), (None, 'ZeroDivisionError: division by zero')]
@@ -33,11 +31,12 @@ def answers(
     todo, made = enumerate(rows), dict[int, tuple[T | None, str | None]]()
 
     async def some_of_them() -> None:
+        # workers share the iterator, so no more rows are read than there are calls in flight
         for i, row in todo:
-            made[i] = await _one(function, row, seconds)
+            made[i] = await _one(function, row, timeout)
 
     async def all_of_them() -> None:
-        await asyncio.gather(*(some_of_them() for _ in range(at_once)))
+        await asyncio.gather(*(some_of_them() for _ in range(max_concurrency)))
 
     run_apart(all_of_them())
     return [made[i] for i in range(len(made))]
@@ -45,6 +44,7 @@ def answers(
 
 def run_apart(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end, also where this thread's own event loop is running."""
+    # A notebook's thread runs an event loop already, and loops cannot be nested.
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -53,28 +53,19 @@ def run_apart(work: Coroutine[Any, Any, T]) -> T:
         return other.submit(asyncio.run, work).result()
 
 
-def one_line(error: BaseException) -> str:
-    """Return an error as the text that is kept of it, in one line of at most 500 characters.
-
-    >>> one_line(ValueError("no\\nnumber"))
-    'ValueError: no number'
-    """
-    words = " ".join(proper(str(error)).split())
-    words = words if len(words) <= _LONGEST else f"{words[:_LONGEST]}..."
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
-
-
 async def _one(
-    function: Callable[[Row], T | Awaitable[T]], row: Row, seconds: float
+    function: Callable[[Row], T | Awaitable[T]], row: Row, timeout: float
 ) -> tuple[T | None, str | None]:
-    limit = asyncio.timeout(seconds)
+    limit = asyncio.timeout(timeout)
     try:
         async with limit:
             made = function(row)
             return (await made if isawaitable(made) else made), None
     except (Exception, asyncio.CancelledError) as error:  # the boundary of user code
+        # a client that gives up raises CancelledError too, and that is an error of its row; only a
+        # cancellation of this task must go on
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        late = f"TimeoutError: it took longer than {seconds:g} s"
+        late = f"TimeoutError: it took longer than {timeout:g} s"
         return None, late if limit.expired() else one_line(error)

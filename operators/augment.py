@@ -1,26 +1,26 @@
-"""Augmentation: new rows made from old ones, which stay as they are."""
+"""Augmentation: new rows derived from existing ones."""
 
 import polars as pl
 
-from ..store.errors import OperatorError
 from . import derived_rows
 from .body import FrameFunction
 from .decorator import operator
-from .seeded_random import chance
+from .parameters import Share
+from .statistics import seeded_uniform
 
 
 @operator("augment", reads=("experience_id", "group_id", "reward"), reads_all=True, scope="group")
-def best_of_group(*, min_reward: float | None = None) -> FrameFunction:
+def copy_best(*, min_reward: float | None = None) -> FrameFunction:
     """Add a copy of each group's best row, as `synthetic` experience to imitate.
 
-    The copy names the best row as its parent, keeps its tokens and reward, and is a group of its
-    own and of no run, so that no stored group's statistics and no run's own rows change. Rows that
-    are `synthetic` themselves are not copied. Groups without a reward (or, with `min_reward`,
-    without one that high) give none; of equal rewards the first id is taken.
+    The copy has the best row as its parent, keeps its tokens and reward, and has its own group and
+    no run, so that statistics of stored groups and the rows of runs do not change. Rows whose
+    source is `synthetic` are not copied. Groups without a reward (or, with `min_reward`, without
+    one that high) give none; among equal rewards, the first id is taken.
 
     >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "group_id": "g", "reward": [0.0, 1.0],
     ...                      "source": "explorer"})
-    >>> rows.pipe(best_of_group()).select("parent_id", "reward", "source").row(2)
+    >>> rows.pipe(copy_best()).select("parent_id", "reward", "source").row(2)
     ('b', 1.0, 'synthetic')
     """
 
@@ -40,7 +40,7 @@ def best_of_group(*, min_reward: float | None = None) -> FrameFunction:
         copies = copies.with_columns(pl.col("experience_id").alias("parent_id")).with_columns(own)
         changes = {
             "source": pl.lit("synthetic"),
-            "rollout": pl.lit(0, pl.Int64),
+            "rollout_index": pl.lit(0, pl.Int64),
             "created_at": pl.lit(None),
         }
         return copies.with_columns(**{n: e for n, e in changes.items() if n in names})
@@ -57,20 +57,20 @@ def best_of_group(*, min_reward: float | None = None) -> FrameFunction:
 def expert_answers(
     *,
     solved_above: float | None = 0.0,
-    share: float = 1.0,
+    share: Share = 1.0,
     reward: float | None = 1.0,
     seed: int = 0,
 ) -> FrameFunction:
     """Add the task's reference answer as an `expert` row, to groups that did not solve their task.
 
-    As in LUFFY (arXiv:2504.14945), what the policy cannot find out it is shown. The column `answer`
-    must be a whole reply, as in GSM8K, not just a result; it stands beside the experience's
-    columns: `SELECT e.*, t.answer FROM experiences e JOIN tasks t USING (task_id)`. A group counts
-    as solved when a reward in it is above `solved_above`, and one without any reward is left as it
-    is; None adds to every group. Of those groups
-    a `share` gets one, chosen by `seed`. The new row has the reward `reward`, no tokens, and the
-    first row of the group as its parent; it is a group of its own. To mix experts and other rows by
-    shares, put `mix` with `by: source` behind it, or mix them where they are drawn.
+    As in LUFFY (arXiv:2504.14945), the policy is shown what it cannot find out. The column `answer`
+    must be a whole reply, as in GSM8K, not just a result; the rows need it in addition to the
+    experience's columns: `SELECT e.*, t.answer FROM experiences e JOIN tasks t USING (task_id)`. A
+    group is solved if one of its rewards is above `solved_above`; a group without rewards is left
+    out; None adds a row to every group. A `share` of those groups, chosen by `seed`, gets one. The
+    new row has the reward `reward`, no tokens, the first row of the group as its parent, and its
+    own group. To mix experts and other rows by
+    shares, add `mix_tasksets` with `by: source` after it, or mix them where they are drawn.
 
     >>> rows = pl.DataFrame({"experience_id": ["a"], "task_id": "t", "group_id": "g",
     ...     "reward": [0.0], "messages": None, "prompt_text": "2+2=", "response_text": "5",
@@ -78,8 +78,6 @@ def expert_answers(
     >>> rows.pipe(expert_answers()).select("parent_id", "source", "response_text", "reward").row(1)
     ('a', 'expert', 'It is 4.', 1.0)
     """
-    if not 0 <= share <= 1:
-        raise OperatorError(f"`share` must be from 0 to 1, got {share}")
 
     def shown(row: derived_rows.ParentRow) -> derived_rows.Made:
         asked = derived_rows.question(row, derived_rows.conversation(row) or _asked(row))
@@ -92,7 +90,7 @@ def expert_answers(
         first = pl.col("experience_id") == pl.col("experience_id").min().over("group_id")
         best = pl.col("reward").max().over("group_id")
         lucky = pl.col("group_id").map_elements(
-            lambda name: chance(seed, name) < share, return_dtype=pl.Boolean
+            lambda name: seeded_uniform(seed, name) < share, return_dtype=pl.Boolean
         )
         given = first & pl.col("answer").is_not_null() & lucky
         needy = given if solved_above is None else given & (best <= solved_above)

@@ -1,5 +1,6 @@
 """The forms that an operator's body may have, and how each is applied to a LazyFrame."""
 
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -11,18 +12,22 @@ import lance
 import polars as pl
 import pyarrow as pa
 
-from ..store.errors import OperatorError
-from ..store.query import QuerySession, query_error
-from .async_map import answers, one_line
+from ..store.errors import OperatorError, QueryError
+from ..store.query import QuerySession, query_error, syntax
+from .async_map import answers
+from .user_errors import one_line
 
 BATCH_ROWS = 1024
 """Rows that a `Batches` function sees at a time."""
 
 ERROR = "error_of_the_row"
-"""Column in which a body of `Rows` says what went wrong with single rows."""
+"""Column in which a body returns the errors of single rows."""
 
 PLACE = "place_of_the_row"
-"""Column in which the order of rows is kept where an engine does not."""
+"""Column with the order of rows, for engines that do not keep it."""
+
+NAMED = ("metrics", "rewards")
+"""Columns that are lists of names with values, which a formula reads by name."""
 
 _NO_ROWS = pa.table({"nothing": pa.array([], pa.int64())})
 _idle: deque[QuerySession] = deque(maxlen=4)
@@ -42,17 +47,17 @@ class Batches:
     """A function of Arrow record batches, for Python, models and other libraries.
 
     `function` gets up to BATCH_ROWS rows at a time, in order, and returns a batch with as many rows
-    and exactly the declared `columns`; they are put beside, or in place of, those of the row.
+    and exactly the declared `columns`, which are added to the rows or replace theirs.
     """
 
     function: Callable[[pa.RecordBatch], pa.RecordBatch]
     columns: Mapping[str, pl.DataType | type[pl.DataType]]
     tells_errors: bool = False
-    """Whether it also returns ERROR: what went wrong in a row, whose values count all the same."""
+    """Whether it also returns ERROR, the error of a row, whose values are used all the same."""
     is_quick: bool = False
-    """Whether its answers are computed sooner than they would be looked up."""
+    """Whether computing its results is faster than looking them up in the cache."""
     by_group: bool = False
-    """Whether it sees groups: then it gets all rows at once. One without a group is alone."""
+    """Whether it needs groups: it then gets all rows at once; one without a group is its own."""
 
     @property
     def returned(self) -> Mapping[str, pl.DataType | type[pl.DataType]]:
@@ -62,32 +67,33 @@ class Batches:
 
 @dataclass(frozen=True)
 class Rows:
-    """A function of one row, plain or `async`, for what waits: a model, a judge, a subprocess.
+    """A function of one row, plain or `async`, for slow calls: a model, a judge, a subprocess.
 
     `function` gets a row as a mapping and returns the declared `columns` as another. At most
-    `at_once` calls of an `async` function are under way, each for `seconds` at most; a plain one is
-    called row by row, and bounds its own time. A call that raises, takes too long, or returns
-    other columns or types, is the error of that row alone.
+    `max_concurrency` calls of an `async` function run at once, each for `timeout` seconds; a plain
+    one is called row by row without a timeout. A call that raises, takes too long, or returns other
+    columns or types is an error of that row alone.
     """
 
     function: Callable[[dict[str, Any]], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
     columns: Mapping[str, pl.DataType | type[pl.DataType]]
-    at_once: int = 16
-    seconds: float = 60.0
+    max_concurrency: int = 16
+    timeout: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.at_once < 1 or not self.seconds > 0:
+        if self.max_concurrency < 1 or not self.timeout > 0:
             raise OperatorError(
-                f"`at_once` and `seconds` must be above 0, got {self.at_once} and {self.seconds}"
+                "`max_concurrency` and `timeout` must be above 0, got "
+                f"{self.max_concurrency} and {self.timeout}"
             )
 
 
 @dataclass(frozen=True)
 class Explained:
-    """A filter's or a reshape's body, with the reason that each dropped row is given.
+    """A filter's or a reshape's body, with the reason for each dropped row.
 
-    A reason is a text, or a Polars expression over the columns that came in; of a reshape also a
-    function that adds the column `reason` to the rows that came in.
+    A reason is a text, or a Polars expression over the input columns; for a reshape it may also be
+    a function that adds the column `reason` to the input rows.
     """
 
     rows: "pl.Expr | FrameFunction | str | Value | Batches | Rows"
@@ -100,7 +106,7 @@ PlainBody = pl.Expr | Sequence[pl.Expr] | FrameFunction | str | Value | Batches 
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """A body with what is declared otherwise for these parameters than in `@operator`."""
+    """A body with what depends on the parameters, in place of the arguments of `@operator`."""
 
     body: PlainBody
     kind: str | None = None
@@ -112,6 +118,16 @@ class Declared:
 
 Body = PlainBody | Declared
 """What the function under `@operator` may return."""
+
+
+def on_all_rows(
+    function: Callable[[pl.DataFrame], pl.DataFrame],
+    columns: Mapping[str, pl.DataType | type[pl.DataType]] | None = None,
+) -> FrameFunction:
+    """Return a body that calls a function of all rows at once, which sets these columns."""
+    return lambda frame: frame.map_batches(
+        function, schema={**frame.collect_schema(), **(columns or {})}
+    )
 
 
 def produce(body: PlainBody, frame: pl.LazyFrame, *, into: str | None) -> pl.LazyFrame:
@@ -145,7 +161,7 @@ def describe(body: PlainBody) -> str:
         case pl.Expr():
             return str(body)
         case _:
-            return "no condition is shown for a function"
+            return "a function, whose condition cannot be shown"
 
 
 def evaluate(query: str, rows: pl.DataFrame) -> pl.DataFrame:
@@ -154,9 +170,10 @@ def evaluate(query: str, rows: pl.DataFrame) -> pl.DataFrame:
     >>> evaluate("SELECT sum(x)::INT AS total FROM input", pl.DataFrame({"x": [1, 2]})).rows()
     [(3,)]
 
-    Raises QueryError when it does not parse, or names what is not there.
+    Raises QueryError when it does not parse, or names something that does not exist.
     """
-    # to open a session takes longer than most queries, and one serves one thread at a time
+    # Opening a session takes longer than most queries, and a session serves one thread at a time:
+    # idle ones are kept. A deque's append and pop are atomic, so no lock is needed.
     console = _take()
     try:
         console.put("input", rows.to_arrow(compat_level=pl.CompatLevel.newest()))
@@ -242,7 +259,9 @@ def _rows(body: Rows, frame: pl.LazyFrame) -> pl.LazyFrame:
 
     def add(rows: pl.DataFrame) -> pl.DataFrame:
         given = rows.iter_rows(named=True)
-        answered = answers(body.function, given, at_once=body.at_once, seconds=body.seconds)
+        answered = answers(
+            body.function, given, max_concurrency=body.max_concurrency, timeout=body.timeout
+        )
         errors = [error or _wrong_keys(body, values) for values, error in answered]
         both = zip(answered, errors, strict=True)
         made = [values if values and error is None else {} for (values, _), error in both]
@@ -250,6 +269,7 @@ def _rows(body: Rows, frame: pl.LazyFrame) -> pl.LazyFrame:
             _column(name, kind, [values.get(name) for values in made], errors)
             for name, kind in body.columns.items()
         ]
+        # a row with an error gets no value at all, also where only one of its columns was wrong
         is_right = pl.lit(pl.Series(errors, dtype=pl.String).is_null())
         return rows.with_columns(
             *(pl.when(is_right).then(pl.lit(column)).alias(column.name) for column in columns),
@@ -272,7 +292,7 @@ def _column(
     values: list[Any],
     errors: list[str | None],
 ) -> pl.Series:
-    """Make a column of answers; one that does not fit its type is the error of its row."""
+    """Return a column of answers; a value of another type becomes the error of its row."""
     with suppress(TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
         return pl.Series(name, values, kind, strict=True)
     for i, value in enumerate(values):
@@ -304,3 +324,26 @@ def _one_batch(body: Batches, part: pl.DataFrame) -> pl.DataFrame:
             f"a batch function returned columns of {dict(found.schema)}, expected "
             f"{dict(body.returned)}: {one_line(error)}"
         ) from error
+
+
+def by_name(formula: str, *, what: str) -> str:
+    """Return an SQL expression in which lists of named values are read as maps.
+
+    In `rewards['format']`, `format` is the name of an entry; an entry that does not exist is NULL.
+    A formula that reads entries cannot have window functions.
+
+    >>> by_name("reward + 1", what="formula")
+    '(reward + 1\\n)'
+
+    Raises OperatorError, which names the parameter `what`, when the formula does not parse.
+    """
+    try:
+        syntax(f"SELECT ({formula}\n)", what=f"`{what}` {formula!r}")
+    except QueryError as error:
+        raise OperatorError(str(error)) from error
+    sql = f"({formula}\n)"
+    for name in NAMED:
+        if re.search(rf"\b{name}\s*\[\s*'", formula):
+            # the parameter of the function hides the column of the same name
+            sql = f"list_transform([map_from_entries({name})], lambda {name}: {sql})[1]"
+    return sql

@@ -1,4 +1,4 @@
-"""Cleaning of texts: the same rows, with better values."""
+"""Clean texts: whitespace, Unicode, reasoning, stop strings."""
 
 import re
 from typing import Literal
@@ -32,11 +32,11 @@ def clean_whitespace(*, column: str = "response_text") -> pl.Expr:
 def normalize_unicode(
     *, column: str = "response_text", form: Literal["NFC", "NFKC"] = "NFC"
 ) -> pl.Expr:
-    """Write equal characters in one way, and leave out those that are not seen.
+    """Normalize Unicode, and remove invisible characters.
 
-    `NFC` puts letters and their accents together; `NFKC` also turns what only looks different, as
-    wide letters and ligatures, into the plain form, and so changes powers (x² becomes x2). Control
-    characters, soft hyphens and marks of no width go; tabs and ends of lines stay.
+    `NFC` combines letters with their accents; `NFKC` also replaces compatibility characters, such
+    as wide letters and ligatures, which changes powers (x² becomes x2). Control characters, soft
+    hyphens and zero-width marks are removed; tabs and line ends are kept.
 
     >>> rows = pl.DataFrame({"experience_id": ["a"], "response_text": ["cafe\\u0301\\u200b"]})
     >>> rows.pipe(normalize_unicode())["response_text"][0]
@@ -47,11 +47,11 @@ def normalize_unicode(
 
 @operator("clean")
 def strip_think(*, column: str = "response_text", tag: str = "think") -> pl.Expr:
-    """Leave out what was thought aloud, between `<think>` and `</think>`.
+    """Remove reasoning between `<think>` and `</think>`.
 
-    Where the end is missing, all from `<think>` on goes; where the beginning is missing (a chat
-    template may have written it into the prompt), all up to `</think>`. `thought` keeps what goes
-    here in a column of its own.
+    Where the end is missing, everything from `<think>` on is removed; where the start is missing (a
+    chat template may put it into the prompt), everything up to `</think>`. `extract_reasoning` sets
+    a column to the removed text.
 
     >>> rows = pl.DataFrame({"experience_id": list("ab"), "response_text": [
     ...     "<think>2 and 2</think>\\n4", "2 and 2 is </think> 4"]})
@@ -66,13 +66,13 @@ def strip_think(*, column: str = "response_text", tag: str = "think") -> pl.Expr
     return pl.when(has_any).then(rest.str.strip_chars()).otherwise(text).alias(column)
 
 
-@operator("derive", writes=("thought",), scope="row")
-def thought(*, column: str = "response_text", tag: str = "think") -> pl.Expr:
-    """Set `thought` to what `strip_think` leaves out of a text, NULL where that is nothing.
+@operator("derive", writes=("reasoning",), scope="row")
+def extract_reasoning(*, column: str = "response_text", tag: str = "think") -> pl.Expr:
+    """Set `reasoning` to the text that `strip_think` removes, NULL where there is none.
 
     >>> rows = pl.DataFrame({"experience_id": ["a"],
     ...                      "response_text": ["<think>2 and 2</think> 4 <think>or 5"]})
-    >>> rows.pipe(thought())["thought"][0]
+    >>> rows.pipe(extract_reasoning())["reasoning"][0]
     '2 and 2\\nor 5'
     """
     start, end = _tags(tag)
@@ -86,12 +86,12 @@ def thought(*, column: str = "response_text", tag: str = "think") -> pl.Expr:
     found = whole.str.extract_all(rf"(?s){start}.*?(?:{end}|$)")
     inner = pl.element().str.replace_all(f"{start}|{end}", "").str.strip_chars()
     message = found.list.eval(inner.filter(inner != "")).list.join("\n")
-    return pl.when(message != "").then(message).alias("thought")
+    return pl.when(message != "").then(message).alias("reasoning")
 
 
 @operator("clean")
 def cut_at(*, stops: list[str], column: str = "response_text") -> pl.Expr:
-    """Cut a text before the first of some strings that it holds, as an engine does with `stop`.
+    """Truncate a text before the first of some strings, as an engine does with `stop`.
 
     >>> rows = pl.DataFrame({"experience_id": ["a"], "response_text": ["A: 4\\nQ: 3+3?"]})
     >>> rows.pipe(cut_at(stops=["\\nQ:", "</s>"]))["response_text"][0]

@@ -1,14 +1,16 @@
-"""Which replies of a group (or task) may be compared: those with a reward, each reply once."""
+"""Which rows of a group (or task) may be compared: those with a value, each reply once."""
 
 from typing import Literal
 
 import polars as pl
 
+from .invariants import id_column
+
 DistinctBy = Literal["messages", "response_text"]
-"""The column by which replies are found equal."""
+"""The column by which replies are compared."""
 
 ASIDE = "set_aside"
-"""Column that says why a row does not count among the others; NULL where it does."""
+"""Column with the reason why a row does not count; NULL where it counts."""
 
 _TEXT = "text_of_the_reply"
 REWARD = pl.col("reward").cast(pl.Float64)
@@ -18,44 +20,57 @@ ID = pl.col("experience_id")
 def columns(distinct_by: DistinctBy | None, *, last_step: bool) -> tuple[str, ...]:
     """Return the columns that `with_aside` reads."""
     texts = {"messages": ("messages", "response_text"), "response_text": ("response_text",)}
-    message = texts[distinct_by] if distinct_by else ()
-    tries = ("rollout",) if last_step else ()
-    return ("experience_id", "task_id", "group_id", "reward", *tries, *message)
+    text = texts[distinct_by] if distinct_by else ()
+    index = ("rollout_index",) if last_step else ()
+    return ("experience_id", "task_id", "group_id", "reward", *index, *text)
 
 
 def with_aside(
-    frame: pl.LazyFrame, *, unit: str, distinct_by: DistinctBy | None, last_step: bool
+    frame: pl.LazyFrame,
+    *,
+    unit: str | None,
+    distinct_by: DistinctBy | None,
+    last_step: bool,
+    by: str = "reward",
+    ascending: bool = False,
 ) -> pl.LazyFrame:
-    """Add the column ASIDE; of equal replies of a unit the one with the largest reward counts.
+    """Add the column ASIDE; of equal replies of a unit, the one with the best value of `by` counts.
 
-    With `messages`, replies are equal when the whole conversations are: two tries of several turns
-    that end in the same words are not. A row without messages is compared by its `response_text`,
-    and one without any text is equal to none.
+    `unit` is the column that says which rows are compared; None compares all rows. With `messages`,
+    replies are equal when the whole conversations are: two rollouts of several turns that end in
+    the same words are not. A row without messages is compared by its `response_text`, and a row
+    without any text equals no other.
     """
+    schema = frame.collect_schema()
+    key, value = id_column(schema.names()), pl.col(by)
+    never = pl.lit(False)  # noqa: FBT003
     why = (
-        pl.when(~_is_last() if last_step else pl.lit(False))  # noqa: FBT003
-        .then(pl.lit("an earlier step of its try"))
-        .when(REWARD.is_null())
-        .then(pl.lit("its reward is NULL"))
-        .when(~REWARD.is_finite())
-        .then(pl.lit("its reward is not finite"))
+        pl.when(~_is_last() if last_step else never)
+        .then(pl.lit("an earlier step of its rollout"))
+        .when(value.is_null())
+        .then(pl.lit(f"its {by} is NULL"))
+        .when(~value.is_finite() if schema[by].is_float() else never)
+        .then(pl.lit(f"its {by} is not finite"))
     )
     frame = frame.with_columns(why.alias(ASIDE))
     if distinct_by is None:
         return frame
-    message = list(columns(distinct_by, last_step=False)[4:])
-    # to sort once is faster than a window of very many small parts
-    order = pl.arg_sort_by(pl.col(ASIDE).is_not_null(), -REWARD, ID)
-    is_first = pl.struct(unit, _TEXT).gather(order).is_first_distinct().gather(order.arg_sort())
-    again = pl.when(~is_first).then(pl.lit(f"an equal reply of its {unit[:-3]} counts"))
+    text = list(columns(distinct_by, last_step=False)[4:])
+    # sorting once is faster than a window function over very many small groups
+    is_aside = pl.col(ASIDE).is_not_null()
+    order = pl.arg_sort_by(is_aside, value, key, descending=[False, not ascending, False])
+    reply = pl.struct(unit, _TEXT) if unit else pl.struct(_TEXT)
+    is_first = reply.gather(order).is_first_distinct().gather(order.arg_sort())
+    where = f" of its {unit.removesuffix('_id')}" if unit else ""
+    again = pl.when(~is_first).then(pl.lit(f"an equal reply{where} counts"))
     return (
-        frame.with_columns(pl.coalesce(*message, ID).alias(_TEXT))
+        frame.with_columns(pl.coalesce(*text, key).alias(_TEXT))
         .with_columns(pl.coalesce(ASIDE, again).alias(ASIDE))
         .drop(_TEXT)
     )
 
 
 def _is_last() -> pl.Expr:
-    # the explorer names the rows of a try "02", "02.1" ... "02.10"
-    last = ID.sort_by(ID.str.len_bytes(), ID).last().over("group_id", "rollout")
+    # the explorer numbers the rows of a rollout "02", "02.1" ... "02.10": shorter ids come first
+    last = ID.sort_by(ID.str.len_bytes(), ID).last().over("group_id", "rollout_index")
     return last == ID

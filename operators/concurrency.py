@@ -1,39 +1,22 @@
-"""Calls that may be under way at once, whoever makes them: of a sandbox, of an endpoint."""
+"""Limits on concurrent calls that share a resource, whichever object makes them."""
 
 import asyncio
 from collections.abc import Hashable
 from weakref import WeakKeyDictionary
 
-_free: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Semaphore]] = (
+# A semaphore belongs to one event loop, and operators run each batch in a loop of its own.
+_semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Semaphore]] = (
     WeakKeyDictionary()
 )
 
 
-def at_most(number: int, of: Hashable) -> asyncio.Semaphore:
-    """Return the semaphore that lets `number` calls of something go on within this event loop.
+def shared_semaphore(name: Hashable, limit: int) -> asyncio.Semaphore:
+    """Return the running loop's semaphore of this name, which admits `limit` calls at once.
 
-    >>> async def is_one():
-    ...     return at_most(2, of="judge") is at_most(2, of="judge")
-    >>> asyncio.run(is_one())
+    >>> async def is_shared():
+    ...     return shared_semaphore("judge", 2) is shared_semaphore("judge", 2)
+    >>> asyncio.run(is_shared())
     True
     """
-    mine = _free.setdefault(asyncio.get_running_loop(), {})
-    return mine.setdefault((of, number), asyncio.Semaphore(number))
-
-
-_Bounds = dict[tuple[str, int], asyncio.Semaphore]
-
-
-_bounds: WeakKeyDictionary[asyncio.AbstractEventLoop, _Bounds] = WeakKeyDictionary()
-
-
-def places(kind: str, at_once: int) -> asyncio.Semaphore:
-    """Return the bound of `at_once` that has this name in the running loop.
-
-    >>> async def share():
-    ...     return places("sandbox", 2) is places("sandbox", 2)
-    >>> asyncio.run(share())
-    True
-    """
-    known = _bounds.setdefault(asyncio.get_running_loop(), {})
-    return known.setdefault((kind, at_once), asyncio.Semaphore(at_once))
+    known = _semaphores.setdefault(asyncio.get_running_loop(), {})
+    return known.setdefault((name, limit), asyncio.Semaphore(limit))

@@ -8,23 +8,24 @@ import polars as pl
 
 from ..store.errors import OperatorError, QueryError, nearest
 from ..store.query import columns_of, names_in
-from .apply import Operator, Sees
+from .apply import Operator
 from .body import Batches, Body, Declared, Explained, PlainBody, Rows, Value
 from .kinds import Kind
 from .parameters import Parameters, jsonable
-from .scope import sees_of
+from .scope import Sees, sees_of
 from .source_digest import users_code
 
 P = ParamSpec("P")
 
 
 class OperatorFunction(Generic[P]):
-    """A function under `@operator`: calling it with parameters builds the Operator."""
+    """A function decorated with `@operator`; calling it with parameters builds the Operator."""
 
     def __init__(self, function: Callable[P, Body], **declared: Any) -> None:
         update_wrapper(self, function)
         self._function = function
-        self._declared = declared
+        self.declared = declared
+        """The arguments of `operator`."""
         self.name = function.__name__
         self.kind: Kind = declared["kind"]
         self.parameters = Parameters(function, self.name)
@@ -34,32 +35,29 @@ class OperatorFunction(Generic[P]):
         values = self.parameters.bind(args, kwargs)
         made = self._function(**values)  # pyright: ignore[reportCallIssue]
         given = made if isinstance(made, Declared) else Declared(body=made)
-        declared = dict(self._declared)
-        for name in ("kind", "reads", "may_read", "writes", "scope"):
-            if getattr(given, name) is not None:
-                declared[name] = getattr(given, name)
-        body, kind = given.body, declared["kind"]
+        of_these = {n: getattr(given, n) for n in ("kind", "reads", "may_read", "writes", "scope")}
+        declared = self.declared | {n: v for n, v in of_these.items() if v is not None}
         try:
-            reads, rest = _reads(body, declared["reads"])
-            scope = declared["scope"] or ("group" if declared["whole_groups"] else sees_of(body))
+            reads, rest = _reads(given.body, declared["reads"])
+            group = "group" if declared["whole_groups"] else None
+            scope = declared["scope"] or group or sees_of(given.body)
         except QueryError as error:
             raise OperatorError(f"operator `{self.name}`: {error}") from error
+        declared |= {
+            "reads": reads,
+            "reads_all": rest or declared["reads_all"],
+            "may_read": tuple(declared["may_read"]),
+            "writes": _writes(given.body, declared["kind"], declared["writes"]),
+            "scope": scope,
+            "links": tuple(declared["links"]),
+        }
         return Operator(
             name=self.name,
-            kind=kind,
             params=jsonable(self.name, values),
             path=f"{self._function.__module__}:{self._function.__qualname__}",
-            version=declared["version"],
-            body=body,
-            reads=reads,
-            reads_all=rest or declared["reads_all"],
-            may_read=tuple(declared["may_read"]),
-            forgives=declared["forgives"],
-            writes=_writes(body, kind, declared["writes"]),
-            scope=scope,
-            whole_groups=declared["whole_groups"],
-            links=declared["links"],
+            body=given.body,
             code=users_code(self._function, values.values()),
+            **declared,
         )
 
 
@@ -82,16 +80,16 @@ def operator(
     for DuckDB over the table `input`, an SQL `Value`, `Batches` or `Rows`; `Explained` adds the
     reason for dropped rows, `Declared` what depends on the parameters. A filter's body is true
     where a row is kept, or returns the rows kept, or all rows with the column `keep`. An augment's
-    body returns the new rows only, with `parent_id`; their `run_id` and `step` become NULL, since
-    no run explored them. A reshape's body returns rows of another table that name the rows they
-    were made from in `links`.
+    body returns only the new rows, with `parent_id`; their `run_id`, `batch` and `group_index`
+    become NULL, since no run explored them. A reshape's body returns rows of another table, whose
+    columns `links` hold the ids of the rows that they were made from.
 
-    `scope` says what it looks at to treat a row: that `row` alone, its `group`, or `all` rows; that
-    is how rows may be cut into parts. It is found out where the body tells, else it is `all` for a
-    function of the LazyFrame and for an SQL text. `may_read` are columns that it reads where they
-    are there, beside `reads`, which must be. One that `forgives` gives rows on which it failed
-    their values all the same. `whole_groups` says that it computes over groups as a whole, or, as
-    a filter, never cuts one.
+    `scope` says what the result for a row depends on: that `row` alone, its `group`, or `all` rows.
+    It decides how rows may be partitioned. It is inferred from expressions; for a function of the
+    LazyFrame and for an SQL text it is `all` unless declared. `reads` are columns that must exist,
+    `may_read` those that are read if they exist. With `forgives`, rows on which it failed still get
+    values. `whole_groups` says that it computes over whole groups or, as a filter, never splits
+    one.
 
     >>> @operator("filter")
     ... def short(*, limit: int = 10) -> pl.Expr:
@@ -100,25 +98,10 @@ def operator(
     >>> rows.pipe(short(limit=5)).rows()
     [('a', '4')]
     """
+    declared = dict(locals())  # first, so that it holds the parameters and nothing else
     if kind not in get_args(Kind):
-        raise OperatorError(f"there is no kind `{kind}`{nearest(kind, get_args(Kind))}")
-
-    def decorate(function: Callable[P, Body]) -> OperatorFunction[P]:
-        return OperatorFunction(
-            function,
-            kind=kind,
-            version=version,
-            reads=reads,
-            reads_all=reads_all,
-            may_read=may_read,
-            forgives=forgives,
-            writes=writes,
-            scope=scope,
-            whole_groups=whole_groups,
-            links=tuple(links),
-        )
-
-    return decorate
+        raise OperatorError(f"unknown kind `{kind}`{nearest(kind, get_args(Kind))}")
+    return lambda function: OperatorFunction(function, **declared)
 
 
 def _reads(body: PlainBody, declared: Sequence[str] | None) -> tuple[tuple[str, ...], bool]:
@@ -130,12 +113,10 @@ def _reads(body: PlainBody, declared: Sequence[str] | None) -> tuple[tuple[str, 
         known = columns_of(body.sql)
         return tuple(sorted(known)), bool(names_in(body.sql) - known)
     several = list(body) if isinstance(body, Sequence) and not isinstance(body, str) else [body]
-    found: dict[str, None] = {}
-    for one in several:
-        if not isinstance(one, pl.Expr):
-            return (), True
-        found.update(dict.fromkeys(one.meta.root_names()))
-    return tuple(found), False
+    expressions = [one for one in several if isinstance(one, pl.Expr)]
+    if len(expressions) < len(several):
+        return (), True
+    return tuple(dict.fromkeys(n for one in expressions for n in one.meta.root_names())), False
 
 
 def _writes(body: PlainBody, kind: Kind, declared: Sequence[str] | None) -> tuple[str, ...]:

@@ -15,23 +15,23 @@ _COUNTED = {
 
 
 @operator("derive")
-def difficulty(*, prior: float = 0.5, prior_tries: float = 0.0) -> pl.Expr:
-    """Set `difficulty` to the share of tries that did not pass, from 0 (easy) to 1 (hard).
+def difficulty(*, prior_mean: float = 0.5, prior_count: float = 0.0) -> pl.Expr:
+    """Set `difficulty` to the share of rollouts that did not pass, from 0 (easy) to 1 (hard).
 
     It reads `num_scored` and `num_passed`, as the view `task_pass_rates` has them: `SELECT t.*,
-    num_scored, num_passed FROM tasks t JOIN task_pass_rates USING (task_id)`. `prior_tries` more
-    tries with the pass rate `prior` are counted beside those made, so that few tries say less.
-    NULL for a task of which no try could be judged: that is not known, not hard.
+    num_scored, num_passed FROM tasks t JOIN task_pass_rates USING (task_id)`. `prior_count`
+    imaginary rollouts with the pass rate `prior_mean` are added, so that few rollouts count less.
+    NULL for a task without a scored rollout: its difficulty is unknown.
 
     >>> rows = pl.DataFrame({"task_id": ["a", "b"], "num_scored": [8, None],
     ...                      "num_passed": [6, None]})
     >>> rows.pipe(difficulty())["difficulty"].to_list()
     [0.25, None]
     """
-    tries = pl.col("num_scored").cast(pl.Float64)
+    scored = pl.col("num_scored").cast(pl.Float64)
     passed = pl.col("num_passed").cast(pl.Float64)
-    value = 1 - (passed + prior * prior_tries) / (tries + prior_tries)
-    return pl.when(tries > 0).then(value).alias("difficulty")
+    value = 1 - (passed + prior_mean * prior_count) / (scored + prior_count)
+    return pl.when(scored > 0).then(value).alias("difficulty")
 
 
 @operator("derive")

@@ -1,16 +1,18 @@
-"""Texts as vectors: equal texts have equal vectors, alike ones a cosine near 1."""
+"""Texts as vectors: similar texts have a cosine near 1."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from .ngrams import characters, mixed, rolled
+__all__ = ["hashed_ngrams"]  # the built-in embedders; other functions here are their parts
 
 NGRAMS = (2, 3, 4)
 """Lengths of the pieces of text that are counted."""
 
 VERSION = "1"
-"""Of all embedders here; raised when one gives other vectors than before."""
+"""Version of all embedders here; increased when one returns other vectors."""
+
+_BASE = np.uint64(0x100000001B3)
 
 
 def hashed_ngrams(texts: Sequence[str], *, dims: int = 256) -> np.ndarray:
@@ -36,7 +38,37 @@ def hashed_ngrams(texts: Sequence[str], *, dims: int = 256) -> np.ndarray:
         signs = np.where(hashes >> np.uint64(63), 1.0, -1.0)
         counts += np.bincount(places[inside], signs[inside], minlength=len(counts))
     counters = counts.reshape(len(texts), dims)
-    # sums of whole numbers, so that their order does not matter
+    # sums of whole numbers are exact, so the vectors are the same on any machine
     totals = np.abs(counters).sum(axis=1, keepdims=True)
     shares = np.abs(counters) / np.maximum(totals, 1)
     return (np.sign(counters) * np.sqrt(shares)).astype(np.float32)
+
+
+def characters(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the characters of all texts, one after the other, and where each text begins.
+
+    Case and white space do not count; each text that is not blank begins and ends in a space.
+
+    >>> [array.tolist() for array in characters(["A", " ", "b"])]
+    [[32, 97, 32, 32, 98, 32], [0, 3, 3, 6]]
+    """
+    plain = [" ".join(text.casefold().split()) for text in texts]
+    padded = [f" {text} " if text else "" for text in plain]
+    joined = "".join(padded).encode("utf-32-le", "surrogatepass")
+    return np.frombuffer(joined, np.uint32), np.cumsum([0, *map(len, padded)])
+
+
+def rolled(codes: np.ndarray, n: int) -> np.ndarray:
+    """Hash each piece of n characters, uint64 [characters - n + 1]."""
+    wide, size = codes.astype(np.uint64), len(codes) - n + 1
+    hashes = np.full(size, n, np.uint64)
+    for i in range(n):
+        hashes = hashes * _BASE + wide[i : i + size]
+    return hashes
+
+
+def mixed(hashes: np.ndarray) -> np.ndarray:
+    """Spread the bits of uint64 (the finalizer of splitmix64)."""
+    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return hashes ^ (hashes >> np.uint64(31))

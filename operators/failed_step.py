@@ -1,4 +1,4 @@
-"""Steps of a try of several turns: which one failed, and the good ones before it."""
+"""Failed steps of rollouts with several turns, and the good steps before them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,25 +13,25 @@ from .body import FrameFunction
 from .decorator import operator
 
 FAILED = r"(?i)^\s*(error|exception|traceback|fail|time(d )?out|invalid)"
-"""How the answer of a tool, or of an environment, begins when the step before it failed."""
+"""How the reply of a tool or an environment begins if the step before it failed."""
 
 
 @operator("augment", reads=derived_rows.READS, reads_all=True, scope="row")
 def good_prefix(*, failed: str = FAILED) -> FrameFunction:
-    """Add each try of several turns again, up to the step before the one that failed.
+    """Add each rollout of several turns again, up to the step before the one that failed.
 
-    The failed step is the first reply whose result, the message of a tool or a user behind it,
-    matches the regular expression `failed`. The new row ends with the last reply before that step;
-    a try without a failed step, or without a reply before it, gives none. It is `synthetic` and
-    without a reward: nobody judged it. Its tokens are the first of its parent's, as they were
-    sampled, with all their columns; where they cannot be told apart by turns they are NULL.
+    The failed step is the first reply whose result, the tool or user message after it, matches the
+    regular expression `failed`. The new row ends with the last reply before that step; a rollout
+    without a failed step, or without a reply before it, gives none. Its source is `synthetic`, and
+    its reward is NULL, since it was not judged. Its tokens are the first of its parent's, as
+    sampled, with all token columns; they are NULL if the tokens cannot be split by turns.
 
     >>> import polars as pl
     >>> import json
-    >>> talk = [("user", "go"), ("assistant", "look"), ("tool", "a door"), ("assistant", "fly"),
+    >>> turns = [("user", "go"), ("assistant", "look"), ("tool", "a door"), ("assistant", "fly"),
     ...         ("tool", "Error: you cannot")]
-    >>> told = json.dumps([{"role": r, "content": c} for r, c in talk])
-    >>> rows = pl.DataFrame({"experience_id": ["a"], "task_id": "t", "messages": told,
+    >>> chat = json.dumps([{"role": r, "content": c} for r, c in turns])
+    >>> rows = pl.DataFrame({"experience_id": ["a"], "task_id": "t", "messages": chat,
     ...                      "prompt_text": "go", "response_text": "fly"})
     >>> rows.pipe(good_prefix()).select("parent_id", "response_text").row(1)
     ('a', 'look')
@@ -39,14 +39,14 @@ def good_prefix(*, failed: str = FAILED) -> FrameFunction:
     pattern = failure_pattern(failed)
 
     def cut(row: derived_rows.ParentRow) -> derived_rows.Made:
-        talk = derived_rows.conversation(row)
-        kept = before_failure(talk, pattern)
+        conversation = derived_rows.conversation(row)
+        kept = before_failure(conversation, pattern)
         while kept and kept[-1].get("role") != "assistant":
             kept = kept[:-1]
         if not kept:
             return None
-        told = derived_rows.retold(kept, source="synthetic", reward=None)
-        return {**told, **_first_tokens(row, talk, kept)}
+        texts = derived_rows.retold(kept, source="synthetic", reward=None)
+        return {**texts, **_first_tokens(row, conversation, kept)}
 
     return lambda frame: derived_rows.new_rows(frame, cut)
 
@@ -59,19 +59,19 @@ def failure_pattern(failed: str) -> re.Pattern[str]:
         raise OperatorError(f"`failed` {failed!r} does not parse: {error}") from error
 
 
-def before_failure(talk: Sequence[Message], pattern: re.Pattern[str]) -> list[Message]:
-    """Return the messages before the first reply that failed; empty when none did."""
+def before_failure(conversation: Sequence[Message], pattern: re.Pattern[str]) -> list[Message]:
+    """Return the messages before the first failed reply; empty if none failed."""
     reply: int | None = None
-    for i, message in enumerate(talk):
+    for i, message in enumerate(conversation):
         if message.get("role") == "assistant":
             reply = i
         elif reply is not None and pattern.search(str(message.get("content") or "")):
-            return list(talk[:reply])
+            return list(conversation[:reply])
     return []
 
 
 def _first_tokens(
-    row: Mapping[str, Any], talk: Sequence[Message], kept: Sequence[Message]
+    row: Mapping[str, Any], conversation: Sequence[Message], kept: Sequence[Message]
 ) -> derived_rows.ParentRow:
     """Return the token columns up to the end of the last reply that is kept."""
     tokens, mask = row.get("token_ids"), row.get("loss_mask")
@@ -81,7 +81,7 @@ def _first_tokens(
     for is_sampled, run in groupby(mask):
         place += len(list(run))
         ends += [place] if is_sampled else []
-    num_replies = sum(m.get("role") == "assistant" for m in talk)
+    num_replies = sum(m.get("role") == "assistant" for m in conversation)
     # replies that the task itself began with were not sampled
     given = num_replies - len(ends)
     left = sum(m.get("role") == "assistant" for m in kept) - given

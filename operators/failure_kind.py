@@ -1,4 +1,4 @@
-"""Why a rollout failed, told from what its row says: several kinds, since each has its own cure."""
+"""Classify why a rollout failed, from the texts in its row."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from .body import Explained
 from .decorator import operator
 
 Failure = Literal["out_of_context", "sandbox", "timeout", "tool_error", "other"]
-"""Kinds of failure, in the order in which they are looked for."""
+"""Kinds of failure, in the order in which they are checked."""
 
 _SIGNS = {
     "out_of_context": r"out of context|context[ _](length|window|limit)|maximum context|"
@@ -17,7 +17,7 @@ _SIGNS = {
     "timeout": r"time[ _]?d?[ _]?out|timeout|took longer than|deadline",
     "tool_error": r"\btools?\b|tool[ _](call|error)|function[ _]call",
 }
-"""What the texts of each kind hold, whatever their case (Rust's dialect of regular expressions)."""
+"""What the texts of each kind contain, in any case (regular expressions in Rust's dialect)."""
 _GOOD = ("stop", "length", "eos", "end_turn", "tool_calls")
 _FAILED = ("error", "failed", "abort", "aborted")
 
@@ -58,7 +58,7 @@ def drop_failed(*, kinds: list[Failure] | None = None) -> Explained:
 
 def _kind() -> pl.Expr:
     finished, dropped = pl.col("finish_reason"), pl.col("drop_reason")
-    # what a good end is called is a short list, what a bad one is called is not
+    # engines have few names for a good end, and many for a bad one
     odd = pl.when(~finished.is_in(_GOOD)).then(finished)
     text = pl.concat_str(odd, dropped, separator=" ", ignore_nulls=True)
     found = pl.when(text == "").then(pl.lit(None, pl.String))

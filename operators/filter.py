@@ -1,4 +1,4 @@
-"""Filters of single rows: keep fewer of them, and say of each that goes why, with its number."""
+"""Filters of single rows, each with the reason why a row is dropped."""
 
 import math
 from typing import Literal
@@ -9,7 +9,8 @@ from ..store.errors import OperatorError
 from .body import Explained, FrameFunction, Value
 from .decorator import operator
 from .invariants import id_column
-from .seeded_random import chance
+from .parameters import Share
+from .statistics import seeded_uniform
 
 Length = Literal["characters", "tokens", "sampled_tokens"]
 """Characters of a text column, all tokens of the row, or those that the policy sampled."""
@@ -32,7 +33,7 @@ def keep(*, where: str) -> Explained:
 def keep_reward_between(*, low: float | None = None, high: float | None = None) -> Explained:
     """Keep rows whose reward is from `low` to `high`, both included.
 
-    A reward that is NULL or NaN lies nowhere: such a row is dropped.
+    A row whose reward is NULL or NaN is dropped.
 
     >>> rows = pl.DataFrame({"experience_id": ["a", "b", "c"], "reward": [0.2, 1.0, None]})
     >>> keep_reward_between(low=0.5).split(rows)[1]["reason"].to_list()
@@ -81,7 +82,7 @@ def drop_unscored(*, column: str = "reward") -> Explained:
 
 @operator("filter")
 def drop_truncated(*, finish_reasons: list[str] | None = None) -> Explained:
-    """Drop rows that were cut off before their end: `finish_reason` is `length`, or one of those.
+    """Drop truncated rows: `finish_reason` is `length`, or one of `finish_reasons`.
 
     A row without a `finish_reason` stays.
 
@@ -98,22 +99,22 @@ def drop_truncated(*, finish_reasons: list[str] | None = None) -> Explained:
 
 
 @operator("filter", scope="row", reads=())
-def sample(*, share: float, seed: int = 0) -> FrameFunction:
-    """Keep a share of the rows, drawn by a hash of their ids: the same rows each time.
+def sample(*, share: Share, seed: int = 0) -> FrameFunction:
+    """Keep a share of the rows, selected by a hash of their ids: the same rows each time.
 
-    What becomes of a row does not depend on others, nor on when it came. Of two shares with one
-    seed, the smaller is part of the larger.
+    Whether a row is kept does not depend on other rows, or on when it was added. With the same
+    seed, a smaller share is a subset of a larger one.
 
     >>> rows = pl.DataFrame({"experience_id": list("abcdef")})
     >>> rows.pipe(sample(share=0.5))["experience_id"].to_list()
     ['b', 'f']
     """
-    if not 0 <= share <= 1:
-        raise OperatorError(f"`share` must be from 0 to 1, got {share}")
 
     def draw(frame: pl.LazyFrame) -> pl.LazyFrame:
         ids = pl.col(id_column(frame.collect_schema().names()))
-        drawn = ids.map_elements(lambda i: chance(seed, "sample", i), return_dtype=pl.Float64)
+        drawn = ids.map_elements(
+            lambda i: seeded_uniform(seed, "sample", i), return_dtype=pl.Float64
+        )
         message = pl.format(f"drew {{}}, below {share:g} it would stay", drawn.round(4))
         return frame.with_columns((drawn < share).alias("keep"), message.alias("reason"))
 

@@ -1,21 +1,22 @@
-"""Filters of groups, and of rows by their place in a group."""
+"""Filters of whole groups, and of rows by their rank in a group."""
 
 import polars as pl
 
-from ..store.errors import OperatorError
-from .body import Declared, Explained, FrameFunction
+from .body import Declared, Explained
+from .comparable_rows import ASIDE, DistinctBy, columns, with_aside
 from .decorator import operator
 from .invariants import id_column
+from .parameters import Count
 from .scope import UNIT, Within, seen
 from .statistics import GROUP, finite, reward, std
 
 
 @operator("filter", version=2, whole_groups=True)
 def drop_flat_groups(*, min_std: float = 0.0) -> Explained:
-    """Drop groups whose rewards do not differ: no answer in them is better than another.
+    """Drop groups whose rewards do not differ, since they give no learning signal.
 
-    A group stays, NULL rewards and all, when the sample standard deviation of its rewards exceeds
-    `min_std`; that of equal rewards is exactly 0. NaN and infinity do not count.
+    A group is kept, including its rows with NULL rewards, when the sample standard deviation of its
+    rewards exceeds `min_std`; that of equal rewards is exactly 0. NaN and infinity do not count.
 
     >>> rows = pl.DataFrame({"experience_id": list("abcd"), "group_id": list("gghh"),
     ...                      "reward": [1.0, 0.0, 1.0, 1.0]})
@@ -38,9 +39,9 @@ def dapo_dynamic_sampling(
     """Drop groups whose answers are all right or all wrong (DAPO, arXiv:2503.14476, eq. 11).
 
     An answer is right when its accuracy is above `threshold`. The accuracy is the entry `accuracy`
-    of `rewards` or else of `metrics`, or a `column`; a group in which no row has such an entry is
-    judged by `reward`, which misleads where the reward is shaped. Rows without an accuracy do not
-    count, and a group with fewer than two that have one is dropped.
+    of `rewards` or else of `metrics`, or a `column`; if no row of a group has such an entry,
+    `reward` is used, which is misleading if the reward is shaped. Rows without an accuracy do not
+    count, and a group with fewer than two rows that have one is dropped.
 
     >>> rows = pl.DataFrame({"experience_id": list("abcd"), "group_id": list("gghh"),
     ...                      "accuracy": [1.0, 1.0, 1.0, 0.0]})
@@ -60,62 +61,73 @@ def dapo_dynamic_sampling(
 
 
 @operator("filter")
-def keep_best(
+def top_k(
     *,
-    best: int = 1,
+    k: Count = 1,
     by: str = "reward",
     within: Within = "group",
     ascending: bool = False,
+    min_value: float | None = None,
+    distinct_by: DistinctBy | None = None,
+    last_step: bool = False,
 ) -> Declared:
-    """Keep the best rows of each group (or task, or of all rows) by a column.
+    """Keep the `k` best rows of each group (or task, or of all rows) by a column.
 
-    Best are the largest, or with `ascending` the smallest; of equal ones the first id. A row where
-    the column is NULL or NaN is never among them.
+    The best rows have the largest values, or with `ascending` the smallest; among equal values, the
+    first ids. Rows whose value is NULL, not finite or below `min_value` are never kept. With
+    `distinct_by`, equal replies count once; it and `last_step` are as in `pairs`.
 
     >>> rows = pl.DataFrame({"experience_id": list("abc"), "group_id": list("ggh"),
     ...                      "reward": [0.0, 1.0, 0.5]})
-    >>> keep_best().split(rows)[1].select("experience_id", "reason").rows()
-    [('a', 'number 2 of 2 by reward in its group, the first 1 stay')]
+    >>> top_k().split(rows)[1].select("experience_id", "reason").rows()
+    [('a', 'rank 2 of 2 by reward in its group; the first 1 are kept')]
     """
-    if best < 1:
-        raise OperatorError(f"`best` of `keep_best` must be 1 or more, got {best}")
     unit = UNIT.get(within)
 
     def choose(frame: pl.LazyFrame) -> pl.LazyFrame:
-        schema = frame.collect_schema()
-        key = id_column(schema.names())
-        value = pl.col(by).fill_nan(None) if schema[by].is_float() else pl.col(by)
-        known = frame.select(key, *([unit] if unit else []), value.alias("_by")).drop_nulls("_by")
-        number, count = pl.int_range(1, pl.len() + 1), pl.len()
-        places = known.sort("_by", key, descending=[not ascending, False]).select(
+        names = frame.collect_schema().names()
+        key = id_column(names)
+        rows = with_aside(
+            frame,
+            unit=unit,
+            distinct_by=distinct_by,
+            last_step=last_step,
+            by=by,
+            ascending=ascending,
+        )
+        if min_value is not None:
+            low = pl.when(pl.col(by) < min_value).then(pl.lit(f"its {by} is below {min_value:g}"))
+            rows = rows.with_columns(pl.coalesce(ASIDE, low).alias(ASIDE))
+        counted = rows.filter(pl.col(ASIDE).is_null())
+        rank, count = pl.int_range(1, pl.len() + 1), pl.len()
+        ranks = counted.sort(by, key, descending=[not ascending, False]).select(
             key,
-            (number.over(unit) if unit else number).alias("_number"),
+            (rank.over(unit) if unit else rank).alias("_rank"),
             (count.over(unit) if unit else count).alias("_count"),
         )
-        message = "among all rows" if within == "all" else f"in its {within}"
-        place = pl.format(
-            f"number {{}} of {{}} by {by} {message}, the first {best} stay", "_number", "_count"
+        among = "among all rows" if within == "all" else f"in its {within}"
+        late = pl.format(
+            f"rank {{}} of {{}} by {by} {among}; the first {k} are kept", "_rank", "_count"
         )
-        none = pl.col("_number").is_null()
-        marked = frame.join(places, on=key, how="left", maintain_order="left").with_columns(
-            (pl.col("_number") <= best).fill_null(value=False).alias("keep"),
-            pl.when(none).then(pl.lit(f"{by} is not there")).otherwise(place).alias("reason"),
+        marked = rows.join(ranks, on=key, how="left", maintain_order="left").with_columns(
+            keep=(pl.col("_rank") <= k).fill_null(value=False), reason=pl.coalesce(ASIDE, late)
         )
-        return marked.drop("_number", "_count")
+        return marked.select(*names, "keep", "reason")
 
-    body: FrameFunction = choose
-    reads = (by, unit) if unit else (by,)
-    return Declared(body=body, reads=reads, scope=seen(within))
+    reads = {by, *([unit] if unit else []), *columns(distinct_by, last_step=last_step)[4:]}
+    if last_step:
+        reads |= {"experience_id", "group_id"}
+    return Declared(body=choose, reads=tuple(sorted(reads)), scope=seen(within))
 
 
 def _accuracy(name: str) -> pl.Expr:
-    message = pl.coalesce(_entry("rewards", name), _entry("metrics", name))
-    # of a group as a whole: where some have it, it was not computed for the others
-    some = message.count().over(GROUP) > 0
-    return pl.when(some).then(message).otherwise(pl.col("reward").cast(pl.Float64))
+    entry = pl.coalesce(_entry("rewards", name), _entry("metrics", name))
+    # decided per group: if some rows have the entry, it is NULL, not the reward, for the others
+    some = entry.count().over(GROUP) > 0
+    return pl.when(some).then(entry).otherwise(pl.col("reward").cast(pl.Float64))
 
 
 def _entry(column: str, name: str) -> pl.Expr:
-    """Return the value of an entry in a list of names with values; NULL where it is not there."""
+    """Return the value of an entry in a list of named values; NULL where it does not exist."""
     named = pl.element().filter(pl.element().struct.field("name") == name)
     return pl.col(column).list.eval(named.struct.field("value")).list.first().cast(pl.Float64)

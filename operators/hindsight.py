@@ -1,4 +1,4 @@
-"""Hindsight: a failed try is a success at the task that it does solve."""
+"""Hindsight relabeling: a failed rollout is a success at the task that it solved."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,22 +13,22 @@ from .decorator import operator
 from .import_path import import_from
 
 Relabel = Callable[[Task, Experience], Task | None]
-"""Which task a try does solve; None when there is none other than its own."""
+"""Returns the task that a rollout solved; None if there is none other than its own."""
 
 
 @operator("augment", reads=derived_rows.READS, reads_all=True, scope="row")
 def hindsight(*, relabel: str | Relabel = "achieved_goal", reward: float = 1.0) -> FrameFunction:
-    """Add each try again as a success at the task that it does solve (HER, arXiv:1707.01495).
+    """Add each rollout again as a success at the task that it solved (HER, arXiv:1707.01495).
 
     `relabel` is a function `(task, experience) -> Task | None`, or `package.module:function`. The
-    new row asks what that task asks, keeps the replies, and has the reward `reward`; it is
-    `synthetic`, of that task, and without tokens, since the policy never saw this question. Of a
-    sum, what a wrong answer answers is another sum only by luck: this is for tasks with a goal.
+    new row has that task's question, the same replies, and the reward `reward`; its source is
+    `synthetic`, and it has no tokens, since the policy never saw this question. This is for tasks
+    with a goal: a wrong answer to a sum is rarely the answer to a useful other sum.
 
     `achieved_goal`, the default, takes goals from metadata, named as in Gymnasium: the task's
     `desired_goal` (column `task_metadata`, or else the row's `metadata`) and the row's
-    `achieved_goal`. A try whose question does not name its goal, or whose replies do, is left as it
-    is: in other words it would not be true.
+    `achieved_goal`. A rollout whose question does not name its goal, or whose replies do, is left
+    out, since its text would not fit the new goal.
 
     >>> import polars as pl
     >>> rows = pl.DataFrame({"experience_id": ["a"], "task_id": "t", "messages": None,
@@ -41,19 +41,19 @@ def hindsight(*, relabel: str | Relabel = "achieved_goal", reward: float = 1.0) 
     function = _function(relabel)
 
     def again(row: derived_rows.ParentRow) -> derived_rows.Made:
-        talk = derived_rows.conversation(row)
-        if not talk or talk[-1].get("role") != "assistant":
+        conversation = derived_rows.conversation(row)
+        if not conversation or conversation[-1].get("role") != "assistant":
             return None
-        asked = derived_rows.question(row, talk)
+        asked = derived_rows.question(row, conversation)
         own = _task(row, asked)
-        solved = function(own, Experience.from_row({**row, "messages": json.dumps(talk)}))
+        solved = function(own, Experience.from_row({**row, "messages": json.dumps(conversation)}))
         if solved is None or solved.task_id == own.task_id:
             return None
         if not isinstance(solved, Task):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OperatorError(f"`relabel` returned a {type(solved).__name__}, expected a Task")
-        message, known = [*solved.messages, *talk[len(asked) :]], solved.metadata
+        messages, known = [*solved.messages, *conversation[len(asked) :]], solved.metadata
         return {
-            **derived_rows.retold(message, source="synthetic", reward=reward),
+            **derived_rows.retold(messages, source="synthetic", reward=reward),
             "task_id": solved.task_id,
             "answer": solved.answer,
             "task_messages": json.dumps(list(solved.messages), ensure_ascii=False),
@@ -67,7 +67,7 @@ def hindsight(*, relabel: str | Relabel = "achieved_goal", reward: float = 1.0) 
 
 
 def achieved_goal(task: Task, experience: Experience) -> Task | None:
-    """Return the task whose goal was achieved: the same words, with the goal in them replaced.
+    """Return the task whose goal was achieved: the same words with the goal replaced.
 
     >>> asked = Task.ask("Fetch tea.", metadata={"desired_goal": "tea"})
     >>> tried = Experience(task_id="t", response_text="ok", metadata={"achieved_goal": "milk"})
@@ -81,6 +81,7 @@ def achieved_goal(task: Task, experience: Experience) -> Task | None:
     old, new = _words(wanted), _words(got)
     replies = (experience.messages or ())[len(task.messages) :]
     asked = [m for m in task.messages if old in str(m.get("content"))]
+    # replies that name the old goal would contradict the new question
     if not old or not asked or any(old in json.dumps(m, ensure_ascii=False) for m in replies):
         return None
     messages = [
@@ -98,10 +99,10 @@ def _function(relabel: str | Relabel) -> Relabel:
         return achieved_goal
     if ":" not in relabel:
         raise OperatorError(
-            f"there is no relabelling `{relabel}`; name `achieved_goal`, or your own as "
+            f"unknown relabeling `{relabel}`; name `achieved_goal`, or your own as "
             "`package.module:function`"
         )
-    return import_from(relabel, "relabelling", error=OperatorError)
+    return import_from(relabel, "relabeling", error=OperatorError)
 
 
 def _task(row: Mapping[str, Any], asked: list[dict[str, Any]]) -> Task:

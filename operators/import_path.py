@@ -1,8 +1,9 @@
-"""Import paths `package.module:name`: what stands at them, and the error when nothing does."""
+"""Look up functions and classes by `package.module:name`, or by name in one of our modules."""
 
 import re
 from collections.abc import Callable
 from pkgutil import resolve_name
+from types import ModuleType
 from typing import Any
 
 from ..store.errors import ConfigError, nearest
@@ -17,9 +18,9 @@ def import_from(
     form: str = "function",
     error: type[Exception] = ConfigError,
 ) -> Any:
-    """Import what stands at `package.module:name`; a Python callable is returned as it is.
+    """Import the object at `package.module:name`; a Python callable is returned unchanged.
 
-    Raises `error`, which says that there is no such `what`; `form` is the form that it expects.
+    Raises `error` if it does not exist; `what` it is and the expected `form` are in the message.
 
     >>> import_from("json:loads", "reward")('1'), import_from(len, "reward")("ab")
     (1, 2)
@@ -33,7 +34,53 @@ def import_from(
         return resolve_name(given)
     except AttributeError as failed:
         home = getattr(failed.obj, "__name__", given.partition(":")[0])
-        near = nearest(str(failed.name), dir(failed.obj))
+        near = nearest(str(failed.name), [n for n in dir(failed.obj) if not n.startswith("__")])
         raise error(f"{missing}: module `{home}` has no `{failed.name}`{near}") from failed
     except ImportError as failed:
         raise error(f"{missing}; it cannot be imported: {failed}") from failed
+
+
+def find_function(
+    name: str | Callable[..., Any],
+    home: ModuleType | None,
+    what: str,
+    *,
+    error: type[Exception] = ConfigError,
+) -> Callable[..., Any]:
+    """Return the function `package.module:function`, or the public function `name` of `home`.
+
+    A function is returned unchanged. With `home` None, every name must be given in full. Raises
+    `error` with the nearest known name if the function does not exist; `what` it is goes there too.
+
+    >>> from rlake.operators import rewards
+    >>> find_function("exact_match", rewards, "reward").__name__
+    'exact_match'
+    """
+    if home is None or not isinstance(name, str) or ":" in name or name.startswith("."):
+        found = import_from(name, what, error=error)
+    else:
+        known = public_functions(home)
+        if name not in known:
+            near = nearest(name, known)
+            others = "" if near.endswith("?") else "; write others as `package.module:function`"
+            raise error(f"there is no {what} `{name}`{near}{others}")
+        found = known[name]
+    if not callable(found):
+        raise error(f"the {what} `{name}` must be a function, got {type(found).__name__}")
+    return found
+
+
+def public_functions(home: ModuleType) -> dict[str, Callable[..., Any]]:
+    """Return the functions that a module lists in `__all__`, or defines and does not hide."""
+    listed = getattr(home, "__all__", None)
+    return {
+        k: v
+        for k, v in vars(home).items()
+        if callable(v)
+        and not isinstance(v, type)
+        and (k in listed if listed is not None else _is_own(k, v, home))
+    }
+
+
+def _is_own(name: str, value: Any, home: ModuleType) -> bool:
+    return not name.startswith("_") and getattr(value, "__module__", None) == home.__name__

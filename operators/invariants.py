@@ -1,16 +1,16 @@
-"""The law of each kind of operator, checked on the rows that went in and came out.
+"""Invariants of each kind of operator, checked on its input and output.
 
 - clean: the same ids in the same order; only the declared columns change, and keep their types.
 - derive: the same ids in the same order; the declared columns are set, nothing else changes.
-- filter: the ids are some of those given; each dropped id has a reason; what stays is unchanged,
-  and a filter of whole groups keeps or drops each group as a whole.
+- filter: the ids are a subset of those given; each dropped id has a reason; other rows are
+  unchanged, and a filter of whole groups keeps or drops each group as a whole.
 - prioritize: as derive, with exactly one column, of numbers that are finite and not negative. NULL
   stays NULL: not computed.
-- augment: the old rows are untouched; each new row has an id of its own and the id of its parent,
-  and belongs to no run: `run_id` and `step` are NULL where there are such columns, since a run
-  takes all rows with its `run_id` for what it explored itself.
-- reshape: rows become rows of another table; each names rows that were given, and each row given
-  that no new row names has a reason.
+- augment: the old rows are unchanged; each new row has a new id and the id of its parent, and
+  belongs to no run: `run_id`, `batch` and `group_index` are NULL where these columns exist, since a
+  run considers all rows with its `run_id` its own rollouts.
+- reshape: rows become rows of another table; each refers to given rows, and each given row that no
+  new row refers to has a reason.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from collections.abc import Sequence
 import polars as pl
 
 from ..store.errors import OperatorError
-from .kinds import OperatorSpec
+from .kinds import KEEP, REASON, OperatorSpec
 
 IDS = ("experience_id", "task_id")
-"""The columns that may identify a row, the first that is there does."""
+"""Columns that may identify a row; the first that exists does."""
 
-OF_A_RUN = ("run_id", "step")
-"""The columns that say which batch of which run explored a row: NULL in rows made from others."""
+OF_A_RUN = ("run_id", "batch", "group_index")
+"""Columns that say where in which run a row was explored; NULL in derived rows."""
 
 
 def id_column(names: Sequence[str], op: OperatorSpec | None = None) -> str:
@@ -41,7 +41,7 @@ def id_column(names: Sequence[str], op: OperatorSpec | None = None) -> str:
 
 
 def check_ids(rows: pl.DataFrame, what: str) -> None:
-    """Raise OperatorError unless every row has an id of its own."""
+    """Raise OperatorError unless every row has a unique id."""
     key = id_column(rows.columns)
     if rows[key].null_count():
         raise OperatorError(
@@ -55,29 +55,28 @@ def check_ids(rows: pl.DataFrame, what: str) -> None:
 
 
 def check_produced(op: OperatorSpec, before: pl.DataFrame, produced: pl.DataFrame) -> None:
-    """Check what a filter's or an augment's body itself returned."""
+    """Check the rows that the body of a filter, augment or reshape returned."""
     key = id_column(before.columns, op)
+    needed = {"filter": (key,), "augment": ("parent_id",), "reshape": op.links}.get(op.kind, ())
+    for name in needed:
+        _has(op, produced, name)
     if op.kind == "filter":
-        _has(op, produced, key)
         _no_strangers(op, produced[key], before[key], key)
         _unique(op, produced, key)
         _unchanged(op, before, produced)
     if op.kind == "augment":
-        _has(op, produced, "parent_id")
         extra = [c for c in produced.columns if c not in (*before.columns, "parent_id")]
         if extra:
             raise op.error(
-                f"its new rows have the column `{extra[0]}`, which old rows have not; use a derive"
+                f"its new rows have the column `{extra[0]}`, which the given rows do not have; use "
+                "a derive"
             )
-    if op.kind == "reshape":
-        for name in op.links:
-            _has(op, produced, name)
 
 
 def check(
     op: OperatorSpec, before: pl.DataFrame, after: pl.DataFrame, dropped: pl.DataFrame
 ) -> None:
-    """Raise OperatorError, naming the operator and the law, when an operator broke it."""
+    """Raise OperatorError, with the operator and the invariant, if it is broken."""
     if op.kind == "filter":
         _check_filter(op, before, after, dropped)
     elif op.kind == "augment":
@@ -193,15 +192,9 @@ def _reasons(op: OperatorSpec, dropped: pl.DataFrame, key: str) -> None:
 
 
 def _unchanged(op: OperatorSpec, before: pl.DataFrame, after: pl.DataFrame) -> None:
-    """Compare the columns that the operator did not declare, whatever the order of rows."""
+    """Check that columns which the operator did not declare are unchanged, in any order of rows."""
     key = id_column(before.columns, op)
-    marks = (
-        ("keep", "reason")
-        if op.kind == "filter"
-        else ("parent_id",)
-        if op.kind == "augment"
-        else ()
-    )
+    marks = {"filter": (KEEP, REASON), "augment": ("parent_id",)}.get(op.kind, ())
     extra = [c for c in after.columns if c not in (*before.columns, *op.writes, *marks)]
     if extra:
         raise op.error(f"it added the column `{extra[0]}` without declaring it in `writes`")

@@ -1,4 +1,4 @@
-"""Repair of conversations: message lists that chat templates refuse, made ones that they take."""
+"""Repair of conversations, so that chat templates accept their messages."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,18 +15,18 @@ _ROLES = {
     "assistant": "assistant", "gpt": "assistant", "bot": "assistant", "model": "assistant",
     "tool": "tool", "function": "tool", "observation": "tool",
 }  # fmt: skip
-"""What roles are called elsewhere, and here."""
+"""Names of roles in other formats, and ours."""
 
 
 @operator("clean")
 def repair_messages(*, column: str = "messages") -> Declared:
-    """Bring message lists into the form that chat templates take.
+    """Bring message lists into the form that chat templates accept.
 
-    Names of roles and keys from other formats (`human`, `gpt`, `from`, `value`) become ours, a
-    content that is NULL or a number becomes text, empty messages go, system messages stand first
-    as one, and neighbours of the same role become one, with an empty line between. Messages that
-    call tools, or answer a call, are never joined. A row fails whose text is no JSON list of
-    messages, or in which a role is missing or unknown. Text that needs no repair stays as it is.
+    Roles and keys of other formats (`human`, `gpt`, `from`, `value`) are renamed, NULL and numbers
+    as content become text, empty messages are removed, system messages become one at the start, and
+    consecutive messages of the same role are joined with an empty line between. Tool calls and
+    their results are never joined. A row fails if its text is not a JSON list of messages, or a
+    role is missing or unknown. Text that needs no repair is unchanged, to the byte.
 
     >>> rows = pl.DataFrame({"experience_id": ["a"], "messages": [
     ...     '[{"from": "human", "value": "2+2"}, {"from": "system", "value": "Add."}]']})
@@ -46,12 +46,12 @@ def repair_messages(*, column: str = "messages") -> Declared:
 
 
 def repaired(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages in the form that chat templates take; see `repair_messages`.
+    """Return messages in the form that chat templates accept; see `repair_messages`.
 
     >>> repaired([{"role": "user", "content": "2"}, {"role": "user", "content": "+2"}])
     [{'role': 'user', 'content': '2\\n\\n+2'}]
 
-    Raises ValueError for what is no list of messages with known roles.
+    Raises ValueError for anything but a list of messages with known roles.
     """
     if not isinstance(messages, list):
         raise ValueError(f"expected a list of messages, got {type(messages).__name__}")
@@ -86,7 +86,7 @@ def _plain(message: object, place: int) -> dict[str, Any]:
 
 
 def _may_join(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Tell whether two neighbours of the same role are texts and nothing else."""
+    """Return whether two messages have the same role and only text."""
     return one["role"] == other["role"] != "tool" and all(
         isinstance(m["content"], str) and set(m) == {"role", "content"} for m in (one, other)
     )

@@ -4,13 +4,19 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from ..store.errors import OperatorError, nearest
 
-_STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+"""Numbers that parameters may be."""
+
+STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
 class Parameters:
@@ -22,10 +28,10 @@ class Parameters:
 
     @cached_property
     def _types(self) -> dict[str, TypeAdapter[Any]]:
-        # later than the definition, when all names in the annotations exist
-        hints = get_type_hints(self._function)
+        # at the first call, not at the decoration: only then all names in annotations are defined
+        hints = get_type_hints(self._function, include_extras=True)
         return {
-            name: TypeAdapter(hints.get(name, Any), config=_STRICT)
+            name: TypeAdapter(hints.get(name, Any), config=STRICT)
             for name in self.signature.parameters
         }
 
@@ -44,17 +50,22 @@ class Parameters:
         except TypeError as error:
             raise OperatorError(f"`{self._name}` cannot be called so: {error}") from error
         bound.apply_defaults()
-        return {name: self._checked(name, value) for name, value in bound.arguments.items()}
+        return {
+            name: checked(self._types[name], value, f"`{name}` of `{self._name}`")
+            for name, value in bound.arguments.items()
+        }
 
-    def _checked(self, name: str, value: Any) -> Any:
-        try:
-            return self._types[name].validate_python(value)
-        except ValidationError as error:
-            message = error.errors()[0]["msg"]
-            raise OperatorError(
-                f"parameter `{name}` of `{self._name}` got {value!r} ({type(value).__name__}): "
-                f"{message[0].lower()}{message[1:]}"
-            ) from None
+
+def checked(kind: TypeAdapter[Any], value: Any, what: str) -> Any:
+    """Return a parameter's value; raises OperatorError, with `what` it is, for another type."""
+    try:
+        return kind.validate_python(value)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"]
+        raise OperatorError(
+            f"parameter {what} got {value!r} ({type(value).__name__}): "
+            f"{message[0].lower()}{message[1:]}"
+        ) from None
 
 
 def jsonable(operator: str, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Paraphrase: what a policy says in other words becomes a new row."""
+"""Paraphrase questions or replies with a model, as new rows."""
 
 import json
 from typing import Any, Literal
@@ -13,7 +13,7 @@ PROMPT = (
     "Say the following in other words. Keep its meaning, all numbers and all names, and its "
     "language. Answer with the new text alone.\n\n{text}"
 )
-"""What is asked; `{text}` is the text."""
+"""The prompt; `{text}` is the text to paraphrase."""
 
 
 @operator("augment", reads=("task_id", "messages", "prompt_text"), reads_all=True, scope="row")
@@ -22,16 +22,16 @@ def paraphrase(
     policy: str | dict[str, Any],
     what: Literal["prompt", "reply"] = "prompt",
     prompt: str = PROMPT,
-    at_once: int = 8,
-    seconds: float = 60.0,
+    max_concurrency: int = 8,
+    timeout: float = 60.0,
 ) -> FrameFunction:
-    """Add each try or task again with its question, or last reply, in a policy's other words.
+    """Add each rollout or task again, with its question or last reply paraphrased by a model.
 
-    `policy` answers: an async function of messages, as `package.module:function`, or an endpoint
-    (`{url: ..., model: ...}`). A new try is `synthetic`, without tokens and without a reward: the
-    other words were not judged; with another question it is of another task. A new task, of rows
-    of `tasks`, has the old one's answer, and names it in its metadata. Words that did not change
-    give no row; a request that fails is that row's error.
+    `policy` is an async function of messages, as `package.module:function`, or an endpoint (`{url:
+    ..., model: ...}`). The source of a new rollout is `synthetic`; it has no tokens and no reward,
+    since the new words were not judged, and with a new question it belongs to a new task. A new
+    task, from rows of `tasks`, has the old one's answer, and refers to it in its metadata. An
+    unchanged text gives no row; a request that fails is an error of that row.
 
     >>> import polars as pl
     >>> rows = pl.DataFrame({"experience_id": ["a"], "task_id": "t", "messages": None,
@@ -45,21 +45,23 @@ def paraphrase(
     role = "user" if what == "prompt" else "assistant"
 
     async def again(row: derived_rows.ParentRow) -> derived_rows.Made:
-        talk = derived_rows.conversation(row)
-        place = _last(talk, role)
-        old = None if place is None else talk[place].get("content")
+        conversation = derived_rows.conversation(row)
+        place = _last(conversation, role)
+        old = None if place is None else conversation[place].get("content")
         if place is None or not isinstance(old, str) or not old.strip():
             return None
         said = await ask([{"role": "user", "content": prompt.replace("{text}", old)}])
         if said.strip() in ("", old.strip()):
             return None
-        talk[place] = {**talk[place], "content": said.strip()}
+        conversation[place] = {**conversation[place], "content": said.strip()}
         if "experience_id" not in row:
-            return _new_task(row, talk, said.strip())
-        message = derived_rows.retold(talk, source="synthetic", reward=None)
-        return message | ({"task_id": _task(row, talk).task_id} if what == "prompt" else {})
+            return _new_task(row, conversation, said.strip())
+        new = derived_rows.retold(conversation, source="synthetic", reward=None)
+        return new | ({"task_id": _task(row, conversation).task_id} if what == "prompt" else {})
 
-    return lambda frame: derived_rows.new_rows(frame, again, at_once=at_once, seconds=seconds)
+    return lambda frame: derived_rows.new_rows(
+        frame, again, max_concurrency=max_concurrency, timeout=timeout
+    )
 
 
 async def echo(messages: list[Message]) -> str:
@@ -68,21 +70,21 @@ async def echo(messages: list[Message]) -> str:
 
 
 def _new_task(
-    row: derived_rows.ParentRow, talk: list[Message], prompt_text: str
+    row: derived_rows.ParentRow, conversation: list[Message], prompt_text: str
 ) -> derived_rows.Made:
     metadata = {**json.loads(row.get("metadata") or "{}"), "paraphrase_of": row["task_id"]}
     return {
-        "messages": json.dumps(talk, ensure_ascii=False),
+        "messages": json.dumps(conversation, ensure_ascii=False),
         "prompt_text": prompt_text,
         "metadata": json.dumps(metadata, ensure_ascii=False),
     }
 
 
-def _last(talk: list[Message], role: str) -> int | None:
-    places = [i for i, m in enumerate(talk) if m.get("role") == role]
+def _last(conversation: list[Message], role: str) -> int | None:
+    places = [i for i, m in enumerate(conversation) if m.get("role") == role]
     return places[-1] if places else None
 
 
-def _task(row: derived_rows.ParentRow, talk: list[Message]) -> Task:
-    asked = derived_rows.question({**row, "task_messages": None}, talk)
+def _task(row: derived_rows.ParentRow, conversation: list[Message]) -> Task:
+    asked = derived_rows.question({**row, "task_messages": None}, conversation)
     return Task(messages=asked, answer=row.get("answer"), taskset="paraphrase")

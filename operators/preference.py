@@ -5,14 +5,14 @@ from typing import Literal
 
 import polars as pl
 
-from ..store.errors import OperatorError
 from ..store.ids import preference_id
 from .body import Declared, Explained
-from .common_prefix import with_parted, with_reason
 from .comparable_rows import ASIDE, ID, REWARD, DistinctBy, columns, with_aside
 from .decorator import operator
+from .diverging_pairs import with_parted, with_reason
+from .parameters import Count
 from .scope import UNIT, Unit, seen
-from .seeded_random import chance
+from .statistics import seeded_uniform
 
 _PAIR = pl.Schema(
     {
@@ -27,7 +27,7 @@ _PAIRED = "others of its {} were paired"
 _MARGIN = pl.col("reward") - pl.col("reward_worse")
 
 Strategy = Literal["max_min", "best_against_rest", "all", "random"]
-"""Which better and worse replies become a pair."""
+"""How better and worse replies are combined into pairs."""
 
 
 @operator("reshape", writes=tuple(_PAIR), links=("chosen_id", "rejected_id"))
@@ -36,7 +36,7 @@ def pairs(
     strategy: Strategy = "max_min",
     min_margin: float = 0.0,
     within: Unit = "group",
-    max_pairs: int | None = None,
+    max_pairs: Count | None = None,
     distinct_by: DistinctBy | None = "messages",
     last_step: bool = False,
     seed: int = 0,
@@ -45,17 +45,17 @@ def pairs(
 
     `max_min` pairs the best with the worst (the default of online DPO, arXiv:2405.07863),
     `best_against_rest` the best with every worse one, `all` every better with every worse one, the
-    widest margins first; `random` draws pairs by `seed`. Rewards of a pair differ by `min_margin`
-    at least, and are never equal: `all` with a `min_margin` gives all pairs by margin. Of one group
-    (or `within` a task, of one task) come at most `max_pairs`: unless it is given, 1 of `random`
-    and 100 of the others.
+    widest margins first; `random` draws pairs by `seed`. Rewards of a pair differ by at least
+    `min_margin`, and are never equal: `all` with a `min_margin` gives all pairs by margin. Each
+    group (or task, if `within` is `task`) gives at most `max_pairs`; the default is 1 for `random`
+    and 100 for the others.
 
     Equal replies of a group count once, with the largest reward, so that no pair holds the same
-    reply twice. They are equal when the whole conversations are (`messages`), or just the last
-    replies (`response_text`); None compares no texts. Where `messages` are compared, two that part
-    at a question, and not at an answer, are no pair. With `last_step`, of a try that became
-    several rows only the last counts. Of equal rewards the first id is taken. Every row that is in
-    no pair is dropped, with the reason.
+    reply twice. Replies are equal when the whole conversations are (`messages`), or only the last
+    replies (`response_text`); None disables the comparison. With `messages`, two conversations that
+    diverge at a question, not at an answer, are not paired. With `last_step`, only the last row of
+    a rollout of several rows counts. Among equal rewards, the first id is taken. Every row without
+    a pair is dropped, with the reason.
 
     >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "task_id": "t", "group_id": "g",
     ...                      "reward": [0.0, 1.0], "response_text": ["5", "4"]})
@@ -64,8 +64,6 @@ def pairs(
     [('b', 'a', 1.0)]
     """
     most = max_pairs if max_pairs is not None else 1 if strategy == "random" else 100
-    if most < 1:
-        raise OperatorError(f"`max_pairs` must be 1 or more, got {most}")
     unit = UNIT[within]
 
     def counted(frame: pl.LazyFrame) -> pl.LazyFrame:
@@ -95,14 +93,14 @@ def pairs(
 
 
 def _ranked(scored: pl.LazyFrame) -> pl.LazyFrame:
-    """Add each row's place among its unit's, from the best (`top`) and from the worst (`low`)."""
+    """Add each row's rank in its unit, from the best (`top`) and from the worst (`low`)."""
     place = pl.int_range(pl.len()).over("_unit")
     up = scored.sort("reward", "experience_id").with_columns(low=place)
     return up.sort("reward", "experience_id", descending=[True, False]).with_columns(top=place)
 
 
 def _combined(rows: pl.LazyFrame, strategy: Strategy, most: int, seed: int) -> pl.LazyFrame:
-    """Return better rows beside worse ones, with `order`: which of a unit's pairs come first."""
+    """Return better rows joined with worse ones, and `order`, by which pairs are sorted."""
     best, worst = rows.filter(pl.col("top") == 0), rows.filter(pl.col("low") == 0)
     if strategy == "random":
         return _drawn(rows, best, worst, seed)
@@ -115,11 +113,11 @@ def _combined(rows: pl.LazyFrame, strategy: Strategy, most: int, seed: int) -> p
 
 
 def _drawn(rows: pl.LazyFrame, best: pl.LazyFrame, worst: pl.LazyFrame, seed: int) -> pl.LazyFrame:
-    """Put a unit's rows in a circle by chance and pair neighbours; the widest pair is the last.
+    """Put a unit's rows in a circle in random order and pair neighbors; the widest pair is last.
 
-    Each pair is as likely to be neighbours as any other, and no row is in more than two.
+    All pairs are equally likely, and no row is in more than two.
     """
-    drawn = ID.map_elements(lambda name: chance(seed, name), return_dtype=pl.Float64)
+    drawn = ID.map_elements(lambda name: seeded_uniform(seed, name), return_dtype=pl.Float64)
     circle = rows.with_columns(order=drawn).sort("order", "experience_id")
     following = [
         pl.coalesce(pl.col(n).shift(-1), pl.col(n).first()).over("_unit").alias(f"{n}_worse")
@@ -145,7 +143,7 @@ def _drawn(rows: pl.LazyFrame, best: pl.LazyFrame, worst: pl.LazyFrame, seed: in
 
 
 def _first(both: pl.LazyFrame, most: int) -> pl.LazyFrame:
-    """Keep the first pairs of each unit: by the widest margin, unless chance put them in order."""
+    """Keep the first pairs of each unit: the widest margins, or the first in random order."""
     by_chance = "top" not in both.collect_schema().names()
     wide = [] if by_chance else [-_MARGIN]
     both = both.sort("_unit", *wide, "order", "experience_id", "experience_id_worse")
@@ -173,7 +171,7 @@ def _pair_id(pair: dict[str, str]) -> str:
 
 
 def _why_not(unit: str, min_margin: float) -> pl.Expr:
-    """Tell of a row that is in no pair why."""
+    """Return the reason why a row is in no pair."""
     who = unit.removesuffix("_id")
     rewards = REWARD.filter(pl.col(ASIDE).is_null())
     top, low = rewards.max().over(unit), rewards.min().over(unit)

@@ -1,10 +1,9 @@
-"""Priorities: one number a row; larger is drawn more often.
+"""Priorities: one number for each row; rows with larger priorities are drawn more often.
 
-Each sets `priority`, or the column that `into` names, so that several can be weighed against each
-other: `freshness(into="fresh")`, `novelty(into="novel")`, then `priority(expression="fresh *
-sqrt(novel)")`. A pipeline with the sink `experience_values` stores them, and a trainer draws by
-them with `with_columns: [priority=derived:priority]`; by the same words a pipeline's source
-reads what was derived before, such as the surprise of each row.
+Each operator sets `priority`, or the column `into`, so that several can be combined:
+`freshness(into="fresh")`, `novelty(into="novel")`, then `priority(expression="fresh *
+sqrt(novel)")`. A pipeline with the sink `experience_values` stores priorities, and a trainer draws
+by them with `side_columns: [priority=derived:priority]`.
 """
 
 from datetime import UTC, datetime
@@ -13,18 +12,18 @@ from typing import Any, Literal
 import polars as pl
 
 from ..store.errors import OperatorError
-from .body import Declared, Value
+from .body import Declared, Value, by_name
 from .decorator import operator
+from .parameters import NotNegative, Positive
 from .reward_shaping import passing
-from .sql_formula import by_name
 
 
 @operator("prioritize", writes=("priority",))
 def priority(*, expression: str) -> Value:
     """Set `priority` to an SQL expression (DuckDB's dialect) over the row's columns.
 
-    Parts of the reward and measurements are read by name, as `metrics['seconds']`. NULL stays NULL:
-    not computed. A value that is negative or not finite is an error.
+    Parts of the reward and metrics are read by name, as `metrics['seconds']`. NULL means not
+    computed and stays NULL. A value that is negative or not finite is an error.
 
     >>> import polars as pl
     >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "reward": [0.25, None]})
@@ -37,23 +36,22 @@ def priority(*, expression: str) -> Value:
 @operator("prioritize")
 def freshness(
     *,
-    half_life: float,
-    by: Literal["policy_version", "step", "created_at"] = "policy_version",
+    half_life: Positive,
+    by: Literal["policy_version", "batch", "created_at"] = "policy_version",
     newest: float | str | None = None,
     into: str = "priority",
 ) -> Declared:
     """Set the priority to 0.5 ^ (age / half_life): a row of that age counts half.
 
-    The age is how far a row is behind `newest`: in optimizer steps (`policy_version`), in batches
-    of the explorer (`step`), or in seconds (`created_at`, where `newest` is a time such as
-    "2026-01-31T12:00:00+00:00"). Without `newest` it is the largest of all rows; newer rows have
-    age 0. NULL stays NULL.
+    The age is the distance to `newest`: in optimizer steps (`policy_version`), in batches of the
+    explorer (`batch`), or in seconds (`created_at`, where `newest` is a time such as
+    "2026-01-31T12:00:00+00:00"). `newest` defaults to the largest value of all rows; newer rows
+    have age 0. NULL stays NULL.
 
     >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "policy_version": [8, 4]})
     >>> rows.pipe(freshness(half_life=2.0))["priority"].to_list()
     [1.0, 0.25]
     """
-    _above_zero("half_life", half_life, "freshness")
     column = pl.col(by)
     last = column.max() if newest is None else pl.lit(_newest(newest, by))
     behind: Any = last - column
@@ -63,14 +61,13 @@ def freshness(
 
 
 @operator("prioritize")
-def absolute_advantage(*, epsilon: float = 0.0, into: str = "priority") -> Declared:
-    """Set the priority to |advantage| + epsilon: what taught much, for good or bad.
+def absolute_advantage(*, epsilon: NotNegative = 0.0, into: str = "priority") -> Declared:
+    """Set the priority to |advantage| + epsilon.
 
     >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "advantage": [-0.5, None]})
     >>> rows.pipe(absolute_advantage(epsilon=0.125))["priority"].to_list()
     [0.625, None]
     """
-    _not_negative("epsilon", epsilon, "absolute_advantage")
     return _as(pl.col("advantage").abs() + epsilon, into)
 
 
@@ -79,19 +76,18 @@ def td_error(
     *,
     prediction: str,
     target: str = "advantage",
-    epsilon: float = 0.0,
+    epsilon: NotNegative = 0.0,
     into: str = "priority",
 ) -> Declared:
     """Set the priority to |target - prediction| + epsilon (proportional, arXiv:1511.05952).
 
-    Both are columns: what came of a row, and what was expected of it, such as a critic's value, the
-    group's mean, or the pass rate of the task before.
+    Both are columns: the outcome of a row, and the expected outcome, such as a critic's value, the
+    group's mean, or an earlier pass rate of the task.
 
     >>> rows = pl.DataFrame({"experience_id": ["a"], "reward": [1.0], "pass_rate": [0.25]})
     >>> rows.pipe(td_error(target="reward", prediction="pass_rate"))["priority"].to_list()
     [0.75]
     """
-    _not_negative("epsilon", epsilon, "td_error")
     error = (pl.col(target) - pl.col(prediction)).cast(pl.Float64).abs()
     return _as(error + epsilon, into)
 
@@ -102,7 +98,7 @@ def near_half(
 ) -> Declared:
     """Set the priority to 4 p (1 - p) with the group's pass rate p: 1 at a half, 0 at 0 and 1.
 
-    The variance of a pass, scaled to 1: groups in which answers differ most teach most.
+    This is the variance of a pass, scaled to 1: groups whose answers differ most come first.
     `accuracy` and `threshold` are as in `pass_rate`.
 
     >>> rows = pl.DataFrame({"experience_id": list("abcd"), "group_id": "g",
@@ -133,7 +129,7 @@ def rarity(
 
 
 def seen_within(column: str) -> str:
-    """Return what an operator looks at that compares rows with the same value of a column."""
+    """Return the scope of an operator that compares rows with the same value of a column."""
     return "group" if column == "group_id" else "all"
 
 
@@ -154,13 +150,3 @@ def _newest(newest: float | str, by: str) -> float | datetime:
             f"`2026-01-31T12:00:00+00:00`, got {newest!r}"
         ) from error
     return time if time.tzinfo else time.replace(tzinfo=UTC)
-
-
-def _above_zero(name: str, value: float, operator_name: str) -> None:
-    if value <= 0:
-        raise OperatorError(f"`{name}` of `{operator_name}` must be above 0, got {value}")
-
-
-def _not_negative(name: str, value: float, operator_name: str) -> None:
-    if value < 0:
-        raise OperatorError(f"`{name}` of `{operator_name}` must be 0 or more, got {value}")

@@ -7,9 +7,10 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ..store.errors import OperatorError
+from ..store.errors import OperatorError, message_of
 from .body import Batches, Declared
 from .decorator import operator
+from .parameters import Count
 
 
 @operator("derive")
@@ -50,18 +51,19 @@ def _checked(pattern: str) -> str:
     try:
         pl.Series([""]).str.contains(pattern)
     except pl.exceptions.ComputeError as error:
-        message = " ".join(str(error).split())
-        raise OperatorError(f"`patterns` of `format_score` holds {pattern!r}: {message}") from error
+        raise OperatorError(
+            f"`patterns` of `format_score` holds {pattern!r}: {message_of(error)}"
+        ) from error
     return pattern
 
 
 @operator("derive", writes=("repetition_score",))
 def repetition_score(
-    *, n: int = 3, of: Literal["words", "tokens"] = "words", column: str = "response_text"
+    *, n: Count = 3, of: Literal["words", "tokens"] = "words", column: str = "response_text"
 ) -> Declared:
     """Set `repetition_score` to the share of n-grams of a text that came before in it.
 
-    1 - (different n-grams) / (all n-grams), from 0: nothing repeats (arXiv:2502.03373 penalises
+    1 - (different n-grams) / (all n-grams), from 0: nothing repeats (arXiv:2502.03373 penalizes
     repeated n-grams). Of words (runs of letters and digits, and single signs) without regard to
     case; or, with `of="tokens"`, of the sampled tokens, whatever `column` is. 0 for fewer than n of
     them, NULL where the text or the tokens are NULL.
@@ -71,9 +73,6 @@ def repetition_score(
     >>> rows.pipe(repetition_score(n=2))["repetition_score"].to_list()
     [0.75, 0.0]
     """
-    if n < 1:
-        raise OperatorError(f"`n` of `repetition_score` must be 1 or more, got {n}")
-
     reads = (column,) if of == "words" else ("token_ids", "loss_mask")
 
     def measure(batch: pa.RecordBatch) -> pa.RecordBatch:

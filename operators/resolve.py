@@ -1,12 +1,10 @@
-"""Names of operators and rewards: our public functions, or `package.module:function`."""
+"""Resolve names of operators and rewards: built-in functions, or `package.module:function`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from inspect import isfunction
-from types import ModuleType
 from typing import Any
 
-from ..store.errors import OperatorError, nearest
+from ..store.errors import OperatorError, RlakeError, nearest
 from .apply import Operator
 from .decorator import OperatorFunction
 from .import_path import import_from
@@ -15,14 +13,24 @@ Spec = str | Mapping[str, Mapping[str, Any] | str | None]
 """An operator in YAML: `name`, or `{name: {parameter: value}}`."""
 
 RECIPE = "data_juicer_recipe"
-"""Name that stands for the operators of one of Data-Juicer's recipes."""
+"""Name that stands for the operators of a recipe of Data-Juicer."""
+
+_FORMER = {
+    "best_of_group": "copy_best",
+    "best_of_n": "top_k",
+    "desirability": "kto_advantage",
+    "keep_best": "top_k",
+    "mix": "mix_tasksets",
+    "thought": "extract_reasoning",
+}
+"""Former names of operators, for the hint in the error."""
 
 _SHORT = {"data_juicer": "operator", RECIPE: "path"}
-"""The parameter that a text stands for: `{data_juicer_recipe: recipe.yaml}`."""
+"""The parameter to which a plain string is assigned: `{data_juicer_recipe: recipe.yaml}`."""
 
 
 def resolve(spec: Spec | Operator) -> Operator:
-    """Build the operator that a name, or a name with parameters, stands for.
+    """Build an operator from its name, or its name with parameters.
 
     >>> str(resolve({"drop_flat_groups": {"min_std": 0.1}}))
     'drop_flat_groups(min_std=0.1)'
@@ -31,13 +39,14 @@ def resolve(spec: Spec | Operator) -> Operator:
     """
     if isinstance(spec, Operator):
         return spec
-    name, params = _taken_apart(spec)
+    name, params = _with_short(spec)
     if ":" in name:
         found = import_from(name, "operator", error=OperatorError)
     else:
         known = public()
         if name not in known:
-            raise OperatorError(f"there is no operator `{name}`{nearest(name, known)}")
+            now = f"; it is called `{_FORMER[name]}`" if name in _FORMER else nearest(name, known)
+            raise OperatorError(f"unknown operator `{name}`{now}")
         found = known[name]
     if not isinstance(found, OperatorFunction):
         raise OperatorError(
@@ -51,61 +60,47 @@ def resolve_all(
     *,
     expand: Callable[[Mapping[str, Any]], list[Operator]],
 ) -> list[Operator]:
-    """Build the operators that a list stands for.
+    """Build the operators of a list.
 
-    `expand` returns the operators of one of Data-Juicer's recipes, which stands for several.
+    `expand` returns the operators of a recipe of Data-Juicer.
     """
     found: list[Operator] = []
     for spec in specs:
         if isinstance(spec, Mapping) and list(spec) == [RECIPE]:
-            found += expand(_taken_apart(spec)[1])
+            found += expand(_with_short(spec)[1])
         else:
             found.append(resolve(spec))
     return found
 
 
 def public() -> dict[str, OperatorFunction[...]]:
-    """Return our operators by name: the namespace of `rlake.operators` is the registry."""
+    """Return the built-in operators by name: the namespace of `rlake.operators` is the registry."""
     names = vars(import_module(__package__ or "")).items()
     return {n: v for n, v in names if isinstance(v, OperatorFunction) and not n.startswith("_")}
 
 
-def named(name: str | Callable[..., Any], home: ModuleType, what: str) -> Callable[..., Any]:
-    """Return the function of module `home` with this name, or the one at `package.module:function`.
+def taken_apart(
+    spec: Any, what: str = "an operator", *, error: type[RlakeError] = OperatorError
+) -> tuple[str, dict[str, Any]]:
+    """Return the name and the parameters in `name`, or `{name: {parameter: value}}`.
 
-    A function is returned as it is.
+    >>> taken_apart("keep"), taken_apart({"keep": {"where": "reward > 0"}})
+    (('keep', {}), ('keep', {'where': 'reward > 0'}))
 
-    >>> from rlake.operators import rewards
-    >>> named("exact_match", rewards, "reward").__name__
-    'exact_match'
+    Raises `error` for anything else; `what` it is stands in the message.
     """
-    if not isinstance(name, str) or ":" in name:
-        found = import_from(name, what, error=OperatorError)
-        if not callable(found):
-            raise OperatorError(f"{what} `{name}` is a {type(found).__name__}, expected a function")
-        return found
-    own = {n: f for n, f in vars(home).items() if isfunction(f) and _is_public(n, f, home)}
-    if name not in own:
-        raise OperatorError(f"there is no {what} `{name}`{nearest(name, own)}")
-    return own[name]
-
-
-def _is_public(name: str, function: Callable[..., Any], home: ModuleType) -> bool:
-    if hasattr(home, "__all__"):
-        return name in home.__all__
-    return function.__module__ == home.__name__ and not name.startswith("_")
-
-
-def _taken_apart(spec: Spec) -> tuple[str, dict[str, Any]]:
     if isinstance(spec, str):
         return spec, {}
-    if not isinstance(spec, Mapping) or len(spec) != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise OperatorError(
-            f"an operator is `name` or `{{name: {{parameter: value}}}}`, got {spec!r}"
-        )
+    if not isinstance(spec, Mapping) or len(spec) != 1:
+        raise error(f"{what} is `name` or `{{name: {{parameter: value}}}}`, got {spec!r}")
     [(name, params)] = spec.items()
-    if name in _SHORT and isinstance(params, str):
-        return name, {_SHORT[name]: params}
-    if params is not None and not isinstance(params, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise OperatorError(f"parameters of `{name}` must be `parameter: value`, got {params!r}")
-    return name, dict(params or {})
+    if params is not None and not isinstance(params, Mapping):
+        raise error(f"parameters of `{name}` must be `parameter: value`, got {params!r}")
+    return str(name), dict(params or {})
+
+
+def _with_short(spec: Spec) -> tuple[str, dict[str, Any]]:
+    for name, parameter in _SHORT.items():
+        if isinstance(spec, Mapping) and isinstance(spec.get(name), str) and len(spec) == 1:
+            return name, {parameter: spec[name]}
+    return taken_apart(spec)

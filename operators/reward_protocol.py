@@ -1,4 +1,4 @@
-"""What a reward function is, says, and may be given: the same live, in pipelines and later."""
+"""The interface of reward functions, for live runs, pipelines and rescoring."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from ..store.errors import OperatorError, nearest
 from ..store.records import Experience, Task
+from .parameters import STRICT, checked
 
-_STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -22,24 +22,24 @@ class Verdict:
     value: float | None
     detail: str | None = None
     error: str | None = field(default=None, repr=False)
-    """Why a judge of groups could not judge this one; the group is asked about again."""
+    """Why a judge of groups failed on this rollout; the group is judged again later."""
 
 
 Said = float | Verdict | None
-"""What a reward function returns: None means that it does not apply."""
+"""The result of a reward function: None means that it does not apply."""
 
 Reward = Callable[[Task, Experience], Said | Awaitable[Said]]
 """A reward function, plain or `async`: live in the explorer, later over stored rows."""
 
 GroupReward = Callable[[Task, Sequence[Experience]], Sequence[Said] | Awaitable[Sequence[Said]]]
-"""A reward function that judges all tries of a group at once, under `@of_group`."""
+"""A reward function that judges all rollouts of a group at once, under `@of_group`."""
 
 Spec = str | Mapping[str, Mapping[str, Any] | None]
 """A reward in YAML: `name`, or `{name: {parameter: value}}`."""
 
 
 def of_group(function: F) -> F:
-    """Mark a reward function as one that is given the tries of a whole group at once.
+    """Mark a reward function that gets all rollouts of a group at once.
 
     >>> @of_group
     ... def share_of_best(task, experiences):
@@ -52,7 +52,7 @@ def of_group(function: F) -> F:
 
 
 def looks_at(function: Callable[..., Any]) -> Literal["row", "group"]:
-    """Return what a reward function is given: one try, or the tries of a group."""
+    """Return what a reward function gets: one rollout (`row`), or those of a group (`group`)."""
     inner = function.func if isinstance(function, partial) else function
     return getattr(inner, "looks_at", "row")
 
@@ -65,9 +65,9 @@ def with_parameters(
     what: str = "reward",
     others: Collection[str] = (),
 ) -> Callable[..., Any]:
-    """Return a reward function with its parameters set: all but its first two.
+    """Return a reward function with its parameters set, except the first two.
 
-    `what` is what messages call it; parameters in `others` may be missing: they are given later.
+    `what` is its name in messages; parameters in `others` may be missing, and are passed later.
 
     >>> def longer(task, experience, *, than: int):
     ...     return float(len(experience.response_text or "") > than)
@@ -81,23 +81,28 @@ def with_parameters(
         if known is not None and one not in known:
             message = nearest(one, known) if known else "; it has no parameters"
             raise OperatorError(f"the {what} `{name}` has no parameter `{one}`{message}")
-    missing = [
-        n
-        for n, p in (known or {}).items()
-        if p.default is p.empty and n not in given and n not in others
-    ]
-    if missing:
+    needed = [n for n, p in (known or {}).items() if p.default is p.empty]
+    if missing := [n for n in needed if n not in given and n not in others]:
         message = ", ".join(f"`{n}`" for n in missing)
         raise OperatorError(
             f"the {what} `{name}` needs {message}; write `{{{name}: {{{missing[0]}: ...}}}}`"
         )
     if not given:
         return function
-    return partial(function, **_checked(name, function, given, what))
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):  # annotations that are known to type checkers only
+        hints = {}
+    types = {key: TypeAdapter(hints.get(key, Any), config=STRICT) for key in given}
+    values = {
+        key: checked(types[key], value, f"`{key}` of the {what} `{name}`")
+        for key, value in given.items()
+    }
+    return partial(function, **values)
 
 
 def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
-    """Return what a function may be given beside its first two arguments, None if anything goes."""
+    """Return the parameters of a function after its first two; None if it takes any."""
     try:
         found = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -107,24 +112,3 @@ def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter] | N
     positional = [p for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = [p for p in found if p not in positional[:2] and p.kind is not p.VAR_POSITIONAL]
     return {p.name: p for p in rest}
-
-
-def _checked(
-    name: str, function: Callable[..., Any], given: Mapping[str, Any], what: str
-) -> dict[str, Any]:
-    try:
-        hints = get_type_hints(function, include_extras=True)
-    except (NameError, TypeError):  # annotations that are known to type checkers only
-        hints = {}
-    values = {}
-    for key, value in given.items():
-        try:
-            kind = TypeAdapter(hints.get(key, Any), config=_STRICT)
-            values[key] = kind.validate_python(value)
-        except ValidationError as error:
-            message = error.errors()[0]["msg"]
-            raise OperatorError(
-                f"parameter `{key}` of the {what} `{name}` got {value!r}: "
-                f"{message[0].lower()}{message[1:]}"
-            ) from None
-    return values

@@ -3,9 +3,9 @@
 import polars as pl
 
 from ..store.errors import OperatorError
-from .body import FrameFunction, Value
+from .body import FrameFunction, Value, by_name
 from .decorator import operator
-from .sql_formula import by_name
+from .parameters import Share
 from .statistics import GROUP, finite, mean, reward, std
 from .token_statistics import answer_logprobs
 
@@ -129,11 +129,11 @@ _LIKELIHOOD = "logprob_of_the_answer"
     writes=("reward",),
     whole_groups=True,
 )
-def unlikeliness_reward(*, penalty: float = 0.25) -> FrameFunction:
+def unlikeliness_reward(*, penalty: Share = 0.25) -> FrameFunction:
     """Lower the reward of answers that the policy would give anyway (arXiv:2506.02355).
 
     reward * (1 - penalty * (n - rank) / n), with the rank of the answer among the n of its group
-    by the behaviour policy's probability of it, 0 for the likeliest; of equal ones the first id.
+    by the behavior policy's probability of it, 0 for the likeliest; of equal ones the first id.
     Rewards of 0 or less stay, as wrong answers have 0 in the paper. NULL without log-probs.
 
     >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "group_id": "g", "reward": 1.0,
@@ -141,10 +141,6 @@ def unlikeliness_reward(*, penalty: float = 0.25) -> FrameFunction:
     >>> rows.pipe(unlikeliness_reward(penalty=0.5))["reward"].to_list()
     [0.5, 0.75]
     """
-    if not 0 <= penalty <= 1:
-        raise OperatorError(
-            f"`penalty` of `unlikeliness_reward` must be from 0 to 1, got {penalty}"
-        )
     likely = pl.col(_LIKELIHOOD)
     order = pl.struct(-likely, "experience_id").rank("ordinal").over(GROUP, likely.is_null())
     num = likely.count().over(GROUP)

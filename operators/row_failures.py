@@ -1,4 +1,4 @@
-"""Rows on which a body raises: found by cutting, kept with their error while the others go on."""
+"""Isolate the rows on which an operator fails, by bisection, and let the others through."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,11 +12,12 @@ from .kinds import REASON, Applied, OperatorSpec
 
 
 class RowsFailed(OperatorError):
-    """A body raised on the rows that it was given; on fewer of them it may not."""
+    """A body raised on the rows that it was given; on fewer of them it may succeed."""
 
-    def __init__(self, message: str, told: str) -> None:
-        super().__init__(message, told)
-        self.told = told
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message, reason)
+        self.reason = reason
+        """The body's own error, on one line."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -24,7 +25,7 @@ class RowsFailed(OperatorError):
 
 @dataclass
 class FailureLimit:
-    """How many rows may fail."""
+    """Counts failed rows, and raises when there are more than `max_failed`."""
 
     op: OperatorSpec
     rows: int
@@ -32,7 +33,7 @@ class FailureLimit:
     failed: int = 0
 
     def count(self, failed: pl.DataFrame) -> None:
-        """Raise OperatorError when more rows have failed than may."""
+        """Add failed rows; raises OperatorError when there are too many."""
         self.failed += failed.height
         if self.max_failed is not None and self.failed > self.max_failed:
             raise self.op.error(
@@ -42,16 +43,18 @@ class FailureLimit:
 
 
 def apply(op: OperatorSpec, rows: pl.DataFrame, max_failed: int | None) -> Applied:
-    """Apply an operator to all rows or, where it raises, to parts that it may be given alone."""
+    """Apply an operator to all rows; where it raises, to ever smaller parts of them."""
     limit = FailureLimit(op, rows.height, max_failed)
     try:
         applied = op.apply_once(rows)
     except RowsFailed as error:
+        # nothing to bisect if the operator needs all rows, or fails whatever the rows are
         is_one = op.scope == "all" or (op.scope == "group" and "group_id" not in rows.columns)
         if is_one or not rows.height or _fails_without_rows(op, rows.schema):
             raise
+        # parts are joined by id, so an id that occurs twice would multiply rows
         invariants.check_ids(rows, f"operator `{op.name}`")
-        parts = list(_Cutting(op, rows, limit).parts(rows, error))
+        parts = list(_Bisection(op, rows, limit).parts(rows, error))
     else:
         limit.count(applied.failed)
         return applied
@@ -61,8 +64,8 @@ def apply(op: OperatorSpec, rows: pl.DataFrame, max_failed: int | None) -> Appli
 
 
 @dataclass
-class _Cutting:
-    """One application to rows of which some failed."""
+class _Bisection:
+    """Search for the rows on which an operator fails."""
 
     op: OperatorSpec
     given: pl.DataFrame
@@ -72,12 +75,13 @@ class _Cutting:
         self._after = self.op.columns_after(self.given.schema).to_frame()
 
     def parts(self, rows: pl.DataFrame, error: RowsFailed) -> Iterator[Applied]:
-        """Apply it to halves of rows on which it raised, down to what is treated as one."""
+        """Apply it to halves of rows on which it raised, down to one row or one group."""
         halves = _halves(self.op, rows)
         if not halves:
-            yield self._counted(self._nothing_made(rows, error.told))
+            yield self._counted(self._nothing_made(rows, error.reason))
         for half in halves:
             try:
+                # among all rows, so that an augment recognizes copies whose ids are in another part
                 yield self._counted(self.op.apply_once(half, among=self.given))
             except RowsFailed as further:
                 yield from self.parts(half, further)
@@ -87,7 +91,7 @@ class _Cutting:
         return applied
 
     def _nothing_made(self, rows: pl.DataFrame, error: str) -> Applied:
-        """Return what becomes of rows on which the body raised: nothing is set, and they say so."""
+        """Return the outcome of rows on which the body raised, with nothing set."""
         op, key = self.op, invariants.id_column(rows.columns)
         failed = rows.select(key, pl.lit(error).alias("error"))
         reasons = failed.rename({"error": REASON})
@@ -101,7 +105,7 @@ class _Cutting:
 
 
 def _halves(op: OperatorSpec, rows: pl.DataFrame) -> list[pl.DataFrame]:
-    """Cut rows in two, groups kept whole where the operator looks at them; empty if it cannot."""
+    """Split rows in two, between groups if the operator needs them; empty if there is one unit."""
     if op.scope == "row":
         half = rows.height // 2
         return [rows[:half], rows[half:]] if half else []
@@ -114,7 +118,7 @@ def _halves(op: OperatorSpec, rows: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _joined(op: OperatorSpec, parts: list[Applied], rows: pl.DataFrame) -> Applied:
-    """Put parts together in the order in which the rows were given; new ones stand behind."""
+    """Join parts in the order of the given rows; new rows come last."""
     key = invariants.id_column(rows.columns)
     place = rows.select(key).with_row_index(PLACE)
 

@@ -1,4 +1,4 @@
-"""What an operator looks at to treat a row, as far as its body tells."""
+"""Infer what the result of an operator for a row depends on: the row, its group, or all rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
@@ -9,14 +9,14 @@ from ..store.query import nodes, syntax
 from .body import Batches, Explained, PlainBody, Rows, Value
 
 Sees = Literal["row", "group", "all"]
-"""What an operator looks at to treat a row: that row alone, its group, or all rows."""
+"""What the result for a row depends on: that row alone, its group, or all rows."""
 
 _WIDER = frozenset({"WINDOW", "SUBQUERY"})
 """Classes of SQL expressions that look at other rows."""
 
 
 def sees_of(body: PlainBody) -> Sees:
-    """Return what a body looks at; `all` when it does not tell.
+    """Return what a body depends on; `all` when that cannot be inferred.
 
     >>> sees_of(pl.col("reward") > 0), sees_of(pl.col("reward") - pl.col("reward").mean())
     ('row', 'all')
@@ -44,9 +44,10 @@ def sees_of(body: PlainBody) -> Sees:
 
 def _is_by_row(expression: pl.Expr) -> bool:
     try:
-        # asked of the whole, it does not tell of an aggregate within, as in `x - x.mean()`
+        # Polars answers for the outermost operation only: in `x - x.mean()` the aggregate is
+        # found by asking for each part as well
         is_by_row = expression.meta.is_row_separable()
-    except pl.exceptions.PolarsError:  # of Python functions and of lists it does not tell
+    except pl.exceptions.PolarsError:  # it cannot answer for Python functions and lists
         return False
     return is_by_row and all(_is_by_row(part) for part in expression.meta.pop())
 
@@ -56,15 +57,17 @@ Within = Literal["group", "task", "all"]
 
 
 Unit = Literal["group", "task"]
-"""Of these, those that have a column."""
+"""Those of `Within` that have a column."""
 
 
 UNIT: Mapping[str, str] = {"group": "group_id", "task": "task_id"}
-"""The column whose values tell whose rows they are; of all rows there is none."""
+"""The column that identifies a unit; `all` has none."""
 
 
 def seen(within: Within) -> Literal["group", "all"]:
-    """Return what an operator looks at that compares rows so: a task may have several groups.
+    """Return the scope of an operator that compares rows within a unit.
+
+    A task may have several groups, so comparing within a task needs all rows.
 
     >>> seen("group"), seen("task")
     ('group', 'all')
@@ -73,7 +76,7 @@ def seen(within: Within) -> Literal["group", "all"]:
 
 
 def places_by_group(groups: Iterable[str | None]) -> list[list[int]]:
-    """Return the places of the rows of each group; a row without a group is alone.
+    """Return the indices of the rows of each group; a row without a group is its own group.
 
     >>> places_by_group(["a", None, "b", "a", None])
     [[0, 3], [1], [2], [4]]

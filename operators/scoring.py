@@ -1,4 +1,4 @@
-"""Scoring stored rows: a reward function applied again, or for the first time."""
+"""Score rows with a reward function."""
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -16,19 +16,19 @@ from . import rewards
 from .async_map import answers
 from .body import ERROR, Batches, Declared
 from .decorator import operator
-from .resolve import named
+from .import_path import find_function
 from .reward_protocol import Spec, Verdict, looks_at, with_parameters
 from .scope import places_by_group
 from .source_digest import digest, is_ours
 
-SECONDS = 300.0
-"""Longest time of one call that waits: a judge that is asked again, or a queue for a sandbox."""
+TIMEOUT = 300.0
+"""Seconds that one call may take: a judge may be asked again, or a sandbox may have a queue."""
 
 Row = Mapping[str, Any]
 Judged = tuple[float | None, str | None]
-"""The reward of a row, and its reason, or what went wrong."""
-Tried = tuple[Judged, str | None]
-"""The reward of a row with its reason, and the error of one that raised."""
+"""The reward of a row, and its reason or error."""
+Scored = tuple[Judged, str | None]
+"""The reward of a row with its reason, and the error if the function raised."""
 _NONE: Judged = (None, None)
 
 _COLUMNS = {
@@ -39,7 +39,8 @@ _COLUMNS = {
 }
 _READS = ("experience_id", "task_id", "answer")
 _CREDIT = ("advantage", "priority")
-"""What follows from rewards is not shown to one, or another chain would be another question."""
+"""Columns that follow from rewards. They are hidden from reward functions: they differ between
+pipelines, so the cache would not find a row's verdict again."""
 _FACTS = tuple(f.name for f in fields(Experience) if f.name not in (*_READS, *_CREDIT))
 _MAY_READ = (*_FACTS, "task_messages", "task_metadata")
 _SHOWN = frozenset({*_READS, *_MAY_READ})
@@ -50,20 +51,20 @@ def score(
     *,
     reward: str | dict[str, dict[str, Any] | None] | Callable[..., Any] = "exact_match",
     scorer_version: str | None = None,
-    at_once: int = 16,
-    seconds: float | int = SECONDS,
+    max_concurrency: int = 16,
+    timeout: float | int = TIMEOUT,
 ) -> Declared:
-    """Set `reward` by a reward function: one of ours by name, `package.module:function`, or itself.
+    """Set `reward` with a reward function: a name, `package.module:function`, or a callable.
 
-    `{name: {parameter: value}}` gives it parameters. The rows need the task's `answer` beside the
-    experience's columns (and `task_messages` or `task_metadata`, for a reward that reads them):
+    `{name: {parameter: value}}` sets parameters. The rows need the task's `answer` in addition to
+    the experience's columns (and `task_messages` or `task_metadata`, if the reward reads them):
     `SELECT e.*, t.answer, t.messages AS task_messages FROM experiences e JOIN tasks t USING
-    (task_id)`. A reward that is None, or not finite, or raises, is NULL; `detail` keeps what went
-    wrong, or the reason that it gave. The reward sees the row's facts, and not `advantage` and
+    (task_id)`. The reward is NULL where the function returns None or a number that is not finite,
+    or raises; `detail` holds the reason or error. The function does not see `advantage` and
     `priority`, which follow from rewards. `scorer` (the name) and `scorer_version` (by default a
-    digest of its source and parameters) say who judged, as with `rlake rescore`. Of an `async`
-    reward, at most `at_once` calls are under way, each for `seconds`. A judge of groups sees whole
-    groups.
+    digest of source and parameters) identify the function, as with `rlake rescore`. Of an `async`
+    reward, at most `max_concurrency` calls run at once, each for `timeout` seconds. A judge of
+    groups gets whole groups.
 
     >>> rows = pl.DataFrame({"experience_id": ["a"], "task_id": "t", "answer": "4",
     ...                      "response_text": "4"})
@@ -75,20 +76,18 @@ def score(
 
     def batch(rows: pa.RecordBatch) -> pa.RecordBatch:
         shown = [{k: v for k, v in row.items() if k in _SHOWN} for row in rows.to_pylist()]
-        message = tried(function, shown, at_once=at_once, seconds=seconds)
-        made = {
-            "reward": [value for (value, _), _ in message],
-            "scorer": [name] * len(message),
-            "scorer_version": [version] * len(message),
-            "detail": [detail if error is None else error for (_, detail), error in message],
-            ERROR: [error for _, error in message],
+        made = score_rows(function, shown, max_concurrency=max_concurrency, timeout=timeout)
+        columns = {
+            "scorer": [name] * len(made),
+            "scorer_version": [version] * len(made),
+            "detail": [error or detail for (_, detail), error in made],
+            ERROR: [error for _, error in made],
         }
-        kinds = (pa.float64(), *[pa.string()] * 4)
-        return pa.record_batch(
-            {n: pa.array(v, k) for (n, v), k in zip(made.items(), kinds, strict=True)}
-        )
+        rewards = pa.array([value for (value, _), _ in made], pa.float64())
+        texts = {n: pa.array(v, pa.string()) for n, v in columns.items()}
+        return pa.record_batch({"reward": rewards, **texts})
 
-    # our own rewards that wait for nothing are worked out sooner than they are looked up
+    # rewards of ours that are not async are computed faster than they are looked up in the cache
     inner = function.func if isinstance(function, partial) else function
     body = Batches(
         batch,
@@ -116,12 +115,12 @@ def reward_of(spec: Spec | Callable[..., Any]) -> tuple[str, Callable[..., Any]]
         [(name, parameters)] = spec.items()
     else:
         raise OperatorError(f"expected one reward, got {list(spec)}")
-    function = named(name, rewards, "reward")
+    function = find_function(name, rewards, "reward", error=OperatorError)
     return short(name), with_parameters(name, function, parameters or {})
 
 
 def short(name: str) -> str:
-    """Return what a reward is called in `rewards` and `scores`: its function's name.
+    """Return the name of a reward in `rewards` and `scores`: that of its function.
 
     >>> short("my.rewards:lenient")
     'lenient'
@@ -129,32 +128,17 @@ def short(name: str) -> str:
     return name.rpartition(":")[2]
 
 
-def scored(
+def score_rows(
     function: Callable[..., Any],
     rows: Iterable[Row],
     *,
-    at_once: int = 16,
-    seconds: float = SECONDS,
-) -> list[Judged]:
-    """Return the reward of each row, with its reason or, when it is None, what went wrong.
-
-    The rows are as for `tried`.
-    """
-    message = tried(function, rows, at_once=at_once, seconds=seconds)
-    return [verdict if error is None else (None, error) for verdict, error in message]
-
-
-def tried(
-    function: Callable[..., Any],
-    rows: Iterable[Row],
-    *,
-    at_once: int = 16,
-    seconds: float = SECONDS,
-) -> list[Tried]:
+    max_concurrency: int = 16,
+    timeout: float = TIMEOUT,
+) -> list[Scored]:
     """Return the reward of each row and its reason, and the error of one on which it raised.
 
-    The rows are those of `experiences`, with what `score` says of their tasks. A judge of groups is
-    given those with the same `group_id` together; its errors are those of the whole group.
+    The rows are those of `experiences`, with the columns of their tasks that `score` describes. A
+    judge of groups gets rows with the same `group_id` together; an error applies to all of them.
     """
     given = list(rows)
     if looks_at(function) == "row":
@@ -162,19 +146,19 @@ def tried(
         async def one(row: Row) -> Judged:
             return verdict(await said(function(task_of(row), Experience.from_row(row))))
 
-        found: Any = answers(one, given, at_once=at_once, seconds=seconds)
-        return [(_NONE if values is None else values, error) for values, error in found]
+        found = answers(one, given, max_concurrency=max_concurrency, timeout=timeout)
+        return [(judged or _NONE, error) for judged, error in found]
 
-    async def group(places: list[int]) -> list[Tried]:
-        tries = [Experience.from_row(given[i]) for i in places]
-        return verdicts(await said(function(task_of(given[places[0]]), tries)), len(tries))
+    async def group(places: list[int]) -> list[Scored]:
+        rollouts = [Experience.from_row(given[i]) for i in places]
+        return verdicts(await said(function(task_of(given[places[0]]), rollouts)), len(rollouts))
 
     units = places_by_group(row.get("group_id") for row in given)
-    message: dict[int, Tried] = {}
-    asked: Any = answers(group, units, at_once=at_once, seconds=seconds)
-    for places, (values, error) in zip(units, asked, strict=True):
-        message |= zip(places, values or [(_NONE, error)] * len(places), strict=True)
-    return [message[i] for i in range(len(given))]
+    made: dict[int, Scored] = {}
+    verdicts_of: Any = answers(group, units, max_concurrency=max_concurrency, timeout=timeout)
+    for places, (values, error) in zip(units, verdicts_of, strict=True):
+        made |= zip(places, values or [(_NONE, error)] * len(places), strict=True)
+    return [made[i] for i in range(len(given))]
 
 
 async def said(made: Any | Awaitable[Any]) -> Any:
@@ -183,7 +167,7 @@ async def said(made: Any | Awaitable[Any]) -> Any:
 
 
 def verdict(value: Any) -> Judged:
-    """Return a reward and its reason; raises SchemaError for what is not a finite number."""
+    """Return a reward and its reason; raises SchemaError unless it is a finite number or None."""
     detail = None
     if isinstance(value, Verdict):
         value, detail = value.value, proper(value.detail) if value.detail else value.detail
@@ -195,15 +179,17 @@ def verdict(value: Any) -> Judged:
     return number, detail
 
 
-def verdicts(values: Any, number: int) -> list[Tried]:
-    """Return the rewards of a group; raises SchemaError unless there is one for each try."""
+def verdicts(values: Any, number: int) -> list[Scored]:
+    """Return the rewards of a group; raises SchemaError unless there is one for each rollout."""
     if not isinstance(values, Sequence) or len(cast(Sequence[Any], values)) != number:
-        raise SchemaError(f"a judge of groups gave {values!r} for {number} tries, expected a list")
+        raise SchemaError(
+            f"a judge of groups returned {values!r} for {number} rollouts, expected a list"
+        )
     return [(verdict(value), getattr(value, "error", None)) for value in values]
 
 
 def task_of(row: Row) -> Task:
-    """Return what a row tells of its task: its answer, conversation and metadata."""
+    """Return the task of a row, from its columns: answer, conversation and metadata."""
     messages, metadata = row.get("task_messages"), row.get("task_metadata")
     return Task(
         messages=json.loads(messages) if messages else [],

@@ -1,4 +1,4 @@
-"""What a function was when it was used: a digest of its source, to be compared later."""
+"""Digests of functions by their source, which tell whether a function has changed."""
 
 import inspect
 import sys
@@ -13,18 +13,18 @@ _DIGITS = 12
 
 
 def digest(function: Callable[..., Any]) -> str:
-    """Digest a function by where it stands and its source, what it calls left out.
+    """Return the digest of a function: its import path and source, without what it calls.
 
     >>> from rlake.operators.rewards import exact_match, numeric_answer
     >>> digest(exact_match) == digest(exact_match), digest(exact_match) == digest(numeric_answer)
     (True, False)
 
-    Without a source, as of compiled code, the version of its package stands for it; of an object
-    that can be called, its class does.
+    Compiled functions have no source: the version of their package is used. For a callable object,
+    its class is used.
     """
     if isinstance(function, partial):
-        message = repr(function.args), repr(sorted(function.keywords.items()))
-        return content_id(digest(function.func), *message, length=_DIGITS)
+        given = repr(function.args), repr(sorted(function.keywords.items()))
+        return content_id(digest(function.func), *given, length=_DIGITS)
     one = inspect.unwrap(function)
     one = one if hasattr(one, "__qualname__") else type(one)
     try:
@@ -35,7 +35,7 @@ def digest(function: Callable[..., Any]) -> str:
 
 
 def users_code(function: Callable[..., Any], values: Iterable[object]) -> tuple[str, ...]:
-    """Digest a function, and those that parameter values are or name, but for those of rlake.
+    """Return digests of a function and of functions in parameter values, except rlake's own.
 
     >>> users_code(digest, ["exact_match", 3])
     ()
@@ -60,7 +60,7 @@ def _functions(value: object) -> Iterator[object]:
 
 
 def is_ours(function: object) -> bool:
-    """Tell whether a function is of rlake."""
+    """Return whether a function belongs to rlake."""
     module = getattr(function, "__module__", None) or ""
     return module.partition(".")[0] == __name__.partition(".")[0]
 

@@ -1,5 +1,6 @@
-"""Statistics of values that come out the same, to the last bit, in whatever order rows come."""
+"""Statistics and seeded random numbers that do not depend on the order of rows, to the last bit."""
 
+import hashlib
 from typing import Any, Literal
 
 import numpy as np
@@ -106,6 +107,8 @@ def _numbered(keys: pl.DataFrame) -> np.ndarray:
 def _worked_out(values: np.ndarray, group: np.ndarray, how: _How, epsilon: float) -> np.ndarray:
     """Return a statistic of each row; NaN stands for NULL, and stays out of sums."""
     size = int(group.max(initial=-1)) + 1
+    # sums of floats depend on the order of terms, and groups come in the order of the store: sorted
+    # values give the same bits in each run
     in_order = np.lexsort((values, group))
     in_order = in_order[~np.isnan(values[in_order])]
     ordered, at = values[in_order], group[in_order]
@@ -118,6 +121,7 @@ def _worked_out(values: np.ndarray, group: np.ndarray, how: _How, epsilon: float
             return means[group]
         message = values - means[group]
         if how != "centered":
+            # of differences: mean(x^2) - mean(x)^2 has no digits left where values hardly differ
             squares = np.bincount(at, (ordered - means[at]) ** 2, minlength=size)
             stds = np.sqrt(squares / (count - 1))
             stds[is_flat] = 0.0  # their mean may be wrong in its last bit
@@ -135,3 +139,17 @@ def _are_flat(ordered: np.ndarray, count: np.ndarray) -> np.ndarray:
     some = count > 0
     is_flat[some] = ordered[last[some]] == ordered[last[some] - count[some] + 1]
     return is_flat
+
+
+def seeded_uniform(seed: int, *ids: str | int) -> float:
+    """Return a pseudorandom number of [0, 1), the same for the same seed and ids.
+
+    Unlike a generator's numbers, it does not depend on which other rows are there, or their order.
+
+    >>> seeded_uniform(0, "a") == seeded_uniform(0, "a") != seeded_uniform(1, "a")
+    True
+    """
+    text = "\x1f".join(map(str, (seed, *ids)))
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    # the 53 bits that a float's mantissa holds
+    return (int.from_bytes(digest, "big") >> 11) / 2.0**53

@@ -1,16 +1,18 @@
-"""Choosing tasks by several values at once, and mixing tasksets by weights."""
+"""Select tasks by several values, and mix tasksets by weights."""
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 import pyarrow as pa
+from pydantic import Field
 
 from ..store.errors import OperatorError, nearest
-from .body import PLACE, Batches, Declared, Explained
+from .body import PLACE, Batches, Declared, Explained, on_all_rows
 from .decorator import operator
 from .invariants import id_column
-from .seeded_random import chance
+from .parameters import Positive
+from .statistics import seeded_uniform
 
 
 @operator("derive", scope="row")
@@ -62,22 +64,27 @@ def weighted_sum(*, weights: dict[str, float], into: str = "priority") -> Declar
 
 
 @operator("filter", scope="all")
-def mix(*, shares: dict[str, float], by: str = "taskset", rows: int | None = None) -> Declared:
-    """Keep as many rows of each set as its share asks for, and of all sets as many as there can be.
+def mix_tasksets(
+    *,
+    shares: Annotated[dict[str, Positive], Field(min_length=1)],
+    by: str = "taskset",
+    rows: int | None = None,
+) -> Declared:
+    """Keep rows of several tasksets in given proportions, as many as possible.
 
-    Shares are weights beside each other. Which rows of a set stay is decided by a hash of their
-    ids: the same rows in the same way, whatever else is there. With `rows`, so many in all at most.
-    Rows of sets without a share are dropped. A set with a share, but without any row, is an error.
+    `shares` are relative weights. Which rows of a set are kept follows from a hash of their ids, so
+    it does not depend on other rows. `rows` limits the total. Rows of sets without a share are
+    dropped; a set that has a share and no rows is an error.
 
     >>> tasks = pl.DataFrame({"task_id": list("abcdef"), "taskset": ["easy"] * 4 + ["hard"] * 2})
-    >>> tasks.pipe(mix(shares={"easy": 1, "hard": 2}))["taskset"].to_list()
+    >>> tasks.pipe(mix_tasksets(shares={"easy": 1, "hard": 2}))["taskset"].to_list()
     ['easy', 'hard', 'hard']
     """
-    if not shares or min(shares.values()) <= 0:
-        raise OperatorError(f"`shares` of `mix` must be above 0 for each set, got {shares}")
     total = sum(shares.values())
 
     def mark(given: pl.DataFrame) -> pl.DataFrame:
+        if given.is_empty():  # no set is missing from no rows
+            return given.with_columns(keep=pl.lit(None, pl.Boolean))
         counts = dict(given.group_by(by).len().rows())
         for name in shares:
             if name not in counts:
@@ -86,32 +93,26 @@ def mix(*, shares: dict[str, float], by: str = "taskset", rows: int | None = Non
         most = min(counts[name] * total / share for name, share in shares.items())
         most = most if rows is None else min(most, rows)
         wanted = {name: int(most * share / total + 1e-9) for name, share in shares.items()}
-        order = pl.Series(PLACE, [chance(0, i) for i in given[id_column(given.columns)]])
+        order = pl.Series(PLACE, [seeded_uniform(0, i) for i in given[id_column(given.columns)]])
         quota = pl.col(by).replace_strict(wanted, default=0, return_dtype=pl.Int64)
         rank = pl.col(PLACE).rank("ordinal").over(by)
         return given.with_columns(order).with_columns(keep=rank <= quota).drop(PLACE)
 
-    def body(frame: pl.LazyFrame) -> pl.LazyFrame:
-        schema = {**frame.collect_schema(), "keep": pl.Boolean()}
-        return frame.map_batches(lambda one: mark(one) if one.height else _none(one), schema=schema)
-
-    message = pl.when(pl.col(by).is_in(list(shares))).then(
-        pl.format("the {} `{}` has its share of the mix already", pl.lit(by), by)
+    has_share = pl.col(by).is_in(list(shares))
+    full = pl.format("the {} `{}` has its share of the mix already", pl.lit(by), by)
+    none = pl.format("the {} `{}` has no share of the mix", pl.lit(by), by)
+    reason = pl.when(has_share).then(full).otherwise(none)
+    return Declared(
+        body=Explained(on_all_rows(mark, {"keep": pl.Boolean}), reason=reason), reads=(by,)
     )
-    reason = message.otherwise(pl.format("the {} `{}` has no share of the mix", pl.lit(by), by))
-    return Declared(body=Explained(body, reason=reason), reads=(by,))
-
-
-def _none(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.with_columns(keep=pl.lit(None, pl.Boolean))
 
 
 @operator("clean")
 def prompt_into_messages() -> Batches:
     """Set the last user message of `messages` to `prompt_text`, as a cleaner of texts left it.
 
-    Put it behind operators that clean `prompt_text` of tasks: what is tried is `messages`. A row
-    without a user message, or without a prompt, stays as it is.
+    Add it after operators that clean `prompt_text` of tasks: the policy is asked `messages`. A row
+    without a user message, or without a prompt, is unchanged.
 
     >>> rows = pl.DataFrame({"task_id": ["a"], "prompt_text": ["2+2="],
     ...                      "messages": ['[{"role": "user", "content": " 2+2="}]']})

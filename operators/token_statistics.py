@@ -7,7 +7,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .body import Batches
+from .body import Batches, on_all_rows
 from .decorator import operator
 
 _NAMES = ("surprise", "surprise_max", "perplexity")
@@ -20,7 +20,7 @@ def surprise() -> Batches:
 
     `surprise` is the mean of -log p over the tokens that the policy sampled (those in `loss_mask`),
     in nats a token; `surprise_max` that of the least expected token; `perplexity` exp(surprise).
-    The log-probs are the behaviour policy's, as sampled. On average over answers sampled at
+    The log-probs are the behavior policy's, as sampled. On average over answers sampled at
     temperature 1 from the whole vocabulary, `surprise` is the policy's entropy a token; of one
     answer it is not its entropy, which needs the probabilities of all tokens, and these are not
     stored. NULL where there are no such tokens, or a log-prob of one is not finite.
@@ -57,8 +57,7 @@ def answer_logprobs(frame: pl.LazyFrame, *, into: str) -> pl.LazyFrame:
         known = (count > 0) & np.isfinite(total)
         return rows.with_columns(pl.Series(into, np.where(known, total, np.nan)).fill_nan(None))
 
-    schema = {**frame.collect_schema(), into: pl.Float64()}
-    return frame.map_batches(add, schema=schema)
+    return on_all_rows(add, {into: pl.Float64})(frame)
 
 
 def sampled(logprobs: pa.Array, loss_mask: pa.Array) -> tuple[np.ndarray, np.ndarray]:

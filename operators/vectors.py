@@ -1,4 +1,4 @@
-"""Texts as vectors beside their rows, and how far a row is from the others."""
+"""Embeddings of texts, and the novelty of a row among others."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,29 +8,30 @@ import pyarrow as pa
 
 from ..store.errors import OperatorError
 from . import embed
-from .body import Batches, Declared, FrameFunction
+from .body import Batches, Declared, on_all_rows
 from .decorator import operator
+from .import_path import find_function
 from .prioritize import seen_within
-from .resolve import named
 from .source_digest import digest
+from .user_errors import one_line
 
 Embedder = Callable[[Sequence[str]], np.ndarray]
 """Texts to vectors [texts, length]."""
 
 _BYTES = 32 << 20
-"""Of similarities that are held at once."""
+"""Most bytes of similarities in memory at once."""
 _SCALE = float(1 << 24)
 
 
 def embedder_of(name: str) -> tuple[Embedder, str]:
-    """Return one of our embedders by name, or `package.module:function`, and what it is stored as.
+    """Return a built-in embedder, or the one at `package.module:function`, and its stored name.
 
     >>> embedder_of("hashed_ngrams")[1]
     'hashed_ngrams@1'
 
     Raises OperatorError when there is none.
     """
-    function = named(name, embed, "embedder")
+    function = find_function(name, embed, "embedder", error=OperatorError)
     return function, f"{name}@{digest(function) if ':' in name else embed.VERSION}"
 
 
@@ -44,7 +45,7 @@ def embedded(name: str, texts: Sequence[str], *, length: int | None = None) -> n
     except OperatorError:
         raise
     except Exception as error:  # the boundary of user code
-        raise OperatorError(f"embedder `{name}` failed: {type(error).__name__}: {error}") from error
+        raise OperatorError(f"embedder `{name}` failed: {one_line(error)}") from error
 
 
 def _vectors(name: str, texts: Sequence[str], length: int | None = None) -> np.ndarray:
@@ -63,11 +64,11 @@ def _vectors(name: str, texts: Sequence[str], length: int | None = None) -> np.n
 
 @operator("derive", writes=("embedder", "vector"))
 def embedding(*, embedder: str = "hashed_ngrams", column: str = "response_text") -> Declared:
-    """Set `vector` to the embedding of a text column, and `embedder` to what made it.
+    """Set `vector` to the embedding of a text column, and `embedder` to the embedder's name.
 
-    `embedder` is one of ours by name, or `package.module:function` of a list of texts that returns
-    an array [texts, length]. A text that is NULL or blank has no vector. This is for the operators
-    that follow; `rlake embed` stores vectors of responses, for `rlake similar`.
+    `embedder` is a built-in embedder, or `package.module:function` of a list of texts that returns
+    an array [texts, length]. A text that is NULL or blank has no vector. The vectors are for later
+    operators; `rlake embed` stores vectors of responses for `rlake similar`.
 
     >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "response_text": ["four", None]})
     >>> rows.pipe(embedding())["vector"].list.len().to_list()
@@ -93,12 +94,12 @@ def novelty(
     embedder: str = "hashed_ngrams",
     into: str = "priority",
 ) -> Declared:
-    """Set the priority to how unlike the others of its task a row is, from 0 to 1.
+    """Set the priority to how much a row differs from the others of its task, from 0 to 1.
 
-    1 less the largest cosine (0 when it is negative) of the row's vector with that of any other row
-    of the same `within`; 1 for a row that is alone. `column` holds texts, which are embedded by
-    `embedder`, or vectors. NULL where there is no text or vector. The work grows with the square of
-    the rows that are compared.
+    1 minus the largest cosine (at least 0) between the row's vector and that of any other row of
+    the same `within`; 1 for a single row. `column` holds vectors, or texts that `embedder` embeds.
+    NULL where the text or vector is missing. The work grows with the square of the number of rows
+    compared.
 
     >>> rows = pl.DataFrame({"experience_id": list("abc"), "task_id": "t",
     ...                      "vector": [[1.0, 0.0], [1.0, 0.0], [0.0, 2.0]]})
@@ -118,11 +119,7 @@ def novelty(
             value[places] = _distances(_units(vectors.gather(places)))
         return rows.with_columns(pl.Series(into, value).fill_nan(None))
 
-    def prioritize(frame: pl.LazyFrame) -> pl.LazyFrame:
-        return frame.map_batches(measure, schema={**frame.collect_schema(), into: pl.Float64()})
-
-    body: FrameFunction = prioritize
-    reads = tuple(dict.fromkeys((column, within)))
+    body, reads = on_all_rows(measure, {into: pl.Float64}), tuple(dict.fromkeys((column, within)))
     return Declared(body=body, reads=reads, writes=(into,), scope=seen_within(within))
 
 
@@ -151,6 +148,7 @@ def _units(vectors: pl.Series) -> np.ndarray:
         raise ValueError(f"vectors of {length} and of {others[0]} numbers are compared")
     made = vectors.explode().to_numpy().astype(np.float64).reshape(len(vectors), length)
     lengths = np.sqrt((made * made).sum(axis=1, keepdims=True))
+    # whole numbers, so that BLAS may add products up in any order; see `_distances`
     return np.rint(made / np.maximum(lengths, np.finfo(np.float64).tiny) * _SCALE)
 
 

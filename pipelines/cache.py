@@ -1,6 +1,6 @@
-"""Memory: costly operators answer from what they answered before about the same values.
+"""Cache of costly operators: results are looked up by the values that the operator reads.
 
-Those that look at groups are asked again about a group whose rows or values have changed.
+An operator that needs groups is applied again to a group whose rows or values have changed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,36 +20,35 @@ from .cache_tables import DIGEST, LIMIT_BYTES, CacheTables
 from .running.partition import cut
 
 _AT_ONCE = 1024
-"""Rows treated before it is looked at whether their answers are due to be kept."""
+"""Rows that are processed between two checks whether results are due to be stored."""
 _KEEP_SECONDS = 1.0
-"""Of work, after which answers are kept: about what a killed run has done in vain."""
+"""Seconds of work after which results are stored: about what a killed run loses."""
 _KEEP, _REASON, _ERROR = "is_kept", "reason_it_went", "error_it_raised"
 _GROUP = "group_id"
 _KINDS = ("clean", "derive", "filter", "prioritize")
 
 
 class OperatorCache:
-    """Applies operators, and answers for the costly ones from what they answered before.
-
-    Threads may share it.
-    """
+    """Applies operators, and caches the results of costly ones. Threads may share it."""
 
     def __init__(self, store: Store, *, limit_bytes: int = LIMIT_BYTES) -> None:
         self.memories = CacheTables(store, limit_bytes=limit_bytes)
-        """Where the answers are."""
+        """The tables with the results."""
 
     def apply(
         self, op: Operator, rows: pl.DataFrame, *, max_failed: int | None = None
     ) -> tuple[Applied, int]:
-        """Apply an operator; return what it made, and for how many rows it was remembered.
+        """Apply an operator; return its result, and the number of rows found in the cache.
 
-        Only an operator that `is_costly` is looked up, and it gets only the columns that it reads.
-        Equal values are treated once. Neither errors nor the answers of a group with an error are
-        remembered. Raises what `Operator.apply` does.
+        Only operators that are costly are looked up, and they get only the columns that they read.
+        Equal values are processed once. Errors, and the results of a group with an error, are not
+        cached. Raises what `Operator.apply` raises.
         """
         if not is_costly(op) or not rows.height:
             return op.apply(rows, max_failed=max_failed), 0
         op.check_columns(rows.lazy())
+        # The digests are of the values before the operator runs: a clean replaces the very column
+        # that it reads, and a later run looks its result up by the old value.
         asked, key = _Asked(op, rows), memory_key(op, rows.schema)
         found = self.memories.find(key, asked.digests, asked.answer)
         made, errors = [found], [pl.DataFrame(schema={DIGEST: pl.String, _ERROR: pl.String})]
@@ -68,7 +67,7 @@ class OperatorCache:
     def _kept(
         self, key: str, operator: str, made: list[pl.DataFrame]
     ) -> Iterator[Callable[[], None]]:
-        """Keep the answers that come to `made` now and then, and at the end, also of an error."""
+        """Store results that are appended to `made` regularly, and at the end, also on errors."""
         kept, since = len(made), monotonic()
 
         def keep(*, now: bool = False) -> None:
@@ -83,14 +82,14 @@ class OperatorCache:
             keep(now=True)
 
     def count(self, op: Operator, given: pl.Schema) -> int:
-        """Return for how many different values an operator's answers are remembered."""
+        """Return the number of cached results of an operator."""
         return self.memories.count(memory_key(op, given)) if is_costly(op) else 0
 
 
 def is_costly(op: Operator) -> bool:
-    """Tell whether an operator's answers are worth keeping, and follow from what it reads alone.
+    """Return whether an operator is slow, and its result depends only on what it reads.
 
-    Expressions and SQL are computed sooner than they are looked up.
+    Computing expressions and SQL is faster than looking them up.
 
     >>> from rlake.operators import keep
     >>> is_costly(keep(where="reward > 0"))
@@ -104,13 +103,13 @@ def is_costly(op: Operator) -> bool:
 
 
 def _read(op: Operator, given: Iterable[str]) -> list[str]:
-    """Return those of the columns that an operator's answer may depend on."""
+    """Return the columns that an operator's result may depend on."""
     more = {*op.may_read, _GROUP} if op.scope == "group" else op.may_read
     return list(dict.fromkeys([*op.reads, *(name for name in given if name in more)]))
 
 
 def memory_key(op: Operator, given: pl.Schema) -> str:
-    """Name what is remembered of a costly operator: what it does, and the types that it reads."""
+    """Return the cache key of a costly operator: its function, and the types that it reads."""
     body = op.body.rows if isinstance(op.body, Explained) else op.body
     assert isinstance(body, Batches | Rows), "only these are costly"
     reads = {name: str(given[name]) for name in _read(op, given)}
@@ -119,7 +118,7 @@ def memory_key(op: Operator, given: pl.Schema) -> str:
 
 
 class _Asked:
-    """Rows for which a costly operator is asked: digests, answers, and what comes of both."""
+    """Rows to apply a costly operator to: their digests, and the results."""
 
     def __init__(self, op: Operator, rows: pl.DataFrame) -> None:
         self._op, self._rows, self._id = op, rows, id_column(rows.columns, op)
@@ -137,12 +136,13 @@ class _Asked:
         marks = {_KEEP: pl.Boolean(), _REASON: pl.String()} if op.kind == "filter" else {}
         written = {name: after[name] for name in op.writes}
         self.answer = pl.Schema({DIGEST: pl.String(), **written, **marks})
-        """The columns of an answer."""
+        """The columns of a cached result."""
 
     def todo(self, found: pl.DataFrame) -> Iterator[pl.DataFrame]:
-        """Yield one row for each digest of which no answer was found, groups kept whole."""
+        """Yield one row for each digest without a result, with whole groups."""
         rows = self._given.with_columns(self.digests)
         rows = rows.filter(~pl.col(DIGEST).is_in(found[DIGEST].implode()))
+        # one row for equal values: a request to a judge may cost money
         rows = rows.unique(DIGEST, keep="first", maintain_order=True)
         units = rows.select(self._unit).to_series()
         for places in cut(np.ones(rows.height), part_bytes=_AT_ONCE, groups=units):
@@ -151,47 +151,48 @@ class _Asked:
     def treat(
         self, part: pl.DataFrame, *, max_failed: int | None
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Apply the operator to rows; return its answers, and what is not to be remembered."""
+        """Apply the operator; return the results to cache, and those of units with an error."""
         applied = self._op.apply(part.drop(DIGEST), max_failed=max_failed)
-        message = applied.rows.select(self._id, *self._op.writes)
-        errors = applied.failed.rename({"error": _ERROR})
-        made = part.select(self._id, DIGEST)
-        made = made.join(errors, on=self._id, how="left", maintain_order="left")
+        written = applied.rows.select(self._id, *self._op.writes)
+        parts = [applied.failed.rename({"error": _ERROR}), written]
         if self._op.kind == "filter":
-            message = message.with_columns(pl.lit(True).alias(_KEEP))  # noqa: FBT003
-            why = applied.dropped.rename({"reason": _REASON})
-            made = made.join(why, on=self._id, how="left", maintain_order="left")
-        made = made.join(message, on=self._id, how="left", maintain_order="left")
+            parts[1] = written.with_columns(pl.lit(True).alias(_KEEP))  # noqa: FBT003
+            parts.append(applied.dropped.rename({"reason": _REASON}))
+        made = part.select(self._id, DIGEST)
+        for one in parts:
+            made = made.join(one, on=self._id, how="left", maintain_order="left")
         if self._op.kind == "filter":
             made = made.with_columns(pl.col(_KEEP).fill_null(value=False))
+        # with a cached part of a group, the next run would ask about the rest without it
         is_good = pl.col(_ERROR).is_null().all().over(self._unit)
         good, bad = made.filter(is_good), made.filter(~is_good)
         return good.select(self.answer.names()), bad.select(*self.answer.names(), _ERROR)
 
     def applied(self, answers: pl.DataFrame) -> Applied:
-        """Give every row the answer to its values."""
-        message = self._given.select(self._id).with_columns(self.digests)
-        message = message.join(answers, on=DIGEST, how="left", maintain_order="left")
-        failed = message.filter(pl.col(_ERROR).is_not_null())
+        """Return the result for every row, by its digest."""
+        found = self._given.select(self._id).with_columns(self.digests)
+        found = found.join(answers, on=DIGEST, how="left", maintain_order="left")
+        failed = found.filter(pl.col(_ERROR).is_not_null())
         failed = failed.select(self._id, pl.col(_ERROR).alias("error"))
-        rows = self._rows.with_columns(self._written(message))
+        rows = self._rows.with_columns(self._written(found))
         rows = rows.select(self._op.columns_after(self._rows.schema).names())
         if self._op.kind != "filter":
             none = failed.head(0).rename({"error": "reason"})
             return Applied(rows, none, failed)
-        is_kept = message[_KEEP].fill_null(value=False)
+        is_kept = found[_KEEP].fill_null(value=False)
         why = pl.coalesce(_ERROR, _REASON).alias("reason")
-        return Applied(rows.filter(is_kept), message.filter(~is_kept).select(self._id, why), failed)
+        return Applied(rows.filter(is_kept), found.filter(~is_kept).select(self._id, why), failed)
 
-    def _written(self, told: pl.DataFrame) -> list[pl.Series]:
-        written = [told[name] for name in self._op.writes]
+    def _written(self, answers: pl.DataFrame) -> list[pl.Series]:
+        written = [answers[name] for name in self._op.writes]
         if self._op.kind != "clean":
             return written
-        is_good = told[_ERROR].is_null()  # a row that failed stays as it was
+        is_good = answers[_ERROR].is_null()  # a clean leaves a row on which it fails unchanged
         return [values.zip_with(is_good, self._rows[values.name]) for values in written]
 
 
 def _digests_within(groups: Sequence[Sequence[int]], digests: Sequence[str]) -> list[str]:
+    # each row's digest covers its whole group, so that one changed row makes all of them new
     made = [""] * len(digests)
     for places in groups:
         ordered = sorted(places, key=digests.__getitem__)

@@ -1,6 +1,6 @@
-"""Memories: answers of costly operators, in Lance datasets under `memory/` in the store's folder.
+"""Tables of cached results of operators: Lance datasets under `memory/` in the store's folder.
 
-They hold no fact: whoever deletes some of them loses only time.
+They hold no facts: deleting them costs only time.
 """
 
 import logging
@@ -19,18 +19,18 @@ import polars as pl
 from ..store import Store
 from ..store.change_feed import ChangeFeed
 from ..store.errors import reason
-from ..store.take_rows import take
+from ..store.schema_versions import take
 
 LIMIT_BYTES = 4 << 30
-"""Most bytes of a store's memories together; those that were added to longest ago go first."""
+"""Most bytes of all caches of a store; the one that was written to longest ago is removed first."""
 
 TIDY_EVERY = 64
-"""Commits to a memory after which its small files are merged."""
+"""Commits to a cache after which its small files are merged."""
 _KEPT_FOR = timedelta(hours=1)
-"""How long a version may be in the hands of a reader."""
+"""How long a reader may still use an old version."""
 
 DIGEST = "digest_of_the_values"
-"""The column by which answers are found."""
+"""The column by which results are looked up."""
 
 _OPERATOR = "rlake.operator"
 _ABSENT = ("not found", "does not exist", "No such file")
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Remembered:
-    """What is remembered of one operator with its parameters."""
+    """The cache of one operator with its parameters."""
 
     key: str
     operator: str
@@ -50,16 +50,17 @@ class Remembered:
 
 
 class CacheTables:
-    """All memories of a store, by key. Threads may share it."""
+    """All caches of a store, by key. Threads may share it."""
 
     def __init__(self, store: Store, *, limit_bytes: int = LIMIT_BYTES) -> None:
         self._place, self._options = f"{store.root}/memory", store.storage_options
         self._is_local, self._limit = store.folder is not None, limit_bytes
         self._known: dict[str, _Known] = {}
+        # one lock for all keys: to make room for one cache, others are removed
         self._free = threading.Lock()
 
     def find(self, key: str, digests: pl.Series, answer: pl.Schema) -> pl.DataFrame:
-        """Return the answers, of these columns, that stand under some of the digests, each once."""
+        """Return the cached results for some digests, each once, with the columns of `answer`."""
         with self._free, _forgiven(key):
             dataset = self._open(key)
             known = self._known.setdefault(key, _Known())
@@ -73,7 +74,7 @@ class CacheTables:
         return answer.to_frame()
 
     def add(self, key: str, operator: str, answers: pl.DataFrame) -> None:
-        """Append answers in one commit, unless they are too many even without other memories."""
+        """Append results in one commit, unless they alone exceed the limit."""
         table = answers.to_arrow(compat_level=pl.CompatLevel.oldest())
         table = table.replace_schema_metadata({_OPERATOR: operator})
         with self._free, _forgiven(key):
@@ -82,16 +83,16 @@ class CacheTables:
             try:
                 self._write(key, table, "append" if self._exists(key) else "create")
             except (OSError, ValueError, RuntimeError):
-                self._write(key, table, "append")  # another made it meanwhile
+                self._write(key, table, "append")  # another process created it in the meantime
 
     def count(self, key: str) -> int:
-        """Return how many answers stand under a key."""
+        """Return the number of results under a key."""
         with _forgiven(key):
             return self._open(key).count_rows()
         return 0
 
     def listed(self) -> list[Remembered]:
-        """Return what is remembered, that which was added to longest ago first."""
+        """Return all caches, the one that was written to longest ago first."""
         found: list[Remembered] = []
         for key in self._keys():
             with _forgiven(key):
@@ -99,7 +100,7 @@ class CacheTables:
         return sorted(found, key=lambda m: (m.written_at, m.key))
 
     def clear(self, key: str | None = None) -> None:
-        """Forget everything, or what stands under one key."""
+        """Remove all caches, or the one of a key."""
         for one in self._keys() if key is None else [key]:
             self._known.pop(one, None)
             if self._is_local:
@@ -120,7 +121,7 @@ class CacheTables:
             dataset.cleanup_old_versions(_KEPT_FOR)
 
     def _make_room(self, key: str, num_bytes: int) -> bool:
-        """Forget what was added to longest ago, until these bytes fit; tell whether they do."""
+        """Remove old caches until `num_bytes` more fit; return whether they do."""
         there = self.listed()
         size = sum(m.num_bytes for m in there) + num_bytes
         for old in there:
@@ -152,7 +153,7 @@ class CacheTables:
 
 @dataclass
 class _Known:
-    """The digests of a memory with the addresses of their rows; only new ones are read."""
+    """The digests of a cache with the addresses of their rows, read incrementally."""
 
     tail: ChangeFeed = field(default_factory=lambda: ChangeFeed([DIGEST]))
     rows: pl.DataFrame = field(
@@ -179,9 +180,9 @@ def _described(key: str, dataset: lance.LanceDataset) -> Remembered:
 
 @contextmanager
 def _forgiven(key: str) -> Iterator[None]:
-    """Go on without a memory that is absent, was deleted meanwhile, or cannot be read or written.
+    """Continue without a cache that is missing, was deleted, or cannot be read or written.
 
-    Then what it held is worked out again.
+    Its results are computed again.
     """
     try:
         yield

@@ -4,15 +4,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from ..operators import Operator
 from ..operators.data_juicer import recipe
 from ..operators.resolve import Spec, resolve_all
 from ..store.errors import ConfigError, nearest
-from ..store.files.text import read_text
-from ..store.files.yaml_text import parse_yaml
-from .executors import executor_of
+from ..store.files.yaml_text import parse_yaml, read_text
+from .executors import build, executor_of
 from .source import File, Sql, Table
 
 _KEYS = ("name", "source", "operators", "sink", "executor", "max_failed", "on_empty")
@@ -78,15 +75,6 @@ def _place(given: Any, what: str, kinds: tuple[str, ...]) -> Table | Sql | File:
     # a file may have an SQL text too, so the more telling keys come first
     kind = next((k for k in ("table", "file", "sql") if k in given and k in kinds), None)
     if kind is None:
-        message = nearest(str(next(iter(given), "")), kinds)
-        raise ConfigError(f"`{what}` must be {one_of}, got {dict(given)!r}{message}")
-    fields = _PLACES[kind].__dataclass_fields__
-    for key in given:
-        if key not in fields:
-            raise ConfigError(f"`{what}` has no key `{key}`{nearest(str(key), fields)}")
-    try:
-        return _PLACES[kind](**given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join([what, *map(str, first["loc"])])
-        raise ConfigError(f"`{place}` got {first['input']!r}: {first['msg'].lower()}") from error
+        near = nearest(str(next(iter(given), "")), kinds)
+        raise ConfigError(f"`{what}` must be {one_of}, got {dict(given)!r}{near}")
+    return build(_PLACES[kind], given, what)

@@ -1,4 +1,4 @@
-"""Embedding: the responses that have no vector yet get one, a bounded batch at a time."""
+"""Embed responses that have no vector yet, one bounded batch at a time."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
 from ..operators.vectors import embedded, embedder_of
 from ..store import Store
@@ -20,7 +19,7 @@ _BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Embedded:
-    """What a call of `embed` did."""
+    """The result of `embed`."""
 
     embedder: str
     """As it is stored: the name, and the version or the digest of its source."""
@@ -39,21 +38,21 @@ def embed(
     where: str | None = None,
     listener: Callable[[int, int], None] | None = None,
 ) -> Embedded:
-    """Store a vector in `embeddings` of each response that this embedder has not embedded.
+    """Store vectors in `embeddings` for responses that this embedder has not embedded.
 
-    `embedder` is one of ours by name, or `package.module:function` of a list of texts that returns
-    an array [texts, length]. Rows of at most 8 MiB of text go to it at once, and are one commit, so
-    a killed call is gone on with by the same call. `listener` is told how many of how many rows
-    are done.
+    `embedder` is a built-in embedder, or `package.module:function` of a list of texts that returns
+    an array [texts, length]. Rows with at most 8 MiB of text are embedded at once and are one
+    commit, so the same call continues one that was killed. `listener` is called with the number of
+    rows that are done, and of all rows.
 
-    Raises OperatorError when there is no such function, or it returns something else; QueryError
-    when `where` is no condition.
+    Raises OperatorError for an unknown function or an invalid result; QueryError when `where` is
+    not a condition.
     """
     _, name = embedder_of(embedder)
-    columns_of(where or "true")  # or it is no condition
+    columns_of(where or "true")  # raises unless it is one condition, which goes into a query
     past = store.at(store.versions())
-    told = _to_do(past, name, where or "true")
-    todo = told.filter(pl.col("num_bytes") > 0, ~pl.col("is_done"))
+    chosen = _chosen(past, name, where or "true")
+    todo = chosen.filter(pl.col("num_bytes") > 0, ~pl.col("is_done"))
     made_by = f"{now():%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}"
     done, length = 0, _length(past, name)
     for part in _parts(todo):
@@ -64,13 +63,13 @@ def embed(
         done += rows.height
         if listener is not None:
             listener(done, todo.height)
-    if done:
-        store.append("lineage", [_lineage(past, name, where, made_by, told.height, done)])
-    without = int((told["num_bytes"] == 0).sum())
-    return Embedded(name, done, int(told["is_done"].sum()), without, length)
+    if done:  # last: a killed call leaves vectors, which the next one does not make again
+        store.append("lineage", [_lineage(past, name, where, made_by, chosen.height, done)])
+    without = int((chosen["num_bytes"] == 0).sum())
+    return Embedded(name, done, int(chosen["is_done"].sum()), without, length)
 
 
-def _to_do(store: Store, name: str, where: str) -> pl.DataFrame:
+def _chosen(store: Store, name: str, where: str) -> pl.DataFrame:
     """Return the ids of the chosen rows, how long their text is, and whether it was embedded."""
     return store.sql(
         "SELECT experience_id, coalesce(strlen(trim(response_text)), 0) AS num_bytes, "
@@ -99,18 +98,10 @@ def _texts(store: Store, part: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(pl.from_arrow(found))
 
 
-def _rows(ids: pl.Series, name: str, vectors: np.ndarray, made_by: str) -> pa.Table:
-    offsets = np.arange(0, vectors.size + 1, vectors.shape[1], dtype=np.int32)
-    lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(vectors.ravel()))
-    n = len(ids)
-    return pa.table(
-        {
-            "experience_id": ids.to_arrow(),
-            "embedder": pa.repeat(name, n),
-            "vector": lists,
-            "lineage_id": pa.repeat(made_by, n),
-        }
-    )
+def _rows(ids: pl.Series, name: str, vectors: np.ndarray, made_by: str) -> pl.DataFrame:
+    lists = pl.Series(vectors).cast(pl.List(pl.Float32))
+    columns = {"experience_id": ids, "embedder": name, "vector": lists, "lineage_id": made_by}
+    return pl.DataFrame(columns)
 
 
 def _length(store: Store, name: str) -> int | None:

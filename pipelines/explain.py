@@ -1,4 +1,4 @@
-"""What a pipeline would do now, in a store: rows to read, rows expected, costs so far, order."""
+"""Explain a pipeline against a store: rows to read, rows expected, and costs so far."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ..operators import Operator
 from ..store import Store
 from . import source as sources
 from .cache import OperatorCache
-from .incremental import NewRows, unseen
+from .incremental import new_rows
 from .plan import Plan, line
 from .source import Table
 from .spec import PipelineSpec
@@ -22,7 +22,7 @@ _ADDS = ("augment", "reshape")
 
 @dataclass(frozen=True)
 class Step:
-    """What is known of an operator before it runs, out of the runs that had it before."""
+    """What is known of an operator before it runs, from earlier runs."""
 
     operator: str
     kind: str
@@ -31,47 +31,39 @@ class Step:
     writes: tuple[str, ...]
     scope: str
     rows_in: int | None
-    """Rows expected; None where nothing tells."""
+    """Rows expected; None if unknown."""
     most_in: int | None
-    """Rows that it gets at most; None where it cannot be told."""
+    """The largest possible number of rows; None if unknown."""
     rows_out: int | None
     is_exact: bool
-    """Whether `rows_out` follows from the kinds; else it is by the share of runs before."""
+    """Whether `rows_out` follows from the kinds; else it is estimated from earlier runs."""
     rows_before: int
-    """Rows that it treated in all runs so far."""
+    """Rows that it processed in all runs so far."""
     seconds_before: float
     remembered: int
-    """Different values for which its answers are remembered."""
+    """Results in its cache."""
 
-    def lines(self) -> list[str]:
-        """Return what is known, in words."""
-        message = f"{_number(self.rows_in, self.most_in)} rows in, {self._out} out"
+    def __str__(self) -> str:
+        out = _number(self.rows_out, None if self.kind in _ADDS else self.most_in)
+        about = "" if self.is_exact or self.rows_out is None else "about "
+        message = f"{_number(self.rows_in, self.most_in)} rows in, {about}{out} out"
         if self.rows_before and self.seconds_before:
             rate = self.rows_before / self.seconds_before
             message += f"; so far {self.rows_before:,} rows in {self.seconds_before:.2f} s"
             message += f" ({rate:,.0f} rows/s)"
-        if self.remembered:
-            message += (
-                f"; {self.remembered:,} {'answer' if self.remembered == 1 else 'answers'} known"
-            )
-        return [message]
-
-    @property
-    def _out(self) -> str:
-        if self.rows_out is None:
-            return "unknown" if self.kind in _ADDS else _number(None, self.most_in)
-        return f"{'' if self.is_exact else 'about '}{self.rows_out:,}"
+        answers = "answer" if self.remembered == 1 else "answers"
+        return message + (f"; {self.remembered:,} {answers} known" if self.remembered else "")
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A plan with what a store tells of it; as text, what `explain` prints."""
+    """A plan with what a store adds to it; as text, what `explain` prints."""
 
     plan: Plan
     rows: int | None
-    """Rows of the source; None for one that would have to be read for it."""
-    unseen: int | None
-    """Rows that a run would read now; None where nobody counts them."""
+    """Rows of the source; None if it would have to be read to count them."""
+    to_read: int | None
+    """Rows that a run would read now; None if they are not counted."""
     why: str
     """Why it would read them."""
     steps: tuple[Step, ...]
@@ -82,10 +74,10 @@ class Explanation:
     last: str
 
     def __str__(self) -> str:
-        source = [f"{self.rows:,} rows"] if self.rows is not None else []
+        source = "" if self.rows is None else f"{self.rows:,} rows"
         ran = f"{self.runs} {'run' if self.runs == 1 else 'runs'}, {self.seconds:.2f} s"
         so_far = f"{ran}; {self.last}" if self.last_at else "no run"
-        lines = self.plan.lines(source=source, steps=[step.lines() for step in self.steps])
+        lines = self.plan.lines(source=source, steps=[str(step) for step in self.steps])
         return "\n".join([*lines, line("now", f"a run reads {self.why}"), line("so far", so_far)])
 
 
@@ -95,17 +87,18 @@ def explained(pipeline: PipelineSpec, plan: Plan, store: Store) -> Explanation:
     Rows expected of a filter, an augment or a reshape are the share of earlier runs of this
     definition, else of any run that had the same operator with the same parameters.
     """
-    now = unseen(pipeline, plan, store)
+    now = new_rows(pipeline, plan, store)
     rows = _num_rows(pipeline, store)
+    to_read = rows if now.addresses is None else len(now.addresses)
     runs = _runs(store, [op.fingerprint for op in plan.operators], now.definition)
     mine = [run for run in runs if run["pipeline_digest"] == now.definition]
     last = max(mine, key=lambda run: run["created_at"], default=None)
     return Explanation(
         plan,
         rows,
-        _to_read(now, rows),
+        to_read,
         now.why,
-        tuple(_steps(pipeline, plan, store, runs, mine, _to_read(now, rows))),
+        tuple(_steps(pipeline, plan, store, runs, mine, to_read)),
         len(mine),
         sum(cost["seconds"] or 0.0 for run in mine for cost in run["costs"] or ()),
         last["created_at"] if last else None,
@@ -121,12 +114,8 @@ def _steps(
     mine: list[dict[str, Any]],
     rows: int | None,
 ) -> Iterable[Step]:
-    memory, given, most, is_exact = (
-        OperatorCache(store),
-        sources.schema(pipeline.source),
-        rows,
-        True,
-    )
+    cache, given = OperatorCache(store), sources.schema(pipeline.source)
+    most, is_exact = rows, True
     for op in plan.operators:
         done = _Done.of(op, mine)
         done = done if done.rows_in else _Done.of(op, runs)
@@ -145,7 +134,7 @@ def _steps(
             is_exact,
             done.treated,
             done.seconds,
-            memory.count(op, given),
+            cache.count(op, given),
         )
         rows, given = out, op.columns_after(given)
         most = None if op.kind in _ADDS else most
@@ -207,10 +196,6 @@ def _num_rows(pipeline: PipelineSpec, store: Store) -> int | None:
         return None
     where = f" WHERE ({pipeline.source.where}\n)" if pipeline.source.where else ""
     return store.sql(f"SELECT count(*) FROM {pipeline.source.rows}{where}").fetchall()[0][0]
-
-
-def _to_read(now: NewRows, rows: int | None) -> int | None:
-    return rows if now.addresses is None else len(now.addresses)
 
 
 def _last(run: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Which rows of its source a pipeline has not treated yet, as its last row in `lineage` tells."""
+"""Incremental runs: the rows of a source that are new since the last run, as `lineage` says."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,37 +28,37 @@ class NewRows:
     """The rows of a source that a run has to read."""
 
     addresses: pl.Series | None
-    """Row addresses (`_rowid`) of the source table that are to be read; None: everything."""
+    """Row addresses (`_rowid`) of the source table to read; None: all rows."""
     definition: str | None
     """Digest of name, source, operators and sink, by which later runs find this one.
 
-    None for a run over the store as it was: later runs do not go on from it.
+    None for a run over an earlier state of the store, which later runs do not continue.
     """
     rows_before: int
-    """Rows of the source that earlier runs treated, and that are not read again."""
+    """Rows of the source that earlier runs processed and this one skips."""
     left: pl.Series | None = None
-    """Ids of rows that something came for, and that the source's `where` does not choose now."""
+    """Ids of rows with new data that the source's `where` no longer selects."""
     is_nothing: bool = False
-    """Whether nothing came since the last run: there is nothing to do."""
+    """Whether there is nothing new since the last run."""
     why: str = ""
-    """What is read, and why it is not less, in words."""
+    """What is read and why, as text."""
     is_everything: bool = False
-    """Whether what earlier runs gave, and this one does not, is of rows that are read or gone."""
+    """Whether all rows are read, so that results of earlier runs that are missing now are stale."""
 
 
-def unseen(
+def new_rows(
     pipeline: PipelineSpec, plan: Plan, past: Store, *, full: bool = False, is_past: bool = False
 ) -> NewRows:
-    """Return what a run that reads `past` has to read, by the newest run with its definition.
+    """Return what a run over `past` must read, given the newest run with the same definition.
 
-    Of an operator that sees single rows, these are the rows that came since; of one that sees
-    groups, the groups of such rows; of a source with side columns, also rows that got a new value
-    there. Everything is read when the result depends on all rows: of an operator that sees all, a
-    query, a file. What the pipeline itself added to its source is never its input.
+    These are the rows added since; if an operator needs groups, the groups of such rows; if the
+    source has side columns, also rows with a new value there. Everything is read if the result
+    depends on all rows: an operator needs all rows, or the source is a query or a file. Rows that
+    the pipeline itself added to its source are never its input.
 
-    With `full`, and of the store as it was (`is_past`), everything is read.
+    With `full`, and for an earlier state of the store (`is_past`), everything is read.
 
-    A run that was killed left no row in `lineage`, so the next one reads the same again.
+    A killed run leaves no row in `lineage`, so the next one reads the same rows again.
     """
     definition = define(pipeline, plan)
     if is_past:
@@ -66,6 +66,7 @@ def unseen(
     if full:
         return NewRows(None, definition, 0, why="everything, as asked for", is_everything=True)
     last = _last(past, definition)
+    # from the cheapest answer to the dearest: versions first, then metadata, rows at the end
     if last is None:
         why = "everything: there was no such run yet"
     elif _stands(pipeline, last, past):
@@ -83,7 +84,7 @@ def unseen(
 def _since(
     pipeline: PipelineSpec, plan: Plan, past: Store, last: Mapping[str, Any], definition: str
 ) -> NewRows:
-    """Return what came since a run, of a pipeline for which that is enough."""
+    """Return what is new since a run, for a pipeline for which that is enough."""
     assert isinstance(pipeline.source, Table), "of other sources everything is read"
     touched = _new(pipeline, pipeline.source, plan, past, _versions(last))
     if touched is None:
@@ -98,18 +99,16 @@ def _since(
     if not len(addresses) and left is None:
         return _nothing(definition, last, rows)
     groups = any(op.scope == "group" for op in plan.operators)
-    message = f"{len(addresses):,} rows that came since {_when(last)}"
-    message += ", with the rest of their groups" if groups else ""
-    message += (
-        f"; takes back the values of {len(left):,} rows that left" if left is not None else ""
-    )
-    return NewRows(addresses, definition, rows - len(addresses), left, why=message)
+    why = f"{len(addresses):,} rows that came since {_when(last)}"
+    why += ", with the rest of their groups" if groups else ""
+    why += f"; takes back the values of {len(left):,} rows that left" if left is not None else ""
+    return NewRows(addresses, definition, rows - len(addresses), left, why=why)
 
 
 def _nothing(definition: str, last: Mapping[str, Any], rows: int) -> NewRows:
-    message = f"nothing: no row came since {_when(last)}"
+    why = f"nothing: no row came since {_when(last)}"
     none = pl.Series("addresses", [], pl.UInt64)
-    return NewRows(none, definition, rows, is_nothing=True, why=message)
+    return NewRows(none, definition, rows, is_nothing=True, why=why)
 
 
 def _versions(last: Mapping[str, Any]) -> dict[str, int]:
@@ -117,7 +116,7 @@ def _versions(last: Mapping[str, Any]) -> dict[str, int]:
 
 
 def define(pipeline: PipelineSpec, plan: Plan) -> str:
-    """Digest what a pipeline does: its name, source, operators and sink."""
+    """Return the digest of a pipeline's name, source, operators and sink."""
     steps = [op.fingerprint for op in plan.operators]
     return content_id(plan.name, plan.source, steps, plan.sink)
 
@@ -125,7 +124,7 @@ def define(pipeline: PipelineSpec, plan: Plan) -> str:
 def _why_everything(
     source: Source, operators: tuple[Operator, ...], sink: Table | File | None
 ) -> str:
-    """Say why every run reads everything; empty when new rows are enough."""
+    """Return why every run reads everything; empty when new rows are enough."""
     if not isinstance(source, Table):
         what = "query" if isinstance(source, Sql) else "file" if isinstance(source, File) else ""
         return f"a {what} is read whole" if what else "a frame in memory is read whole"
@@ -146,7 +145,7 @@ def _why_everything(
 
 
 def runs_before(store: Store, name: str) -> pl.DataFrame:
-    """Return `lineage_id`, source, sink and definition of the runs of that name that count."""
+    """Return `lineage_id`, source, sink and digest of the runs of a name that were not undone."""
     found: Any = store.sql(
         "SELECT lineage_id, source, sink, pipeline_digest FROM lineage WHERE pipeline = "
         f"{literal(name)} AND pipeline_digest IS NOT NULL "
@@ -156,9 +155,10 @@ def runs_before(store: Store, name: str) -> pl.DataFrame:
 
 
 def _last(store: Store, definition: str) -> dict[str, Any] | None:
-    """Return the newest run with this definition that was not taken back."""
+    """Return the newest run with this definition that was not undone."""
     gone = taken_back(store.scan("withdrawals").collect())
     not_gone = f" AND lineage_id NOT IN ({', '.join(map(literal, gone))})" if gone else ""
+    # by the digest of the definition, not by name: a changed operator starts from the beginning
     found = store.dataset("lineage").to_table(
         columns=["lineage_id", "source_versions", "created_at"],
         filter=f"pipeline_digest = {literal(definition)}{not_gone}",
@@ -168,7 +168,7 @@ def _last(store: Store, definition: str) -> dict[str, Any] | None:
 
 
 def _stands(pipeline: PipelineSpec, last: Mapping[str, Any], store: Store) -> bool:
-    """Tell whether a run would read what the last one read, and find its result in place."""
+    """Return whether a run would read what the last one read, and its result still exists."""
     source, sink = pipeline.source, pipeline.sink
     if sink is None or isinstance(source, pl.LazyFrame | pl.DataFrame):
         return False
@@ -182,7 +182,7 @@ def _stands(pipeline: PipelineSpec, last: Mapping[str, Any], store: Store) -> bo
 
 
 def _other_rows_count(source: Source, last: Mapping[str, Any], store: Store) -> bool:
-    """Tell whether rows of the source were taken back, or put back, since a run."""
+    """Return whether rows of the source were undone or restored since a run."""
     if not isinstance(source, Table) or not sources.are_taken_back(source, store):
         return False
     before = dict.fromkeys(TAKEN_BACK, 1) | _versions(last)
@@ -199,7 +199,7 @@ def _other_rows_count(source: Source, last: Mapping[str, Any], store: Store) -> 
 
 
 def _is_older(file: Path, when: datetime) -> bool:
-    """Tell whether a file was last written before a time; one elsewhere cannot be asked."""
+    """Return whether a file was last written before a time; False for a remote file."""
     try:
         return file.stat().st_mtime < when.timestamp()
     except OSError:
@@ -209,9 +209,9 @@ def _is_older(file: Path, when: datetime) -> bool:
 def _new(
     pipeline: PipelineSpec, source: Table, plan: Plan, store: Store, before: Mapping[str, int]
 ) -> pl.DataFrame | None:
-    """Return the rows that came, or whose group or side columns got something new, chosen or not.
+    """Return rows that are new, or whose group or side columns are, whether selected or not.
 
-    None when everything has to be read, since what counted before does not count any more.
+    None when everything must be read, since values that counted before no longer do.
     """
     rows = _light(pipeline, source, plan, store)
     is_new = pl.col(_CREATED) > before[source.table]
@@ -221,6 +221,8 @@ def _new(
             return None
         is_new |= pl.col("experience_id").is_in(ids.implode())
     new = rows.filter(is_new)
+    # the pipeline's own rows are removed twice: before they make a group count as new, and again
+    # after the other rows of a group were added
     new = _without(_made(pipeline, plan), new)
     if any(op.scope == "group" for op in plan.operators):
         groups = new["group_id"].unique()
@@ -230,15 +232,9 @@ def _new(
 
 
 def _light(pipeline: PipelineSpec, source: Table, plan: Plan, store: Store) -> pl.DataFrame:
-    """Read the address of every row, the version that it came with, and what chooses it."""
-    names = (
-        {*TABLES[source.table].key}
-        if source.side
-        or source.where
-        or _made(pipeline, plan)
-        or sources.are_taken_back(source, store)
-        else set()
-    )
+    """Read the address of every row, the version that added it, and the columns that select it."""
+    by_id = source.side or source.where or _made(pipeline, plan)
+    names = {*TABLES[source.table].key} if by_id or sources.are_taken_back(source, store) else set()
     names |= {"group_id"} if any(op.scope == "group" for op in plan.operators) else set()
     columns = [*sorted(names), _CREATED]
     found = store.dataset(source.table).to_table(columns=columns, with_row_id=True)
@@ -248,7 +244,7 @@ def _light(pipeline: PipelineSpec, source: Table, plan: Plan, store: Store) -> p
 def _with_new_values(
     column: side_columns.SideColumn, store: Store, before: Mapping[str, int]
 ) -> pl.Series | None:
-    """Return the experiences about which a side table got rows; None when it lost some."""
+    """Return the experiences with new rows in a side table; None if rows there were undone."""
     if column.table == "experience_values" and _superseded(store, before.get("job_events")):
         return None
     names = sorted({*column.reads} - {"created_at"})
@@ -259,7 +255,7 @@ def _with_new_values(
 
 
 def _superseded(store: Store, since: int | None) -> bool:
-    """Tell whether a trainer was resumed: values that it derived before may not count any more."""
+    """Return whether a trainer was resumed: values that it derived before may be superseded."""
     if since is None:
         return True
     wanted = f"{_CREATED} > {since} AND job = 'train' AND attempt > 1"
@@ -267,7 +263,7 @@ def _superseded(store: Store, since: int | None) -> bool:
 
 
 def _chosen(source: Table, store: Store, rows: pl.DataFrame) -> pl.DataFrame:
-    """Keep the rows that count, and for which the source's `where` holds."""
+    """Keep the rows that were not undone and that the source's `where` selects."""
     is_asked = source.where or sources.are_taken_back(source, store)
     if not is_asked or not rows.height:
         return rows
@@ -280,7 +276,7 @@ def _chosen(source: Table, store: Store, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _num_rows(source: Source, store: Store) -> int:
-    """Return how many rows a source has; 0 for one that would have to be read for it."""
+    """Return how many rows a source has; 0 if it would have to be read to count them."""
     if not isinstance(source, Table):
         return 0
     if not source.where and not sources.are_taken_back(source, store):
@@ -290,7 +286,7 @@ def _num_rows(source: Source, store: Store) -> int:
 
 
 def _without_own(pipeline: PipelineSpec, plan: Plan, store: Store) -> pl.Series | None:
-    """Return the addresses of all rows but those that the pipeline made; None when it made none."""
+    """Return the addresses of all rows except the pipeline's own; None when it added none."""
     source = pipeline.source
     if not isinstance(source, Table) or not _made(pipeline, plan):
         return None
@@ -304,7 +300,7 @@ def _without_own(pipeline: PipelineSpec, plan: Plan, store: Store) -> pl.Series 
 def _without_replaced(
     pipeline: PipelineSpec, source: Table, store: Store, rows: pl.DataFrame
 ) -> pl.DataFrame:
-    """Leave out rows that runs of this pipeline added, by whatever definition."""
+    """Leave out rows that any run of this pipeline's name added."""
     runs = runs_before(store, pipeline.name)["lineage_id"].implode()
     own = store.scan(source.table).filter(pl.col("lineage_id").is_in(runs))
     key = TABLES[source.table].key
@@ -317,7 +313,7 @@ def _adds_to_source(pipeline: PipelineSpec) -> bool:
 
 
 def _made(pipeline: PipelineSpec, plan: Plan) -> list[str]:
-    """Return what stands in the ids of rows that it added to its source, behind the parent's."""
+    """Return the suffixes of ids of rows that the pipeline added to its source."""
     if not _adds_to_source(pipeline):
         return []
     return [f"/{op.name}-{op.fingerprint[:8]}" for op in plan.operators if op.kind == "augment"]

@@ -1,4 +1,4 @@
-"""Operators in a job's own path: the chain of a pipeline, over rows on their way to or from it."""
+"""Operators inside a job, on rollouts before they are stored or rows before training."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,19 +16,20 @@ from .plan import check_order
 
 KEPT = frozenset(
     (
-        *("experience_id", "run_id", "task_id", "group_id", "rollout", "step", "parent_id"),
+        *("experience_id", "run_id", "task_id", "group_id", "rollout_index", "batch"),
+        *("group_index", "parent_id", "purpose"),
         *("source", "policy_version", "segments", "token_ids", "tokenizer", "loss_mask"),
         *("logprobs", "prompt_length", "num_tokens", "drop_reason", "metrics", "created_at"),
         *("temperature", "top_p", "top_k", "min_p"),
     )
 )
-"""Columns of a row that no operator sets: what it is, and what was sampled."""
+"""Columns that no operator may set: the row's identity, and what was sampled."""
 
 DRAWN = frozenset({"allowed", "digest", "epoch", "lag", "was_text", "weight"})
 """Columns that a training step adds to its rows itself."""
 
 STORED = tuple(name for name in TABLES["experiences"].names if name != "advantage")
-"""Columns that are read for a trainer's chain; the advantage is that of the step."""
+"""Columns that are read for a trainer's chain; the advantage is computed in the step."""
 
 _ID = "experience_id"
 _LONGEST = 2000
@@ -37,18 +38,18 @@ _LONGEST = 2000
 
 @dataclass(frozen=True)
 class ChainResult:
-    """What a chain made of rows."""
+    """The result of a chain."""
 
     rows: pl.DataFrame
-    """All rows, also those that were dropped, with what was set before; new rows stand last."""
+    """All rows, including dropped ones with the values set until then; new rows come last."""
     dropped: pl.DataFrame
     """(experience_id, operator, reason) of the rows that a filter dropped."""
     failed: pl.DataFrame
-    """(experience_id, operator, error) of the rows on which an operator raised."""
+    """(experience_id, operator, error) of the rows on which an operator failed."""
 
 
 class Chain:
-    """Operators that treat rows group by group, one after another, as a pipeline does."""
+    """Operators that are applied to groups of rows, one after another, as in a pipeline."""
 
     def __init__(self, operators: Sequence[Operator]) -> None:
         self.operators = tuple(operators)
@@ -58,7 +59,7 @@ class Chain:
 
     @property
     def functions(self) -> dict[str, str]:
-        """What goes on record of each operator: its name and place, and its fingerprint."""
+        """What is recorded for each operator: its position and name, and its fingerprint."""
         return {f"operator:{i}:{op}": op.fingerprint for i, op in enumerate(self.operators, 1)}
 
     def reads(self, known: Sequence[str]) -> list[str]:
@@ -69,9 +70,10 @@ class Chain:
         return [name for name in known if name in read]
 
     def treat(self, rows: pl.DataFrame) -> ChainResult:
-        """Apply the operators to whole groups of rows, each with an id of its own.
+        """Apply the operators to whole groups of rows with unique ids.
 
-        What a filter drops is not seen by those behind it. Raises OperatorError for a broken law.
+        Rows that a filter drops do not reach later operators. Raises OperatorError when an
+        invariant is broken.
         """
         empty = {_ID: pl.String(), "operator": pl.String()}
         dropped = [pl.DataFrame(schema={**empty, "reason": pl.String()})]
@@ -92,10 +94,10 @@ class Chain:
 
 
 def explorer_chain(specs: Sequence[Spec]) -> Chain:
-    """Return the chain of an explorer; raises for one that it cannot have, before any work.
+    """Return the chain of an explorer, checked before any work.
 
-    OperatorError for operators that do not fit the columns or each other, ConfigError for what a
-    batch of tries is not enough for, or the table has no place for.
+    Raises OperatorError for operators that do not fit the columns or each other, ConfigError for
+    operators that need more than a batch of rollouts, or write what the table cannot store.
     """
     given = _experiences()
     chain = _checked(
@@ -118,14 +120,14 @@ def trainer_chain(
 ) -> Chain:
     """Return the chain of a trainer whose rows have side columns; `credit` sets the advantage.
 
-    Raises as `explorers` does, and ConfigError for a chain by which the statistics of a group
-    would not be those of the whole group.
+    Raises what `explorer_chain` raises, and ConfigError for a chain by which the statistics of a
+    group would not cover the whole group.
     """
-    beside = {
+    side_types = {
         c.alias: pl.Float64() if c.value in ("value", "score") else pl.String()
         for c in side_columns.parse_all(side)
     }
-    given = pl.Schema({**_experiences(), **beside})
+    given = pl.Schema({**_experiences(), **side_types})
     kinds = "clean derive filter prioritize"
     chain = _checked(specs, given, "trainer.operators", kinds=kinds)
     row_filter: Operator | None = None
@@ -152,7 +154,7 @@ def _experiences() -> pl.Schema:
 
 
 def _checked(specs: Sequence[Spec], given: pl.Schema, where: str, *, kinds: str) -> Chain:
-    """Build the operators, and check their kinds, columns, order, and what they see."""
+    """Build the operators, and check their kinds, columns, order and scope."""
     chain = Chain([resolve(spec) for spec in specs])
     check_order(chain.operators)
     for op in chain.operators:
@@ -179,10 +181,10 @@ def _checked(specs: Sequence[Spec], given: pl.Schema, where: str, *, kinds: str)
 def apply_before_store(
     chain: Chain, rows: Sequence[Experience]
 ) -> tuple[list[Experience], ChainResult]:
-    """Return the rows of finished groups as the chain leaves them, and new rows behind them.
+    """Return the rows of finished groups after the chain, followed by new rows.
 
-    All rows stay: one that a filter drops says so in its `drop_reason`. Columns that `experiences`
-    has not become `metrics`.
+    All rows are kept: one that a filter drops gets a `drop_reason`. Columns that `experiences` does
+    not have become `metrics`.
     """
     given = pl.DataFrame(pl.from_arrow(conform(TABLES["experiences"], rows)))
     treated = chain.treat(given)
@@ -196,13 +198,14 @@ def apply_before_store(
 
 
 def apply_before_train(chain: Chain, rows: pl.DataFrame) -> tuple[pl.DataFrame, ChainResult]:
-    """Return a step's rows, in their order, with what the chain set and why it `left_out` some.
+    """Return a step's rows, in order, with the columns of the chain, and `left_out` with reasons.
 
-    A row that was drawn twice in one step is treated once. The `advantage` is what the chain sets
-    in this step, whatever was stored.
+    A row that was drawn twice in one step is processed once. The `advantage` is the one that the
+    chain sets in this step; a stored advantage is ignored.
     """
     if "advantage" not in rows.columns:
         rows = rows.with_columns(advantage=pl.lit(None, pl.Float64))
+    # a row drawn twice would count twice in the statistics of its group
     made = chain.treat(rows.unique(_ID, keep="first", maintain_order=True))
     written = dict.fromkeys(name for op in chain.operators for name in op.writes)
     why = made.dropped.select(_ID, left_out=pl.format("{}: {}", "operator", "reason"))
@@ -212,7 +215,7 @@ def apply_before_train(chain: Chain, rows: pl.DataFrame) -> tuple[pl.DataFrame, 
 
 
 def record(store: Store, treated: ChainResult, *, lineage_id: str, drops: bool = False) -> None:
-    """Store the errors of single rows in `operator_errors`, and with `drops` why rows went."""
+    """Store errors of rows in `operator_errors` and, with `drops`, the reasons of dropped rows."""
     by = pl.lit(lineage_id).alias("lineage_id")
     if treated.failed.height:
         store.append("operator_errors", treated.failed.with_columns(by))
@@ -221,7 +224,7 @@ def record(store: Store, treated: ChainResult, *, lineage_id: str, drops: bool =
 
 
 def _set(row: Experience, values: Mapping[str, Any], reasons: Mapping[str, str]) -> Experience:
-    """Return a row with what operators set."""
+    """Return a row with the values that operators set."""
     values = {name: value for name, value in values.items() if name != _ID}
     own = {n: v for n, v in values.items() if n in TABLES["experiences"].names}
     parsed = Experience.from_row({"task_id": row.task_id, **own})

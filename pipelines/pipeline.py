@@ -1,4 +1,4 @@
-"""Pipeline: a source, operators and a sink; each run leaves its `lineage` and its `drops`."""
+"""Pipelines: a source, operators and a sink; each run is recorded in `lineage` and `drops`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from . import source as sources
 from .config import parse
 from .executors import Executor, executor_of
 from .explain import explained
-from .incremental import unseen
+from .incremental import new_rows
 from .plan import Plan
 from .report import Listener, Report
 from .running.run import Run
@@ -47,11 +47,11 @@ class Pipeline(PipelineSpec):
         return cls(**parse(text))
 
     def explain(self, store: Store | None = None) -> str:
-        """Return the plan in words; with a store, checked against its rows where rows matter.
+        """Return the plan as text; with a store, checked against its rows where they matter.
 
-        A store also tells which rows a run would read, and what earlier runs did and cost.
+        With a store, it also shows which rows a run would read, and what earlier runs did and cost.
 
-        Raises what `run` would raise before it reads.
+        Raises what `run` raises before it reads rows.
         """
         plan = self.plan()
         if store is None:
@@ -68,27 +68,27 @@ class Pipeline(PipelineSpec):
         executor: Executor | str | Mapping[str, Any] | None = None,
         listener: Listener | None = None,
     ) -> Report:
-        """Read what is new, apply the operators, store what they make, and say what happened.
+        """Read what is new, apply the operators, store the results, and return a report.
 
-        With `at` the source is the store as it was at that snapshot. Rows that an earlier run of
-        the same pipeline treated are not read again where the operators allow it, but with `full`.
-        A value that it derived for a row before, and not any more, is taken back by a NULL.
+        With `at`, the source is the store as it was at that snapshot. Rows that an earlier run of
+        the same pipeline processed are skipped where the operators allow it, unless `full` is set.
+        A value that an earlier run derived for a row and this one does not is withdrawn by a NULL.
 
-        Rows go through in parts of bounded bytes; only an operator that sees all rows waits for
-        them, with the columns that it reads, while the others lie in temporary files. The order of
-        rows is that of the source, those made from others behind them. What each part's rows were
-        dropped for, or failed with, is stored before its rows, and last the row of `lineage`, which
-        makes the run count. After a kill in between, run it again: ids follow from content, so
-        nothing is stored twice.
+        Rows are processed in parts of bounded size; only an operator that needs all rows waits for
+        them, with the columns that it reads, while other columns are in temporary files. Rows keep
+        the order of the source, and new rows follow. The reasons of dropped and failed rows are
+        stored before the other rows of their part, and the row of `lineage`, which makes the run
+        count, last. After a kill, run it again: ids follow from content, so nothing is stored
+        twice.
 
-        Raises OperatorError when an operator breaks its law or fails on a larger share of rows than
-        `max_failed`; what parts before it made is stored then, and does not count.
+        Raises OperatorError when an operator breaks an invariant or fails on a larger share of rows
+        than `max_failed`; the results of earlier parts are stored then, but do not count.
         """
         plan = self.plan()
         chosen = executor_of(self.executor if executor is None else executor)
         past = store.at(at or store.versions())
         self._check_rows(plan, past)
-        new = unseen(self, plan, past, full=full, is_past=at is not None)
+        new = new_rows(self, plan, past, full=full, is_past=at is not None)
         return Run(self, plan, store, past, new, executor=chosen, listener=listener).done()
 
     def _check_rows(self, plan: Plan, store: Store) -> None:

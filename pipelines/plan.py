@@ -1,4 +1,4 @@
-"""What a pipeline will do, checked before any work and shown so that a person can check it."""
+"""The plan of a pipeline, checked before any work and shown as text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,32 +17,28 @@ _SEES = {"row": "single rows", "group": "groups", "all": "all rows"}
 
 @dataclass(frozen=True)
 class Plan:
-    """A pipeline that was found sound."""
+    """A checked pipeline."""
 
     name: str
     source: str
     columns: tuple[str, ...]
-    """Columns that are read of a table; empty: all that the source has."""
+    """Columns that are read from a table; empty: all columns of the source."""
     operators: tuple[Operator, ...]
     sink: str
     out: tuple[str, ...]
-    """Columns of the rows that come out."""
+    """Columns of the rows that the pipeline returns."""
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
-    def lines(
-        self, *, source: Sequence[str] = (), steps: Sequence[Sequence[str]] = ()
-    ) -> list[str]:
-        """Return the plan in words, with more to be said of its source and its steps."""
-        read = [f"reads only {', '.join(self.columns)}"] if self.columns else []
+    def lines(self, *, source: str = "", steps: Sequence[str] = ()) -> list[str]:
+        """Return the plan in words, with a line on its source and on each of its steps."""
+        read = f"reads only {', '.join(self.columns)}" if self.columns else ""
         lines = [line("pipeline", self.name), line("source", self.source)]
-        lines += [line("", message) for message in (*read, *source)]
+        lines += [line("", note) for note in (read, source) if note]
         for place, op in enumerate(self.operators):
-            lines += [line(str(place + 1), f"{op.kind} {op}"), line("", _told(op))]
-            lines += [
-                line("", message) for message in (*steps[place : place + 1],) for message in message
-            ]
+            lines += [line(str(place + 1), f"{op.kind} {op}"), line("", _described(op))]
+            lines += [line("", step) for step in steps[place : place + 1]]
         more = f" and {len(self.out) - 8} more" if len(self.out) > 8 else ""
         return [*lines, line("sink", self.sink), line("", f"{', '.join(self.out[:8])}{more}")]
 
@@ -62,15 +58,15 @@ def make(
     sinks.check(sink, source, operators, out)
     columns = needed(given, operators, sink) if isinstance(source, Table) else ()
     columns = columns if len(columns) < len(given) else ()
-    message = "none: the rows are returned" if sink is None else str(sink)
+    to = "none: the rows are returned" if sink is None else str(sink)
     made = _stored(out, operators, sink)
-    return Plan(name, sources.describe(source), columns, tuple(operators), message, made)
+    return Plan(name, sources.describe(source), columns, tuple(operators), to, made)
 
 
 def _stored(
     out: pl.Schema, operators: Sequence[Operator], sink: Table | File | None
 ) -> tuple[str, ...]:
-    """Return the columns that a sink takes: of one for derived values, the id and these."""
+    """Return the columns that a sink stores; one for derived values stores these and the id."""
     if not isinstance(sink, Table) or sink.table not in sinks.VALUES:
         return tuple(out)
     wanted = {*(n for op in operators for n in op.writes), sinks.VALUES[sink.table]}
@@ -95,13 +91,13 @@ def check_order(operators: Sequence[Operator]) -> None:
             )
 
 
-def line(head: str, told: str) -> str:
+def line(head: str, text: str) -> str:
     """Return one line of a plan."""
-    return f"{head:<11} {told}"
+    return f"{head:<11} {text}"
 
 
-def _told(op: Operator) -> str:
-    """Say what an operator reads, writes and sees, and where it may stand."""
+def _described(op: Operator) -> str:
+    """Return what an operator reads, writes and depends on, and where it may stand."""
     reads = ", ".join(op.reads) + (" and any other" if op.reads and op.reads_all else "")
     reads += ", and the row's facts" if op.may_read else ""
     parts = [f"reads {reads or 'any column'}"]

@@ -1,4 +1,4 @@
-"""Report: what one run of a pipeline did, and Progress: what it did so far."""
+"""Reports of pipeline runs, finished (`Report`) and in progress (`Progress`)."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from ..store import Store
 
 MOST_REASONS = 1_000
-"""Reasons that are counted one by one for each operator; a reason may name the row's own number."""
+"""Reasons that are counted one by one for each operator; a reason may hold a number of the row."""
 OTHER = "other reasons, each in `drops`"
 _SHOWN = 5
 """Reasons of an operator that a report shows."""
 _FEW = 3
-"""Reasons that differ in their numbers only, and are told one by one all the same."""
+"""Reasons that differ only in their numbers and are still listed one by one."""
 _NUMBER = re.compile(r"(?<![\w/.-])-?\d+(?:\.\d+)?(?![\w/])")
 """A number by itself, and not a part of an id."""
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """How many rows an operator dropped for one reason."""
+    """The number of rows that an operator dropped for one reason."""
 
     operator: str
     reason: str
@@ -61,22 +61,22 @@ def _ranged(reasons: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """What an operator did to the rows so far."""
+    """Counts of an operator so far."""
 
     operator: str
     kind: str
     rows_in: int = 0
     rows_out: int = 0
     failed: int = 0
-    """Rows on which it raised, each with its error in `operator_errors`."""
+    """Rows on which it failed, each with its error in `operator_errors`."""
     remembered: int = 0
-    """Rows whose result was found in the memory of costly operators."""
+    """Rows whose result was in the cache of costly operators."""
     seconds: float = 0.0
-    """In all threads together."""
+    """Seconds of work, summed over threads."""
     last_error: str | None = None
 
     def __add__(self, other: "Step") -> "Step":
-        """Add what it did to more rows."""
+        """Add the counts of more rows."""
         return Step(
             self.operator,
             self.kind,
@@ -91,7 +91,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run is; a listener gets one after each part of the rows."""
+    """The progress of a run; a listener gets one after each partition."""
 
     stage: int
     """Operators that treat rows part by part are one stage, one that sees all rows is another."""
@@ -113,35 +113,35 @@ class Progress:
 
     @property
     def failed(self) -> int:
-        """Rows on which some operator raised."""
+        """Rows on which an operator failed."""
         return sum(s.failed for s in self.steps)
 
 
 Listener = Callable[[Progress], None]
-"""What is told how far a run is."""
+"""Called with the progress of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What one run of a pipeline did; the same is in `lineage` and `drops` under `lineage_id`."""
+    """The result of a pipeline run; also stored in `lineage` and `drops` under `lineage_id`."""
 
     pipeline: str
     lineage_id: str
     rows_in: int
     """Rows read."""
     rows_seen_before: int = 0
-    """Rows of the source that earlier runs treated, and that this one did not read."""
+    """Rows of the source that earlier runs processed and this one did not read."""
     rows_out: int
     """Rows written; without a sink, rows returned."""
     already: int
-    """Rows that the sink had already."""
+    """Rows that were in the sink already."""
     dropped: tuple[Dropped, ...]
     steps: tuple[Step, ...] = ()
     """What each operator did, and what it cost."""
     warnings: tuple[str, ...] = ()
     seconds: float
     rows: pl.DataFrame | None = field(default=None, repr=False)
-    """The rows themselves, when there is no sink."""
+    """The rows themselves, for a pipeline without a sink."""
 
     @property
     def rows_dropped(self) -> int:
@@ -150,7 +150,7 @@ class Report:
 
     @property
     def rows_failed(self) -> int:
-        """Rows on which some operator raised, each with its error in `operator_errors`."""
+        """Rows on which an operator failed, each with its error in `operator_errors`."""
         return sum(s.failed for s in self.steps)
 
     def __str__(self) -> str:
@@ -167,7 +167,7 @@ class Report:
                 rows = sum(d.rows for d in rest)
                 lines.append(f"  {rows:>6}  {step.operator}: {len(rest)} other reasons")
             if step.failed:
-                message = f"failed, the last with: {step.last_error}; a full run tries again"
+                message = f"failed, the last with: {step.last_error}; a full run retries them"
                 lines.append(f"  {step.failed:>6}  {step.operator} {message}")
         lines += [f"warning: {w}" for w in self.warnings]
         return "\n".join(lines)
@@ -176,7 +176,7 @@ class Report:
 def check_read(report: Report, store: "Store") -> None:
     """Raise JobError when a source is empty, and was in each earlier run of the pipeline.
 
-    That nothing came since the last run is no failure.
+    A run without new rows is not a failure.
     """
     if report.rows_in or report.rows_seen_before:
         return

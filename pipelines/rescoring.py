@@ -1,4 +1,4 @@
-"""Rescoring: a reward function over rows that are stored, as verdicts beside their rewards."""
+"""Rescore stored rows with a reward function; its verdicts become rows of `scores`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -6,42 +6,45 @@ from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from ..operators.reward_protocol import Spec, looks_at
-from ..operators.scoring import SECONDS, reward_of, scored
+from ..operators.scoring import TIMEOUT, reward_of, score_rows
 from ..operators.source_digest import digest
 from ..store import Store
 from ..store.query import columns_of, literal
+from ..store.schema_versions import take
+from .running.partition import cut
 
 _ROWS = 256
-"""Rows judged and stored together: so many are in memory, and are judged again after a kill."""
+"""Rows that are judged and stored together; after a kill, at most these are judged again."""
 _ROWS_WAITED_FOR = 64
-"""The same, of an `async` reward: an answer that is asked for again may cost money."""
+"""The same for an `async` reward: a request that is repeated may cost money."""
 
 
 @dataclass(frozen=True)
 class Rescored:
-    """What a scorer says of the rows, against the reward that they were stored with."""
+    """The verdicts of a scorer, compared with the rewards that the rows were stored with."""
 
     scorer: str
     version: str
     rows: int
-    """Rows with a verdict of this scorer and version, those of earlier calls included."""
+    """Rows with a verdict of this scorer and version, including those of earlier calls."""
     new: int
     """Verdicts stored by this call."""
     failed: int
-    """Rows that the reward function could not judge: `detail` of their `scores` says why."""
+    """Rows on which the reward function failed; `detail` in `scores` says why."""
     changed: int
-    """Rows whose verdict is not their stored reward; NULL is a value of its own."""
+    """Rows whose verdict differs from their stored reward; NULL differs from every number."""
     better: int
     worse: int
     reward_mean: float | None
-    """Of the stored rewards of the rows that have a verdict."""
+    """Mean of the stored rewards of rows that have a verdict."""
     value_mean: float | None
-    """Of the verdicts."""
+    """Mean of the verdicts."""
     failure: str | None = None
-    """What went wrong at one of the rows that could not be judged."""
+    """The error of one of the rows that failed."""
 
 
 def rescore(
@@ -50,28 +53,28 @@ def rescore(
     *,
     version: str | None = None,
     where: str | None = None,
-    at_once: int = 16,
-    seconds: float = SECONDS,
+    max_concurrency: int = 16,
+    timeout: float = TIMEOUT,
     listener: Callable[[int, int], None] | None = None,
 ) -> Rescored:
-    """Judge stored rows by a reward function, and store what it says in `scores`.
+    """Judge stored rows by a reward function, and store its verdicts in `scores`.
 
-    `reward` is the name of one of ours or `package.module:function`, or `{name: parameters}`;
-    `version` says which state of it, else a digest of its source and parameters does. Rows that
-    this scorer and version judged before are passed over, so that a killed call is gone on with by
-    the same call. A row for which the function raises has the value NULL, and the error as
-    `detail`; another `version` judges it again. Of an `async` function, at most `at_once` calls are
-    under way, each for `seconds`; a judge of groups is given each group whole, also where `where`
-    chooses some of its rows.
-    `listener` is told how many of how many rows are done.
+    `reward` is the name of a built-in reward, `package.module:function`, or `{name: parameters}`;
+    `version` defaults to a digest of its source and parameters. Rows that this scorer and version
+    already judged are skipped, so the same call continues one that was killed. A row on which the
+    function raises gets the value NULL, and the error as `detail`; another `version` judges it
+    again. At most `max_concurrency` calls of an `async` function run at once, each for `timeout`
+    seconds. A judge of groups gets whole groups, even if `where` selects some of their rows.
+    `listener` is called with the number of rows that are done, and of all rows to judge.
 
-    Raises OperatorError when there is no such function or parameter, QueryError when `where` is no
+    Raises OperatorError for an unknown function or parameter, QueryError when `where` is not a
     condition.
     """
     scorer, function = reward_of(reward)
     version = version or digest(function)
-    columns_of(where or "true")  # or it is no condition
+    columns_of(where or "true")  # raises unless it is one condition, which goes into a query
     verdict = f"scorer = {literal(scorer)} AND scorer_version = {literal(version)}"
+    # one version of all tables: rows that a run appends meanwhile are left to the next call
     past = store.at(store.versions())
     chosen = f"SELECT experience_id FROM experiences WHERE ({where or 'true'}\n)"
     unjudged = past.sql(
@@ -81,14 +84,17 @@ def rescore(
     done, by_group = 0, looks_at(function) == "group"
     for ids in _parts(past, unjudged, by_group=by_group, size=_size(function)):
         rows = _rows(past, ids)
-        verdicts = scored(function, rows.iter_rows(named=True), at_once=at_once, seconds=seconds)
+        verdicts = score_rows(
+            function, rows.iter_rows(named=True), max_concurrency=max_concurrency, timeout=timeout
+        )
         made = rows.select(
             "experience_id",
             scorer=pl.lit(scorer),
             scorer_version=pl.lit(version),
-            value=pl.Series([value for value, _ in verdicts], dtype=pl.Float64),
-            detail=pl.Series([detail for _, detail in verdicts], dtype=pl.String),
+            value=pl.Series([value for (value, _), _ in verdicts], dtype=pl.Float64),
+            detail=pl.Series([error or why for (_, why), error in verdicts], dtype=pl.String),
         ).join(unjudged, on="experience_id", how="semi", maintain_order="left")
+        # one commit a part: a kill loses the verdicts of one part, and the next call continues
         store.append("scores", made)
         done += made.height
         if listener is not None:
@@ -97,7 +103,7 @@ def rescore(
 
 
 def _size(function: Callable[..., Any]) -> int:
-    """Return how many rows are judged and stored together: fewer, where judging waits."""
+    """Return the number of rows that are judged and stored together."""
     inner = function.func if isinstance(function, partial) else function
     return _ROWS_WAITED_FOR if iscoroutinefunction(inner) else _ROWS
 
@@ -105,40 +111,30 @@ def _size(function: Callable[..., Any]) -> int:
 def _parts(
     store: Store, unjudged: pl.DataFrame, *, by_group: bool, size: int
 ) -> Iterator[pl.DataFrame]:
-    """Yield the row addresses of parts of the rows; of groups to be judged, all rows of some."""
-    dataset = store.dataset("experiences")
-    light = dataset.to_table(columns=["experience_id", "group_id"], with_row_id=True)
-    places = pl.DataFrame(pl.from_arrow(light)).select("_rowid", "experience_id", "group_id")
-    if not by_group:
-        wanted = places.join(unjudged, on="experience_id", how="semi").sort("_rowid")
-        yield from wanted.iter_slices(size)
-        return
-    wanted = places.join(unjudged, on="group_id", how="semi").sort("_rowid")
-    waiting: list[pl.DataFrame] = []
-    for _, group in wanted.group_by("group_id", maintain_order=True):
-        waiting.append(group)
-        if sum(map(len, waiting)) >= size:
-            yield pl.concat(waiting)
-            waiting = []
-    if waiting:
-        yield pl.concat(waiting)
+    """Yield parts of the rows by their addresses; with `by_group`, each part has whole groups."""
+    light = store.dataset("experiences").to_table(
+        columns=["experience_id", "group_id"], with_row_id=True
+    )
+    # of a group with one unjudged row all rows are read, since its judge compares them
+    key = "group_id" if by_group else "experience_id"
+    wanted = pl.DataFrame(pl.from_arrow(light)).join(unjudged, on=key, how="semi").sort("_rowid")
+    groups = wanted["group_id"] if by_group else None
+    for places in cut(np.ones(wanted.height), part_bytes=size, groups=groups):
+        yield wanted[places]
 
 
 def _rows(store: Store, part: pl.DataFrame) -> pl.DataFrame:
-    """Return rows of `experiences` with what a reward may ask of their tasks."""
+    """Return rows of `experiences` with the columns of their tasks that a reward may read."""
     dataset = store.dataset("experiences")
-    payload = dataset._take_rows(  # pyright: ignore[reportPrivateUsage]
-        part["_rowid"].to_list(), columns=dataset.schema.names
-    )
+    payload = take(dataset, part["_rowid"].to_list(), dataset.schema.names)
     rows = pl.DataFrame(pl.from_arrow(payload))
-    tasks = ", ".join(literal(i) for i in rows["task_id"].unique())
-    message = store.dataset("tasks").to_table(
-        columns=["task_id", "answer", "messages", "metadata"], filter=f"task_id IN ({tasks})"
+    ids = ", ".join(literal(i) for i in rows["task_id"].unique())
+    found = store.dataset("tasks").to_table(
+        columns=["task_id", "answer", "messages", "metadata"], filter=f"task_id IN ({ids})"
     )
-    asked = pl.DataFrame(pl.from_arrow(message)).rename(
-        {"messages": "task_messages", "metadata": "task_metadata"}
-    )
-    return rows.join(asked, on="task_id", how="left", maintain_order="left")
+    names = {"messages": "task_messages", "metadata": "task_metadata"}
+    tasks = pl.DataFrame(pl.from_arrow(found)).rename(names)
+    return rows.join(tasks, on="task_id", how="left", maintain_order="left")
 
 
 def _compared(

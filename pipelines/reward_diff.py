@@ -1,4 +1,4 @@
-"""Two rewards of the same rows against each other: what changes, for which groups and tasks."""
+"""Compare two rewards of the same rows: what changes, by group and task."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,20 +74,21 @@ _TASKS = f"""{_WITH_GROUPS}
 
 @dataclass(frozen=True)
 class Difference:
-    """What changes when the reward `b` stands where `a` stood."""
+    """What changes when the reward `b` replaces `a`."""
 
     a: str
     b: str
     rows: Mapping[str, Any]
-    """Of all rows: how many have each value, how many change, rise and fall, and the means.
+    """Counts of rows with each reward, and of those that change, rise and fall; means.
 
     The means and the correlation are of rows that have both.
     """
     confusion: Sequence[Mapping[str, Any]]
-    """How many rows have which value of each; in ranges, when there are many values."""
+    """The number of rows for each pair of values, in ranges if there are many values."""
     groups: Mapping[str, Any]
-    """Of the rows with both: groups in which an advantage (the reward less the group's mean)
-    changes its sign, in which another try is best, which become flat, or informative.
+    """Numbers of groups, of rows that have both: those in which an advantage (the reward less the
+    group's mean) changes its sign, or another rollout is best; those that become flat, or
+    informative.
     """
     tasks: Sequence[Mapping[str, Any]]
     """The tasks whose mean changes most."""
@@ -101,7 +102,7 @@ def compare(
     >>> compare(store, "reward", "reward").rows["changed"]
     0
 
-    Raises NotFoundError when nothing is stored of one, QueryError for what names no reward.
+    Raises NotFoundError when no value of one is stored, QueryError for an invalid name.
     """
     rows = _values(store, a, b, where)
     [message], [groups] = evaluate(_ROWS, rows).to_dicts(), evaluate(_GROUPS, rows).to_dicts()
@@ -131,7 +132,7 @@ def _values(store: Store, a: str, b: str, where: str | None) -> pl.DataFrame:
     past = store.at(store.versions())
     columns = [_column(name, alias) for name, alias in ((a, "a"), (b, "b"))]
     check(past, [c for c in columns if c is not None])
-    columns_of(where or "true")  # or it is no condition
+    columns_of(where or "true")  # raises unless it is one condition, which goes into a query
     read = from_sql([c for c in columns if c is not None])
     a_sql, b_sql = ("reward" if c is None else f'"{c.alias}"' for c in columns)
     return past.sql(
@@ -145,8 +146,8 @@ def _column(name: str, alias: str) -> SideColumn | None:
         return None
     if ":" not in name:
         raise QueryError(
-            f"`{name}` is no reward{nearest(name, ('reward',))}; expected `reward`, or "
-            "`score:NAME@VERSION`, as `rlake rescore` says it"
+            f"`{name}` is not a reward{nearest(name, ('reward',))}; expected `reward`, or "
+            "`score:NAME@VERSION`, as `rlake rescore` prints it"
         )
     column = parse(f"{alias}_of_the_comparison={name}" if "=" not in name else name)
     if column.value in ("label", "text"):

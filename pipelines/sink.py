@@ -1,4 +1,4 @@
-"""Where a pipeline's rows go: a table is appended to, a file is written whole."""
+"""Sinks: tables, which are appended to, and files, which are written as a whole."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,15 +13,15 @@ from ..store.schema import TABLES, table
 from .source import File, Source, Table
 
 WRITABLE = ("experience_values", "experiences", "preferences", "scores", "task_values", "tasks")
-"""Tables that a pipeline may append to; the others are written by jobs."""
+"""Tables that a pipeline may append to; jobs write the others."""
 
 VALUES = {"experience_values": "experience_id", "task_values": "task_id"}
-"""Tables of one value a row, and the column that says whose value it is."""
+"""Tables with one value a row, and the column with the id that the value belongs to."""
 _TASK = tuple(Task.ask("").row())
 _SUFFIXES = (".jsonl", ".parquet")
 _FILLED = ("created_at", "source")
 _VERSION = 12
-"""Digits of an operator's fingerprint that stand for it as the version of what it derived."""
+"""Digits of an operator's fingerprint that are stored as the version of its values."""
 
 
 def check(
@@ -60,18 +60,14 @@ def _check_table(
         raise ConfigError("a sink has no `with_columns`; they belong to the source")
     _check_facts(sink, source, operators)
     if sink.table == "scores":
-        _need(
-            sink, out, ("experience_id", "scorer", "scorer_version", "reward"), "end with `score`"
-        )
-        return
+        names = ("experience_id", "scorer", "scorer_version", "reward")
+        return _need(sink, out, names, "end with `score`")
     if sink.table in VALUES:
-        _check_values(sink, operators, out)
-        return
+        return _check_values(sink, operators, out)
     end = "end with `pairs`" if sink.table == "preferences" else "select it"
-    _need(
-        sink, out, [c.name for c in declared.columns if c.required and c.name not in _FILLED], end
-    )
-    # a task is what it says, whatever it was made of
+    required = [c.name for c in declared.columns if c.required and c.default is None]
+    _need(sink, out, [name for name in required if name not in _FILLED], end)
+    # a new task may name the rollout it was made from, which `tasks` has no column for
     links = ("parent_id",) if sink.table == "tasks" else ()
     for name in out.names():
         if name not in (*declared.names, *links):
@@ -88,7 +84,7 @@ def _need(sink: Table, out: pl.Schema, names: Sequence[str], end: str) -> None:
 
 
 def _check_facts(sink: Table, source: Source, operators: Sequence[Operator]) -> None:
-    """Refuse what would be a change of stored rows."""
+    """Refuse a pipeline that would change stored rows."""
     if sink.table != "experiences" or not isinstance(source, Table):
         return
     if source.table == "experiences" and not any(op.kind == "augment" for op in operators):
@@ -99,12 +95,12 @@ def _check_facts(sink: Table, source: Source, operators: Sequence[Operator]) -> 
 
 
 def takes_values(sink: Table | File | None) -> bool:
-    """Tell whether a sink takes one value a row, of which the newest counts."""
+    """Return whether a sink has one value a row, of which the newest counts."""
     return isinstance(sink, Table) and sink.table in VALUES
 
 
 def made_by(operators: Sequence[Operator]) -> dict[str, str]:
-    """Return the columns that operators derived, and the version of the one that did."""
+    """Return the columns that operators derive, each with the version of its operator."""
     made = [op for op in operators if op.kind in ("derive", "prioritize", "filter")]
     return {name: op.fingerprint[:_VERSION] for op in made for name in op.writes}
 
@@ -146,7 +142,7 @@ def as_scores(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def as_tasks(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the tasks that the rows describe: other content is another task, with its own id."""
+    """Return the tasks that the rows describe; changed content makes a new task with a new id."""
     tasks: list[dict[str, Any]] = []
     for row in rows.to_dicts():
         task = Task.from_row(row)

@@ -1,4 +1,4 @@
-"""Where a pipeline's rows come from: a table, a query, a file, or a frame in memory."""
+"""Sources: a table, a query, a file, or a frame in memory."""
 
 from collections.abc import Sequence
 from typing import Literal, cast
@@ -23,7 +23,7 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 
 @dataclass(frozen=True, config=_STRICT)
 class Table:
-    """Rows of a table of the store; as a sink, where rows are appended."""
+    """Rows of a table; as a sink, the table that rows are appended to."""
 
     table: str
     where: str | None = None
@@ -31,8 +31,8 @@ class Table:
     with_columns: Sequence[str] = ()
     """Side columns, for a source `experiences` only, such as `reward=score:strict@2`."""
     mode: Literal["append", "replace"] = "append"
-    """For a sink only. With `replace` what stands is what the pipeline gives now: what runs of the
-    same name gave before, and this one does not, is taken back, as `rlake undo` does."""
+    """For a sink only. With `replace`, rows that earlier runs of the same name wrote, and this one
+    does not, are withdrawn, as by `rlake undo`."""
 
     @property
     def side(self) -> tuple[sides.SideColumn, ...]:
@@ -44,19 +44,16 @@ class Table:
 
     @property
     def rows(self) -> str:
-        """What stands after FROM to read them."""
-        return (
-            f"{sides.from_sql(self.side)} AS {self.table}"
-            if self.with_columns
-            else f"{self.table}_current AS {self.table}"
-            if self.table in CURRENT
-            else f'"{self.table}"'
-        )
+        """The FROM clause that reads them."""
+        if self.with_columns:
+            return f"{sides.from_sql(self.side)} AS {self.table}"
+        is_current = self.table in CURRENT
+        return f"{self.table}_current AS {self.table}" if is_current else f'"{self.table}"'
 
     def __str__(self) -> str:
-        beside = f" with {', '.join(self.with_columns)}" if self.with_columns else ""
-        beside += ", replaced" if self.mode == "replace" else ""
-        return f"table {self.table}{beside}" + (f" where {self.where}" if self.where else "")
+        options = f" with {', '.join(self.with_columns)}" if self.with_columns else ""
+        options += ", replaced" if self.mode == "replace" else ""
+        return f"table {self.table}{options}" + (f" where {self.where}" if self.where else "")
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -86,11 +83,11 @@ Source = Table | Sql | File | pl.LazyFrame | pl.DataFrame
 
 
 CURRENT = frozenset({"tasks", "experiences", "preferences"})
-"""Tables whose rows may be taken back; a source has those that count."""
+"""Tables whose rows may be undone; a source has the others."""
 TAKEN_BACK = ("withdrawals", "members")
-"""Tables that say which of those rows count."""
+"""Tables that say which of those rows were undone."""
 OF_RUNS = frozenset({"lineage", "drops", "operator_errors"})
-"""Tables that each run of a pipeline writes, and no view reads."""
+"""Tables that every pipeline run writes and no view reads."""
 
 
 class Blank:
@@ -118,13 +115,13 @@ def describe(source: Source) -> str:
 
 
 def schema(source: Source) -> pl.Schema:
-    """Return the columns that a source has, without reading its rows (but for a file's types).
+    """Return the columns of a source without reading its rows (except to infer a file's types).
 
     Raises QueryError, InputError or NotFoundError when it cannot be read.
     """
     if isinstance(source, Table):
         declared = table(source.table)
-        if not source.where and not source.with_columns:  # else it has to be seen what they say
+        if not source.where and not source.with_columns:  # else SQL is checked too
             return pl.DataFrame(pl.from_arrow(declared.schema.empty_table())).schema
     if isinstance(source, pl.LazyFrame | pl.DataFrame):
         return source.lazy().collect_schema()
@@ -146,7 +143,7 @@ def _empty(source: Table | Sql | File, store: Store) -> pl.DataFrame:
 
 
 def are_taken_back(source: Source, store: Store) -> bool:
-    """Tell whether rows of a source's table may have been taken back."""
+    """Return whether rows of a source's table may have been undone."""
     is_one = isinstance(source, Table) and source.table in CURRENT
     return is_one and store.count("withdrawals") > 0
 
@@ -167,12 +164,10 @@ def tables_read(source: Source) -> set[str]:
     ['experience_values', 'experiences', 'job_events']
     """
     if isinstance(source, Table):
-        beside = {c.table for c in source.side}
-        beside |= (
-            {"job_events"} if "experience_values" in beside else set()
-        )  # it says which attempts count
-        asked = tables_of(source.where) if source.where else set()
-        return {source.table} | beside | asked
+        read = {source.table, *(c.table for c in source.side)}
+        # the trainer's restarts decide which derived values count
+        read |= {"job_events"} if "experience_values" in read else set()
+        return read | (tables_of(source.where) if source.where else set())
     query = source.sql if isinstance(source, Sql | File) else None
     if query is None:
         return set()
@@ -194,8 +189,8 @@ def check_groups(source: Source, store: Store) -> None:
         group, num_kept, num_all = cut
         raise OperatorError(
             f"the source's `{what}` keeps {num_kept} of {num_all} rewards of the group {group!r}, "
-            "and group statistics see the whole group; choose whole groups, or put the condition "
-            "as `keep` behind the operators of whole groups"
+            "but group statistics need the whole group; choose whole groups, or put the condition "
+            "as `keep` after the operators of whole groups"
         )
 
 

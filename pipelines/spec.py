@@ -1,4 +1,4 @@
-"""What a pipeline is: its source, operators and sink, and the plan that they make."""
+"""The definition of a pipeline: its source, operators and sink."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from .source import File, Source, Table
 
 @dataclass(frozen=True)
 class PipelineSpec:
-    """Which operators run, from what source, to what sink."""
+    """Source, operators and sink of a pipeline, with its settings."""
 
     name: str
     source: Source

@@ -1,4 +1,4 @@
-"""Watching: a pipeline runs when its source gets rows, as often as it does."""
+"""Watch a source: run a pipeline whenever the source gets new rows."""
 
 import math
 import threading
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..store import Store
 from ..store.errors import ConfigError, StarvedError
-from .incremental import unseen
+from .incremental import new_rows
 from .report import Report
 from .source import OF_RUNS, Sql, Table, describe, tables_read
 
@@ -23,19 +23,19 @@ def watch(
     stop: threading.Event | None = None,
     **how: Any,
 ) -> Iterator[Report]:
-    """Run a pipeline now and whenever its source has something new; yield the report of each run.
+    """Run a pipeline now and whenever its source has new rows; yield the report of each run.
 
-    It ends when `stop` is set, or nothing came for `until_idle` seconds. Runs that find nothing to
-    do are not reported. `how` goes to `Pipeline.run`. Another process may run the same pipeline
-    meanwhile: what both make has the same ids, and is stored once.
+    It ends when `stop` is set, or nothing came for `until_idle` seconds. Runs without new rows are
+    not reported. `how` goes to `Pipeline.run`. Another process may run the same pipeline at the
+    same time: the results of both have the same ids, and are stored once.
 
-    Raises ConfigError for a pipeline whose source is no table of the store or that has no sink,
-    and what `run` raises.
+    Raises ConfigError for a pipeline without a sink, or whose source is not in the store, and what
+    `run` raises.
     """
     tables, plan = _watched(pipeline), pipeline.plan()
     while True:
-        seen = _versions(store, tables)  # before the run: what comes meanwhile is for the next
-        if not unseen(pipeline, plan, store.at(store.versions())).is_nothing:
+        seen = _versions(store, tables)  # before the run, or rows that come during it are missed
+        if not new_rows(pipeline, plan, store.at(store.versions())).is_nothing:
             yield pipeline.run(store, **how)
         try:
             store.wait_for(
@@ -59,7 +59,7 @@ def _watched(pipeline: "Pipeline") -> list[str]:
         raise ConfigError(
             f"`{pipeline.name}` has no sink; say where `watch` shall store what it makes"
         )
-    tables = tables_read(pipeline.source) - OF_RUNS  # a run would wake itself for ever
+    tables = tables_read(pipeline.source) - OF_RUNS  # else each run would start the next
     if not tables:
         raise ConfigError(f"`{pipeline.name}` reads only what runs of pipelines write themselves")
     return sorted(tables)

@@ -1,4 +1,4 @@
-"""Appending: rows are checked, those that are stored already left out, the rest is one commit."""
+"""Append rows: check them, skip those that are stored already, commit the rest at once."""
 
 import random
 import threading
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from time import monotonic, sleep
 
 import lance
@@ -13,22 +14,22 @@ import numpy as np
 import pyarrow as pa
 
 from . import interrupts
-from .errors import BusyError, SchemaError, StoreError, write_error
-from .foreign_columns import refuse_foreign
+from .errors import FAILURES, BusyError, SchemaError, write_error
 from .key_index import KeyIndex, Seen, newest
 from .leases import LOCK_SECONDS
 from .locks import locked
 from .records import now
 from .row_digests import with_digests
 from .schema import TABLES, Table, table
-from .tables import Tables
+from .schema_versions import refuse_foreign
+from .tables import Tables, check_present
 from .validate import Rows, check, stamp
 
 TRIES = 6
-"""How often an append is tried before a store that is busy is called so."""
+"""How often an append is tried before it raises BusyError."""
 _PAUSE_SECONDS = 0.05
 _ROWS_PER_FILE = 65_536
-"""While a file is written, its columns' pages and statistics are in memory: a kilobyte a row."""
+"""Bounds memory: pages and statistics of an open file take about a kilobyte per row."""
 _AHEAD = timedelta(days=1)
 """How far a row's own `created_at` may be ahead: the table's clock follows it."""
 _TICK = timedelta(microseconds=1)
@@ -36,7 +37,7 @@ _TICK = timedelta(microseconds=1)
 
 @dataclass(frozen=True)
 class Appended:
-    """What an append did: rows written, rows that were there already, and the table's version."""
+    """The result of an append: rows written, rows stored before, and the table's version."""
 
     rows: int
     duplicates: int
@@ -46,10 +47,10 @@ class Appended:
 class Appender:
     """Appends to the tables of one store, one append to a table at a time.
 
-    Rows without a time get one: now, or if the table holds a later one, because a clock was turned
-    back or differs, the microsecond after that. So time never runs backwards within a table, in
-    whichever processes its rows are written. Rows that bring their own time keep it, up to a day
-    ahead of the clock; later than that they are refused, since all others would have to follow.
+    Rows without a time get one: now, or the microsecond after the table's latest time if that is
+    later, because a clock was turned back or differs. So time never runs backwards within a table,
+    whichever processes write it. Rows with a time of their own keep it, up to a day ahead of the
+    clock; a later time is refused, since every following row would have to be later still.
     """
 
     def __init__(self, store: Tables) -> None:
@@ -58,21 +59,22 @@ class Appender:
         self._writing = {name: threading.Lock() for name in TABLES}
 
     def append(self, name: str, data: Rows) -> Appended:
-        """Append rows in one commit, again when the store is busy."""
+        """Append rows in one commit; retry while the store is busy."""
         return self.append_all(name, [data])[0]
 
     def append_all(self, name: str, parts: Sequence[Rows]) -> list[Appended]:
-        """Append several writers' rows, in their order, in one commit; tell each what was done."""
+        """Append the rows of several writers, in order, in one commit; return each result."""
         declared = table(name)
-        rows = [check(declared, part) for part in parts]  # before anybody waits for it
+        rows = [check(declared, part) for part in parts]  # before the lock: others wait for it
         writing = _tried(lambda: self._write(name, lambda new: new.together(rows)))
         return [Appended(n, already, writing.dataset.version) for n, already in writing.counts]
 
     def append_stream(self, name: str, batches: Iterator[Rows]) -> Appended:
         """Append batches in one commit, one in memory at a time; an id may be in two of them."""
         with interrupts.at_once():
+            # no retry when the store is busy: the iterator is consumed
             writing = self._write(name, lambda new: new.batches(batches))
-        return writing.told()
+        return writing.result()
 
     def append_streams(self, parts: Mapping[str, Iterator[Rows]]) -> dict[str, Appended]:
         """Append batches to several tables, to all of them or to none of them.
@@ -81,25 +83,25 @@ class Appender:
         order, so that no row refers to one that is missing.
         """
         with interrupts.at_once(), ExitStack() as held:
-            # the locks by name: two that took them in other orders would wait for each other
+            # locks in the order of names: two writers with different orders would deadlock
             begun = {name: held.enter_context(self._begun(name)) for name in sorted(parts)}
             written = {n: self._prepared(begun[n], parts[n]) for n in reversed([*parts])}
             for name in parts:
                 self._land(begun[name], written[name])
         for name, writing in begun.items():
             self._store.committed(name, writing.dataset)
-        return {name: begun[name].told() for name in parts}
+        return {name: begun[name].result() for name in parts}
 
     def _prepared(
         self, writing: "_Writing", batches: Iterator[Rows]
     ) -> lance.LanceOperation.BaseOperation | None:
-        """Write what is new of a table's rows to files that no version has yet."""
+        """Write the new rows of a table to files that no version refers to yet."""
         fresh = writing.batches(batches)
         first = next(fresh, None)
         if first is None:
             return None
         schema = writing.declared.schema
-        reader = pa.RecordBatchReader.from_batches(schema, _chain(first, fresh))
+        reader = pa.RecordBatchReader.from_batches(schema, chain([first], fresh))
         with _failing(writing):
             files = lance.fragment.write_fragments(
                 reader, writing.dataset, mode="append", max_rows_per_file=_ROWS_PER_FILE
@@ -125,28 +127,26 @@ class Appender:
     def _write(
         self, name: str, read: "Callable[[_Writing], Iterator[pa.RecordBatch]]"
     ) -> "_Writing":
-        """Commit what is new of the rows that `read` gives."""
+        """Commit the new rows among those that `read` yields."""
         with self._begun(name) as writing:
             fresh = read(writing)
             first = next(fresh, None)
             if first is not None:
-                self._commit(writing, first.schema, _chain(first, fresh))
+                # only new rows are committed: a retry must not create a version
+                self._commit(writing, first.schema, chain([first], fresh))
         self._store.committed(name, writing.dataset)
         return writing
 
     @contextmanager
     def _begun(self, name: str) -> "Iterator[_Writing]":
-        """Take the table's lock, and learn what others wrote."""
+        """Take the table's lock and read what other processes wrote."""
         store, declared = self._store, table(name)
-        if store.is_past:
-            raise StoreError(
-                f"{store!r} is read only: it shows the past; append to the store itself"
-            )
+        check_present(store, "append to")
         keys = self._keys[name]
-        # threads queue here before the store's lock: each that waits for that takes a file and a
-        # thread, or asks for a lease again and again
+        # threads queue for this process's lock first: each waiter for the store's lock takes a file
+        # and a thread, or polls a lease
         with self._writing[name], locked(store, name) as check_lock:
-            # within the lock: what another process stores after the look would be stored twice
+            # within the lock: a row that another process stores after this would be stored twice
             dataset = store.dataset(name)
             check_lock()
             keys.refresh(dataset)
@@ -164,7 +164,8 @@ class Appender:
         self._noted(writing, written)
 
     def _noted(self, writing: "_Writing", written: lance.LanceDataset) -> None:
-        if written.version == writing.dataset.version + 1:  # else others wrote too: the next looks
+        # else other processes wrote too, and the next append reads their keys
+        if written.version == writing.dataset.version + 1:
             self._keys[writing.declared.name].committed(written, writing.hashes, writing.newest)
         writing.dataset = written
 
@@ -211,10 +212,10 @@ class WritableTables(Tables):
 
 @contextmanager
 def _failing(writing: "_Writing") -> Iterator[None]:
-    """Raise our kind of error for Lance's: that of the rows' own iterator, if it had one."""
+    """Turn Lance's errors into ours; an error of the rows' own iterator is raised as it is."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError) as error:
+    except FAILURES as error:
         if writing.error is not None:
             raise writing.error from None
         refuse_foreign(writing.declared, writing.dataset)
@@ -222,7 +223,7 @@ def _failing(writing: "_Writing") -> Iterator[None]:
 
 
 class _Writing:
-    """One append under way: what was written, left out, or went wrong in the rows' own iterator."""
+    """An append in progress: rows written and skipped, and the error of the rows' iterator."""
 
     def __init__(self, declared: Table, keys: KeyIndex, dataset: lance.LanceDataset) -> None:
         self.declared, self._keys, self.dataset = declared, keys, dataset
@@ -234,25 +235,27 @@ class _Writing:
         """Rows written and rows that were there already, of each batch."""
         self.error: BaseException | None = None
 
-    def told(self) -> Appended:
-        """Return what was done, of all batches together."""
+    def result(self) -> Appended:
+        """Return the totals of all batches."""
+        # the zeros are for an append of no batches
         rows, already = np.sum([(0, 0), *self.counts], axis=0).tolist()
         return Appended(rows, already, self.dataset.version)
 
     def batches(self, batches: Iterator[Rows]) -> Iterator[pa.RecordBatch]:
-        """Yield what is new of batches that are read one by one."""
+        """Yield the new rows of batches that are read one by one."""
         seen: Seen = {}
         try:
             for data in batches:
                 rows = self._stamped(check(self.declared, data))
                 fresh = self._fresh(rows, [rows.num_rows], seen)
+                # all columns: one that is NULL in this batch may have values in the next
                 yield from fresh.to_batches()
         except BaseException as error:
             self.error = error
             raise
 
     def together(self, parts: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
-        """Yield what is new of batches that are in memory: their ids are compared at once."""
+        """Yield the new rows of batches in memory, whose ids are compared at once."""
         tables = [self._stamped(rows) for rows in parts]
         rows = pa.concat_tables(tables) if len(tables) > 1 else tables[0]
         fresh = self._fresh(rows, [t.num_rows for t in tables], None)
@@ -264,7 +267,7 @@ class _Writing:
         return stamp(rows, first)
 
     def _fresh(self, rows: pa.Table, sizes: Sequence[int], seen: Seen | None) -> pa.Table:
-        """Leave out what is stored; `sizes` are those of the parts that the rows came in."""
+        """Return the rows that are not stored; `sizes` are those of the parts they came in."""
         places, hashes = self._keys.fresh(rows, self.dataset, seen)
         ends = np.searchsorted(places, np.cumsum(sizes))
         kept = np.diff(ends, prepend=0).tolist()
@@ -278,11 +281,12 @@ class _Writing:
                 f"more than a day after now ({now():%Y-%m-%d %H:%M}); correct it, or leave it out"
             )
         self.newest = max(self.newest, latest)
+        # last: a digest covers the row as it is stored, its time included
         return with_digests(fresh) if self.declared.is_digested else fresh
 
 
 def _filled(rows: pa.Table) -> pa.Table:
-    """Leave out columns that are NULL in every row: without being stored, they read as NULL."""
+    """Drop columns that are NULL in every row: columns that are not stored read as NULL."""
     columns = zip(rows.column_names, rows.columns, strict=True)
     return rows.select([name for name, values in columns if values.null_count < len(values)])
 
@@ -296,10 +300,6 @@ def _tried(write: Callable[[], _Writing]) -> _Writing:
         except BusyError:
             if tried == TRIES or monotonic() >= deadline:
                 raise
+            # random: writers that collided once would collide again
             sleep(_PAUSE_SECONDS * 2**tried * random.uniform(0.5, 1.0))
     raise AssertionError("the last try returns or raises")
-
-
-def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest

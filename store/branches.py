@@ -1,7 +1,7 @@
-"""Branches: the whole store goes two ways from one moment on, and shares all that was before.
+"""Branches: copies of the whole store that share all rows from before they were created.
 
-A branch is a branch of each Lance table, with a tag on the version that it left from, so that no
-clean-up removes it. What is older than the branch is read where it came from.
+A branch of the store is a branch of each Lance table, with a tag on the version that it was created
+from, which protects that version from clean-up. Older versions are read from the parent.
 """
 
 import re
@@ -17,14 +17,20 @@ from lance.file import LanceFileSession
 
 from . import migrations, relocation
 from .errors import NotFoundError, QueryError, StoreError, as_store_error, nearest
-from .job_status import unfinished
 from .locks import locked
 from .schema import SCHEMA_VERSION, TABLES
 from .schema_versions import schema_of
-from .tables import Tables, known_branches, own_place, place_on, tag_prefix
+from .tables import (
+    IN_ORDER,
+    LAST,
+    Tables,
+    known_branches,
+    own_place,
+    place_on,
+    tag_prefix,
+    unfinished,
+)
 
-_LAST = "job_events"
-"""The table that is branched last and dropped first: a branch is there when this has it."""
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 
 S = TypeVar("S", bound=Tables)
@@ -32,14 +38,14 @@ S = TypeVar("S", bound=Tables)
 
 @dataclass(frozen=True)
 class Branch:
-    """A way that the store went of its own."""
+    """A branch of the store."""
 
     name: str
     parent: str | None
-    """The branch that it left from; None for the main line."""
+    """The branch that it was created from; None for the main line."""
     created_at: datetime
     versions: dict[str, int]
-    """Versions of the parent's tables that it left from."""
+    """Versions of the parent's tables that it was created from."""
 
 
 def split(address: str) -> tuple[str, str | None]:
@@ -54,9 +60,9 @@ def split(address: str) -> tuple[str, str | None]:
 
 
 def current(store: Tables) -> dict[str, Branch]:
-    """Return the branches that there are, by name, oldest first."""
+    """Return all branches by name, oldest first."""
     known = {table: known_branches(store, table) for table in TABLES}
-    listed = sorted(known[_LAST].items(), key=lambda item: (item[1]["create_at"], item[0]))
+    listed = sorted(known[LAST].items(), key=lambda item: (item[1]["create_at"], item[0]))
     return {
         name: Branch(
             name,
@@ -77,7 +83,7 @@ def find(store: Tables, name: str) -> Branch:
 
 
 def rows_added(store: Tables, branch: Branch) -> dict[str, int]:
-    """Return by how many rows each table of a branch grew since it left."""
+    """Return how many rows each table of a branch gained since it was created."""
     there = store.on_branch(branch.name)
     return {
         table: there.count(table) - there.open_at(table, version).count_rows()
@@ -86,10 +92,10 @@ def rows_added(store: Tables, branch: Branch) -> dict[str, int]:
 
 
 def create(store: S, name: str, *, versions: Callable[[], Mapping[str, int]]) -> S:
-    """Make a branch that leaves from `versions` of the tables, and return it.
+    """Create a branch from `versions` of the tables, and return it.
 
-    Raises QueryError for a name that is taken or not plain. One that was killed before it was done
-    is not listed; to make it again makes it whole.
+    Raises QueryError for a name that is taken or invalid. A branch whose creation was killed is not
+    listed; creating it again completes it.
     """
     _check_name(name)
     if store.folder is not None and "?" in store.root:
@@ -98,14 +104,14 @@ def create(store: S, name: str, *, versions: Callable[[], Mapping[str, int]]) ->
             "of a URL; move the store to a path without one"
         )
     with _changing(store, f"cannot make the branch `{name}`"):
-        if name in known_branches(store, _LAST):
+        if name in known_branches(store, LAST):
             raise QueryError(f"branch `{name}` exists already; choose another name")
         leaving = versions()
         for table, version in leaving.items():
             _check_own(store, table, version)
             _remove(store, table, name)
-        # `runs` last: a branch of which it is not there yet is not listed, and can be made again
-        for table in sorted(leaving, key=_LAST.__eq__):
+        # the last table last: until it has the branch, the branch is not listed and can be redone
+        for table in sorted(leaving, key=LAST.__eq__):
             _leave(store, table, name, leaving[table])
         relocation.settle(store.on_branch(name))
     return opened(store, name)
@@ -113,14 +119,14 @@ def create(store: S, name: str, *, versions: Callable[[], Mapping[str, int]]) ->
 
 def opened(store: S, name: str) -> S:
     """Return the store on a branch, brought up to date; raises NotFoundError when there is none."""
-    if name not in known_branches(store, _LAST):
+    if name not in known_branches(store, LAST):
         find(store, name)
     there = store.on_branch(name)
-    schema = schema_of(there.open_at(_LAST))
+    schema = schema_of(there.open_at(LAST))
     _check_lost(there, schema)
     if schema < SCHEMA_VERSION:
         _complete(store, name)
-        for table in sorted(TABLES, key=_LAST.__eq__):
+        for table in IN_ORDER:
             migrations.migrate(there, table)
     if relocation.is_elsewhere(there):
         with _changing(store, f"cannot put the branch `{name}` right, whose store was moved"):
@@ -129,7 +135,7 @@ def opened(store: S, name: str) -> S:
 
 
 def _check_lost(there: Tables, schema: int) -> None:
-    """Raise StoreError when a table of a branch has no folder any more; elsewhere a read does."""
+    """Raise StoreError when a table of a local branch has lost its folder."""
     lost = [
         f"`{name}`"
         for name, table in TABLES.items()
@@ -143,7 +149,7 @@ def _check_lost(there: Tables, schema: int) -> None:
 
 
 def _complete(store: Tables, name: str) -> None:
-    """Give a branch the tables that the store got after it left, without rows."""
+    """Add the tables that the store gained after the branch was created, without rows."""
     branch = find(store, name)
     for table in TABLES.keys() - branch.versions.keys():
         with _changing(store, f"cannot complete the branch `{name}`"):
@@ -161,17 +167,17 @@ def drop(store: Tables, name: str, *, force: bool = False) -> None:
         known = {table: known_branches(store, table) for table in TABLES}
         if not any(name in found for found in known.values()):
             find(store, name)
-        children = [n for n, info in known[_LAST].items() if info["parent_branch"] == name]
+        children = [n for n, info in known[LAST].items() if info["parent_branch"] == name]
         if children:
             raise QueryError(
                 f"branch `{name}` has branches of its own: {', '.join(sorted(children))}; "
                 "drop them first"
             )
-        if name in known[_LAST] and not force:
+        if name in known[LAST] and not force:
             _check_done(store.on_branch(name))
-        half_made = {n for found in known.values() for n in found} - known[_LAST].keys() - {name}
-        # `runs` first: a drop that was killed leaves no branch listed that lacks tables
-        for table in sorted(TABLES, key=_LAST.__ne__):
+        half_made = {n for found in known.values() for n in found} - known[LAST].keys() - {name}
+        # the last table first: a drop that is killed never leaves a listed branch without tables
+        for table in reversed(IN_ORDER):
             for other in sorted(half_made):
                 _remove(store, table, other)
             _remove(store, table, name)
@@ -182,8 +188,8 @@ def drop(store: Tables, name: str, *, force: bool = False) -> None:
 
 @contextmanager
 def _changing(store: Tables, what: str) -> Iterator[None]:
-    """Hold the right to change what branches there are."""
-    with locked(store.on_branch(None), "branches"), as_store_error(what):
+    """Hold the lock on the set of branches."""
+    with locked(store.on_branch(None), "branches"), as_store_error(what, fix="do it again"):
         yield
 
 
@@ -213,15 +219,15 @@ def _check_done(store: Tables) -> None:
 
 
 def _leave(store: Tables, table: str, name: str, version: int) -> None:
-    """Let a table's branch leave from a version, which a tag keeps."""
+    """Create a table's branch from a version, and tag that version."""
     dataset = store.open_for_names(table)
-    # the tag first, or a clean-up may remove the version before the branch holds on to it
+    # the tag first: a clean-up could remove the version before the branch protects it
     dataset.tags.create(f"{tag_prefix(name)}base", (store.branch_name, version))
     dataset.create_branch(name, (store.branch_name, version))
 
 
 def _remove(store: Tables, table: str, name: str) -> None:
-    """Remove a table's branch, whole or half made, and the tags on it."""
+    """Remove a table's branch, complete or not, and its tags."""
     dataset = store.on_branch(None).open_for_names(table)
     tags = [tag for tag in dataset.tags.list() if tag.startswith(tag_prefix(name))]
     base = f"{tag_prefix(name)}base"

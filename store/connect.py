@@ -1,4 +1,4 @@
-"""Opening a store: what is there is looked at before anything is made, and made by one process."""
+"""Open a store, creating it if necessary: one process at a time, after checking what exists."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -7,22 +7,23 @@ from pathlib import Path
 import lance
 
 from . import branches, marker
-from .errors import NotAStoreError, RlakeError, StoreError, reason
+from .errors import FAILURES, NotAStoreError, StoreError, as_store_error, reason
 from .leases import LOCKS
 from .locks import locked
 from .migrations import migrate
 from .schema import SCHEMA_VERSION, TABLES
 from .schema_versions import schema_of
 from .store import Store
+from .tables import IN_ORDER, LAST
 
 _BOUNDS = {"connect_timeout": "5s", "timeout": "15s", "client_retry_timeout": "10"}
-"""So that an address that does not answer is given up in minutes, not in a quarter of an hour."""
+"""Time limits, so that an address that does not answer fails in minutes."""
 
 
 def connect(
     uri: str | Path, *, create: bool = True, storage_options: Mapping[str, str] | None = None
 ) -> Store:
-    """Open the store at a folder or `s3://` address, making it when it is not there.
+    """Open the store at a folder or `s3://` address, creating it if it does not exist.
 
     For `s3://`, `storage_options` are `aws_access_key_id`, `aws_secret_access_key`, `region`,
     `endpoint`, `allow_http` and what else object_store knows; where they are not given, and for
@@ -33,21 +34,21 @@ def connect(
     leases in the store. A folder without file locks opens as `file:///folder`, with leases; all
     its writers must then name it so.
 
-    `PLACE@NAME` opens a branch of it, unless a folder is called so.
+    `PLACE@NAME` opens a branch of it, unless a folder has that name.
 
     >>> store = connect(tmp / "lake")
     >>> store.append("tasks", [Task.ask("2+2=", "4")]).rows
     1
 
-    Raises NotAStoreError for a place that holds something else, or a store of a newer schema, or
-    nothing at all when `create` is false; NotFoundError for a branch that is not there.
+    Raises NotAStoreError for a folder that holds something else, a store of a newer schema, or a
+    missing store when `create` is false; NotFoundError for a branch that does not exist.
     """
     root, branch = _address(uri)
     if branch is not None:
         return branches.opened(connect(root, create=False, storage_options=storage_options), branch)
     _check_place(root, create=create)
     store = _store(root, storage_options)
-    try:
+    with as_store_error(f"cannot open the store at `{uri}`"):
         present = _present(store)
         if not present and not create:
             raise NotAStoreError(
@@ -55,17 +56,13 @@ def connect(
             )
         if not _is_whole(store, present):
             _make_whole(store, create=create)
-    except (OSError, RuntimeError, ValueError) as error:
-        if isinstance(error, RlakeError):
-            raise
-        raise StoreError(f"cannot open the store at `{uri}`: {reason(error)}") from error
     return store
 
 
 def look(uri: str | Path, *, storage_options: Mapping[str, str] | None = None) -> Store:
-    """Open a store that may have lost tables, to be diagnosed; what is lost is not made anew.
+    """Open a store for diagnosis; lost tables are not created again.
 
-    Raises NotAStoreError for a place that holds something else.
+    Raises NotAStoreError for a folder that holds something else.
     """
     try:
         return connect(uri, create=False, storage_options=storage_options)
@@ -73,16 +70,17 @@ def look(uri: str | Path, *, storage_options: Mapping[str, str] | None = None) -
         raise
     except StoreError:
         root, branch = _address(uri)
+        # unchecked: the doctor diagnoses stores that lack tables
         return _store(root, storage_options).on_branch(branch)
 
 
 def _address(uri: str | Path) -> tuple[str, str | None]:
-    """Return the address of a store, and the branch that is named with it."""
+    """Return the address of a store, and the branch in it."""
     address = str(uri)
     if "://" not in address:
         try:
             address = str(Path(address).expanduser().absolute())
-        except RuntimeError as error:  # there is no such user
+        except RuntimeError as error:  # `~name` of an unknown user
             raise NotAStoreError(f"there is no store at `{uri}`: {reason(error)}") from error
     root, branch = branches.split(address)
     if branch is not None and ("://" in address or not Path(address).exists()):
@@ -96,7 +94,7 @@ def _store(address: str, storage_options: Mapping[str, str] | None) -> Store:
 
 
 def _check_place(address: str, *, create: bool) -> None:
-    """Raise NotAStoreError for a folder that holds something else, or nothing."""
+    """Raise NotAStoreError for a folder that holds something else, or that is missing."""
     if "://" in address.removeprefix("file://"):
         return
     place = Path(address.removeprefix("file://"))
@@ -116,7 +114,7 @@ def _check_place(address: str, *, create: bool) -> None:
 
 
 def _present(store: Store) -> set[str]:
-    """Return the names of our tables that are there."""
+    """Return the names of our tables that exist."""
     if store.folder is not None:
         return {place.stem for place in store.folder.glob("*.lance")} & set(TABLES)
     import lancedb  # takes most of a second, and only an address needs it
@@ -126,35 +124,39 @@ def _present(store: Store) -> set[str]:
 
 
 def _is_whole(store: Store, present: set[str]) -> bool:
-    """Tell whether all tables are there and up to date; raise NotAStoreError for one not ours.
+    """Return whether all tables exist and are up to date; raise NotAStoreError for foreign ones.
 
-    A table that another process makes right now may be listed, and not open yet. Of a whole store
-    only `job_events` is opened: it is made, and brought up to date, last.
+    A table that another process is creating may be listed before it can be opened. Of a complete
+    store only two tables are opened: `job_events`, which is created and migrated last, and
+    `experiences`, whose columns had other names in development builds.
     """
     is_whole = len(present) == len(TABLES)
     try:
-        versions = [schema_of(store.open_at(n)) for n in (["job_events"] if is_whole else present)]
+        versions = [
+            schema_of(store.open_at(n)) for n in ((LAST, "experiences") if is_whole else present)
+        ]
     except NotAStoreError:
         raise
     except StoreError:
         return False
-    return is_whole and versions == [SCHEMA_VERSION]
+    return is_whole and set(versions) == {SCHEMA_VERSION}
 
 
 def _make_whole(store: Store, *, create: bool) -> None:
-    """Make a new store, go on with one whose maker was killed, or bring an older one up to date.
+    """Create a store, complete one whose creation was killed, or migrate an older one.
 
-    Raises StoreError for one that lacks tables which it had.
+    Raises StoreError for a store that has lost tables.
     """
     with locked(store, "store"):
         present = _present(store)
         if create and not present:
             marker.put(store)
-        # all schemas are looked at before anything is added to what may be someone else's
+        # read all schemas before adding anything: the folder may be someone else's
         there = {n: schema_of(store.open_at(n)) for n in present if _opens(store, n)}
+        # within the lock no other process creates it: a marker means that one was killed
         is_half_made = marker.is_there(store)
         _check_lost(store, there, is_half_made=is_half_made, create=create)
-        for name in sorted(TABLES, key="job_events".__eq__):
+        for name in IN_ORDER:
             if name in there:
                 migrate(store, name)
             else:
@@ -166,16 +168,16 @@ def _make_whole(store: Store, *, create: bool) -> None:
 def _check_lost(
     store: Store, there: Mapping[str, int], *, is_half_made: bool, create: bool
 ) -> None:
-    """Raise StoreError when tables are missing that nobody is about to make.
+    """Raise StoreError when tables were lost.
 
-    `job_events` is brought up to date last: its schema says which tables the store has had.
+    `job_events` is migrated last, so its schema says which tables the store has had.
     """
     if is_half_made and not create:
         raise StoreError(
             f"the store at `{store.uri}` was never made whole: its maker was killed; "
             "`rlake import` or `rlake run` completes it"
         )
-    schema = there.get("job_events") or max(there.values(), default=1)
+    schema = there.get(LAST) or max(there.values(), default=1)
     lost = [n for n, table in TABLES.items() if n not in there and table.since <= schema]
     if lost and not is_half_made:
         names = ", ".join(f"`{name}`" for name in lost)
@@ -187,9 +189,9 @@ def _check_lost(
 
 
 def _opens(store: Store, name: str) -> bool:
-    """Tell whether a table that is listed was made: a killed process may have left a part of it.
+    """Return whether a listed table is complete: a killed process may have left a part of it.
 
-    Raises StoreError for one that was made, and does not open.
+    Raises StoreError for a complete table that does not open.
     """
     try:
         store.open_at(name)
@@ -202,7 +204,7 @@ def _opens(store: Store, name: str) -> bool:
 
 
 def _create(store: Store, name: str) -> None:
-    """Make an empty table; one that another process made meanwhile is left as it is."""
+    """Create an empty table, unless another process has created it meanwhile."""
     try:
         lance.LanceDataset.commit(
             f"{store.uri}/{name}.lance",
@@ -211,7 +213,7 @@ def _create(store: Store, name: str) -> None:
             max_retries=0,  # a second try would overwrite the table of another process
             enable_stable_row_ids=True,
         )
-    except (OSError, RuntimeError, ValueError):
+    except FAILURES:
         with suppress(StoreError):
             store.open_at(name)
             return

@@ -1,9 +1,9 @@
-"""What a conversation says: the text of its messages, its last answer, where two of them part."""
+"""Conversations: the text of messages, the last answer, and where two conversations diverge."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Talk = Sequence[Mapping[str, Any]]
+Messages = Sequence[Mapping[str, Any]]
 """Messages in the chat format, in their order."""
 
 NO_ANSWER = "it has no assistant turn"
@@ -12,7 +12,7 @@ PARTED = "its conversations part at a question, not at an answer"
 
 
 def text_of(content: object) -> str | None:
-    """Return the text of a message's content: its own, or that of its parts one after the other.
+    """Return the text of a message's content, or the texts of its parts joined.
 
     >>> text_of([{"type": "text", "text": "What is "}, {"type": "image_url"}, {"text": "this?"}])
     'What is this?'
@@ -25,14 +25,14 @@ def text_of(content: object) -> str | None:
 
 
 def is_text(content: object) -> bool:
-    """Tell whether a message's content is nothing but text, or there is none."""
+    """Return whether a message's content is only text, or empty."""
     parts = content if isinstance(content, list) else []
     texts = (p.get("text") if isinstance(p, Mapping) else p for p in parts)
     return all(isinstance(text, str) for text in texts)
 
 
 def is_answer(message: Mapping[str, Any]) -> bool:
-    """Tell whether an assistant wrote a message."""
+    """Return whether an assistant wrote a message."""
     return message.get("role") == "assistant"
 
 
@@ -45,14 +45,14 @@ def calls_of(message: Mapping[str, Any]) -> Sequence[Any]:
     return [{"type": "function", "function": function}] if function else []
 
 
-def last_question(messages: Talk) -> str | None:
+def last_question(messages: Messages) -> str | None:
     """Return the text of the last user message."""
     users = [m for m in messages if m.get("role") == "user"]
     return text_of(users[-1].get("content")) if users else None
 
 
-def last_answer(messages: Talk) -> str | None:
-    """Return the text of the last assistant turn that says something, beside calling tools.
+def last_answer(messages: Messages) -> str | None:
+    """Return the text of the last assistant turn that has text and not only tool calls.
 
     >>> call = {"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}
     >>> last_answer([{"role": "assistant", "content": "Let me see."}, call, {"role": "tool"}])
@@ -65,17 +65,17 @@ def last_answer(messages: Talk) -> str | None:
     return None
 
 
-def goes_on(messages: Talk, response: str | None) -> bool:
-    """Tell whether a row's `response_text` stands behind its messages, and is not in them."""
+def goes_on(messages: Messages, response: str | None) -> bool:
+    """Return whether a row's `response_text` follows its messages and is not one of them."""
     if response is None or (messages and is_answer(messages[-1])):
         return False
     return all(text_of(m.get("content")) != response for m in messages if is_answer(m))
 
 
-def why_untrainable(messages: Talk) -> str | None:
-    """Say why no model can be trained on a conversation, None where one can.
+def why_untrainable(messages: Messages) -> str | None:
+    """Return why a conversation cannot be trained on, or None if it can.
 
-    An answer of no text is one: its end is what is learned.
+    An empty answer can be trained on: the model learns to stop.
     """
     answers = [m for m in messages if is_answer(m)]
     if not answers:
@@ -85,7 +85,7 @@ def why_untrainable(messages: Talk) -> str | None:
 
 
 def shared(one: Sequence[object], other: Sequence[object]) -> int:
-    """Return how many messages two conversations begin with in common, or two texts letters.
+    """Return the length of the common prefix of two conversations, or of two texts.
 
     >>> shared("four", "fourteen")
     4
@@ -94,8 +94,8 @@ def shared(one: Sequence[object], other: Sequence[object]) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def why_no_pair(chosen: Talk, rejected: Talk) -> str | None:
-    """Say why two conversations are not a better and a worse answer to one question."""
+def why_no_pair(chosen: Messages, rejected: Messages) -> str | None:
+    """Return why two conversations are not two answers to one question, or None if they are."""
     same = shared(chosen, rejected)
     if same == len(chosen) == len(rejected):
         return "its answers are equal"

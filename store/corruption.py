@@ -1,8 +1,8 @@
-"""A deep look: every file of every table is read, and each row compared with its digest.
+"""Deep check: read every file of every table, and compare each row with its digest.
 
-The files of the newest versions, and those that only snapshots and branches still show. A digest
-covers a whole row of the tables that have one; of the others it is looked at whether their values
-can be read, fit the declared columns, and have keys of their own. Files of indexes are not read.
+Files of the newest versions are read, and those that only snapshots and branches refer to. In
+tables without digests, values must be readable, fit the declared columns, and have unique keys.
+Files of indexes are not read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from . import branches, snapshots
 from .doctor import Finding, lost, number
-from .errors import RlakeError, SchemaError, StoreError, reason
+from .errors import FAILURES, RlakeError, SchemaError, StoreError, reason
 from .row_digests import whole_rows
 from .schema import TABLES, Table
 from .store import Store
@@ -24,15 +24,25 @@ _SHOWN = 3
 
 
 def examine(store: Store) -> list[Finding]:
-    """Read everything, and tell what is wrong; nothing is changed."""
-    return [finding for table in TABLES.values() for finding in _Table(store, table).findings()]
+    """Read everything and return the findings; nothing is changed."""
+    named = [*snapshots.current(store).values()]
+    on_branches = [store.on_branch(name) for name in branches.current(store)]
+    tables = [_Table(store, table, named, on_branches) for table in TABLES.values()]
+    return [finding for table in tables for finding in table.findings()]
 
 
 class _Table:
-    """One table while it is read."""
+    """The check of one table."""
 
-    def __init__(self, store: Store, table: Table) -> None:
+    def __init__(
+        self,
+        store: Store,
+        table: Table,
+        named: Sequence[snapshots.Snapshot],
+        on_branches: Sequence[Store],
+    ) -> None:
         self._store, self._declared, self._name = store, table, table.name
+        self._named, self._on_branches = named, on_branches
         self._seen: set[tuple[object, ...]] = set()
         self._rows = self._files = self._undigested = 0
 
@@ -40,6 +50,7 @@ class _Table:
         for dataset in self._versions():
             for fragment in dataset.get_fragments():
                 files = (*(file.path for file in fragment.data_files()), fragment.num_deletions)
+                # versions and branches share files: each is read once
                 if files not in self._seen:
                     self._seen.add(files)
                     yield from self._fragment(dataset, fragment)
@@ -56,18 +67,18 @@ class _Table:
             yield Finding("ok", f"`{self._name}`: {message}")
 
     def _versions(self) -> Iterator[lance.LanceDataset]:
-        """Yield the newest version, and all that a snapshot or a branch shows."""
+        """Yield the newest version, and those of snapshots and branches."""
         yield from self._opened(self._store, None)
-        for snapshot in snapshots.current(self._store).values():
+        for snapshot in self._named:
             yield from self._opened(self._store, snapshot.versions[self._name])
-        for name in branches.current(self._store):
-            yield from self._opened(self._store.on_branch(name), None)
+        for branch in self._on_branches:
+            yield from self._opened(branch, None)
 
     def _opened(self, store: Store, version: int | None) -> Iterator[lance.LanceDataset]:
         try:
             yield store.open_at(self._name, version)
         except StoreError:
-            return  # the doctor's first look says so
+            return  # `diagnose` reports tables that do not open
 
     def _fragment(
         self, dataset: lance.LanceDataset, fragment: lance.LanceFragment
@@ -82,7 +93,7 @@ class _Table:
                 self._rows += batch.num_rows
         except SchemaError as error:
             yield self._wrong(f"what {where} holds was not appended so: {error}")
-        except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
+        except (*FAILURES, pa.ArrowException) as error:
             columns = ", ".join(f"`{name}`" for name in _unreadable(fragment, names))
             yield self._wrong(f"{columns or 'rows'} in {where} cannot be read: {reason(error)}")
         else:
@@ -93,7 +104,7 @@ class _Table:
             yield self._wrong(f"{rows} are not what was appended, such as {shown}")
 
     def _changed(self, rows: pa.Table) -> list[str]:
-        """Return the ids of rows whose digest is another; raises SchemaError for rows that lie."""
+        """Return the ids of rows whose digest differs; raise SchemaError for invalid rows."""
         declared = self._declared
         if not declared.is_digested or "digest" not in rows.column_names:
             check(declared, rows)
@@ -107,11 +118,11 @@ class _Table:
         return [" ".join(map(str, k)) for k, new, old in pairs if old not in (None, new)]
 
     def _twice(self) -> Iterator[Finding]:
-        """Find keys that more than one row has: something other than rlake wrote them."""
+        """Find duplicate keys: a program other than rlake wrote them."""
         try:
             keys = self._store.open_at(self._name).to_table(columns=[*self._declared.key])
-        except (RlakeError, OSError, ValueError, RuntimeError):
-            return  # it was told that they cannot be read
+        except (RlakeError, *FAILURES):
+            return  # already reported as unreadable
         frame = pl.DataFrame(pl.from_arrow(keys))
         twice = frame.group_by(frame.columns, maintain_order=True).len().filter(pl.col("len") > 1)
         if twice.height:
@@ -128,10 +139,10 @@ class _Table:
 
 
 def _unreadable(fragment: lance.LanceFragment, names: Sequence[str]) -> Iterator[str]:
-    """Yield the columns that cannot be read alone either."""
+    """Yield the columns that cannot be read on their own."""
     for name in names:
         try:
             for batch in fragment.to_batches(columns=[name], batch_size=_ROWS_AT_ONCE):
                 batch.validate(full=True)
-        except (OSError, ValueError, RuntimeError, pa.ArrowException):
+        except (*FAILURES, pa.ArrowException):
             yield name

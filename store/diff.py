@@ -1,4 +1,4 @@
-"""Differences: what came and what went between two moments of the store."""
+"""Differences between two states of the store: rows added and removed."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,13 +7,12 @@ import numpy as np
 import polars as pl
 
 from .schema import TABLES
-from .snapshots import NOW
-from .store import Store
+from .tables import Tables
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What a table has at one moment, and had not at the other."""
+    """Rows added to and removed from one table."""
 
     table: str
     versions: tuple[int, int]
@@ -23,7 +22,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Differences:
-    """What came and what went between two moments."""
+    """Rows added and removed between two states of the store."""
 
     tables: list[Difference]
     """Those that differ."""
@@ -31,13 +30,11 @@ class Differences:
     """For each run_id and source that differ: rows added and removed."""
 
 
-def diff(store: Store, first: str, second: str = NOW) -> Differences:
-    """Compare the store at two snapshots, or at one and now; rows are told by their identity.
+def diff(before: Tables, after: Tables) -> Differences:
+    """Compare the store at two moments, by the identity of rows.
 
-    Compaction, which moves rows, is no difference. Raises NotFoundError for a name that is not
-    there.
+    Compaction only moves rows, and so makes no difference.
     """
-    before, after = (store if name == NOW else store.at(name) for name in (first, second))
     tables, sources = [], []
     then, since = before.versions(), after.versions()
     for table in TABLES:
@@ -54,7 +51,7 @@ def diff(store: Store, first: str, second: str = NOW) -> Differences:
     return Differences(tables, sources)
 
 
-def _rows(store: Store, table: str) -> pl.DataFrame:
+def _rows(store: Tables, table: str) -> pl.DataFrame:
     columns = ["run_id", "source"] if table == "experiences" else []
     found = store.dataset(table).scanner(columns=columns, with_row_id=True).to_table()
     return pl.DataFrame(pl.from_arrow(found))

@@ -1,4 +1,4 @@
-"""Doctor: what is wrong with a store, or will be, each finding with the way out."""
+"""Diagnose a store: find what is wrong or soon will be, and how to fix it."""
 
 import multiprocessing
 import platform
@@ -12,14 +12,13 @@ from typing import Literal
 import lance
 
 from . import branches, snapshots, user_tables
-from .errors import RlakeError, StoreError, reason
-from .foreign_columns import foreign, told
-from .job_status import unfinished
+from .errors import FAILURES, RlakeError, StoreError, reason
 from .maintenance import compaction, indexes, old_versions
 from .records import now
 from .schema import SCHEMA_VERSION, TABLES
-from .schema_versions import schema_of
+from .schema_versions import describe_foreign, foreign, schema_of
 from .store import Store
+from .tables import unfinished
 
 Level = Literal["ok", "note", "warning", "error"]
 IsLive = Callable[[Store, str, str], bool | None]
@@ -30,13 +29,12 @@ _MANY_FILES = 200
 _MANY_VERSIONS = 2000
 _LITTLE_ROOM, _NO_ROOM = 5 << 30, 100 << 20
 _CLOCKS_APART = timedelta(minutes=1)
-_FAILURES = (OSError, ValueError, RuntimeError)
 _MAINTAIN = "run `rlake maintain`"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: how it is, and what to do when it is not well."""
+    """The result of one check, and how to fix it if it is not ok."""
 
     level: Level
     what: str
@@ -44,17 +42,17 @@ class Finding:
 
 
 def diagnose(store: Store, *, is_live: IsLive | None = None) -> list[Finding]:
-    """Look at everything that is known to go wrong; nothing is changed.
+    """Check everything that is known to go wrong; nothing is changed.
 
-    Each table's files are opened, and not read whole: `deep.examine` does that, and `rlake verify`
-    for what was drawn.
+    Each table's files are opened but not read completely: `corruption.examine` does that, and
+    `rlake verify` for the rows of a training step.
     """
     found = [_parts(), *_start_method(), *_room(store)]
     broken: set[str] = set()
     for name in TABLES:
-        told = list(_table(store, name))
-        broken |= {name for finding in told if finding.level == "error"}
-        found += told
+        findings = list(_table(store, name))
+        broken |= {name for finding in findings if finding.level == "error"}
+        found += findings
     for name in user_tables.names(store.folder):
         try:
             rows = user_tables.open_at(store.root, name).count_rows()
@@ -76,8 +74,8 @@ def number(count: int, one: str, several: str = "") -> str:
 
 
 def _parts() -> Finding:
-    told = ", ".join(f"{part} {installed(part)}" for part in _PARTS)
-    return Finding("ok", f"rlake {installed('rlake')}, Python {platform.python_version()}, {told}")
+    parts = ", ".join(f"{part} {installed(part)}" for part in _PARTS)
+    return Finding("ok", f"rlake {installed('rlake')}, Python {platform.python_version()}, {parts}")
 
 
 def _start_method() -> Iterator[Finding]:
@@ -131,7 +129,7 @@ def _files(store: Store, name: str, dataset: lance.LanceDataset) -> Iterator[Fin
             fragment.open_session()
             if fragment.num_deletions:
                 fragment.count_rows("true")
-        except _FAILURES as error:
+        except FAILURES as error:
             paths = ", ".join(f"`{file.path}`" for file in fragment.data_files())
             yield Finding(
                 "error",
@@ -142,7 +140,7 @@ def _files(store: Store, name: str, dataset: lance.LanceDataset) -> Iterator[Fin
 
 
 def lost(store: Store) -> str:
-    """Return the way out for files that are lost or damaged."""
+    """Return how to recover from lost or damaged files."""
     return (
         f"put the file back from a copy of `{store.root}`; without one, go back to a snapshot of "
         "before with `rlake snapshot restore NAME`"
@@ -151,7 +149,7 @@ def lost(store: Store) -> str:
 
 def _foreign(name: str, dataset: lance.LanceDataset) -> Iterator[Finding]:
     for field in foreign(TABLES[name], dataset):
-        what, way_out = told(TABLES[name], field)
+        what, way_out = describe_foreign(TABLES[name], field)
         yield Finding("note" if field.nullable else "error", f"`{name}`: {what}", way_out)
 
 
@@ -203,9 +201,9 @@ def _runs(store: Store, is_live: IsLive | None) -> Iterator[Finding]:
 
 
 def _shortened(store: Store) -> Iterator[Finding]:
-    """Find tables that stand at an older version than one that was trained on.
+    """Find tables whose newest version is older than one that was trained on.
 
-    Without its newest manifest, a table opens as it was before, and nothing else tells.
+    A table that has lost its newest manifest opens at the version before, without any error.
     """
     known = store.sql(
         "SELECT seen.name, max(seen.version) FROM "
@@ -244,7 +242,7 @@ def _snapshots(store: Store, sound: Set[str]) -> Iterator[Finding]:
 def _branches(store: Store) -> Iterator[Finding]:
     try:
         known = branches.current(store)
-    except (RlakeError, *_FAILURES) as error:
+    except (RlakeError, *FAILURES) as error:
         yield Finding("error", f"the branches cannot be listed: {reason(error)}", lost(store))
         return
     for name in known:

@@ -1,8 +1,8 @@
-"""Vectors of experiences: the nearest to a given one, exactly, or by an index where there are many.
+"""Nearest-neighbor search over embeddings of experiences: exact, or by an index for many vectors.
 
 The index is a copy of one embedder's vectors in the store's folder `.indexes`, with an inverted
 file over them (Lance's IVF_FLAT: exact distances, among the clusters nearest to the query). It is
-derived from the table `embeddings`, and can be deleted at any time: `maintain` makes it again.
+derived from the table `embeddings` and can be deleted at any time: `maintain` creates it again.
 """
 
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .errors import NotFoundError, QueryError, StoreError, nearest, reason
+from .errors import NotFoundError, QueryError, as_store_error, nearest
 from .ids import content_id
 from .query import literal
 from .tables import Tables
 
 INDEXES = ".indexes"
-"""Folder of a store that holds what can be made again."""
+"""Folder of a store with data that can be derived again."""
 WORTH_ROWS = 100_000
-"""Vectors of one embedder from which on there is an index: fewer are compared in a moment."""
+"""Number of vectors of an embedder that is worth an index; fewer are compared quickly."""
 _PROBED_SHARE = 0.2
 _ROWS_AT_ONCE = 8192
 _OLD = timedelta(minutes=10)
@@ -39,16 +39,16 @@ class Nearest:
 
 
 def embedders(store: Tables) -> dict[str, int]:
-    """Return who made the stored vectors, and how many."""
+    """Return the embedders of the stored vectors, and the number of vectors of each."""
     query = "SELECT embedder, count(*) FROM embeddings GROUP BY embedder ORDER BY embedder"
     return dict(store.sql(query).fetchall())
 
 
 def chosen(store: Tables, embedder: str | None) -> str:
-    """Return the embedder that is meant, as it is stored: the one named, or the only one.
+    """Return the stored name of an embedder: the one given, or the only one.
 
-    The name may leave out the version. Raises NotFoundError when there is none of that name or
-    none at all, QueryError when several could be meant.
+    The given name may omit the version. Raises NotFoundError when no embedder matches, QueryError
+    when several do.
     """
     known = embedders(store)
     if not known:
@@ -79,7 +79,7 @@ def exact(store: Tables, embedder: str, query: np.ndarray, *, after: int = -1) -
 
 
 def indexed(store: Tables, embedder: str, query: np.ndarray, *, k: int) -> Nearest | None:
-    """Return the k nearest by the index and, exactly, among what came since; None without one."""
+    """Return the k nearest by the index and by exact search of newer rows; None without one."""
     copy = None if store.is_past else _open(store, embedder)
     if copy is None or _length(copy) != len(query):
         return None
@@ -100,19 +100,15 @@ def indexed(store: Tables, embedder: str, query: np.ndarray, *, k: int) -> Neare
 
 
 def refresh(store: Tables) -> None:
-    """Bring the index of each embedder with many vectors up to date, making it when it is missing.
+    """Update the index of each embedder with many vectors, creating it if it is missing.
 
     Raises StoreError when it cannot be written.
     """
     for embedder, rows in embedders(store).items():
         if rows < WORTH_ROWS:
             continue
-        try:
+        with as_store_error(f"cannot index the vectors of `{embedder}`"):
             _refresh(store, embedder)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise StoreError(
-                f"cannot index the vectors of `{embedder}`: {reason(error)}"
-            ) from error
 
 
 def vector_of(store: Tables, embedder: str, experience_id: str) -> np.ndarray | None:
@@ -161,6 +157,7 @@ def _vectors(
 def _refresh(store: Tables, embedder: str) -> None:
     copy = _open(store, embedder)
     length = _length(copy) if copy else _first_length(store, embedder)
+    # row ids increase with each append, so greater ones are not in the copy yet
     last = _last(copy) if copy else -1
     schema = pa.schema([("row_id", pa.uint64()), ("vector", pa.list_(pa.float32(), length))])
 
@@ -178,9 +175,10 @@ def _refresh(store: Tables, embedder: str) -> None:
 
 
 def _index(copy: lance.LanceDataset) -> None:
-    """Index what is new; train anew when there are twice as many rows as when it was trained."""
+    """Index new rows; retrain when there are twice as many rows as at the last training."""
     rows = copy.count_rows()
     [trained] = [i.num_rows_indexed for i in copy.describe_indices()] or [0]
+    # clusters suit only the vectors that they were trained on
     if rows >= 2 * trained:
         copy.create_index(
             "vector",
@@ -197,7 +195,7 @@ def _index(copy: lance.LanceDataset) -> None:
 
 
 def _partitions(rows: int) -> int:
-    """Return how many clusters so many vectors are cut into: about as many as one then has rows."""
+    """Return the number of clusters for that many vectors: the square root."""
     return max(1, int(rows**0.5))
 
 

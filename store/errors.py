@@ -1,8 +1,8 @@
-"""What can go wrong, in words that say what was got, what was expected, and the way out."""
+"""Errors. Each message says what was found, what was expected, and how to fix it."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from difflib import get_close_matches
 from typing import ClassVar
 
@@ -25,7 +25,7 @@ class ConflictError(RlakeError, ValueError):
 
 
 class QueryError(RlakeError, ValueError):
-    """A query does not parse, names what is not there, or tries to write."""
+    """A query does not parse, names what does not exist, or would write."""
 
 
 class ConfigError(RlakeError, ValueError):
@@ -41,7 +41,7 @@ class OperatorError(RlakeError, ValueError):
 
 
 class NotFoundError(RlakeError, LookupError):
-    """A name (table, snapshot, run, row) that the store does not have."""
+    """A name (table, snapshot, run, row) does not exist in the store."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -54,17 +54,17 @@ class StoreError(RlakeError, OSError):
 
 
 class BusyError(StoreError):
-    """The store could not be written now; the same append may be tried again."""
+    """The store is busy; the same append may be retried."""
 
 
 class NotAStoreError(StoreError):
-    """The place named is not a store, or one that this version cannot read."""
+    """The address is not a store, or a store that this version cannot read."""
 
     exit_code = 2
 
 
 class StarvedError(RlakeError, TimeoutError):
-    """A bounded wait ended; the message says what was needed and what was there."""
+    """A bounded wait timed out; the message says what was needed and what was available."""
 
     exit_code = 1
 
@@ -86,15 +86,23 @@ def missing_extra(package: str, extra: str) -> MissingExtraError:
     )
 
 
+FAILURES = (OSError, ValueError, RuntimeError)
+"""What the table format raises for errors of the disk or the object store."""
+
+
 @contextmanager
-def as_store_error(what: str) -> Iterator[None]:
-    """Turn what the table format raises into StoreError; our own errors stay as they are."""
+def _turned(into: Callable[[Exception], StoreError]) -> Iterator[None]:
     try:
         yield
     except RlakeError:
         raise
-    except (OSError, ValueError, RuntimeError) as error:
-        raise StoreError(f"{what}: {reason(error)}; do it again") from error
+    except FAILURES as error:
+        raise into(error) from error
+
+
+def as_store_error(what: str, *, fix: str = "") -> AbstractContextManager[None]:
+    """Turn errors of the table format into StoreError; our own errors pass unchanged."""
+    return _turned(lambda error: StoreError(f"{what}: {reason(error)}{fix and '; '}{fix}"))
 
 
 _LIBRARY = re.compile(
@@ -103,20 +111,25 @@ _LIBRARY = re.compile(
 
 
 def damaged(what: str, error: BaseException) -> StoreError:
-    """Return the error for what cannot be read, as from a file that is gone or broken."""
+    """Return the error for data that cannot be read because a file is missing or damaged."""
     said = _LIBRARY.sub("", reason(error))
     return StoreError(f"cannot read {what}: {said}; `rlake doctor` says which files are damaged")
 
 
-@contextmanager
-def reading(what: str) -> Iterator[None]:
-    """Turn what the table format raises while it reads into StoreError; ours stay as they are."""
-    try:
-        yield
-    except RlakeError:
-        raise
-    except (OSError, ValueError, RuntimeError) as error:
-        raise damaged(what, error) from error
+def reading(what: str) -> AbstractContextManager[None]:
+    """Turn errors of the table format while reading into StoreError; ours pass unchanged."""
+    return _turned(lambda error: damaged(what, error))
+
+
+def closest(name: str, known: Sequence[str]) -> str | None:
+    """Return the known name that a misspelt one is most like, or None.
+
+    >>> closest("Rewrad", ["reward", "task_id"])
+    'reward'
+    """
+    lowered = {n.lower(): n for n in reversed(known)}
+    close = get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
+    return lowered[close[0]] if close else None
 
 
 def nearest(name: str, known: object) -> str:
@@ -128,9 +141,9 @@ def nearest(name: str, known: object) -> str:
     '; known are `reward`, `task_id`'
     """
     names = sorted(str(k) for k in known)  # type: ignore[attr-defined]
-    close = get_close_matches(name, names, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean `{close[0]}`?"
+    close = closest(name, names)
+    if close is not None:
+        return f"; did you mean `{close}`?"
     if not names:
         return ""
     shown = ", ".join(f"`{n}`" for n in names[:12])
@@ -150,15 +163,14 @@ _S3_SAYS = {
         "the address does not answer; check the network, and `endpoint` in `storage_options` or "
         "`AWS_ENDPOINT_URL` in the environment"
     ),
-    r"NoSuchBucket": "there is no such bucket ({})",
+    r"NoSuchBucket": "the bucket does not exist ({})",
 }
-_LONGEST = 300
 _BUSY = ("conflict", "slowdown", "slow down", "throttl", " 500 ", " 502 ", " 503 ", " 504 ",
          "timed out", "timeout", "connection")  # fmt: skip
 
 
 def write_error(name: str, error: Exception) -> StoreError:
-    """Turn what the table format says of a write to a table into our kind of error."""
+    """Turn an error of the table format while writing into BusyError or StoreError."""
     said = f"cannot write to `{name}`: {reason(error)}"
     if any(word in str(error).lower() for word in _BUSY):
         return BusyError(f"{said}; try it again, what is stored already is left out")
@@ -166,10 +178,28 @@ def write_error(name: str, error: Exception) -> StoreError:
 
 
 def reason(error: BaseException) -> str:
-    """Return the first sentence of what a library says, without places in its source."""
+    """Return the first sentence of a library's error, without positions in its source code."""
     for pattern, message in _S3_SAYS.items():
         if found := re.search(pattern, str(error)):
             return message.format(found[0])
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     text = text.split(", /")[0].split(" at /")[0].strip().rstrip(".")
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return shorten(text)
+
+
+def message_of(error: BaseException, most: int = 300) -> str:
+    """Return an error's message on one line, or the error's type where it has no message.
+
+    >>> message_of(ValueError("no\\n  number")), message_of(KeyError())
+    ('no number', 'KeyError')
+    """
+    return shorten(" ".join(str(error).split()) or type(error).__name__, most)
+
+
+def shorten(text: str, most: int = 300) -> str:
+    """Return a text, cut after `most` characters.
+
+    >>> shorten("a long story", 6)
+    'a long...'
+    """
+    return text if len(text) <= most else f"{text[:most]}..."

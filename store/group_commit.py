@@ -1,4 +1,4 @@
-"""Group commit: what many threads submit becomes few commits, by one thread."""
+"""Group commit: one thread commits what many threads submit, in few commits."""
 
 import logging
 import threading
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from time import monotonic
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -17,13 +16,13 @@ from .schema import table
 from .validate import Rows, check
 
 MAX_BYTES = 8 << 20
-"""Of one commit: a table's rows are committed when that much of it waits."""
+"""Size of a commit: a table's rows are committed when this much is queued."""
 MAX_SECONDS = 0.02
 """How long a row waits for others to share its commit: about as long as a commit takes."""
 QUEUE_BYTES = 64 << 20
-"""Of all that waits: whoever submits more waits too."""
+"""Size of the queue: `submit` blocks while more would be queued."""
 WAIT_SECONDS = 60.0
-"""How long `submit` waits for room: what a writer waits for the table's lock."""
+"""How long `submit` waits for room, which is as long as a writer waits for a table's lock."""
 _LOG_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
@@ -72,17 +71,19 @@ class Committer:
         self._batch: list[_Submission] = []
         self._flushing, self._closed = 0, False
         self._took = 0.0
+        # a daemon: a program that forgets to close its committer still ends
         self._thread = threading.Thread(target=self._work, name="rlake-committer", daemon=True)
         self._thread.start()
 
     def submit(self, name: str, data: Rows) -> "Future[Appended]":
         """Hand over rows, and return at once; the future is done when they are stored.
 
-        Waits while the queue is full. Raises StarvedError when it stays so, StoreError when the
-        committer is closed. Rows that do not fit fail the future, with SchemaError.
+        Blocks while the queue is full. Raises StarvedError when it stays full, StoreError when the
+        committer is closed. Invalid rows fail the future with SchemaError.
         """
         declared = table(name)
         try:
+            # in the caller's thread: rows that do not fit never share a commit with others
             rows = check(declared, data)
         except SchemaError as error:
             refused: Future[Appended] = Future()
@@ -101,7 +102,7 @@ class Committer:
     def flush(self) -> None:
         """Commit what was submitted so far without waiting for more, and return when it is done.
 
-        Whether it is stored, each future says.
+        The futures report whether their rows were stored.
         """
         with self._changed:
             self._flushing += 1
@@ -121,12 +122,7 @@ class Committer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _wait_for_room(self, new: _Submission) -> None:
@@ -137,11 +133,11 @@ class Committer:
 
         if self._changed.wait_for(room, min(_LOG_SECONDS, self._wait_seconds)):
             return
-        _log.warning("%s", self._told(new))
+        _log.warning("%s", self._described(new))
         if not self._changed.wait_for(room, self._wait_seconds - _LOG_SECONDS):
-            raise StarvedError(f"gave up after {self._wait_seconds:g} s: {self._told(new)}")
+            raise StarvedError(f"gave up after {self._wait_seconds:g} s: {self._described(new)}")
 
-    def _told(self, new: _Submission) -> str:
+    def _described(self, new: _Submission) -> str:
         return (
             f"{new.nbytes:,} bytes for `{new.table}` wait for room: {self._waiting:,} of "
             f"{self._queue_bytes:,} bytes are queued, the last commit took {self._took:.3f} s"
@@ -150,16 +146,17 @@ class Committer:
     def _work(self) -> None:
         while self._next():
             began = monotonic()
-            # from here on it cannot be cancelled any more
+            # a future cannot be canceled from here on: its rows are being written
             self._commit([s for s in self._batch if s.future.set_running_or_notify_cancel()])
             self._took = monotonic() - began
             with self._changed:
+                # only now: rows take memory until they are written
                 self._waiting -= sum(s.nbytes for s in self._batch)
                 self._batch = []
                 self._changed.notify_all()
 
     def _next(self) -> bool:
-        """Take what to commit next: the oldest rows, with others for the same table."""
+        """Take the next batch: the oldest rows and others for the same table."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closed)
             if not self._queue:
@@ -173,6 +170,7 @@ class Committer:
             size = 0
             for submission in [s for s in self._queue if s.table == self._queue[0].table]:
                 size += submission.nbytes
+                # the oldest is always taken, however large: it would wait forever otherwise
                 if self._batch and size > self._max_bytes:
                     break
                 self._batch.append(submission)
@@ -184,7 +182,7 @@ class Committer:
         return self._waiting >= min(self._max_bytes, self._queue_bytes)
 
     def _commit(self, batch: Sequence[_Submission]) -> None:
-        """Store rows in one commit, or one by one when some of them are refused."""
+        """Store rows in one commit, or each submission alone when some are refused."""
         if not batch:
             return
         try:
@@ -194,7 +192,7 @@ class Committer:
                 return batch[0].future.set_exception(error)
             for submission in batch:
                 self._commit([submission])
-        except Exception as error:  # noqa: BLE001 - told to those who wait for the rows
+        except Exception as error:  # noqa: BLE001 - raised by the futures of the rows
             for submission in batch:
                 submission.future.set_exception(error)
         else:

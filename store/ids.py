@@ -1,4 +1,4 @@
-"""Ids made from content or position, and digests of rows: equal input gives equal text."""
+"""Deterministic ids from content or position, and digests of rows."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ def content_id(*parts: object, length: int = 20) -> str:
 
 
 def group_id(run_id: str, batch: int, index: int) -> str:
-    """Name the group at place `index` of the explorer's `batch` (from 1); sorts as it was made.
+    """Name the group at position `index` of the explorer's `batch` (from 1); sorts by creation.
 
     >>> group_id("demo", 3, 7)
     'demo/000003/0007'
@@ -47,15 +47,15 @@ def preference_id(chosen: str, rejected: str) -> str:
 
 
 def lineage_id() -> str:
-    """Name an import or a pipeline run that begins now; names sort by time."""
+    """Name an import or a pipeline run that starts now; names sort by time."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}"
 
 
 def row_digests(rows: pa.Table) -> list[str]:
-    """Digest each row over all columns given, names included; one flipped byte changes the digest.
+    """Digest each row over all given columns and their names.
 
-    The bytes hashed are those of the values alone, so two tables that hold equal values in other
-    chunks or buffers have equal digests.
+    Only the bytes of the values are hashed, so that equal values in different chunks or buffers
+    have equal digests.
     """
     columns = sorted(rows.column_names)
     header = "\x1f".join(columns).encode()

@@ -1,9 +1,10 @@
-"""Interrupts: the first Ctrl-C or SIGTERM ends a command within two seconds, whatever it does.
+"""Interrupts: the first Ctrl-C or SIGTERM ends a command within two seconds.
 
-Python raises KeyboardInterrupt in the main thread only, and not while that is in a library's code.
-So a thread hears the signal too, and ends the process when the main thread does not: appends are
-atomic and files get their names when they are whole, so nothing is left half-written. While a
-library reads rows of ours, to raise would take them from under it: then the process ends at once.
+Python raises KeyboardInterrupt in the main thread only, and not while it runs a library's code. So
+a thread receives the signal too, and ends the process if the main thread does not: appends are
+atomic and files are renamed when they are complete, so nothing is left half-written. While a
+library reads rows from our iterators, raising would pull them from under it: then the process ends
+at once.
 """
 
 import os
@@ -16,9 +17,9 @@ from functools import partial
 from types import FrameType
 
 GRACE_SECONDS = 1.2
-"""How long the main thread has to end by itself."""
+"""Time for the main thread to end by itself, in seconds."""
 _LAST_SECONDS = 0.6
-"""How long the last words may take: a row in `job_events`."""
+"""Time for the callbacks of `last_words`, which write a row to `job_events`, in seconds."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = "\x1b[?25h"
 
@@ -29,7 +30,7 @@ _at_once: list[object] = []
 
 
 def listen() -> None:
-    """Let this process end by signals as said above; its main thread calls it."""
+    """Install the handlers described above; must be called from the main thread."""
     if signal.getsignal(signal.SIGINT) is _raise:
         return
     heard, wakes = os.pipe()
@@ -41,14 +42,14 @@ def listen() -> None:
 
 
 def exit_code() -> int:
-    """Return what a process that was interrupted exits with: 130 for Ctrl-C, 143 for SIGTERM."""
+    """Return the exit code after an interrupt: 130 for Ctrl-C, 143 for SIGTERM."""
     return 128 + (_told[0] if _told else signal.SIGINT)
 
 
 def caused(error: BaseException) -> bool:
-    """Tell whether an error is what became of an interrupt.
+    """Return whether an interrupt caused an error.
 
-    DuckDB handles SIGINT itself while a query runs, so that no handler of ours hears of it.
+    DuckDB handles SIGINT itself while a query runs, so our handlers are not called.
     """
     by_library = ("KeyboardInterrupt", "Query interrupted")
     return (
@@ -59,8 +60,20 @@ def caused(error: BaseException) -> bool:
 
 
 @contextmanager
+def passed_on(error: BaseException) -> Iterator[None]:
+    """Within the block, errors of other threads count as caused by an interrupt if this one is."""
+    mine = [signal.SIGINT] if caused(error) and not _told else []
+    _told.extend(mine)
+    try:
+        yield
+    finally:
+        for number in mine:
+            _told.remove(number)
+
+
+@contextmanager
 def last_words(call: Callable[[], object]) -> Iterator[None]:
-    """Call this when the process has to end before the block does."""
+    """Call `call` if an interrupt ends the process within the block."""
     _last_words.append(call)
     try:
         yield
@@ -70,7 +83,7 @@ def last_words(call: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """Let an interrupt end the process at once while a library reads what the block gives it."""
+    """End the process at once on an interrupt within the block."""
     mark = object()
     _at_once.append(mark)
     try:
@@ -87,9 +100,9 @@ def _raise(number: int, _frame: FrameType | None) -> None:
 
 
 def _is_ours(number: int) -> bool:
-    """Tell whether nobody else handles the signal, as `serve` and processes of torchrun do.
+    """Return whether we handle the signal; `serve` and processes of torchrun do it themselves.
 
-    What asyncio puts there raises KeyboardInterrupt, later.
+    The handler that asyncio installs counts as ours: it raises KeyboardInterrupt later.
     """
     handler = signal.getsignal(number)
     return handler in (_raise, signal.default_int_handler) or isinstance(handler, partial)
@@ -108,7 +121,8 @@ def _hear(heard: int) -> None:
 
 
 def _end() -> None:
-    """End the process from a thread, after the last words."""
+    """End the process from a thread, after the callbacks of `last_words`."""
+    # in a thread, so that a callback that hangs cannot delay the exit
     speaking = threading.Thread(target=_speak, daemon=True)
     speaking.start()
     speaking.join(_LAST_SECONDS)

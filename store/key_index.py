@@ -1,5 +1,6 @@
-"""Which ids a table holds: what makes an append idempotent."""
+"""Index of the keys in a table, which makes appends idempotent."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 import lance
@@ -11,7 +12,7 @@ import pyarrow.compute as pc
 from .change_feed import ChangeFeed
 from .errors import ConflictError
 from .ids import row_digests
-from .query import literal
+from .query import is_in
 from .schema import Table
 
 _IN_CHUNK = 500
@@ -30,18 +31,31 @@ def newest(rows: pa.Table) -> datetime:
 
 
 def content(rows: pa.Table, table: Table) -> pa.Table:
-    """Return rows without what says when, and in which import or run, they were stored.
+    """Return rows without the columns that say when, and by which import or run, they were stored.
 
-    Columns that were added from outside are no content either.
+    Columns that other programs added are left out too.
     """
     aside = {"created_at", "lineage_id", *(["digest"] if table.is_digested else [])}
     return rows.select([name for name in table.names if name not in aside])
 
 
-class KeyIndex:
-    """Hashes of all keys of one table, and its newest time, fed with the new fragments only.
+def rows_with(
+    dataset: lance.LanceDataset,
+    column: str,
+    values: Iterable[str],
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.Table]:
+    """Yield the rows that have one of these values in a column, 500 values at a time."""
+    listed = sorted(values)
+    for i in range(0, len(listed), _IN_CHUNK):
+        wanted = is_in(column, listed[i : i + _IN_CHUNK])
+        yield dataset.to_table(columns=None if columns is None else [*columns], filter=wanted)
 
-    A key that a restored table no longer holds may stay here: each hit is looked up in the table.
+
+class KeyIndex:
+    """Hashes of all keys of one table, and its latest time, updated from new fragments only.
+
+    Keys that a restore removed may stay here, so each hit is looked up in the table.
     """
 
     def __init__(self, table: Table) -> None:
@@ -53,14 +67,14 @@ class KeyIndex:
         """The largest `created_at` that was seen in the table."""
 
     def refresh(self, dataset: lance.LanceDataset) -> None:
-        """Read the keys of rows that came since the last call."""
+        """Read the keys of rows added since the last call."""
         if self._tail.moved(dataset):
             rows = self._tail.read(dataset)
             self._add(self._hash(rows))
             self.newest = max(self.newest, newest(rows))
 
     def committed(self, dataset: lance.LanceDataset, hashes: list[int], newest: datetime) -> None:
-        """Note what this process appended: all that is new up to this version."""
+        """Note an append of this process, which is all that is new up to this version."""
         self._add(np.array(hashes, np.uint64))
         self.newest = max(self.newest, newest)
         self._tail.skip(dataset)
@@ -77,12 +91,15 @@ class KeyIndex:
         hashes = self._hash(rows)
         known = self._known(hashes)
         listed = hashes.tolist()
+        # the common case returns here: row digests cost more than the rest of an append
         if seen is None and not known.any() and not _has_equal(hashes):
             return np.arange(len(listed)), listed
         stored: Seen = {} if seen is None else seen
+        # hashes collide and restores remove rows: the table itself decides
         there = self._stored(rows.filter(pa.array(known)), dataset)
         stored.update(there)
         keep = []
+        # an equal id is a retry only with equal content
         digests = row_digests(content(rows, self._table))
         for i, (key, digest) in enumerate(zip(self._keys(rows), digests, strict=True)):
             if key in stored and stored[key] != digest:
@@ -107,10 +124,8 @@ class KeyIndex:
         """Read the stored rows that may have the keys of `rows`, as key -> digest of content."""
         found: Seen = {}
         column = self._table.key[0]
-        values = sorted({v for v in rows.column(column).to_pylist() if v is not None})
-        for i in range(0, len(values), _IN_CHUNK):
-            quoted = ", ".join(literal(str(v)) for v in values[i : i + _IN_CHUNK])
-            hits = dataset.to_table(filter=f"{column} IN ({quoted})")
+        values = {v for v in rows.column(column).to_pylist() if v is not None}
+        for hits in rows_with(dataset, column, map(str, values)):
             digests = row_digests(content(hits, self._table))
             found.update(zip(self._keys(hits), digests, strict=True))
         return found
@@ -119,7 +134,7 @@ class KeyIndex:
         return list(zip(*(rows.column(k).to_pylist() for k in self._table.key), strict=True))
 
     def _add(self, hashes: np.ndarray) -> None:
-        """Note hashes; many are kept as a sorted array, which takes a tenth of a set's memory."""
+        """Note hashes; many are kept in a sorted array, which takes a tenth of a set's memory."""
         if len(hashes) <= _FEW:
             self._new.update(hashes.tolist())
             if len(self._new) <= _IN_SET:
@@ -127,11 +142,11 @@ class KeyIndex:
             hashes = np.fromiter(self._new, np.uint64, len(self._new))
             self._new = set()
         both = np.concatenate([self._old, np.sort(hashes)])
-        both.sort(kind="stable")  # two sorted runs are merged, which takes one pass
+        both.sort(kind="stable")  # merges the two sorted runs in one pass
         self._old = both
 
     def _known(self, hashes: np.ndarray) -> np.ndarray:
-        """Tell which hashes were noted."""
+        """Return which hashes were noted."""
         if len(hashes) <= _FEW:
             known = np.fromiter((h in self._new for h in hashes.tolist()), np.bool_, len(hashes))
         else:

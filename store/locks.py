@@ -1,4 +1,4 @@
-"""One process at a time looks and commits: file locks that the system releases when it dies."""
+"""Locks between processes: file locks, which the system releases when a process dies."""
 
 import errno
 import fcntl
@@ -18,11 +18,11 @@ _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 def locked(store: Tables, name: str) -> AbstractContextManager[Callable[[], None]]:
     """Hold the lock `name` of a store: a file lock in a folder, a lease elsewhere.
 
-    Yields what to call between a look and a commit that depends on it: it raises BusyError when
-    the lock was lost meanwhile, as only a lease can be.
+    Yields a function to call between reading and a commit that depends on it; it raises BusyError
+    when the lock was lost meanwhile, as only a lease can be.
 
-    Writers that wait for a file lock get it in the order in which they came. Raises BusyError when
-    it is not free in LOCK_SECONDS, StoreError when it cannot be made.
+    Writers get a file lock in the order in which they asked. Raises BusyError when it is not free
+    within LOCK_SECONDS, StoreError when it cannot be created.
     """
     lock_name = store.lock_name(name)
     return leased(store, name) if store.folder is None else _file_lock(store.folder, lock_name)
@@ -55,7 +55,7 @@ def _file_lock(folder: Path, name: str) -> Iterator[Callable[[], None]]:
 
 
 class _FileLock:
-    """A lock of the system's own, in whose queue one waits: who asks again and again may starve."""
+    """A lock with the system's fair queue: a process that polls instead may starve."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -64,7 +64,7 @@ class _FileLock:
         self._error: OSError | None = None
 
     def acquire(self, seconds: float) -> bool:
-        """Wait for the lock; tell whether it was granted. If not, it cannot be used again."""
+        """Wait for the lock; return whether it was granted. If not, the object is spent."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -75,15 +75,17 @@ class _FileLock:
         return True
 
     def release(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_UN)  # closing is not enough when a child has the file
+        # closing is not enough: a child process may have inherited the file
+        fcntl.flock(self._file, fcntl.LOCK_UN)
         os.close(self._file)
 
     def _wait(self, seconds: float) -> bool:
-        """Wait in a thread of its own: the system's queue knows no time limit."""
+        """Wait in a separate thread: the system's queue has no time limit."""
         threading.Thread(target=self._queue, daemon=True).start()
         try:
             self._granted.wait(seconds)
         except BaseException:
+            # an interrupt: a lock that was granted meanwhile must not stay held
             if not self._give_up():
                 self.release()
             raise
@@ -93,7 +95,7 @@ class _FileLock:
         return not self._give_up()
 
     def _give_up(self) -> bool:
-        """Leave the queue; tell whether it was still time to."""
+        """Leave the queue; return whether the lock had not been granted yet."""
         with self._turn:
             self._given_up = not self._granted.is_set()
         return self._given_up
@@ -103,6 +105,7 @@ class _FileLock:
             fcntl.flock(self._file, fcntl.LOCK_EX)
         except OSError as error:
             self._error = error
+        # under `_turn`: the waiter cannot give up between the check and the grant
         with self._turn:
             if self._given_up:
                 os.close(self._file)

@@ -1,7 +1,7 @@
-"""The marker of a store that is being made: without one, a table that is not there was lost.
+"""The marker of a store that is being created: without it, a missing table was lost.
 
-It lies where the locks are, and is put before the first table is made and removed after the last.
-A copy of a part of a whole store has none, whatever the part.
+It is stored with the locks, written before the first table is created and removed after the last. A
+partial copy of a complete store has no marker.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ _NAME = "store.making"
 
 
 def put(store: Tables) -> None:
-    """Say that the store is being made."""
+    """Mark the store as being created."""
     if store.folder is not None:
         _path(store.folder).touch()
         return
@@ -25,14 +25,14 @@ def put(store: Tables) -> None:
 
 
 def is_there(store: Tables) -> bool:
-    """Tell whether the store is being made; who holds its lock knows that the maker was killed."""
+    """Return whether the store is being created; for the holder of its lock: was interrupted."""
     if store.folder is not None:
         return _path(store.folder).exists()
     return _session(store).contains(_NAME)
 
 
 def remove(store: Tables) -> None:
-    """Say that the store is whole."""
+    """Mark the store as complete."""
     if store.folder is not None:
         _path(store.folder).unlink()
         return

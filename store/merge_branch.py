@@ -1,19 +1,22 @@
-"""Merging: what was found out about experiences on a branch is appended to the line it left."""
+"""Merge a branch: append what it derived about experiences to its parent."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import lance
 import polars as pl
 import pyarrow as pa
 
 from . import branches
-from .errors import QueryError, StoreError, reading
+from .append import WritableTables
+from .change_feed import CREATED
+from .errors import QueryError, reading
 from .ids import row_digests
 from .key_index import content
 from .schema import TABLES, Table
-from .store import Store
-from .take_rows import take
+from .schema_versions import take
+from .tables import Tables, check_present
 
 MERGED = {
     "lineage": (),
@@ -34,40 +37,35 @@ _WHY = {
     "tasks": "a branch keeps its own tasks, and what is known of them",
     "task_values": "a branch keeps its own tasks, and what is known of them",
     "operator_errors": "they tell of the branch's own runs of pipelines",
-} | dict.fromkeys(
-    ("draws", "metrics", "policies", "job_events", "task_selections", "task_estimates"),
-    "a branch keeps its own runs",
-)
+} | dict.fromkeys(_OF_RUNS, "a branch keeps its own runs")
 """Why rows of the other tables are not merged."""
 _BATCH_ROWS = 4096
-_CREATED = "_row_created_at_version"
 _SHOWN = 5
 
 
 @dataclass
 class Merged:
-    """What became of the rows that a branch added to a table."""
+    """What happened to the rows that a branch added to a table."""
 
     rows: int = 0
     """Appended now."""
     already: int = 0
-    """There before, with the same content."""
+    """Stored before, with the same content."""
     left_out: int = 0
-    """Of experiences that the other line does not have."""
+    """Rows about experiences that the parent does not have."""
     num_conflicts: int = 0
-    """There with other content: those of the branch are left out."""
+    """Stored before with other content: the rows of the branch are left out."""
     conflicts: list[str] = field(default_factory=list)
     """The keys of the first of them."""
 
 
-def merge(store: Store, name: str) -> dict[str, Merged]:
-    """Append what a branch added to the tables of MERGED; to do it again adds nothing.
+def merge(store: WritableTables, name: str) -> dict[str, Merged]:
+    """Append the rows that a branch added to the tables of MERGED; repeating it adds nothing.
 
-    The branch keeps its rows, and its own experiences, draws and runs are not merged. Raises
-    QueryError when the branch did not leave from this store's line.
+    The branch keeps its rows; its own experiences, draws and runs are not merged. Raises QueryError
+    when the branch was not created from this store or branch.
     """
-    if store.is_past:
-        raise StoreError(f"{store!r} is read only: it shows the past; merge into the store itself")
+    check_present(store, "merge into")
     branch = branches.find(store, name)
     if branch.parent != store.branch_name:
         parent = f"{store.root}@{branch.parent}" if branch.parent else store.root
@@ -79,14 +77,17 @@ def merge(store: Store, name: str) -> dict[str, Merged]:
     known = pl.DataFrame(pl.from_arrow(ids))["experience_id"]
     there = branches.opened(store, name)
     merged = {}
+    # `lineage` comes first in MERGED: rows of the other tables refer to it
     for table in MERGED:
         rows = _added(there.dataset(table), TABLES[table], since=branch.versions.get(table, 1))
         merged[table] = _merge(store, TABLES[table], rows, known)
     return merged
 
 
-def left_behind(store: Store, name: str, merged: Mapping[str, Merged]) -> dict[str, dict[str, int]]:
-    """Return of each table how many rows that a branch added are not merged, by the reason."""
+def left_behind(
+    store: Tables, name: str, merged: Mapping[str, Merged]
+) -> dict[str, dict[str, int]]:
+    """Return for each table how many rows of a branch are not merged, by reason."""
     found: dict[str, dict[str, int]] = {}
     for table, rows in branches.rows_added(store, branches.find(store, name)).items():
         message = {_WHY.get(table, _ELSE): max(0, rows)}
@@ -100,22 +101,19 @@ def left_behind(store: Store, name: str, merged: Mapping[str, Merged]) -> dict[s
     return found
 
 
-def _merge(store: Store, table: Table, added: Iterator[pa.Table], known: pl.Series) -> Merged:
+def _merge(
+    store: WritableTables, table: Table, added: Iterator[pa.Table], known: pl.Series
+) -> Merged:
     done = Merged()
     new = _new(store, table, added, known, done)
     first = next(new, None)
     if first is not None:
-        done.rows = store.append_stream(table.name, _chain(first, new)).rows
+        done.rows = store.append_stream(table.name, chain([first], new)).rows
     return done
 
 
-def _chain(first: pa.Table, rest: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    yield first
-    yield from rest
-
-
 def _new(
-    store: Store, table: Table, added: Iterator[pa.Table], known: pl.Series, done: Merged
+    store: WritableTables, table: Table, added: Iterator[pa.Table], known: pl.Series, done: Merged
 ) -> Iterator[pa.Table]:
     """Yield the rows to append, and count the others."""
     stored = _Stored(store, table)
@@ -128,10 +126,10 @@ def _new(
 
 
 def _added(dataset: lance.LanceDataset, table: Table, *, since: int) -> Iterator[pa.Table]:
-    """Yield the rows that came after a version."""
+    """Yield the rows added after a version."""
     scanner = dataset.scanner(
         columns=list(table.names),
-        filter=f"{_CREATED} > {since}",
+        filter=f"{CREATED} > {since}",
         batch_size=_BATCH_ROWS,
     )
     for batch in scanner.to_batches():
@@ -139,7 +137,7 @@ def _added(dataset: lance.LanceDataset, table: Table, *, since: int) -> Iterator
 
 
 def _refers_to(rows: pa.Table, known: pl.Series, columns: tuple[str, ...]) -> pa.Table:
-    """Return the rows whose experiences are known; NULL names none."""
+    """Return the rows whose experiences are known; NULL counts as known."""
     for column in columns:
         ids = pl.Series(values=rows.column(column))
         rows = rows.filter((ids.is_in(known.implode()) | ids.is_null()).to_arrow())
@@ -147,9 +145,9 @@ def _refers_to(rows: pa.Table, known: pl.Series, columns: tuple[str, ...]) -> pa
 
 
 class _Stored:
-    """The rows of a table that are there already, found by their keys."""
+    """The stored rows of a table, looked up by key."""
 
-    def __init__(self, store: Store, table: Table) -> None:
+    def __init__(self, store: WritableTables, table: Table) -> None:
         self._table, self._dataset = table, store.dataset(table.name)
         keys = self._dataset.to_table(columns=list(table.key), with_row_id=True)
         self._keys = pl.DataFrame(pl.from_arrow(keys))
@@ -172,7 +170,7 @@ class _Stored:
         return rows.filter((~asked["place"].is_in(both["place"].implode())).to_arrow())
 
     def _same(self, rows: pa.Table, both: pl.DataFrame) -> Iterator[bool]:
-        """Tell of rows whether the stored ones have the same content."""
+        """Yield whether the stored row has the same content, for each of these rows."""
         stored = take(self._dataset, both["_rowid"].to_list(), self._table.names)
         mine, theirs = (row_digests(content(r, self._table)) for r in (rows, stored))
         pairs = zip(mine, theirs, strict=True)

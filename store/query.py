@@ -5,7 +5,8 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from tempfile import gettempdir
@@ -17,17 +18,15 @@ import lance
 import polars as pl
 import pyarrow as pa
 
-from .errors import ConfigError, QueryError, RlakeError, StarvedError, damaged, nearest
+from .errors import ConfigError, QueryError, RlakeError, StarvedError, damaged, nearest, shorten
 from .schema import TABLES
 from .schema_versions import missing
 
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+|\([\w\s,]*\)\s*)?", re.IGNORECASE)
-"""What stands before the statement that is explained. It can hold no comment, so that what is
-behind it is what DuckDB runs."""
+"""The header of an EXPLAIN. It admits no comment, so that the rest is exactly what DuckDB runs."""
 _BROKEN = re.compile(r"the stream registered as '(?:stored_|plain_)?(\w+)' failed: (.*)", re.DOTALL)
-_LONGEST = 200
 _SETTINGS = """
-SET TimeZone = 'UTC';
+SET GLOBAL TimeZone = 'UTC';
 SET memory_limit = '{memory}';
 SET temp_directory = '{spill}';
 SET autoinstall_known_extensions = false;
@@ -35,29 +34,93 @@ SET python_enable_replacements = false;
 {closed}
 SET lock_configuration = true;
 """
-_OF_TURNS = re.compile(r"\b(turns|tool_calls)\b", re.IGNORECASE)
+_MACRO = re.compile(r"^CREATE OR REPLACE MACRO .*?;$", re.DOTALL | re.MULTILINE)
+_VIEW = re.compile(r"^CREATE OR REPLACE VIEW (\w+) AS(.*?);$", re.DOTALL | re.MULTILINE)
+_ANY_NAME = re.compile(
+    r"\b(query|query_table|show|describe|summarize|information_schema|(duckdb|pg|pragma|sqlite)_\w+)\b"
+)
+"""What lets a query read, or list, names that do not stand in its text as such."""
 MEMORY = "RLAKE_SQL_MEMORY"
-"""Environment variable: what a session's queries may take, such as `4GB`; a quarter by default."""
+"""Environment variable: memory limit of queries, such as `4GB`; by default a quarter of RAM."""
 _MEMORY = re.compile(r"[1-9]\d*(\.\d+)?\s*[KMGT]i?B", re.IGNORECASE)
-_NAMES = "SELECT view_name FROM duckdb_views() UNION ALL SELECT table_name FROM duckdb_tables()"
-
-
 _STANDING = ("tasks_current", "experiences_current", "preferences_current")
 _STANDING += ("scores_standing", "feedback_standing")
-"""Views of a table without what was taken back."""
+"""Views of a table without the rows that were taken back."""
 _timers: WeakSet[threading.Timer] = WeakSet()
 
 
 @atexit.register
 def _stop_timers() -> None:
-    """End the timers that run still: they hold sessions, which must go before DuckDB does."""
+    """Stop running timers: they hold sessions, which must be closed before DuckDB is unloaded."""
     for timer in list(_timers):
         timer.cancel()
         timer.join(1)
 
 
+def _unlocked() -> duckdb.DuckDBPyConnection:
+    database = duckdb.connect(":memory:")
+    for macro in _MACRO.findall(_read("views.sql")):
+        database.execute(macro)
+    return database
+
+
+@cache
+def _database(settings: str) -> duckdb.DuckDBPyConnection:
+    """Return the database in memory that sessions with these settings share.
+
+    One takes 20 ms to open, and a connection to it microseconds. Sessions stay apart since all that
+    they make is temporary, which in DuckDB is of one connection.
+    """
+    database = _unlocked()
+    database.execute(settings)
+    return database
+
+
+def _settings(*, files: bool = False) -> str:
+    spill = (Path(gettempdir()) / f"rlake-sql-{os.getpid()}").as_posix().replace("'", "''")
+    closed = "" if files else "SET enable_external_access = false;"
+    return _SETTINGS.format(closed=closed, memory=_memory(), spill=spill)
+
+
+@cache
+def _views() -> dict[str, str]:
+    """Return the query of each view, by the view's name."""
+    return dict(_VIEW.findall(views_sql()))
+
+
+@cache
+def _sources(view: str) -> frozenset[str]:
+    """Return the tables and views that the query of a view reads."""
+    return frozenset(re.findall(r"\b(?:FROM|JOIN)\s+(?:plain_)?(\w+)", view))
+
+
+def names_read(query: str, views: Mapping[str, str] | None = None) -> dict[str, None]:
+    """Return the tables and views that a query may read, views after what they read themselves.
+
+    The words of its text are compared, so there may be more of them than it reads, never less.
+
+    >>> list(names_read("SELECT * FROM draws_current"))
+    ['draws', 'job_events', 'superseded_steps', 'draws_current']
+    """
+    views = _views() if views is None else views
+    known = sorted({*TABLES, *views})
+    found: dict[str, None] = {}
+
+    def follow(names: Iterable[str]) -> None:
+        for name in names:
+            if name not in found:
+                # not itself: a relation that stands in for a table has the table's name
+                follow(n for n in known if n in _sources(views.get(name, "")) and n != name)
+                found[name] = None
+
+    text = query.lower()
+    words = set(re.findall(r"\w+", text))
+    follow(n for n in known if n in words or _ANY_NAME.search(text))
+    return found
+
+
 class QuerySession:
-    """One DuckDB session over given versions of the tables. Not to be shared between threads."""
+    """A DuckDB session over given versions of the tables; not thread-safe."""
 
     def __init__(
         self,
@@ -65,19 +128,22 @@ class QuerySession:
         views: bool = True,
         files: bool = False,
         instead: Mapping[str, str] | None = None,
+        shared: bool = True,
     ) -> None:
-        """Open a session; with `files` its queries may read files, too.
+        """Open a session; with `files`, its queries may read files too.
 
-        `instead` has relations that stand in for tables, by the table's name. A relation reads the
-        table itself as `plain_NAME`; views see the relation.
+        One that is not `shared` has a database with settings of its own until `_lock` is called.
+
+        `instead` maps table names to relations that replace them. A relation reads the table itself
+        as `plain_NAME`; views see the relation.
         """
-        self._con = duckdb.connect(":memory:")
-        self._versions: dict[str, int] = {}
-        self._views, self._files, self._open = views, files, True
-        self._has_turns = not views
-        self._instead = instead or {}
+        self._con = _database(_settings(files=files)).cursor() if shared else _unlocked()
+        self._instead = {n: f"SELECT * FROM {r}" for n, r in (instead or {}).items()}
+        self._views = {**(_views() if views else {}), **self._instead}
+        self._versions: Mapping[str, int] = {}
+        self._opened: dict[str, int] = {}
+        self._made: dict[str, str] = {}
         self._frames: list[str] = []
-        self._is_all = False
         self._timer: threading.Timer | None = None
 
     def show(
@@ -85,47 +151,36 @@ class QuerySession:
         versions: Mapping[str, int],
         open_at: Callable[[str, int], lance.LanceDataset | pa.Table],
     ) -> None:
-        """Let the table names mean these versions; only tables that moved are opened again."""
-        self._check_free()
-        for name in self._versions.keys() - versions.keys():  # a table of the user's is gone
+        """Let the table names mean these versions; a query opens the tables that it reads."""
+        self._versions, self._open_at = dict(versions), open_at
+
+    def _lock(self) -> None:
+        self._con.execute(_settings())
+
+    def _open_for(self, query: str) -> None:
+        """Open what a query reads: tables that moved since they were opened, and missing views."""
+        of_user = self._versions.keys() - TABLES.keys()
+        for name in self._opened.keys() - of_user - TABLES.keys():  # the user removed it
             self._con.unregister(name)
-        for name, version in versions.items():
-            if self._versions.get(name) != version:
-                self._show(name, open_at(name, version))
-        self._versions = dict(versions)
-        if self._open:
-            self._make_views()
-            spill = (Path(gettempdir()) / f"rlake-sql-{os.getpid()}").as_posix().replace("'", "''")
-            closed = "" if self._files else "SET enable_external_access = false;"
-            settings = _SETTINGS.format(closed=closed, memory=_memory(), spill=spill)
-            self._con.execute(settings)
-        self._open = False
-        if self._views:
-            self._let_all_count(is_all=versions.get("withdrawals", 1) <= 1)
+            del self._opened[name]
+        for name in (*names_read(query, self._views), *sorted(of_user)):
+            version = self._versions.get(name)
+            if version is not None and self._opened.get(name) != version:
+                self._show(name, self._open_at(name, version))
+                self._opened[name] = version
+            if name in self._views:
+                self._make_view(name, self._views[name])
 
-    def _let_all_count(self, *, is_all: bool) -> None:
-        """Let views of what counts be the tables themselves while nothing was taken back."""
-        if is_all == self._is_all:
-            return
-        if not is_all:
-            self._make_views()
-        for name in _STANDING if is_all else ():
-            table = name.partition("_")[0]
-            self._con.execute(f"CREATE OR REPLACE VIEW {name} AS SELECT * FROM {table}")
-        self._is_all = is_all
-
-    def _make_views(self) -> None:
-        """Make the views; a relation that stands in for a table may read some of them itself."""
-        plain = {name: f"plain_{name}" for name in self._instead}
-        views = _read("views.sql") if self._views else ""
-        self._con.execute(views if not plain else "")
-        for relations in (plain, self._instead) if plain else ():
-            for name, relation in relations.items():
-                self._con.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT * FROM {relation}")
-            self._con.execute(views)  # again, since they hold to the columns that a table has
+    def _make_view(self, name: str, query: str) -> None:
+        if name in _STANDING and self._versions.get("withdrawals", 1) <= 1:
+            # the first version of a table is empty: nothing was taken back, all rows count
+            query = f"SELECT * FROM {name.partition('_')[0]}"
+        if self._made.get(name) != query:
+            self._con.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {query}")
+            self._made[name] = query
 
     def _show(self, name: str, rows: "lance.LanceDataset | pa.Table") -> None:
-        """Let a table's name mean these rows; columns that came to the table later are NULL."""
+        """Show these rows as a table; columns that were added later are NULL."""
         later = missing(name, rows.schema) if name in TABLES else []
         shown = f"plain_{name}" if name in self._instead else name
         self._con.register(f"stored_{name}" if later else shown, rows)
@@ -139,19 +194,18 @@ class QuerySession:
             )
 
     def put(self, name: str, rows: pa.Table) -> None:
-        """Let a name mean rows in memory."""
+        """Register rows in memory under a name."""
         self._con.register(name, rows)
 
     def join(self, frames: Mapping[str, Any]) -> None:
-        """Let names mean frames (Polars, pandas, Arrow) until the next call.
+        """Register frames (Polars, pandas, Arrow) under names until the next call.
 
-        Raises QueryError for a name that a table or view has, or for what is not a frame.
+        Raises QueryError for the name of a table or view, and for a value that is not a frame.
         """
         if not (frames or self._frames):
             return
         self._check_free()
-        taken = {name for (name,) in self._con.execute(_NAMES).fetchall()} - set(self._frames)
-        taken |= {"turns", "tool_calls"}
+        taken = {*TABLES, *self._views, *self._versions}
         while self._frames:
             self._con.unregister(self._frames.pop())
         for name, frame in frames.items():
@@ -170,21 +224,19 @@ class QuerySession:
     def sql(
         self, query: str, *, what: str = "the query", seconds: float | None = None
     ) -> duckdb.DuckDBPyRelation:
-        """Return the relation of one SELECT; all that is not a single read raises QueryError.
+        """Return the relation of one SELECT; raise QueryError for any other statement.
 
-        After `seconds`, what reads its rows is interrupted.
+        After `seconds`, reading its rows is interrupted.
         """
         self._check_free()
-        if not (self._has_turns or self._open) and _OF_TURNS.search(query):
-            self._con.execute(_read("turns.sql"))
-            self._has_turns = True
+        self._open_for(query)
         if seconds is not None:
             self._timer = threading.Timer(seconds, self._con.interrupt)
             self._timer.daemon = True
             self._timer.start()
             _timers.add(self._timer)
         kinds = self._kinds(query, what)
-        if kinds == ["EXPLAIN"]:  # with ANALYZE it runs what it explains: that must be a read too
+        if kinds == ["EXPLAIN"]:  # EXPLAIN ANALYZE runs its statement, which must be a read too
             header = _EXPLAIN.match(query)
             kinds = self._kinds(query[header.end() :], what) if header else kinds
         if kinds != ["SELECT"]:
@@ -200,18 +252,30 @@ class QuerySession:
         assert relation is not None, "a SELECT always has a relation"
         return relation
 
+    def check_condition(self, where: str, relation: str) -> None:
+        """Raise QueryError for a condition that is not a truth value of each row of a relation."""
+        what = f"`where` {where!r}"
+        kind = self.sql(f"SELECT ({where}\n) FROM {relation}", what=what).types[0]
+        if str(kind) != "BOOLEAN":
+            raise QueryError(
+                f"`where` must be true or false, got {str(kind).lower()} from {where!r}"
+            )
+        # WHERE refuses aggregates and windows, which would depend on which rows are read together
+        self.sql(f"SELECT 1 FROM {relation} WHERE ({where}\n)", what=what)
+
     def _kinds(self, query: str, what: str) -> list[str]:
-        """Return what DuckDB's parser takes the statements of a text for."""
+        """Return the kinds of the statements in a text, by DuckDB's parser."""
         try:
             return [s.type.name for s in self._con.extract_statements(query)]
         except duckdb.Error as error:
             raise query_error(error, what) from error
 
     def _check_free(self) -> None:
-        """Raise QueryError while the rows of an earlier query are being read: one at a time."""
+        """Raise QueryError while the rows of an earlier query are still being read."""
         if self._timer is not None:
             self._timer.cancel()
         try:
+            # only a query reveals that rows of an earlier one are still being read
             self._con.execute("SELECT 1").fetchall()
         except duckdb.ResourceInUseException as error:
             raise QueryError(
@@ -221,7 +285,7 @@ class QuerySession:
 
 
 def _memory() -> str:
-    """Return what queries may take: as the environment says, or a quarter of the machine's."""
+    """Return the memory limit of queries: from the environment, or a quarter of RAM."""
     given = os.environ.get(MEMORY)
     if not given:
         return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 4 >> 20}MiB"
@@ -231,7 +295,7 @@ def _memory() -> str:
 
 
 def views_sql() -> str:
-    """Return the views and macros as SQL over the tables: DuckDB runs it where these have names."""
+    """Return the views and macros as SQL, for any DuckDB session that has the tables."""
     return _read("views.sql") + "\n" + _read("turns.sql")
 
 
@@ -240,12 +304,21 @@ def _read(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Return a text as it is written in SQL.
+    """Return a text as an SQL literal.
 
     >>> literal("it's")
     "'it''s'"
     """
     return "'" + text.replace("'", "''") + "'"
+
+
+def is_in(column: str, values: Iterable[str]) -> str:
+    """Return the SQL condition that a column is one of these texts; never true without texts.
+
+    >>> is_in("run_id", ["a", "it's"]), is_in("run_id", [])
+    ("run_id IN ('a', 'it''s')", 'run_id IN (NULL)')
+    """
+    return f"{column} IN ({', '.join(map(literal, values)) or 'NULL'})"
 
 
 def columns_of(condition: str, *, table_name: str = "experiences") -> set[str]:
@@ -260,7 +333,7 @@ def columns_of(condition: str, *, table_name: str = "experiences") -> set[str]:
 
 
 def names_in(condition: str) -> set[str]:
-    """Return all names of columns, of fields and of parameters that an SQL condition holds.
+    """Return all names of columns, fields and parameters in an SQL condition.
 
     >>> sorted(names_in("list_sum(list_transform(rewards, lambda r: r.value)) > level"))
     ['level', 'r', 'rewards', 'value']
@@ -284,25 +357,20 @@ def _parsed(condition: str) -> dict[str, Any]:
     return syntax(query, what=f"`where` {condition!r}")
 
 
-_parser = threading.local()
-"""A connection that parses, for each thread: to open one takes longer than to parse."""
-
-
 def syntax(query: str, *, what: str) -> dict[str, Any]:
     """Return the syntax tree of one SELECT; QueryError, calling it `what`, when it is none."""
-    if not hasattr(_parser, "con"):
-        _parser.con = duckdb.connect(":memory:")
+    con = _database(_settings()).cursor()
     try:
-        statements = _parser.con.extract_statements(query)
+        statements = con.extract_statements(query)
         if len(statements) != 1:
             raise QueryError(f"{what} must be one expression, got {len(statements)} statements")
-        row = _parser.con.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
+        row = con.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
     except duckdb.Error as error:
         raise query_error(error, what) from error
     assert row is not None, "json_serialize_sql returns one row"
     parsed = json.loads(row[0])
     if parsed["error"]:
-        raise QueryError(f"{what} is no query that can be read: {parsed['error_message']}")
+        raise QueryError(f"{what} cannot be read as a query: {parsed['error_message']}")
     return parsed["statements"][0]["node"]
 
 
@@ -316,9 +384,9 @@ def nodes(tree: object) -> Iterator[dict[str, Any]]:
 
 
 def query_error(error: duckdb.Error, what: str = "the query") -> RlakeError:
-    """Turn what DuckDB says, at parsing or while rows are read, into our kind of error.
+    """Turn an error of DuckDB, while parsing or reading rows, into one of ours.
 
-    A file of the store that cannot be read is a StoreError: no other query would help.
+    An unreadable file of the store is a StoreError: no other query would help.
     """
     broken = _BROKEN.search(str(error))
     if broken and broken[1] in TABLES:
@@ -336,13 +404,13 @@ def query_error(error: duckdb.Error, what: str = "the query") -> RlakeError:
     hint = f"; did you mean `{close[1]}`?" if close else ""
     missing = re.search(r"Table with name (\S+) does not exist", message)
     if missing:
-        hint = hint or nearest(missing[1], TABLES)
+        hint = nearest(missing[1], [*TABLES, *_views(), *([close[1]] if close else [])])
         return QueryError(f"there is no table or view `{missing[1]}`{hint}")
     column = re.search(r'Referenced column "([^"]+)" not found', message)
     if column:
         return QueryError(f"{what} names a column `{column[1]}` that is not there{hint}")
     kind, _, rest = message.partition(": ")
-    rest = rest if len(rest) <= _LONGEST else f"{rest[:_LONGEST]}..."
+    rest = shorten(rest, 200)
     verb = {"Parser Error": "does not parse", "Permission Error": "may only read the store"}
     place = next((line for line in lines if line.startswith("LINE ")), "")
     detail = f"{rest or kind} ({place.strip()})" if place else (rest or kind)

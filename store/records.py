@@ -1,4 +1,4 @@
-"""Task and Experience: one row each, as frozen values that workflows and rewards can hold."""
+"""Task and Experience: one row each, as frozen values for workflows and rewards."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ Message = dict[str, Any]
 
 
 def now() -> datetime:
-    """Return the time of now, in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
@@ -26,7 +26,7 @@ def _json(value: object) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A task: a conversation to be continued, and what a good answer is measured against."""
+    """A task: a conversation to continue, and the reference answer."""
 
     messages: Sequence[Message]
     """The conversation so far."""
@@ -87,7 +87,7 @@ class Task:
 class Experience:
     """One trainable token sequence. Every per-token sequence is as long as token_ids.
 
-    What a workflow returns; the explorer stamps ids, run, step and time.
+    What a workflow returns; the explorer stamps ids, run, batch and time.
     """
 
     task_id: str
@@ -125,9 +125,11 @@ class Experience:
     parent_id: str | None = None
     experience_id: str | None = None
     group_id: str | None = None
-    rollout: int = 0
+    rollout_index: int = 0
     run_id: str | None = None
-    step: int | None = None
+    batch: int | None = None
+    group_index: int | None = None
+    purpose: str = "train"
 
     def with_reward(self, rewards: Mapping[str, float | None]) -> Self:
         """Return a copy whose reward is the sum of the parts, or NULL when a part is missing."""
@@ -160,11 +162,11 @@ class Experience:
 
 
 Record = Task | Experience
-"""What knows its own row."""
+"""A record that converts to a row."""
 
 
 def rows_of(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return the rows of records, and refuse an experience that nobody has named yet."""
+    """Return the rows of records; raise SchemaError for an experience without an id."""
     rows = [r.row() for r in records]
     for row in rows:
         if "experience_id" in row and (row["experience_id"] is None or row["group_id"] is None):
@@ -176,7 +178,7 @@ def rows_of(records: Iterable[Record]) -> list[dict[str, Any]]:
 
 
 def proper(text: str) -> str:
-    """Return a text as it can be stored: half of a surrogate pair, which JSON may hold, is a `?`.
+    """Return a text that can be encoded: a lone surrogate, which JSON may contain, becomes `?`.
 
     >>> proper("so\\ud83d")
     'so?'

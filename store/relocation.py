@@ -1,7 +1,7 @@
-"""A store that was moved or copied: its branches are told where the files are that they share.
+"""Relocate branches of a store that was moved or copied.
 
-Lance writes down the whole path of what a branch shares. So after a move each branch is put right
-when it is opened, as it is then: what snapshots of the branch itself name stays out of reach.
+Lance records the absolute paths of the files that a branch shares. After a move, each branch is
+corrected when it is opened. Only its newest version is: its own snapshots stay unreadable.
 """
 
 import copy
@@ -13,40 +13,39 @@ from pathlib import Path
 import lance
 
 from .locks import locked
-from .schema import TABLES
-from .tables import Tables
+from .tables import IN_ORDER, LAST, Tables
 
-_LAST = "job_events"
 _PLACE = "rlake.place"
 
 _log = logging.getLogger(__name__)
 
 
 def is_elsewhere(store: Tables) -> bool:
-    """Tell whether a branch was last put right at another address."""
-    place = store.open_at(_LAST).config().get(_PLACE)
+    """Return whether a branch was last relocated to another address."""
+    place = store.open_at(LAST).config().get(_PLACE)
     return place is None or not _is_same(place, store.root)
 
 
 def relocate(store: Tables) -> None:
-    """Let all tables of a branch find the files that they share with others at this address.
+    """Point all tables of a branch to the shared files at this address.
 
-    Their indexes are dropped, for `maintain` to make anew. After a kill, do it again.
+    Their indexes are dropped; `maintain` creates them again. Repeat this if it was killed.
     """
-    for table in sorted(TABLES, key=_LAST.__eq__):
+    for table in IN_ORDER:
         with locked(store, table):
             if _relocate(store.open_at(table), f"{store.root}/{table}.lance"):
                 _log.warning("table `%s` of `%s` was moved here", table, store.uri)
+    # last: after a kill, the old address makes the next opening relocate again
     settle(store)
 
 
 def settle(store: Tables) -> None:
-    """Note that a branch is right where it is."""
-    store.open_at(_LAST).update_config({_PLACE: store.root})
+    """Record the current address of a branch."""
+    store.open_at(LAST).update_config({_PLACE: store.root})
 
 
 def _relocate(dataset: lance.LanceDataset, root: str) -> bool:
-    """Point files that a table shares to where they are now; tell whether there were any."""
+    """Point a table to the current paths of shared files; return whether there were any."""
     marker = f"/{root.rpartition('/')[2]}"
     wrong = {
         number: root + base.path.rpartition(marker)[2]
@@ -56,6 +55,7 @@ def _relocate(dataset: lance.LanceDataset, root: str) -> bool:
     fragments = [fragment.metadata for fragment in dataset.get_fragments()]
     if not any(file.base_id in wrong for fragment in fragments for file in fragment.files):
         return False
+    # indexes refer to base paths too: dropping them is simpler than rewriting them
     for index in dataset.describe_indices():
         dataset.drop_index(index.name)
     known = {base.path for base in dataset.base_paths().values()}
@@ -78,7 +78,7 @@ def _relocate(dataset: lance.LanceDataset, root: str) -> bool:
 def _moved(
     fragment: lance.fragment.FragmentMetadata, moved: dict[int, int]
 ) -> lance.fragment.FragmentMetadata:
-    """Return a fragment whose files lie at other numbers of base paths."""
+    """Return a fragment whose files refer to other base paths."""
     files = [copy.copy(file) for file in fragment.files]
     for file in files:
         if file.base_id is not None:
@@ -91,7 +91,7 @@ def _moved(
 
 
 def _is_same(one: str, other: str) -> bool:
-    """Tell whether two addresses are one place; a folder may be reached by several paths."""
+    """Return whether two addresses are the same place, by whichever path."""
     one, other = one.removeprefix("file://"), other.removeprefix("file://")
     if "://" in one or "://" in other:
         return one == other

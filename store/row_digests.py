@@ -1,9 +1,9 @@
-"""Digests of whole rows, made when they are appended: they tell a flipped bit from what was meant.
+"""Digests of whole rows, computed when they are appended, to detect flipped bits.
 
-A digest is a function of the row alone: not of the rows beside it, nor of how they are chunked, nor
-of columns that are NULL in it, so that a column that comes later changes none. Values of fixed
-width are summed, each times an odd number of its column's own, which any flipped bit changes; that
-sum and the bytes of texts and lists are hashed by XXH3, whose definition is fixed.
+A digest is a function of the row alone: not of other rows, of chunks, or of columns that are NULL
+in it, so adding a column changes no digest. Values of fixed width are multiplied by an odd number
+of their column and summed, so that any flipped bit changes the sum; the sum and the bytes of texts
+and lists are hashed with XXH3, whose definition is fixed.
 """
 
 from functools import cache
@@ -18,11 +18,11 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 _DIGEST = "digest"
 _ROWS_AT_ONCE = 4096
 _LARGE = 1 << 30
-"""Bytes from which on columns of text may not fit into one of short offsets."""
+"""Total size of text columns above which 32-bit offsets may overflow."""
 
 
 def with_digests(rows: pa.Table) -> pa.Table:
-    """Fill in `digest`, whatever it held, over all other columns."""
+    """Set `digest` to the digest over all other columns."""
     place = rows.schema.get_field_index(_DIGEST)
     digests = whole_rows(rows.remove_column(place))
     return rows.set_column(place, rows.schema.field(place), pa.array(digests, pa.string()))
@@ -39,11 +39,12 @@ def whole_rows(rows: pa.Table) -> list[str]:
 
 
 class _Rows:
-    """What is known of each row: a sum, and pieces of bytes that follow each other."""
+    """The input of each row's hash: a sum, followed by pieces of bytes."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._sums = np.zeros(batch.num_rows, np.uint64)
         self._pieces: list[tuple[memoryview, list[int]]] = []
+        # by name: the order of columns must not change a digest
         columns = sorted(zip(batch.schema.names, batch.columns, strict=True), key=itemgetter(0))
         given = [(name, array) for name, array in columns if array.null_count < len(array)]
         self._texts([(name, array) for name, array in given if pa.types.is_string(array.type)])
@@ -63,7 +64,7 @@ class _Rows:
         return [xxh3_128_hexdigest(b"".join(row)) for row in zip(*columns, strict=True)]
 
     def _texts(self, texts: list[tuple[str, pa.Array]]) -> None:
-        """Add columns of text: as one, since each piece has its price."""
+        """Add all text columns as one piece, since every piece costs time."""
         size = 0
         for name, array in texts:
             lengths = _lengths(_starts(array)) * _there(array)
@@ -80,7 +81,7 @@ class _Rows:
     def _nested(self, name: str, array: pa.Array, bounds: np.ndarray | None) -> None:
         """Add texts or lists; with `bounds`, those from one to the next are of one row."""
         if array.null_count:
-            array = array.take(pa.array(np.arange(len(array))))  # so that NULL takes no bytes
+            array = array.take(pa.array(np.arange(len(array))))  # a copy in which NULL has no bytes
         starts = _starts(array)
         if bounds is None:
             self._sums += _lengths(starts).astype(np.uint64) * _number(name, "length")
@@ -119,7 +120,7 @@ def _is_nested(kind: pa.DataType) -> bool:
 
 
 def _starts(array: pa.Array) -> np.ndarray:
-    """Return where each text or list begins, and where the last one ends."""
+    """Return the offset of each text or list, and the end of the last one."""
     if not len(array):
         return np.zeros(1, np.int64)
     kind = np.dtype(np.int64 if pa.types.is_large_string(array.type) else np.int32)
@@ -143,7 +144,7 @@ def _there(array: pa.Array) -> "np.ndarray | np.uint64":
 
 
 def _fixed(array: pa.Array) -> np.ndarray:
-    """Return values of fixed width as whole numbers of the same bits; 0 stands for NULL."""
+    """Return values of fixed width as integers of the same bits, and 0 for NULL."""
     width = max(8, array.type.bit_width) // 8
     if not len(array):
         return np.zeros(0, f"<u{width}")
@@ -158,5 +159,5 @@ def _fixed(array: pa.Array) -> np.ndarray:
 
 @cache
 def _number(column: str, what: str) -> np.uint64:
-    """Return the odd number of a column: no bit of what it multiplies is lost."""
+    """Return the odd factor of a column: multiplying by an odd number loses no bit."""
     return np.uint64(xxh3_64_intdigest(f"{column}\x1f{what}".encode()) | 1)

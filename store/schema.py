@@ -26,32 +26,18 @@ INT = pa.int64()
 REAL = pa.float64()
 FLAG = pa.bool_()
 TIME = pa.timestamp("us", "UTC")
-NAMED_VALUES = pa.list_(pa.struct([pa.field("name", TEXT), pa.field("value", REAL)]))
-NAMED_TEXTS = pa.list_(pa.struct([pa.field("name", TEXT), pa.field("value", TEXT)]))
-SEGMENTS = pa.list_(pa.struct([pa.field("policy_version", INT), pa.field("num_tokens", INT)]))
-VERSIONS = pa.list_(pa.struct([pa.field("name", TEXT), pa.field("version", INT)]))
-OPERATORS = pa.list_(
-    pa.struct(
-        [
-            pa.field("name", TEXT),
-            pa.field("kind", TEXT),
-            pa.field("params", TEXT),
-            pa.field("fingerprint", TEXT),
-            pa.field("rows_in", INT),
-            pa.field("rows_out", INT),
-        ]
-    )
-)
-COSTS = pa.list_(
-    pa.struct(
-        [
-            pa.field("operator", TEXT),
-            pa.field("rows", INT),
-            pa.field("cached", INT),
-            pa.field("seconds", REAL),
-        ]
-    )
-)
+
+
+def _structs(**fields: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.struct(list(fields.items())))
+
+
+NAMED_VALUES = _structs(name=TEXT, value=REAL)
+NAMED_TEXTS = _structs(name=TEXT, value=TEXT)
+SEGMENTS = _structs(policy_version=INT, num_tokens=INT)
+VERSIONS = _structs(name=TEXT, version=INT)
+OPERATORS = _structs(name=TEXT, kind=TEXT, params=TEXT, fingerprint=TEXT, rows_in=INT, rows_out=INT)
+COSTS = _structs(operator=TEXT, rows=INT, cached=INT, seconds=REAL)
 
 
 @dataclass(frozen=True)
@@ -62,6 +48,8 @@ class Column:
     type: pa.DataType
     note: str
     required: bool = False
+    default: str | None = None
+    """What a row gets that is appended without a value."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +61,7 @@ class Table:
     key: tuple[str, ...]
     columns: tuple[Column, ...]
     since: int = 1
-    """The schema version that it came with: a store of an older one has never had it."""
+    """The schema version that introduced it: an older store has never had it."""
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -131,13 +119,19 @@ _DECLARED = (
         Column("run_id", TEXT, "the run that made it; NULL for imported rows"),
         _must("task_id", TEXT, "the task that was tried"),
         _must("group_id", TEXT, "rows whose rewards are compared with each other"),
-        _must("rollout", INT, "which try within the group, from 0"),
-        Column("step", INT, "the explorer's batch, from 1"),
+        _must("rollout_index", INT, "which rollout of the group, from 0"),
+        Column("batch", INT, "the explorer's batch, from 1"),
+        Column("group_index", INT, "the group's place in its batch, from 0"),
+        Column(
+            "purpose",
+            TEXT,
+            "train, or eval for rows that only evaluate a policy",
+            required=True,
+            default="train",
+        ),
         Column("parent_id", TEXT, "the experience that this one was made from"),
         _must("source", TEXT, "explorer, expert, human, synthetic, served or imported"),
-        Column(
-            "policy_version", INT, "optimizer steps behind the weights that wrote its first token"
-        ),
+        Column("policy_version", INT, "optimizer steps of the weights that wrote its first token"),
         Column("segments", SEGMENTS, "sampled tokens for each set of weights that wrote some"),
         Column("digests", pa.list_(TEXT), "of each segment's weights, as the engine says"),
         Column("engine", TEXT, "what answered: transformers, vllm, an address"),
@@ -149,7 +143,7 @@ _DECLARED = (
         Column("min_p", REAL, "least probability, relative to the largest; NULL: not truncated"),
         Column("token_ids", pa.list_(pa.int32()), "prompt and response; NULL for rows of text"),
         Column("loss_mask", pa.list_(FLAG), "true where a token was sampled by the policy"),
-        Column("logprobs", pa.list_(pa.float32()), "the behaviour policy's, as sampled, in nats"),
+        Column("logprobs", pa.list_(pa.float32()), "the behavior policy's, as sampled, in nats"),
         Column("prompt_length", INT, "tokens before the first sampled one"),
         Column("num_tokens", INT, "length of token_ids"),
         Column("tokenizer", TEXT, "digest of the tokenizer that token_ids are of; NULL: not known"),
@@ -158,9 +152,7 @@ _DECLARED = (
         Column("token_rewards", pa.list_(pa.float32()), "rewards placed on single tokens"),
         Column("advantage", REAL, "credit, when it was computed before storing"),
         Column("priority", REAL, "finite and not negative; larger is drawn more often"),
-        Column(
-            "teacher_logprobs", pa.list_(pa.float32()), "a teacher's log-probs of the same tokens"
-        ),
+        Column("teacher_logprobs", pa.list_(pa.float32()), "a teacher's, of the same tokens"),
         Column("messages", TEXT, "the whole conversation, as JSON text"),
         Column("tools", TEXT, "the tools offered, as JSON text"),
         Column("prompt_text", TEXT, "the prompt as text, derived from the tokens"),
@@ -190,7 +182,7 @@ _DECLARED = (
     ),
     _table(
         "scores",
-        "one scorer's verdict on an experience, given later",
+        "a score of an experience, computed after it was stored",
         "experience_id scorer scorer_version",
         _must("experience_id", TEXT, "what was scored"),
         _must("scorer", TEXT, "name of the reward function"),
@@ -206,12 +198,12 @@ _DECLARED = (
         "a person's or a judge's label",
         "feedback_id",
         _must("feedback_id", TEXT, "unique"),
-        _must("experience_id", TEXT, "what was labelled"),
+        _must("experience_id", TEXT, "what was labeled"),
         _must("annotator", TEXT, "who"),
         Column("label", TEXT, "the label"),
         Column("score", REAL, "the label as a number"),
         Column("comment", TEXT, "in words"),
-        Column("queue", TEXT, "the labelling queue that asked; NULL for feedback of its own"),
+        Column("queue", TEXT, "the labeling queue that asked; NULL for unsolicited feedback"),
         Column("compared_id", TEXT, "the other experience, where two were compared"),
         Column("lineage_id", TEXT, "the import or pipeline run that added it"),
         _DIGEST,
@@ -219,7 +211,7 @@ _DECLARED = (
     ),
     _table(
         "draws",
-        "an experience trained on, once",
+        "an experience drawn for a training step",
         "run_id attempt step position",
         _RUN,
         _ATTEMPT,
@@ -252,7 +244,8 @@ _DECLARED = (
         _must("path", TEXT, "folder in the Hugging Face format, relative to the run's folder"),
         _must("digest", TEXT, "digest of the weights"),
         Column("parent_run_id", TEXT, "the run whose version was the parent; NULL: the same"),
-        Column("transport", TEXT, "how it was published: store, memory, broadcast from ADDRESS"),
+        Column("transport", TEXT, "how the weights reach the engines: store, memory or broadcast"),
+        Column("address", TEXT, "HOST:PORT that broadcasts them; NULL for other transports"),
         _CREATED,
     ),
     _table(
@@ -269,7 +262,7 @@ _DECLARED = (
     ),
     _table(
         "job_events",
-        "a change of a job's status: the newest row of a job is where it stands",
+        "a change of a job's status; the newest row of a job is its status",
         "run_id attempt job status",
         _RUN,
         _ATTEMPT,
@@ -278,11 +271,7 @@ _DECLARED = (
         _must("config", TEXT, "the resolved configuration, as JSON text"),
         _must("code_version", TEXT, "version of rlake"),
         _must("status", TEXT, "running, done, failed or interrupted"),
-        _must(
-            "start_step",
-            INT,
-            "the first step of this attempt; later steps of earlier ones are superseded",
-        ),
+        _must("start_step", INT, "first step of this attempt; it supersedes later steps before it"),
         Column("functions", NAMED_TEXTS, "digest of each reward's and workflow's source"),
         Column("error", TEXT, "why it failed"),
         Column("started_at", TIME, "when the attempt began"),
@@ -291,7 +280,7 @@ _DECLARED = (
     ),
     _table(
         "snapshots",
-        "a name for the whole store at one moment; the newest row of a name is what it stands for",
+        "a name for the state of the whole store at one moment; the newest row of a name counts",
         "name created_at",
         _must("name", TEXT, "the name"),
         _must("tables", VERSIONS, "the version of each table"),
@@ -315,16 +304,12 @@ _DECLARED = (
         _must("rows_dropped", INT, "rows dropped, each with a reason in `drops`"),
         Column("pipeline_digest", TEXT, "digest of its source, operators and sink"),
         Column("rows_failed", INT, "rows on which an operator raised, each in `operator_errors`"),
-        Column(
-            "costs",
-            COSTS,
-            "of each operator: rows treated, rows whose answers were cached, seconds",
-        ),
+        Column("costs", COSTS, "per operator: rows processed, rows answered by a cache, seconds"),
         _CREATED,
     ),
     _table(
         "drops",
-        "why a row went",
+        "a row that an operator dropped, and the reason",
         "lineage_id operator experience_id task_id",
         _must("lineage_id", TEXT, "the pipeline run"),
         Column("experience_id", TEXT, "the row, if it was an experience"),
@@ -335,7 +320,7 @@ _DECLARED = (
     ),
     _table(
         "operator_errors",
-        "an operator's error on one row; the others went on",
+        "an operator's error on one row; other rows were processed",
         "lineage_id operator experience_id task_id",
         _must("lineage_id", TEXT, "the pipeline run"),
         Column("experience_id", TEXT, "the row, if it was an experience"),
@@ -346,7 +331,7 @@ _DECLARED = (
     ),
     _table(
         "experience_values",
-        "a value of an experience that was worked out later: a quality, a priority",
+        "a value computed later for an experience: a quality, a priority",
         "experience_id name version",
         _must("experience_id", TEXT, "whose value it is"),
         _must("name", TEXT, "the name of the derived column, such as priority"),
@@ -361,7 +346,7 @@ _DECLARED = (
     ),
     _table(
         "task_values",
-        "a value of a task that was worked out later: a difficulty, a quality, a novelty",
+        "a value computed later for a task: a difficulty, a quality, a novelty",
         "task_id name version",
         _must("task_id", TEXT, "whose value it is"),
         _must("name", TEXT, "the name of the value, such as difficulty"),
@@ -374,10 +359,10 @@ _DECLARED = (
     _table(
         "task_selections",
         "a task that a selector chose for a batch of the explorer",
-        "run_id attempt step position",
+        "run_id attempt batch position",
         _RUN,
         _ATTEMPT,
-        _must("step", INT, "the explorer's batch, from 1"),
+        _must("batch", INT, "the explorer's batch, from 1"),
         _must("position", INT, "place in the batch, from 0"),
         _must("task_id", TEXT, "the task"),
         _must("selector", TEXT, "how it was chosen, with parameters"),
@@ -387,11 +372,11 @@ _DECLARED = (
     ),
     _table(
         "task_estimates",
-        "what a selector believes of a task's difficulty; the newest row of a task counts",
-        "run_id attempt step task_id",
+        "a selector's estimate of a task's difficulty; the newest row of a task counts",
+        "run_id attempt batch task_id",
         _RUN,
         _ATTEMPT,
-        _must("step", INT, "the explorer's batch after which it was believed; 0 for the start"),
+        _must("batch", INT, "the explorer's batch after which it was believed; 0 for the start"),
         _must("task_id", TEXT, "the task"),
         Column("alpha", REAL, "successes counted, the first parameter of the Beta distribution"),
         Column("beta", REAL, "failures counted, the second parameter"),
@@ -402,7 +387,7 @@ _DECLARED = (
     ),
     _table(
         "embeddings",
-        "an experience as a vector, for finding alike ones",
+        "the vector of an experience, for similarity search",
         "experience_id embedder",
         _must("experience_id", TEXT, "whose vector it is"),
         _must("embedder", TEXT, "what made it, with its version"),
@@ -412,7 +397,7 @@ _DECLARED = (
     ),
     _table(
         "members",
-        "a row that an import or a pipeline run gave, and that another had stored before",
+        "a row of an import or pipeline run that another one had stored before",
         "lineage_id table_name row_id",
         _must("lineage_id", TEXT, "the import or pipeline run that gave it too"),
         _must("table_name", TEXT, "the table that holds the row"),
@@ -421,7 +406,7 @@ _DECLARED = (
     ),
     _table(
         "withdrawals",
-        "an import or pipeline run taken back, or put back; its newest row counts",
+        "an undo or redo of an import or pipeline run; the newest row counts",
         "lineage_id created_at",
         _must("lineage_id", TEXT, "whose rows no longer count, or count again"),
         _must("is_withdrawn", FLAG, "true: taken back; false: put back"),
@@ -430,7 +415,7 @@ _DECLARED = (
     ),
     _table(
         "retention",
-        "a standing rule of what may be forgotten; the newest row of a name counts",
+        "a retention rule: what may be deleted; the newest row of a name counts",
         "name created_at",
         _must("name", TEXT, "the rule's name"),
         _must("table_name", TEXT, "the table whose rows it is about"),
@@ -451,13 +436,16 @@ REFERRING_FIRST = (
     *(name for name in TABLES if name not in (*_REFERRING, *_REFERRED_LAST)),
     *_REFERRED_LAST,
 )
-"""All tables, those whose rows refer to rows of others before the others."""
+"""All tables, those whose rows refer to other tables before the tables they refer to."""
 
 PER_TOKEN = ("loss_mask", "logprobs", "token_rewards", "teacher_logprobs")
 """Columns of `experiences` with one value a token, aligned with `token_ids`."""
 
-SOURCES = frozenset({"explorer", "expert", "human", "synthetic", "served", "imported"})
-"""Where an experience may come from."""
+CHOICES = {
+    "source": frozenset({"explorer", "expert", "human", "synthetic", "served", "imported"}),
+    "purpose": frozenset({"train", "eval"}),
+}
+"""The values that these columns of `experiences` may have."""
 
 
 def table(name: str) -> Table:
@@ -472,7 +460,7 @@ def table(name: str) -> Table:
 
 
 def describe() -> Iterator[tuple[str, str, str, str]]:
-    """Yield (table, column, type, meaning) of every column, for people who ask what there is."""
+    """Yield (table, column, type, meaning) of every column."""
     for t in TABLES.values():
         for c in t.columns:
             yield t.name, c.name, str(c.type), c.note

@@ -1,4 +1,4 @@
-"""Finding experiences: by words of their responses, and by likeness to another one."""
+"""Search experiences by the words of their responses, or by similarity to another one."""
 
 from collections.abc import Callable
 
@@ -9,12 +9,12 @@ import pyarrow as pa
 
 from . import embeddings
 from .errors import NotFoundError, QueryError, reading
-from .query import columns_of, literal
+from .query import columns_of, is_in, literal
+from .schema_versions import take
 from .tables import Tables
-from .take_rows import take
 
-SHOWN = ("experience_id", "score", "run_id", "step", "reward", "prompt_text", "response_text")
-"""Columns of what is found, the best first."""
+SHOWN = ("experience_id", "score", "run_id", "batch", "reward", "prompt_text", "response_text")
+"""Columns of a search result."""
 _MOST = 1000
 _FEW = 2 * _MOST
 _GROWTH = 8
@@ -24,9 +24,9 @@ Ranked = Callable[[int], tuple[pl.DataFrame, bool]]
 
 
 def search(store: Tables, text: str, *, k: int = 10, where: str | None = None) -> pl.DataFrame:
-    """Return the k experiences whose responses match the words best (BM25), the best first.
+    """Return the k experiences whose responses match the words best (BM25), best first.
 
-    Rows that no index knows yet are found too.
+    Rows that are not in the index yet are found too.
     """
     _check(k, where)
     if not text.strip():
@@ -54,9 +54,9 @@ def similar(
     embedder: str | None = None,
     where: str | None = None,
 ) -> pl.DataFrame:
-    """Return the k experiences most like a stored one, by the cosine of their vectors.
+    """Return the k experiences most similar to a stored one, by the cosine of their vectors.
 
-    Up to `vectors.WORTH_ROWS` vectors all are compared; above, those that the index finds.
+    Up to `embeddings.WORTH_ROWS` vectors are all compared; above that, the index is used.
     """
     _check(k, where)
     embedder = embeddings.chosen(store, embedder)
@@ -75,7 +75,7 @@ def similar(
             {"_rowid": found.row_ids[:n], "score": found.similarity[:n].astype(np.float64)}
         )
         rows = take(dataset, best["_rowid"].to_list(), ["experience_id", "_rowid"])
-        # a row that the index knows may be gone
+        # the index may contain rows that were deleted since
         there = best.join(pl.DataFrame(pl.from_arrow(rows)), on="_rowid", maintain_order="left")
         others = there.filter(pl.col("experience_id") != experience_id)
         return others.select("experience_id", "score"), best.height == n
@@ -91,11 +91,11 @@ def similar(
 
 
 def _first(store: Tables, ranked: Ranked, k: int, where: str | None) -> pl.DataFrame:
-    """Return the best k that are stored and for which `where` holds: look further until there are.
+    """Return the best k that are stored and for which `where` holds.
 
-    What is further down the ranking is asked for only when too few of the best remain.
+    More of the ranking is read only while too few of the best remain.
     """
-    wanted = k + 1  # the one that is asked about may be among them
+    wanted = k + 1  # the query itself may be among them
     while True:
         best, is_more = ranked(wanted)
         kept = _kept(store, best["experience_id"], where)
@@ -107,20 +107,17 @@ def _first(store: Tables, ranked: Ranked, k: int, where: str | None) -> pl.DataF
 
 
 def _kept(store: Tables, ids: pl.Series, where: str | None) -> pl.DataFrame:
-    """Return those of the experiences that are stored and for which `where` holds, to be shown."""
+    """Return the columns SHOWN of the stored experiences for which `where` holds."""
     condition = f"({where}\n)" if where else "true"
+    # a scan is faster than a condition on thousands of ids
     if len(ids) > _FEW:
         query = f"SELECT experience_id FROM experiences_current AS experiences WHERE {condition}"
         held = _polars(store.sql(query).to_arrow_table())["experience_id"]
         ids = ids.filter(ids.is_in(held.implode())).head(_FEW)
         condition = "true"
     columns = ", ".join(c for c in SHOWN if c != "score")
-    listed = ", ".join(map(literal, ids)) or "''"
-    query = (
-        f"SELECT {columns} FROM experiences_current AS experiences "
-        f"WHERE experience_id IN ({listed}) AND {condition}"
-    )
-    return _polars(store.sql(query).to_arrow_table())
+    rows = f"experiences_current AS experiences WHERE {is_in('experience_id', ids)}"
+    return _polars(store.sql(f"SELECT {columns} FROM {rows} AND {condition}").to_arrow_table())
 
 
 def _check(k: int, where: str | None) -> None:
@@ -140,13 +137,18 @@ def _not_embedded(store: Tables, embedder: str, experience_id: str) -> NotFoundE
             f"experience `{experience_id}` has no vector by `{embedder}` yet; make it with "
             f"`rlake embed --embedder {embedder.rpartition('@')[0] or embedder}`"
         )
-    close = store.sql(
-        "SELECT experience_id FROM embeddings "
-        f"WHERE levenshtein(experience_id, {wanted}) <= {len(experience_id) // 2} "
-        f"ORDER BY levenshtein(experience_id, {wanted}) LIMIT 1"
-    ).fetchall()
-    hint = f"; did you mean `{close[0][0]}`?" if close else ""
+    hint = nearest_id(store, "embeddings", experience_id)
     return NotFoundError(f"there is no experience `{experience_id}`{hint}")
+
+
+def nearest_id(store: Tables, table: str, experience_id: str) -> str:
+    """Return `; did you mean `ID`?` for the closest experience_id of a table, or nothing."""
+    distance = f"levenshtein(experience_id, {literal(experience_id)})"
+    close = store.sql(
+        f"SELECT experience_id FROM {table} WHERE {distance} <= {len(experience_id) // 2} "
+        f"ORDER BY {distance} LIMIT 1"
+    ).fetchall()
+    return f"; did you mean `{close[0][0]}`?" if close else ""
 
 
 def _frame(ids: pa.ChunkedArray, scores: np.ndarray) -> pl.DataFrame:

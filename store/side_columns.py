@@ -1,4 +1,4 @@
-"""Side columns: what was worked out about stored rows later, joined to them when they are read."""
+"""Side columns: values computed later for stored rows, joined to them when they are read."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from .change_feed import CREATED
 from .errors import NotFoundError, QueryError, nearest
-from .query import literal
+from .query import is_in, literal
 from .schema import TABLES
 from .schema_versions import scanned
 from .tables import Tables
 from .withdrawals import is_gone, kept, taken_back
 
 REPLACEABLE = ("reward", "advantage", "priority")
-"""Declared columns that a side column may stand in for, when its alias says so."""
+"""Declared columns that a side column may replace, by its alias."""
 
 _SPEC = re.compile(
     r"(?:(?P<alias>[^=:@]*)=)?(?P<kind>[^=:@]*):(?P<name>[^=@]+)(?:@(?P<version>.+))?"
@@ -28,26 +29,25 @@ _TIES = {"scores": "scorer_version", "feedback": "feedback_id", "experience_valu
 _NAMED_BY = {"scores": "scorer", "feedback": "annotator", "experience_values": "name"}
 _WITHDRAWN = ("withdrawals", "members")
 _STARTS = ("run_id", "attempt", "start_step")
-_CREATED = "_row_created_at_version"
 _KINDS = {"scores": "score", "feedback": "feedback", "experience_values": "derived"}
 _NOUNS = {"scores": "score", "feedback": "feedback", "experience_values": "derived value"}
 
 
 @dataclass(frozen=True)
 class SideColumn:
-    """A column of values from a side table: of each experience, the newest row counts."""
+    """A column of values from a side table; the newest row of an experience counts."""
 
     alias: str
-    """What the column is called beside the declared ones."""
+    """The name of the column."""
     table: str
-    """scores, feedback or derived."""
+    """scores, feedback or experience_values."""
     value: str
     """The column of that table: `value`; `score` or `label`; `value` or `text`."""
     filters: tuple[tuple[str, str], ...] = ()
-    """Columns of that table with what they must be, such as `("scorer", "strict")`."""
+    """Columns of that table and their required values, such as `("scorer", "strict")`."""
 
     def __str__(self) -> str:
-        """Return the text that `parse` reads."""
+        """Return the spec that `parse` accepts."""
         named, said = dict(self.filters), _NAMED_BY[self.table]
         name = self.value if self.table == "feedback" else named[said]
         version = named.get(said if self.table == "feedback" else self.tie)
@@ -57,10 +57,10 @@ class SideColumn:
 
     @property
     def sql(self) -> str:
-        """The SELECT of `experience_id` and the alias: one row an experience that has a value.
+        """The SELECT of `experience_id` and the alias, one row per experience with a value.
 
-        It reads a view of rows that count: without those that were taken back, and of derived
-        values without those that a superseded attempt of a trainer made.
+        It reads a view without rows that were taken back, and without values that a superseded
+        attempt of a trainer derived.
         """
         found = " AND ".join(f"{name} = {literal(v)}" for name, v in self.filters) or "true"
         rows = f"{self.table}_standing"
@@ -73,7 +73,7 @@ class SideColumn:
 
     @property
     def tie(self) -> str:
-        """The column that decides between rows of one time: the larger counts."""
+        """The column that breaks ties between rows of the same time: the larger value counts."""
         return _TIES[self.table]
 
     @property
@@ -83,12 +83,12 @@ class SideColumn:
 
     @property
     def tables(self) -> set[str]:
-        """The tables that decide its values."""
+        """The tables that its values depend on."""
         return {self.table, "job_events"} if self.table == "experience_values" else {self.table}
 
     @property
     def reads(self) -> list[str]:
-        """The columns of the side table that tell the value, and which row counts."""
+        """The columns of the side table that determine the value, and which row counts."""
         names = ["experience_id", "created_at", self.value, self.tie]
         names += [name for name, _ in self.filters]
         names += ["run_id", "attempt", "step"] if self.table == "experience_values" else []
@@ -99,19 +99,20 @@ class SideColumn:
     def chosen(self) -> pl.Expr:
         """Whether a row of the side table is one of this column's."""
         wanted = [pl.col(name) == value for name, value in self.filters]
-        if self.table == "feedback":  # a comment takes no label back, two that compare are none
+        if self.table == "feedback":  # comments and comparisons do not replace a label
             wanted += [pl.col(self.value).is_not_null(), pl.col("compared_id").is_null()]
         return pl.all_horizontal(*wanted, pl.lit(True))  # noqa: FBT003
 
     def latest(self, rows: pl.LazyFrame) -> pl.LazyFrame:
-        """Return `experience_id` and the alias, out of rows of the side table that count."""
+        """Return `experience_id` and the alias, from rows of the side table that count."""
         rows = rows.filter(self.chosen)
+        # as `arg_max_null` in `sql`: the newest row counts, also where its value is NULL
         newest = pl.col(self.value).sort_by("created_at", self.tie).last()
         return rows.group_by("experience_id").agg(newest.alias(self.alias))
 
 
 def parse(spec: str) -> SideColumn:
-    """Return the side column that a text names.
+    """Return the side column of a spec.
 
     >>> parse("score:strict@2").filters
     (('scorer', 'strict'), ('scorer_version', '2'))
@@ -120,9 +121,9 @@ def parse(spec: str) -> SideColumn:
     >>> parse("derived:topic.text").value
     'text'
 
-    Without a version or annotator all are meant, and the newest row counts. Raises QueryError for
-    what is not of this form, and for a name that would hide a declared column: only reward,
-    advantage and priority may be replaced, and only by an alias or a derived value of this name.
+    Without a version or annotator, the newest row of any counts. Raises QueryError for an invalid
+    spec, and for a name that would hide a declared column: only reward, advantage and priority may
+    be replaced, and only by an alias or a derived value of this name.
     """
     match = _SPEC.fullmatch(spec)
     makers = {"score": _score, "feedback": _feedback, "derived": _derived}
@@ -141,7 +142,7 @@ def parse(spec: str) -> SideColumn:
 
 
 def parse_all(specs: Iterable[str | SideColumn]) -> tuple[SideColumn, ...]:
-    """Return the side columns that texts name; no two may have one name."""
+    """Return the side columns of several specs, whose names must differ."""
     columns = tuple(parse(s) if isinstance(s, str) else s for s in specs)
     names = [c.alias for c in columns]
     for name in names:
@@ -200,9 +201,9 @@ def _check_alias(spec: str, alias: str, value: str, *, is_said: bool) -> None:
 
 
 def from_sql(columns: Sequence[SideColumn], *, plain: str = "experiences_current") -> str:
-    """Return what stands after FROM: experiences that count, with side columns, to be named.
+    """Return a relation for FROM: current experiences with side columns; give it an alias.
 
-    `plain` is what the table is called without them.
+    `plain` is the name of the table without them.
 
     >>> strict = from_sql([parse("reward=score:strict@2")])
     >>> store.sql(f"SELECT avg(reward) FROM {strict} AS experiences").fetchall()
@@ -221,7 +222,7 @@ def from_sql(columns: Sequence[SideColumn], *, plain: str = "experiences_current
 
 
 def join(store: Tables, frame: pl.LazyFrame, columns: Sequence[SideColumn]) -> pl.LazyFrame:
-    """Join side columns to a frame of experiences, keeping its rows, their order and columns."""
+    """Join side columns to a frame of experiences, keeping its rows, order and columns."""
     names = frame.collect_schema().names()
     hidden = [c.alias for c in columns if c.alias in names]
     joined = frame.drop(hidden)
@@ -238,18 +239,17 @@ def attach(
     *,
     until: Mapping[str, int] | None = None,
 ) -> pl.DataFrame:
-    """Add side columns to some hundred rows, by `experience_id`, in their order.
+    """Add side columns to a few hundred rows, by `experience_id`, in their order.
 
-    A column that is there already is replaced in its place. Only rows of the side tables about
-    these experiences are read, of tables in `until` those that were stored by that version.
+    Existing columns are replaced in place. Only rows of the side tables about these experiences are
+    read, and of tables in `until` only those stored by that version.
     """
-    ids = ", ".join(literal(i) for i in rows["experience_id"].unique().sort()) or "NULL"
+    wanted = is_in("experience_id", rows["experience_id"].unique().sort())
     until = until or {}
     for column in columns:
-        wanted, key = f"experience_id IN ({ids})", TABLES[column.table].key
-        names = [*dict.fromkeys([*column.reads, *key, "lineage_id"])]
-        told = _stored_by(store, column.table, names, until, only=wanted)
-        counting = _standing(store, column.table, told, until)
+        names = [*dict.fromkeys([*column.reads, *TABLES[column.table].key, "lineage_id"])]
+        stored = _stored_by(store, column.table, names, until, only=wanted)
+        counting = _standing(store, column.table, stored, until)
         values = rows.select("experience_id").join(
             column.latest(counting).collect(),
             on="experience_id",
@@ -268,14 +268,14 @@ def _stored_by(
     *,
     only: str | None = None,
 ) -> pl.LazyFrame:
-    """Return rows of a table, those that were stored by its version in `until`, if it has one."""
-    read = list(dict.fromkeys([*columns, _CREATED]))
+    """Return the rows of a table that were stored by its version in `until`, or all rows."""
+    read = list(dict.fromkeys([*columns, CREATED]))
     rows = pl.LazyFrame(pl.from_arrow(scanned(store.dataset(table), read, filter=only)))
-    return rows.filter(pl.col(_CREATED) <= until[table]) if table in until else rows
+    return rows.filter(pl.col(CREATED) <= until[table]) if table in until else rows
 
 
 def check(store: Tables, columns: Sequence[SideColumn]) -> None:
-    """Raise NotFoundError, with the nearest name, for a column of which nothing is stored."""
+    """Raise NotFoundError, with the nearest name, for a column without stored values."""
     for column in columns:
         wanted = " AND ".join(f"{name} = {literal(v)}" for name, v in column.filters)
         dataset = store.dataset(column.table)
@@ -311,16 +311,16 @@ def _counting(store: Tables, table: str) -> pl.LazyFrame:
 def _standing(
     store: Tables, table: str, rows: pl.LazyFrame, until: Mapping[str, int]
 ) -> pl.LazyFrame:
-    """Leave out what was taken back, and what a superseded attempt of a trainer derived."""
-    # what was drawn before anything was taken back names no version of these
+    """Drop rows that were taken back, or that a superseded attempt of a trainer derived."""
+    # `until` lacks these tables if nothing had been taken back at the time
     then = {**dict.fromkeys(_WITHDRAWN, 1), **until} if until else {}
 
-    def told(name: str) -> pl.DataFrame:
+    def rows_of(name: str) -> pl.DataFrame:
         return _stored_by(store, name, TABLES[name].names, then).collect()
 
-    gone = taken_back(told("withdrawals"))
+    gone = taken_back(rows_of("withdrawals"))
     if gone:
-        rows = rows.filter(~is_gone(table, gone, kept(told("members"), table, gone)))
+        rows = rows.filter(~is_gone(table, gone, kept(rows_of("members"), table, gone)))
     if table != "experience_values":
         return rows
     starts = _stored_by(store, "job_events", _STARTS, until, only="job = 'train'")
@@ -341,7 +341,7 @@ def superseded_steps(starts: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def without_superseded(rows: pl.LazyFrame, superseded: pl.LazyFrame) -> pl.LazyFrame:
-    """Leave out rows of steps that a later attempt of their run did again."""
+    """Drop rows of steps that a later attempt of their run repeated."""
     counts = pl.any_horizontal(
         pl.col("from_step").is_null(),
         pl.col("step").is_null(),

@@ -1,4 +1,4 @@
-"""Snapshots: names for the whole store at one moment, to look at, to compare, and to go back to."""
+"""Snapshots: named states of the whole store, to read, to compare and to restore."""
 
 import re
 from contextlib import ExitStack
@@ -9,22 +9,21 @@ import lance
 
 from . import branches, migrations, user_tables
 from .append import WritableTables
-from .errors import NotFoundError, QueryError, StoreError, as_store_error, nearest
-from .job_status import unfinished
+from .errors import NotFoundError, QueryError, as_store_error, nearest
 from .locks import locked
 from .schema import REFERRING_FIRST, TABLES
-from .tables import Tables, own_place, tag_prefix
+from .tables import LAST, Tables, check_present, newest_named, own_place, tag_prefix, unfinished
 
 _NAME = r"(?=.{1,150}$)[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*"
 NOW = "now"
-"""Stands for the store as it is, where a snapshot's name is asked for."""
+"""Name of the current state of the store, where a snapshot's name is expected."""
 _RESTORED = tuple(name for name in REFERRING_FIRST if name != "snapshots")
-"""Restored in this order; names are kept, so that one can go forward again."""
+"""The order of a restore; `snapshots` itself is kept, so that a restore can be undone."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A name, and the version of each table that it stands for."""
+    """A name for one version of each table."""
 
     name: str
     versions: dict[str, int]
@@ -34,25 +33,23 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Restored:
-    """What a restore did."""
+    """The result of a restore."""
 
     snapshot: str
     undo: str
-    """The snapshot of how the store was before: to restore it undoes this."""
+    """The snapshot of the state before; restoring it undoes the restore."""
     tables: dict[str, int]
     """Tables that had changed since, with their new versions."""
 
 
 def current(store: Tables) -> dict[str, Snapshot]:
-    """Return the snapshots that there are, by name, oldest first."""
-    newest = {}
-    for row in store.scan("snapshots").collect().sort("created_at", maintain_order=True).to_dicts():
-        newest.pop(row["name"], None)
-        if not row["is_dropped"]:
-            # a table that came later was empty then, as in its first version
-            versions = dict.fromkeys(TABLES, 1) | {p["name"]: p["version"] for p in row["tables"]}
-            newest[row["name"]] = Snapshot(row["name"], versions, row["note"], row["created_at"])
-    return newest
+    """Return all snapshots by name, oldest first."""
+    found = {}
+    for name, row in newest_named(store, "snapshots").items():
+        # a table that was added to the schema later was empty then, as in its first version
+        versions = dict.fromkeys(TABLES, 1) | {p["name"]: p["version"] for p in row["tables"]}
+        found[name] = Snapshot(name, versions, row["note"], row["created_at"])
+    return found
 
 
 def find(store: Tables, name: str) -> Snapshot:
@@ -70,27 +67,27 @@ def find(store: Tables, name: str) -> Snapshot:
 
 
 def create(store: WritableTables, name: str, *, note: str | None = None) -> None:
-    """Name the store as it is now, once; tags keep its versions from clean-up."""
+    """Name the current state of the store; tags protect its versions from clean-up."""
     _check_name(name)
-    _check_present(store)
+    check_present(store, "use")
     with locked(store, "names"):
         _create(store, name, note)
 
 
 def drop(store: WritableTables, name: str, *, force: bool = False) -> None:
-    """Give a name up; the versions that it kept may be cleaned up from then on.
+    """Remove a name; the versions that it protected may be cleaned up from then on.
 
-    Raises QueryError when a run that is not done works on it or, without `force`, a branch has it.
+    Raises QueryError, without `force`, when an unfinished run works on it or a branch shares it.
     """
-    _check_present(store)
+    check_present(store, "use")
     with locked(store, "names"):
         if name not in current(store):
-            _untag(store, name)  # by a drop that was killed before it was done
+            _untag(store, name)  # a drop that was killed may have left tags
         snapshot = find(store, name)
         if not force:
             _check_unused(store, snapshot)
         tables = [{"name": n, "version": v} for n, v in snapshot.versions.items()]
-        # the row before the tags, for the same reason: a drop that is killed leaves tags at most
+        # the row before the tags: a drop that is killed leaves at most tags behind
         store.append(
             "snapshots",
             [{"name": name, "tables": tables, "note": snapshot.note, "is_dropped": True}],
@@ -99,32 +96,30 @@ def drop(store: WritableTables, name: str, *, force: bool = False) -> None:
 
 
 def restore(store: WritableTables, name: str, *, force: bool = False) -> Restored:
-    """Make all tables as they were at a snapshot, as new versions of them; history stays.
+    """Restore all tables to a snapshot by adding versions; history is kept.
 
-    A snapshot of how they were before is taken first, so that it can be undone. Writers wait
-    meanwhile; one that reads meanwhile may see some tables as they were, and some as they become.
-    A restore that was killed is completed by doing it again. Raises QueryError while a job is
-    running, unless `force` says that those jobs were killed.
+    The state before is saved as a snapshot first, so that the restore can be undone. Writers wait
+    until it ends; readers may meanwhile see some tables restored and others not. Repeat a restore
+    that was killed to complete it. Raises QueryError while a job is running, unless `force` says
+    that those jobs were killed.
     """
-    _check_present(store)
+    check_present(store, "use")
     with ExitStack() as held:
-        # in one order everywhere, as appends to several tables take theirs: else two would wait
-        # for each other
+        # in the order in which appends to several tables take theirs, or both could deadlock
         for lock in ("names", *sorted(_RESTORED)):
             held.enter_context(locked(store, lock))
         snapshot = find(store, name)
         _check_own(store, snapshot)
         if not force:
             _check_idle(store)
+        # within the locks: a row appended after the undo snapshot could not be brought back
         undo = _undo(store, snapshot)
         tables = {
             table: _restore(store, table, snapshot.versions[table])
             for table in _RESTORED
             if not _is_same(store, table, snapshot.versions[table])
         }
-    for table in sorted(
-        tables, key="job_events".__eq__
-    ):  # the last one says that all are up to date
+    for table in sorted(tables, key=LAST.__eq__):
         migrations.migrate(store, table)
     return Restored(name, undo, tables)
 
@@ -134,15 +129,15 @@ def _create(store: WritableTables, name: str, note: str | None) -> None:
         raise QueryError(f"snapshot `{name}` exists already; choose another name")
     versions = store.versions()
     of_user = store.user_versions()
-    _untag(store, name)  # by one that was killed before it was done
-    # the tags before the row: a name that is listed has versions that no clean-up removes
-    with as_store_error(f"cannot take the snapshot `{name}`"):
+    tables = _untag(store, name)  # a creation that was killed may have left tags
+    # the tags before the row: the versions of a listed name are always protected from clean-up
+    with as_store_error(f"cannot take the snapshot `{name}`", fix="do it again"):
         for table, version in versions.items():
-            store.open_for_names(table).tags.create(_tag(store, name), (store.branch_name, version))
+            tables[table].tags.create(_tag(store, name), (store.branch_name, version))
         for table, version in of_user.items():
-            user_tables.open_at(store.root, table).tags.create(_tag(store, name), version)
-    tables = [{"name": n, "version": v} for n, v in (versions | of_user).items()]
-    store.append("snapshots", [{"name": name, "tables": tables, "note": note}])
+            tables[table].tags.create(_tag(store, name), version)
+    pinned = [{"name": n, "version": v} for n, v in (versions | of_user).items()]
+    store.append("snapshots", [{"name": name, "tables": pinned, "note": note}])
 
 
 def _check_name(name: str) -> None:
@@ -151,11 +146,6 @@ def _check_name(name: str) -> None:
             f"a snapshot cannot be called {name!r}: use letters, digits, `-`, `_` and single `.`, "
             f"and not `{NOW}`"
         )
-
-
-def _check_present(store: Tables) -> None:
-    if store.is_past:
-        raise StoreError(f"{store!r} is read only: it shows the past; use the store itself")
 
 
 def _check_unused(store: Tables, snapshot: Snapshot) -> None:
@@ -193,9 +183,9 @@ def _check_idle(store: Tables) -> None:
 
 
 def _undo(store: WritableTables, snapshot: Snapshot) -> str:
-    """Return what to go back to: that of the same restore that was killed, or a new snapshot.
+    """Return the snapshot that undoes a restore, taking one if necessary.
 
-    When the store is as some snapshot has it, it is that one.
+    It is that of the same restore if that was killed, or one that equals the current state.
     """
     named, prefix = current(store), f"before-restore-{snapshot.name}"
     for name, taken in reversed(named.items()):
@@ -216,7 +206,7 @@ def _undo(store: WritableTables, snapshot: Snapshot) -> str:
 
 
 def _is_same(store: Tables, table: str, version: int) -> bool:
-    """Tell whether a table holds what it held at a version; ids of fragments are never reused."""
+    """Return whether a table has the rows of a version; fragment ids are never reused."""
     now, then = (
         [(f.fragment_id, f.num_deletions) for f in dataset.get_fragments()]
         for dataset in (store.open_at(table), store.open_at(table, version))
@@ -225,8 +215,8 @@ def _is_same(store: Tables, table: str, version: int) -> bool:
 
 
 def _restore(store: Tables, table: str, version: int) -> int:
-    with as_store_error(f"cannot restore `{table}`"):
-        # of a branch its own version, not the equal one of the line that it left
+    with as_store_error(f"cannot restore `{table}`", fix="do it again"):
+        # a branch's own version, not the equal one of its parent
         lance.dataset(
             own_place(store, table),
             version=version,
@@ -241,13 +231,14 @@ def _tag(store: Tables, name: str) -> str:
     return f"{tag_prefix(store.branch_name)}snapshot-{name}"
 
 
-def _untag(store: Tables, name: str) -> None:
+def _untag(store: Tables, name: str) -> dict[str, lance.LanceDataset]:
+    """Remove the tags of a snapshot, and return all tables, opened for tags."""
     tag = _tag(store, name)
-    with as_store_error(f"cannot give up the tags of snapshot `{name}`"):
-        tagged = [store.open_for_names(table) for table in TABLES]
-        tagged += [
-            user_tables.open_at(store.root, table) for table in user_tables.names(store.folder)
-        ]
-        for table in tagged:
-            if tag in table.tags.list():
-                table.tags.delete(tag)
+    with as_store_error(f"cannot give up the tags of snapshot `{name}`", fix="do it again"):
+        tables = {table: store.open_for_names(table) for table in TABLES}
+        for table in user_tables.names(store.folder):
+            tables[table] = user_tables.open_at(store.root, table)
+        for dataset in tables.values():
+            if tag in dataset.tags.list():
+                dataset.tags.delete(tag)
+    return tables

@@ -1,4 +1,4 @@
-"""The store: versioned tables to append to, scan, query, and look at as they were."""
+"""The store: versioned tables to append to, scan, query, and read at past versions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -7,12 +7,16 @@ import polars as pl
 
 from . import branches, maintenance, search, side_columns, snapshots, user_tables
 from .append import WritableTables
+from .diff import Differences, diff
 from .errors import NotFoundError, QueryError
 from .group_commit import Committer
+from .lineage.experience import ExperienceLineage, of_experience
+from .merge_branch import Merged, merge
+from .schema import TABLES, table
 
 
 class Store(WritableTables):
-    """Versioned tables in one place. Made by `connect`; `at` gives the same store as it was."""
+    """Versioned tables in one place. Opened by `connect`; `at` returns a past state of it."""
 
     # reading
 
@@ -25,8 +29,8 @@ class Store(WritableTables):
         [('2+2=', '4')]
 
         `experiences` may be read with side columns, such as `score:strict@2` or
-        `reward=score:strict@2`; `side.parse` says how they are written. Raises QueryError for one
-        that is not valid, and NotFoundError for one of which nothing is stored.
+        `reward=score:strict@2`; see `side_columns.parse`. Raises QueryError for an invalid one, and
+        NotFoundError for one without stored values.
         """
         frame = super().scan(name)
         columns = side_columns.parse_all(with_columns)
@@ -40,7 +44,7 @@ class Store(WritableTables):
     # finding
 
     def search(self, text: str, *, k: int = 10, where: str | None = None) -> pl.DataFrame:
-        """Return the k experiences whose responses match the words of a text best (BM25).
+        """Return the k experiences whose responses best match the words of a text (BM25).
 
         >>> store.search("carry the one").columns[:2]
         ['experience_id', 'score']
@@ -57,17 +61,17 @@ class Store(WritableTables):
         embedder: str | None = None,
         where: str | None = None,
     ) -> pl.DataFrame:
-        """Return the k experiences most like a stored one, by the cosine of their embeddings.
+        """Return the k experiences most similar to a stored one, by the cosine of their embeddings.
 
-        `embedder` may be left out when there is one only. Raises NotFoundError when the experience
-        is not stored, or has no embedding (`rlake embed` makes them).
+        `embedder` may be omitted when there is only one. Raises NotFoundError when the experience
+        is not stored or has no embedding (`rlake embed` computes them).
         """
         return search.similar(self, experience_id, k=k, embedder=embedder, where=where)
 
     # time
 
     def at(self, when: str | Mapping[str, int]) -> Self:
-        """Return the store as it was, read only: at a snapshot's name, or at versions by table.
+        """Return a past state of the store, read only: at a snapshot, or at versions by table.
 
         >>> store.snapshot("before")
         >>> _ = store.append("tasks", [Task.ask("3+3=", "6")])
@@ -75,14 +79,15 @@ class Store(WritableTables):
         (1, 2)
         """
         when = snapshots.find(self, when).versions if isinstance(when, str) else when
-        versions = {**self.versions(), **when}
+        versions = when if TABLES.keys() <= when.keys() else {**self.versions(), **when}
         of_user = user_tables.names(self.folder)
         for name, version in when.items():
-            newest = user_tables.open_at(self.root, name) if name in of_user else self.dataset(name)
-            if not 1 <= version <= newest.latest_version:
-                raise NotFoundError(
-                    f"table `{name}` has no version {version}, newest is {newest.version}"
-                )
+            if name in of_user:
+                newest = user_tables.open_at(self.root, name).version
+            else:
+                newest = self.newest_version(table(name).name)
+            if not 1 <= version <= newest:
+                raise NotFoundError(f"table `{name}` has no version {version}, newest is {newest}")
         return type(self)(
             self.root,
             storage_options=self._options,
@@ -91,30 +96,84 @@ class Store(WritableTables):
         )
 
     def snapshot(self, name: str, *, note: str | None = None) -> None:
-        """Name the store as it is now, once; tags keep its versions from clean-up."""
+        """Name the current state of the store; tags protect its versions from clean-up."""
         snapshots.create(self, name, note=note)
 
-    def branch(self, name: str, *, at: str | None = None) -> Self:
-        """Let a branch leave from the store as it is, or was at a snapshot, and return it.
+    def restore(self, name: str, *, force: bool = False) -> snapshots.Restored:
+        """Restore all tables to a snapshot, as new versions; history stays.
 
-        It costs almost no bytes, shares all rows that there are, and `connect("PLACE@NAME")` opens
-        it. What is appended to one is not seen by the other.
+        >>> store.snapshot("one-task")
+        >>> _ = store.append("tasks", [Task.ask("5+5=", "10")])
+        >>> done = store.restore("one-task")
+        >>> store.count("tasks"), store.at(done.undo).count("tasks")
+        (1, 2)
+
+        A snapshot named `undo` in the result is taken first. Raises QueryError while a job is
+        running, unless `force` says that it was killed.
+        """
+        return snapshots.restore(self, name, force=force)
+
+    def diff(self, first: str, second: str = snapshots.NOW) -> Differences:
+        """Count the rows that were added and removed between two snapshots, or one and now.
+
+        >>> store.snapshot("start")
+        >>> _ = store.append("tasks", [Task.ask("6+6=", "12")])
+        >>> [(table.table, table.added) for table in store.diff("start").tables]
+        [('tasks', 1), ('snapshots', 1)]
+
+        Raises NotFoundError for a snapshot that does not exist.
+        """
+        return diff(*(self if name == snapshots.NOW else self.at(name) for name in (first, second)))
+
+    def branch(self, name: str, *, at: str | None = None) -> Self:
+        """Create a branch from the current state or a snapshot, and return it.
+
+        It takes almost no space and shares all existing rows; `connect("PLACE@NAME")` opens it.
+        Rows appended to one are not visible in the other.
 
         >>> trial = store.branch("trial")
         >>> _ = trial.append("tasks", [Task.ask("4+4=", "8")])
         >>> trial.count("tasks") - store.count("tasks")
         1
 
-        Raises QueryError for a name that is taken or not plain.
+        Raises QueryError for a name that is taken or invalid.
         """
         return branches.create(
             self, name, versions=lambda: (self.at(at) if at else self).versions()
         )
 
+    def merge_branch(self, name: str) -> dict[str, Merged]:
+        """Append a branch's derived results (scores, labels, values, pairs) to the store.
+
+        >>> trial = store.branch("judged")
+        >>> store.merge_branch("judged")["scores"].rows
+        0
+
+        Results about the branch's own experiences stay there, and merging again adds nothing.
+        Raises QueryError if the branch did not leave from this store.
+        """
+        return merge(self, name)
+
+    def drop_branch(self, name: str, *, force: bool = False) -> None:
+        """Delete a branch with its rows, and its runs' checkpoints and weights.
+
+        Raises QueryError while other branches left from it or, without `force`, while a run on it
+        is not finished.
+        """
+        branches.drop(self, name, force=force)
+
+    def lineage(self, experience_id: str) -> ExperienceLineage:
+        """Return where an experience came from, and the steps and policies that it influenced.
+
+        `rlake.Run(store, name).lineage(version)` traces a policy. Raises NotFoundError, with the
+        nearest ID, if the experience is not stored.
+        """
+        return of_experience(self, experience_id)
+
     # writing, care
 
     def committer(self, **limits: Any) -> Committer:
-        """Return what commits for many threads at once; `Committer` says which limits it has."""
+        """Return a `Committer`, which commits for many threads at once, with these limits."""
         return Committer(self._appender, **limits)
 
     def maintain(
@@ -124,14 +183,14 @@ class Store(WritableTables):
         dry_run: bool = False,
         grace: float = maintenance.GRACE_SECONDS,
     ) -> maintenance.Report:
-        """Do what a store needs now and then, and tell what it changed, beside readers and writers.
+        """Maintain the store while others use it, and return what changed.
 
-        Rows are deleted for which a retention rule holds, small files merged, indexes made and
-        kept up, and old versions removed: but for those that a snapshot or a branch needs, and
-        those that were the newest one in the last `grace` seconds, which a reader may hold. Files
-        that killed writers left behind go after a day. A `dry_run` only tells. With `only_due`, as
-        the trainer calls it, rules are left out, and tables that are in order.
+        Rows that retention rules select are deleted, small files merged, indexes created and
+        updated, and old versions removed, except those that a snapshot or a branch needs and those
+        that were the newest in the last `grace` seconds, which a reader may hold. Files of killed
+        writers are removed after a day. A `dry_run` only reports. With `only_due`, as the trainer
+        calls it, rules are not applied and tables in good order are skipped.
 
-        While another process maintains the store, nothing is done; the report says who.
+        While another process maintains the store, nothing is done; the report names it.
         """
         return maintenance.maintain(self, only_due=only_due, dry_run=dry_run, grace=grace)

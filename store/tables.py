@@ -1,8 +1,7 @@
-"""The tables of one store: where they lie, which versions of them are shown, and SQL over them."""
+"""The tables of one store: their addresses, their versions, and SQL over them."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any, Self, TypeVar
@@ -13,23 +12,38 @@ import lance
 import polars as pl
 
 from . import schema_versions, user_tables
-from .errors import StarvedError, StoreError, reason
+from .errors import StarvedError, StoreError, as_store_error
 from .query import QuerySession, views_sql
 from .schema import REFERRING_FIRST, TABLES, table
 
+LAST = "job_events"
+"""The table that is created, branched and migrated last: when it is done, all others are."""
+IN_ORDER = tuple(sorted(TABLES, key=LAST.__eq__))
+"""Tables in the order in which they are created."""
 POLL_SECONDS = 0.025
-"""How often a waiter looks for commits of other processes; those of its own wake it at once."""
+"""How often a waiter polls for commits of other processes; those of its own wake it at once."""
 
 Line = tuple[str | None, int]
-"""A branch (None: the main line), and the newest version of it that another one shares."""
+"""A branch (None: the main line), and its newest version that another branch shares."""
 
 T = TypeVar("T")
 
 
-class Tables:
-    """Versioned tables in one place: all that can be done with them but to write rows.
+class _OfThread(threading.local):
+    """Each thread's own objects: Lance handles and DuckDB sessions are not thread-safe."""
 
-    What works on a store takes this, and `Store`, which extends it, calls what works on it.
+    def __init__(self) -> None:
+        self.handles: dict[str, lance.LanceDataset] = {}
+        self.watched: dict[str, lance.LanceDataset] = {}
+        """Tables that are only asked for their newest version."""
+        self.consoles: dict[bool, QuerySession] = {}
+        """SQL sessions, by whether they may read files."""
+
+
+class Tables:
+    """Versioned tables in one place: every operation on them except writing rows.
+
+    Modules that work on a store take this class; `Store` extends it and calls them.
     """
 
     def __init__(
@@ -49,7 +63,7 @@ class Tables:
         own = {name: v for name, v in (versions or {}).items() if name in TABLES}
         self._pinned = own if versions is not None else None
         self._pinned_of_user = {n: v for n, v in (versions or {}).items() if n not in TABLES}
-        self._local = threading.local()  # Lance handles and DuckDB sessions are for one thread
+        self._local = _OfThread()
         self._changed = threading.Condition()
 
     def __repr__(self) -> str:
@@ -57,7 +71,7 @@ class Tables:
 
     @property
     def is_past(self) -> bool:
-        """Whether this shows the store as it was, and so cannot be written."""
+        """Whether this is a past state of the store, which cannot be written."""
         return self._pinned is not None
 
     @property
@@ -67,13 +81,13 @@ class Tables:
 
     @property
     def runs_folder(self) -> Path | None:
-        """Where runs keep checkpoints and weights; those of a branch have a folder of their own."""
+        """The folder of checkpoints and weights; each branch has its own."""
         runs = f"runs@{self.branch_name}" if self.branch_name else "runs"
         return None if self.folder is None else self.folder / runs
 
     @property
     def storage_options(self) -> dict[str, str] | None:
-        """What was given to reach a store that lives elsewhere."""
+        """The options given to reach a store on an object store."""
         return self._options or None
 
     # reading
@@ -84,64 +98,44 @@ class Tables:
         if self._pinned is not None:
             return self.open_at(name, self._pinned[name])
         # a handle shows the version that it was opened at, whatever others have written since
-        handle, newest = self._handles.get(name), self._newest(name)
+        handle, newest = self._local.handles.get(name), self.newest_version(name)
         if handle is None or handle.version != newest:
-            handle = self._handles[name] = self._open(name, self._place(name), newest)
+            handle = self._local.handles[name] = self._open(name, self._place(name), newest)
         return handle
 
     def open_at(self, name: str, version: int | None = None) -> lance.LanceDataset:
-        """Open a table at a version of its own, whatever this store is pinned to."""
+        """Open a table at a version (None: the newest), whatever this store is pinned to."""
         return self._open(name, self._place(name, version), version)
 
     def _open(self, name: str, address: str, version: int | None) -> lance.LanceDataset:
-        with self._opening(name):
+        with as_store_error(self._cannot_open(name)):
             return lance.dataset(address, version=version, storage_options=self.storage_options)
 
-    @contextmanager
-    def _opening(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError, RuntimeError) as error:
-            raise StoreError(
-                f"cannot open table `{name}` of `{self.uri}`: {reason(error)}"
-            ) from error
+    def _cannot_open(self, name: str) -> str:
+        return f"cannot open table `{name}` of `{self.uri}`"
 
-    def _newest(self, name: str) -> int:
+    def newest_version(self, name: str) -> int:
         """Return the number of a table's newest version.
 
-        By a path Lance lists all versions to find it; by this kind of address it starts from the
-        one noted last, whatever their number. (It reads rows slower, so it is for this only.)
+        Given a path, Lance lists all versions to find it; given this kind of address, it starts
+        from the last known one. (Reading rows through it is slower, so it is used only here.)
         """
-        watched = self._watched.get(name)
+        watched = self._local.watched.get(name)
         if watched is None:
-            address = self._quoted(self._place(name))
-            watched = self._watched[name] = self._open(name, address, None)
-        with self._opening(name):
+            watched = self._local.watched[name] = self.open_for_names(name)
+            return watched.version  # just opened: it is the newest
+        with as_store_error(self._cannot_open(name)):
             return watched.latest_version
 
     def open_for_names(self, name: str) -> lance.LanceDataset:
-        """Open a table to make or drop tags and branches of it.
+        """Open a table to create or drop its tags and branches.
 
-        By a path Lance makes folders for them where the path leads when it is quoted as in a URL.
+        Given a path, Lance would create their folders at the path as it is quoted in a URL.
         """
         return self._open(name, self._quoted(self._place(name)), None)
 
     def _quoted(self, address: str) -> str:
         return address if self.folder is None else f"file-object-store://{quote(address)}"
-
-    @property
-    def _watched(self) -> dict[str, lance.LanceDataset]:
-        """This thread's tables that are only asked for their newest version."""
-        if not hasattr(self._local, "watched"):
-            self._local.watched = {}
-        return self._local.watched
-
-    @property
-    def _handles(self) -> dict[str, lance.LanceDataset]:
-        """This thread's open tables."""
-        if not hasattr(self._local, "handles"):
-            self._local.handles = {}
-        return self._local.handles
 
     def versions(self) -> dict[str, int]:
         """Return the version of every table."""
@@ -157,11 +151,12 @@ class Tables:
         return user_tables.open_at(self.root, name, version)
 
     def _versions_now(self) -> dict[str, int]:
-        """Return versions in which no row refers to one that is missing.
+        """Return versions in which no row refers to a missing one.
 
-        Writers go on between one table and the next; so what refers to others is looked at first.
+        Writers continue while the tables are read, so tables that refer to others are read first.
         """
-        seen = {name: self.dataset(name).version for name in REFERRING_FIRST}
+        # not by `dataset`: it opens a table that moved, which takes longer than to ask
+        seen = {name: self.newest_version(name) for name in REFERRING_FIRST}
         return {name: seen[name] for name in TABLES}
 
     def scan(self, name: str) -> pl.LazyFrame:
@@ -200,13 +195,12 @@ class Tables:
         while rows are read. Queries take at most a quarter of the machine's memory, or what
         `RLAKE_SQL_MEMORY` in the environment says.
 
-        Raises QueryError when it does not parse, names what is not there, or tries to write.
+        Raises QueryError when it does not parse, names what does not exist, or would write.
         """
-        name = "console_of_files" if allow_files else "console"
-        console = getattr(self._local, name, None)
+        console = self._local.consoles.get(allow_files)
         if console is None:
-            console = QuerySession(files=allow_files)
-            setattr(self._local, name, console)
+            console = self._local.consoles[allow_files] = QuerySession(files=allow_files)
+        # of all tables, though the query opens few: a lost one is an error of every query
         console.show(self.versions() | self.user_versions(), self._shown_at)
         console.join(frames)
         return console.sql(query, seconds=timeout)
@@ -235,6 +229,7 @@ class Tables:
 
     def lines(self, name: str) -> list[Line]:
         """Return the lines that a table of this branch left from, nearest first."""
+        # cached: what a branch was created from never changes
         if name not in self._lines:
             self._lines[name] = list(self._left(name))
         return self._lines[name]
@@ -267,9 +262,9 @@ class Tables:
     # waiting
 
     def committed(self, name: str, dataset: lance.LanceDataset) -> None:
-        """Take note of a commit of this process: its new version, and whoever waits for one."""
-        # the handle first: whoever is woken looks at the versions at once
-        self._handles[name] = dataset
+        """Note a commit of this process, and wake the threads that wait for one."""
+        # the handle first: a waiter that is woken reads the versions at once
+        self._local.handles[name] = dataset
         with self._changed:
             self._changed.notify_all()
 
@@ -282,14 +277,14 @@ class Tables:
         describe: Callable[[], str],
         stop: threading.Event | None = None,
     ) -> T:
-        """Call `look` now, and after each commit to one of `tables`, until it gives something.
+        """Call `look` now and after each commit to one of `tables`, until it returns a value.
 
         Commits of this process wake it at once, those of others within POLL_SECONDS. Raises
-        StarvedError with what `describe` says after `seconds`, or as soon as `stop` is set.
+        StarvedError with the text of `describe` after `seconds`, or as soon as `stop` is set.
         """
         deadline = monotonic() + seconds
         while True:
-            # before `look`, not after it: a commit in between is then seen, and `look` called again
+            # read before `look`: a commit during `look` is then noticed, and `look` called again
             seen = {name: self.dataset(name).version for name in tables}
             found = look()
             if found is not None:
@@ -302,6 +297,12 @@ class Tables:
                     raise StarvedError(f"gave up after {seconds:g} s: {describe()}")
                 with self._changed:
                     self._changed.wait(min(left, POLL_SECONDS))
+
+
+def check_present(store: Tables, todo: str) -> None:
+    """Raise StoreError when a store shows the past; `todo` is what to do with the store itself."""
+    if store.is_past:
+        raise StoreError(f"{store!r} is read only: it shows the past; {todo} the store itself")
 
 
 def known_branches(tables: Tables, name: str) -> Mapping[str, Any]:
@@ -323,3 +324,22 @@ def place_on(tables: Tables, name: str, branch: str | None) -> str:
 def tag_prefix(branch: str | None) -> str:
     """Return how the tags of a branch begin; tags are shared by all branches of a table."""
     return f"branch-{branch}." if branch else ""
+
+
+def newest_named(store: Tables, table: str) -> dict[str, dict[str, Any]]:
+    """Return the newest row of each name that was not dropped, by name, oldest first."""
+    newest: dict[str, dict[str, Any]] = {}
+    for row in store.scan(table).collect().sort("created_at", maintain_order=True).to_dicts():
+        newest.pop(row["name"], None)
+        if not row["is_dropped"]:
+            newest[row["name"]] = row
+    return newest
+
+
+def unfinished(store: Tables, *, running: bool = False) -> list[tuple[str, str]]:
+    """Return (run, job) of the jobs that are not done; with `running`, not those that failed.
+
+    A job that was killed could not say so: it counts as running.
+    """
+    status = "status = 'running'" if running else "status <> 'done'"
+    return store.sql(f"SELECT run_id, job FROM runs WHERE {status} ORDER BY run_id, job").fetchall()

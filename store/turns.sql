@@ -3,20 +3,20 @@
 -- One row a message of a conversation, in its order. A row of plain text is a question and an answer.
 -- `num_tokens` is known of assistant turns that are one stretch each of what is trained on.
 CREATE OR REPLACE VIEW turns AS
-    WITH talks AS (
+    WITH threads AS (
         SELECT experience_id, run_id, loss_mask,
                CASE WHEN json_valid(messages) THEN messages->'$[*]'
                     WHEN messages IS NULL AND response_text IS NOT NULL THEN
                         [json_object('role', 'user', 'content', prompt_text),
-                         json_object('role', 'assistant', 'content', response_text)] END AS talk
+                         json_object('role', 'assistant', 'content', response_text)] END AS thread
         FROM experiences),
     said AS (
-        SELECT *, list_transform(talk, lambda m: m->>'role') AS roles,
+        SELECT *, list_transform(thread, lambda m: m->>'role') AS roles,
                list_transform(regexp_extract_all(array_to_string(list_transform(
                    loss_mask, lambda b: if(b, '1', '0')), ''), '1+'), lambda s: len(s)) AS stretches
-        FROM talks),
+        FROM threads),
     cut AS (
-        SELECT experience_id, run_id, roles, stretches, unnest(talk) AS message, unnest(range(len(talk))) AS turn
+        SELECT experience_id, run_id, roles, stretches, unnest(thread) AS message, unnest(range(len(thread))) AS turn
         FROM said)
     SELECT experience_id, run_id, turn, message->>'role' AS role, message->>'name' AS name,
            CASE json_type(message, '$.content')
@@ -37,14 +37,14 @@ CREATE OR REPLACE VIEW turns AS
 -- follows in its place. It is an error when it says so (`is_error`, `status`, a member `error`), or
 -- begins with that word.
 CREATE OR REPLACE VIEW tool_calls AS
-    WITH talks AS (
-        SELECT experience_id, any_value(run_id) AS run_id, list(message ORDER BY turn) AS talk,
+    WITH threads AS (
+        SELECT experience_id, any_value(run_id) AS run_id, list(message ORDER BY turn) AS thread,
                list(role ORDER BY turn) AS roles, list(tool_call_id ORDER BY turn) AS ids,
                list(content ORDER BY turn) AS contents
         FROM turns GROUP BY experience_id
         HAVING sum(num_tool_calls) > 0),
     callers AS (
-        SELECT *, unnest(talk) AS message, unnest(range(len(talk))) AS turn FROM talks),
+        SELECT *, unnest(thread) AS message, unnest(range(len(thread))) AS turn FROM threads),
     each AS (
         SELECT *, CASE WHEN json_array_length(message, '$.tool_calls') > 0 THEN message->'$.tool_calls[*]'
                        WHEN json_type(message, '$.function_call') = 'OBJECT' THEN [message->'$.function_call']
@@ -53,11 +53,11 @@ CREATE OR REPLACE VIEW tool_calls AS
     called AS (
         SELECT * EXCLUDE (calls, message), unnest(calls) AS call, unnest(range(len(calls))) AS place FROM each),
     answered AS (
-        SELECT *, coalesce(list_filter(range(turn + 1, len(talk)), lambda i: roles[i + 1] = 'assistant')[1], len(talk)) AS until
+        SELECT *, coalesce(list_filter(range(turn + 1, len(thread)), lambda i: roles[i + 1] = 'assistant')[1], len(thread)) AS until
         FROM called),
     matched AS (
         SELECT *, coalesce(
-            list_filter(range(turn + 1, len(talk)), lambda i: ids[i + 1] = call->>'id')[1],
+            list_filter(range(turn + 1, len(thread)), lambda i: ids[i + 1] = call->>'id')[1],
             list_filter(range(turn + 1, until), lambda i:
                 roles[i + 1] IN ('tool', 'function') AND ids[i + 1] IS NULL)[place + 1]) AS result_turn
         FROM answered)
@@ -67,8 +67,8 @@ CREATE OR REPLACE VIEW tool_calls AS
            coalesce(call->>'$.function.arguments', call->>'$.arguments') AS arguments,
            result_turn, contents[result_turn + 1] AS result,
            CASE WHEN result_turn IS NOT NULL THEN coalesce(
-               try_cast(talk[result_turn + 1]->>'is_error' AS BOOLEAN),
-               talk[result_turn + 1]->>'status' = 'error',
+               try_cast(thread[result_turn + 1]->>'is_error' AS BOOLEAN),
+               thread[result_turn + 1]->>'status' = 'error',
                regexp_matches(result, '^\s*error\b', 'i'), false)
                OR (CASE WHEN json_valid(result) THEN coalesce(json_type(result, '$.error') <> 'NULL', false) ELSE false END)
                END AS is_error

@@ -1,7 +1,7 @@
-"""Undoing: what an import or a pipeline run added is taken back as a whole, and put back again.
+"""Undo and redo: take back everything that an import or a pipeline run added, or put it back.
 
-Stored rows do not change: rows of `withdrawals` say whose rows do not count, and rows of `members`
-whose rows count though another, which was taken back, had stored them before.
+Stored rows do not change: `withdrawals` lists the lineages whose rows do not count, and `members`
+the rows that count although the lineage that stored them first was taken back.
 """
 
 from collections.abc import Iterable, Mapping
@@ -60,6 +60,7 @@ def undo(store: Store, lineage_id: str) -> Undone:
             "rlake stored them"
         )
     before = _current(store, rows)
+    # one append: readers never see both, or neither, of a lineage and what it replaced
     _say(store, {lineage_id: (True, None), **dict.fromkeys(others, (False, lineage_id))})
     now = _current(store, rows)
     shared = {table: n for table, n in now.items() if n}
@@ -109,7 +110,7 @@ def also_gave(store: Store, lineage_id: str, table: str, ids: pl.Series) -> int:
 
 
 def are_gone(store: Store, table: str, ids: pl.Series) -> bool:
-    """Tell whether some of these rows of a table were taken back."""
+    """Return whether some of these rows of a table were taken back."""
     gone = taken_back(store.scan("withdrawals").collect())
     if not gone:
         return False

@@ -1,6 +1,6 @@
-"""Tables of the user's own: lancedb tables called `user_*` in the store's folder, read in SQL.
+"""Tables of the user: lancedb tables named `user_*` in the store's folder, readable in SQL.
 
-rlake never writes, merges or cleans them up; a snapshot tags the version that it stands for.
+rlake never writes, merges or cleans them up; a snapshot tags their current version.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rows of any shape become an Arrow table of declared columns, or an error naming the column."""
+"""Convert rows of any shape to an Arrow table of the declared columns, or name the bad column."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -9,30 +9,29 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .errors import SchemaError, nearest
+from .errors import SchemaError, nearest, shorten
 from .records import Experience, Record, Task, now, rows_of
-from .schema import PER_TOKEN, SOURCES, TIME, Column, Table
+from .schema import CHOICES, PER_TOKEN, TIME, Column, Table
 
 Rows = (
     pa.Table | pa.RecordBatch | pl.DataFrame | pl.LazyFrame | Sequence[Mapping[str, Any] | Record]
 )
 """What may be appended."""
-_LONGEST = 100
-"""Longest value that an error shows."""
 
 
 def conform(table: Table, data: Rows) -> pa.Table:
     """Return `data` with exactly the columns of `table`, typed as declared.
 
-    Missing columns that may be NULL become NULL, a missing or NULL `created_at` becomes now. Raises
-    SchemaError for an unknown, missing or mistyped column, NULL where a value is required, NaN or
-    infinity, and per-token columns of another length than `token_ids`.
+    Missing columns that may be NULL become NULL, those with a default get it, and a missing or NULL
+    `created_at` becomes now. Raises SchemaError for an unknown, missing or mistyped column, NULL
+    where a value is required, NaN or infinity, and per-token columns of another length than
+    `token_ids`.
     """
     return stamp(check(table, data), now())
 
 
 def check(table: Table, data: Rows) -> pa.Table:
-    """Do what `conform` does, but leave a missing `created_at` NULL, for `stamp` to fill in."""
+    """Conform rows like `conform`, but leave a missing `created_at` NULL for `stamp` to fill in."""
     given = _columns(table, data)
     size = len(next(iter(given.values()))) if given else 0
     unknown = [name for name in given if name not in table.names]
@@ -63,7 +62,7 @@ def stamp(rows: pa.Table, first: datetime) -> pa.Table:
 
 
 def _columns(table: Table, data: Rows) -> dict[str, Any]:
-    """Take the rows apart into columns; Python rows give lists, frames give Arrow columns."""
+    """Return the rows as columns: lists for Python rows, Arrow columns for frames."""
     frame = data.collect() if isinstance(data, pl.LazyFrame) else data
     given: Any = frame.to_arrow() if isinstance(frame, pl.DataFrame) else frame
     if isinstance(given, pa.RecordBatch):
@@ -92,6 +91,8 @@ def _column(table: Table, column: Column, given: Any, size: int) -> pa.ChunkedAr
             return values
     else:
         values = _typed(table, column, given)
+    if column.default is not None:
+        values = pc.fill_null(values, column.default)
     if column.required and column.name != "created_at" and values.null_count:
         where = "is missing" if given is None else f"is NULL in {values.null_count} of {size} rows"
         raise SchemaError(
@@ -110,23 +111,15 @@ def _typed(table: Table, column: Column, given: Any) -> pa.ChunkedArray:
                 _refuse_lossy(given.type, column.type)
                 values = given.cast(column.type)
         elif _infers(column.type):
-            # given the type, pyarrow would make 1 of 1.5, and drop unknown fields, without a word
+            # inferred first: given the type, pyarrow silently truncates 1.5 to 1 and drops fields
             values = pa.array(given)
             _refuse_lossy(values.type, column.type)
             values = values.cast(column.type)
         else:
             values = pa.array(given, column.type)
-    except (
-        pa.ArrowInvalid,
-        pa.ArrowTypeError,
-        pa.ArrowNotImplementedError,
-        OverflowError,
-    ) as error:
-        got = (
-            given.type
-            if isinstance(given, pa.ChunkedArray | pa.Array)
-            else _first_wrong(column, given)
-        )
+    except (pa.ArrowException, OverflowError) as error:
+        is_array = isinstance(given, pa.ChunkedArray | pa.Array)
+        got = given.type if is_array else _first_wrong(column, given)
         raise SchemaError(
             f"column `{column.name}` of `{table.name}` must be {column.type}, got {got}; "
             f"cast it first ({str(error).splitlines()[0]})"
@@ -135,11 +128,11 @@ def _typed(table: Table, column: Column, given: Any) -> pa.ChunkedArray:
 
 
 def _refuse_lossy(got: pa.DataType, expected: pa.DataType) -> None:
-    """Refuse casts that Arrow would do but nobody means, also within lists and structs."""
+    """Refuse casts that Arrow allows but that are mistakes, also within lists and structs."""
     if pa.types.is_struct(expected) and pa.types.is_struct(got):
         for field in got.fields:
             if expected.get_field_index(field.name) < 0:
-                raise pa.ArrowTypeError(f"there is no field `{field.name}`")
+                raise pa.ArrowTypeError(f"unknown field `{field.name}`")
             _refuse_lossy(field.type, expected.field(field.name).type)
         return
     if _is_list(got) and _is_list(expected):
@@ -147,7 +140,7 @@ def _refuse_lossy(got: pa.DataType, expected: pa.DataType) -> None:
         return
     if pa.types.is_null(got):
         return
-    if _is_text(got) != _is_text(expected):
+    if is_text(got) != is_text(expected):
         raise pa.ArrowTypeError("text and other types are not cast into each other")
     # a truth value as a number is 0 or 1; as a count, or the other way round, it is a mistake
     truths = pa.types.is_boolean(got), pa.types.is_boolean(expected)
@@ -155,9 +148,10 @@ def _refuse_lossy(got: pa.DataType, expected: pa.DataType) -> None:
         raise pa.ArrowTypeError("truth values and numbers are not cast into each other")
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a type is text, in any of Arrow's representations."""
     if pa.types.is_dictionary(kind):
-        return _is_text(kind.value_type)
+        return is_text(kind.value_type)
     types = pa.types
     return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
@@ -181,9 +175,7 @@ def _first_wrong(column: Column, values: Iterable[Any]) -> str:
             made.cast(column.type)
             pa.array([value], column.type)
         except (pa.ArrowException, OverflowError, TypeError):
-            shown = repr(value)
-            shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
-            return f"{shown} ({type(value).__name__}) in row {i}"
+            return f"{shorten(repr(value), 100)} ({type(value).__name__}) in row {i}"
     return "values of several types"
 
 
@@ -232,11 +224,12 @@ def _check_experiences(rows: pa.Table) -> None:
                 f"column `{name}` of `experiences` has {lengths[bad]} values in row {bad}, "
                 f"expected {tokens[bad]}: one for each of `token_ids`, prompt included"
             )
-    for source in pc.unique(rows.column("source")).to_pylist():
-        if source not in SOURCES:
-            raise SchemaError(
-                f"column `source` of `experiences` holds {source!r}{nearest(source, SOURCES)}"
-            )
+    for name, choices in CHOICES.items():
+        for value in pc.unique(rows.column(name)).to_pylist():
+            if value not in choices:
+                raise SchemaError(
+                    f"column `{name}` of `experiences` holds {value!r}{nearest(value, choices)}"
+                )
     if (pc.min(rows.column("priority")).as_py() or 0.0) < 0:
         raise SchemaError(
             "column `priority` of `experiences` holds a negative number, expected 0 or more"

@@ -1,4 +1,4 @@
-"""Proof of what was trained on: the rows of a step are read again, and their digests compared."""
+"""Verify what was trained on: read the rows of a step again, and compare their digests."""
 
 import logging
 from collections.abc import Sequence
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from .errors import NotFoundError, nearest, reason
+from .errors import FAILURES, NotFoundError, nearest, reason
 from .ids import combine, row_digests
-from .query import literal
+from .query import is_in, literal
 from .store import Store
 
 _log = logging.getLogger(__name__)
@@ -23,28 +23,28 @@ FACTS = (
     "prompt_text",
     "response_text",
 )
-"""What a training step reads of an experience and depends on: digests in `draws` are over these."""
+"""Columns of an experience that a training step depends on; digests in `draws` cover these."""
 ABSENT = ""
-"""The digest of a row that was not there when it was drawn, as one of a pair may be."""
+"""The digest of a row that was missing when it was drawn, as one of a pair may be."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the rows of a step are what they were when it was taken."""
+    """Whether the rows of a step are unchanged since they were drawn."""
 
     run_id: str
     step: int
     num_rows: int
     digest: str
-    """Digest of the step's rows as they are now, in the order in which they were drawn."""
+    """Digest of the step's current rows, in the order in which they were drawn."""
     recorded: str | None
-    """The digest that was stored with the draw; NULL in rows of older versions of rlake."""
+    """The digest stored with the draw; NULL in rows of older versions of rlake."""
     changed: list[str]
-    """Experiences whose stored content is not what was trained on."""
+    """Experiences whose content has changed."""
     missing: list[str]
-    """Experiences that are not in the store any more."""
+    """Experiences that are no longer stored."""
     unreadable: list[str]
-    """Experiences whose files are damaged so that they cannot be read."""
+    """Experiences whose files are damaged."""
 
     def __str__(self) -> str:
         what = f"step {self.step} of `{self.run_id}`: {self.num_rows} rows, batch {self.digest}"
@@ -58,7 +58,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether all rows are there, unchanged, in the order in which they were drawn."""
+        """Whether all rows exist, unchanged, in the order in which they were drawn."""
         if self.changed or self.missing or self.unreadable:
             return False
         return self.recorded in (None, self.digest)
@@ -112,21 +112,22 @@ def steps_of(store: Store, run_id: str) -> list[int]:
 
 
 def _digests(store: Store, ids: Sequence[str]) -> tuple[dict[str, str], set[str]]:
-    """Return the digest of each experience that is there, and which cannot be read.
+    """Return the digest of each stored experience, and the ids that cannot be read.
 
-    When reading all fails, halves are read, down to the row that is damaged.
+    When a read fails, halves are read, down to the damaged row.
     """
     try:
         rows = store.dataset("experiences").to_table(
             columns=["experience_id", *FACTS],
-            filter=f"experience_id IN ({', '.join(literal(i) for i in ids)})",
+            filter=is_in("experience_id", ids),
         )
         names = rows.column("experience_id").to_pylist()
         return dict(zip(names, row_digests(rows.select(FACTS)), strict=True)), set()
-    except (OSError, RuntimeError, ValueError) as error:  # what lance makes of a damaged file
+    except FAILURES as error:  # of a damaged file
         if len(ids) == 1:
             _log.warning("`%s` cannot be read: %s", ids[0], reason(error))
             return {}, set(ids)
+    # one damaged page makes a whole read fail, and every other row can still be proved
     half = len(ids) // 2
     first, second = _digests(store, ids[:half]), _digests(store, ids[half:])
     return first[0] | second[0], first[1] | second[1]

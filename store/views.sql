@@ -1,13 +1,13 @@
 -- Views and macros that everybody needs, over the tables of schema.py. One statement ends with `;`.
 
--- The chance that at least one of k draws, out of n tries of which c were right, is right
+-- The chance that at least one of k draws, out of n rollouts of which c were right, is right
 -- (unbiased estimator of arXiv:2107.03374).
 CREATE OR REPLACE MACRO pass_at_k(n, c, k) AS
     CASE WHEN n < k THEN NULL
          WHEN n - c < k THEN 1.0
          ELSE 1.0 - coalesce(list_product(list_transform(range(n - c + 1, n + 1), lambda i: 1.0 - k::DOUBLE / i)), 1.0) END;
 
--- The chance that all of k draws, out of n tries of which c were right, are right: pass^k, which
+-- The chance that all of k draws, out of n rollouts of which c were right, are right: pass^k, which
 -- says how reliable an agent is (arXiv:2406.12045).
 CREATE OR REPLACE MACRO pass_hat_k(n, c, k) AS
     CASE WHEN n < k THEN NULL
@@ -137,7 +137,7 @@ CREATE OR REPLACE VIEW experience_values_current AS
 
 -- One row a group: NULL rewards are counted, and kept out of the statistics.
 CREATE OR REPLACE VIEW groups AS
-    SELECT run_id, group_id, any_value(task_id) AS task_id, min(step) AS step,
+    SELECT run_id, group_id, any_value(task_id) AS task_id, min(batch) AS batch,
            min(policy_version) AS policy_version,
            count(*) AS num_rollouts, count(reward) AS num_scored,
            avg(reward) AS reward_mean, stddev_samp(reward) AS reward_std,
@@ -192,14 +192,14 @@ CREATE OR REPLACE VIEW task_values_current AS
             PARTITION BY task_id, name ORDER BY created_at DESC, version DESC) = 1)
     WHERE value IS NOT NULL OR text IS NOT NULL;
 
--- What each run came to with a task: a try passed when the entry `accuracy` of its metrics or
--- rewards, else its reward, is 1 or more; tries that could not be judged count in num_rollouts only.
+-- What each run came to with a task: a rollout passed when the entry `accuracy` of its metrics or
+-- rewards, else its reward, is 1 or more; rollouts that could not be judged count in num_rollouts only.
 CREATE OR REPLACE VIEW task_pass_rates AS
     SELECT run_id, task_id, count(*) AS num_rollouts, count(passed) AS num_scored,
            count(*) FILTER (passed) AS num_passed,
            count(*) FILTER (passed) / nullif(count(passed), 0) AS pass_rate,
-           max(step) AS step
-    FROM (SELECT run_id, task_id, step, coalesce(
+           max(batch) AS batch
+    FROM (SELECT run_id, task_id, batch, coalesce(
               list_filter(metrics, lambda m: m.name = 'accuracy')[1].value,
               list_filter(rewards, lambda r: r.name = 'accuracy')[1].value,
               reward) >= 1.0 AS passed

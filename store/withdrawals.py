@@ -1,4 +1,4 @@
-"""Which rows count though imports and pipeline runs were taken back, told from frames."""
+"""Which rows count after imports and pipeline runs were taken back, as Polars expressions."""
 
 from collections.abc import Sequence
 
@@ -8,23 +8,23 @@ from .schema import TABLES
 
 
 def taken_back(withdrawals: pl.DataFrame) -> list[str]:
-    """Return the lineages whose newest row in `withdrawals` takes them back."""
+    """Return the lineages that are taken back, by their newest row in `withdrawals`."""
     newest = withdrawals.sort("created_at").unique("lineage_id", keep="last")
     return sorted(newest.filter("is_withdrawn")["lineage_id"])
 
 
 def kept(members: pl.DataFrame, table: str, gone: Sequence[str]) -> pl.Series:
-    """Return the ids of a table's rows that a lineage which counts gave too."""
+    """Return the ids of a table's rows that a lineage that counts contains too."""
     counts = (pl.col("table_name") == table) & ~pl.col("lineage_id").is_in(gone)
     return members.filter(counts)["row_id"]
 
 
 def is_gone(table: str, gone: Sequence[str], kept: pl.Series) -> pl.Expr:
-    """Whether a row of a table was taken back, and nothing that counts gave it too."""
+    """Whether a row was taken back, and no lineage that counts contains it too."""
     by_gone = pl.col("lineage_id").is_in(gone).fill_null(value=False)
     return by_gone & ~row_id(table).is_in(kept.implode())
 
 
 def row_id(table: str) -> pl.Expr:
-    """What `members` calls a row of a table: its key, joined by spaces."""
+    """The id of a row in `members`: its key, joined by spaces."""
     return pl.concat_str(TABLES[table].key, separator=" ").alias("row_id")

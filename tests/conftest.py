@@ -1,3 +1,4 @@
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -5,9 +6,12 @@ from pathlib import Path
 import pytest
 
 import rlake
-from rlake.loop.recipes.toys.gsm8k import find, real
+from rlake.loop.recipes.gsm8k import find, real
 from rlake.store import Store
 
+if (DATA := Path(__file__).parents[2] / "shared" / "data").is_dir():
+    # before the parameters of `gsm8k` below are worked out; commands of tests inherit it
+    os.environ.setdefault("RLAKE_DATA", str(DATA))
 TIERS = {
     "slow": "make test-slow",
     "long": "make test-long",

@@ -118,9 +118,9 @@ def test_a_configuration_is_run_by_its_path(tmp_path: Path) -> None:
 
 def test_what_does_not_exist_is_named_with_what_does(tmp_path: Path) -> None:
     lake = rlake.connect(tmp_path / "lake")
-    with pytest.raises(ConfigError, match="there is no run to resume; leave `resume` out"):
+    with pytest.raises(ConfigError, match="the store has no run to resume; leave `resume` out"):
         trained(lake, rewards=ones, resume=True)
-    with pytest.raises(NotFoundError, match="no run is called `run-9`"):
+    with pytest.raises(NotFoundError, match="run `run-9` does not exist"):
         rlake.Run(lake, "run-9").resume()
     run = trained(lake, rewards=ones, steps=1)
     with pytest.raises(NotFoundError, match="has no metric `train/los`"):
@@ -148,9 +148,10 @@ def test_a_script_that_is_interrupted_goes_on_with_the_same_call(tmp_path: Path)
         process.send_signal(signal.SIGINT)
         _, printed = process.communicate(timeout=30)
     assert process.returncode != 0
-    assert "run `run-1` was stopped; go on with the same call and `resume=True`" in printed
+    assert "run `run-1` was stopped; continue with the same call and `resume=True`" in printed
     statuses = "SELECT DISTINCT job, status FROM runs WHERE ended_at IS NOT NULL ORDER BY job"
-    assert ("train", "interrupted") in lake.sql(statuses).fetchall()
+    ended = lake.sql(statuses).fetchall()
+    assert ended == [("explore", "interrupted"), ("train", "interrupted")]
 
     [(newest,)] = lake.sql("SELECT max(step) FROM draws").fetchall()
     with started(newest + 2, 1) as process:

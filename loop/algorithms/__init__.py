@@ -51,7 +51,7 @@ def _build(kind: Any, name: str, params: Mapping[str, Any]) -> Any:
 
 
 def _value(value: Any, kind: Any, what: str) -> Any:
-    """Return a value as its annotation wants it; text may be a number, true may not."""
+    """Return a value of the annotated type; text may stand for a number, `true` may not."""
     if is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise ConfigError(f"{what}: input should be its own parameters, got {value!r}")
@@ -72,7 +72,7 @@ def kind_of(name: str) -> Any:
     """Return the class of a packaged algorithm, found by its file's name, or of `module:Class`."""
     if ":" not in name:
         if name not in names():
-            raise ConfigError(f"there is no algorithm `{name}`{nearest(name, names())}")
+            raise ConfigError(f"algorithm `{name}` does not exist{nearest(name, names())}")
         found = vars(import_module(f".{name}", __name__))
         return next(
             v for v in found.values() if isinstance(v, type) and v.__module__.endswith(f".{name}")

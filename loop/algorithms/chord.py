@@ -2,9 +2,10 @@
 
 MIX with two controls over how much an expert steers. The weight mu of the expert's rows follows a
 schedule over training steps, from imitation to exploration (CHORD-mu: a high `mu`, a low
-`mu_valley`, some `mu_decay_steps`). And each of the expert's tokens counts by phi = p (1 - p) of
-the policy's probability of it, without gradient, so that neither what is known nor what would tear
-the policy away counts (CHORD-phi, the default, with a fixed mu). Assumes what MIX does.
+`mu_valley`, some `mu_decay_steps`). And each of the expert's tokens is weighted by phi = p (1 - p)
+of the policy's probability of it, without gradient, so that tokens count little that are already
+likely or that would change the policy abruptly (CHORD-phi, the default, with a fixed mu). Assumes
+what MIX does.
 
 Metrics: those of MIX; `train/nll` is not weighted by phi.
 """
@@ -25,18 +26,18 @@ class CHORD(Mix):
     """Clipped policy gradient on own rows and weighted cross-entropy on an expert's."""
 
     mu: Share = 0.1
-    """Weight of the expert's rows, at its peak."""
+    """Peak weight of the expert's rows."""
     mu_valley: Share | None = None
-    """The same after the decay; None: it stays at its peak."""
+    """Weight after the decay; None: the peak."""
     mu_warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Training steps over which it rises from 0, in a line."""
+    """Training steps over which the weight rises linearly from 0."""
     mu_decay_steps: Annotated[int, Field(ge=0)] = 0
-    """Training steps after those over which it falls from peak to valley, along half a cosine."""
+    """Training steps after the warm-up over which it falls to `mu_valley`, as half a cosine."""
     phi: bool = True
-    """Whether the expert's tokens count by p (1 - p)."""
+    """Whether the expert's tokens are weighted by p (1 - p)."""
 
     def mu_of(self, step: int) -> float:
-        """Return the weight of the expert's rows in a training step, which count from 1."""
+        """Return the weight of the expert's rows in a training step, counted from 1."""
         since = step - self.mu_warmup_steps
         if since < 0:
             return step / self.mu_warmup_steps * self.mu

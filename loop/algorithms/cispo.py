@@ -1,11 +1,11 @@
 """Clipped importance-sampling policy optimization (CISPO), arXiv:2506.13585.
 
-Clip what a token counts, not its gradient: the log-probability of every token is trained, times
-its advantage, times its ratio pi/pi_old, which is kept from growing and has no gradient of its own.
-So rare tokens that steer an answer still learn after the first update. Assumes what GRPO does.
+Clip the weight of a token, not its gradient: the loss of every token is its log-probability times
+its advantage times its ratio pi/pi_old, which is clipped and has no gradient. So rare tokens that
+steer an answer still learn after the first update. Assumes what GRPO does.
 
 Metrics: `train/clip_fraction` is the share of tokens whose ratio is clipped; `train/kept_fraction`
-that of tokens which the mask keeps, where there is one.
+that of tokens which the mask keeps, if one is configured.
 """
 
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ class CISPO(PolicyGradient):
     """Log-probabilities of tokens times advantage and clipped ratio."""
 
     clip: Positive | None = None
-    """How far below 1 a ratio counts; None: as far as it is, as in the paper."""
+    """How far below 1 a ratio may be; None: without limit, as in the paper."""
     clip_high: Positive = 0.28
-    """How far above 1."""
+    """How far above 1 a ratio may be."""
     mask_low: Positive | None = None
-    """How far below 1 a token with a negative advantage is left out (the paper's unified form)."""
+    """How far below 1 tokens with a negative advantage are masked (the paper's unified form)."""
     mask_high: Positive | None = None
-    """How far above 1 one with a positive advantage is."""
+    """How far above 1 tokens with a positive advantage are masked."""
 
     def advantage(self) -> Operator:
         """Reward in standard deviations above the mean of its group."""

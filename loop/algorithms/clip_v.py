@@ -6,9 +6,9 @@ whose advantage is negative and whose S lies below E[S] by more than `mu` standa
 that difference over the step are left out of the loss; E[S] is exact, over the whole vocabulary of
 each token.
 
-Otherwise than in Trinity-RFT, there is no cap on how many tokens fall: all beyond `mu` deviations
-do. There at most a share of 1e-4 of the tokens falls (`max_frac`; at least one), those furthest
-below. Tokens whose advantage is 0 stay here and fall there; their loss is 0 either way.
+Unlike in Trinity-RFT, the number of tokens left out is not capped: all tokens beyond `mu`
+deviations are. Trinity-RFT leaves out at most a share of 1e-4 (`max_frac`; at least one token),
+those furthest below, and also tokens whose advantage is 0, whose loss is 0 either way.
 
 Metrics: those of all that leave out tokens by their discriminator.
 """

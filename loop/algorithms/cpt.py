@@ -1,9 +1,9 @@
-"""Continued pre-training (CPT): maximise the log-likelihood of whole texts.
+"""Continued pre-training (CPT): maximize the log-likelihood of whole texts.
 
-SFT on documents: every token of a row is trained on, whatever its `loss_mask` says, but the first,
+SFT on documents: every token of a row is trained on, whatever its `loss_mask`, except the first,
 which nothing predicts. A row of text is its `prompt_text` followed by its `response_text`, without
-a chat template, between the token that the tokenizer puts before texts by itself (`<s>`), if any,
-and the end token. Assumes that the texts are what the model shall come to know.
+a chat template, between the token that the tokenizer adds to texts (`<s>`), if any, and the end
+token. Assumes that the texts are worth learning.
 
 Metrics: those of SFT.
 """

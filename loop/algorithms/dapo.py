@@ -1,10 +1,10 @@
 """Decoupled clip and dynamic sampling policy optimization (DAPO), arXiv:2503.14476.
 
-GRPO with a range of ratios that is wider above, so that unlikely tokens can become likely, and with
-losses averaged over all tokens, so that long answers count by their length. The rest of the paper
-is said beside the algorithm: `explorer.operators: [dapo_dynamic_sampling]` leaves out groups that
-are all right or all wrong, and the reward `overlong` punishes answers that come near the most
-tokens. Assumes what GRPO does; by default there is no penalty to a reference policy.
+GRPO with a higher upper clip, so that unlikely tokens can become likely, and with losses averaged
+over all tokens, so that long answers count by their length. The rest of the paper is configured
+elsewhere: `explorer.operators: [dapo_dynamic_sampling]` leaves out groups whose answers are all
+right or all wrong, and the reward `overlong` penalizes answers near the token limit. Assumes what
+GRPO does; by default the KL penalty is off.
 
 Metrics: those of GRPO.
 """
@@ -20,8 +20,5 @@ class DAPO(GRPO):
     """Policy gradient clipped wider above, each token counting the same."""
 
     group_size: Count = 16
-    """Tries at each task."""
     clip_high: Positive | None = 0.28
-    """How far above 1 the ratio may push; None: as far as below."""
     aggregation: Aggregation = "token-mean"
-    """How losses of tokens become one number."""

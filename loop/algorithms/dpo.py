@@ -1,18 +1,18 @@
 """Direct preference optimization (DPO), arXiv:2305.18290.
 
-The policy that is best under a reward and a penalty on leaving the reference has the reward
-beta log(pi / pi_reference) itself, up to what depends on the prompt alone: so a reward model's loss
-on pairs, -log sigmoid(r_chosen - r_rejected), trains the policy (equation 7). Assumes that the
-reference is near to what wrote the pairs.
+The optimal policy under a reward with a KL penalty to the reference satisfies reward =
+beta log(pi / pi_reference), up to a term of the prompt alone: so a reward model's loss on pairs,
+-log sigmoid(r_chosen - r_rejected), trains the policy (equation 7). Assumes that the reference is
+near the policy that sampled the pairs.
 
-Labels may be wrong: with `label_smoothing` e as conservative DPO, whose loss is (1 - e) times that
-of the label plus e times that of its opposite (https://ericmitchell.ai/cdpo.pdf); with `noise`
-unbiased as robust DPO (arXiv:2403.00409), which takes the opposite's loss off instead and divides
-by 1 - 2 e, so that its mean over labels flipped with probability e is the loss of right ones. With
+Labels may be wrong: with `label_smoothing` e as in conservative DPO, whose loss is (1 - e) times
+that of the label plus e times that of its opposite (https://ericmitchell.ai/cdpo.pdf); with `noise`
+unbiased as in robust DPO (arXiv:2403.00409), which subtracts the opposite's loss and divides by
+1 - 2 e, so that its mean over labels flipped with probability e is the loss of correct ones. With
 `normalize`, log-ratios are means over tokens (arXiv:2411.15124, section 5.1), so that longer
-answers do not weigh more.
+answers do not count more.
 
-Metrics are those of `Pairwise`; what a row is worth is beta log(pi / pi_reference).
+Metrics are those of `Pairwise`; the implicit reward of a row is beta log(pi / pi_reference).
 """
 
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ class DPO(Pairwise):
     """Logistic loss of the difference of implicit rewards."""
 
     beta: Positive = 0.1
-    """What a nat of log-ratio to the reference is worth."""
+    """Implicit reward per nat of log-ratio to the reference."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """The chance that a label is wrong."""
+    """The probability that a label is wrong."""
     noise: Literal["conservative", "unbiased"] = "conservative"
-    """What is made of that chance."""
+    """How wrong labels are corrected for."""
     normalize: bool = False
     """Whether log-ratios are means over tokens, not sums."""
 
@@ -53,8 +53,8 @@ class DPO(Pairwise):
 
     def losses(self, rewards: Sides) -> Tensor:
         """Logistic loss of the margin."""
-        told_P, opposite_P = -logsigmoid(rewards.margin_P), -logsigmoid(-rewards.margin_P)
+        label_P, opposite_P = -logsigmoid(rewards.margin_P), -logsigmoid(-rewards.margin_P)
         wrong = self.label_smoothing
         if self.noise == "unbiased":
-            return ((1 - wrong) * told_P - wrong * opposite_P) / (1 - 2 * wrong)
-        return (1 - wrong) * told_P + wrong * opposite_P
+            return ((1 - wrong) * label_P - wrong * opposite_P) / (1 - 2 * wrong)
+        return (1 - wrong) * label_P + wrong * opposite_P

@@ -1,10 +1,10 @@
 """Group Relative Policy Optimization (GRPO), arXiv:2402.03300.
 
-Try each task several times; credit each try with how far its reward lies above the mean of its
-group, in standard deviations; take a clipped policy-gradient step with ratios of token
-probabilities. Assumes that rewards of one group are comparable, and that the behaviour policy's
-log-probs were kept as sampled. By default there is no penalty to a reference policy (the paper's
-beta is 0), so that no second model is held.
+Sample several rollouts of each task; the advantage of a rollout is how far its reward lies above
+the mean of its group, in standard deviations; take a clipped policy-gradient step with ratios of
+token probabilities. Assumes that rewards of one group are comparable, and that the behavior
+policy's log-probs were stored as sampled. By default the KL penalty is off (the paper's beta is 0),
+so no reference model is loaded.
 
 Metrics: `train/clip_fraction` is the share of tokens whose ratio left the trusted range on the side
 where that stops the gradient; `train/dual_clip_fraction` that of tokens which `dual_clip` stops;
@@ -28,14 +28,12 @@ class GRPO(Clipped):
     """Clipped policy gradient with advantages relative to the group."""
 
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Ratio above which a negative advantage stops pushing (arXiv:1912.09729); None: there is
-    none."""
+    """Ratio above which a negative advantage has no gradient (arXiv:1912.09729); None: no limit."""
     sequence_mask: Positive | None = None
-    """Mean of log pi_old/pi above which a sequence with negative advantage is left out, in nats a
-    token (arXiv:2512.02556, section 3.1), pi_old being the policy that wrote it, whatever ratios
-    are taken to; None: none is."""
+    """Mean of log pi_old/pi above which a sequence with negative advantage is left out, in nats per
+    token (arXiv:2512.02556, section 3.1); pi_old is always the policy that sampled the sequence.
+    None: no sequence is left out."""
     aggregation: Aggregation = "seq-mean-token-mean"
-    """How losses of tokens become one number."""
 
     def advantage(self) -> Operator:
         """Reward in standard deviations above the mean of its group."""
@@ -50,6 +48,7 @@ class GRPO(Clipped):
         if self.dual_clip is not None:
             least_BT = self.dual_clip * advantage_BT
             is_low_BT = (advantage_BT < 0) & (gain_BT < least_BT)
+            # `least_BT` does not depend on the policy: where it is chosen, the gradient stops
             gain_BT = torch.where(is_low_BT, least_BT, gain_BT)
             metrics["dual_clip_fraction"] = batch.token_mean(is_low_BT.to(gain_BT.dtype))
         if self.sequence_mask is not None:

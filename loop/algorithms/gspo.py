@@ -1,8 +1,8 @@
 """Group sequence policy optimization (GSPO), arXiv:2507.18071.
 
-Rewards are given to whole answers, so ratios are taken of whole answers too: the geometric mean of
-the token ratios, clipped in a narrow range. In its form for tokens (the paper's GSPO-token), which
-has the same value and gradient when all tokens of an answer have one advantage. Assumes what GRPO
+Rewards are given to whole answers, so ratios are of whole answers too: the geometric mean of the
+token ratios, clipped to a narrow range. This is the token form (the paper's GSPO-token), which has
+the same value and gradient if all tokens of an answer have the same advantage. Assumes what GRPO
 does.
 
 Metrics: `train/clip_fraction` is the share of tokens in answers whose ratio left the trusted range
@@ -24,11 +24,8 @@ class GSPO(Clipped):
     """Policy gradient clipped by the ratio of whole answers."""
 
     clip: Positive = 3e-4
-    """How far below 1 the ratio may push."""
     clip_high: Positive | None = 4e-4
-    """How far above 1; None: as far as below."""
     aggregation: Aggregation = "seq-mean-token-mean"
-    """How losses of tokens become one number."""
 
     def advantage(self) -> Operator:
         """Reward in standard deviations above the mean of its group."""
@@ -38,5 +35,6 @@ class GSPO(Clipped):
         """Return the ratio of each token's answer; its gradient is that of the token."""
         fixed_BT = logprobs_BT.detach()
         mean_B = batch.mean_tokens(fixed_BT - old_BT)
+        # The first term is 0; it only carries the token's gradient.
         log_BT = (logprobs_BT - fixed_BT) * batch.mask_BT + mean_B[:, None]
         return bounded(log_BT).exp()

@@ -1,14 +1,14 @@
 """Identity preference optimization (IPO), arXiv:2310.12036.
 
-DPO assumes that a reward explains the preferences, and drives the log-ratio of a pair that was
-never contradicted to infinity. IPO regresses it to a finite one: the loss of a pair is
+DPO assumes that a reward explains the preferences, and drives the log-ratio of a pair that is never
+contradicted to infinity. IPO regresses it to a finite target: the loss of a pair is
 (h - 1 / (2 beta))^2, where h is the difference of the rows' log(pi / pi_reference) (equation 17;
 beta is the paper's tau).
 
-The paper's log-ratios are sums over tokens; by `length` mean they are means, which its authors
-recommend for language models and TRL takes, so that beta does not depend on the answers' lengths.
+The paper's log-ratios are sums over tokens; with `length` mean they are means, which its authors
+recommend for language models and TRL uses, so that beta does not depend on the answers' lengths.
 
-Metrics are those of `Pairwise`; what a row is worth is beta log(pi / pi_reference).
+Metrics are those of `Pairwise`; the implicit reward of a row is beta log(pi / pi_reference).
 """
 
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ from ..losses.preference import Pairwise, Sides
 
 @dataclass(frozen=True, kw_only=True)
 class IPO(Pairwise):
-    """Squared distance of the difference of log-ratios from a finite one."""
+    """Squared distance of the difference of log-ratios from a finite target."""
 
     beta: Positive = 0.1
-    """The larger, the nearer to the reference: log-ratios of a pair shall differ by half its
-    inverse."""
+    """Larger values keep the policy nearer to the reference: the target difference is 1 / (2 beta).
+    """
     length: Literal["mean", "sum"] = "mean"
-    """How log-ratios of tokens become one of the row."""
+    """How the log-ratios of tokens are reduced to one per row."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -1,15 +1,14 @@
-"""Distillation by the generalised Jensen-Shannon divergence, arXiv:2306.13649.
+"""Distillation by the generalized Jensen-Shannon divergence, arXiv:2306.13649.
 
-With teacher P, policy Q and M = beta P + (1 - beta) Q, the divergence is
-beta KL(P || M) + (1 - beta) KL(Q || M); beta 0 stands for KL(P || Q), beta 1 for KL(Q || P), which
-are its limits up to a factor. Over the whole vocabulary it is exact at each trained token, whoever
-wrote the row, with both at the temperature that the row was sampled at, and there is no penalty or
-correction beside it. Over sampled tokens only log-probs
-are needed, the teacher's stored or of `trainer.teacher`: the gradient of the divergence by Q is
-(1 - beta) log(q/m), so that tokens which the policy sampled are credited with minus that, in a
-policy-gradient step which is right in the mean.
+With teacher P, policy Q and M = beta P + (1 - beta) Q, the divergence is beta KL(P || M) + (1 -
+beta) KL(Q || M); beta 0 stands for KL(P || Q), beta 1 for KL(Q || P), which are its limits up to a
+factor. Over the whole vocabulary it is exact at each trained token, whichever policy sampled the
+row, with both distributions at the temperature of the row, and allows no other penalty or
+correction. Over sampled tokens only log-probs are needed, the teacher's stored or of
+`trainer.teacher`: the gradient of the divergence by Q is (1 - beta) log(q/m), so the advantage of a
+token that the policy sampled is minus that, in an unbiased policy-gradient step.
 
-Metrics: `train/divergence` is the divergence a trained token in nats, over sampled tokens its
+Metrics: `train/divergence` is the divergence per trained token in nats, over sampled tokens its
 estimate; `train/ratio`, `train/kl` and `train/entropy`, over sampled tokens only, are those of all
 policy gradients.
 """
@@ -30,42 +29,41 @@ from ..losses.policy_gradient import ratio
 
 @dataclass(frozen=True, kw_only=True)
 class JSD(PolicyGradient):
-    """The policy comes near a teacher, between covering its answers and seeking its best."""
+    """Divergence from a teacher, between mode-covering and mode-seeking."""
 
     unit: ClassVar[Unit] = "row"
 
     group_size: Count = 1
-    """Tries at each task."""
     beta: Share = 0.5
-    """0: the forward divergence, which covers; 1: the reverse, which seeks."""
+    """0: the forward divergence, which covers modes; 1: the reverse, which seeks them."""
     over: Literal["vocabulary", "sampled"] = "vocabulary"
-    """Whether whole distributions are compared, or log-probs of the tokens that came."""
+    """Whether whole distributions are compared, or log-probs of the sampled tokens."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what only a loss of sampled tokens has."""
+        """Raise ConfigError for settings that only a loss of sampled tokens has."""
         super().__post_init__()
         if self.over == "vocabulary" and (
             self.kl.coef or self.entropy_coef or self.correction != Correction()
         ):
             raise ConfigError(
-                "`jsd` over the vocabulary asks nobody but the teacher, and not who wrote a row; "
-                "take `kl`, `entropy_coef` and `correction` away, or set `over: sampled`"
+                "`jsd` over the vocabulary uses only the teacher's distribution; remove `kl`, "
+                "`entropy_coef` and `correction`, or set `over: sampled`"
             )
 
     @property
     def needs(self) -> frozenset[str]:
-        """Columns that it reads; no advantage that was stored or drawn."""
+        """Columns that it reads; the advantage is computed in `prepare`."""
         if self.over == "vocabulary":
             return frozenset({"vocabulary"})
         return (super().needs | {"logprobs", "teacher_logprobs"}) - {"advantage"}
 
     def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
-        """Give each sampled token its advantage, and its part of the divergence's estimate."""
+        """Add each sampled token's advantage, and its term of the divergence's estimate."""
         if self.over == "vocabulary":
             return rows
         rows = super().prepare(rows, companions)
         teacher_N, own_N = rows.tokens["teacher_logprobs"], rows.tokens["logprobs"]
-        near_N = own_N.clamp(min=-FURTHEST)  # so that no probability is 0
+        near_N = own_N.clamp(min=-FURTHEST)  # the estimate divides by the probability
         return rows.with_tokens(
             advantage=-gradient(own_N, teacher_N, self.beta),
             divergence=divergence(near_N, teacher_N, self.beta) * torch.exp(-near_N),
@@ -93,7 +91,7 @@ class JSD(PolicyGradient):
 
 
 def divergence(own: Tensor, teacher: Tensor, beta: float) -> Tensor:
-    """Return what each token adds to the divergence; summed over the vocabulary it is that."""
+    """Return each token's term of the divergence, which is their sum over the vocabulary."""
     if beta == 0:
         return teacher.exp() * (teacher - own)
     if beta == 1:
@@ -106,7 +104,7 @@ def divergence(own: Tensor, teacher: Tensor, beta: float) -> Tensor:
 def gradient(own: Tensor, teacher: Tensor, beta: float) -> Tensor:
     """Return the derivative of the divergence by the probability of each token, up to a constant.
 
-    What is the same for all tokens changes nothing, since probabilities add up to 1.
+    A constant has no effect, because probabilities sum to 1.
     """
     if beta == 0:
         return -bounded(teacher - own).exp()

@@ -1,17 +1,16 @@
 """Kahneman-Tversky optimization (KTO), arXiv:2402.01306.
 
-Learns from single answers that are known to be desirable or not, and needs no pairs. With the
-implicit reward r = log(pi / pi_reference) of an answer and z0, what answers are worth on average,
-the loss is lambda_D (1 - sigmoid(beta (r - z0))) of a desirable row and
-lambda_U (1 - sigmoid(beta (z0 - r))) of an undesirable one (equations 7 and 8): gains flatten out
-as losses do. A row is desirable when its reward is above `above`.
+Learns from single answers that are labeled desirable or undesirable, without pairs. With the
+implicit reward r = log(pi / pi_reference) of an answer and the reference point z0, the loss is
+lambda_D (1 - sigmoid(beta (r - z0))) for a desirable row and lambda_U (1 - sigmoid(beta (z0 - r)))
+for an undesirable one (equations 7 and 8): both gains and losses saturate. A row is desirable if
+its reward is above `above`.
 
-z0 is max(0, mean of r over prompts with the answers to others), without gradient, as of the policy
-before the step. The answer beside a prompt is that of the next row by id whose prompt is another;
-it is cut off where it would make the sequence longer than the longest of the step. A step of one
-row has no z0 but 0.
+z0 is max(0, mean of r over prompts with the answers to other prompts), without gradient, for the
+policy before the step. A prompt is paired with the answer of the next row by ID with another
+prompt, truncated to the length of the step's longest sequence. In a step of one row, z0 is 0.
 
-Metrics: `train/kl_reference` is z0, in nats a sequence, an estimate of KL(pi || pi_reference);
+Metrics: `train/kl_reference` is z0, in nats per sequence, an estimate of KL(pi || pi_reference);
 `train/chosen_reward` and `train/rejected_reward` are the means of beta r over desirable and
 undesirable rows, `train/reward_margin` their difference; `train/accuracy` is the share of rows
 whose r is on the side of z0 where its label wants it.
@@ -24,29 +23,29 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...operators import Operator, desirability
+from ...operators import Operator, kto_advantage
 from ..losses import Algorithm, Loss, Positive
 from ..losses.batch import Batch, Examples
 
 
 @dataclass(frozen=True, kw_only=True)
 class KTO(Algorithm):
-    """Saturating loss of single rows, by whether they are desirable."""
+    """Saturating loss of single rows with a label."""
 
     likelihoods_at: ClassVar[float | None] = 1.0
 
     beta: Positive = 0.1
-    """How soon gains and losses flatten out: the inverse of so many nats."""
+    """How fast gains and losses saturate, per nat."""
     above: float = 0.0
-    """The reward above which a row is desirable."""
+    """Reward above which a row is desirable."""
     desirable_weight: Positive = 1.0
     """The paper's lambda_D."""
     undesirable_weight: Positive = 1.0
     """The paper's lambda_U."""
     balance: Positive | None = None
-    """How much the desirable rows of a step weigh for each of the undesirable ones, all in all.
+    """Ratio of the total weights of desirable and undesirable rows in a step.
 
-    The class that is too light is weighed up; None leaves both as they are.
+    The weight of one class is raised to reach it; None: no balancing.
     """
 
     @property
@@ -61,14 +60,14 @@ class KTO(Algorithm):
 
     def advantage(self) -> Operator:
         """Give 1 to desirable and -1 to undesirable rows."""
-        return desirability(above=self.above)
+        return kto_advantage(above=self.above)
 
     def companions(self, rows: Examples) -> Examples | None:
         """Return each prompt with the answer to another."""
         return mismatched(rows) if len(rows) > 1 else None
 
     def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
-        """Work out z0, and what the classes weigh."""
+        """Compute z0, and the weights of both classes."""
         z0 = 0.0
         if companions is not None:
             ratio_N = companions.tokens["proximal"] - companions.tokens["reference"]
@@ -86,7 +85,7 @@ class KTO(Algorithm):
         return replace(rows.with_rows(label_weight=weight_R), state=state)
 
     def loss(self, batch: Batch, logprobs_BT: Tensor) -> Loss:
-        """Sigmoid of each row's distance from z0, on the side that its label wants."""
+        """Sigmoid of each row's distance from z0, towards its label's side."""
         z0, wanted_B = batch.state["kl_reference"], batch.rows["advantage"] > 0
         worth_B = batch.sum_tokens(logprobs_BT - batch.tokens["reference"])
         gain_B = torch.where(wanted_B, worth_B - z0, z0 - worth_B)
@@ -97,7 +96,7 @@ class KTO(Algorithm):
         return Loss(value, message | self._rewards(batch, self.beta * worth_B.detach()))
 
     def _rewards(self, batch: Batch, reward_B: Tensor) -> dict[str, Tensor]:
-        """Return the means over both classes, of those that the step has rows of."""
+        """Return the mean implicit reward of each class that has rows in the step."""
         wanted_B, share = batch.rows["advantage"] > 0, batch.state["desirable"]
         message = {}
         if share > 0:
@@ -110,12 +109,13 @@ class KTO(Algorithm):
 
 
 def mismatched(rows: Examples) -> Examples:
-    """Return the rows' prompts, each with the answer of another row, in the order of their ids."""
+    """Return the rows' prompts, each with the answer of another row, in the order of their IDs."""
     starts = rows.starts.tolist()
     token_ids, mask = (rows.tokens[name] for name in ("token_ids", "mask"))
     spans = [slice(starts[i], starts[i + 1]) for i in range(len(rows))]
     cuts = [span.start + int((mask[span] > 0).int().argmax()) for span in spans]
     prompts = [tuple(token_ids[s.start : cut].tolist()) for s, cut in zip(spans, cuts, strict=True)]
+    # By ID: the pairs must not depend on the order in which rows were drawn.
     order = sorted(range(len(rows)), key=lambda i: rows.experience_ids[i])
     longest = int(rows.lengths.max())
     made = []
@@ -138,7 +138,7 @@ def mismatched(rows: Examples) -> Examples:
 
 
 def _others(order: list[int], prompts: list[tuple[int, ...]]) -> list[int]:
-    """Return for each row the next in the circle with another prompt, or else the next."""
+    """Return for each row the next, cyclically, with another prompt, or else the next."""
     if len(set(prompts)) == 1:
         return [*order[1:], order[0]]
     found = []

@@ -1,11 +1,11 @@
 """Second-moment trust policy optimization (M2PO), arXiv:2510.01161.
 
-Rows may be many updates old if only their extremes are left out. Of the tokens that a step would
-push further from the policy that wrote them (ratio above 1 with a positive advantage, below 1 with
-a negative one), those with the largest squared log-ratio are left out until the mean of the others'
-is at most `threshold`. All else is trained, unclipped. Which tokens those are is found once, over
-the whole step, with the policy before it. Assumes what GRPO does. The released code clips the
-ratio at a bound found so, where the paper masks.
+Rows may be many updates old if only their extreme tokens are masked. Of the tokens that a step
+would move further from the policy that sampled them (ratio above 1 with a positive advantage, below
+1 with a negative one), those with the largest squared log-ratio are masked until the mean of the
+others is at most `threshold`. All others are trained without a clip. The mask is computed once over
+the whole step, with the policy before it. Assumes what GRPO does. The released code clips ratios at
+the bound found this way, where the paper masks.
 
 Metrics: `train/kept_fraction` is the share of trained tokens that are kept; `train/second_moment`
 the mean squared log-ratio over trained tokens before the step.
@@ -24,10 +24,10 @@ from ..losses.policy_gradient import ratio
 
 @dataclass(frozen=True, kw_only=True)
 class M2PO(PolicyGradient):
-    """Policy gradient without the tokens that are furthest from who wrote them."""
+    """Policy gradient without the tokens that are furthest off policy."""
 
     threshold: NonNegative = 0.04
-    """Most that the mean squared log-ratio may be, over tokens that would be pushed further."""
+    """Largest mean squared log-ratio of the tokens that a step would move further away."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -39,7 +39,7 @@ class M2PO(PolicyGradient):
         return group_zscore()
 
     def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
-        """Mark the tokens that are kept, and say how far each is."""
+        """Add the mask of kept tokens, and each token's squared log-ratio."""
         rows = super().prepare(rows, companions)
         mask_N = rows.tokens["mask"]
         apart_N = (rows.tokens["proximal"].double() - rows.tokens["logprobs"].double()) * mask_N
@@ -62,7 +62,7 @@ class M2PO(PolicyGradient):
 
 
 def _limit(moment_M: Tensor, threshold: float) -> float:
-    """Return the least value that must go so that the mean of the smaller ones is small enough."""
+    """Return the smallest value to mask so that the mean of smaller ones is within the limit."""
     ordered_M = moment_M.sort().values
     means_M = ordered_M.cumsum(0) / torch.arange(1, len(ordered_M) + 1)
     place = int((means_M <= threshold).sum())

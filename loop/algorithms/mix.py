@@ -2,11 +2,11 @@
 
 Each step's loss is (1 - mu) times GRPO's over the rows that the policy wrote, plus mu times the
 negative log-likelihood over the rows whose source is `expert`; each is a mean over its own rows.
-The draw mixes them: `trainer.sampler: {mixed: ...}`. An expert's row needs no reward and no
-log-probs, and its likelihood is at temperature 1, that of the policy's own at what each was sampled
-at. Assumes that what the expert does is worth imitating. With several mini-batches in a
-step, rows count as much as they do in the whole step, so that a mini-batch with few of an expert's
-rows does not weigh each of them more.
+The draw mixes them: `trainer.sampler: {mixed: ...}`. An expert's row needs neither reward nor
+log-probs, and its likelihood is at temperature 1; likelihoods of the policy's own rows are at the
+temperature of each. Assumes that the expert is worth imitating. With several mini-batches in a
+step, rows have the same weight as in the whole step, so that each of an expert's rows does not
+count more in a mini-batch with few of them.
 
 Metrics: those of GRPO, over the policy's own tokens; `train/policy_loss` is its loss, `train/nll`
 the mean negative log-likelihood of an expert's token in nats, both before they are weighted;
@@ -33,10 +33,9 @@ class Mix(GRPO):
     mu: Share = 0.1
     """Weight of the expert's rows."""
     aggregation: Aggregation = "token-mean"
-    """How losses of tokens become one number."""
 
     def mu_of(self, step: int) -> float:
-        """Return the weight of the expert's rows in a training step, which count from 1."""
+        """Return the weight of the expert's rows in a training step, counted from 1."""
         del step
         return self.mu
 
@@ -45,7 +44,7 @@ class Mix(GRPO):
         return -logprobs_BT
 
     def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
-        """Prepare GRPO on the policy's own rows, and count both kinds."""
+        """Prepare GRPO on the policy's own rows, and add the share of both kinds."""
         mask_N = rows.tokens["mask"]
         is_expert_R = rows.rows.get("is_expert", torch.zeros(len(rows), dtype=mask_N.dtype))
         own_N = mask_N * (1 - is_expert_R[rows.row_N].to(mask_N.dtype))
@@ -58,16 +57,16 @@ class Mix(GRPO):
         return counted.with_tokens(mask=mask_N).with_rows(is_expert=is_expert_R)
 
     def loss(self, batch: Batch, logprobs_BT: Tensor) -> Loss:
-        """Weigh the two losses, each over its own rows."""
+        """Return the weighted sum of the two losses, each over its own rows."""
         mu = self.mu_of(batch.step)
         is_own_B = 1 - batch.rows["is_expert"].to(batch.mask_BT.dtype)
         tokens, rows = batch.state[_TOKENS], batch.state[_ROWS]
         own = super().loss(_part(batch, is_own_B, tokens, rows), logprobs_BT)
         expert = _part(batch, 1 - is_own_B, 1 - tokens, 1 - rows)
         losses_BT = self.imitation(logprobs_BT)
-        taught = aggregate(losses_BT, expert, self.aggregation, norm=self.norm)
+        imitation = aggregate(losses_BT, expert, self.aggregation, norm=self.norm)
         return Loss(
-            (1 - mu) * own.value + mu * taught,
+            (1 - mu) * own.value + mu * imitation,
             own.metrics
             | {
                 "policy_loss": own.value.detach(),
@@ -82,6 +81,7 @@ _TOKENS, _ROWS = "own_tokens_of_all", "own_rows_of_all"
 
 def _part(batch: Batch, is_in_B: Tensor, tokens: float, rows: float) -> Batch:
     """Return a batch in which only some rows are trained on, with shares of the update's totals."""
+    # A step without such rows has a loss of 0: `or 1.0` avoids 0 / 0.
     totals = Totals(
         batch.totals.tokens * tokens or 1.0,
         batch.totals.sequences * rows or 1.0,

@@ -1,10 +1,9 @@
 """On-policy distillation, arXiv:2306.13649 with the reverse divergence, token by token.
 
-The policy writes, a teacher says how likely it would have found each token, and each token is
-credited with log p_teacher - log pi_old: a policy-gradient step along it lowers KL(pi || p_teacher)
-at the contexts that the policy itself meets. No reward is needed. Assumes that teacher and policy
-have the same tokens; the teacher's log-probs are those stored with the rows, or those of
-`trainer.teacher`.
+The policy samples, a teacher scores each token, and the advantage of a token is log p_teacher -
+log pi_old: a policy-gradient step with it lowers KL(pi || p_teacher) in the contexts that the
+policy itself generates. No reward is needed. Assumes that teacher and policy have the same
+vocabulary; the teacher's log-probs are stored with the rows, or computed by `trainer.teacher`.
 
 Metrics: `train/teacher_kl` is the mean of log pi_old - log p_teacher over trained tokens, which
 estimates KL(pi_old || p_teacher) in nats a token.
@@ -21,30 +20,29 @@ from ..losses.batch import Batch, Examples
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyDistillation(Clipped):
-    """Clipped policy gradient with the teacher's log-probs less the policy's as advantages."""
+    """Clipped policy gradient with the teacher's log-probs minus the policy's as advantages."""
 
     unit: ClassVar[Unit] = "row"
 
     group_size: Count = 1
-    """Tries at each task."""
     scale: Positive = 1.0
-    """What a nat of difference counts."""
+    """Advantage per nat of difference."""
 
     @property
     def needs(self) -> frozenset[str]:
-        """Columns that it reads; no advantage that was stored or drawn."""
+        """Columns that it reads; the advantage is computed in `prepare`."""
         return (super().needs | {"logprobs", "teacher_logprobs"}) - {"advantage"}
 
     def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
-        """Give each token its advantage."""
+        """Add each token's advantage."""
         rows = super().prepare(rows, companions)
-        message = rows.tokens["teacher_logprobs"] - rows.tokens["logprobs"]
-        return rows.with_tokens(advantage=self.scale * message)
+        difference = rows.tokens["teacher_logprobs"] - rows.tokens["logprobs"]
+        return rows.with_tokens(advantage=self.scale * difference)
 
     def surrogate(
         self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Clipped surrogate, negated."""
         losses_BT, metrics = super().surrogate(batch, logprobs_BT, old_BT)
-        told_BT = batch.logprobs_BT - batch.tokens["teacher_logprobs"]
-        return losses_BT, metrics | {"teacher_kl": batch.token_mean(told_BT)}
+        log_ratio_BT = batch.logprobs_BT - batch.tokens["teacher_logprobs"]
+        return losses_BT, metrics | {"teacher_kl": batch.token_mean(log_ratio_BT)}

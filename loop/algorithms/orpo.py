@@ -1,14 +1,13 @@
 """Odds ratio preference optimization (ORPO), arXiv:2403.07691.
 
-One stage in place of two: imitate the chosen answers, and push the odds of the rejected ones down
-by -log sigmoid(log odds(chosen) - log odds(rejected)), where odds(y) = P(y) / (1 - P(y)) and log
+One stage instead of two: imitate the chosen answers, and lower the odds of the rejected ones with
+-log sigmoid(log odds(chosen) - log odds(rejected)), where odds(y) = P(y) / (1 - P(y)) and log
 P(y) is the mean log-prob of the answer's tokens (equations 4 to 7). No reference policy.
 
-The first part, as the paper has it, is the mean negative log-likelihood of each chosen answer's
-tokens.
+The first part is, as in the paper, the mean negative log-likelihood of each chosen answer's tokens.
 
-Metrics are those of `Pairwise`; what a row is worth is its log odds. `train/nll` is the mean of
-the chosen rows' mean negative log-likelihoods, in nats a token.
+Metrics are those of `Pairwise`; the implicit reward of a row is its log odds. `train/nll` is the
+mean of the chosen rows' mean negative log-likelihoods, in nats a token.
 """
 
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ class ORPO(Pairwise):
     """Imitation of the chosen answers, and a logistic loss of log odds."""
 
     ratio_coef: NonNegative = 0.1
-    """Weight of the odds ratio's loss beside that of imitation (the paper's lambda)."""
+    """Weight of the odds ratio's loss relative to the imitation loss (the paper's lambda)."""
 
     def rewards(self, batch: Batch, logprobs_BT: Tensor) -> Tensor:
         """Log odds."""

@@ -1,21 +1,21 @@
 """Proximal Policy Optimization (PPO), arXiv:1707.06347, with advantages of arXiv:1506.02438.
 
-A critic says of each token how much reward is still to come; a token is credited with what came
-after it beyond that, over the trained tokens of its sequence only; the policy takes a clipped
-policy-gradient step, and the critic learns the returns. The critic is a network of its own, so its
-loss leaves the policy alone. Assumes that one try at a task tells enough, since the critic knows
-what to expect, and that the behaviour policy's log-probs were kept as sampled. A row's
-`token_rewards` count when all rows of a step have them, else the reward counts at the last token.
+A critic predicts the future reward at each token; the advantage of a token is what came after it
+beyond that prediction, over the trained tokens of its sequence only; the policy takes a clipped
+policy-gradient step, and the critic learns the returns. The critic is a separate network, so its
+loss does not affect the policy. Assumes that one rollout of a task is enough, since the critic
+provides the baseline, and that the behavior policy's log-probs were stored as sampled. If all rows
+of a step have `token_rewards`, these count; else the reward counts at the last token.
 
-Otherwise than in verl and Trinity-RFT, whitening divides by the standard deviation with n (the
+Unlike in verl and Trinity-RFT, whitening divides by the standard deviation with n (the
 population's) plus 1e-8, and not by the root of the variance with n - 1 plus 1e-8. Advantages here
-are sqrt(n / (n - 1)) of those, for 1,000 trained tokens 1.0005 times as large. Credit passes over
-trained tokens only, there over those of tools and padding as well.
+are sqrt(n / (n - 1)) of those, for 1,000 trained tokens 1.0005 times as large. Advantages skip
+tokens of tools and padding, which those include.
 
 Metrics: `train/value_loss` is half the mean squared error of the values;
-`train/value_clip_fraction` the share of tokens whose value moved further than may count;
-`train/explained_variance` 1 - Var(returns - values)/Var(returns) before the step, left out where
-all returns are the same.
+`train/value_clip_fraction` the share of tokens whose value changed by more than `clip_value`;
+`train/explained_variance` 1 - Var(returns - values)/Var(returns) before the step, left out if all
+returns are equal.
 """
 
 from dataclasses import dataclass, replace
@@ -40,17 +40,16 @@ class PPO(Clipped):
     unit: ClassVar[Unit] = "row"
 
     group_size: Count = 1
-    """Tries at each task."""
     gamma: Discount = 1.0
-    """What a reward counts a trained token earlier."""
+    """Discount per trained token."""
     lam: Share = 0.95
-    """How far returns are trusted over values: 1 credits with returns, 0 with the next value."""
+    """Weight of returns over values (lambda of GAE): 1 uses returns, 0 the next token's value."""
     whiten: bool = True
-    """Whether advantages are brought to mean 0 and deviation 1 over the step's trained tokens."""
+    """Whether advantages are scaled to mean 0 and deviation 1 over the step's trained tokens."""
     clip_value: Positive | None = 0.2
-    """How far a value may move from what it was before the step; None: as far as it likes."""
+    """Largest change of a value from before the step; None: no limit."""
     value_coef: NonNegative = 1.0
-    """What the critic's loss counts."""
+    """Weight of the critic's loss."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -58,7 +57,7 @@ class PPO(Clipped):
         return super().needs | {"reward", "token_rewards", "old_values", "values"}
 
     def advantage(self) -> Operator:
-        """The reward, by which rows that have none are left out; tokens are credited later."""
+        """The reward, so that rows without one are left out; `prepare` computes those of tokens."""
         return reinforce()
 
     def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
@@ -67,6 +66,7 @@ class PPO(Clipped):
         mask_N, values_N = rows.tokens["mask"], rows.tokens["old_values"]
         rewards_N = earned(rows) - self.kl.charged(rows)
         advantage_N = gae(rows, rewards_N, values_N, gamma=self.gamma, lam=self.lam)
+        # Before whitening: returns are sums of rewards, which the critic predicts.
         returns_N = (advantage_N + values_N) * (mask_N > 0)
         explained = _explained_variance(returns_N[mask_N > 0], values_N[mask_N > 0].double())
         if self.whiten:

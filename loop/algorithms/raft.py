@@ -1,7 +1,7 @@
-"""Reward-ranked fine-tuning (RAFT), arXiv:2304.06767: imitate the best try at each task.
+"""Reward-ranked fine-tuning (RAFT), arXiv:2304.06767: imitate the best rollout of each task.
 
-Try each task several times, keep the `best` of each group by reward, and take an SFT step on them;
-the other rows of the group weigh nothing. Assumes that the best of a few tries is worth imitating;
+Sample several rollouts of each task, keep the `best` of each group by reward, and take an SFT step
+on them; the other rows have weight 0. Assumes that the best of a few rollouts is worth imitating;
 `min_reward` leaves out groups whose best is not.
 
 Metrics: those of SFT.
@@ -20,19 +20,18 @@ from .sft import SFT
 
 @dataclass(frozen=True, kw_only=True)
 class RAFT(SFT):
-    """Negative log-likelihood of the best tries of each group."""
+    """Negative log-likelihood of the best rollouts of each group."""
 
     unit: ClassVar[Unit] = "group"
 
     group_size: Count = 8
-    """Tries at each task."""
     best: Count = 1
-    """How many of a group are imitated; of equal rewards the first."""
+    """Number of rollouts per group that are imitated; of equal rewards the first."""
     min_reward: float | None = None
-    """The least reward that is worth imitating; None: any."""
+    """Smallest reward that is imitated; None: any."""
 
     def advantage(self) -> Operator:
-        """1 for what is imitated; the others have none, and are left out."""
+        """1 for imitated rollouts, NULL for the others, which are left out."""
         return best_of_group(best=self.best, min_reward=self.min_reward)
 
 

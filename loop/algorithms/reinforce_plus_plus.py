@@ -1,18 +1,18 @@
 """REINFORCE++, arXiv:2501.03262.
 
-PPO without a critic: each token's advantage is the discounted sum of the rewards from it on, less
-the mean of all trained tokens of the step, in their standard deviations. The reward of an answer,
-less the baseline, is that of its last trained token; `token_rewards` count in its place where all
-rows of a step have them. A penalty to a reference policy is taken off each token's reward, as in
-the paper, with `kl: {coef: 0.01, estimator: k1, part_of: reward}`. `baseline: group_mean` is the
-paper's REINFORCE++-baseline, for several tries at each task. Assumes that rewards of all tasks are
-on one scale.
+PPO without a critic: each token's advantage is the discounted sum of the rewards from it on, minus
+the mean over all trained tokens of the step, in their standard deviations. The reward of an answer,
+minus the baseline, goes to its last trained token; if all rows of a step have `token_rewards`,
+these count instead. A KL penalty is subtracted from each token's reward, as in the paper, with `kl:
+{coef: 0.01, estimator: k1, part_of: reward}`. `baseline: group_mean` is the paper's
+REINFORCE++-baseline, for several rollouts of each task. Assumes that rewards of all tasks are on
+one scale.
 
-Otherwise than in verl and Trinity-RFT, whitening divides by the standard deviation with n (the
+Unlike in verl and Trinity-RFT, whitening divides by the standard deviation with n (the
 population's) plus 1e-8, and not by the root of the variance with n - 1 plus 1e-8. Advantages here
 are sqrt(n / (n - 1)) of those, for 1,000 trained tokens 1.0005 times as large.
 
-Metrics: `train/return` is the mean return of a token, before it is normalised.
+Metrics: `train/return` is the mean return of a token, before it is normalized.
 """
 
 from dataclasses import dataclass
@@ -29,16 +29,15 @@ from ..losses.gae import earned, gae, whitened
 
 @dataclass(frozen=True, kw_only=True)
 class ReinforcePlusPlus(Clipped):
-    """Clipped policy gradient with returns normalised over the step."""
+    """Clipped policy gradient with returns normalized over the step."""
 
     unit: ClassVar[Unit] = "row"
 
     group_size: Count = 1
-    """Tries at each task."""
     discount: Share = 1.0
-    """What a reward counts one trained token earlier (the paper's gamma)."""
+    """Discount per trained token (the paper's gamma)."""
     baseline: Literal["none", "group_mean"] = "none"
-    """What is taken off a reward before: nothing, or the mean of its group."""
+    """What is subtracted from a reward first: nothing, or the mean of its group."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -51,11 +50,13 @@ class ReinforcePlusPlus(Clipped):
         return self.baseline == "group_mean"
 
     def advantage(self) -> Operator:
-        """The reward, less the mean of its group if that is the baseline."""
+        """The reward, minus the mean of its group if that is the baseline."""
         return group_centered() if self.grouped else reinforce()
 
     def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
-        """Give each token its return, normalised over the trained tokens of the step."""
+        """Add each token's return, normalized over the trained tokens of the step."""
+        # Before `super().prepare`, which subtracts the KL penalty from the advantages of rows; here
+        # it is subtracted from the rewards of tokens, and must not count twice.
         credited = rows.with_rows(reward=rows.rows["advantage"])
         rewards_N = earned(credited) - self.kl.charged(rows)
         nothing_N = torch.zeros_like(rewards_N)

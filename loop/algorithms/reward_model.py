@@ -1,18 +1,17 @@
-"""Reward modelling: a network that gives answers scores, from preferences.
+"""Reward modeling: a network that scores answers, trained on preferences.
 
-The chance that an answer is preferred is sigmoid(score - score of the other) by the model of
-Bradley and Terry (1952), so the loss of a pair is -log sigmoid(s_chosen - s_rejected)
-(arXiv:2203.02155, equation 1). With `margin_coef`, the chosen one must be better by so much times
-the stored `margin` (arXiv:2307.09288, equation 2; a pair without a margin has none). Scores are
-free up to a constant; `center_coef` pulls their sum to 0 (arXiv:2312.09244, equation 2).
+In the model of Bradley and Terry (1952), an answer is preferred with probability sigmoid(score -
+score of the other), so the loss of a pair is -log sigmoid(s_chosen - s_rejected) (arXiv:2203.02155,
+equation 1). With `margin_coef`, the score of the chosen answer must be higher by `margin_coef`
+times the stored `margin` (arXiv:2307.09288, equation 2; a pair without one has margin 0). Scores
+are determined up to a constant; `center_coef` pulls their sum to 0 (arXiv:2312.09244, equation 2).
 
-What is trained is no policy: its weights are published as
-`AutoModelForSequenceClassification` with one label reads them. A score is read at the last token
-that is trained on.
+The trained model is not a policy: its weights are published for
+`AutoModelForSequenceClassification` with one label. A score is read at the last trained token.
 
 Metrics: `train/chosen_reward` and `train/rejected_reward` are the mean scores of chosen and
 rejected rows, `train/reward_margin` the mean of their differences, `train/accuracy` the share of
-pairs whose chosen row has the higher score, half of those whose scores are the same.
+pairs whose chosen row has the higher score, counting half of those with equal scores.
 """
 
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ class RewardModel(Algorithm):
     network: ClassVar[Literal["policy", "reward_model"]] = "reward_model"
 
     margin_coef: NonNegative = 0.0
-    """What a unit of the preference's `margin` is worth; 0 asks for no margin."""
+    """Score difference per unit of the preference's `margin`; 0: no margin."""
     center_coef: NonNegative = 0.0
     """Weight of the squared sum of a pair's scores."""
 
@@ -46,7 +45,7 @@ class RewardModel(Algorithm):
 
     def loss(self, batch: Batch, logprobs_BT: Tensor) -> Loss:
         """Logistic loss of the margin."""
-        del logprobs_BT  # it is no language model
+        del logprobs_BT  # the model is not a language model
         scores = sides(batch.rows["scores"])
         margin_P = scores.margin_P
         if self.margin_coef and "margin" in batch.rows:

@@ -1,11 +1,12 @@
 """Soft adaptive policy optimization (SAPO), arXiv:2511.20347.
 
-A smooth gate for the clip: maximise sigmoid(tau * (ratio - 1)) * 4 / tau times the advantage, whose
+A smooth gate for the clip: maximize sigmoid(tau * (ratio - 1)) * 4 / tau times the advantage, whose
 gradient is that of the policy gradient on policy and fades as the ratio leaves 1, faster for
-negative advantages, which raise many unlikely tokens at once. Assumes what GRPO does. Some weigh
-log-probabilities with the gate itself, which does not fade as the ratio grows.
+negative advantages, which raise many unlikely tokens at once. Assumes what GRPO does. Some
+implementations multiply log-probabilities by the gate itself, which does not fade as the ratio
+grows.
 
-Metrics: `train/gate` is the mean over trained tokens of what their gradient counts, 1 on policy.
+Metrics: `train/gate` is the mean weight of trained tokens in the gradient, 1 on policy.
 """
 
 from dataclasses import dataclass
@@ -21,14 +22,13 @@ from ..losses.policy_gradient import ratio
 
 @dataclass(frozen=True, kw_only=True)
 class SAPO(PolicyGradient):
-    """Policy gradient behind a soft gate."""
+    """Policy gradient with a soft gate."""
 
     tau: Positive = 1.0
-    """How fast the gate closes where the advantage is positive."""
+    """How fast the gate closes for positive advantages."""
     tau_negative: Positive = 1.05
-    """The same where it is not."""
+    """How fast it closes for other advantages."""
     aggregation: Aggregation = "seq-mean-token-mean"
-    """How losses of tokens become one number."""
 
     def advantage(self) -> Operator:
         """Reward in standard deviations above the mean of its group."""

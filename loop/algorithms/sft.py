@@ -1,9 +1,9 @@
-"""Supervised fine-tuning (SFT): maximise the log-likelihood of stored answers.
+"""Supervised fine-tuning (SFT): maximize the log-likelihood of stored answers.
 
-No credit, no reward: what is trained on is chosen by the rows that are drawn. Assumes that every
-row drawn is worth imitating. With `weighting: probability` each token counts by what the policy
-gives it, without gradient: dynamic fine-tuning (DFT, arXiv:2508.05629), which takes away that SFT,
-seen as policy gradient, rewards a token the more the less likely it is.
+Needs neither rewards nor advantages: the draw decides what is trained on. Assumes that every drawn
+row is worth imitating. With `weighting: probability` each token is weighted by its probability
+under the policy, without gradient: dynamic fine-tuning (DFT, arXiv:2508.05629). This removes the
+implicit reward of SFT, seen as policy gradient, which is higher for less likely tokens.
 
 Metrics: `train/nll` is the mean negative log-likelihood of a trained token, in nats, however it is
 weighted.
@@ -25,9 +25,9 @@ class SFT(Algorithm):
     likelihoods_at: ClassVar[float | None] = 1.0
 
     weighting: Literal["none", "probability"] = "none"
-    """What a token's loss is multiplied with: 1, or the policy's probability of it."""
+    """Factor of a token's loss: 1, or the policy's probability of it."""
     aggregation: Aggregation = "token-mean"
-    """How losses of tokens become one number."""
+    """How losses of tokens are reduced to one number."""
     norm: Positive | None = None
     """The constant of seq-mean-token-sum-norm."""
 

@@ -1,11 +1,11 @@
 """Simple preference optimization (SimPO), arXiv:2405.14734.
 
-No reference policy: a row is worth beta times the mean log-prob of its tokens, which is what
-decoding goes by, and the chosen one must be worth `gamma` more than the rejected one: the loss is
--log sigmoid(r_chosen - r_rejected - gamma) (equation 6). Nothing but a small learning rate keeps
-the policy near to what it started from.
+No reference policy: the implicit reward of a row is beta times the mean log-prob of its tokens,
+which also guides decoding, and that of the chosen row must be higher by `gamma`: the loss is -log
+sigmoid(r_chosen - r_rejected - gamma) (equation 6). Only a small learning rate keeps the policy
+near the initial one.
 
-Metrics are those of `Pairwise`; what a row is worth is beta times its mean log-prob.
+Metrics are those of `Pairwise`; the implicit reward of a row is beta times its mean log-prob.
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ class SimPO(Pairwise):
     """Logistic loss of the difference of mean log-probs, with a margin."""
 
     beta: Positive = 2.0
-    """What a nat a token is worth."""
+    """Implicit reward per nat of mean log-prob."""
     gamma: NonNegative = 1.0
-    """How much more the chosen row shall be worth; the paper's best are 0.3 to 0.8 times beta."""
+    """Target margin of the chosen row; the best values in the paper are 0.3 to 0.8 times beta."""
 
     def rewards(self, batch: Batch, logprobs_BT: Tensor) -> Tensor:
         """Mean log-prob, times beta."""

@@ -1,8 +1,8 @@
 """Softmax policy optimization with a clip (sPPO), arXiv:2108.05828.
 
 Seen as a softmax over tokens, a policy is improved by functional mirror ascent on advantage times
-log-ratio, where PPO has advantage times ratio. The ratio is kept between 1/(1 + epsilon) and
-1 + epsilon, whichever sign the advantage has. Assumes what GRPO does.
+log-ratio, where PPO has advantage times ratio. The ratio is clipped to [1 / (1 + epsilon),
+1 + epsilon], whatever the sign of the advantage. Assumes what GRPO does.
 
 Metrics: `train/clip_fraction` is the share of tokens whose ratio left that range.
 """
@@ -25,7 +25,7 @@ class SPPO(PolicyGradient):
     """How far a ratio may go: up to 1 + epsilon, and down to 1 / (1 + epsilon)."""
 
     def advantage(self) -> Operator:
-        """Reward less the mean of its group."""
+        """Reward minus the mean of its group."""
         return group_centered()
 
     def surrogate(

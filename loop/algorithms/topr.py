@@ -1,11 +1,12 @@
 """Tapered off-policy REINFORCE (TOPR), arXiv:2503.14286.
 
-Answers that did well are learned as they are, whoever wrote them. Answers that did badly count by
-pi/pi_old of the whole answer, at most 1: once the policy no longer writes them they push no
-further, which keeps training on stored rows stable. Assumes rewards on both sides of `baseline`,
-such as 1 and -1 for right and wrong. Some take each token's own ratio for the answer's.
+Answers with a positive advantage count in full, whichever policy sampled them. Those with a
+negative one are weighted by pi/pi_old of the whole answer, at most 1: once the policy no longer
+generates them, they have no effect, which keeps training on stored rows stable. Assumes rewards on
+both sides of `baseline`, such as 1 and -1 for right and wrong. Some implementations use each
+token's own ratio instead of the answer's.
 
-Metrics: `train/taper` is the mean over trained tokens of what they count.
+Metrics: `train/taper` is the mean weight of trained tokens.
 """
 
 from dataclasses import dataclass
@@ -21,19 +22,17 @@ from ..losses.batch import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class TOPR(PolicyGradient):
-    """Log-probabilities of tokens times the reward, those of bad answers tapered."""
+    """Log-probabilities of tokens times the advantage, tapered where it is negative."""
 
     unit: ClassVar[Unit] = "row"
 
     group_size: Count = 8
-    """Tries at each task."""
     baseline: float | Literal["batch_mean"] = 0.0
     """A constant, or the mean of the step's rewards."""
     aggregation: Aggregation = "seq-mean-token-sum"
-    """How losses of tokens become one number."""
 
     def advantage(self) -> Operator:
-        """Reward less the baseline."""
+        """Reward minus the baseline."""
         return reinforce(baseline=self.baseline)
 
     def surrogate(

@@ -1,4 +1,4 @@
-"""The application: OpenAI's chat and models API over policies, with everything recorded."""
+"""The FastAPI application: OpenAI's chat and models API over policies, with recording."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -14,13 +14,13 @@ from ..inference.policy import Policy
 from . import requests as form
 from .completions import Serving, about
 from .errors import RequestError
-from .header_values import of_header
-from .limits import FEEDBACK_PATH, Guard, headers_of
+from .limits import FEEDBACK_PATH, Guard
 from .metrics import CONTENT_TYPE, ServingMetrics
+from .requests import of_header
 from .sessions import Sessions, Sink
 
-Told = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-"""Takes the body of a request, and returns that of its answer."""
+FeedbackHandler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+"""Takes the body of a feedback request and returns the body of the response."""
 
 
 def create_app(
@@ -31,21 +31,19 @@ def create_app(
     token: str | None = None,
     feedback_token: str | None = None,
     answered: Iterable[str] = (),
-    feedback: Told | None = None,
+    feedback: FeedbackHandler | None = None,
     metrics: ServingMetrics | None = None,
     sessions: Sessions | None = None,
     check: Callable[[], None] | None = None,
 ) -> FastAPI:
-    """Return an application that answers with policies, and records what it answered.
+    """Return an application that answers with policies and records its answers.
 
-    One policy answers to any model's name, several to their own. `app.state.sessions` are its
-    Sessions: their turns are what rows are made of. `sink` is where they go. `feedback` answers
-    `POST /feedback`, for the bearer of `feedback_token` alone where there is one; `check` raises
-    RequestError while nothing can be recorded. Requests with the names of answers that are
-    `answered` are not answered again.
+    A single policy answers to any model name, several policies only to their own. The turns in
+    `app.state.sessions` become rows, which go to `sink`. `feedback` handles `POST /feedback`, which
+    requires `feedback_token` if one is given. `check` raises RequestError while nothing can be
+    recorded. Requests whose response names are in `answered` are not answered again.
     """
     chosen = settings or ServeConfig()
-    limits = chosen.limits
     kept = new_sessions(sink, chosen) if sessions is None else sessions
     numbers = metrics or ServingMetrics()
     serving = Serving(policies, kept, chosen, numbers, check or (lambda: None), answered=answered)
@@ -65,14 +63,14 @@ def create_app(
         Guard,
         token=token,
         feedback_token=feedback_token,
-        limits=limits,
+        limits=chosen.limits,
         refused=lambda status: numbers.refused.labels(str(status)).inc(),
     )
     return app
 
 
 def new_sessions(sink: Sink | None, settings: ServeConfig) -> Sessions:
-    """Return sessions that are bounded as a configuration says."""
+    """Return sessions with the limits of a configuration."""
     return Sessions(
         sink,
         session_bytes=settings.limits.session_bytes,
@@ -82,7 +80,7 @@ def new_sessions(sink: Sink | None, settings: ServeConfig) -> Sessions:
     )
 
 
-def _routes(app: FastAPI, serving: Serving, feedback: Told | None) -> None:
+def _routes(app: FastAPI, serving: Serving, feedback: FeedbackHandler | None) -> None:
     @app.post("/v1/chat/completions")
     @app.post("/sessions/{session_id}/v1/chat/completions")
     async def chat(request: Request, session_id: str | None = None) -> Response:
@@ -91,7 +89,8 @@ def _routes(app: FastAPI, serving: Serving, feedback: Told | None) -> None:
     @app.get("/v1/models")
     @app.get("/sessions/{session_id}/v1/models")
     async def models(session_id: str | None = None) -> Response:
-        return JSONResponse({"object": "list", "data": serving.models()})
+        data = [about(name) for name in serving.policies]
+        return JSONResponse({"object": "list", "data": data})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
@@ -101,8 +100,7 @@ def _routes(app: FastAPI, serving: Serving, feedback: Told | None) -> None:
     @app.delete("/sessions/{session_id}")
     async def end(session_id: str) -> Response:
         ended = await serving.sessions.end(session_id)
-        turns = 0 if ended is None else len(ended.turns)
-        return JSONResponse({"session_id": session_id, "turns": turns})
+        return JSONResponse({"session_id": session_id, "turns": len(ended.turns) if ended else 0})
 
     @app.post(FEEDBACK_PATH)
     async def rate(request: Request) -> Response:
@@ -124,21 +122,20 @@ def _routes(app: FastAPI, serving: Serving, feedback: Told | None) -> None:
         return Response(serving.metrics.text(), media_type=CONTENT_TYPE)
 
 
-async def _json(told: Awaitable[dict[str, Any]]) -> Response:
-    return JSONResponse(await told)
+async def _json(body: Awaitable[dict[str, Any]]) -> Response:
+    return JSONResponse(await body)
 
 
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(RequestError)
     async def refused(request: Request, error: RequestError) -> Response:
-        return JSONResponse(error.body, error.status, headers=headers_of(error))
+        return error.response()
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
-        message = RequestError(f"{error.detail}: {request.url.path:.200}", status=error.status_code)
-        return JSONResponse(message.body, error.status_code)
+        message = f"{error.detail}: {request.url.path:.200}"
+        return RequestError(message, status=error.status_code).response()
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        message = RequestError("the server failed; its log says why", status=500)
-        return JSONResponse(message.body, 500)
+        return RequestError("the server failed; its log says why", status=500).response()

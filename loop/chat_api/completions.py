@@ -1,4 +1,4 @@
-"""Answers requests: reads them, asks a policy, has the turns recorded, and says what came of it."""
+"""Handle chat requests: parse, sample from a policy, record the turns, and respond."""
 
 import asyncio
 import logging
@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
 
 from ...store.records import Message
 from ..config.serve import ServeConfig
@@ -19,12 +18,11 @@ from ..inference.token_stream import TokenStream, streaming_to
 from . import requests as form
 from . import responses
 from .errors import RequestError
-from .header_values import of_header
 from .idempotency import Retries, Retry, retry_of
-from .limits import RequestLimiter, headers_of
+from .limits import RequestLimiter
 from .metrics import ServingMetrics
 from .replies import PATIENCE_SECONDS, ChatExchange, Stream, whole
-from .requests import Asked
+from .requests import ChatRequest, of_header
 from .sessions import Session, Sessions, with_own_calls
 
 _log = logging.getLogger(__name__)
@@ -32,7 +30,7 @@ _STATUS = {"context_overflow": 400, "template_error": 400, "timeout": 504, "engi
 
 
 class Serving:
-    """Answers requests: one policy, or several by their names."""
+    """Answers requests with one policy, or with several by name."""
 
     def __init__(
         self,
@@ -44,44 +42,40 @@ class Serving:
         *,
         answered: Iterable[str] = (),
     ) -> None:
-        """Serve; `answered` are the names of answers that an earlier server gave."""
+        """Serve policies; `answered` are the names of responses of an earlier server."""
         named = policies if isinstance(policies, Mapping) else {"policy": policies}
-        self._policies, self._any = dict(named), not isinstance(policies, Mapping)
+        self.policies, self._any = dict(named), not isinstance(policies, Mapping)
         self.sessions, self._settings, self.metrics = sessions, settings, metrics
         self.check = check
-        self._places = RequestLimiter(settings.limits)
+        self._limiter = RequestLimiter(settings.limits)
         self._retries = Retries(answered, most_bytes=settings.limits.retry_bytes)
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a place."""
-        return self._places.waiting
-
-    def models(self) -> list[dict[str, Any]]:
-        """Return what is served."""
-        return [about(name) for name in self._policies]
+        """The number of queued requests."""
+        return self._limiter.waiting
 
     def policy(self, name: str | None) -> tuple[str, Policy]:
-        """Return a policy by its name; the first where a request names none."""
-        first = next(iter(self._policies))
-        found = name if name in self._policies else first if self._any or name is None else None
+        """Return a policy by its name, or the first one if the request names none."""
+        first = next(iter(self.policies))
+        found = name if name in self.policies else first if self._any or name is None else None
         if found is None:
-            known = ", ".join(self._policies)
-            message = f"there is no model `{name:.100}`; there is {known}"
+            known = ", ".join(self.policies)
+            message = f"unknown model `{name:.100}`; this server has {known}"
             raise RequestError(message, param="model", code="model_not_found", status=404)
-        return (name or found) if self._any else found, self._policies[found]
+        return (name or found) if self._any else found, self.policies[found]
 
     async def body(self, request: Request) -> bytes:
-        """Read a body that is not kept."""
-        with self._places.holding() as held:
+        """Read a body whose bytes count only while it is read."""
+        with self._limiter.holding() as held:
             return await held.read(request.stream())
 
     async def measured(self, path: str, answer: Awaitable[Response]) -> Response:
-        """Count an answer, and make errors of ours answers."""
+        """Count a response, and turn RequestError into one."""
         try:
             made = await answer
         except RequestError as error:
-            made = JSONResponse(error.body, error.status, headers=headers_of(error))
+            made = error.response()
         except Exception:
             self.metrics.responses.labels(path, "500").inc()
             raise
@@ -89,11 +83,11 @@ class Serving:
         return made
 
     async def chat(self, request: Request, session_id: str | None) -> Response:
-        """Answer one request for completions."""
+        """Answer a chat completion request."""
         began = time.perf_counter()
         self.check()
         with ExitStack() as holds:
-            held = holds.enter_context(self._places.holding())
+            held = holds.enter_context(self._limiter.holding())
             body = await held.read(request.stream())
             asked = form.read_chat(form.parse(body))
             name, policy = self.policy(asked.model)
@@ -102,12 +96,13 @@ class Serving:
             exchange = ChatExchange(asked, name, token_text(policy), len(body), began, listener)
             retry = retry_of(request, asked, body)
             if retry is not None:
-                exchange.id = retry.response_id
-            work = asyncio.create_task(self._once(exchange, retry, policy, session, group))
+                exchange.id = retry.response_id  # stable, so that a restarted server knows it
+            work = asyncio.create_task(self._answer(exchange, retry, policy, session, group))
             await self._wait(request, work, listener)
             if listener is not None and listener.is_begun:
                 self.metrics.first_token.observe(time.perf_counter() - began)
             if listener is not None and not work.done():
+                # The stream takes over the budget of the body, and releases it when it ends.
                 return Stream(exchange, listener, work, self.metrics, holds.pop_all().close)
         work.result()
         return whole(exchange, self.metrics)
@@ -115,9 +110,9 @@ class Serving:
     async def _wait(
         self, request: Request, work: "asyncio.Task[None]", listener: TokenStream | None
     ) -> None:
-        """Wait for an answer, or for its beginning where somebody listens, but not for too long.
+        """Wait for an answer; if it is streamed, only for its first token or for a while.
 
-        It is given up when its client goes away.
+        The request is cancelled when its client disconnects.
         """
         left = asyncio.create_task(_gone(request))
         begun = [] if listener is None else [asyncio.create_task(listener.changed())]
@@ -136,7 +131,7 @@ class Serving:
             for one in (left, *begun):
                 one.cancel()
 
-    async def _once(
+    async def _answer(
         self,
         exchange: ChatExchange,
         retry: Retry | None,
@@ -145,25 +140,22 @@ class Serving:
         group_id: str | None,
     ) -> None:
         async with self._retries.once(exchange, retry) as is_first:
-            if is_first:
-                await self._answer(exchange, policy, session_id, group_id)
-
-    async def _answer(
-        self, exchange: ChatExchange, policy: Policy, session_id: str | None, group_id: str | None
-    ) -> None:
-        asked = exchange.asked
-        with self.sessions.request(session_id, group_id) as session:
-            exchange.session_id = session.id
-            messages = session.as_recorded(asked.messages)
-            async with self._places.place():
-                began = time.perf_counter()
-                with streaming_to(exchange.listener):
-                    sampled = await _generate(policy, asked, messages, session)
-                exchange.engine_seconds = time.perf_counter() - began
-            completions = [with_own_calls(one, exchange.id, i) for i, one in enumerate(sampled)]
-            exchange.sampled(completions)
-            self._count(exchange.model, completions)
-            await to_its_end(self._record(exchange, session, messages))
+            if not is_first:
+                return
+            with self.sessions.request(session_id, group_id) as session:
+                exchange.session_id = session.id
+                messages = session.as_recorded(exchange.asked.messages)
+                async with self._limiter.slot():
+                    began = time.perf_counter()
+                    with streaming_to(exchange.listener):
+                        sampled = await _generate(policy, exchange.asked, messages, session)
+                    exchange.engine_seconds = time.perf_counter() - began
+                # Before recording: it raises if the client was already streamed a different text.
+                exchange.sampled(
+                    [with_own_calls(one, exchange.id, i) for i, one in enumerate(sampled)]
+                )
+                self._count(exchange.model, exchange.completions)
+                await to_its_end(self._record(exchange, session, messages))
 
     async def _record(
         self, exchange: ChatExchange, session: Session, messages: Sequence[Message]
@@ -179,38 +171,38 @@ class Serving:
         exchange.recorded = time.perf_counter()
 
     def _count(self, name: str, completions: Sequence[Completion]) -> None:
-        message = responses.usage(completions)
-        self.metrics.tokens.labels(name, "prompt").inc(message["prompt_tokens"])
-        self.metrics.tokens.labels(name, "sampled").inc(message["completion_tokens"])
+        usage = responses.usage(completions)
+        self.metrics.tokens.labels(name, "prompt").inc(usage["prompt_tokens"])
+        self.metrics.tokens.labels(name, "sampled").inc(usage["completion_tokens"])
         for one in completions:
             self.metrics.finished.labels(name, one.finish_reason).inc()
         self.metrics.turns.inc(len(completions))
 
     def gauge(self) -> None:
-        """Note how things stand now."""
+        """Set the gauges to their current values."""
         numbers, sessions = self.metrics, self.sessions
-        numbers.running.set(self._places.running)
-        numbers.waiting.set(self._places.waiting)
+        numbers.running.set(self._limiter.running)
+        numbers.waiting.set(self._limiter.waiting)
         numbers.sessions.set(len(sessions))
         numbers.session_bytes.set(sessions.nbytes)
-        for name, policy in self._policies.items():
+        for name, policy in self.policies.items():
             numbers.version.labels(name).set(policy.version or 0)
 
     async def sweep(self) -> None:
-        """End sessions that rest, now and then, for as long as the server runs."""
-        tick = asyncio.Event()  # nobody sets it: the timeout is the clock
+        """End idle sessions at intervals, for as long as the server runs."""
+        tick = asyncio.Event()  # never set: the timeout is the clock
         pause = min(5.0, self._settings.session_idle_timeout / 4)
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(tick.wait(), pause)
             try:
                 await self.sessions.sweep()
-            except Exception:  # noqa: BLE001 - the next sweep tries again
-                _log.exception("sessions that rest could not be ended")
+            except Exception:  # noqa: BLE001 - the next sweep repeats it
+                _log.exception("idle sessions could not be ended")
 
 
 async def _generate(
-    policy: Policy, asked: Asked, messages: list[Any], session: Session
+    policy: Policy, asked: ChatRequest, messages: list[Any], session: Session
 ) -> list[Completion]:
     default = getattr(policy, "sampling", None) or Sampling()
     seeded = replace(default, seed=secrets.randbits(48))
@@ -239,7 +231,7 @@ def _refusal(error: PolicyError) -> RequestError:
 
 
 async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for work that is finished also when nobody wants to know any more."""
+    """Wait for work that is completed even if the caller is cancelled."""
     task = asyncio.create_task(work)
     try:
         await asyncio.shield(task)
@@ -249,13 +241,13 @@ async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _gone(request: Request) -> None:
-    """Return when the client has gone away."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _names(request: Request, session_id: str | None, asked: Asked) -> tuple[str | None, str | None]:
-    """Return the session and group of a request: of its path, its headers, or its body."""
+def _names(
+    request: Request, session_id: str | None, asked: ChatRequest
+) -> tuple[str | None, str | None]:
     headers = request.headers
     named = form.identifier(session_id or None, "session_id")
     return (
@@ -265,11 +257,11 @@ def _names(request: Request, session_id: str | None, asked: Asked) -> tuple[str 
 
 
 def token_text(policy: Policy) -> responses.TokenText:
-    """Return what tells a token's text; where the policy cannot, its number stands for it."""
+    """Return a function from tokens to text, or to their numbers without a tokenizer."""
     text = getattr(getattr(policy, "inner", policy), "text", None)
     return (lambda token: text([token])) if text else (lambda token: f"token_id:{token}")
 
 
 def about(name: str) -> dict[str, Any]:
-    """Return what is told of a model."""
+    """Return the description of a model."""
     return {"id": name, "object": "model", "created": 0, "owned_by": "rlake"}

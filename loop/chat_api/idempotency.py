@@ -1,7 +1,7 @@
-"""Requests that come again: whoever tries again gets the answer that was given, and makes no row.
+"""Idempotent requests: a retry gets the earlier answer and adds no row.
 
-A request has the key of its `Idempotency-Key`, or else the id that its client gave it together
-with its body. Answers are kept in memory, bounded in bytes; that there was one, for longer.
+A request is identified by its `Idempotency-Key`, or else by its client's request id together with
+its body. Answers are kept in memory up to a number of bytes, their names for longer.
 """
 
 import asyncio
@@ -16,29 +16,28 @@ from fastapi import Request
 from ...store.ids import content_id
 from ..inference.policy import Completion
 from .errors import RequestError
-from .header_values import of_header
 from .replies import ChatExchange
-from .requests import Asked
+from .requests import ChatRequest, of_header
 from .sessions import nbytes_of
 
 PREFIX = "chatcmpl-once-"
-"""How the names of answers to requests with a key begin."""
+"""The prefix of response names for requests with a key."""
 MOST_KNOWN = 100_000
-"""Answers of which it is remembered that they were given."""
+"""Most response names that are kept."""
 
 
 @dataclass(frozen=True)
 class Retry:
-    """What tells that a request came before."""
+    """The identity of a request that may be retried."""
 
     response_id: str
-    said: str
-    """Stands for all that it asks; the same when it is tried again."""
+    digest: str
+    """Of the request; a retry has the same."""
 
 
 @dataclass
 class _Given:
-    said: str
+    digest: str
     session_id: str
     created: int
     completions: list[Completion]
@@ -51,23 +50,23 @@ class _First:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-def retry_of(request: Request, asked: Asked, body: bytes) -> Retry | None:
-    """Return what tells a request from others; None when its client gives it no name."""
+def retry_of(request: Request, asked: ChatRequest, body: bytes) -> Retry | None:
+    """Return the identity of a request, or None if its client did not name it."""
     key = of_header(request.headers, "Idempotency-Key")
     name = of_header(request.headers, "X-Request-Id") or asked.request_id
     if key is None and name is None:
         return None
     names = [request.headers.get(name, "") for name in ("x-session-id", "x-group-id")]
-    said = content_id(request.url.path, *names, body.decode("utf-8", "replace"))
-    parts = ("key", key) if key is not None else ("request", name, said)
-    return Retry(PREFIX + content_id(*parts, length=24), said)
+    digest = content_id(request.url.path, *names, body.decode("utf-8", "replace"))
+    parts = ("key", key) if key is not None else ("request", name, digest)
+    return Retry(PREFIX + content_id(*parts, length=24), digest)
 
 
 class Retries:
-    """The answers that were given to requests with a key."""
+    """The answers to requests with a key."""
 
     def __init__(self, known: Iterable[str] = (), *, most_bytes: int) -> None:
-        """Begin with the names of answers that an earlier server gave."""
+        """Start with the names of the responses of an earlier server."""
         self._known = dict.fromkeys(known)
         self._given: OrderedDict[str, _Given] = OrderedDict()
         self._under_way: dict[str, _First] = {}
@@ -75,14 +74,15 @@ class Retries:
 
     @asynccontextmanager
     async def once(self, exchange: ChatExchange, retry: Retry | None) -> AsyncIterator[bool]:
-        """Tell whether a request is to be answered; if not, the exchange has the answer.
+        """Yield whether a request must be answered; otherwise the exchange has the answer.
 
-        One that comes while the same is answered waits for it. Raises RequestError when the answer
-        is not known any more, or when the key was another request's.
+        A retry of a request that is being answered waits for it. Raises RequestError if the answer
+        was removed from memory, or if the key belongs to a different request.
         """
         if retry is None:
             yield True
             return
+        # A loop: if the first request fails, one of those waiting answers and the rest wait again.
         while (first := self._under_way.get(retry.response_id)) is not None:
             exchange.session_id = first.exchange.session_id
             await first.ended.wait()
@@ -93,7 +93,7 @@ class Retries:
         try:
             yield True
         finally:
-            if exchange.recorded:
+            if exchange.recorded:  # kept before those who wait are woken up
                 self._keep(exchange, retry)
             del self._under_way[retry.response_id]
             mine.ended.set()
@@ -102,14 +102,14 @@ class Retries:
         given = self._given.get(retry.response_id)
         if given is None:
             if retry.response_id in self._known:
-                message = "was answered before, and is stored; its answer is not kept any more"
                 raise RequestError(
-                    f"this request {message}: see the row with the response `{retry.response_id}`",
+                    "this request was answered before, and its answer was removed from memory; see "
+                    f"the row with the response `{retry.response_id}`",
                     code="already_answered",
                     status=409,
                 )
             return False
-        if given.said != retry.said:
+        if given.digest != retry.digest:
             message = "the `Idempotency-Key` was given with another request; take a new one"
             raise RequestError(message, code="idempotency_key_reused", status=422)
         self._given.move_to_end(retry.response_id)
@@ -122,7 +122,7 @@ class Retries:
     def _keep(self, exchange: ChatExchange, retry: Retry) -> None:
         nbytes = 1024 + sum(map(nbytes_of, exchange.completions))
         self._given[retry.response_id] = _Given(
-            retry.said, exchange.session_id, exchange.created, exchange.completions, nbytes
+            retry.digest, exchange.session_id, exchange.created, exchange.completions, nbytes
         )
         self._nbytes += nbytes
         self._known[retry.response_id] = None

@@ -1,9 +1,8 @@
-"""What is refused before anything is read or worked on: strangers, bodies too large, too many."""
+"""Access control, size limits and queueing of requests, before anything is read or sampled."""
 
 import asyncio
 import hmac
 import ipaddress
-import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -13,7 +12,7 @@ from ..config.serve import LimitsConfig
 from .errors import RequestError
 
 OPEN_PATHS = ("/health",)
-"""What anybody may ask."""
+"""Paths that need no token."""
 FEEDBACK_PATH = "/feedback"
 _RETRY_SECONDS = 1.0
 
@@ -21,10 +20,10 @@ Scope = dict[str, Any]
 
 
 class Guard:
-    """The outermost application: lets in who has the token, with bodies that are not too large.
+    """The outermost ASGI middleware: checks the token and the size of the body.
 
-    Without a token, only requests that a web page cannot make are let in: their host is loopback,
-    and their body is JSON. With a token for feedback, feedback needs that one and no other.
+    Without a token it admits only requests that a web page of another site cannot send: to a
+    loopback host, with a JSON body. A separate feedback token replaces the token for feedback.
     """
 
     def __init__(
@@ -37,17 +36,17 @@ class Guard:
         refused: Any,
     ) -> None:
         self._app, self._limits, self._refused = app, limits, refused
-        self._token = None if token is None else token.encode()
-        self._feedback_token = None if feedback_token is None else feedback_token.encode()
+        self._token, self._feedback_token = token, feedback_token
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Answer, or hand the request on."""
+        """Refuse the request, or pass it on."""
         if scope["type"] == "http":
             try:
                 self._check(scope)
             except RequestError as error:
                 self._refused(error.status)
-                await send_error(send, error)
+                # The rest of the request is not read, so the connection cannot be used again.
+                await error.response(Connection="close")(scope, receive, send)
                 return
         elif scope["type"] != "lifespan":  # no websockets here
             return
@@ -75,14 +74,15 @@ def _check_path(scope: Scope) -> None:
         raise RequestError("the path must be percent-encoded UTF-8") from None
 
 
-def _check_token(given: bytes, token: bytes) -> None:
-    kind, _, said = given.partition(b" ")
-    if kind.lower() != b"bearer" or not hmac.compare_digest(said.strip(), token):
+def _check_token(given: bytes, token: str) -> None:
+    kind, _, sent = given.partition(b" ")
+    # `compare_digest` takes constant time, so that timing does not reveal the token.
+    if kind.lower() != b"bearer" or not hmac.compare_digest(sent.strip(), token.encode()):
         raise RequestError("the token is missing or wrong", status=401, code="invalid_api_key")
 
 
 def _check_local(scope: Scope, headers: dict[bytes, bytes]) -> None:
-    """Refuse what the page of another site may have sent through somebody's browser."""
+    """Refuse requests that a page of another site could send through a user's browser."""
     host = headers.get(b"host", b"").decode("latin-1")
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     if not is_loopback(name.strip("[]")):
@@ -94,7 +94,7 @@ def _check_local(scope: Scope, headers: dict[bytes, bytes]) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host is this machine, which nobody else reaches.
+    """Return whether a host is the loopback interface of this machine.
 
     >>> is_loopback("localhost"), is_loopback("127.0.0.2"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -106,31 +106,15 @@ def is_loopback(host: str) -> bool:
 
 
 def too_large(limits: LimitsConfig) -> RequestError:
-    """Return the error for a body that is longer than it may be."""
+    """Return the error for a body that is too long."""
     return RequestError(f"a body has at most {limits.max_body_bytes:,} bytes", status=413)
 
 
-async def send_error(send: Any, error: RequestError) -> None:
-    """Answer with an error, and close: whatever else was sent is not read."""
-    body = json.dumps(error.body).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-        *((name.lower().encode(), value.encode()) for name, value in headers_of(error).items()),
-    ]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-def headers_of(error: RequestError) -> dict[str, str]:
-    """Return the headers that belong to an error."""
-    found = {} if error.retry_after is None else {"Retry-After": f"{error.retry_after:.0f}"}
-    return found | ({"WWW-Authenticate": "Bearer"} if error.status == 401 else {})
-
-
 class RequestLimiter:
-    """Bounds the requests under way, those that wait for a place, and the bytes of their bodies."""
+    """Bounds the requests that run, those in the queue, and the bytes of their bodies.
+
+    uvicorn's `limit_concurrency` has no queue: it would refuse what can be answered a moment later.
+    """
 
     def __init__(self, limits: LimitsConfig) -> None:
         self._limits = limits
@@ -140,17 +124,17 @@ class RequestLimiter:
         self._bytes = 0
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Hold a place; RequestError when too many wait, or none becomes free in time."""
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold a slot. Raises RequestError if the queue is full or no slot is free in time."""
         if self.waiting >= self._limits.max_queued_requests and self._free.locked():
-            message = f"{self.waiting} requests wait already; try again"
+            message = f"{self.waiting} requests are waiting already; try again"
             raise RequestError(message, status=429, retry_after=_RETRY_SECONDS)
         self.waiting += 1
         try:
             async with asyncio.timeout(self._limits.wait_seconds):
                 await self._free.acquire()
         except TimeoutError:
-            message = f"no place became free in {self._limits.wait_seconds:g} s; try again"
+            message = f"no engine became free in {self._limits.wait_seconds:g} s; try again"
             raise RequestError(message, status=503, retry_after=_RETRY_SECONDS) from None
         finally:
             self.waiting -= 1
@@ -163,7 +147,7 @@ class RequestLimiter:
 
     @contextmanager
     def holding(self) -> Iterator["BodyBudget"]:
-        """Count the bytes of a body for as long as it is held."""
+        """Count the bytes of a body while it is in memory."""
         held = BodyBudget(self, self._limits)
         try:
             yield held
@@ -171,7 +155,7 @@ class RequestLimiter:
             self.take(-held.nbytes)
 
     def take(self, nbytes: int) -> None:
-        """Count bytes; RequestError when there are too many."""
+        """Count bytes. Raises RequestError if there are too many."""
         if nbytes > 0 and self._bytes + nbytes > self._limits.max_total_body_bytes:
             message = "too many bytes are being read; try again"
             raise RequestError(message, status=503, retry_after=_RETRY_SECONDS)
@@ -179,21 +163,21 @@ class RequestLimiter:
 
 
 class BodyBudget:
-    """The body of one request, while it is read."""
+    """The body of one request while it is read."""
 
-    def __init__(self, places: RequestLimiter, limits: LimitsConfig) -> None:
-        self._places, self._limits = places, limits
+    def __init__(self, limiter: RequestLimiter, limits: LimitsConfig) -> None:
+        self._limiter, self._limits = limiter, limits
         self.nbytes = 0
 
     async def read(self, parts: AsyncIterator[bytes]) -> bytes:
-        """Return a body; RequestError when it is too long, or takes too long."""
+        """Return a body. Raises RequestError if it is too long or takes too long."""
         found: list[bytes] = []
         try:
             async with asyncio.timeout(self._limits.body_seconds):
                 async for part in parts:
                     if self.nbytes + len(part) > self._limits.max_body_bytes:
                         raise too_large(self._limits)
-                    self._places.take(len(part))
+                    self._limiter.take(len(part))
                     self.nbytes += len(part)
                     found.append(part)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""One recording: clients for an agent to ask, and the rows that become of what it asked."""
+"""Recordings: OpenAI clients for an agent, and the rows of its requests."""
 
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from ...store.errors import JobError, missing_extra
 from ...store.records import Experience, Task
-from ..inference.background import run_on
+from ..inference.event_loop import run_on
 from ..inference.policy import Policy, PolicyError, Turn
 from ..trajectories.trajectory import to_experiences
 from .router import ROUTER, Route, application, server
@@ -19,29 +19,27 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
 MODEL = "policy"
-"""What the model is called; any other name does as well."""
+"""The name of the model; any other name works as well."""
 
 
 @asynccontextmanager
 async def record(
-    policy: Policy,
-    task: Task | None = None,
-    *,
-    heeds: Collection[str] = ("max_tokens", "stop"),
+    policy: Policy, task: Task | None = None, *, heeds: Collection[str] = ("max_tokens", "stop")
 ) -> AsyncIterator["Recording"]:
-    """Let an agent ask a policy through OpenAI clients, and keep what it asked.
+    """Record an agent's requests to a policy, which it makes through OpenAI clients.
 
-    As a workflow, which may return rows, a reward, or nothing, as any other:
+    In a workflow, which may return rows, a reward, or nothing:
 
     >>> async def my_workflow(task, policy):
     ...     async with record(policy, task) as session:
     ...         answer = await my_agent(session.client, task.prompt_text)
     ...     return float(answer == task.answer)
 
-    Tokens are sampled as the run says, whatever the agent asks for: an agent that asks for
-    temperature 0 would be the same in all tries. `heeds` names what of Sampling is as it asks.
+    Tokens are sampled with the run's settings, not the agent's: an agent that asks for temperature
+    0 would give the same answer in all rollouts. `heeds` names the fields of Sampling that the
+    agent may set.
 
-    An agent that fails because the policy did fails with the policy's own error.
+    If the agent fails because the policy failed, the policy's own error is raised.
     """
     recording = Recording(policy, task, heeds)
     try:
@@ -57,29 +55,29 @@ async def record(
 
 
 class Recording:
-    """An agent's run; made by `record`, and open until its block ends."""
+    """The recording of an agent; made by `record`, and open until its block ends."""
 
     model = MODEL
 
     def __init__(self, policy: Policy, task: Task | None, heeds: Collection[str]) -> None:
         self.session_id = uuid4().hex
-        """Names the session, in its addresses and in the column of rows."""
+        """The name of the session in its URLs and in the column of the rows."""
         self.task = task
         self._route = ROUTER.routes[self.session_id] = Route(policy, heeds)
 
     @property
     def turns(self) -> list[Turn]:
-        """What was asked and answered so far."""
+        """The turns so far."""
         return self._route.turns
 
     @property
     def failure(self) -> PolicyError | None:
-        """Why the last request got no answer; None when it got one."""
+        """The error of the last request, or None."""
         return self._route.failure
 
     @cached_property
     def client(self) -> "AsyncOpenAI":
-        """A client of the package `openai`, which asks in this process, without a network."""
+        """An async client of the package `openai` that stays in this process, without a network."""
         return _openai().AsyncOpenAI(
             base_url=f"http://localhost/sessions/{self.session_id}/v1",
             api_key="none",
@@ -89,7 +87,7 @@ class Recording:
 
     @cached_property
     def http_client(self) -> "AsyncClient":
-        """What `client` speaks through, for frameworks that make their own."""
+        """The HTTP client of `client`, for frameworks that make their own OpenAI client."""
         _openai()
         import httpx2
 
@@ -97,28 +95,28 @@ class Recording:
 
     @cached_property
     def sync_client(self) -> "OpenAI":
-        """A client that blocks, over HTTP on loopback; for agents that run in another thread."""
+        """A blocking client, over HTTP on loopback; for agents that run in another thread."""
         return _openai().OpenAI(base_url=self.base_url, api_key=self.api_key, max_retries=0)
 
     @property
     def base_url(self) -> str:
-        """The address, on loopback, for agents that ask for one, in this process or another.
+        """The URL on loopback, for agents in this process or another.
 
-        The first that asks for it starts the server. The event loop must be free to answer.
+        The first access starts the server. The event loop must be free to answer.
         """
         self._route.is_remote = True
         return f"{server().address}/sessions/{self.session_id}/v1"
 
     @property
     def api_key(self) -> str:
-        """The key for `base_url`; only who has it is answered."""
+        """The key that `base_url` requires."""
         return server().token
 
     def rows(self, *, reward: float | None = None, **columns: Any) -> list[Experience]:
-        """Return the rows that the turns so far are; with several, each has the reward.
+        """Return the turns so far as rows; if there are several, each has the reward.
 
-        Turns whose tokens continue each other are one row. Without a task, its task is what was
-        asked first. Raises JobError when nothing was asked.
+        Turns whose tokens continue each other share a row. Without a task, the first prompt is the
+        task. Raises JobError if the agent made no request.
         """
         if not self.turns:
             raise JobError(
@@ -129,8 +127,10 @@ class Recording:
         return [replace(row, **given) for row in to_experiences(task, self.turns)]
 
     async def close(self) -> None:
-        """End the session: nothing is answered any more."""
+        """End the session; later requests are refused."""
+        # First, so that a request that arrives during the awaits below is refused.
         ROUTER.routes.pop(self.session_id, None)
+        # `__dict__` has a cached property only if it was used; access would create the client.
         if "http_client" in self.__dict__:
             await self.http_client.aclose()
             await application().end(self.session_id)
@@ -144,5 +144,5 @@ def _openai() -> Any:
     try:
         import openai
     except ModuleNotFoundError as error:
-        raise missing_extra("openai", "agents") from error
+        raise missing_extra("openai", "serve") from error
     return openai

@@ -1,4 +1,4 @@
-"""One request and what it comes to, sent whole, or piece by piece while it is sampled."""
+"""A request and its response, sent whole or streamed while it is sampled."""
 
 import asyncio
 import logging
@@ -14,43 +14,43 @@ from ..inference.policy import Completion, PolicyError
 from ..inference.token_stream import TokenStream
 from . import responses
 from .errors import RequestError
-from .header_values import for_header
 from .metrics import ServingMetrics
-from .requests import Asked
+from .requests import ChatRequest, for_header
 from .sessions import new_key
 
+_EVENTS = "text/event-stream"
 PATIENCE_SECONDS = 10.0
-"""A streamed answer that says nothing for longer sends a comment, so that nobody hangs up."""
+"""After this long without a token, a stream sends a comment, so that clients do not time out."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class ChatExchange:
-    """One request, and what is known of its answer so far."""
+    """A request and its answer so far."""
 
-    asked: Asked
+    asked: ChatRequest
     model: str
     token_text: responses.TokenText
     nbytes: int
-    """Of the request's body."""
+    """The size of the request's body."""
     began: float
     listener: TokenStream | None = None
-    """Hears the answer while it is sampled; None: it is sent whole."""
+    """Receives the answer while it is sampled; None if it is sent whole."""
     id: str = field(default_factory=lambda: f"chatcmpl-{new_key()}")
     created: int = field(default_factory=lambda: int(time.time()))
     session_id: str = ""
-    """The name of its session, from when it is worked on."""
+    """The name of its session, once it is being answered."""
     completions: list[Completion] = field(default_factory=list)
-    """What is recorded."""
+    """The completions that are recorded."""
     left: list[str] = field(default_factory=list)
-    """What was not told of their contents while they were sampled."""
+    """The rest of each text that was not streamed during sampling."""
     engine_seconds: float = 0.0
     recorded: float = 0.0
-    """When they were recorded, as perf_counter says it."""
+    """When they were recorded, by `perf_counter`; 0 before."""
 
     def sampled(self, completions: list[Completion]) -> None:
-        """Take what is to be recorded; RequestError when something else was told of it."""
+        """Set the completions; raise RequestError if a different text was already streamed."""
         self.completions = completions
         contents = [responses.content(one) for one in completions]
         try:
@@ -58,17 +58,20 @@ class ChatExchange:
         except PolicyError as error:
             raise RequestError(str(error), status=500) from error
 
+    def head(self, kind: str) -> dict[str, Any]:
+        """Return the fields that all responses of a kind begin with."""
+        made = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return made | {"session_id": self.session_id}
+
     def chunks(self) -> responses.Chunks:
-        """Return what makes the pieces of its answer."""
-        return responses.Chunks(
-            self.id, self.created, self.asked, self.model, session_id=self.session_id
-        )
+        """Return the builder of the streamed chunks."""
+        return responses.Chunks(self.head("chat.completion.chunk"), self.asked, self.token_text)
 
     def observe(self, metrics: ServingMetrics, seconds: float) -> float:
-        """Note how long it took, so many seconds of them to make its answer; return our share.
+        """Record the total time, and record and return the server's overhead.
 
-        Of a streamed answer that is the time until it was recorded that the engine did not take,
-        and what its pieces took to make: how fast a client reads is none of our doing.
+        The overhead is the time until recording, without the engine's time, plus `seconds` for
+        encoding the response. How fast a client reads does not count.
         """
         overhead = max(0.0, self.recorded - self.began - self.engine_seconds) + seconds
         metrics.seconds.observe(time.perf_counter() - self.began)
@@ -77,7 +80,7 @@ class ChatExchange:
 
 
 def whole(exchange: ChatExchange, metrics: ServingMetrics) -> Response:
-    """Return an answer that is there."""
+    """Return a complete answer as a response."""
     made = _whole(exchange)
     overhead = exchange.observe(metrics, time.perf_counter() - exchange.recorded)
     made.headers["x-rlake-overhead-ms"] = f"{1000 * overhead:.3f}"
@@ -86,29 +89,22 @@ def whole(exchange: ChatExchange, metrics: ServingMetrics) -> Response:
 
 
 def _whole(exchange: ChatExchange) -> Response:
-    texts = exchange.token_text
     if exchange.asked.is_streamed:
         contents = [responses.content(one) for one in exchange.completions]
         chunks = exchange.chunks()
-        end = chunks.end(exchange.completions, contents, token_text=texts)
+        end = chunks.end(exchange.completions, contents)
         return Response(_events([*chunks.begin(), *end, "[DONE]"]), media_type=_EVENTS)
-    message = responses.response(
-        exchange.id,
-        exchange.created,
-        exchange.asked,
-        exchange.model,
-        exchange.completions,
-        token_text=texts,
-        session_id=exchange.session_id,
+    head = exchange.head("chat.completion")
+    return JSONResponse(
+        responses.response(head, exchange.asked, exchange.completions, exchange.token_text)
     )
-    return JSONResponse(message)
 
 
 class Stream(StreamingResponse):
-    """An answer that is sent while it is sampled.
+    """A response that is sent while it is sampled.
 
-    Its last piece comes when it is recorded. What goes wrong before is told as an event, since
-    there is a status already, and nothing follows it. When the client goes away, it is given up.
+    The last chunk follows recording. An earlier error is sent as the final event, since the status
+    was already sent. Sampling is cancelled if the client disconnects.
     """
 
     def __init__(
@@ -119,7 +115,7 @@ class Stream(StreamingResponse):
         metrics: ServingMetrics,
         ended: Callable[[], None],
     ) -> None:
-        """Send what `work` comes to; `ended` is called when nothing more is sent."""
+        """Stream the result of `work`; `ended` is called after the last byte."""
         super().__init__(
             self._sent(),
             media_type=_EVENTS,
@@ -130,10 +126,11 @@ class Stream(StreamingResponse):
         self._chunks = exchange.chunks()
         self._is_begun = False
         self._seconds = 0.0
+        # Without it, the end of the work would be noticed only after PATIENCE_SECONDS.
         work.add_done_callback(lambda _: listener.wake())
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send it."""
+        """Send the response."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -146,7 +143,7 @@ class Stream(StreamingResponse):
         now = asyncio.get_running_loop().time
         silent = now()
         while not self._work.done():
-            if message := self._told():
+            if message := self._new_events():
                 yield message
                 silent = now()
             try:
@@ -155,33 +152,32 @@ class Stream(StreamingResponse):
             except TimeoutError:
                 yield b": still at it\n\n"
                 silent = now()
-        yield self._told() + self._end()
+        yield self._new_events() + self._end()
 
-    def _told(self) -> bytes:
-        """Return what was sampled since this was last asked."""
+    def _new_events(self) -> bytes:
         began = time.perf_counter()
         message: list[dict[str, Any]] = []
         if self._listener.is_begun and not self._is_begun:
             self._is_begun = True
             message += self._chunks.begin()
         for i, text in self._listener.take():
-            message += self._chunks.said(i, text)
+            message += self._chunks.text(i, text)
         made = _events(message)
         self._seconds += time.perf_counter() - began
         return made
 
     def _end(self) -> bytes:
-        """Return what stands at the end: the rest, or why there is none."""
+        """Return the final events: the rest of the answer, or the error."""
         try:
             self._work.result()
         except RequestError as error:
             return self._broken(error)
-        except Exception:  # noqa: BLE001 - a stream can only tell it
+        except Exception:  # noqa: BLE001 - the status is already sent
             _log.exception("an answer broke off")
             return self._broken(RequestError("the server failed; its log says why", status=500))
         exchange, began = self._exchange, time.perf_counter()
         begin = () if self._is_begun else self._chunks.begin()
-        end = self._chunks.end(exchange.completions, exchange.left, token_text=exchange.token_text)
+        end = self._chunks.end(exchange.completions, exchange.left)
         made = _events([*begin, *end, "[DONE]"])
         self._seconds += time.perf_counter() - began + self._listener.seconds
         exchange.observe(self._metrics, self._seconds)
@@ -192,8 +188,5 @@ class Stream(StreamingResponse):
         return responses.event(error.body)
 
 
-_EVENTS = "text/event-stream"
-
-
-def _events(told: Iterable[dict[str, Any] | str]) -> bytes:
-    return b"".join(map(responses.event, told))
+def _events(data: Iterable[dict[str, Any] | str]) -> bytes:
+    return b"".join(map(responses.event, data))

@@ -1,95 +1,58 @@
-"""OpenAI's chat format: from a request's JSON to what a policy is asked.
+"""OpenAI's chat format: from the JSON of a request to the arguments of a policy.
 
-Knows nothing of HTTP servers. What a request asks for and cannot be given is refused with the
-parameter's name; what changes no token (`user`, `store`, `parallel_tool_calls`) is passed over.
+Independent of HTTP servers. A parameter that would change the tokens and is not supported is
+refused by its name; one that changes no token (`store`, `parallel_tool_calls`) is ignored.
 """
 
 import json
+import string
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import quote, unquote
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from ...store.records import Message, proper
 from ..inference.policy import Sampling
 from .errors import RequestError
 
-T = TypeVar("T")
-
 MOST_CHOICES = 64
-"""Answers to one request at most."""
+"""Most answers to one request."""
 MOST_STOPS = 16
 MOST_LEVELS = 100
-"""Of a tool's schema, objects in objects."""
+"""Deepest nesting of a tool's schema."""
 LONGEST_ID = 200
-"""Characters of a session's or group's name."""
+"""Most characters of the name of a session or group."""
+_LARGEST = (1 << 63) - 1
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "stop", "seed")
 _ROLES = {"system", "developer", "user", "assistant", "tool"}
 _KEPT = ("name", "tool_call_id", "reasoning_content")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A request for answers, checked."""
-
-    messages: list[Message]
-    model: str | None = None
-    tools: list[dict[str, Any]] | None = None
-    n: int = 1
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    """What it says of Sampling."""
-    is_streamed: bool = False
-    wants_usage: bool = False
-    wants_logprobs: bool = False
-    wants_token_ids: bool = False
-    session_id: str | None = None
-    """Of `metadata.session_id`, or else `user`."""
-    group_id: str | None = None
-    """Of `metadata.group_id`."""
-    request_id: str | None = None
-    """What a client calls the request, as vLLM has it; the same when it tries again."""
-
-    def sampling(self, default: Sampling) -> Sampling:
-        """Return how tokens are chosen: as asked, or else by default."""
-        return replace(default, **self.changes)
-
-
 def parse(body: bytes) -> dict[str, Any]:
-    """Return a request's body, which is one JSON object; RequestError for anything else."""
+    """Return the JSON object of a request's body. Raises RequestError for anything else."""
     try:
         message = json.loads(body, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        why = "is nested too deep" if isinstance(error, RecursionError) else f"is no JSON: {error}"
+        why = "is nested too deep" if isinstance(error, RecursionError) else f"is not JSON: {error}"
         raise RequestError(f"the request's body {why}") from error
     if not isinstance(message, dict):
         raise RequestError(f"the request's body must be an object, got {_kind(message)}")
     return message
 
 
-def read_chat(body: Mapping[str, Any]) -> Asked:
-    """Return what a body of `/v1/chat/completions` asks for; RequestError for nonsense."""
-    _check_possible(body)
-    options = _object(body, "stream_options")
-    metadata = _object(body, "metadata")
-    user = body.get("user")
-    session = metadata.get("session_id")
-    session = user if session is None and isinstance(user, str) and user else session
-    return Asked(
-        messages=_messages(body.get("messages")),
-        model=_whole_text(_given(body, "model", str, "a text"), "model"),
-        tools=_tools(body),
-        n=_whole(body, "n", low=1, high=MOST_CHOICES) or 1,
-        changes=_changes(body),
-        is_streamed=_flag(body, "stream"),
-        wants_usage=bool(options.get("include_usage")),
-        wants_logprobs=_flag(body, "logprobs"),
-        wants_token_ids=_flag(body, "return_token_ids"),
-        session_id=identifier(session, "metadata.session_id"),
-        group_id=identifier(metadata.get("group_id"), "metadata.group_id"),
-        request_id=identifier(body.get("request_id"), "request_id"),
-    )
-
-
 def identifier(value: Any, param: str) -> str | None:
-    """Return the name of a session or group; RequestError for what is none."""
+    """Return a valid name of a session or group. Raises RequestError for any other value."""
     if value is None:
         return None
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST_ID or not value.isprintable():
@@ -99,7 +62,7 @@ def identifier(value: Any, param: str) -> str | None:
 
 
 def canonical(message: Message) -> Message:
-    """Return a message with what a chat template reads, however a client spells the rest.
+    """Return the parts of a message that a chat template reads.
 
     >>> canonical({"role": "user", "content": [{"type": "text", "text": "hi"}], "refusal": None})
     {'role': 'user', 'content': 'hi'}
@@ -108,18 +71,15 @@ def canonical(message: Message) -> Message:
 
 
 def same_answer(one: Message, other: Message) -> bool:
-    """Tell whether two messages say the same: names of calls, and spelling of arguments, aside."""
+    """Return whether two answers are equal up to call ids and the spelling of arguments."""
     calls = [[_call_of(c) for c in m.get("tool_calls") or ()] for m in (one, other)]
     texts = [(m.get("content") or "").strip() for m in (one, other)]
     same = one.get("role") == other.get("role") == "assistant"
     return same and texts[0] == texts[1] and calls[0] == calls[1]
 
 
-# reading
-
-
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _kind(value: Any) -> str:
@@ -128,25 +88,26 @@ def _kind(value: Any) -> str:
 
 
 def _check_possible(body: Mapping[str, Any]) -> None:
-    """Refuse what would change the tokens, and cannot be done."""
+    """Refuse parameters that would change the tokens and are not supported."""
     for name in ("frequency_penalty", "presence_penalty", "logit_bias", "functions"):
         if body.get(name):
-            raise RequestError(f"`{name}` is not possible here; leave it out", param=name)
+            raise RequestError(f"`{name}` is not supported; leave it out", param=name)
     form = body.get("response_format")
     if form is not None and form != {"type": "text"}:
-        raise RequestError("only `response_format` text is possible", param="response_format")
+        raise RequestError(
+            "`response_format` must be text; other formats are not supported",
+            param="response_format",
+        )
     if body.get("top_logprobs"):
         raise RequestError(
-            "only sampled tokens have log-probs here; leave `top_logprobs` out",
-            param="top_logprobs",
+            "log-probs are of sampled tokens only; leave `top_logprobs` out", param="top_logprobs"
         )
 
 
-def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    tools = body.get("tools")
-    if tools is not None and not isinstance(tools, list):
+def _tools(tools: Any) -> list[dict[str, Any]]:
+    if not isinstance(tools, list):
         raise RequestError(f"`tools` must be a list, got {_kind(tools)}", param="tools")
-    for i, tool in enumerate(tools or ()):
+    for i, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             where = f"tools.{i}"
@@ -155,40 +116,16 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
                 param=where,
             )
         _whole_text(function["name"], f"tools.{i}.function.name")
-    choice = body.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise RequestError(
-            f"`tool_choice` is auto or none here, got {choice!r:.100}", param="tool_choice"
-        )
-    return [_proper(tool, "tools") for tool in tools] if tools and choice != "none" else None
+    return [_proper(tool, "tools") for tool in tools]
 
 
-def _changes(body: Mapping[str, Any]) -> dict[str, Any]:
-    newer, older = "max_completion_tokens", "max_tokens"
-    most = _whole(body, newer, low=1) or _whole(body, older, low=1)
-    found = {
-        "temperature": _number(body, "temperature", low=0.0, high=2.0),
-        "top_p": _number(body, "top_p", low=1e-9, high=1.0),
-        "top_k": _whole(body, "top_k", low=-1),
-        "min_p": _number(body, "min_p", low=0.0, high=1.0),
-        "max_tokens": most,
-        "stop": _stops(body.get("stop")),
-        "seed": _whole(body, "seed", low=-(1 << 63)),
-    }
-    if found["top_k"] == -1:  # as vLLM says that all are
-        found["top_k"] = 0
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _stops(value: Any) -> tuple[str, ...] | None:
-    if value is None:
-        return None
+def _stops(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
         raise RequestError("`stop` must be a text, or a list of texts", param="stop")
     if len(stops) > MOST_STOPS:
         raise RequestError(f"`stop` has at most {MOST_STOPS} texts", param="stop")
-    return tuple(_whole_text(stop, "stop") or "" for stop in stops)
+    return tuple(_whole_text(stop, "stop") for stop in stops)
 
 
 def _messages(value: Any) -> list[Message]:
@@ -216,7 +153,8 @@ def _message(message: Any, i: int) -> Message:
     for name in _KEPT:
         if isinstance(message.get(name), str):
             made[name] = proper(message[name])
-    _whole_text(message.get("name") if "name" in made else None, f"{where}.name")
+    if "name" in made:
+        _whole_text(message["name"], f"{where}.name")
     return made
 
 
@@ -230,7 +168,7 @@ def _content(value: Any, where: str, role: str) -> str:
     texts: list[Any] = [p.get("text") if isinstance(p, dict) else None for p in value]
     if not all(isinstance(text, str) for text in texts):
         raise RequestError(
-            f"`{where}` has a part that is no text; texts alone are read", param=where
+            f"`{where}` has a part that is not text; send parts of text only", param=where
         )
     return proper("".join(texts))
 
@@ -270,46 +208,124 @@ def _proper(value: Any, where: str, left: int = MOST_LEVELS) -> Any:
     return value
 
 
-def _whole_text(value: str | None, where: str) -> str | None:
-    if value is not None and proper(value) != value:
+def _whole_text(value: str, where: str) -> str:
+    if proper(value) != value:
         raise RequestError(f"`{where}` holds half of a surrogate pair", param=where)
     return value
 
 
-def _given(body: Mapping[str, Any], name: str, kind: type[T], told: str) -> T | None:
-    value = body.get(name)
-    if value is not None and not isinstance(value, kind):
-        raise RequestError(f"`{name}` must be {told}, got {_kind(value)}", param=name)
-    return value
+_request_id = partial(identifier, param="request_id")
 
 
-def _object(body: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return _given(body, name, dict, "an object") or {}
+class ChatRequest(BaseModel):
+    """A checked request for answers; `null` stands for a parameter that is not given."""
+
+    # Strict: a number in quotes is a client's mistake, and guessing would change the tokens.
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    messages: Annotated[list[Message], BeforeValidator(_messages)]
+    model: Annotated[str, AfterValidator(partial(_whole_text, where="model"))] | None = None
+    given_tools: Annotated[list[dict[str, Any]] | None, BeforeValidator(_tools)] = Field(
+        default=None, validation_alias="tools"
+    )
+    tool_choice: Literal["auto", "none"] = "auto"
+    n: int = Field(default=1, ge=1, le=MOST_CHOICES)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, ge=1e-9, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=_LARGEST)
+    """0 or -1, as in vLLM: all tokens."""
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=_LARGEST)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=_LARGEST)
+    """The newer name of `max_tokens`, which it overrides."""
+    stop: Annotated[tuple[str, ...] | None, BeforeValidator(_stops)] = None
+    seed: int | None = Field(default=None, ge=-_LARGEST - 1, le=_LARGEST)
+    is_streamed: bool = Field(default=False, validation_alias="stream")
+    wants_logprobs: bool = Field(default=False, validation_alias="logprobs")
+    wants_token_ids: bool = Field(default=False, validation_alias="return_token_ids")
+    stream_options: dict[str, Any] = Field(default={})
+    metadata: dict[str, Any] = Field(default={})
+    user: Any = None
+    request_id: Annotated[str | None, BeforeValidator(_request_id)] = None
+    """The client's name of the request, as in vLLM; the same in a retry."""
+
+    @property
+    def tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the model may call."""
+        return (self.given_tools or None) if self.tool_choice == "auto" else None
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a streamed answer ends with the number of tokens."""
+        return bool(self.stream_options.get("include_usage"))
+
+    @property
+    def session_id(self) -> str | None:
+        """The name of the session: `metadata.session_id`, or else `user`."""
+        session, user = self.metadata.get("session_id"), self.user
+        session = user if session is None and isinstance(user, str) and user else session
+        return identifier(session, "metadata.session_id")
+
+    @property
+    def group_id(self) -> str | None:
+        """The name of the group: `metadata.group_id`."""
+        return identifier(self.metadata.get("group_id"), "metadata.group_id")
+
+    def sampling(self, default: Sampling) -> Sampling:
+        """Return how to sample: the default with the request's parameters."""
+        values = {name: getattr(self, name) for name in _SAMPLING}
+        values["top_k"] = max(self.top_k, 0) if self.top_k is not None else None
+        values["max_tokens"] = self.max_completion_tokens or self.max_tokens
+        return replace(default, **{name: v for name, v in values.items() if v is not None})
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        _ = self.session_id, self.group_id  # raise RequestError
+        return self
 
 
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    return bool(_given(body, name, bool, "true or false"))
+def read_chat(body: Mapping[str, Any]) -> ChatRequest:
+    """Return the request in a body of `/v1/chat/completions`. Raises RequestError."""
+    _check_possible(body)
+    given = {name: value for name, value in body.items() if value is not None}
+    try:
+        return ChatRequest.model_validate({"messages": None, **given})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if isinstance(cause := first.get("ctx", {}).get("error"), RequestError):
+            raise cause from None
+        param = str(first["loc"][0])
+        message = first["msg"].replace("Input should be", "must be")
+        message = f"`{param}` {message}, got {first['input']!r:.100}"
+        raise RequestError(message, param=param) from error
 
 
-def _whole(
-    body: Mapping[str, Any], name: str, *, low: int, high: int = (1 << 63) - 1
-) -> int | None:
-    value = body.get(name)
-    if value is None:
+_AS_THEY_ARE = (string.punctuation + "~").replace("%", "")
+
+
+def for_header(name: str) -> str:
+    """Return a name, percent-encoded for a header.
+
+    >>> for_header("agent-7"), for_header("žluť 50%")
+    ('agent-7', '%C5%BElu%C5%A5%2050%25')
+    """
+    return quote(name, safe=_AS_THEY_ARE)
+
+
+def of_header(headers: Mapping[str, str], name: str) -> str | None:
+    """Return the name in a header, plain or percent-encoded. Raises RequestError.
+
+    >>> of_header({"X-Session-Id": "%C5%BElu%C5%A5"}, "X-Session-Id")
+    'žluť'
+    """
+    message = headers.get(name)
+    if message is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        most = "" if high == (1 << 63) - 1 else f" to {high}"
-        message = f"`{name}` must be a whole number from {low}{most}, got {value!r:.100}"
-        raise RequestError(message, param=name)
-    return value
-
-
-def _number(body: Mapping[str, Any], name: str, *, low: float, high: float) -> float | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    right = isinstance(value, int | float) and not isinstance(value, bool)
-    if not right or not low <= value <= high:  # which no NaN is
-        message = f"`{name}` must be a number from {low:g} to {high:g}, got {value!r:.100}"
-        raise RequestError(message, param=name)
-    return float(value)
+    try:
+        text = message.encode("latin-1").decode()  # undoes the decoding of HTTP headers
+    except UnicodeError:
+        text = message
+    try:
+        return identifier(unquote(text, errors="strict"), name)
+    except UnicodeDecodeError:
+        raise RequestError(f"`{name}` must be percent-encoded UTF-8", param=name) from None

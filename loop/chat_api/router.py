@@ -1,8 +1,8 @@
-"""Which recording a request is of: an application that hands each to the policy of its session.
+"""Route the requests of recordings to the policies of their sessions.
 
-A thread has one application for all recordings of its event loop. Another one stands behind a
-server on loopback, which is started once in a process, when the first recording is asked for its
-address; what comes in there is handed to the loop that the recording began in.
+A thread has one application for all recordings of its event loop. Another application runs in a
+server on loopback, which is started once per process, when the URL of a recording is first needed.
+Its requests are passed to the event loop in which the recording began.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...store.errors import missing_extra
 from ...store.records import Message
-from ..inference.background import shared_loop
+from ..inference.event_loop import shared_loop
 from ..inference.policy import Completion, Policy, PolicyError, Sampling, Turn
 
 if TYPE_CHECKING:
@@ -27,41 +27,42 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 REPLY_SECONDS = 60.0
-"""How long the loop of a recording may be busy before its requests over HTTP are given up."""
+"""How long a recording's event loop may be blocked before its HTTP requests fail."""
 _session: ContextVar[str] = ContextVar("session")
 
 
 @dataclass(eq=False)
 class Route:
-    """What the requests of one session are answered with, and what came of them."""
+    """The policy that answers the requests of a session, and the turns so far."""
 
     policy: Policy
     heeds: Collection[str]
-    """Of Sampling: what is as a request says."""
+    """The fields of Sampling that a request may set."""
     turns: list[Turn] = field(default_factory=list)
     failure: PolicyError | None = None
-    """Why the last request got no answer."""
+    """The error of the last request, or None."""
     is_remote: bool = False
-    """Whether its address was asked for."""
+    """Whether its URL was used."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     context: Context = field(default_factory=copy_context)
 
     @property
     def sampling(self) -> Sampling:
-        """How the policy samples where nothing is asked."""
+        """The policy's sampling settings."""
         return getattr(self.policy, "sampling", None) or Sampling()
 
     def heeded(self, asked: Sampling | None) -> Sampling:
-        """Return how to sample: as the policy does, but for what a request may say."""
+        """Return the policy's sampling settings with those that a request may set."""
         if asked is None:
             return self.sampling
         names = [f.name for f in fields(Sampling) if f.name in self.heeds or f.name == "seed"]
         return replace(self.sampling, **{name: getattr(asked, name) for name in names})
 
     async def here(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await something in the loop that the recording began in."""
+        """Await a coroutine in the event loop in which the recording began."""
         if asyncio.get_running_loop() is self.loop:
             return await work
+        # Only this probe has a timeout: sampling itself may take longer.
         try:
             async with asyncio.timeout(REPLY_SECONDS):
                 await _run(self.loop, asyncio.sleep(0))
@@ -83,7 +84,7 @@ async def _run(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) ->
 
 
 class Router:
-    """The policy of all sessions, which asks that of the request's own."""
+    """A policy that passes each request to the policy of its session."""
 
     version: int | None = None
 
@@ -92,7 +93,7 @@ class Router:
 
     @property
     def sampling(self) -> Sampling:
-        """How the policy of this request samples."""
+        """The sampling settings of this request's policy."""
         return self._route().sampling
 
     @property
@@ -102,21 +103,13 @@ class Router:
         return getattr(policy, "inner", policy)
 
     async def generate(
-        self,
-        messages: Sequence[Message],
-        *,
-        n: int = 1,
-        tools: Sequence[dict[str, Any]] | None = None,
-        sampling: Sampling | None = None,
-        earlier: Sequence[Turn] = (),
+        self, messages: Sequence[Message], *, sampling: Sampling | None = None, **options: Any
     ) -> list[Completion]:
-        """Ask the policy of this request."""
+        """Sample from the policy of this request."""
         route = self._route()
         chosen = route.heeded(sampling)
         try:
-            made = await route.here(
-                route.policy.generate(messages, n=n, tools=tools, sampling=chosen, earlier=earlier)
-            )
+            made = await route.here(route.policy.generate(messages, sampling=chosen, **options))
         except PolicyError as error:
             route.failure = error
             raise
@@ -128,24 +121,24 @@ class Router:
         if found is None:
             from .requests import RequestError
 
-            raise RequestError("this session is over, or was never begun", status=404)
+            raise RequestError("this session has ended or does not exist", status=404)
         return found
 
     async def keep(self, session: "Session", turns: Sequence[Turn], response_id: str) -> None:
-        """Note the turns of a session."""
+        """Add turns to the route of their session."""
         if (route := self.routes.get(session.id)) is not None:
             route.turns += turns
 
     async def ended(self, session: "Session") -> None:
-        """Nothing is kept but for the turns."""
+        """Do nothing: only the turns are kept."""
 
 
 ROUTER = Router()
-"""Knows all recordings of this process."""
+"""The routes of all recordings of this process."""
 
 
 class SessionPathMiddleware:
-    """Tells what stands behind an application which session a request's path names."""
+    """Sets the session of a request, by its path, for the wrapped application."""
 
     def __init__(self, app: "FastAPI") -> None:
         self.app = app
@@ -166,8 +159,8 @@ def _application(*, token: str | None = None) -> SessionPathMiddleware:
         from ..config.serve import LimitsConfig, ServeConfig
         from .app import create_app
     except ModuleNotFoundError as error:
-        raise missing_extra(str(error.name), "agents") from error
-    many = 1 << 16  # tries are bounded by whoever begins them, and engines bound their work
+        raise missing_extra(str(error.name), "serve") from error
+    many = 1 << 16  # no limit here: explorers limit rollouts, and engines their requests
     limits = LimitsConfig(
         max_body_bytes=64 << 20,
         max_concurrent_requests=many,
@@ -188,7 +181,7 @@ _here = _Here()
 
 
 def application() -> SessionPathMiddleware:
-    """Return the application of the loop that is running."""
+    """Return the application of the running event loop."""
     loop = asyncio.get_running_loop()
     if _here.app is None or _here.loop is not loop:
         _here.loop, _here.app = loop, _application()
@@ -197,7 +190,7 @@ def application() -> SessionPathMiddleware:
 
 @dataclass(frozen=True)
 class Server:
-    """The server of this process, on loopback, for whoever has its token."""
+    """The server of this process, on loopback, protected by a token."""
 
     address: str
     token: str
@@ -208,7 +201,8 @@ _starting = threading.Lock()
 
 
 def server() -> Server:
-    """Return the server, which is started when it is first asked for."""
+    """Return the server, which is started on first use."""
+    # `cache` alone does not keep two threads from each starting a server.
     with _starting:
         return _server()
 
@@ -218,11 +212,11 @@ def _server() -> Server:
     try:
         import uvicorn
     except ModuleNotFoundError as error:
-        raise missing_extra("uvicorn", "agents") from error
+        raise missing_extra("uvicorn", "serve") from error
     token = secrets.token_urlsafe(24)
     app = _application(token=token)
     listening = socket.create_server(("127.0.0.1", 0), backlog=512)
     settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none")
     serving = uvicorn.Server(settings)
-    asyncio.run_coroutine_threadsafe(serving.serve(sockets=[listening]), shared_loop())
+    shared_loop().submit(serving.serve(sockets=[listening]))
     return Server(f"http://127.0.0.1:{listening.getsockname()[1]}", token, app)

@@ -1,7 +1,7 @@
-"""Sessions: what was asked and answered under one name, so that turns can become rows.
+"""Sessions: the turns of one client conversation, collected until they become rows.
 
-A request without a name is a session of its own, which ends as it is answered. Everything is
-bounded in bytes: sessions that are too large, or rest too long, end, and go to the sink.
+A request without a session name is its own session, which ends when it is answered. All sessions
+are limited in bytes; those that are too large or idle for too long end and go to the sink.
 """
 
 import asyncio
@@ -17,27 +17,27 @@ from ..inference.policy import Completion, Turn
 from .requests import same_answer
 
 _TOKEN_BYTES = 72
-"""Of a token and its log-prob in memory, about."""
+"""Approximate size of a token and its log-prob in memory."""
 
 
 @dataclass(eq=False)
 class Session:
-    """A conversation, or an agent's run of several: turns by their order."""
+    """The ordered turns of a conversation, or of an agent's several conversations."""
 
     id: str
     key: str
-    """Unique and sortable, of this part of it: a session that ended may be gone on with."""
+    """Unique and sortable; a session that continues after its end gets a new one."""
     group_id: str | None = None
-    """Sessions of one group are tries whose rewards are compared."""
+    """Sessions of one group are rollouts whose rewards are compared."""
     turns: list[Turn] = field(default_factory=list)
     responses: list[str] = field(default_factory=list)
     """The name of the response that each turn belongs to."""
     feedback: list[dict[str, Any]] = field(default_factory=list)
-    """What was said of it so far, to be stored with its rows."""
+    """Feedback so far, which is stored with the rows."""
     rollout: int | None = None
-    """The number of its try in its group, once it is given."""
+    """The rollout's index in its group, once it is assigned."""
     nbytes: int = 2048
-    """What it holds, about."""
+    """Approximate size in memory."""
     began: float = field(default_factory=monotonic)
     touched: float = field(default_factory=monotonic)
     under_way: int = 0
@@ -52,9 +52,9 @@ class Session:
         return self.id != self.key
 
     def as_recorded(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages with the answers of this session as they were given.
+        """Return messages with the recorded answers of this session in place of the client's.
 
-        Clients spell calls and their arguments anew; what was sampled stays as it was.
+        Clients reformat calls and their arguments; the sampled text must stay unchanged.
         """
         found = list(messages)
         for turn in sorted(self.turns, key=lambda turn: len(turn.messages)):
@@ -67,19 +67,19 @@ class Session:
 
 
 class Sink(Protocol):
-    """Where turns and sessions go to."""
+    """Where turns and sessions are stored."""
 
     async def keep(self, session: Session, turns: Sequence[Turn], response_id: str) -> None:
-        """Keep turns so that nothing loses them; the answer ends when this returns."""
+        """Store turns durably; the response ends only after this returns."""
         ...
 
     async def ended(self, session: Session) -> None:
-        """Take a session that no turn will be added to."""
+        """Take a session that has ended."""
         ...
 
 
 class NullSink:
-    """The sink of a server that keeps nothing but what goes on."""
+    """A sink that stores nothing; turns exist only in open sessions."""
 
     async def keep(self, session: Session, turns: Sequence[Turn], response_id: str) -> None:
         """Keep nothing."""
@@ -89,7 +89,7 @@ class NullSink:
 
 
 def new_key() -> str:
-    """Return a name that no other has, and that sorts by time.
+    """Return a unique name that sorts by time.
 
     >>> new_key() < new_key()
     True
@@ -98,7 +98,7 @@ def new_key() -> str:
 
 
 class Sessions:
-    """The sessions that go on, by their id."""
+    """The open sessions by their id."""
 
     def __init__(
         self,
@@ -115,34 +115,35 @@ class Sessions:
         self._open: dict[str, Session] = {}
         self._responses: dict[str, Session] = {}
         self.nbytes = 0
-        """What all of them hold, about."""
+        """Approximate size of all open sessions."""
         self.ending: set[Session] = set()
-        """Those that have ended, and are not handed to the sink yet."""
+        """Sessions that have ended but are not yet in the sink."""
 
     def __len__(self) -> int:
         return len(self._open)
 
     def find(self, session_id: str) -> Session | None:
-        """Return a session that goes on."""
+        """Return an open session, or None."""
         return self._open.get(session_id)
 
     def of_response(self, response_id: str) -> Session | None:
-        """Return the session that goes on in which a response was given."""
+        """Return the open session of a response, or None."""
         return self._responses.get(response_id)
 
     def turns(self, session_id: str) -> list[Turn]:
-        """Return what was asked and answered so far in a session that goes on."""
+        """Return the turns so far of an open session."""
         found = self._open.get(session_id)
         return list(found.turns) if found else []
 
     @contextmanager
     def request(self, session_id: str | None, group_id: str | None = None) -> Iterator[Session]:
-        """Give a request its session; until it is done, the session rests not."""
+        """Yield the session of a request; until the request is done, the session is not idle."""
         session = self._of(session_id, group_id)
         session.under_way += 1
         try:
             yield session
         finally:
+            # a session with requests under way is never swept, however old it is
             session.under_way -= 1
             session.touched = monotonic()
 
@@ -156,15 +157,15 @@ class Sessions:
         response_id: str,
         nbytes: int = 0,
     ) -> Session:
-        """Add the turns that a request came to; return the session that they are of.
+        """Add the turns of a request; return their session.
 
-        That is another part of it when it ended meanwhile. `nbytes` are those of the messages.
-        Nothing is added when the sink fails.
+        If the session ended in the meantime, that is a new part of it. `nbytes` is the size of the
+        messages. Nothing is added if the sink fails.
         """
         if session.is_ended:
             session = self._of(session.id if session.is_named else None, session.group_id)
         turns = [Turn(messages=messages, completion=one, tools=tools) for one in completions]
-        session.turns += turns  # before it is kept: whoever ends the session meanwhile has them
+        session.turns += turns  # before awaiting the sink: the session may end meanwhile
         session.responses += [response_id] * len(turns)
         more = nbytes + sum(nbytes_of(one) for one in completions)
         session.nbytes += more
@@ -186,18 +187,18 @@ class Sessions:
     async def end(
         self, session_id: str, *, last: Callable[[Session], Awaitable[None]] | None = None
     ) -> Session | None:
-        """End a session and hand it to the sink; None when there is none of that name.
+        """End a session and pass it to the sink; return None if no such session is open.
 
-        `last` is called before, when no turn can be added any more.
+        `last` is called before that, when no more turns can be added.
         """
         session = self._open.get(session_id)
         return None if session is None else await self._end(session, last=last)
 
     async def sweep(self) -> None:
-        """End the sessions that rest too long, or go on for too long, or are too much together."""
+        """End sessions that are idle or open for too long, or exceed the memory limit."""
         now = monotonic()
-        resting = sorted(self._resting(), key=lambda s: s.touched)
-        for session in resting:
+        resting = [session for session in self._open.values() if not session.under_way]
+        for session in sorted(resting, key=lambda s: s.touched):
             old = now - session.touched > self._idle or now - session.began > self._longest
             if old or self.nbytes > self._all_bytes:
                 await self._end(session)
@@ -215,9 +216,6 @@ class Sessions:
         session.turns, session.responses = [t for t, _ in kept], [name for _, name in kept]
         self._responses.pop(response_id, None)
 
-    def _resting(self) -> list[Session]:
-        return [s for s in self._open.values() if not s.under_way]
-
     def _of(self, session_id: str | None, group_id: str | None) -> Session:
         key = new_key()
         if session_id is None:
@@ -233,7 +231,7 @@ class Sessions:
     ) -> Session:
         if session.is_ended:
             return session
-        session.is_ended = True
+        session.is_ended = True  # before any await: a turn from now on starts a new part
         self.ending.add(session)
         if self._open.get(session.id) is session:
             del self._open[session.id]
@@ -252,7 +250,7 @@ class Sessions:
 
 
 def with_own_calls(completion: Completion, response_id: str, i: int) -> Completion:
-    """Return a completion whose calls have names that no other turn's have."""
+    """Return a completion whose tool calls have unique ids."""
     calls = completion.answer.get("tool_calls")
     if not calls:
         return completion
@@ -261,6 +259,6 @@ def with_own_calls(completion: Completion, response_id: str, i: int) -> Completi
 
 
 def nbytes_of(one: Completion) -> int:
-    """Return what an answer holds in memory, about."""
+    """Return the approximate size of an answer in memory."""
     tokens = len(one.prompt_ids or ()) + len(one.token_ids or ())
     return _TOKEN_BYTES * tokens + 4 * len(one.text) + 1024

@@ -1,4 +1,4 @@
-"""The command line `rlake`: what was asked for is done, or one line says why not."""
+"""The command line `rlake`: a command succeeds, or one line explains why it failed."""
 
 import errno
 import os
@@ -10,9 +10,10 @@ from pathlib import Path
 
 import typer
 
-from . import (  # each adds its commands to the app
+from . import (  # noqa: F401 - each adds its commands to the app
     algorithms,
     branch,
+    config,
     debug,
     evaluate,
     export,
@@ -23,56 +24,41 @@ from . import (  # each adds its commands to the app
     operators,
     pipeline,
     rewards,
+    run,
     search,
-    selftest,
     serve,
     show,
     snapshot,
     sql,
     tasks,
     undo,
-    verify,
+    workflows,
 )
-from . import run as run_module
 from .app import IS_PROGRAM, PANELS, app
-
-__all__ = [
-    "algorithms",
-    "app",
-    "branch",
-    "debug",
-    "evaluate",
-    "export",
-    "import_",
-    "label",
-    "lineage",
-    "main",
-    "maintain",
-    "operators",
-    "pipeline",
-    "rewards",
-    "run_command",
-    "run_module",
-    "search",
-    "selftest",
-    "serve",
-    "show",
-    "snapshot",
-    "sql",
-    "tasks",
-    "undo",
-    "verify",
-]
 
 app.registered_commands.sort(key=lambda command: PANELS.index(str(command.rich_help_panel)))
 
 DONE, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 """Exit codes; the last two as shells count them, 128 and the signal's number: 143 for SIGTERM."""
 _LONGEST = 2000
-"""Characters of an error that are printed."""
+"""Most characters of an error to print."""
 _LONGEST_PATH = 200
 _MISNAMED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EINVAL)
-"""What is wrong with a path by itself, whatever is stored there."""
+"""Errors of the path itself, whatever is stored there."""
+FORMER = {
+    "bench": "selftest",
+    "debug workflow --tries": "--rollouts",
+    "evaluate --again": "--rerun",
+    "explore --join": "--add-explorers",
+    "export --with": "--side-columns",
+    "feedback settle": "adjudicate",
+    "import --skip-bad": "--skip-invalid",
+    "pipeline memory": "cache",
+    "rescore --at-once": "--max-concurrency",
+    "rescore --seconds": "--timeout",
+}
+"""Former names of commands and options (after their command), and their names today."""
+_UNKNOWN = re.compile(r"No such (?:command|option:) '?([\w-]+)")
 _FROM_LANCE = re.compile(r"LanceError\(|/lance/rust/")
 
 
@@ -82,17 +68,17 @@ def main() -> None:
     _find_modules_here()
     code = run_command(sys.argv[1:])
     if code == INTERRUPTED:
-        # A thread of lance may be reading our rows still; to end Python under it is a crash.
+        # A thread of lance may still read our rows; shutting Python down under it is a crash.
         interrupts = sys.modules.get("rlake.store.interrupts")
         os._exit(interrupts.exit_code() if interrupts else code)
     sys.exit(code)
 
 
 def _find_modules_here() -> None:
-    """Let a configuration name a module in the current folder, as `python -m rlake` does."""
+    """Add the current folder to the path, as `python -m` does, for modules named in YAML."""
     try:
         here = str(Path.cwd())
-    except OSError:  # the folder is gone
+    except OSError:  # the folder was deleted
         return
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -101,7 +87,7 @@ def _find_modules_here() -> None:
 def run_command(args: Sequence[str]) -> int:
     """Run one command and return its exit code.
 
-    Errors that rlake raises on purpose become one line on stderr; a traceback is a bug of ours.
+    Errors that rlake raises on purpose become one line on stderr; a traceback is a bug in rlake.
     """
     for arg in args:
         try:
@@ -109,7 +95,7 @@ def run_command(args: Sequence[str]) -> int:
         except UnicodeEncodeError:
             _say(f"argument {arg!a} is not text in UTF-8; write it so")
             return MISUSED
-    os.environ.setdefault("RUST_LOG", "error")  # or lance warns of tables that do not exist yet
+    os.environ.setdefault("RUST_LOG", "error")  # else lance warns about tables not created yet
     try:
         code = app(args=list(args), prog_name="rlake", standalone_mode=False)
         sys.stdout.flush()
@@ -120,7 +106,7 @@ def run_command(args: Sequence[str]) -> int:
     except BrokenPipeError:
         return _pipe_closed()
     except SystemExit as stop:
-        if isinstance(stop.__context__, BrokenPipeError):  # typer caught it, and exits with 1
+        if isinstance(stop.__context__, BrokenPipeError):  # typer caught it and exits with 1
             return _pipe_closed()
         raise
     except Exception as error:  # noqa: BLE001  the boundary of the program
@@ -135,7 +121,7 @@ def run_command(args: Sequence[str]) -> int:
 
 
 def _pipe_closed() -> int:
-    """Be silent: whoever read our output has enough. Python flushes at exit: into nothing."""
+    # Nobody reads the output any more, and Python would fail when it flushes stdout at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return PIPE_CLOSED
 
@@ -143,9 +129,14 @@ def _pipe_closed() -> int:
 def _misused(error: typer.TyperException) -> int:
     context = getattr(error, "ctx", None)
     message = error.format_message()
-    if not message:  # a group without a command has printed its help
+    if not message:  # a group without a command already printed its help
         return MISUSED
     hint = f" (see `{context.command_path} --help`)" if context else ""
+    unknown = _UNKNOWN.match(message)
+    if context and unknown:
+        path = [*context.command_path.split()[1:], unknown[1]]
+        now = FORMER.get(" ".join(path))
+        message = f"`{unknown[1]}` is called `{now}`" if now else message
     message = message.replace("Value error, ", "").rstrip(".")
     _say(f"{message[:1].lower()}{message[1:]}{hint}")
     return MISUSED
@@ -163,7 +154,7 @@ def _failed(error: Exception) -> int:
     if isinstance(error, RlakeError):
         _say(str(error))
         return error.exit_code
-    if isinstance(error, OSError) and error.filename is not None:  # of the path that was given
+    if isinstance(error, OSError) and error.filename is not None:  # about a given path
         name = str(error.filename)
         name = name if len(name) <= _LONGEST_PATH else f"{name[:_LONGEST_PATH]}..."
         _say(f"cannot use the path `{name}`: {error.strerror}")

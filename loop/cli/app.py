@@ -1,5 +1,7 @@
 """The typer app, and the options that commands share. Loads nothing heavy."""
 
+from collections.abc import Callable
+from importlib import import_module
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,18 +9,19 @@ import typer
 
 if TYPE_CHECKING:
     from ...store import Store
+    from ..config import RunConfig
 
 DEFAULT_STORE = "./lake"
 
 JOBS, ROWS, PIPELINES, PROOF, CARE = "Jobs", "Rows", "Pipelines", "Time and proof", "Care"
 IS_PROGRAM = Event()
-"""Set where the process is the program `rlake`, and is not someone's that calls `run`."""
+"""Set in the program `rlake`; not in a process of a user that calls `run_command`."""
 PANELS = (JOBS, ROWS, PIPELINES, PROOF, CARE)
 """Headings of the help page, in their order."""
 
 app = typer.Typer(
     name="rlake",
-    help="Reinforcement fine-tuning whose centre is data: every rollout is a row of a table.",
+    help="Reinforcement fine-tuning of language models with the data at the center.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -28,9 +31,10 @@ app = typer.Typer(
 def root(
     ctx: typer.Context,
     store: Annotated[
-        str, typer.Option(envvar="RLAKE_STORE", help="The store's folder or s3:// address.")
+        str,
+        typer.Option(envvar="RLAKE_STORE", help="Use the store at this folder or s3:// address."),
     ] = DEFAULT_STORE,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Take the options that stand before the command."""
     ctx.obj = store
@@ -43,7 +47,7 @@ def root(
 
 
 def _chosen(ctx: typer.Context, value: str | None) -> str:
-    """Return the store named after the command, else the one named before it or in RLAKE_STORE."""
+    # An option after the command wins over the same option before it, and over RLAKE_STORE.
     return value or ctx.find_root().obj or DEFAULT_STORE
 
 
@@ -54,34 +58,76 @@ StoreOption = Annotated[
         callback=_chosen,
         parser=str,
         metavar="PLACE",
-        show_default=False,
-        help=f"The store's folder or s3:// address; RLAKE_STORE, else {DEFAULT_STORE}.",
+        show_default=f"RLAKE_STORE, else {DEFAULT_STORE}",
+        help="Use the store at this folder or s3:// address.",
     ),
 ]
 AtOption = Annotated[
     str | None,
-    typer.Option(metavar="SNAPSHOT", help="A snapshot's name: the store as it was."),
+    typer.Option(metavar="SNAPSHOT", help="Read the store as it was at this snapshot."),
 ]
+WhereOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SQL", help='Use only the experiences that match this condition: "reward >= 1".'
+    ),
+]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed all random choices with this number.")]
 ForceOption = Annotated[
-    bool, typer.Option("--force", help="Also while something that is not done needs it.")
+    bool, typer.Option("--force", help="Do it even while an unfinished job needs it.")
 ]
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print JSON: one object, as the last line.")
+    bool, typer.Option("--json", help="Print one JSON object, as the last line.")
 ]
 
 
 def listen() -> None:
-    """Let signals end this process when it is the program `rlake`: before it does anything."""
+    """Let signals end this process at once, if it is the program `rlake`."""
     from ...store import interrupts
 
     if IS_PROGRAM.is_set():
         interrupts.listen()
 
 
-def open_store(place: str, *, create: bool = False, at: str | None = None) -> "Store":
-    """Open the store that a command was given; only commands that write make a new one."""
+def open_store(
+    place: str,
+    *,
+    create: bool = False,
+    at: str | None = None,
+    check: Callable[[], object] | None = None,
+) -> "Store":
+    """Open the store that a command was given; only commands that write create a new one.
+
+    `check` runs before a store is created, so that a command that cannot work leaves none behind.
+    """
     from ...store import connect
+    from ...store.errors import NotAStoreError
 
     listen()
+    if create and check is not None:
+        try:
+            return connect(place, create=False)
+        except NotAStoreError:
+            check()
     store = connect(place, create=create)
     return store if at is None else store.at(at)
+
+
+def heavy(module: str, extra: str = "train") -> Any:
+    """Import a module of `loop` that needs the packages of an extra, or say how to install them."""
+    from ...store.errors import missing_extra
+
+    try:
+        return import_module(f"...{module}", __name__)
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or module, extra) from error
+
+
+def opened(settings: "RunConfig", store: Any, job: str, *, create: bool = True) -> "Store":
+    """Open the store that the command names, or else the one in the configuration.
+
+    A new one is created only with `create`, for a configuration with which the job can start.
+    """
+    place = settings.store if store == DEFAULT_STORE and settings.store else store
+    check = lambda: heavy("cli.preflight").rehearse(settings, job)  # noqa: E731
+    return open_store(place, create=create, check=check)

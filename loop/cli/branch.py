@@ -1,20 +1,20 @@
-"""Commands of branches: branch create, list, merge, drop."""
+"""The commands `branch create`, `list`, `merge` and `drop`."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .app import PROOF, AtOption, ForceOption, JsonOption, StoreOption, app, open_store
-from .tables import counted, print_json, print_rows
+from .tables import counted, print_json, print_rows, render
 
 if TYPE_CHECKING:
     from ...store import Store
     from ...store.branches import Branch
 
-commands = typer.Typer(help="Let the store go two ways, and bring back what was found out.")
+commands = typer.Typer(help="Branch the store, and merge derived results back.")
 app.add_typer(commands, name="branch", rich_help_panel=PROOF, no_args_is_help=True)
 
-NameArgument = Annotated[str, typer.Argument(help="The branch's name.")]
+NameArgument = Annotated[str, typer.Argument(help="Name of the branch.")]
 
 
 @commands.command()
@@ -24,18 +24,17 @@ def create(
     at: AtOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a branch leave from the store as it is, or as it was at a snapshot."""
+    """Create a branch of the store as it is, or as it was at a snapshot."""
     lake = open_store(store)
     branch = lake.branch(name, at=at)
-    if as_json:
-        print_json({"branch": name, "store": branch.uri, "tables": branch.versions()})
-    else:
-        print(f"branch `{name}` of {lake.uri}; use it with `--store {branch.uri}`")
+    record = {"branch": name, "store": branch.uri, "tables": branch.versions()}
+    text = f"created branch `{name}` of {lake.uri}; use it with `--store {branch.uri}`"
+    render(record, text, as_json=as_json)
 
 
 @commands.command("list")
 def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List the branches, and by how many rows their tables grew."""
+    """List the branches, and how many rows each has added."""
     from ...store.branches import current
 
     lake = open_store(store)
@@ -48,16 +47,12 @@ def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
         }
         for b in current(lake).values()
     ]
-    if as_json:
-        print_json({"branches": found})
-    elif not found:
-        print("no branches; make one with `rlake branch create NAME`")
-    else:
-        print_rows(list(found[0]), [_shown(row) for row in found])
+    none = "no branches; create one with `rlake branch create NAME`"
+    render({"branches": found}, [_shown(row) for row in found] or none, as_json=as_json)
 
 
 def _rows_added(lake: "Store", branch: "Branch") -> dict[str, int] | None:
-    """Return by how many rows tables of a branch grew; None when it is damaged."""
+    """Return how many rows a branch added to each table; None when it is damaged."""
     from ...store.branches import rows_added
     from ...store.errors import StoreError
 
@@ -67,27 +62,25 @@ def _rows_added(lake: "Store", branch: "Branch") -> dict[str, int] | None:
         return None
 
 
-def _shown(row: dict[str, object]) -> list[object]:
-    """Return a row as it is printed: the main line has no name, and rows come with their table."""
+def _shown(row: dict[str, object]) -> dict[str, object]:
     added = row["rows_added"]
-    words = "it cannot be read: see `rlake doctor`"
+    words = "cannot be read; see `rlake doctor`"
     if isinstance(added, dict):
         words = ", ".join(f"{table} {n:+,}" for table, n in added.items()) or "none"
-    return [row["name"], row["parent"] or "the store itself", row["created_at"], words]
+    return {**row, "parent": row["parent"] or "the store itself", "rows_added": words}
 
 
 @commands.command()
 def merge(name: NameArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Append to the store what a branch found out: scores, labels, derived values, pairs.
+    """Append a branch's derived results to the store: scores, labels, values, pairs.
 
-    What the branch knows of its own experiences stays there, and rows with other content than the
-    store's are left out: how many, of which tables and why, is said. To do it again adds nothing.
+    Results about the branch's own experiences stay there. Rows that conflict with the store's are
+    skipped and counted, by table and reason. Merging again adds nothing.
     """
     from ...store.merge_branch import left_behind
-    from ...store.merge_branch import merge as bring_back
 
     lake = open_store(store)
-    merged = bring_back(lake, name)
+    merged = lake.merge_branch(name)
     done = {table: vars(one) for table, one in merged.items()}
     left = left_behind(lake, name, merged)
     if as_json:
@@ -112,16 +105,13 @@ def drop(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove a branch with its rows, its runs' checkpoints and its weights."""
-    from ...store.branches import drop as remove
+    """Delete a branch with its rows, and its runs' checkpoints and weights."""
     from ...store.branches import find
 
     lake = open_store(store)
     added = _rows_added(lake, find(lake, name))
     lost = None if added is None else sum(n for n in added.values() if n > 0)
-    remove(lake, name, force=force)
-    if as_json:
-        print_json({"dropped": name, "rows": lost, "store": lake.uri})
-    else:
-        rows = "what was left" if lost is None else counted(lost, "row")
-        print(f"dropped branch `{name}` of {lake.uri}, with {rows} of its own")
+    lake.drop_branch(name, force=force)
+    rows = "what was left" if lost is None else counted(lost, "row")
+    text = f"deleted branch `{name}` of {lake.uri}, with {rows} of its own"
+    render({"dropped": name, "rows": lost, "store": lake.uri}, text, as_json=as_json)

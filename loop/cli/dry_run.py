@@ -1,5 +1,6 @@
-"""What `--dry-run` prints: the settings that were given, and what follows from them."""
+"""The output of `--dry-run`: the given settings, and what follows from them."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
@@ -30,6 +31,8 @@ def _follows(config: "RunConfig") -> list[str]:
     algorithm, trainer, explorer = resolve(config.algorithm), config.trainer, config.explorer
     unit = algorithm.unit
     rollouts = (explorer.group_size or algorithm.group_size) if explorer else 1
+    path = config.model.path
+    from_hub = path is not None and not Path(path).is_dir()
     lines = [f"a step trains on {counted(trainer.batch_size, unit)}"]
     if unit == "group":
         lines[0] += f" of {counted(rollouts, 'rollout')}: {trainer.batch_size * rollouts:,} rows"
@@ -45,6 +48,8 @@ def _follows(config: "RunConfig") -> list[str]:
         lines.append("no explorer: it trains on what is stored when it begins")
     else:
         lines += _pace(config)
+    if from_hub:
+        lines.append(f"the model `{path}` comes from the hub: there is no such folder here")
     where = config.output or "`runs/` in the store's folder"
     return [*lines, f"checkpoints and weights are kept in {where}"]
 

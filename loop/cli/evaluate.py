@@ -1,12 +1,11 @@
-"""The command that measures policies: versions of a run, models, or two side by side."""
+"""The command `evaluate`: versions of a run, models, or two of them compared."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import JOBS, JsonOption, StoreOption, app
-from .lazy import heavy, opened
+from .app import JOBS, JsonOption, StoreOption, app, heavy, opened
 from .run import ConfigArgument, SetOption, StageOption, configured
 from .tables import counted, print_fields, print_heading, print_json, print_rows
 
@@ -24,38 +23,48 @@ def evaluate(
     overrides: SetOption = None,
     stage: StageOption = None,
     version: Annotated[
-        int | None, typer.Option(help="Policy version; the newest when left out.")
+        int | None, typer.Option(help="Evaluate this policy version.", show_default="the newest")
     ] = None,
     every_checkpoint: Annotated[
-        bool, typer.Option("--every-checkpoint", help="All versions whose weights are there.")
+        bool,
+        typer.Option(
+            "--every-checkpoint", help="Evaluate every version whose weights still exist."
+        ),
     ] = False,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="A model folder instead of the run's policy; once or more."),
+        typer.Option(help="Evaluate this model folder instead of the run's policy; repeatable."),
     ] = None,
     compare: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="A B", help="Two versions or model folders, tested task by task."),
+        typer.Option(metavar="A B", help="Compare two versions or model folders, task by task."),
     ] = None,
     k: Annotated[
-        str | None, typer.Option(metavar="1,4,8", help="For which k pass@k and best@k are told.")
+        str | None, typer.Option(metavar="1,4,8", help="Report pass@k and best@k for these k.")
     ] = None,
     where: Annotated[
-        str | None, typer.Option(metavar="SQL", help="Tasks, instead of `evaluate.where`.")
+        str | None,
+        typer.Option(
+            metavar="SQL",
+            help="Evaluate on the tasks that match this SQL condition.",
+            show_default="`evaluate.where`",
+        ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What samples: transformers or vllm.")
+        str | None,
+        typer.Option(metavar="NAME", help="Sample with this engine: transformers or vllm."),
     ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Also what was measured before in the same way.")
+    rerun: Annotated[
+        bool,
+        typer.Option("--rerun", help="Evaluate again what was evaluated before in the same way."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure policies on the tasks of `evaluate.where`; every try becomes a row.
+    """Evaluate policies on the tasks of `evaluate.where`; every rollout becomes a row.
 
-    Versions that were measured before with the same weights, tasks and settings are not measured
-    again. Intervals are of 95 %: Wilson's where each task was tried once, else a bootstrap over
-    tasks. Two are compared by a paired permutation test, and by McNemar's where that applies.
+    Versions that were evaluated before with the same weights, tasks and settings are not evaluated
+    again. Intervals are 95 %: Wilson's with one rollout per task, else a bootstrap over tasks. Two
+    policies are compared by a paired permutation test and, where it applies, McNemar's test.
     """
     _only_one(version, every_checkpoint, model, compare)
     settings = configured(config, overrides, stage)
@@ -66,27 +75,27 @@ def evaluate(
     work = heavy("evaluation.evaluate")
     if both:
         a, b = both
-        _show_comparison(work.compare(lake, settings, a, b, again=again), lake.uri, as_json)
+        _show_comparison(work.compare(lake, settings, a, b, rerun=rerun), lake.uri, as_json)
         return
     if every_checkpoint:
-        found = work.evaluate_checkpoints(lake, settings, again=again)
+        found = work.evaluate_checkpoints(lake, settings, rerun=rerun)
     else:
         those = [{"model": one} for one in model or ()] or [{"version": version}]
-        found = [work.evaluate(lake, settings, again=again, **one) for one in those]
+        found = [work.evaluate(lake, settings, rerun=rerun, **one) for one in those]
     _show(found, lake.uri, as_json)
 
 
 def _only_one(*given: object) -> None:
     if sum(bool(one) or one == 0 for one in given if one is not False) > 1:
         raise typer.BadParameter(
-            "one of --version, --every-checkpoint, --model and --compare says what is measured"
+            "give only one of --version, --every-checkpoint, --model and --compare"
         )
 
 
 def _changed(
     settings: "RunConfig", *, k: str | None, where: str | None, engine: str | None
 ) -> "RunConfig":
-    """Return the configuration with what the options say in its section `evaluate`."""
+    """Return the configuration with the options in its section `evaluate`."""
     from ..config import build
 
     given = {"pass_at": k.split(",") if k else None, "where": where, "engine": engine}
@@ -98,24 +107,24 @@ def _changed(
     return build(tree)
 
 
-def _version_or_model(said: str) -> int | str:
-    """Take digits alone for a version; a folder of that name is `./7`."""
-    return int(said) if said.isdecimal() else said
+def _version_or_model(text: str) -> int | str:
+    """Read digits as a version; a folder of that name is `./7`."""
+    return int(text) if text.isdecimal() else text
 
 
 def _show(found: "list[Evaluation]", place: str, as_json: bool) -> None:
     if not as_json:
         _print(found)
     elif len(found) == 1:
-        print_json({**_plain(found[0]), "store": place})
+        print_json({**asdict(found[0]), "store": place})
     else:
-        print_json({"evaluations": [_plain(one) for one in found], "store": place})
+        print_json({"evaluations": [asdict(one) for one in found], "store": place})
 
 
 def _show_comparison(found: "Comparison", place: str, as_json: bool) -> None:
     both = [found.a, found.b]
     if as_json:
-        plain = [_plain(one) for one in both]
+        plain = [asdict(one) for one in both]
         print_json({"evaluations": plain, "comparison": asdict(found.paired), "store": place})
         return
     _print(both)
@@ -131,8 +140,8 @@ def _compared(paired: "PairedTest", a: str, b: str) -> dict[str, Any]:
         "accuracy": f"{paired.accuracy_difference:+.4f}",
     }
     if paired.mcnemar_p is not None:
-        message[f"right by {b} alone"] = paired.only_b
-        message[f"right by {a} alone"] = paired.only_a
+        message[f"only {b} correct"] = paired.only_b
+        message[f"only {a} correct"] = paired.only_a
         message["p, McNemar's exact test"] = f"{paired.mcnemar_p:.4g}"
     if paired.num_left_out:
         message["tasks left out"] = paired.num_left_out
@@ -152,10 +161,6 @@ def _print(found: "list[Evaluation]") -> None:
         for one in found
     ]
     print_rows(["policy", "tasks", *names, "unscored", "rows"], rows)
-
-
-def _plain(one: "Evaluation") -> dict[str, Any]:
-    return asdict(one)
 
 
 def _label(one: "Evaluation") -> str:

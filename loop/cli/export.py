@@ -1,31 +1,46 @@
-"""The command that moves rows out of the store into files, and weights into folders: export."""
+"""The command `export`: write rows to files, and weights to folders."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .app import ROWS, AtOption, JsonOption, StoreOption, app, open_store
-from .export_model import (
-    FolderOption,
-    MergeOption,
-    RunArgument,
-    VersionOption,
-    check_given,
-    export_weights,
-)
+from .app import ROWS, AtOption, JsonOption, StoreOption, app, heavy, open_store
 from .import_ import progress_of, say_counts
-from .tables import counted, print_json
+from .tables import counted, print_json, render
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from ...store import Store
 
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[RUN]", help="Export the model of this run.", show_default=False),
+]
+VersionOption = Annotated[
+    int | None,
+    typer.Option(help="For model: export this policy version.", show_default="the newest"),
+]
+MergeOption = Annotated[
+    bool,
+    typer.Option(
+        "--merge/--no-merge",
+        help="For model: merge an adapter into its base model, or keep it separate.",
+    ),
+]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="For model: find the weights in this run folder, if the configuration sets `output`."
+    ),
+]
+
 _WEIGHTS = ("desirable_weight", "undesirable_weight")
 
 EXPORT_FORMATS = """\b
-What is written:
+What to export:
   sft          {"prompt", "completion"}: a line for each assistant turn, for TRL
   dpo          {"prompt", "chosen", "rejected"}: the pairs of `preferences`, for TRL
   reward       {"prompt", "chosen", "rejected", "margin"}: pairs for a reward model of TRL
@@ -36,8 +51,8 @@ What is written:
   model        a run's weights, as a new folder that transformers or peft loads
 
 \b
-How, by the suffix of `--out`:
-  .jsonl       lines of JSON; messages and tools as they are spelled in the store
+File formats, by the suffix of `--out`:
+  .jsonl       lines of JSON; messages and tools exactly as stored
   .parquet     Parquet
   .arrow       an Arrow IPC file
   none         a folder that Hugging Face datasets opens with load_from_disk
@@ -48,52 +63,66 @@ How, by the suffix of `--out`:
 def export(
     what: Annotated[
         Literal["sft", "dpo", "reward", "kto", "chat", "sharegpt", "experiences", "model"],
-        typer.Argument(help="Conversations, pairs, whole rows, or weights; see below."),
+        typer.Argument(help="Export rows in this format, or a model; see below."),
     ],
     run: RunArgument = None,
     *,
-    out: Annotated[Path, typer.Option(help="The file, or a new folder; its suffix says how.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="Write to this file or new folder; the suffix sets the file format."),
+    ],
     store: StoreOption = None,
     where: Annotated[
         str | None,
         typer.Option(
-            help='Which rows, in SQL: "reward >= 1"; of preferences for dpo and reward, else of '
-            "experiences."
+            help='Export only the rows that match this SQL condition: "reward >= 1". For '
+            "dpo and reward the rows are preferences, else experiences."
         ),
     ] = None,
     sql: Annotated[
         str | None,
         typer.Option(
             metavar="SELECT",
-            help="Rows of your own: with `messages`, or `prompt_text` and `response_text`; for kto "
-            "also `label`; for dpo and reward `chosen_id` and `rejected_id`.",
+            help="Export the rows of this query. It returns `messages`, or `prompt_text` "
+            "and `response_text`; for kto also `label`; for dpo and reward "
+            "`chosen_id` and `rejected_id`.",
         ),
     ] = None,
     pipeline: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="The rows that a pipeline without a sink returns, in place of all."
+            metavar="FILE", help="Export the rows that this pipeline, which has no sink, returns."
         ),
     ] = None,
-    with_columns: Annotated[
+    side_columns: Annotated[
         list[str] | None,
         typer.Option(
-            "--with", metavar="SIDE", help="Side columns, such as `reward=score:strict@2`."
+            "--side-columns",
+            metavar="SPEC",
+            help="Add a side column, such as `reward=score:strict@2`; repeatable.",
         ),
     ] = None,
     label: Annotated[
         str | None,
         typer.Option(
             metavar="SQL",
-            help="For kto: which rows are desirable, told of all of them before `--where`. "
-            '"reward > avg(reward) OVER (PARTITION BY group_id)"; else "reward > 0".',
+            help="For kto: label rows as desirable by this SQL condition, which sees all "
+            'rows, before `--where`: "reward > avg(reward) OVER (PARTITION BY '
+            'group_id)".',
+            show_default='"reward > 0"',
         ),
     ] = None,
     text: Annotated[
         bool,
         typer.Option(
-            "--text", help="Plain text in place of messages, of one question and one answer."
+            "--text",
+            help="Write plain text instead of messages, where a conversation has one "
+            "question and one answer.",
         ),
+    ] = False,
+    distinct: Annotated[
+        bool,
+        typer.Option("--distinct", help="Write equal lines once: rollouts may give equal answers."),
     ] = False,
     at: AtOption = None,
     version: VersionOption = None,
@@ -101,23 +130,17 @@ def export(
     folder: FolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Export rows to a file, or a run's weights to a folder, whole or not at all."""
+    """Export rows to a file, or a run's weights to a folder; nothing is half-written."""
     from ...store import files
 
-    rows_only = {"--where": where, "--sql": sql, "--pipeline": pipeline, "--with": with_columns}
-    rows_only |= {"--label": label, "--text": text, "--at": at}
+    rows_only = {"--where": where, "--sql": sql, "--pipeline": pipeline, "--label": label}
+    rows_only |= {"--side-columns": side_columns, "--text": text}
+    rows_only |= {"--distinct": distinct, "--at": at}
     weights_only = {"RUN": run, "--version": version, "--no-merge": not merge, "--folder": folder}
-    check_given(what, rows=rows_only, weights=weights_only)
+    _check_given(what, rows=rows_only, weights=weights_only)
     if what == "model":
-        export_weights(
-            open_store(store),
-            run,
-            out,
-            version=version,
-            merge=merge,
-            folder=folder,
-            as_json=as_json,
-        )
+        how = {"version": version, "merge": merge, "folder": folder}
+        _export_weights(open_store(store), run, out, as_json=as_json, **how)
         return
     rows = None if pipeline is None else _returned(pipeline, open_store(store), at)
     lake = open_store(store, at=at)
@@ -129,38 +152,65 @@ def export(
             where=where,
             sql=sql,
             rows=rows,
-            with_columns=with_columns or (),
+            with_columns=side_columns or (),
             label=label,
             as_text=text,
+            distinct=distinct,
             progress=progress,
         )
     weights = dict(zip(_WEIGHTS, done.kto_weights, strict=True)) if done.kto_weights else {}
     if as_json:
-        told = {"what": what, "rows": done.rows, "left_out": done.left_out, "out": str(out)}
+        record = {"what": what, "rows": done.rows, "left_out": done.left_out, "out": str(out)}
+        record |= {"repeated": done.repeated}
         margins = {"without_margin": done.without_margin} if what == "reward" else {}
-        print_json(told | {"why": done.why} | margins | weights)
+        print_json(record | {"why": done.why} | margins | weights)
         return
     print(f"wrote {counted(done.rows, 'row')} to {out}")
     say_counts("left out", done.why)
+    if done.repeated:
+        were = "left out" if distinct else "`--distinct` writes each once"
+        print(f"{counted(done.repeated, 'line')} equal to an earlier one: {were}")
     if done.without_margin:
-        print(f"no line has a margin: {counted(done.without_margin, 'pair')} came without one")
+        print(f"no line has a margin: missing in {counted(done.without_margin, 'pair')}")
     if weights:
         good, bad = (done.labels[is_good] for is_good in (True, False))
-        told = ", ".join(f"{name}={value:.4g}" for name, value in weights.items())
-        print(f"{good} desirable and {bad} undesirable rows weigh the same in TRL with {told}")
+        settings = ", ".join(f"{name}={value:.4g}" for name, value in weights.items())
+        print(f"{good} desirable and {bad} undesirable rows weigh the same in TRL with {settings}")
 
 
 def _returned(file: Path, lake: "Store", at: str | None) -> "pa.Table":
-    """Run a pipeline without a sink and return its rows."""
     from ...pipelines import Pipeline
     from ...store.errors import ConfigError
 
     chain = Pipeline.from_yaml(file)
     if chain.sink is not None:
         raise ConfigError(
-            f"`{file}` has a sink, and an export takes the rows that a pipeline returns; leave "
-            "`sink` out"
+            f"`{file}` has a sink, but an export needs the rows that the pipeline returns; remove "
+            "`sink`"
         )
     rows = chain.run(lake, at=at, full=True).rows
     assert rows is not None, "without a sink the rows are returned"
     return rows.to_arrow()
+
+
+def _check_given(what: str, *, rows: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
+    """Refuse options of rows for a model, options of a model for rows, and a missing run."""
+    from ...store.errors import ConfigError
+
+    of, others = ("rows", rows) if what == "model" else ("`model`", weights)
+    for name, value in others.items():
+        if value not in (None, False, [], ()):
+            raise ConfigError(f"{name} is for {of}, not for `{what}`; leave it out")
+    if what == "model" and weights["RUN"] is None:
+        raise ConfigError("the run is missing; name it: `rlake export model RUN --out FOLDER`")
+
+
+def _export_weights(
+    lake: "Store", run: str | None, out: Path, *, as_json: bool, **how: Any
+) -> None:
+    assert run is not None, "`_check_given` refuses a missing run"
+    done = heavy("weight_sync.export").export_model(lake, run, out, **how)
+    kinds = {"merged": "its adapter merged into the model", "adapter": "an adapter"}
+    what = kinds.get(done.kind, "a whole model")
+    record = {"what": "model", "run": run, **vars(done), "out": str(out)}
+    render(record, f"wrote version {done.version} of {run} to {out}: {what}", as_json=as_json)

@@ -1,27 +1,27 @@
-"""The command that moves rows from files into the store: import."""
+"""The command `import`: read rows of files into the store."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .app import ROWS, JsonOption, StoreOption, app, open_store
+from .app import ROWS, JsonOption, StoreOption, app, heavy, open_store
 from .tables import counted, print_json, screen
 
 if TYPE_CHECKING:
-    from ...store import Store
     from ...store.files import Imported, InputFile, Rejected
 
 _SHOWN_EVERY = 0.2
 """Seconds between two updates of the progress line."""
 _REASONS = 5
-"""So many reasons are printed; the file has all."""
+"""Most reasons to print; the file has all."""
 
 IMPORT_FORMATS = """\b
-Kinds of file, told by the suffix:
+File types, by suffix:
   jsonl        lines of JSON objects
   json         objects, in a list or one after the other
   csv          comma, semicolon or tab separated
@@ -30,7 +30,7 @@ Kinds of file, told by the suffix:
   hf           a folder that Hugging Face datasets saved with save_to_disk
 
 \b
-Formats that name our columns, most told by the file's columns:
+Formats, most of them detected from the file's columns:
   chat         OpenAI's {"messages", "tools"}, or {"request", "response"} of chat completions
   preferences  {"prompt", "chosen", "rejected"}, text or messages, as TRL has them
   sharegpt     {"conversations": [{"from": "human", "value": ...}], "system"}
@@ -46,92 +46,97 @@ Formats that name our columns, most told by the file's columns:
 def import_(
     table: Annotated[
         Literal["tasks", "experiences", "preferences", "values"],
-        typer.Argument(help="What the rows are; values are of stored tasks or experiences."),
+        typer.Argument(
+            help="Import rows of this kind; `values` belong to stored tasks or experiences."
+        ),
     ],
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="Files, or a dataset's folder; see below."),
+        typer.Argument(
+            metavar="FILE...", help="Read these files, or a dataset's folder; see below."
+        ),
     ],
     store: StoreOption = None,
     sql: Annotated[
         str | None,
         typer.Option(
             metavar="SELECT",
-            help="Map the columns of the table `input` to ours; may join the store's tables. "
-            '"SELECT question AS prompt_text, answer FROM input".',
+            help="Map the columns of the table `input` to those of the store, whose tables "
+            'may be joined: "SELECT question AS prompt_text, answer FROM input".',
         ),
     ] = None,
     format: Annotated[
-        str | None, typer.Option(help="One of those below, when the file does not tell.")
+        str | None,
+        typer.Option(help="Read the files in this format; see below.", show_default="detected"),
     ] = None,
-    skip_bad: Annotated[
+    skip_invalid: Annotated[
         bool,
-        typer.Option("--skip-bad", help="Leave out and write down lines and rows that are wrong."),
+        typer.Option(
+            "--skip-invalid", help="Skip invalid lines and rows, and write them to a file."
+        ),
     ] = False,
     rejected: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where `--skip-bad` writes them, with the reasons; else NAME.rejected.jsonl here.",
-            show_default=False,
+            help="Write what `--skip-invalid` skips, and why, to this file.",
+            show_default="NAME.rejected.jsonl",
         ),
     ] = None,
     glob: Annotated[
-        bool, typer.Option("--glob", help="FILEs are patterns such as 'logs/*.jsonl.gz'.")
+        bool,
+        typer.Option("--glob", help="Treat each FILE as a pattern, such as 'logs/*.jsonl.gz'."),
     ] = False,
     each: Annotated[
-        bool, typer.Option("--each", help="Each file is an import of its own; else all are one.")
+        bool,
+        typer.Option("--each", help="Import each file on its own, so that each can be undone."),
     ] = False,
     taskset: Annotated[
-        str | None, typer.Option(help="The tasks' set, else the file's name.", show_default=False)
+        str | None,
+        typer.Option(help="Put the tasks into this taskset.", show_default="the file's name"),
     ] = None,
     split: Annotated[
         str | None,
         typer.Option(
-            help="The tasks' split, else train; of a folder with splits, which one.",
-            show_default=False,
+            help="Put the tasks into this split, or read this split of a dataset's folder.",
+            show_default="train",
         ),
     ] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Make tokens of rows of text with this model's tokenizer and chat template; "
-            "else the trainer does when it draws them.",
+            help="Tokenize text with this model's tokenizer and chat template.",
+            show_default="the trainer tokenizes what it draws",
         ),
     ] = None,
     replace: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|LINEAGE_ID",
-            help="Take the place of what an earlier import of this name, or id, added.",
+            help="Replace what an earlier import of this file name or lineage ID added.",
             show_default=False,
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="What values are called, of a file with one column of them."),
+        typer.Option(help="Name the values of a file with one column of values."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Import rows of files: all rows of all files or, when one is wrong, none.
+    """Import the rows of files: all rows of all files or, when one is invalid, none.
 
-    Columns are named like ours (see `rlake tables tasks`), or the format says what they are; ids,
-    messages, groups and the tasks of experiences are filled in. Token ids and log-probs that a file
-    has are kept as they are. A second import of the same file adds nothing; one with another
-    mapping adds its rows beside, unless it is to `--replace` what came before. A file of `values`
-    has `experience_id` or `task_id`, and one column a value, or `name` and `value`.
-    Files that end on .gz, .zst or .bz2 are read as what they hold.
+    Columns are named like ours (see `rlake tables tasks`), or the format defines them. IDs,
+    messages, groups and the tasks of experiences are filled in. Token IDs and log-probs in a file
+    are kept as they are. Importing the same file again adds nothing; importing it with another
+    mapping adds more rows, unless `--replace` removes the earlier ones. A file of `values` has
+    `experience_id` or `task_id`, and one column per value, or `name` and `value`. Files that end in
+    .gz, .zst or .bz2 are decompressed.
     """
-    from ...store.files import import_rows, import_values
+    from ...store.files import import_rows, import_values, open_input
 
-    _check_values(table, name, given=taskset or tokenizer or format or skip_bad)
-    if tokenizer is not None:
-        from ..models.chat_tokenizer import load_tokenizer
-
-        made = load_tokenizer(tokenizer)
-    else:
-        made = None
+    _check_values(table, name, given=taskset or tokenizer or format or skip_invalid)
+    made = None if tokenizer is None else heavy("models.chat_tokenizer").load_tokenizer(tokenizer)
     found = _matching(files) if glob else files
     message = []
     for together in [[file] for file in found] if each or table == "values" else [found]:
@@ -139,13 +144,15 @@ def import_(
         with progress_of(f"importing {what}") as progress, ExitStack() as opened:
             for file in together:
                 _check_named(table, file, format, taskset, split)
-            bad = _rejected(rejected, together, message) if skip_bad else None
-            sources = _opened(opened, together, format, bad, split)
+            bad = _rejected(rejected, together, message) if skip_invalid else None
+            reading = partial(open_input, format=format, rejected=bad, split=split)
+            sources = [opened.enter_context(reading(file)) for file in together]
             if table == "values":
                 lake, [source] = open_store(store), sources
                 done = import_values(lake, source, name=name, sql=sql, replace=replace)
             else:
-                lake = _open_or_make(store, lambda opened=sources: _check_all(table, opened, sql))
+                check = partial(_check_all, table, sources, sql)
+                lake = open_store(store, create=True, check=check)
                 done = import_rows(
                     lake,
                     table,
@@ -167,7 +174,6 @@ def import_(
 
 
 def _matching(patterns: Sequence[Path]) -> list[Path]:
-    """Return the files that patterns fit, each once, in the order of their names."""
     from glob import glob
 
     from ...store.errors import InputError
@@ -176,7 +182,7 @@ def _matching(patterns: Sequence[Path]) -> list[Path]:
     for pattern in patterns:
         fitting = sorted(glob(str(pattern), recursive=True))  # noqa: PTH207 - patterns may be absolute
         if not fitting:
-            raise InputError(f"no file fits `{pattern}`; nothing was imported")
+            raise InputError(f"no file matches `{pattern}`; nothing was imported")
         found |= dict.fromkeys(fitting)
     return [Path(name) for name in found]
 
@@ -187,27 +193,12 @@ def _named(files: Sequence[Path]) -> str:
 
 
 def _rejected(given: Path | None, files: Sequence[Path], before: Sequence[object]) -> "Rejected":
-    """Return what takes lines and rows that are wrong; each import has a file of its own."""
+    """Return the file of invalid lines and rows; each import has its own."""
     from ...store.files import Rejected
 
     if given is not None and before:
         return Rejected(given.with_name(f"{given.stem}-{len(before) + 1}{given.suffix}"))
     return Rejected(given or Path(f"{files[0].name}.rejected.jsonl"))
-
-
-def _opened(
-    stack: ExitStack,
-    files: Sequence[Path],
-    format: str | None,
-    rejected: "Rejected | None",
-    split: str | None,
-) -> "list[InputFile]":
-    from ...store.files import open_input
-
-    return [
-        stack.enter_context(open_input(file, format=format, rejected=rejected, split=split))
-        for file in files
-    ]
 
 
 def _check_all(table: str, files: "Sequence[InputFile]", sql: str | None) -> None:
@@ -218,46 +209,45 @@ def _check_all(table: str, files: "Sequence[InputFile]", sql: str | None) -> Non
 
 
 def _check_values(table: str, name: str | None, *, given: object) -> None:
-    """Refuse options that are for values, or for rows, where there are none."""
+    """Refuse options of values for rows, and options of rows for values."""
     from ...store.errors import ConfigError
 
     if name is not None and table != "values":
-        raise ConfigError(f"`--name` is for values, and {table} have none")
+        raise ConfigError(f"`--name` is only for `values`, not for {table}; leave it out")
     if table == "values" and given:
         raise ConfigError(
-            "`--taskset`, `--tokenizer`, `--format` and `--skip-bad` are for rows, not for values"
+            "values take no `--taskset`, `--tokenizer`, `--format` or `--skip-invalid`"
         )
 
 
 def _check_named(
     table: str, file: Path, format: str | None, taskset: str | None, split: str | None
 ) -> None:
-    """Refuse options that are for tasks where there are none."""
+    """Refuse options of tasks for preferences, which have none."""
     from ...store.errors import ConfigError
 
     names_tasks = taskset or (split and not file.is_dir())
     if table == "preferences" and names_tasks and format != "preferences":
         raise ConfigError(
-            "`--taskset` and `--split` are for tasks; preferences have none, but those of "
-            "`--format preferences` bring theirs"
+            "`--taskset` and `--split` are for tasks, and preferences have none; leave them out, "
+            "or import with `--format preferences`, which brings its tasks"
         )
 
 
 def _say(done: "Imported", file: str, place: str, rejected: "Rejected | None") -> None:
-    """Print what an import did."""
-    more = [counted(done.experiences, "experience")] if done.experiences else []
-    more += [f"{counted(done.tasks, 'task')} that they tried"] if done.tasks else []
-    also = "".join(f", and {part}" for part in more)
+    parts = [counted(done.rows, _kind(done.table))]
+    parts += [counted(done.experiences, "experience")] if done.experiences else []
+    parts += [counted(done.tasks, "task")] if done.tasks else []
     named = f", read as {done.format}," if done.format else ""
-    undo = f"; `rlake undo {done.lineage_id}` takes it back" if done.lineage_id else ""
-    what = f"{counted(done.rows, _kind(done.table))}{also} from {file}{named} into {place}"
+    undo = f"; undo it with `rlake undo {done.lineage_id}`" if done.lineage_id else ""
+    what = f"{' and '.join(parts)} from {file}{named} into {place}"
     print(f"imported {what}{undo}")
     if done.already:
-        print(f"there already: {counted(done.already, 'row')}")
+        print(f"already stored: {counted(done.already, 'row')}")
     if rejected is not None and rejected.why:
         common = dict(rejected.why.most_common(_REASONS))
-        say_counts("left out as wrong", common)
-        print(f"all {counted(done.skipped, 'wrong row')}, with the reasons, are in {rejected.path}")
+        say_counts("skipped as invalid", common)
+        print(f"the rows left out are in {rejected.path}, with the reasons")
     say_counts("left out", done.left_out)
     say_counts("not read", done.not_read)
     if done.tokenized:
@@ -280,12 +270,12 @@ def say_counts(what: str, counts: Mapping[str, int]) -> None:
 
 @contextmanager
 def progress_of(what: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show on a terminal what is done, for how many rows and bytes, and how fast."""
+    """Show progress on a terminal: the phase, rows, bytes, and bytes per second."""
     begun: dict[str, float] = {}
     shown = 0.0
     with screen(stderr=True).status(what) as status:
 
-        def tell(doing: str, rows: int, nbytes: int) -> None:
+        def show(doing: str, rows: int, nbytes: int) -> None:
             nonlocal shown
             now = monotonic()
             seconds = now - begun.setdefault(doing, now)
@@ -295,15 +285,4 @@ def progress_of(what: str) -> Iterator[Callable[[str, int, int], None]]:
             rate = f", {nbytes / 1e6 / seconds:,.1f} MB/s" if seconds else ""
             status.update(f"{what}: {doing}, {rows:,} rows, {nbytes / 1e6:,.0f} MB{rate}")
 
-        yield tell
-
-
-def _open_or_make(place: str, check: Callable[[], None]) -> "Store":
-    """Open the store; make it only when the import into it passes a check."""
-    from ...store.errors import NotAStoreError
-
-    try:
-        return open_store(place)
-    except NotAStoreError:
-        check()
-    return open_store(place, create=True)
+        yield show

@@ -1,4 +1,4 @@
-"""Commands by which people say what they think of rows: label, feedback."""
+"""The commands `label` and `feedback`: add, exchange and adjudicate people's labels."""
 
 import ipaddress
 import secrets
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .app import ROWS, JsonOption, StoreOption, app, open_store
-from .tables import counted, print_json, print_rows, screen
+from .app import ROWS, JsonOption, SeedOption, StoreOption, WhereOption, app, open_store
+from .tables import counted, print_json, print_rows, render, screen
 
 if TYPE_CHECKING:
     import socket
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from ...store import Store
     from ..labeling import Queue
 
-commands = typer.Typer(help="Labels by people: add, exchange with other tools, see who agrees.")
+commands = typer.Typer(
+    help="Add people's labels, exchange them with other tools, and measure agreement."
+)
 app.add_typer(commands, name="feedback", rich_help_panel=ROWS, no_args_is_help=True)
 
 Kind = Literal["disagreements", "borderline", "random"]
@@ -29,42 +31,48 @@ Tool = Literal["label_studio", "argilla", "jsonl"]
 AnnotatorOption = Annotated[
     str | None,
     typer.Option(
-        help="Who labels, else the user's name; on a page, who is named there first.",
-        show_default=False,
+        help="Store labels under this name; with --web, suggest it.",
+        show_default="the user's name",
     ),
 ]
-QueueOption = Annotated[str, typer.Option(metavar="NAME", help="The queue's name.")]
-WhereOption = Annotated[
-    str | None, typer.Option(help='Among which experiences, in SQL: "step > 50"; else all.')
-]
+QueueOption = Annotated[str, typer.Option(metavar="NAME", help="Use the queue of this name.")]
 KindOption = Annotated[
     Kind,
     typer.Option(
         "--choose",
-        help="disagreements: rewards, scorers and labels differ; borderline: groups near half; "
-        "random.",
+        help="Choose experiences whose rewards, scores and labels differ "
+        "(disagreements), whose groups pass about half of the time (borderline), "
+        "or any (random).",
     ),
 ]
 SqlOption = Annotated[
     str | None,
     typer.Option(
-        metavar="SELECT", help="What to label: gives `experience_id`, and `compared_id` for pairs."
+        metavar="SELECT",
+        help="Label the rows of this query, which returns `experience_id`, and "
+        "`compared_id` for pairs.",
     ),
 ]
 PairsOption = Annotated[
-    bool, typer.Option("--pairs", help="Compare two tries of a group that answer differently.")
+    bool, typer.Option("--pairs", help="Compare two rollouts of a group that answer differently.")
 ]
-LimitOption = Annotated[int, typer.Option(min=1, help="Items in the queue at most.")]
-SeedOption = Annotated[int, typer.Option(help="Of what is random.")]
+LimitOption = Annotated[
+    int, typer.Option(min=1, help="Put at most this many items into the queue.")
+]
 LabelsOption = Annotated[
-    str, typer.Option(metavar="CHOICES", help="Labels with their scores, or a range such as 1..5.")
+    str,
+    typer.Option(
+        metavar="CHOICES", help="Offer these labels with their scores, or a range such as 1..5."
+    ),
 ]
-ReviewsOption = Annotated[int, typer.Option(min=1, help="How many people label each item.")]
+ReviewsOption = Annotated[
+    int, typer.Option(min=1, help="Ask for this many labels of each item, by different people.")
+]
 
 _ANYWHERE = ("0.0.0.0", "::")
-"""Addresses that stand for all of this machine's, whatever name others call it by."""
+"""Addresses that mean every interface of this machine."""
 _WAITING = 64
-"""Connections that wait, or are answered, at once."""
+"""Most connections waiting or being answered."""
 
 
 @app.command(rich_help_panel=ROWS)
@@ -75,23 +83,27 @@ def label(
     sql: SqlOption = None,
     where: WhereOption = None,
     pairs: PairsOption = False,
-    question: Annotated[str, typer.Option(help="What is asked.")] = "Is this answer good?",
+    question: Annotated[
+        str, typer.Option(help="Ask annotators this question.")
+    ] = "Is this answer good?",
     labels: LabelsOption = "good=1,bad=0",
     annotator: AnnotatorOption = None,
     reviews: ReviewsOption = 1,
     limit: LimitOption = 200,
     seed: SeedOption = 0,
     web: Annotated[
-        bool, typer.Option("--web", help="A page for browsers, in place of the terminal.")
+        bool, typer.Option("--web", help="Serve a web page instead of asking in the terminal.")
     ] = False,
-    host: Annotated[str, typer.Option(help="Where the page is served.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Its port; 0: a free one.")] = 8011,
+    host: Annotated[str, typer.Option(help="Serve the page on this address.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Serve the page on this port; 0 takes a free one.")
+    ] = 8011,
     as_json: JsonOption = False,
 ) -> None:
-    """Label rows that a query chooses; each label is a row of `feedback`, and nothing waits for it.
+    """Label the rows that a query chooses; each label is a row of `feedback`.
 
-    Several people may label one queue at once, each in a terminal or browser of their own. An item
-    that has its `--reviews`, or that you labelled or skipped, does not come again.
+    Several people may label one queue at once, each in a terminal or browser. An item that has all
+    its `--reviews`, or that you labeled or skipped, is not shown again.
     """
     from ..labeling import Question, Queue, parse_choices, progress
 
@@ -116,22 +128,19 @@ def label(
     who = annotator or getuser()
     done = _in_terminal(lake, made, who)
     at = progress(made, lake, who)
-    if as_json:
-        print_json({"queue": queue, "annotator": who, "labelled": done} | vars(at))
-    else:
-        print(f"{counted(done, 'label')} by {who}; {at.done} of {at.items} items are done")
+    record = {"queue": queue, "annotator": who, "labelled": done} | vars(at)
+    text = f"{counted(done, 'label')} by {who}; {at.done} of {at.items} items are done"
+    render(record, text, as_json=as_json)
 
 
 def _in_terminal(lake: "Store", queue: "Queue", annotator: str) -> int:
     from ..labeling.terminal import TerminalForm
 
-    console = screen(stderr=True)
-    form = TerminalForm(lake, queue, annotator, console=console, ask=_line)
-    return form.run()
+    return TerminalForm(lake, queue, annotator, console=screen(stderr=True), ask=_line).run()
 
 
 def _line(prompt: str) -> str:
-    """Read a line; the prompt goes to stderr, so that stdout is what was asked for."""
+    """Read a line; the prompt goes to stderr, which keeps stdout for the result."""
     typer.echo(prompt, nl=False, err=True)
     return input()
 
@@ -145,7 +154,7 @@ def _serve(lake: "Store", queue: "Queue", host: str, port: int, annotator: str |
         from ..labeling.web import app as form
     except ImportError as error:
         raise ConfigError(
-            f"a page needs {error.name}; install it with `pip install 'rlake[label]'`"
+            f"the web page needs {error.name}; install it with `pip install 'rlake[serve]'`"
         ) from error
     is_ours = host == "localhost" or _is_loopback(host)
     token = None if is_ours else secrets.token_urlsafe(16)
@@ -161,13 +170,13 @@ def _serve(lake: "Store", queue: "Queue", host: str, port: int, annotator: str |
     )
     server = uvicorn.Server(config)
     with _bound(config) as (listening, place):
-        print(f"labelling at http://{place}/{f'?token={token}' if token else ''}", flush=True)
+        print(f"labeling at http://{place}/{f'?token={token}' if token else ''}", flush=True)
         server.run(sockets=[listening])
 
 
 @contextmanager
 def _bound(config: "uvicorn.Config") -> Iterator[tuple["socket.socket", str]]:
-    """Listen, and say at which address: the port may have been chosen by the system."""
+    """Listen, and yield the address: the system may have chosen the port."""
     import socket
 
     from ...store.errors import ConfigError
@@ -197,21 +206,25 @@ def _is_loopback(host: str) -> bool:
 
 @commands.command()
 def add(
-    experience_id: Annotated[str, typer.Argument(metavar="ID", help="The experience.")],
+    experience_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Use the experience with this ID.")
+    ],
     store: StoreOption = None,
-    label: Annotated[str | None, typer.Option(help="The label.")] = None,
-    score: Annotated[float | None, typer.Option(help="The label as a number.")] = None,
-    comment: Annotated[str | None, typer.Option(help="In words.")] = None,
+    label: Annotated[str | None, typer.Option(help="Store this label.")] = None,
+    score: Annotated[
+        float | None, typer.Option(help="Store this number as the label's score.")
+    ] = None,
+    comment: Annotated[str | None, typer.Option(help="Store this comment.")] = None,
     annotator: AnnotatorOption = None,
 ) -> None:
-    """Say what you think of one experience."""
+    """Label one experience."""
     from ...store.errors import ConfigError
     from ..labeling.interchange import Given, store_labels
 
     if not experience_id.strip():
-        raise ConfigError("the experience's ID is empty; `rlake sql` lists those that are stored")
+        raise ConfigError("the experience's ID is empty; list IDs with `rlake sql`")
     if label is None and score is None and comment is None:
-        raise ConfigError("give a `--label`, a `--score` or a `--comment`")
+        raise ConfigError("nothing to store; give a `--label`, a `--score` or a `--comment`")
     given = Given(
         experience_id=experience_id,
         annotator=annotator or getuser(),
@@ -220,38 +233,35 @@ def add(
         comment=comment,
     )
     done = store_labels(open_store(store), [given], queue=None, source="the command line")
-    print("stored" if done.rows else "there already")
+    print("stored" if done.rows else "already stored")
 
 
 @commands.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="What a tool exported, JSON or JSONL.")],
+    file: Annotated[Path, typer.Argument(help="Read this JSON or JSONL file.")],
     store: StoreOption = None,
-    format: Annotated[Tool, typer.Option(help="Which tool's.")] = "jsonl",
+    format: Annotated[Tool, typer.Option(help="Read the export format of this tool.")] = "jsonl",
     queue: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The queue that it answers, if any.")
+        str | None, typer.Option(metavar="NAME", help="Count the labels as answers to this queue.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Store the labels of a file, all or none; a second import of it adds nothing."""
+    """Import the labels of a file, all or none; importing it again adds nothing."""
     from ...store.files.annotations import FORMATS, answers
     from ..labeling.interchange import store_labels
 
     given = answers(file, FORMATS[format])
     done = store_labels(open_store(store), given, queue=queue, source=str(file))
-    if as_json:
-        print_json({"rows": done.rows, "already": done.duplicates, "file": str(file)})
-    else:
-        print(
-            f"imported {counted(done.rows, 'label')} from {file}, {done.duplicates} there already"
-        )
+    record = {"rows": done.rows, "already": done.duplicates, "file": str(file)}
+    text = f"imported {counted(done.rows, 'label')} from {file}, {done.duplicates} already stored"
+    render(record, text, as_json=as_json)
 
 
 @commands.command()
 def export(
-    out: Annotated[Path, typer.Option(help="The file, .json or .jsonl.")],
+    out: Annotated[Path, typer.Option(help="Write to this .json or .jsonl file.")],
     store: StoreOption = None,
-    format: Annotated[Tool, typer.Option(help="Which tool asks.")] = "jsonl",
+    format: Annotated[Tool, typer.Option(help="Write the import format of this tool.")] = "jsonl",
     queue: QueueOption = "review",
     choose: KindOption = "random",
     sql: SqlOption = None,
@@ -261,7 +271,7 @@ def export(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Write what a queue asks, for another tool; `feedback import` takes the answers."""
+    """Export the items of a queue to another tool; `feedback import` reads the answers."""
     from ...store.files.annotations import FORMATS, write
     from ..labeling import Queue
     from ..labeling.interchange import asked
@@ -278,19 +288,19 @@ def export(
         seed=seed,
     )
     rows = write(out, asked(lake, made.items), FORMATS[format])
-    if as_json:
-        print_json({"rows": rows, "out": str(out)})
-    else:
-        print(f"wrote {counted(rows, 'item')} of queue {queue} to {out}")
+    text = f"wrote {counted(rows, 'item')} of queue {queue} to {out}"
+    render({"rows": rows, "out": str(out)}, text, as_json=as_json)
 
 
 @commands.command()
 def agreement(
     store: StoreOption = None,
-    queue: Annotated[str | None, typer.Option(metavar="NAME", help="One queue, else all.")] = None,
+    queue: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Report only this queue.", show_default="all")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say how far people agree: shares, Krippendorff's alpha, and Cohen's kappa of each two."""
+    """Report how far annotators agree: percentages, Krippendorff's alpha, Cohen's kappas."""
     from ...store.query import literal
 
     lake = open_store(store)
@@ -303,30 +313,29 @@ def agreement(
         print_json({"queues": all_.to_dicts(), "pairs": two.to_dicts()})
         return
     if all_.is_empty():
-        print("no item was labelled by two people yet")
+        print("no item has labels of two people yet")
         return
     print_rows(all_.columns, all_.rows())
     print_rows(two.columns, two.rows())
 
 
-@commands.command("settle")
-def settle_(
+@commands.command("adjudicate")
+def adjudicate_(
     store: StoreOption = None,
     queue: QueueOption = "review",
     reviews: ReviewsOption = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Store what most people of a queue said: labels by `majority`, pairs as `preferences`.
+    """Store the majority's answer: labels by the annotator `majority`, pairs as `preferences`.
 
     A run trains on it with `trainer.side_columns: [reward=feedback:score@majority]`.
     """
-    from ..labeling import settle
+    from ..labeling import adjudicate
 
-    done = settle(open_store(store), queue, reviews=reviews)
-    if as_json:
-        print_json(vars(done))
-        return
-    print(
-        f"settled {counted(done.labels, 'label')} and {counted(done.preferences, 'preference')}; "
-        f"{done.ties} without a majority, {done.waiting} wait for more reviews"
+    done = adjudicate(open_store(store), queue, reviews=reviews)
+    text = (
+        f"adjudicated {counted(done.labels, 'label')} and "
+        f"{counted(done.preferences, 'preference')}; {done.ties} without a majority, "
+        f"{done.waiting} wait for more reviews"
     )
+    render(vars(done), text, as_json=as_json)

@@ -1,4 +1,4 @@
-"""Commands that care for a store: maintain, doctor, retention."""
+"""The commands `maintain`, `doctor` and `retention`."""
 
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from .app import CARE, JsonOption, StoreOption, app, listen, open_store
-from .tables import print_json, print_rows, screen
+from .tables import print_json, print_rows, render, screen
 
 _MARKS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 
@@ -15,19 +15,22 @@ _MARKS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 def maintain(
     store: StoreOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only tell what would be done.")
+        bool, typer.Option("--dry-run", help="Report what would be done, and change nothing.")
     ] = False,
     grace: Annotated[
         float | None,
         typer.Option(
-            min=0, metavar="SECONDS", help="Keep versions that were the newest one since; 600."
+            min=0,
+            metavar="SECONDS",
+            help="Keep versions that were the newest in the last SECONDS.",
+            show_default="600",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Apply retention rules, merge small files, keep indexes up, remove versions nobody needs.
+    """Apply retention rules, compact files, update indexes, and remove unneeded versions.
 
-    Safe while jobs write and read. What snapshots and branches need stays.
+    Safe while jobs read and write. Whatever snapshots and branches need is kept.
     """
     from ...store.maintenance import GRACE_SECONDS
     from ...store.maintenance.report import COLUMNS
@@ -56,11 +59,12 @@ def maintain(
 def doctor(
     store: StoreOption = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Read every file; compare each row with its digest.")
+        bool,
+        typer.Option("--deep", help="Also read every file, and compare each row with its digest."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Look for what is wrong with a store, and say the way out; exit with 1 when something is."""
+    """Check a store for problems and print the fixes; exit with 1 when there are errors."""
     from ...operators.sandbox import protection
     from ...store.connect import look
     from ...store.corruption import examine
@@ -92,37 +96,44 @@ def _print_finding(finding: Any) -> None:
         screen().print(Text(f"{'':<8} -> {finding.way_out}"), soft_wrap=True)
 
 
-rules = typer.Typer(help="Rules, in SQL, of which rows may be forgotten; `maintain` applies them.")
+rules = typer.Typer(help="Manage retention rules: which rows `maintain` deletes.")
 app.add_typer(rules, name="retention", rich_help_panel=CARE, no_args_is_help=True)
 
 
 @rules.command()
 def add(
-    name: Annotated[str, typer.Argument(help="What to call the rule.")],
-    table: Annotated[str, typer.Option(help="experiences, scores, derived or embeddings.")],
+    name: Annotated[str, typer.Argument(help="Name of the rule.")],
+    table: Annotated[
+        str,
+        typer.Option(
+            help="Delete rows of this table: experiences, scores, experience_values or embeddings."
+        ),
+    ],
     where: Annotated[
-        str, typer.Option(help='Rows that may go: "created_at < now() - INTERVAL 90 DAY".')
+        str,
+        typer.Option(
+            help='Delete rows that match this SQL condition: "created_at < now() - '
+            'INTERVAL 90 DAY".'
+        ),
     ],
     store: StoreOption = None,
-    note: Annotated[str | None, typer.Option(help="Why.")] = None,
+    note: Annotated[str | None, typer.Option(help="Record why the rule exists.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a rule stand; see what it would do with `rlake maintain --dry-run`.
+    """Add a retention rule; preview its effect with `rlake maintain --dry-run`.
 
-    Rows of runs that are not done stay, and snapshots still show what is deleted later.
+    Rows of unfinished runs are kept, and snapshots still show what is deleted later.
     """
     from ...store.maintenance import retention
 
     rule = retention.add(open_store(store), name, table=table, where=where, note=note)
-    if as_json:
-        print_json(asdict(rule))
-    else:
-        print(f"rule `{name}` stands; `rlake maintain --dry-run` counts what it names")
+    text = f"added rule `{name}`; `rlake maintain --dry-run` counts the rows that it names"
+    render(asdict(rule), text, as_json=as_json)
 
 
 @rules.command("list")
 def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List the rules that stand, and how many rows each has deleted."""
+    """List the rules, and how many rows each has deleted."""
     from ...store.maintenance import retention
     from ...store.query import literal
 
@@ -132,25 +143,18 @@ def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
         count = f"SELECT count(*) FROM drops WHERE lineage_id = {literal(rule.lineage_id)}"
         [(deleted,)] = lake.sql(count).fetchall()
         listed.append({**asdict(rule), "experiences_listed": deleted})
-    if as_json:
-        print_json({"rules": listed})
-    elif not listed:
-        print("no rules stand; add one with `rlake retention add NAME --table T --where SQL`")
-    else:
-        print_rows(list(listed[0]), [list(rule.values()) for rule in listed])
+    none = "no rules; add one with `rlake retention add NAME --table T --where SQL`"
+    render({"rules": listed}, listed or none, as_json=as_json)
 
 
 @rules.command()
 def drop(
-    name: Annotated[str, typer.Argument(help="The rule.")],
+    name: Annotated[str, typer.Argument(help="Name of the rule.")],
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a rule back; what it deleted stays deleted."""
+    """Remove a rule; rows that it deleted stay deleted."""
     from ...store.maintenance import retention
 
     retention.drop(open_store(store), name)
-    if as_json:
-        print_json({"dropped": name})
-    else:
-        print(f"rule `{name}` stands no more")
+    render({"dropped": name}, f"removed rule `{name}`", as_json=as_json)

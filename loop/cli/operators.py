@@ -1,66 +1,44 @@
-"""The command that lists operators, or prints what one does and its parameters."""
+"""The command `operators`: list the operators, or describe one."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from .app import PIPELINES, JsonOption, app
-from .tables import print_fields, print_heading, print_json, print_rows, screen
-
-if TYPE_CHECKING:
-    from ...operators.decorator import OperatorFunction
+from .tables import document, parameters_of, print_document, print_json, print_rows, screen
 
 
 @app.command(rich_help_panel=PIPELINES)
 def operators(
     name: Annotated[
-        str | None, typer.Argument(help="Print this operator's parameters.", show_default=False)
+        str | None,
+        typer.Argument(help="Describe this operator.", show_default="list all"),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the operators with their kind, or print what one does and its parameters."""
+    """List the operators by kind, or describe one and its parameters."""
     from ...operators.resolve import public
     from ...store.errors import NotFoundError, nearest
 
     known = dict(sorted(public().items(), key=lambda item: (item[1].kind, item[0])))
     if name is not None and name not in known:
-        raise NotFoundError(f"there is no operator `{name}`{nearest(name, known)}")
+        raise NotFoundError(f"operator `{name}` does not exist{nearest(name, known)}")
     if as_json:
         chosen = known if name is None else {name: known[name]}
-        print_json({n: _described(one) for n, one in chosen.items()})
+        message = {
+            n: {"kind": one.kind, "parameters": parameters_of(one), "text": document(one)}
+            for n, one in chosen.items()
+        }
+        print_json(message)
     elif name is not None:
-        _print(known[name])
+        one = known[name]
+        title = f"{one.name} ({one.kind})"
+        print_document(title, document(one), {"parameters": parameters_of(one)})
     else:
-        rows = [(n, one.kind, _text(one).partition("\n")[0]) for n, one in known.items()]
+        rows = [(n, one.kind, document(one).partition("\n")[0]) for n, one in known.items()]
         print_rows(("operator", "kind", "what it does"), rows)
         screen().print(
-            "Data-Juicer's are used by their own names, as `data_juicer: {NAME: {...}}`; "
+            "Data-Juicer's operators are used by name, as in `data_juicer: {NAME: {...}}`; "
             "`python -m rlake.operators.data_juicer` lists them.",
             style="dim",
         )
-
-
-def _described(one: "OperatorFunction[...]") -> dict[str, Any]:
-    text = _text(one)
-    return {"kind": one.kind, "parameters": _parameters(one), "text": text}
-
-
-def _print(one: "OperatorFunction[...]") -> None:
-    screen().print(f"{one.name} ({one.kind})", style="bold", markup=False)
-    screen().print(f"\n{_text(one)}", markup=False)
-    if parameters := _parameters(one):
-        print_heading("parameters")
-        print_fields(parameters, indent=2)
-
-
-def _text(one: "OperatorFunction[...]") -> str:
-    import inspect
-
-    return inspect.getdoc(one) or ""
-
-
-def _parameters(one: "OperatorFunction[...]") -> dict[str, str]:
-    """Return each parameter with its type and its default, as they stand in the signature."""
-    import inspect
-
-    return {p.name: str(p).partition(": ")[2] for p in inspect.signature(one).parameters.values()}

@@ -1,12 +1,10 @@
-"""Rows of a query on standard output, for other programs: JSON, JSON lines, CSV, Parquet."""
+"""Write a query's rows to standard output as JSON, JSON lines, CSV or Parquet."""
 
 import csv
 import io
 import os
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
-
-from ...store.errors import ConfigError
 
 if TYPE_CHECKING:
     import duckdb
@@ -34,7 +32,9 @@ def _write_parquet(relation: "duckdb.DuckDBPyRelation", out: IO[bytes]) -> None:
     import pyarrow.parquet as pq
 
     if os.isatty(out.fileno()):
-        raise ConfigError("Parquet is not for a terminal; redirect it: `> rows.parquet`")
+        from ...store.errors import ConfigError
+
+        raise ConfigError("Parquet cannot be shown on a terminal; redirect it: `> rows.parquet`")
     reader = relation.to_arrow_reader(BATCH_ROWS * 64)
     with (
         os.fdopen(os.dup(out.fileno()), "wb") as copy,  # Arrow closes what it was given
@@ -57,7 +57,7 @@ def _jsonl(relation: "duckdb.DuckDBPyRelation") -> Iterator[str]:
 
 
 def _json_rows(relation: "duckdb.DuckDBPyRelation") -> Iterator[str]:
-    from ...store.files.jsonl import json_line
+    from ...store.files.raw_json import json_line
 
     for batch in relation.to_arrow_reader(BATCH_ROWS):
         yield from map(json_line, batch.to_pylist(maps_as_pydicts="lossy"))
@@ -79,7 +79,7 @@ def _csv_lines(rows: Any) -> str:
 def _cell(value: Any) -> Any:
     from datetime import date, datetime, time
 
-    from ...store.files.jsonl import json_text
+    from ...store.files.raw_json import json_text
 
     if isinstance(value, datetime | date | time):
         return value.isoformat()

@@ -1,4 +1,4 @@
-"""Commands that run pipelines: pipeline run, watch, explain, memory."""
+"""The commands `pipeline run`, `watch`, `explain` and `cache`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,16 +14,18 @@ from .tables import counted, print_json, print_rows, screen
 if TYPE_CHECKING:
     from ...pipelines.report import Progress, Report
 
-commands = typer.Typer(help="Run a pipeline of operators, follow the store, or say what it does.")
+commands = typer.Typer(help="Run pipelines of operators, once or continuously, and explain them.")
 app.add_typer(commands, name="pipeline", rich_help_panel=PIPELINES, no_args_is_help=True)
 
-FileArgument = Annotated[Path, typer.Argument(help="The pipeline's YAML file.")]
+FileArgument = Annotated[Path, typer.Argument(help="Read the pipeline from this YAML file.")]
 FullOption = Annotated[
-    bool, typer.Option("--full", help="Read everything, also what was treated before.")
+    bool, typer.Option("--full", help="Read all rows, including those processed before.")
 ]
 ExecutorOption = Annotated[
     str | None,
-    typer.Option(metavar="local|ray", help="Where it runs; None: as the file says, else local."),
+    typer.Option(
+        metavar="local|ray", help="Run on this executor.", show_default="the file's, else local"
+    ),
 ]
 
 
@@ -36,10 +38,10 @@ def run(
     executor: ExecutorOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a pipeline once: rows in, operators, rows out, one row of lineage.
+    """Run a pipeline once.
 
-    It reads what came since it last ran with the same source, operators and sink. With `--at` it
-    reads the store as it was; what it makes is appended to the store as it is.
+    It reads the rows that arrived since it last ran with the same source, operators and sink. With
+    `--at` it reads the store as it was at a snapshot, and appends to the store as it is.
     """
     from ...pipelines import Pipeline
     from ...pipelines.report import check_read
@@ -59,12 +61,12 @@ def watch(
     store: StoreOption = None,
     until_idle: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", min=0, help="End when nothing came for so long."),
+        typer.Option(metavar="SECONDS", min=0, help="Stop when no rows arrive for this long."),
     ] = None,
     executor: ExecutorOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a pipeline now, and whenever its source gets rows, until Ctrl-C; a line for each run."""
+    """Run a pipeline now and whenever its source gets rows, until Ctrl-C; print a line per run."""
     from ...pipelines import Pipeline, watch
 
     pipeline = Pipeline.from_yaml(file)
@@ -82,10 +84,10 @@ def watch(
 def explain(
     file: FileArgument, store: StoreOption = None, at: AtOption = None, as_json: JsonOption = False
 ) -> None:
-    """Say what a pipeline would do, operator by operator; nothing is written.
+    """Explain what a pipeline would do, operator by operator; nothing is written.
 
-    Columns read and written, what each operator sees, rows expected by earlier runs, costs so far,
-    answers remembered, and the rows that a run would read now.
+    Prints the columns read and written, the scope of each operator, expected rows, costs so far,
+    cached results, and the rows that a run would read now.
     """
     from ...pipelines import Pipeline
     from ...store.errors import NotAStoreError
@@ -96,44 +98,47 @@ def explain(
     except NotAStoreError:
         if at is not None:
             raise
-        lake = None  # a plan needs no store; with one, its rows are looked at too
+        lake = None  # a plan works without a store; with one, it counts rows
     if as_json and lake is not None:
         from ...pipelines.explain import explained
 
         pipeline.explain(lake)  # its checks
         found = explained(pipeline, pipeline.plan(), lake)
-        told = {f.name: getattr(found, f.name) for f in fields(found) if f.name != "plan"}
-        print_json(told | {"steps": [asdict(step) for step in found.steps]})
+        record = {f.name: getattr(found, f.name) for f in fields(found) if f.name != "plan"}
+        print_json(record | {"steps": [asdict(step) for step in found.steps]})
     else:
         print(pipeline.explain(lake))
 
 
 @commands.command()
-def memory(
+def cache(
     store: StoreOption = None,
     clear: Annotated[
-        bool, typer.Option("--clear", help="Forget all of it: it is worked out again when needed.")
+        bool,
+        typer.Option(
+            "--clear", help="Delete all cached results; they are computed again when needed."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what is remembered of costly operators, the oldest first, or forget it."""
+    """List the cached results of costly operators, oldest first, or delete them."""
     from ...pipelines.cache_tables import CacheTables
 
-    memories = CacheTables(open_store(store))
-    there = memories.listed()
+    cached = CacheTables(open_store(store))
+    there = cached.listed()
     if clear:
-        memories.clear()
+        cached.clear()
     if as_json:
         print_json({"memories": [asdict(m) for m in there], "is_cleared": clear})
         return
     size = sum(m.num_bytes for m in there)
     if there and not clear:
         print_rows(
-            ("operator", "answers", "bytes", "written_at", "key"),
+            ("operator", "results", "bytes", "written_at", "key"),
             [(m.operator, m.rows, m.num_bytes, m.written_at, m.key) for m in there],
         )
-    what = "forgot" if clear else "remembered:"
-    print(f"{what} {counted(sum(m.rows for m in there), 'answer')}, {size / 2**20:.1f} MiB")
+    what = "deleted" if clear else "cached:"
+    print(f"{what} {counted(sum(m.rows for m in there), 'result')}, {size / 2**20:.1f} MiB")
 
 
 def _print(report: "Report", *, as_json: bool, short: bool = False) -> None:
@@ -145,7 +150,6 @@ def _print(report: "Report", *, as_json: bool, short: bool = False) -> None:
 
 @contextmanager
 def _drawn(name: str) -> Iterator[Callable[["Progress"], None]]:
-    """Draw a bar on the terminal: rows, rows a second, and what was dropped most, and why."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
 
@@ -153,11 +157,11 @@ def _drawn(name: str) -> Iterator[Callable[["Progress"], None]]:
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[status]}"),
     )
     console = screen(stderr=True)
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(name, total=None, told="")
+        task = bar.add_task(name, total=None, status="")
 
         def draw(now: "Progress") -> None:
             stage = f"{name} {now.stage}/{now.stages}" if now.stages > 1 else name
@@ -166,14 +170,14 @@ def _drawn(name: str) -> Iterator[Callable[["Progress"], None]]:
                 description=stage,
                 total=now.rows,
                 completed=now.treated,
-                told=told(now),
+                status=status(now),
             )
 
         yield draw
 
 
-def told(now: "Progress") -> str:
-    """Return the speed of a run, and what it dropped so far, the most frequent reason first."""
+def status(now: "Progress") -> str:
+    """Return the speed of a run, and its most frequent reason for dropping rows."""
     words = [f"{now.rows_per_second:,.0f} rows/s"]
     if now.dropped:
         from ...pipelines.report import summed

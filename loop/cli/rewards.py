@@ -1,18 +1,24 @@
-"""Commands about rewards: rescore stored rows, list rewards, and what another one changes."""
+"""The commands `rescore`, `rewards list` and `rewards diff`."""
 
 from typing import Annotated, Any
 
 import typer
 
-from .app import ROWS, JsonOption, StoreOption, app, open_store
-from .tables import counted, print_heading, print_json, print_rows, screen
+from .app import ROWS, JsonOption, StoreOption, WhereOption, app, open_store
+from .tables import (
+    counted,
+    document,
+    number,
+    parameters_of,
+    print_heading,
+    print_json,
+    print_rows,
+    render,
+    screen,
+)
 
-commands = typer.Typer(help="The rewards there are, and what changes from one to another.")
+commands = typer.Typer(help="List rewards, and compare two of them on stored rows.")
 app.add_typer(commands, name="rewards", rich_help_panel=ROWS, no_args_is_help=True)
-
-WhereOption = Annotated[
-    str | None, typer.Option(help="Which experiences, in SQL: \"run_id = 'a'\"; else all.")
-]
 
 
 @app.command(rich_help_panel=ROWS)
@@ -21,55 +27,64 @@ def rescore(
         str,
         typer.Option(
             metavar="NAME",
-            help="A reward of ours, or package.module:function; as YAML, with its parameters: "
-            "'overlong: {max_tokens: 512, cache: 128}'.",
+            help="Use this reward: a built-in name or package.module:function; with "
+            "parameters as YAML, 'overlong: {max_tokens: 512, cache: 128}'.",
         ),
     ],
     store: StoreOption = None,
     version: Annotated[
         str | None,
-        typer.Option(help="What to call this state of it, else a digest of its source."),
+        typer.Option(
+            help="Store the scores under this version.",
+            show_default="a digest of the reward's source",
+        ),
     ] = None,
     where: WhereOption = None,
-    at_once: Annotated[
-        int, typer.Option(min=1, help="Calls of an async reward that are under way at once.")
+    max_concurrency: Annotated[
+        int, typer.Option(min=1, help="Run at most this many calls of an async reward at once.")
     ] = 16,
-    seconds: Annotated[
-        float, typer.Option(min=0.001, help="Longest time of one call of an async reward.")
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.001, metavar="SECONDS", help="Stop a call of an async reward after this long."
+        ),
     ] = 300.0,
     compare: Annotated[
         str | None,
-        typer.Option(metavar="OLD", help="Then say what changes: from `reward`, or score:NAME@V."),
+        typer.Option(
+            metavar="OLD",
+            help="Then report what changes against `reward`, or against score:NAME@VERSION.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Judge stored rows by a reward function; its verdicts are rows of `scores`.
+    """Score stored rows with a reward function; the results are rows of `scores`.
 
-    Rows that it has judged before are passed over, so a call that was killed is gone on with. A run
-    trains on what it says when `trainer.side_columns` lists `reward=score:NAME@VERSION`.
+    Rows that were scored before are skipped, so a run that was killed continues. To train on the
+    new reward, add `reward=score:NAME@VERSION` to `trainer.side_columns`.
     """
     from ...pipelines.rescoring import rescore as judge
     from ...pipelines.reward_diff import compare as compared
     from ...store.errors import JobError
 
     lake = open_store(store)
-    with screen(stderr=True).status("judging") as shown:
+    with screen(stderr=True).status("scoring") as shown:
         done = judge(
             lake,
             _spec(reward),
             version=version,
             where=where,
-            at_once=at_once,
-            seconds=seconds,
-            listener=lambda n, all_: shown.update(f"judged {n:,} of {counted(all_, 'row')}"),
+            max_concurrency=max_concurrency,
+            timeout=timeout,
+            listener=lambda n, all_: shown.update(f"scored {n:,} of {counted(all_, 'row')}"),
         )
     if not done.rows:
         at = f" matches `--where` {where}" if where else " is stored"
-        raise JobError(f"nothing was judged: no experience{at}")
+        raise JobError(f"nothing was scored: no experience{at}")
     if done.failed == done.rows:
         raise JobError(
-            f"`{done.scorer}` could judge none of {counted(done.rows, 'row')}, such as: "
-            f"{done.failure}; mend it and judge again, with another `--version` if you name them"
+            f"`{done.scorer}` scored none of {counted(done.rows, 'row')}, such as: "
+            f"{done.failure}; fix it and rescore, with another `--version` if you set one"
         )
     made = f"score:{done.scorer}@{done.version}"
     change = compared(lake, compare, made, where=where) if compare else None
@@ -77,15 +92,15 @@ def rescore(
         print_json(vars(done) | ({"difference": vars(change)} if change else {}))
         return
     before = f" ({done.rows - done.new:,} before)" if done.rows > done.new else ""
-    print(f"{done.scorer}@{done.version} judged {counted(done.rows, 'row')}{before}")
+    print(f"{done.scorer}@{done.version} scored {counted(done.rows, 'row')}{before}")
     share = done.changed / done.rows
     print(
         f"against the stored reward: {done.changed:,} changed ({share:.1%}), "
         f"{done.better:,} higher, {done.worse:,} lower"
     )
-    print(f"mean: {_mean(done.reward_mean)} stored, {_mean(done.value_mean)} now")
+    print(f"mean: {number(done.reward_mean)} stored, {number(done.value_mean)} now")
     if done.failed:
-        print(f"could not be judged: {counted(done.failed, 'row')}, such as: {done.failure}")
+        print(f"could not be scored: {counted(done.failed, 'row')}, such as: {done.failure}")
     print(f"read it as `{made}`")
     if change:
         _print(change)
@@ -93,46 +108,44 @@ def rescore(
 
 @commands.command("list")
 def list_rewards(as_json: JsonOption = False) -> None:
-    """List our rewards: what each looks at, its parameters, and what it says."""
-    import inspect
-
+    """List the built-in rewards with their inputs and parameters."""
     from ...operators import rewards
+    from ...operators.import_path import public_functions
     from ...operators.reward_protocol import looks_at
     from ...operators.sandbox import protection
-    from ..config.resolve import public_functions
 
     found = {
         name: {
             "looks_at": looks_at(function),
-            "parameters": list(inspect.signature(function).parameters)[2:],
-            "says": (inspect.getdoc(function) or "").partition("\n")[0],
+            "parameters": list(parameters_of(function, skip=2)),
+            "says": document(function).partition("\n")[0],
         }
         for name, function in sorted(public_functions(rewards).items())
     }
-    if as_json:
-        print_json(found)
-        return
-    print_rows(
-        ["name", "looks_at", "parameters", "says"],
-        [
-            (name, one["looks_at"], " ".join(one["parameters"]), one["says"])
-            for name, one in found.items()
-        ],
-    )
-    print(f"code under test is confined here by {protection()}")
+    listed = [
+        {"name": name, **one, "parameters": " ".join(one["parameters"])}
+        for name, one in found.items()
+    ]
+    render(found, listed, as_json=as_json)
+    if not as_json:
+        print(f"code under test is confined here by {protection()}")
 
 
 @commands.command()
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="`reward`, or score:NAME@VERSION.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Likewise.")],
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="Compare from `reward`, or from score:NAME@VERSION.")
+    ],
+    b: Annotated[
+        str, typer.Argument(metavar="B", help="Compare to `reward`, or to score:NAME@VERSION.")
+    ],
     store: StoreOption = None,
     where: WhereOption = None,
-    tasks: Annotated[int, typer.Option(min=0, help="Tasks shown that change most.")] = 10,
-    rows: Annotated[int, typer.Option(min=0, help="Rows shown that change most.")] = 0,
+    tasks: Annotated[int, typer.Option(min=0, help="Show this many tasks that change most.")] = 10,
+    rows: Annotated[int, typer.Option(min=0, help="Show this many rows that change most.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what changes from one reward to another: rows, groups that change sign, tasks."""
+    """Compare two rewards: which rows, group advantages and tasks change."""
     from ...pipelines.reward_diff import changed_rows, compare
 
     lake = open_store(store)
@@ -156,13 +169,13 @@ def _print(change: Any) -> None:
         f"{rows['higher']:,} rise, {rows['lower']:,} fall"
     )
     print(
-        f"mean of rows with both: {_mean(rows['a_mean'])} -> {_mean(rows['b_mean'])}, "
-        f"correlation {_mean(rows['correlation'])}"
+        f"mean of rows with both: {number(rows['a_mean'])} -> {number(rows['b_mean'])}, "
+        f"correlation {number(rows['correlation'])}"
     )
     print(
         f"{counted(groups['groups'], 'group')}: in {groups['sign_changes']:,} an advantage changes "
         f"its sign ({counted(groups['rows_of_other_sign'], 'row')}), in {groups['other_best']:,} "
-        f"other tries are best, {groups['become_flat']:,} become flat, "
+        f"other rollouts are best, {groups['become_flat']:,} become flat, "
         f"{groups['become_informative']:,} become informative"
     )
     _print_confusion(change.confusion)
@@ -199,8 +212,6 @@ def _spec(text: str) -> Any:
         isinstance(spec, dict) and all(isinstance(v, dict | None) for v in spec.values())
     ):
         return spec
-    raise ConfigError(f"`--reward` is a name, or `{{name: {{parameter: value}}}}`, got `{text}`")
-
-
-def _mean(value: float | None) -> str:
-    return "NULL" if value is None else f"{value:.4g}"
+    raise ConfigError(
+        f"`--reward` must be a name or `{{name: {{parameter: value}}}}`, got `{text}`"
+    )

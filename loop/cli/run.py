@@ -1,43 +1,55 @@
-"""Commands that run jobs: quickstart, run, explore, train."""
+"""Commands that run jobs: quickstart, selftest, run, explore, train."""
 
-from collections.abc import Callable
+import inspect
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import JOBS, JsonOption, StoreOption, app
+from .app import JOBS, JsonOption, SeedOption, StoreOption, app, heavy, opened
 from .dry_run import plan
-from .lazy import heavy, opened
-from .run_summary import summary, tell, tell_monitors, warn_of_dropped, warn_of_untrained
-from .tables import print_json
+from .run_summary import print_trackers, summary, warn_of_dropped, warn_of_untrained
+from .tables import counted, print_fields, print_json, print_rows, render
 
 if TYPE_CHECKING:
     from ..config import RunConfig, Stage
 
 ConfigArgument = Annotated[
-    str, typer.Argument(help="A YAML file, or the name of a packaged recipe.")
+    str, typer.Argument(help="Read this YAML file, or the packaged recipe of this name.")
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override, as trainer.steps=100."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a configuration key, as in trainer.steps=100; repeatable.",
+    ),
 ]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue the run where it stopped.")]
 StageOption = Annotated[
     str | None,
-    typer.Option("--stage", metavar="NAME", help="Of a configuration in stages, only this one."),
+    typer.Option(
+        "--stage", metavar="NAME", help="Run only this stage of a multi-stage configuration."
+    ),
 ]
-JoinOption = Annotated[
+AddExplorersOption = Annotated[
     int | None,
     typer.Option(
-        "--join", metavar="N", min=1, help="Add N explorers to the run's that work on Ray, and end."
+        metavar="N",
+        min=1,
+        help="Add N explorers to a running Ray job and exit.",
+        show_default=False,
     ),
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Check; print what is set and what follows; stop.")
+    bool,
+    typer.Option(
+        "--dry-run", help="Check the configuration, print it with what follows from it, and exit."
+    ),
 ]
 FullOption = Annotated[
-    bool, typer.Option("--full", help="With --dry-run: print all settings, defaults included.")
+    bool, typer.Option("--full", help="Like --dry-run, but print every setting with its default.")
 ]
 
 
@@ -45,9 +57,9 @@ FullOption = Annotated[
 def quickstart(
     folder: Annotated[
         Path | None,
-        typer.Argument(help="Where to put everything; a new folder.", show_default="./quickstart"),
+        typer.Argument(help="Put everything into this new folder.", show_default="./quickstart"),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all randomness.")] = 0,
+    seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Teach a tiny model to add, from nothing, in a minute or two; then query its history."""
@@ -56,8 +68,73 @@ def quickstart(
         print_json(result.summary())
 
 
-def _command(name: str, told: str) -> Callable[..., None]:
-    """Add the command of a job; all three take the same options."""
+@app.command(rich_help_panel=JOBS)
+def selftest(
+    tasks: Annotated[
+        list[str] | None,
+        typer.Argument(help="Run these tasks: arithmetic, countdown, frozen_lake, gsm8k, or all."),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Put everything into this new folder.", show_default="./selftest"),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train for this many RL steps.", show_default="the recipe's"),
+    ] = None,
+    seed: SeedOption = 0,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Start from this model folder.", show_default="a tiny new model"),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="Sample with this engine, such as transformers or vllm.", show_default=False
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Read GSM8K from this folder.", show_default="RLAKE_DATA, else generated questions"
+        ),
+    ] = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that models learn on this machine: run recipes and report before and after.
+
+    Each task gets its own store in the folder, next to `report.html` and `reward.png`. The tiny
+    model learns arithmetic, countdown and frozen_lake in minutes. It learns nothing from gsm8k,
+    which only shows that all parts work together; use `--model` to learn it.
+    """
+    work, pages = heavy("selftest.run"), heavy("selftest.report")
+    options = work.Options(
+        steps=steps,
+        seed=seed,
+        model=None if model is None else str(model),
+        engine=engine,
+        data=data,
+        overrides=tuple(overrides or ()),
+        quiet=as_json,
+    )
+    place = (folder or Path("selftest")).absolute()
+    made = work.run(tasks or ["arithmetic"], place, options)
+    image, page = place / "reward.png", place / "report.html"
+    pages.plot_rewards(image, made)
+    pages.write_page(page, made, options, image)
+    if as_json:
+        message = [one.summary() for one in made]
+        print_json({"tasks": message, "report": str(page), "picture": str(image)})
+        return
+    for one in made:
+        print(pages.notes(one), file=sys.stderr)
+    print_rows(pages.HEADS, [pages.cells(one) for one in made])
+    print_fields({"report": str(page), "picture": str(image)})
+
+
+def _command(name: str, text: str) -> None:
+    """Add the command of a job; all take the same options, but for `explore --add-explorers`."""
 
     def command(
         config: ConfigArgument,
@@ -65,84 +142,84 @@ def _command(name: str, told: str) -> Callable[..., None]:
         overrides: SetOption = None,
         stage: StageOption = None,
         resume: ResumeOption = False,
+        add_explorers: AddExplorersOption = None,
         dry_run: DryRunOption = False,
         full: FullOption = False,
         as_json: JsonOption = False,
     ) -> None:
-        _work(
-            name,
-            config,
-            store,
-            overrides,
-            stage=stage,
-            resume=resume,
-            dry_run=dry_run or full,
-            full=full,
-            as_json=as_json,
-        )
+        dry_run = dry_run or full
+        if add_explorers is not None:
+            _add_explorers(configured(config, overrides, stage), add_explorers, as_json=as_json)
+        elif (
+            name != "explore"
+            and not dry_run
+            and heavy("trainer.distributed.launch").is_other_rank()
+        ):
+            stages = _stages(config, overrides) if stage is None else ()
+            settings = stages[0].config if stages else configured(config, overrides, stage)
+            heavy("trainer.distributed.ranks").run_torchrun_rank(settings)
+        elif name == "run" and (stages := _stages(config, overrides)):
+            from .stages import work_in_stages
 
-    command.__doc__ = told
-    return app.command(name, rich_help_panel=JOBS)(command)
+            how = {"resume": resume, "dry_run": dry_run, "full": full, "as_json": as_json}
+            work_in_stages(stages, store, only=stage, **how)
+        else:
+            settings = configured(config, overrides, stage)
+            heavy("run").check(settings)
+            if dry_run:
+                heavy("cli.preflight").bind_conditions(settings)
+                print(plan(settings, full=full or as_json))
+            else:
+                _work(name, settings, store, resume=resume, as_json=as_json)
+
+    if name != "explore":  # typer reads the options from the signature
+        whole = inspect.signature(command)
+        own = [p for p in whole.parameters.values() if p.name != "add_explorers"]
+        setattr(command, "__signature__", whole.replace(parameters=own))  # noqa: B010
+    command.__doc__ = text
+    app.command(name, rich_help_panel=JOBS)(command)
 
 
-run = _command(
+_command(
     "run",
     """Run explorer and trainer together, or the trainer alone when the run is offline.
 
-    A configuration in stages runs one after the other; `--resume` goes on in the middle.
+    The stages of a multi-stage configuration run in order; `--resume` continues in the middle.
     """,
 )
-explore = _command(
-    "explore", "Make the experience of a run; its trainer is another process on the same store."
-)
-train = _command(
+_command(
     "train",
     "Train on rows of the store: those of the run's explorer, or any that a query chooses.",
 )
+_command(
+    "explore",
+    "Generate the experience of a run; its trainer is another process on the same store.",
+)
 
 
-def _work(
-    name: str,
-    config: str,
-    store: Any,
-    overrides: list[str] | None,
-    *,
-    stage: str | None,
-    resume: bool,
-    dry_run: bool,
-    full: bool,
-    as_json: bool,
-) -> None:
-    if name != "explore" and not dry_run and heavy("trainer.distributed.launch").follows():
-        stages = _stages(config, overrides) if stage is None else ()
-        settings = stages[0].config if stages else configured(config, overrides, stage)
-        heavy("trainer.distributed.follower").follow_torchrun(settings)
-        return
-    if name == "run" and (stages := _stages(config, overrides)):
-        from .stages import work_in_stages
+def _add_explorers(settings: "RunConfig", number: int, *, as_json: bool) -> None:
+    total = heavy("explorer.ray.scale_up").join(settings, explorers=number)
+    text = f"run `{settings.name}` has {counted(total, 'explorer')} now"
+    render({"run": settings.name, "explorers": total}, text, as_json=as_json)
 
-        work_in_stages(
-            stages, store, only=stage, resume=resume, dry_run=dry_run, full=full, as_json=as_json
-        )
-        return
-    jobs = heavy("run")
-    if dry_run:
-        settings = configured(config, overrides, stage)
-        jobs.check(settings)
-        print(plan(settings, full=full or as_json))
-        return
-    settings = configured(config, overrides, stage)
-    jobs.check(settings)
-    lake = opened(settings, store, name)
+
+def _work(name: str, settings: "RunConfig", store: Any, *, resume: bool, as_json: bool) -> None:
+    from ...store import interrupts
     from ..runs.progress import Display
 
-    tell_monitors(lake, settings)
-    work = getattr(jobs, name)
-    with Display(settings, total_steps=settings.trainer.steps, quiet=as_json) as display:
-        work(lake, settings, resume=resume, listener=display)
+    lake = opened(settings, store, name)
+    print_trackers(lake, settings)
+    work = getattr(heavy("run"), name)
+    try:
+        with Display(settings, total_steps=settings.trainer.steps, quiet=as_json) as display:
+            work(lake, settings, resume=resume, listener=display)
+    except BaseException as error:
+        if interrupts.caused(error):
+            typer.echo(f"run `{settings.name}` stopped; `--resume` continues it", err=True)
+        raise
     warn_of_dropped(lake, settings.name)
     warn_of_untrained(lake, settings.name)
-    tell(summary(lake, settings), as_json=as_json)
+    render(summary(lake, settings), as_json=as_json)
 
 
 def _stages(config: str, overrides: list[str] | None) -> "tuple[Stage, ...]":
@@ -152,7 +229,7 @@ def _stages(config: str, overrides: list[str] | None) -> "tuple[Stage, ...]":
 
 
 def configured(config: str, overrides: list[str] | None, stage: str | None) -> "RunConfig":
-    """Read the configuration of a job, of one stage where it is in stages."""
+    """Read the configuration of a job, or of one stage."""
     from ...store.errors import ConfigError
     from ..config import load
     from ..config.stages import of_name
@@ -161,5 +238,5 @@ def configured(config: str, overrides: list[str] | None, stage: str | None) -> "
         return load(config, overrides or [])
     found = _stages(config, overrides)
     if not found:
-        raise ConfigError(f"`{config}` does not run in stages; leave `--stage` out")
+        raise ConfigError(f"`{config}` has no stages; leave `--stage` out")
     return of_name(found, stage).config

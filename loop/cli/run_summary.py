@@ -1,41 +1,48 @@
-"""What `run`, `explore` and `train` print when they end."""
+"""The summary and the warnings that `run`, `explore` and `train` print at their end."""
 
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .lazy import heavy
-from .tables import counted, print_fields, print_json
+from .app import heavy
+from .tables import counted
 
 if TYPE_CHECKING:
     from ...store import Store
     from ..config import RunConfig
 
 
-def tell_monitors(lake: "Store", settings: "RunConfig") -> None:
-    """Say on stderr which trackers are told the run's metrics, and where they write."""
+def print_trackers(lake: "Store", settings: "RunConfig") -> None:
+    """Print on stderr which trackers receive the run's metrics, and where they write."""
     if settings.trackers:
         for name, place in heavy("runs.tracking").places(lake, settings):
-            print(f"monitor {name}: {place}", file=sys.stderr, flush=True)
+            print(f"tracker {name}: {place}", file=sys.stderr, flush=True)
 
 
 def summary(lake: "Store", settings: "RunConfig") -> dict[str, Any]:
-    """Return what a run came to, as its store says."""
+    """Return a run's results from its store."""
     [(steps, rows, reward)] = lake.sql(
         "SELECT count(*), (SELECT count(*) FROM draws_current "
         f"WHERE run_id = '{settings.name}' AND weight > 0), arg_max(reward_mean, step) "
         f"FROM steps WHERE run_id = '{settings.name}'"
     ).fetchall()
-    [(loss, version)] = lake.sql(
-        "SELECT (SELECT arg_max(value, step) FROM metrics_current "
-        f"WHERE run_id = '{settings.name}' AND name = 'train/loss'), "
-        f"(SELECT max(policy_version) FROM policies_current WHERE run_id = '{settings.name}')"
+    # the reward of stored pairs says nothing of the policy
+    of_pairs = {"accuracy": "train/accuracy", "margin": "train/reward_margin"}
+    last = dict(
+        lake.sql(
+            "SELECT name, arg_max(value, step) FROM metrics_current WHERE run_id = "
+            f"'{settings.name}' AND name IN {('train/loss', *of_pairs.values())} GROUP BY name"
+        ).fetchall()
+    )
+    [(version,)] = lake.sql(
+        f"SELECT max(policy_version) FROM policies_current WHERE run_id = '{settings.name}'"
     ).fetchall()
+    results = {f"final_{k}": last[name] for k, name in of_pairs.items() if name in last}
     return {
         "run": settings.name,
         "steps": steps,
         "rows_trained": rows,
-        "final_reward": reward,
-        "final_loss": loss,
+        **(results or {"final_reward": reward}),
+        "final_loss": last.get("train/loss"),
         **_unused(lake, settings.name),
         **_held_out(lake, settings.name),
         "policy_version": version,
@@ -44,7 +51,6 @@ def summary(lake: "Store", settings: "RunConfig") -> dict[str, Any]:
 
 
 def _unused(lake: "Store", run: str) -> dict[str, int]:
-    """Return how many tries of the run were dropped, or never scored, when there are any."""
     [(dropped, unscored)] = lake.sql(
         "SELECT count(drop_reason), count(*) FILTER (drop_reason IS NULL AND reward IS NULL) "
         f"FROM experiences WHERE run_id = '{run}'"
@@ -54,21 +60,23 @@ def _unused(lake: "Store", run: str) -> dict[str, int]:
 
 
 def warn_of_dropped(lake: "Store", run: str) -> None:
-    """Say on stderr when most tries of the run taught nothing."""
-    [(tries, dropped, reason)] = lake.sql(
+    """Warn on stderr when most rollouts of the run were dropped."""
+    [(rollouts, dropped, reason)] = lake.sql(
         "SELECT count(*), count(drop_reason), mode(drop_reason) FROM experiences "
         f"WHERE run_id = '{run}'"
     ).fetchall()
-    if 2 * dropped > tries:
+    if 2 * dropped > rollouts:
+        from ...store.errors import shorten
+
         print(
-            f"warning: {dropped} of {tries} tries were dropped, and nothing was learned from them; "
-            f"the most frequent reason: {' '.join(reason.split())[:200]}",
+            f"warning: {dropped} of {rollouts} rollouts were dropped and taught nothing; "
+            f"the most frequent reason: {shorten(' '.join(reason.split()), 200)}",
             file=sys.stderr,
         )
 
 
 def warn_of_untrained(lake: "Store", run: str) -> None:
-    """Say on stderr which rows the model could not take, and how many steps changed nothing."""
+    """Warn on stderr about rows that could not be trained on, and steps without any."""
     [(rows, reason)] = lake.sql(
         "SELECT count(DISTINCT experience_id), mode(error) FROM operator_errors "
         f"WHERE operator = 'train' AND starts_with(lineage_id, '{run}/')"
@@ -85,13 +93,13 @@ def warn_of_untrained(lake: "Store", run: str) -> None:
         )
     if skipped:
         print(
-            f"warning: {counted(skipped, 'step')} had nothing to train on, and changed no weight",
+            f"warning: {counted(skipped, 'step')} had nothing to train on and changed no weights",
             file=sys.stderr,
         )
 
 
 def _held_out(lake: "Store", run: str) -> dict[str, float]:
-    """Return loss, accuracy and reward on what is held out, before and after, where measured."""
+    """Return held-out loss, accuracy and reward, before and after, where they were measured."""
     found = lake.sql(
         "SELECT replace(name[6:], '_mean', ''), arg_min(value, step), arg_max(value, step) "
         f"FROM metrics_current WHERE run_id = '{run}' AND (name = 'eval/loss' "
@@ -103,11 +111,3 @@ def _held_out(lake: "Store", run: str) -> dict[str, float]:
         for name, *both in found
         for when, value in zip(("before", "after"), both, strict=True)
     }
-
-
-def tell(values: dict[str, Any], *, as_json: bool) -> None:
-    """Print what a job came to."""
-    if as_json:
-        print_json(values)
-    else:
-        print_fields(values)

@@ -1,25 +1,20 @@
-"""Commands that find experiences: search, similar, embed."""
+"""The commands `search`, `similar` and `embed`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from .app import ROWS, AtOption, JsonOption, StoreOption, app, open_store
-from .tables import counted, print_json, print_rows, screen
+from .app import ROWS, AtOption, JsonOption, StoreOption, WhereOption, app, open_store
+from .tables import counted, print_json, render, screen
 
-if TYPE_CHECKING:
-    import polars as pl
-
-
-CountOption = Annotated[int, typer.Option("-k", min=1, max=1000, help="How many, the best first.")]
-WhereOption = Annotated[
-    str | None, typer.Option(help='Among which experiences, in SQL: "reward >= 1"; else all.')
+CountOption = Annotated[
+    int, typer.Option("-k", min=1, max=1000, help="Return at most this many, best matches first.")
 ]
 
 
 @app.command(rich_help_panel=ROWS)
 def search(
-    text: Annotated[str, typer.Argument(help="Words, best matches first (BM25).")],
+    text: Annotated[str, typer.Argument(help="Search responses for these words (BM25).")],
     store: StoreOption = None,
     k: CountOption = 10,
     where: WhereOption = None,
@@ -28,24 +23,30 @@ def search(
 ) -> None:
     """Find experiences by the words of their responses."""
     found = open_store(store, at=at).search(text, k=k, where=where)
-    _print_found(found, as_json=as_json)
+    render({"found": found.to_dicts()}, found.to_dicts() or "nothing found", as_json=as_json)
 
 
 @app.command(rich_help_panel=ROWS)
 def similar(
-    experience_id: Annotated[str, typer.Argument(metavar="ID", help="The experience.")],
+    experience_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Use the experience with this ID.")
+    ],
     store: StoreOption = None,
     k: CountOption = 10,
     embedder: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Whose vectors, when several embedded.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Compare the vectors of this embedder; needed where there are several.",
+        ),
     ] = None,
     where: WhereOption = None,
     at: AtOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find experiences whose responses are like that of another; `rlake embed` comes first."""
+    """Find experiences with similar responses; run `rlake embed` first."""
     found = open_store(store, at=at).similar(experience_id, k=k, embedder=embedder, where=where)
-    _print_found(found, as_json=as_json)
+    render({"found": found.to_dicts()}, found.to_dicts() or "nothing found", as_json=as_json)
 
 
 @app.command(rich_help_panel=ROWS)
@@ -53,12 +54,15 @@ def embed(
     store: StoreOption = None,
     embedder: Annotated[
         str,
-        typer.Option(metavar="NAME", help="hashed_ngrams, or package.module:function of texts."),
+        typer.Option(
+            metavar="NAME",
+            help="Embed with hashed_ngrams, or with package.module:function, which takes texts.",
+        ),
     ] = "hashed_ngrams",
     where: WhereOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Store a vector of each response that has none yet by this embedder."""
+    """Store a vector of each response that this embedder has not embedded yet."""
     from ...pipelines.embed import embed as work
 
     lake = open_store(store)
@@ -75,12 +79,3 @@ def embed(
     print(f"{done.embedder}: embedded {counted(done.rows, 'response')}, {done.already:,} before")
     if done.without_text:
         print(f"without text, and so without a vector: {counted(done.without_text, 'row')}")
-
-
-def _print_found(found: "pl.DataFrame", *, as_json: bool) -> None:
-    if as_json:
-        print_json({"found": found.to_dicts()})
-    elif found.is_empty():
-        print("nothing found")
-    else:
-        print_rows(found.columns, found.rows())

@@ -1,14 +1,13 @@
-"""The command that serves a policy, and records what it answers: serve."""
+"""The command `serve`: serve a policy and record its conversations."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import JOBS, JsonOption, StoreOption, app
-from .lazy import opened
+from .app import JOBS, JsonOption, StoreOption, app, heavy, opened
 from .run import ConfigArgument, SetOption
-from .tables import counted, print_json
+from .tables import counted, render
 
 if TYPE_CHECKING:
     from ..config import RunConfig
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 ModelOption = Annotated[
     list[str] | None,
-    typer.Option("--model", metavar="NAME=PATH", help="Serve another model beside the policy."),
+    typer.Option("--model", metavar="NAME=PATH", help="Also serve this model; repeatable."),
 ]
 
 
@@ -26,41 +25,48 @@ def serve(
     store: StoreOption = None,
     overrides: SetOption = None,
     host: Annotated[
-        str | None, typer.Option(help="Where to listen; loopback when left out.")
+        str | None, typer.Option(help="Listen on this address.", show_default="127.0.0.1")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="8010 when left out; 0: a free one.")
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Listen on this port; 0 takes a free one.", show_default="8010"
+        ),
     ] = None,
     token_env: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The environment variable that holds clients' token."),
+        typer.Option(
+            metavar="NAME", help="Require the token that this environment variable holds."
+        ),
     ] = None,
     models: ModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer OpenAI's chat API with a run's policy; every conversation becomes rows.
+    """Serve a run's policy through OpenAI's chat API; every conversation becomes rows.
 
-    It follows the weights that the run publishes, and takes rewards by `POST /feedback`.
+    The server follows the weights that the run publishes, and takes rewards by `POST /feedback`.
     """
-    from ...store.errors import missing_extra
     from ..config import load
+    from ..runs.job import run_folder
+    from ..weight_sync.subscriber import published
 
     settings = load(config, overrides or [])
     serving = _settings(settings, host, port, token_env, models or [])
-    try:
-        from ..serving import access
-    except ModuleNotFoundError as error:
-        raise missing_extra(error.name or "fastapi", "serve") from error
+    access = heavy("serving.access", "serve")
     access.check_tokens(serving)
     lake = opened(settings, store, "serve")
 
     def ready(url: str, recovered: int) -> None:
-        message = {"url": url, "recovered": recovered, "store": lake.uri}
-        if as_json:
-            print_json(message)
-        else:
-            more = f"; stored {counted(recovered, 'session')} left behind" if recovered else ""
-            print(f"serving {settings.name} at {message['url']}{more}; Ctrl+C ends it")
+        found = published(lake, run_folder(lake, settings), settings.name)
+        origin, number = settings.model.run, settings.model.version
+        start = "the model as it is"
+        if origin is not None:
+            start = f"{'the newest version' if number is None else f'version {number}'} of {origin}"
+        which = f"version {max(found)}" if found else f"no version published: {start}"
+        more = f"; recovered {counted(recovered, 'session')}" if recovered else ""
+        text = f"serving {settings.name} ({which}) at {url}{more}; Ctrl+C stops it"
+        facts = {"url": url, "version": max(found, default=None), "recovered": recovered}
+        render(facts | {"store": lake.uri}, text, as_json=as_json)
         sys.stdout.flush()
 
     access.serve(lake, settings, serving, ready=ready)

@@ -1,15 +1,16 @@
-"""The command `show`: everything that the store knows of one id."""
+"""The command `show`: everything in the store about one ID."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from math import exp
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.padding import Padding
+from rich.text import Text
 
-from .app import ROWS, AtOption, JsonOption, StoreOption, app, open_store
-from .lazy import heavy
-from .tables import print_fields, print_heading, print_json, print_rows
-from .token_colors import print_tokens, print_turns
+from .app import ROWS, AtOption, JsonOption, StoreOption, app, heavy, open_store
+from .tables import print_fields, print_heading, print_json, print_rows, screen
 
 if TYPE_CHECKING:
     from ...store import Store
@@ -23,22 +24,31 @@ KINDS = {
     "task": ("tasks", "task_id"),
     "preference": ("preferences", "preference_id"),
 }
-"""What an id may name, and where it stands; an earlier kind wins."""
+"""What an ID may name, and its table and column; an earlier kind wins."""
 
+_RUNS = "SELECT DISTINCT run_id AS id FROM runs"
+_LISTED = (
+    'runs with `rlake sql "SELECT run_id FROM runs"`, and other IDs with `rlake sql '
+    '"SELECT experience_id FROM experiences"`'
+)
 _MANY = 20
 _SHORT = 2
-"""Messages of a conversation that its texts show as well."""
+"""Conversations of at most this many messages are shown by their texts."""
 
 
 @app.command(rich_help_panel=ROWS)
 def show(
     id: Annotated[
-        str, typer.Argument(help="An experience, group, run, task or preference; or its beginning.")
+        str,
+        typer.Argument(
+            help="Show the experience, group, run, task or preference with this ID, or ID prefix."
+        ),
     ],
     store: StoreOption = None,
     at: AtOption = None,
     tokens: Annotated[
-        bool, typer.Option("--tokens", help="An experience's tokens too, by their probabilities.")
+        bool,
+        typer.Option("--tokens", help="Also print an experience's tokens, colored by probability."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -56,20 +66,15 @@ def show(
     if as_json:
         print_json({"kind": kind, "id": whole, **found})
     else:
-        _print(kind, whole, found, _tokenizer(lake, found) if tokens else None)
-
-
-def _tokenizer(lake: "Store", found: Found) -> Any:
-    return (
-        heavy("evaluation.debug").tokenizer_of(lake, found["experience"])
-        if "experience" in found
-        else None
-    )
+        tokenizer = None
+        if tokens and kind == "experience":
+            tokenizer = heavy("evaluation.debug").tokenizer_of(lake, found[kind])
+        _print(kind, whole, found, tokenizer)
 
 
 def _find(lake: "Store", id: str) -> tuple[str, str]:
-    """Return what kind of thing an id names, and the whole id when only its beginning was given."""
-    from ...store.errors import NotFoundError
+    """Return the kind of an ID, and the whole ID where only a prefix was given."""
+    from ...store.errors import NotFoundError, closest
     from ...store.lineage.experience import forgotten
 
     for kind, (table, key) in KINDS.items():
@@ -83,12 +88,11 @@ def _find(lake: "Store", id: str) -> tuple[str, str]:
             return kind, ids[0]
         if ids and not several:
             number = f"{_MANY} or more" if len(ids) == _MANY else str(len(ids))
-            several = f"`{id}` begins {number} ids, such as {kind} `{ids[0]}`; give more of it"
+            several = f"`{id}` matches {number} IDs, such as {kind} `{ids[0]}`; give more of it"
+    close = closest(id, [row["id"] for row in _rows(lake, _RUNS)])
+    hint = f"; did you mean the run `{close}`?" if close else f"; list {_LISTED}"
     raise NotFoundError(
-        several
-        or forgotten(lake, id)
-        or f"nothing in {lake.uri} has the id `{id}`; "
-        'ids are found with `rlake sql "SELECT experience_id FROM experiences"`'
+        several or forgotten(lake, id) or f"nothing in {lake.uri} has the id `{id}`{hint}"
     )
 
 
@@ -130,8 +134,9 @@ def _experience(lake: "Store", id: str) -> Found:
 def _group(lake: "Store", id: str) -> Found:
     key = _quoted(id)
     rows = (
-        "SELECT experience_id, rollout, source, policy_version, reward, num_tokens, finish_reason, "
-        f"response_text FROM experiences WHERE group_id = {key} ORDER BY rollout, experience_id"
+        "SELECT experience_id, rollout_index, source, policy_version, reward, num_tokens, "
+        f"finish_reason, response_text FROM experiences WHERE group_id = {key} "
+        "ORDER BY rollout_index, experience_id"
     )
     (group,) = _rows(
         lake, f"SELECT * FROM groups WHERE group_id = {key} ORDER BY num_rollouts DESC LIMIT 1"
@@ -202,11 +207,10 @@ def _preference(lake: "Store", id: str) -> Found:
 
 _TEXTS = ("prompt_text", "response_text")
 _HIDDEN = ("messages", "token_ids", "loss_mask", "logprobs", "config")
-"""Shown as text, in other words, or with `--json`."""
+"""Shown as text, in another form, or with `--json`."""
 
 
 def _print_conversation(row: Found, tokenizer: Any) -> None:
-    """Print the turns of a conversation that has several, and the tokens with their chances."""
     messages = json.loads(row["messages"]) if row["messages"] else []
     if len(messages) > _SHORT:
         print_turns(messages)
@@ -244,7 +248,6 @@ def _is_shown(kind: str, name: str, value: object) -> bool:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Write named values as `name value`, a part a line."""
     if name in ("rewards", "metrics", "timings") and isinstance(value, list):
         return "\n".join(f"{p['name']} {_number(p['value'])}" for p in value)
     return value
@@ -261,3 +264,57 @@ def _print_task(task: Found | None, task_id: str) -> None:
     print_heading(f"task {task_id}")
     shown = ("taskset", "split", "prompt_text", "answer")
     print_fields({k: task[k] for k in shown if task[k] is not None}, indent=2)
+
+
+SHADES = ((0.9, "green"), (0.5, "cyan"), (0.1, "yellow"), (0.01, "magenta"), (0.0, "bold red"))
+"""The color of sampled tokens, by their least probability."""
+_PROMPT, _UNKNOWN = "dim", "underline"
+
+
+def shade(logprob: float) -> str:
+    """Return the color of a token that was sampled with this log-prob.
+
+    >>> shade(-0.01), shade(-1.0), shade(-9.0)
+    ('green', 'yellow', 'bold red')
+    """
+    return next(style for least, style in SHADES if exp(min(logprob, 0.0)) >= least)
+
+
+def colored(pieces: Sequence[str], mask: Sequence[bool], logprobs: Sequence[float] | None) -> Text:
+    """Return tokens in their colors; prompt tokens are dim, line ends are visible."""
+    text = Text()
+    for i, (piece, sampled) in enumerate(zip(pieces, mask, strict=True)):
+        style = _PROMPT
+        if sampled:
+            style = _UNKNOWN if logprobs is None else shade(logprobs[i])
+        text.append(piece.replace("\n", "⏎\n"), style=style)
+    return text
+
+
+def legend() -> Text:
+    """Return the legend of the colors."""
+    text = Text("prompt ", style=_PROMPT)
+    for least, style in SHADES:
+        text.append(f" {'>=' if least else '<'} {least or SHADES[-2][0]:g} ", style=style)
+    return text
+
+
+def print_tokens(row: Mapping[str, Any], pieces: Sequence[str]) -> None:
+    """Print a row's tokens, colored by probability."""
+    console = screen()
+    print_heading("tokens, by sampling probability")
+    console.print(Padding(legend(), (0, 0, 0, 2)))
+    console.print(Padding(colored(pieces, row["loss_mask"], row["logprobs"]), (0, 0, 0, 2)))
+
+
+def print_turns(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Print a conversation, turn by turn."""
+    print_heading("turns")
+    summary: dict[str, str] = {}
+    for i, message in enumerate(messages):
+        text = str(message.get("content") or "")
+        for call in message.get("tool_calls") or ():
+            function = call.get("function", {})
+            text += f"\n-> {function.get('name') or '?'}({function.get('arguments')})"
+        summary[f"{i + 1} {message.get('role')}"] = text.strip()
+    print_fields(summary, indent=2)

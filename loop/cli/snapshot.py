@@ -1,4 +1,4 @@
-"""Commands of time: snapshot create, list, diff, drop, restore."""
+"""The commands `snapshot create`, `list`, `diff`, `drop` and `restore`."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -6,31 +6,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .app import PROOF, ForceOption, JsonOption, StoreOption, app, open_store
-from .tables import counted, print_heading, print_json, print_rows
+from .tables import counted, print_heading, print_json, print_rows, render
 
 if TYPE_CHECKING:
     from ...store import Store
 
-commands = typer.Typer(help="Name the store as it is, compare such moments, and go back to one.")
+commands = typer.Typer(help="Take, compare and restore snapshots of the store.")
 app.add_typer(commands, name="snapshot", rich_help_panel=PROOF, no_args_is_help=True)
 
-NameArgument = Annotated[str, typer.Argument(help="The snapshot's name.")]
+NameArgument = Annotated[str, typer.Argument(help="Name of the snapshot.")]
 
 
 @commands.command()
 def create(
-    name: Annotated[str, typer.Argument(help="The name; given once.")],
+    name: Annotated[str, typer.Argument(help="Name of the new snapshot; names are unique.")],
     store: StoreOption = None,
-    note: Annotated[str | None, typer.Option(help="Why it is taken.")] = None,
+    note: Annotated[str | None, typer.Option(help="Record why the snapshot exists.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Name the store as it is now; `rlake sql --at NAME` sees it so later."""
+    """Take a snapshot; `rlake sql --at NAME` queries the store as it is now."""
     lake = open_store(store)
     lake.snapshot(name, note=note)
-    if as_json:
-        print_json({"snapshot": name, "tables": lake.at(name).versions(), "store": lake.uri})
-    else:
-        print(f"snapshot `{name}` of {lake.uri}")
+    record = {"snapshot": name, "tables": lake.at(name).versions(), "store": lake.uri}
+    render(record, f"created snapshot `{name}` of {lake.uri}", as_json=as_json)
 
 
 @commands.command("list")
@@ -42,25 +40,19 @@ def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
         {"name": s.name, "note": s.note, "created_at": s.created_at}
         for s in current(open_store(store)).values()
     ]
-    if as_json:
-        print_json({"snapshots": found})
-    elif not found:
-        print("no snapshots yet; take one with `rlake snapshot create NAME`")
-    else:
-        print_rows(list(found[0]), [list(row.values()) for row in found])
+    none = "no snapshots yet; take one with `rlake snapshot create NAME`"
+    render({"snapshots": found}, found or none, as_json=as_json)
 
 
 @commands.command()
 def diff(
-    first: Annotated[str, typer.Argument(help="A snapshot's name, or `now`.")],
-    second: Annotated[str, typer.Argument(help="A snapshot's name, or `now`.")] = "now",
+    first: Annotated[str, typer.Argument(help="Name of a snapshot, or `now`.")],
+    second: Annotated[str, typer.Argument(help="Name of a snapshot, or `now`.")] = "now",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what came to each table, and what went, from one moment to another."""
-    from ...store.diff import diff as compare
-
-    found = compare(open_store(store), first, second)
+    """Count the rows added to and removed from each table between two snapshots."""
+    found = open_store(store).diff(first, second)
     if as_json:
         print_json({"from": first, "to": second, **asdict(found)})
         return
@@ -87,15 +79,13 @@ def drop(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a name up; what only it kept may be cleaned up from then on."""
+    """Delete a snapshot; versions that only it kept may then be removed."""
     from ...store.snapshots import drop as give_up
 
     lake = open_store(store)
     give_up(lake, name, force=force)
-    if as_json:
-        print_json({"dropped": name, "store": lake.uri})
-    else:
-        print(f"dropped snapshot `{name}` of {lake.uri}")
+    text = f"deleted snapshot `{name}` of {lake.uri}"
+    render({"dropped": name, "store": lake.uri}, text, as_json=as_json)
 
 
 @commands.command()
@@ -105,19 +95,17 @@ def restore(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make all tables as they were at a snapshot; history stays, and a snapshot undoes it.
+    """Restore all tables to a snapshot; the restore can be undone by another one.
 
     Refused while a job runs on the store.
     """
-    from ...store.snapshots import restore as go_back
-
     lake = open_store(store)
-    done = go_back(lake, name, force=_check_jobs(lake) or force)
+    done = lake.restore(name, force=_check_jobs(lake) or force)
     if as_json:
         print_json({**asdict(done), "store": lake.uri})
         return
     if not done.tables:
-        print(f"nothing to restore: the tables are as they were at `{name}`")
+        print(f"nothing to restore: the tables are unchanged since `{name}`")
         return
     changed = ", ".join(f"`{t}` to version {v}" for t, v in done.tables.items())
     print(f"restored {counted(len(done.tables), 'table')} to `{name}`: {changed}")
@@ -125,9 +113,9 @@ def restore(
 
 
 def _check_jobs(lake: "Store") -> bool:
-    """Tell whether all jobs that count as running were killed; JobError for one that lives."""
+    """Return whether all jobs marked as running were killed; JobError for one that is alive."""
     from ...store.errors import JobError
-    from ...store.job_status import unfinished
+    from ...store.tables import unfinished
     from ..runs.job import is_live
 
     live = {(run, job): is_live(lake, run, job) for run, job in unfinished(lake, running=True)}

@@ -1,4 +1,4 @@
-"""Commands that look at the store: sql, tables."""
+"""The commands `sql` and `tables`."""
 
 import itertools
 import sys
@@ -24,31 +24,31 @@ VIEWS = {
     "draws_current": "a draw that counts: superseded attempts left out",
     "metrics_current": "a metric that counts, likewise",
     "policies_current": "a set of weights that counts, likewise",
-    "runs": "a job: where it stands",
-    "tasks_current": "a task that counts: those that `rlake undo` took back left out",
+    "runs": "a job: its status",
+    "tasks_current": "a task that counts: those removed by `rlake undo` left out",
     "experiences_current": "an experience that counts, likewise",
     "preferences_current": "a pair that counts, likewise, both of its experiences too",
-    "withdrawn": "an import or pipeline run that was taken back, and what replaced it",
+    "withdrawn": "an import or pipeline run that was undone, and what replaced it",
     "makers": "a row, and an import or pipeline run that gave it",
     "scores_current": "a scorer's newest verdict on an experience",
     "feedback_current": "an annotator's newest label of an experience",
     "experience_values_current": "the newest value of a derived column of an experience",
     "turns": "a message of a conversation",
     "tool_calls": "a call of a tool, with its result",
-    "task_pass_rates": "what a run came to with a task",
+    "task_pass_rates": "how a run did on a task",
     "task_values_current": "the newest value of a name of a task",
-    "labels": "the label that a person gives an item of a labelling queue",
-    "agreement": "a labelling queue: how far its people agree",
+    "labels": "the label that a person gives an item of a labeling queue",
+    "agreement": "a labeling queue: how far its annotators agree",
     "pairwise_agreement": "two people of a queue: Cohen's kappa",
-    "adjudicated": "an item: what most people say of it",
+    "adjudicated": "an item: its majority label",
 }
-"""Views that people ask for, and what a row is."""
+"""Public views, and what a row is."""
 
 MACROS = {
-    "pass_at_k(n, c, k)": "chance that one of k draws is right, of n of which c were: pass@k",
-    "pass_hat_k(n, c, k)": "chance that all of k draws are right, of n of which c were: pass^k",
+    "pass_at_k(n, c, k)": "pass@k: chance that one of k of n rollouts is correct, if c of n are",
+    "pass_hat_k(n, c, k)": "pass^k: chance that all of k of n rollouts are correct, if c of n are",
 }
-"""Macros that queries may call, and what they return."""
+"""Public macros, and what they return."""
 
 
 @app.command(rich_help_panel=ROWS)
@@ -56,7 +56,8 @@ def sql(
     query: Annotated[
         str | None,
         typer.Argument(
-            help='One SELECT, such as "SELECT * FROM groups"; `-` reads it from standard input.',
+            help='Run this query, such as "SELECT * FROM groups"; `-` reads it from '
+            "standard input.",
             show_default=False,
         ),
     ] = None,
@@ -67,24 +68,27 @@ def sql(
     ] = None,
     kind: Annotated[
         Literal["json", "jsonl", "csv", "parquet"] | None,
-        typer.Option("--format", help="Print all rows in this format."),
+        typer.Option("--format", help="Print all rows, in this format."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all rows as a JSON list: `--format json`.")
     ] = False,
     allow_files: Annotated[
-        bool, typer.Option("--allow-files", help="Let the query read files, such as 'x.parquet'.")
+        bool,
+        typer.Option("--allow-files", help="Allow the query to read files, such as 'x.parquet'."),
     ] = False,
     print_views: Annotated[
         bool, typer.Option("--print-views", help="Print the views as SQL for other programs.")
     ] = False,
-    rows: Annotated[int, typer.Option(min=1, help="How many rows to show at most.")] = 50,
+    rows: Annotated[int, typer.Option(min=1, help="Show at most this many rows.")] = 50,
     timeout: Annotated[
         float | None,
-        typer.Option(min=0.001, metavar="SECONDS", help="Give up after so long, and exit with 1."),
+        typer.Option(
+            min=0.001, metavar="SECONDS", help="Cancel the query after this long, and exit with 1."
+        ),
     ] = None,
 ) -> None:
-    """Ask the store a question in SQL, over all tables and views; it can only read."""
+    """Query the store in SQL, over all tables and views, read-only."""
     if print_views:
         from ...store.query import views_sql
 
@@ -103,9 +107,8 @@ def sql(
 
 
 def _query(query: str | None, file: Path | None) -> str:
-    """Return the query that was given: as an argument, in a file, or on standard input."""
     from ...store.errors import ConfigError
-    from ...store.files.text import read_text
+    from ...store.files.yaml_text import read_text
 
     if (query is None) == (file is None):
         got = "both" if file else "neither"
@@ -129,7 +132,7 @@ def _print_table(relation: "duckdb.DuckDBPyRelation", rows: int) -> None:
 
 
 def _rows(relation: "duckdb.DuckDBPyRelation") -> Iterator[tuple[Any, ...]]:
-    """Yield rows by place, since two columns may have one name."""
+    """Yield rows as tuples, since two columns may have one name."""
     for batch in relation.to_arrow_reader(BATCH_ROWS):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
@@ -137,13 +140,17 @@ def _rows(relation: "duckdb.DuckDBPyRelation") -> Iterator[tuple[Any, ...]]:
 @app.command(rich_help_panel=ROWS)
 def tables(
     name: Annotated[
-        str | None, typer.Argument(help="A table or view: print its columns.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="Describe the columns of this table or view.",
+            show_default="list all",
+        ),
     ] = None,
     store: StoreOption = None,
     at: AtOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the tables and how many rows they have, or the columns of one and what they mean."""
+    """List the tables with their row counts, or describe the columns of one."""
     lake = open_store(store, at=at)
     if name is None:
         _print_tables(lake, as_json)
@@ -175,7 +182,9 @@ def _print_columns(lake: "Store", name: str, as_json: bool) -> None:
     from ...store.schema import TABLES
 
     if name not in TABLES and name not in VIEWS:
-        raise NotFoundError(f"there is no table or view `{name}`{nearest(name, [*TABLES, *VIEWS])}")
+        raise NotFoundError(
+            f"table or view `{name}` does not exist{nearest(name, [*TABLES, *VIEWS])}"
+        )
     if name in TABLES:
         header, row = ("column", "type", "must be there", "meaning"), TABLES[name].row
         listed = [

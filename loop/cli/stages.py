@@ -1,13 +1,13 @@
-"""What `rlake run` does with a configuration in stages: says which is run, and what each made."""
+"""`rlake run` of a multi-stage configuration."""
 
 import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from .app import heavy, opened
 from .dry_run import plan
-from .lazy import heavy, opened
-from .run_summary import summary, tell_monitors, warn_of_dropped, warn_of_untrained
+from .run_summary import print_trackers, summary, warn_of_dropped, warn_of_untrained
 from .tables import print_fields, print_heading, print_json
 
 if TYPE_CHECKING:
@@ -25,13 +25,15 @@ def work_in_stages(
     full: bool,
     as_json: bool,
 ) -> None:
-    """Run stages in their order, or `only` one."""
+    """Run stages in order, or `only` one."""
     from ..config.stages import of_name
 
     jobs = heavy("stages")
     chosen = [of_name(stages, only)] if only else list(stages)
     if dry_run:
         jobs.check_stages(chosen)
+        for stage in chosen:
+            heavy("cli.preflight").bind_conditions(stage.config)
         if full or as_json:
             print(json.dumps({stage.name: _plain(stage) for stage in chosen}, indent=2))
         else:
@@ -58,7 +60,7 @@ def _run(lake: "Store", stage: "Stage", *, resume: bool, quiet: bool) -> None:
 
     config = stage.config
     if stage.kind != "pipeline":
-        tell_monitors(lake, config)
+        print_trackers(lake, config)
     with Display(config, total_steps=config.trainer.steps, quiet=quiet) as display:
         heavy("stages").run_stage(lake, stage, resume=resume, listener=display)
     if stage.kind == "train":
@@ -68,19 +70,17 @@ def _run(lake: "Store", stage: "Stage", *, resume: bool, quiet: bool) -> None:
 
 def _say(stages: "Sequence[Stage]", stage: "Stage", *, is_finished: bool) -> None:
     place = [other.name for other in stages].index(stage.name) + 1
-    what = {"train": f"run {stage.label}", "evaluate": f"measures run {stage.config.name}"}
+    what = {"train": f"run {stage.label}", "evaluate": f"evaluates run {stage.config.name}"}
     message = "finished before" if is_finished else what.get(stage.kind, f"pipeline {stage.label}")
     print(f"stage {place} of {len(stages)}, {stage.name}: {message}", file=sys.stderr, flush=True)
 
 
 def _planned(stage: "Stage") -> str:
-    """Return what a stage does, with what is set for it, as text."""
     what = stage.pipeline if stage.kind == "pipeline" else plan(stage.config, full=False)
     return f"# stage {stage.name}: {stage.kind}\n{what}"
 
 
 def _plain(stage: "Stage") -> dict[str, Any]:
-    """Return what a stage does, and its resolved configuration, as plain values."""
     if stage.kind == "pipeline":
         return {"does": stage.kind, "pipeline": stage.pipeline}
     model = {"model": stage.model} if stage.model else {}
@@ -88,20 +88,23 @@ def _plain(stage: "Stage") -> dict[str, Any]:
 
 
 def stage_summary(lake: "Store", stage: "Stage") -> dict[str, Any]:
-    """Return what a stage came to, as its store says."""
+    """Return a stage's results from the store."""
     if stage.kind == "train":
         return {k: v for k, v in summary(lake, stage.config).items() if k != "store"}
     if stage.kind == "pipeline":
-        rows = lake.sql(
+        query = (
             "SELECT sum(rows_in)::BIGINT AS rows_in, sum(rows_out)::BIGINT AS rows_out "
             f"FROM lineage WHERE pipeline = '{stage.label}'"
         )
     else:
-        rows = lake.sql(
+        [(attempt,)] = lake.sql(
+            "SELECT max_by(attempt, created_at) FROM job_events "
+            f"WHERE name = '{stage.label}' AND status = 'done'"
+        ).fetchall()
+        run_id = heavy("evaluation.history").rows_id(stage.config.name, attempt or 0)
+        query = (
             "SELECT avg((reward >= 1)::INT) AS accuracy, avg(reward) AS reward_mean, "
             "count(*) AS num_rows, any_value(policy_version) AS policy_version, run_id "
-            "FROM experiences WHERE run_id = ("
-            "SELECT max_by(run_id || ':eval-' || format('{:03d}', attempt), created_at) "
-            f"FROM job_events WHERE name = '{stage.label}' AND status = 'done') GROUP BY run_id"
+            f"FROM experiences WHERE run_id = '{run_id}' GROUP BY run_id"
         )
-    return next(iter(rows.pl().to_dicts()), {})
+    return next(iter(lake.sql(query).pl().to_dicts()), {})

@@ -1,7 +1,7 @@
-"""Rows as people read them: tables that fit the screen, long text cut, NULL shown as NULL."""
+"""Print records and tables: they fit the screen, long text is cut, NULL is shown as NULL."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -86,14 +86,68 @@ def print_fields(fields: Mapping[str, Any], *, indent: int = 0, size: int = _LON
     screen().print(Padding(table, (0, 0, 0, indent)))
 
 
+def render(
+    record: Mapping[str, Any],
+    shown: str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what a command did: with `--json` the record as one object, else what is `shown`.
+
+    A text is printed as it is, a mapping as fields, a list of mappings as a table; without
+    `shown`, the record's fields.
+    """
+    if as_json:
+        print_json(record)
+    elif isinstance(shown, str):
+        print(shown)
+    elif shown is None or isinstance(shown, Mapping):
+        print_fields(record if shown is None else shown)
+    else:
+        print_rows(list(shown[0]), [list(row.values()) for row in shown])
+
+
 def print_heading(text: str) -> None:
     """Print a heading above a table."""
     screen().print(Text(f"\n{text}", style="bold"))
 
 
+def document(function: Callable[..., Any]) -> str:
+    """Return the docstring of a function, without its indentation."""
+    import inspect
+
+    return inspect.getdoc(function) or ""
+
+
+def parameters_of(function: Callable[..., Any], *, skip: int = 0) -> dict[str, str]:
+    """Return the parameters after the first `skip`, each with its type and default.
+
+    >>> parameters_of(parameters_of, skip=1)
+    {'skip': 'int = 0'}
+    """
+    import inspect
+    import re
+
+    found = [*inspect.signature(function).parameters.values()][skip:]
+    # limits print as a page of `FieldInfo`; the descriptions say them in words
+    limits = re.compile(r"(?:typing\.)?Annotated\[([\w\[\], |]+?), FieldInfo\(.*?\]\)\]")
+    kinds = {p.name: limits.sub(r"\1", str(p).partition(": ")[2]) for p in found}
+    return {name: limits.sub(r"\1", kind) for name, kind in kinds.items()}  # one within another
+
+
+def print_document(title: str, text: str, sections: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print a title, a text, and each section of names and values that is not empty."""
+    screen().print(title, style="bold", markup=False)
+    screen().print(f"\n{text}", markup=False)
+    for heading, fields in sections.items():
+        if fields:
+            print_heading(heading)
+            print_fields(fields, indent=2)
+
+
 def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object on one line."""
-    from ...store.files.jsonl import json_line
+    from ...store.files.raw_json import json_line
 
     print(json_line(value))
 
@@ -105,6 +159,15 @@ def counted(n: int, noun: str) -> str:
     ('1 row', '8,792 tasks')
     """
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def number(value: float | None) -> str:
+    """Return a number with four digits, or NULL.
+
+    >>> number(0.123456), number(None)
+    ('0.1235', 'NULL')
+    """
+    return "NULL" if value is None else f"{value:.4g}"
 
 
 def _is_number(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Commands about tasks: new ones, proposed by a model."""
+"""The command `tasks generate`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +8,7 @@ import typer
 from .app import ROWS, JsonOption, StoreOption, app, open_store
 from .tables import counted, print_json, screen
 
-commands = typer.Typer(help="New tasks, proposed by a model.")
+commands = typer.Typer(help="Generate new tasks with a model.")
 app.add_typer(commands, name="tasks", rich_help_panel=ROWS, no_args_is_help=True)
 
 
@@ -17,43 +17,58 @@ def generate(
     by: Annotated[
         str,
         typer.Option(
-            help="An async function of messages that returns text, as package.module:function; or "
-            "an endpoint as YAML: '{url: http://127.0.0.1:8000/v1, model: NAME, temperature: 1.0}'."
+            help="Propose tasks with this async function from messages to text, as "
+            "package.module:function, or with an endpoint as YAML: '{url: "
+            "http://127.0.0.1:8000/v1, model: NAME, temperature: 1.0}'."
         ),
     ],
-    taskset: Annotated[str, typer.Option(help="The set that the new tasks belong to.")],
-    number: Annotated[int, typer.Option("-n", min=1, help="How many the set is to have.")],
+    taskset: Annotated[str, typer.Option(help="Add the new tasks to this taskset.")],
+    number: Annotated[
+        int, typer.Option("-n", min=1, help="Stop when the taskset has this many tasks.")
+    ],
     store: StoreOption = None,
     examples: Annotated[
-        str, typer.Option(metavar="WHERE", help="Stored tasks that are shown as examples, in SQL.")
+        str,
+        typer.Option(
+            metavar="WHERE", help="Show the stored tasks that match this SQL condition as examples."
+        ),
     ] = "split = 'train'",
     instruction: Annotated[
-        Path | None, typer.Option(help="A file with other words for what is wanted.")
+        Path | None,
+        typer.Option(help="Read the prompt from this file.", show_default="a built-in prompt"),
     ] = None,
     attempts: Annotated[
-        int | None, typer.Option(min=1, help="Requests at most; else three times what is needed.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Send at most this many requests.",
+            show_default="three times what is needed",
+        ),
     ] = None,
     alike: Annotated[
-        float, typer.Option(min=0, max=1, help="A task this much like another is not new.")
+        float,
+        typer.Option(
+            min=0, max=1, help="Reject a task whose similarity to another is at least this."
+        ),
     ] = 0.9,
-    seed: Annotated[int, typer.Option(help="Chooses the examples of each request.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed the choice of examples with this number.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a model propose tasks until a set has so many; what is not new or complete is dropped.
+    """Generate tasks with a model until a taskset is full.
 
-    The same call goes on with what one that was killed has stored.
+    Proposals that are duplicates or incomplete are dropped. The same command continues after it was
+    killed.
     """
     from ...operators.chat_client import chat_client
     from ...store.errors import JobError
-    from ...store.files.text import read_text
-    from ...store.files.yaml_text import parse_yaml
+    from ...store.files.yaml_text import parse_yaml, read_text
     from ..tasks.synthesis import INSTRUCTION, propose
 
     spec: Any = parse_yaml(by, f"`--by {by}`") if by.lstrip().startswith("{") else by
     who = spec if isinstance(spec, str) else str(spec.get("model"))
     words = read_text(instruction) if instruction else INSTRUCTION
     lake = open_store(store)
-    with screen(stderr=True).status("asking") as shown:
+    with screen(stderr=True).status("generating") as shown:
         done = propose(
             lake,
             chat_client(spec),
@@ -78,4 +93,4 @@ def generate(
     print(f"{counted(done.stored, 'new task')} in {counted(done.requests, 'request')}", end="")
     print(f"; `{taskset}` has {have} of {number}")
     for why, times in done.refused.most_common():
-        print(f"not kept, {counted(times, 'proposal')}: {why}")
+        print(f"rejected, {counted(times, 'proposal')}: {why}")

@@ -1,4 +1,4 @@
-"""What all parts of the tree share: unknown keys and lossy numbers are refused."""
+"""Base classes of configuration sections: unknown keys and lossy numbers are refused."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -11,7 +11,7 @@ from ...store.errors import nearest
 
 
 def _no_bool(value: Any) -> Any:
-    """Refuse true where a number is wanted; text that is a number stays, as YAML reads `1e-3`."""
+    # Text passes: YAML reads `1e-3` as text, and pydantic then makes a number of it.
     if isinstance(value, bool):
         raise ValueError(f"input should be a number, got {value}")
     return value
@@ -24,7 +24,7 @@ Float = Annotated[float, BeforeValidator(_no_bool)]
 
 
 def _weight_or_parameters(value: Any) -> float | dict[str, Any]:
-    """Tell the two apart here: the error of a union would name its branches."""
+    # Not a union of pydantic's, whose error would name its branches.
     if isinstance(value, dict):
         return value
     number = _no_bool(value)
@@ -39,7 +39,7 @@ def _weight_or_parameters(value: Any) -> float | dict[str, Any]:
 
 
 WeightOrParameters = Annotated[float | dict[str, Any], PlainValidator(_weight_or_parameters)]
-"""What a reward may be given: its weight, or its parameters with `weight` among them."""
+"""The weight of a reward, or its parameters, which may include `weight`."""
 Share = Annotated[Float, Field(ge=0, lt=1)]
 
 
@@ -52,15 +52,15 @@ class Section(BaseModel):
 
 
 class Choice(Section):
-    """A part of the tree that is one of several: the one key that is given, with its parameters."""
+    """A section that selects one of several parts: exactly one key is set, with its parameters."""
 
     noun: ClassVar[str]
-    """What is chosen, for messages."""
+    """Name of the thing that is chosen, for error messages."""
 
     @model_validator(mode="before")
     @classmethod
     def _named(cls, value: Any) -> Any:
-        """Take the name alone, as in `sampler: uniform`, for that with its defaults."""
+        """Accept a name alone, as in `sampler: uniform`: that choice with its defaults."""
         if not isinstance(value, str | Mapping):
             return value
         given = {value: {}} if isinstance(value, str) else dict(value)
@@ -68,7 +68,7 @@ class Choice(Section):
         unknown = [name for name in given if name not in cls.model_fields]
         if unknown:
             raise ValueError(
-                f"there is no {cls.noun} `{unknown[0]}`{nearest(unknown[0], cls.known())}"
+                f"{cls.noun} `{unknown[0]}` does not exist{nearest(unknown[0], cls.known())}"
             )
         if len(chosen) != 1:
             named = " and ".join(f"`{name}`" for name in chosen) or "none"
@@ -77,5 +77,5 @@ class Choice(Section):
 
     @classmethod
     def known(cls) -> list[str]:
-        """Return the names of all that may be chosen."""
+        """Return the names of all choices."""
         return list(cls.model_fields)

@@ -1,8 +1,8 @@
-"""Python callables in a configuration: each becomes the name by which jobs find it.
+"""Python callables in a configuration: each is replaced with the name that jobs import.
 
-A configuration is text in the table `job_events`, so a function stands in it as YAML would name it.
-One that is no attribute of a module, as a function within a function, is kept under a name of its
-own for as long as this process lives.
+The table `job_events` stores a configuration as text, so a function is written as YAML would name
+it. A function that is not an attribute of a module, such as a local one, is registered under a
+name of its own for the lifetime of the process.
 """
 
 import re
@@ -20,17 +20,17 @@ from ...store.errors import ConfigError
 
 _PLAIN = (str, bytes, int, float, Path, type(None))
 _NAME = re.compile(r"([\w.]+):\w+")
-_KEPT = "Functions that rlake was given, and that stand in no module."
+_KEPT = "Functions that rlake was given and that are not attributes of a module."
 
 
 def named(tree: Any) -> Any:
-    """Return a plain tree in which a name stands for each function, class or operator.
+    """Return a plain tree in which each function, class or operator is replaced with its name.
 
     >>> from rlake.operators import drop_flat_groups
     >>> named({"operators": [drop_flat_groups(min_std=0.1)]})
     {'operators': [{'rlake.operators.filter_groups:drop_flat_groups': {'min_std': 0.1}}]}
 
-    Raises ConfigError for what has no name, and for two functions of one name.
+    Raises ConfigError for a callable without a name, and for two functions with the same name.
     """
     return _named(tree, {})
 
@@ -72,7 +72,7 @@ def _name(value: Any, known: dict[str, Any]) -> str:
 
 
 def _keep(module: str, path: str, value: Any) -> str:
-    """Put a value into a module of its own, where every look-up by name finds it."""
+    """Register a value in a new module, in which every look-up by name finds it."""
     inner = path.replace("<locals>", "locals").split(".")[:-1] or ["locals"]
     home = ".".join([module, *inner])
     setattr(sys.modules.setdefault(home, ModuleType(home, _KEPT)), path.rpartition(".")[2], value)
@@ -80,7 +80,7 @@ def _keep(module: str, path: str, value: Any) -> str:
 
 
 def check_importable(tree: Any, where: str) -> None:
-    """Refuse names that no other process can import; `where` says which process would have to."""
+    """Raise ConfigError for names that another process cannot import; `where` names the process."""
     if isinstance(tree, Mapping):
         for part in (*tree.keys(), *tree.values()):
             check_importable(part, where)

@@ -1,4 +1,4 @@
-"""Several processes that train together, and the checkpoints that are kept."""
+"""Distributed training, and which checkpoints are kept."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -8,19 +8,16 @@ from .base import Float, Int, Section
 
 
 class DistributedConfig(Section):
-    """The processes that train together, each on a share of a step's rows."""
+    """The trainer processes, each of which trains on a share of a step's rows."""
 
     world_size: Int | None = Field(default=None, ge=1)
-    """How many; None: those that torchrun started, else one."""
+    """Number of trainer processes; None: as many as torchrun started, else 1."""
     launcher: Literal["local", "ray", "torchrun"] = "local"
-    """Who starts the others: this command, on this machine or on Ray; or torchrun did already."""
+    """How the other processes are started: by this command (on this machine or Ray) or torchrun."""
     shard_size: Int | None = Field(default=None, ge=1)
-    """Processes that hold the weights once, in parts; fewer than there are hold them repeatedly.
-
-    None: all hold them once.
-    """
+    """Number of processes that share one sharded copy of the weights; None: all of them."""
     timeout: Float = Field(default=600.0, gt=0)
-    """Longest wait of one process for the others."""
+    """Longest time that a process waits for the others, in seconds."""
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
@@ -40,31 +37,30 @@ def check_shard(shard: int | None, processes: int) -> None:
 
 
 class KeepConfig(Section):
-    """Which checkpoints are kept; a number alone is that of the newest."""
+    """Which checkpoints are kept; a single number is `last`."""
 
     last: Int = Field(default=2, ge=1)
-    """The newest."""
+    """Number of the newest checkpoints to keep."""
     every: Int | None = Field(default=None, ge=1)
-    """Those of each so many steps, for good."""
+    """Keep the checkpoint of every N-th step permanently."""
     highest: str | None = None
-    """That with the highest value of a metric, such as `eval/accuracy`."""
+    """Keep the checkpoint with the highest value of this metric, such as `eval/accuracy`."""
     lowest: str | None = None
-    """That with the lowest value of a metric, such as `eval/loss`."""
+    """Keep the checkpoint with the lowest value of this metric, such as `eval/loss`."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
         if self.highest is not None and self.lowest is not None:
-            raise ValueError("has both `highest` and `lowest`; one metric says which is best")
+            raise ValueError("has both `highest` and `lowest`; set one of them")
         return self
 
     @property
     def best(self) -> str | None:
-        """The metric that says which is best."""
+        """The metric that determines the best checkpoint."""
         return self.highest if self.highest is not None else self.lowest
 
 
 def _newest(given: Any) -> Any:
-    """Take a number alone as that of the newest."""
     return given if isinstance(given, dict | KeepConfig) else {"last": given}
 
 

@@ -1,80 +1,51 @@
-"""What samples: in this process, in a server of ours, or at an address."""
+"""The engines that sample: transformers in this process, vLLM, or an endpoint."""
 
 from typing import Any, ClassVar, Self
-from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from ...operators.endpoint import Endpoint as ChatEndpoint
 from .base import Choice, Float, Int, Section
 from .model import FrozenModel
 
 
 class TransformersEngine(Section):
-    """In this process, on transformers: requests come and go in one running batch."""
+    """Transformers in this process, with continuous batching of requests."""
 
     max_requests: Int = Field(default=256, ge=1)
-    """Sequences sampled at once; more wait."""
+    """Most sequences sampled concurrently; others wait."""
     max_cache_tokens: Int = Field(default=1 << 20, ge=1)
-    """Tokens of keys and values held at once; requests wait for room."""
+    """Most tokens in the KV cache; requests that do not fit wait."""
 
 
 class VllmEngine(Section):
-    """vLLM, in this process or in a server that it starts."""
+    """vLLM in separate processes on this host."""
 
-    server: bool = False
-    """Whether it is a server of its own, asked over HTTP."""
     engine_args: dict[str, Any] = Field(default={})
-    """What is handed to vLLM as it stands, as `{tensor_parallel_size: 2}`."""
+    """Arguments passed to vLLM unchanged, such as `{tensor_parallel_size: 2}`."""
     request_timeout: Float = Field(default=600.0, gt=0)
-    """Longest time of one request."""
+    """Timeout of one request, in seconds."""
     startup_timeout: Float = Field(default=600.0, gt=0)
-    """Longest time until it answers for the first time."""
+    """Longest time until the engine is ready, in seconds."""
     max_restarts: Int = Field(default=3, ge=0)
-    """How often it is started again after it died; what was under way then is lost."""
+    """Restarts after the engine died; requests in progress at that time are lost."""
 
 
-class Endpoint(Section):
-    """Anything that answers OpenAI's chat API."""
+class Endpoint(ChatEndpoint, Section):
+    """An external server that implements OpenAI's chat API."""
 
-    url: str
-    """As `https://host/v1`."""
-    model: str
-    """What it calls the model."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """The environment variable that holds the key; one that is not set sends none."""
-    timeout: Float = Field(default=120.0, gt=0)
-    """Longest time of one request, its retries not counted."""
-    max_retries: Int = Field(default=4, ge=0)
-    """How often a request is sent again that was refused, or found nobody."""
-    max_concurrency: Int = Field(default=32, ge=1)
-    """Requests under way at once."""
-    extra_body: dict[str, Any] = Field(default={})
-    """What is added to each request's body as it stands; null takes a key out of it.
-
-    `{return_token_ids: true}` asks vLLM for token ids; `{logprobs: null}` is for endpoints that
-    refuse to give any.
-    """
     processed_logprobs: bool = False
-    """Whether its log-probs are at the sampling temperature, as rlake's server gives them, and
-    vLLM's with `--logprobs-mode processed_logprobs`. If not, they are of the model's own
-    distribution. They are kept only where they are of the full distribution at the temperature:
-    processed ones without top_p, top_k and min_p, which vLLM applies first; others at temperature
-    1, or 0, where a row's log-probs are those at 1.
-    """
+    """Whether its log-probs are at the sampling temperature, as those of rlake's server, and of
+    vLLM with `--logprobs-mode processed_logprobs`. If not, they are of the unscaled distribution.
 
-    @field_validator("url")
-    @classmethod
-    def _http(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ValueError(f"must be an address as `https://host/v1`, got {url!r}")
-        if url.rstrip("/").endswith("/chat/completions"):
-            raise ValueError("must be what stands before `/chat/completions`")
-        return url
+    Log-probs are stored only if they are of the full distribution at the temperature: processed
+    ones without top_p, top_k and min_p, which vLLM applies first; others at temperature 1, or 0,
+    where a row's log-probs are those at 1.
+    """
 
 
 class EngineConfig(Choice):
-    """One engine: the one key that is given, with its parameters."""
+    """The inference engine: exactly one key is set, with its parameters."""
 
     noun: ClassVar[str] = "engine"
 
@@ -84,21 +55,23 @@ class EngineConfig(Choice):
 
 
 class OtherModel(FrozenModel):
-    """A model that workflows ask beside the policy: a judge, a user, a teacher."""
+    """An auxiliary model of workflows: a judge, a simulated user, a teacher."""
 
     places: ClassVar[tuple[str, ...]] = (*FrozenModel.places, "endpoint")
 
     endpoint: Endpoint | None = None
-    """Instead of a path: where it answers."""
+    """Instead of `path`: an OpenAI-compatible endpoint."""
     engine: EngineConfig = EngineConfig(transformers=TransformersEngine())
-    """What answers with the model of a path or a run."""
+    """The inference engine for a model given by `path` or `run`."""
     temperature: Float = Field(default=0.0, ge=0)
+    """Sampling temperature of its responses."""
     max_tokens: Int = Field(default=512, ge=1)
+    """Most tokens of one response."""
 
     @model_validator(mode="after")
     def _has_engine(self) -> Self:
         if self.engine.endpoint is not None:
-            raise ValueError("an `endpoint` stands in place of a `path`, not below `engine`")
+            raise ValueError("an `endpoint` replaces `path`; it does not go below `engine`")
         if self.engine.vllm is not None and self.path is None and self.run is None:
             raise ValueError("vLLM serves the model of a `path` or of a `run`")
         return self
@@ -107,22 +80,23 @@ class OtherModel(FrozenModel):
 class SamplingConfig(Section):
     """How tokens are sampled.
 
-    Stored log-probs are of the full distribution at `temperature`, which is what a trainer
-    computes. With `top_p`, `top_k` or `min_p` the tokens are drawn from what is left of it after
-    truncation: a policy gradient estimated from them is biased, since the tokens left out are never
-    tried and the ratios do not correct for that. DeepSeek-V3.2 (arXiv:2512.02556, section 3.1)
-    applies the sampler's mask in training too; rlake does not. Train without truncation where the
-    estimate should be unbiased.
+    Stored log-probs are of the full distribution at `temperature`, as the trainer computes them.
+    With `top_p`, `top_k` or `min_p` tokens are drawn from a truncated distribution: a policy
+    gradient estimated from them is biased, because truncated tokens are never sampled and the
+    ratios do not correct for that. DeepSeek-V3.2 (arXiv:2512.02556, section 3.1) applies the
+    sampler's mask in training too; rlake does not. Train without truncation for an unbiased
+    estimate.
     """
 
     temperature: Float = Field(default=1.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
     top_p: Float = Field(default=1.0, gt=0, le=1)
-    """The likeliest tokens with this much probability together are sampled from."""
+    """Sample from the most likely tokens that have this total probability."""
     top_k: Int = Field(default=0, ge=0)
-    """So many of the likeliest tokens are sampled from; 0: all."""
+    """Sample from this many of the most likely tokens; 0: from all."""
     min_p: Float = Field(default=0.0, ge=0, le=1)
-    """Tokens that are at least this likely, relative to the likeliest, are sampled from."""
+    """Sample from tokens whose probability is at least this share of the most likely token's."""
     max_tokens: Int = Field(default=64, ge=1)
-    """Of one answer; a conversation of several turns has so many each."""
+    """Most tokens of one response; each turn of a conversation has this many."""
     stop: tuple[str, ...] = ()
-    """Texts that end an answer."""
+    """Texts that end a response."""

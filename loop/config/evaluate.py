@@ -1,6 +1,5 @@
-"""How a policy is measured: on which tasks, how often each is tried, and when."""
+"""The section `evaluate`: on which tasks policies are evaluated, how and when."""
 
-from collections.abc import Iterator
 from typing import Annotated, Self
 
 from pydantic import Field
@@ -11,59 +10,64 @@ from .engines import EngineConfig, SamplingConfig
 Ks = tuple[Annotated[Int, Field(ge=1)], ...]
 
 
-class TasksetMeasure(Section):
-    """What is different for one taskset; None: as for the others."""
+class TasksetEvaluation(Section):
+    """Settings that differ for one taskset; None: as for the others."""
 
     group_size: Int | None = Field(default=None, ge=1)
-    """Tries at each task."""
+    """Rollouts of each task."""
     pass_at: Ks | None = None
-    """For which k pass@k and best@k are told."""
+    """The k of the reported pass@k and best@k."""
     sampling: SamplingConfig | None = None
+    """Sampling parameters of these tasks; None: those of `evaluate`."""
 
 
 class EvaluateConfig(Section):
-    """How a policy is measured."""
+    """How policies are evaluated."""
 
     where: str = "split = 'eval'"
     """SQL condition over the table `tasks`."""
-    tasksets: dict[str, TasksetMeasure] | None = None
-    """Of these tasks only those of some tasksets, each measured by itself too.
+    tasksets: dict[str, TasksetEvaluation] | None = None
+    """Restrict the tasks to these tasksets, and report each one separately too.
 
-    `{gsm8k: {}, aime: {group_size: 32, sampling: {temperature: 1.0}}}`; None: all together.
+    `{gsm8k: {}, aime: {group_size: 32, sampling: {temperature: 1.0}}}`; None: all tasks together.
     """
     every_steps: Int | None = Field(default=None, ge=1)
-    """Optimizer steps between two measurements while the run goes on; the last weights are measured
-    too. None: it is not measured but by `rlake evaluate`.
+    """Optimizer steps between two evaluations during the run; None: no evaluation during the run.
 
-    The explorer measures before it goes on; a trainer that waits for rows waits
-    `schedule.timeout` at most.
+    The last weights are evaluated too. The explorer evaluates before it continues, and a trainer
+    waits for its rows for at most `schedule.timeout` seconds.
     """
     at_start: bool = True
-    """Whether, with `every`, the weights that the run begins with are measured as well."""
+    """With `every_steps`, whether the initial weights are evaluated as well."""
     group_size: Int = Field(default=1, ge=1)
-    """Tries at each task."""
+    """Rollouts of each task."""
     pass_at: Ks = ()
-    """For which k pass@k and best@k are told; none: 1, and the group's size."""
+    """The k of the reported pass@k and best@k; none: 1 and the group's size."""
     sampling: SamplingConfig = SamplingConfig(temperature=0.0)
+    """Sampling parameters; by default greedy."""
     engine: EngineConfig | None = None
-    """What samples for `rlake evaluate`; None: as for the explorer, whose own engine measures while
-    the run goes on."""
+    """The inference engine of `rlake evaluate`; None: the explorer's.
+
+    During a run the explorer's own engine evaluates.
+    """
     batch_size: Int = Field(default=256, ge=1)
-    """Tasks sampled together."""
+    """Tasks whose rollouts run concurrently and are stored together."""
 
     @property
     def ks(self) -> tuple[int, ...]:
-        """For which k pass@k and best@k are told."""
+        """The k of the reported pass@k and best@k."""
         return self.pass_at or tuple(sorted({1, self.group_size}))
 
     def of(self, taskset: str) -> Self:
-        """Return the settings as they hold for the tasks of a taskset."""
+        """Return the settings that apply to the tasks of a taskset."""
         own = (self.tasksets or {}).get(taskset)
-        return self if own is None else self.model_copy(update=dict(_given(own)))
+        if own is None:
+            return self
+        return self.model_copy(update={k: v for k, v in own if v is not None})
 
     @property
     def metrics(self) -> list[str]:
-        """The names of all that is measured."""
+        """The names of all metrics that an evaluation reports."""
         names = ["accuracy", "reward_mean"]
         parts = {f"{name}/": self.of(name) for name in self.tasksets or {}}
         for prefix, settings in (parts or {"": self}).items():
@@ -72,13 +76,9 @@ class EvaluateConfig(Section):
         return [f"eval/{name}" for name in names]
 
     def is_due(self, version: int, *, last: int | None) -> bool:
-        """Tell whether a version of a run of `last` steps is measured while the run goes on."""
+        """Return whether a version of a run of `last` steps is evaluated during the run."""
         if self.every_steps is None:
             return False
         if version == 0:
             return self.at_start
         return version % self.every_steps == 0 or version == last
-
-
-def _given(own: TasksetMeasure) -> Iterator[tuple[str, object]]:
-    return ((name, value) for name, value in own if value is not None)

@@ -1,4 +1,4 @@
-"""Who tries, and how far explorer and trainer may be apart."""
+"""The explorer: workflow, rewards, timeouts, retries and concurrency of rollouts."""
 
 from typing import Any
 
@@ -9,58 +9,59 @@ from .engines import EngineConfig, OtherModel, SamplingConfig, TransformersEngin
 
 
 class OversamplingConfig(Section):
-    """More groups are tried than a batch needs, and the slowest are stopped."""
+    """Run more groups than a batch needs, and cancel the slowest."""
 
     ratio: Float = Field(gt=0, le=4)
-    """How many more, as a share of the batch."""
+    """Additional groups, as a share of the batch."""
     grace_period: Float = Field(default=0.0, ge=0)
-    """How long the slowest may still take when enough are finished."""
+    """Seconds that the slowest groups may still take once enough are finished."""
 
 
 class AdaptiveTimeout(Section):
-    """A try may take so many times what tries took in the mean."""
+    """Cancel a rollout that takes longer than this many times the mean rollout time."""
 
     multiplier: Float = Field(default=3.0, ge=1)
+    """A rollout is canceled after this multiple of the mean rollout time."""
     min_samples: Int = Field(default=20, ge=1)
-    """Tries that end by themselves before it holds; until then `rollout_timeout` does."""
+    """Completed rollouts before it applies; until then only `rollout_timeout` applies."""
 
 
 class ExplorerConfig(Section):
-    """The producer of experience."""
+    """The explorer, which generates experiences."""
 
     workflow: str | dict[str, dict[str, Any] | None] = "single_turn"
-    """Name of a workflow of ours, or `package.module:function`; `{name: {parameter: value}}`."""
+    """Name of a workflow, `package.module:function`, or `{name: {parameter: value}}`."""
     engine: EngineConfig = EngineConfig(transformers=TransformersEngine())
-    """What samples."""
+    """The inference engine that samples rollouts."""
     auxiliary_models: dict[str, OtherModel] = Field(default={})
-    """Other models that the workflow asks, by the name of the parameter that takes each."""
+    """Other models that the workflow calls, by the name of its parameter."""
     rewards: str | dict[str, WeightOrParameters] = "exact_match"
     """A reward function, or several with their weights, or with their parameters.
 
     `{math_equivalence: 1.0, overlong: {max_tokens: 512, cache: 128, weight: 0.5}}`
     """
     group_size: Int | None = Field(default=None, ge=1)
-    """Tries at each task; None takes the algorithm's."""
+    """Rollouts of each task; None: the algorithm's default."""
     tasks_per_batch: Int | None = Field(default=None, ge=1)
-    """None: as many as one training step needs."""
+    """Tasks in a batch; None: as many as one training step needs."""
     tasks_per_chunk: Int | None = Field(default=None, ge=1)
     """Tasks that are sampled and stored together; None: the whole batch."""
     sampling: SamplingConfig = SamplingConfig()
+    """Sampling parameters of rollouts."""
     operators: tuple[OperatorSpec, ...] = ()
-    """A pipeline's chain, applied to each group's rows before they are stored; all rows stay.
+    """Operators applied to each group's rows before they are stored; all rows are stored.
 
-    What a filter drops has it as its `drop_reason`, and is not trained on.
+    A row that a filter drops has its reason as `drop_reason`, and is not trained on.
     """
     rollout_timeout: Float = Field(default=600.0, gt=0)
-    """Longest time of one try; then it becomes a row that says so."""
+    """Timeout of one rollout, in seconds; its row then has the finish reason `timeout`."""
     max_retries: Int = Field(default=0, ge=0)
-    """How often a try that raised, or took too long, is made again."""
+    """Retries of a rollout that raised an error or timed out."""
     adaptive_timeout: AdaptiveTimeout | None = None
-    """A limit that follows how long tries take; None: only `rollout_timeout`."""
+    """A timeout relative to the mean rollout time; None: only `rollout_timeout`."""
     oversampling: OversamplingConfig | None = None
-    """More groups than a batch needs, of which the slowest are stopped; for the batches of a
-    schedule that does not stream."""
+    """Additional groups, of which the slowest are canceled; for schedules without `streaming`."""
     max_concurrent_rollouts: Int | None = Field(default=None, ge=1)
-    """Most tries under way at once, for environments that are few; None: all of a batch."""
+    """Most rollouts that run concurrently, for scarce environments; None: all of a batch."""
     max_failed_batches: Int = Field(default=3, ge=1)
-    """So many batches in a row without one usable row end the job."""
+    """The job ends after this many consecutive batches without a usable row."""

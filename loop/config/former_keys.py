@@ -1,4 +1,4 @@
-"""What keys of the configuration were called before: a hint for who still writes the old name."""
+"""Former keys of the configuration: hints for configurations that still use them."""
 
 from collections.abc import Collection
 
@@ -78,22 +78,30 @@ FORMER = {
     "vllm.start_seconds": "vllm.startup_timeout",
     "with_columns": "side_columns",
 }
-"""Former key to key; either is the end of a path, so that a section may stand anywhere."""
+"""Former key to key, each without the beginning of its path, since a section may be nested."""
+
+REMOVED = {"vllm.server": "vLLM always runs in processes of its own; remove the key"}
+"""Former key to the reason why it does not exist any more."""
 
 
-def current(where: str, known: Collection[str]) -> str | None:
-    """Return what the key at a dotted path is called now, where `known` are its section's keys.
+def hint(where: str, known: Collection[str]) -> str | None:
+    """Return a hint for a former key at a dotted path, where `known` are its section's keys.
 
-    >>> current("explorer.tries_at_once", ["max_concurrent_rollouts"])
-    'explorer.max_concurrent_rollouts'
-    >>> current("trainer.reference.tiny", ["path", "from_scratch"])
-    'trainer.reference.from_scratch'
-    >>> current("explorer.epochs", ["workflow"]) is None
+    >>> hint("explorer.tries_at_once", ["max_concurrent_rollouts"])
+    'it is called `explorer.max_concurrent_rollouts`'
+    >>> hint("trainer.reference.tiny", ["path", "from_scratch"])
+    'it is called `trainer.reference.from_scratch`'
+    >>> hint("explorer.engine.vllm.server", [])
+    'vLLM always runs in processes of its own; remove the key'
+    >>> hint("explorer.epochs", ["workflow"]) is None
     True
     """
     parts = where.split(".")
     for start in range(len(parts)):
-        now = FORMER.get(".".join(parts[start:]))
+        end = ".".join(parts[start:])
+        if end in REMOVED:
+            return REMOVED[end]
+        now = FORMER.get(end)
         if now is not None and ("." in now or now in known):
-            return ".".join([*parts[:start], now])
+            return f"it is called `{'.'.join([*parts[:start], now])}`"
     return None

@@ -1,4 +1,4 @@
-"""From YAML, recipes and overrides to the tree, or one line that says what is wrong."""
+"""Read YAML files and recipes, merge them, and apply overrides."""
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...store.errors import ConfigError, nearest
-from ...store.files.text import read_text
-from ...store.files.yaml_text import parse_yaml
+from ...store.files.yaml_text import parse_yaml, read_text
 
 _RECIPES = files("rlake.loop.recipes")
 _WHOLE = {("algorithm",), ("tasks", "generator"), ("tasks", "selector"), ("data", "generator")} | {
@@ -16,10 +15,10 @@ _WHOLE = {("algorithm",), ("tasks", "generator"), ("tasks", "selector"), ("data"
     ("explorer", "workflow"),
     ("trainer", "sampler"),
 }
-"""Keys under which something is chosen by name: one choice takes the place of another."""
+"""Keys that select something by name: a choice replaces another one as a whole."""
 _MODELS = {("model",), ("trainer", "reference"), ("trainer", "teacher")}
 _ORIGINS = {"path", "from_scratch", "run"}
-"""Where a model may come from: one takes the place of another."""
+"""Sources of a model: one replaces another."""
 
 
 def recipes() -> list[str]:
@@ -30,7 +29,7 @@ def recipes() -> list[str]:
 
 
 def read(source: str | Path, below: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a configuration as plain values, merged over what it extends."""
+    """Return a configuration as plain values, merged over the one that it extends."""
     path = Path(source)
     is_file = path.suffix in {".yaml", ".yml"} or path.exists()
     name = str(path.resolve()) if is_file else str(source)
@@ -44,8 +43,8 @@ def read(source: str | Path, below: Sequence[str] = ()) -> dict[str, Any]:
         return tree
     if not isinstance(extended, str):
         raise ConfigError(f"`{source}`: `extends` must name a recipe or a file, got {extended!r}")
-    beside = path.parent / extended
-    return merged(read(beside if is_file and beside.exists() else extended, [*below, name]), tree)
+    sibling = path.parent / extended
+    return merged(read(sibling if is_file and sibling.exists() else extended, [*below, name]), tree)
 
 
 def merged(
@@ -67,10 +66,10 @@ def _text(source: str | Path) -> str:
     path = Path(source)
     if path.suffix in {".yaml", ".yml"} or path.exists():
         if not path.is_file():
-            raise ConfigError(f"there is no configuration file `{source}`")
+            raise ConfigError(f"configuration file `{source}` does not exist")
         return read_text(path, what="the configuration ")
     if str(source) not in recipes():
-        raise ConfigError(f"there is no recipe `{source}`{nearest(str(source), recipes())}")
+        raise ConfigError(f"recipe `{source}` does not exist{nearest(str(source), recipes())}")
     return _RECIPES.joinpath(f"{source}.yaml").read_text()
 
 

@@ -1,4 +1,4 @@
-"""The networks beside the policy, and what of the policy is trained."""
+"""The policy's model, LoRA, and the other networks of a run."""
 
 import re
 import string
@@ -13,24 +13,27 @@ class LoraConfig(Section):
     """A low-rank adapter (arXiv:2106.09685): only it is trained, checkpointed and published."""
 
     rank: Int = Field(default=32, ge=1)
-    """Width of the adapter in each layer."""
+    """Rank of the adapter of each layer."""
     alpha: Float = Field(default=32.0, gt=0)
-    """What the adapter adds is multiplied with alpha / rank."""
+    """The adapter's output is multiplied by alpha / rank."""
     dropout: Share = 0.0
-    """Share of the adapter's inputs that are left out in training."""
+    """Dropout probability of the adapter's inputs in training."""
     targets: tuple[str, ...] | None = None
-    """Names of layers, or their ends, such as `q_proj`; None: all linear layers but the last."""
+    """Layers with an adapter, by name or ending, such as `q_proj`.
+
+    None: all linear layers but the LM head.
+    """
 
 
 class CriticConfig(Section):
-    """The network that says how much reward is still to come, for algorithms that need one."""
+    """The value network of algorithms that use one."""
 
     path: str | None = None
-    """Folder of the model that it starts from; None: what the policy starts from."""
+    """Folder of the model that the critic starts from; None: the policy's initial weights."""
     learning_rate: Float | None = Field(default=None, gt=0)
-    """None: the policy's."""
+    """Learning rate of the critic; None: the policy's."""
     warmup_steps: Int = Field(default=0, ge=0)
-    """Training steps at the start in which only the critic learns."""
+    """Steps at the start of training in which only the critic is updated."""
 
 
 def _expressions(given: tuple[str, ...]) -> tuple[str, ...]:
@@ -38,28 +41,31 @@ def _expressions(given: tuple[str, ...]) -> tuple[str, ...]:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"`{pattern}` is no regular expression: {error}") from error
+            raise ValueError(f"`{pattern}` is not a regular expression: {error}") from error
     return given
 
 
 Patterns = Annotated[tuple[str, ...], AfterValidator(_expressions)]
-"""Regular expressions, each looked for anywhere in a name."""
+"""Regular expressions, each of which may match anywhere in a name."""
 
 
 class TinyModel(Section):
-    """A small Qwen3 model made from scratch, with a tokenizer of single characters."""
+    """A small Qwen3 model with random weights and a tokenizer of single characters."""
 
     hidden_size: Int = Field(default=128, ge=8, le=2**16)
+    """Width of the hidden states."""
     layers: Int = Field(default=2, ge=1, le=1000)
+    """Number of transformer layers."""
     heads: Int = Field(default=4, ge=1, le=2**16)
+    """Number of attention heads."""
     intermediate_size: Int | None = Field(default=None, ge=1, le=2**20)
-    """None: four times hidden_size."""
+    """Width of the feed-forward layers; None: four times `hidden_size`."""
     init_std: Float = Field(default=0.02, gt=0)
-    """Standard deviation of the weights at the start."""
+    """Standard deviation of the initial weights."""
     max_length: Int = Field(default=1024, ge=8, le=2**24)
     """Most tokens of a sequence."""
     alphabet: str = Field(default=string.printable, min_length=1)
-    """Each of these characters is a token."""
+    """Characters of the tokenizer; each one is a token."""
 
     @model_validator(mode="after")
     def _even(self) -> Self:
@@ -73,28 +79,28 @@ class TinyModel(Section):
 
 
 class FrozenModel(Section):
-    """A model that is asked and not trained."""
+    """A model that is used but not trained."""
 
     places: ClassVar[tuple[str, ...]] = ("path", "from_scratch", "run")
-    """The keys that say which model; one of them is given."""
+    """The keys that identify the model; exactly one is set."""
 
     path: str | None = None
-    """Folder or hub name in the Hugging Face format."""
+    """Folder or hub name of a model in the Hugging Face format."""
     from_scratch: TinyModel | None = None
-    """Instead of a path: a model made from scratch."""
+    """Instead of `path`: a small model with random weights."""
     run: str | None = None
-    """Instead of a path: another run of the store, whose newest weights are taken."""
+    """Instead of `path`: another run of this store, whose weights are used."""
     version: Int | None = Field(default=None, ge=0)
-    """Which of that run's policies; None: the newest when this run begins, from then on that."""
+    """Policy version of that run; None: the newest one when this run starts, which is recorded."""
     digest: str | None = None
-    """What the digest of these weights must be; None: what is on record."""
+    """Expected digest of these weights; None: the recorded one."""
     tool_call_format: Literal["hermes", "llama", "mistral", "json"] = "hermes"
-    """How it writes calls of tools: `<tool_call>` as Hermes and Qwen, behind `<|python_tag|>` or as
-    bare JSON, behind `[TOOL_CALLS]`, or as an answer that is nothing but JSON."""
+    """Format of its tool calls: `<tool_call>` as in Hermes and Qwen, after `<|python_tag|>` or as
+    bare JSON, after `[TOOL_CALLS]`, or an answer that is only JSON."""
     dtype: str = "float32"
     """Only float32 so far; bfloat16 and float16 are planned."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$")
-    """auto takes a GPU when there is one; cuda:1 is the second."""
+    """Device of the model: auto takes a GPU if there is one, cuda:1 the second GPU."""
 
     @field_validator("dtype")
     @classmethod
@@ -116,7 +122,7 @@ class FrozenModel(Section):
         if len(given) > 1:
             raise ValueError(f"has both `{given[0]}` and `{given[1]}`; set one of them to null")
         if self.run is None and (self.version is not None or self.digest is not None):
-            raise ValueError("has a `version` or `digest` without the `run` whose they are")
+            raise ValueError("has a `version` or `digest`, but no `run` that they belong to")
         return self
 
 
@@ -124,4 +130,4 @@ class ModelConfig(FrozenModel):
     """The model that a run starts from."""
 
     lora: LoraConfig | None = None
-    """Train a low-rank adapter on top of it; None: the model itself."""
+    """Train a low-rank adapter on top of the model; None: train the model itself."""

@@ -1,4 +1,4 @@
-"""Where the jobs of a run work, when they are more than one machine's: on Ray."""
+"""The section `ray`: explorers and the trainer on a Ray cluster."""
 
 from pydantic import Field
 
@@ -6,33 +6,36 @@ from .base import Float, Int, Section
 
 
 class PlaceConfig(Section):
-    """What one actor takes of the cluster; Ray puts it where that is free."""
+    """Resources of one actor; Ray places it where they are free."""
 
     cpus: Float = Field(default=1.0, ge=0)
+    """CPUs that Ray reserves."""
     gpus: Float = Field(default=0.0, ge=0)
+    """GPUs that Ray reserves."""
     resources: dict[str, Float] = Field(default={})
-    """Others, by the names that the nodes give them, as `{fast_disk: 1}`."""
+    """Custom resources, by the names that the nodes declare, such as `{fast_disk: 1}`."""
 
 
 class RayConfig(PlaceConfig):
-    """Explorers on Ray; `cpus`, `gpus` and `resources` are what each of them takes.
+    """Explorers on Ray; `cpus`, `gpus` and `resources` are those of each explorer.
 
-    Left out, the run explores in its own process.
+    Without this section, the run explores in its own process.
     """
 
     address: str = "auto"
-    """Of the cluster, as `10.0.0.1:6379`; auto: the one that Ray finds, or else a local one; local:
-    one of this run's own.
+    """Address of the cluster, such as `10.0.0.1:6379`.
+
+    Auto: the cluster that Ray finds, or else a local one; local: a local one for this run.
     """
     num_explorers: Int = Field(default=1, ge=1)
-    """How many; `rlake explore CONFIG --join N` adds more while the run goes on."""
+    """Number of explorers; `rlake explore CONFIG --add-explorers N` adds more during the run."""
     max_concurrent_groups: Int = Field(default=16, ge=1)
-    """Groups under way in one explorer; more wait."""
+    """Most groups that one explorer runs concurrently; others wait."""
     max_group_bytes: Int = Field(default=64 << 20, ge=1)
-    """Largest rows of a group; one that is larger becomes a row that says so."""
+    """Largest size of a group's rows, in bytes; a larger group becomes one row with an error."""
     max_restarts: Int = Field(default=3, ge=0)
-    """How often each explorer is started again when it dies."""
+    """Restarts of each explorer that dies."""
     startup_timeout: Float = Field(default=300.0, gt=0)
-    """Longest time until explorers are placed and their engines are ready."""
+    """Longest time until explorers are placed and their engines are ready, in seconds."""
     trainer: PlaceConfig | None = None
-    """What the trainer takes; None: it works in the process of the command."""
+    """Resources of the trainer; None: it runs in the command's process."""

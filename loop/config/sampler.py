@@ -1,4 +1,4 @@
-"""How the rows of a step are drawn: one strategy, or several sources with shares."""
+"""The key `trainer.sampler`: how rows are drawn, by one strategy or from several sources."""
 
 from typing import ClassVar, Self
 
@@ -12,27 +12,28 @@ class FifoConfig(Section):
 
 
 class UniformConfig(Section):
-    """Each as likely as any other."""
+    """Uniformly at random."""
 
     replacement: bool = False
     """Whether a unit may be drawn twice in one step."""
 
 
 class PrioritizedConfig(Section):
-    """Likelier the larger the priority (prioritized replay, arXiv:1511.05952)."""
+    """In proportion to a priority (prioritized replay, arXiv:1511.05952)."""
 
     priority: str = "priority"
     """SQL expression over columns of `experiences` and `side_columns`, `age` and `times_drawn`."""
     alpha: Float = Field(default=1.0, ge=0)
-    """Power of the priority; 0 is uniform."""
+    """Exponent of the priority; 0 draws uniformly."""
     beta: Float = Field(default=0.0, ge=0, le=1)
-    """Power of the importance weights; 0 leaves all at 1, 1 makes up for the priorities."""
+    """Exponent of the importance weights: 0 leaves them at 1, 1 fully corrects for the priorities.
+    """
     replacement: bool = False
     """Whether a unit may be drawn twice in one step."""
 
 
 class StrategyConfig(Choice):
-    """One way of drawing: the one key that is given, with its parameters."""
+    """A strategy: exactly one key is set, with its parameters."""
 
     noun: ClassVar[str] = "sampler"
 
@@ -42,29 +43,30 @@ class StrategyConfig(Choice):
 
 
 class SourceConfig(Section):
-    """One source of a mixed draw: rows of the run itself, unless it says others."""
+    """A source of a mixed draw: rows of the run itself, or of `run`, `at` or `source`."""
 
     share: Float = Field(gt=0, le=1)
-    """Part of each batch; the shares of all sources add up to 1."""
+    """Share of each batch; the shares of all sources add up to 1."""
     run: str | None = None
-    """Rows of another run."""
+    """Draw rows of this run."""
     at: str | None = None
-    """A snapshot's name: rows as they were then."""
+    """Draw rows as they were at this snapshot."""
     source: str | None = None
-    """A query that gives `experience_id`: these rows, of whatever run."""
+    """A query that returns `experience_id`: draw these rows, whatever their run."""
     where: str | None = None
     """SQL condition over `experiences`."""
     side_columns: tuple[str, ...] = ()
-    """Side columns that `priority` may name, beside those of the trainer."""
+    """Side columns that `priority` may name, in addition to those of the trainer."""
     sampler: StrategyConfig = StrategyConfig(fifo=FifoConfig())
+    """How rows of this source are drawn."""
     max_uses: Int | None = Field(default=None, ge=1)
-    """How often a row may be drawn; None: as often as it comes, once for the run's own rows."""
+    """How often a row may be drawn; None: without limit, but once for the run's own rows."""
     max_lag: Int | None = Field(default=None, ge=0)
-    """Oldest rows of the run itself; None takes the schedule's."""
+    """Largest lag of the run's own rows; None: the schedule's."""
 
     @property
     def is_stored(self) -> bool:
-        """Whether its rows are there already: not those that the run's explorer makes."""
+        """Whether its rows are stored already, and not made by the run's explorer."""
         return any(v is not None for v in (self.run, self.at, self.source))
 
 

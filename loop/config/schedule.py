@@ -19,34 +19,33 @@ PRESETS: dict[str, dict[str, Any]] = {
 class ScheduleConfig(Section):
     """How far explorer and trainer may be apart, in optimizer steps.
 
-    A name stands for one of PRESETS; `{preset: asynchronous, max_lag: 4}` changes a part of it.
+    A name selects one of PRESETS; `{preset: asynchronous, max_lag: 4}` changes a part of it.
     """
 
     preset: str | None = None
-    """on_policy, one_step_off or asynchronous: what the other keys are by default."""
+    """on_policy, one_step_off or asynchronous: sets the defaults of the other keys."""
     streaming: bool = False
-    """Whether groups are drawn as they finish, and weights replaced while answers are sampled.
+    """Whether groups are drawn as they finish, and weights are replaced during sampling.
 
-    Else each batch is sampled with the weights due to it and drawn in its order, so that a run is
-    the same however fast anybody was.
+    If not, each batch is sampled with the weights due to it and drawn in its order, so that a run
+    does not depend on timing.
     """
     max_ahead: Int = Field(default=0, ge=0)
-    """Train batches that the explorer may be ahead; 0 is on-policy."""
+    """Most train batches that the explorer is ahead of the trainer; 0 is on-policy."""
     max_lag: Int | None = Field(default=None, ge=0)
-    """Oldest rows that the trainer takes; None: as old as max_ahead and publish_every make them."""
+    """Largest lag of rows that are trained on; None: max_ahead + publish_every - 1."""
     publish_every: Int = Field(default=1, ge=1)
     """Optimizer steps between two publications of weights."""
     weight_transport: Literal["store", "memory", "broadcast"] = "store"
-    """How they get to explorers: as folders; within the process of `rlake run`, without files; or
-    sent by torch.distributed. Not in the store, folders are written of those at checkpoints only.
-    """
+    """How weights reach explorers: as folders (store), within the process (memory), or by
+    torch.distributed (broadcast). With the last two, folders are written at checkpoints only."""
     new_units_per_step: Int | None = Field(default=None, ge=1)
     """Units (groups or rows) that the explorer makes for each training step of a replay.
 
-    None: batch_size divided by max_uses, so that each can be drawn as often as it may.
+    None: batch_size divided by max_uses, so that each unit can be drawn max_uses times.
     """
     timeout: Float = Field(default=600, gt=0)
-    """Longest wait of one job for the other, which may have to start an engine first."""
+    """Seconds that one job waits for the other, which may have to start an engine first."""
 
     @model_validator(mode="before")
     @classmethod
@@ -56,7 +55,7 @@ class ScheduleConfig(Section):
             return given
         name = given["preset"]
         if not isinstance(name, str) or name not in PRESETS:
-            raise ValueError(f"there is no schedule `{name}`{nearest(str(name), PRESETS)}")
+            raise ValueError(f"schedule `{name}` does not exist{nearest(str(name), PRESETS)}")
         return {**PRESETS[name], **given}
 
     @model_validator(mode="after")
@@ -76,5 +75,5 @@ class ScheduleConfig(Section):
 
     @property
     def lag(self) -> int:
-        """The oldest rows that the trainer takes."""
+        """The largest lag of rows that are trained on."""
         return self.max_ahead + self.publish_every - 1 if self.max_lag is None else self.max_lag

@@ -1,4 +1,4 @@
-"""How a policy is served: where, which engines and models, and what bounds it."""
+"""The section `serve`: address, engines, models and limits of the server."""
 
 from typing import ClassVar
 
@@ -9,68 +9,69 @@ from .engines import EngineConfig, OtherModel, SamplingConfig
 
 
 class LimitsConfig(Section):
-    """What bounds a server: every one of these is refused, or waits, before memory is full."""
+    """Limits of a server: requests beyond them wait or are refused, before memory is full."""
 
     max_body_bytes: Int = Field(default=4 << 20, ge=1 << 10)
-    """Longest body of a request; longer ones are refused (413) before they are read."""
+    """Largest request body, in bytes; larger ones are refused (413) before they are read."""
     max_total_body_bytes: Int = Field(default=256 << 20, ge=1 << 10)
-    """Bodies that are in memory at once; more are refused (503)."""
+    """Bytes of all request bodies in memory; beyond it requests are refused (503)."""
     max_concurrent_requests: Int = Field(default=256, ge=1)
-    """Requests that engines work on at once."""
+    """Requests that the engines process at once."""
     max_queued_requests: Int = Field(default=256, ge=0)
-    """Requests that wait for that; more are refused (429)."""
+    """Requests that wait for an engine; more are refused (429)."""
     wait_seconds: Float = Field(default=60.0, gt=0)
-    """How long one waits before it is refused (503)."""
+    """Longest time that a request waits for an engine before it is refused (503), in seconds."""
     connections: Int = Field(default=4096, ge=1)
-    """Open connections; one more closes the oldest that asks for nothing."""
+    """Open connections; one more closes the oldest idle one."""
     header_seconds: Float = Field(default=10.0, gt=0)
-    """How long a connection may take until a request's headers are there."""
+    """Longest time in which a request's headers must arrive, in seconds."""
     body_seconds: Float = Field(default=30.0, gt=0)
-    """How long a request's body may take (408)."""
+    """Longest time in which a request's body must arrive, in seconds (408)."""
     session_bytes: Int = Field(default=16 << 20, ge=1 << 10)
-    """A session that holds more is stored, and begins anew."""
+    """Largest session, in bytes; a larger one is stored and starts over."""
     all_sessions_bytes: Int = Field(default=256 << 20, ge=1 << 10)
-    """Of all sessions that go on; above it the ones that rested longest are stored."""
+    """Bytes of all open sessions; beyond it the least recently used ones are stored."""
     retry_bytes: Int = Field(default=64 << 20, ge=1 << 10)
-    """Answers that are kept for requests which come again."""
+    """Bytes of responses that are kept to answer repeated requests."""
     unstored_bytes: Int = Field(default=256 << 20, ge=1 << 10)
-    """Of ended sessions whose rows are not stored yet; above it requests are refused (503)."""
+    """Bytes of ended sessions that are not stored yet; beyond it requests are refused (503)."""
     shutdown_seconds: Float = Field(default=30.0, gt=0)
-    """How long requests under way may take to end when the server is stopped."""
+    """Longest time that requests in progress have to finish at shutdown, in seconds."""
 
 
 class ServeConfig(Section):
-    """`rlake serve`: an OpenAI-compatible server that records what it answers."""
+    """`rlake serve`: an OpenAI-compatible server that records its conversations."""
 
     noun: ClassVar[str] = "serve"
 
     host: str = "127.0.0.1"
-    """Where it listens; anywhere but on loopback it needs a token."""
+    """Address to listen on; any address other than loopback requires a token."""
     port: Int = Field(default=8010, ge=0, le=65535)
-    """0: a free one."""
+    """Port to listen on; 0: a free one."""
     token_env: str = "RLAKE_SERVE_TOKEN"
-    """The environment variable that holds the token which clients must send."""
+    """Environment variable that holds the token which clients must send."""
     feedback_token_env: str | None = None
-    """The environment variable that holds the token of who may rate, and nobody else then; None:
-    whoever may ask may rate."""
+    """Environment variable that holds the token which feedback requires; None: clients that may
+    send requests may also send feedback."""
     model: str | None = None
-    """What the policy is called; None: as the run."""
+    """Name of the policy for clients; None: the run's name."""
     engine: EngineConfig | None = None
-    """What samples; None: as the explorer."""
+    """The inference engine; None: the explorer's."""
     engines: Int = Field(default=1, ge=1)
-    """How many of them; a request goes to the one with the fewest."""
+    """Number of engines; each request goes to the one with the fewest requests."""
     follow: bool = True
-    """Whether the weights that the run publishes are taken in, as they come."""
+    """Whether new weights of the run are loaded as they are published."""
     poll_interval: Float = Field(default=1.0, gt=0)
-    """How often it looks for them."""
+    """Seconds between two checks for new weights."""
     models: dict[str, OtherModel] = Field(default={})
     """Other models that are served, by name."""
     sampling: SamplingConfig | None = None
-    """What holds where a request says nothing; None: as the explorer."""
+    """Sampling parameters that a request leaves out; None: the explorer's."""
     session_idle_timeout: Float = Field(default=300.0, gt=0)
-    """A session that nobody asks in for so long has ended."""
+    """A session without requests for this many seconds ends."""
     session_max_age: Float = Field(default=3600.0, gt=0)
-    """A session that goes on for longer is stored, and begins anew."""
+    """A session that is older than this many seconds is stored and starts over."""
     commit_interval: Float = Field(default=1.0, gt=0)
-    """Ended sessions are stored together, this often."""
+    """Seconds between two commits of ended sessions."""
     limits: LimitsConfig = LimitsConfig()
+    """Bounds on memory, connections and waiting times."""

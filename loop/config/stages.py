@@ -1,8 +1,7 @@
-"""Configurations that run in stages: named parts, each laid over what all of them share.
+"""Multi-stage configurations: named stages, each merged over the keys that all of them share.
 
-`stages` is a mapping, in the order in which they run: names are there once, a stage is found by its
-name (`--set stages.learn.trainer.steps=50`, `--stage learn`), and `extends` lays one file over
-another stage by stage; of a list, nothing could be changed but by its place.
+`stages` is a mapping, in the order in which they run: a stage is addressed by its name
+(`--set stages.learn.trainer.steps=50`, `--stage learn`), and `extends` merges stage by stage.
 
     name: demo
     model: {from_scratch: {}}
@@ -11,10 +10,10 @@ another stage by stage; of a list, nothing could be changed but by its place.
       learn: {algorithm: grpo, explorer: {rewards: exact_match}, trainer: {steps: 80}}
       measure: {evaluate: {group_size: 4}}
 
-A stage that trains is a run of its own, `demo.learn`, and starts from the last weights of the one
-before, unless it says `model.path`, `model.from_scratch` or `model.run`. One that says `evaluate`
-alone measures the run before it (before any, what the first starts from); one that says `pipeline`
-runs that pipeline, which is a file or stands there.
+A stage that trains is a run of its own, `demo.learn`, and starts from the last weights of the stage
+before, unless it sets `model.path`, `model.from_scratch` or `model.run`. A stage with only
+`evaluate` evaluates the run before it (or, as the first, the model that training starts from); a
+stage with `pipeline` runs a pipeline, given as a file or inline.
 """
 
 import re
@@ -29,36 +28,36 @@ from .load import merged, override, read
 from .run import RunConfig, build
 
 ORIGINS = ("path", "from_scratch", "run")
-"""Keys of `model`, of which one says where it comes from."""
+"""Keys of `model` that say where it comes from; one of them is set."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One of several parts of a configuration."""
+    """One stage of a configuration."""
 
     name: str
     kind: Literal["train", "evaluate", "pipeline"]
     whole: str
     """The name of the whole configuration."""
     config: RunConfig
-    """Of the run that the stage is, or that it measures."""
+    """The configuration of the run that the stage is, or that it evaluates."""
     model: str | None = None
-    """The folder that is measured in place of the run's weights."""
+    """A model folder to evaluate instead of the run's weights."""
     pipeline: str | dict[str, Any] | None = None
-    """A file, or what would stand in one, without its name."""
+    """A file, or the content of one without its name."""
 
     @property
     def label(self) -> str:
-        """The name of the whole configuration with that of the stage."""
+        """The name of the configuration, and of the stage."""
         return f"{self.whole}.{self.name}"
 
 
 def load_stages(source: str | Path, overrides: Sequence[str] = ()) -> tuple[Stage, ...]:
-    """Read a configuration that runs in stages; of any other there are none.
+    """Read the stages of a configuration; a configuration without stages gives an empty tuple.
 
-    An override of a stage's key, `stages.learn.trainer.steps=50`, is for that stage; any other is
-    for all of them, whatever they say themselves.
+    An override of a stage's key, `stages.learn.trainer.steps=50`, changes that stage; any other
+    override changes all of them, and wins over what they set themselves.
     """
     tree = read(source)
     own = [change for change in overrides if change.strip().startswith("stages.")]
@@ -70,7 +69,7 @@ def load_stages(source: str | Path, overrides: Sequence[str] = ()) -> tuple[Stag
 
 
 def build_stages(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[Stage, ...]:
-    """Check a tree of plain values with `stages`, and return these in their order."""
+    """Check a tree of plain values with `stages`, and return the stages in their order."""
     tree = deepcopy(dict(tree))  # overrides change it in place
     shared = {key: value for key, value in tree.items() if key != "stages"}
     for change in overrides:
@@ -95,10 +94,10 @@ def build_stages(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> tupl
 
 
 def of_name(stages: Sequence[Stage], name: str) -> Stage:
-    """Return the stage that is called so; ConfigError with the nearest name when there is none."""
+    """Return the stage with this name; ConfigError with the nearest name if it does not exist."""
     found = {stage.name: stage for stage in stages}
     if name not in found:
-        raise ConfigError(f"there is no stage `{name}`{nearest(name, found)}")
+        raise ConfigError(f"stage `{name}` does not exist{nearest(name, found)}")
     return found[name]
 
 
@@ -133,7 +132,7 @@ def _kind(part: Mapping[str, Any], shared: Mapping[str, Any]) -> Any:
 
 
 def _changed(shared: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay a stage over what all share; a model from elsewhere takes the place of the shared one."""
+    # A model from another source replaces the shared one, whose source would otherwise remain.
     if _origin(part) is not None:
         nothing = dict.fromkeys(ORIGINS)
         part = {**part, "model": {**nothing, **part["model"]}}
@@ -148,7 +147,6 @@ def _origin(part: Mapping[str, Any]) -> Any:
 def _started(
     tree: dict[str, Any], part: Mapping[str, Any], *, after: str | None, of: object
 ) -> dict[str, Any]:
-    """Let a stage start from the weights of the one before, unless it names a model of its own."""
     if after is None or _origin(part) is not None:
         return tree
     origin = dict.fromkeys(ORIGINS) | {"run": f"{of}.{after}"}
@@ -169,7 +167,6 @@ def _stage(
     changes: Sequence[str],
     whole: str,
 ) -> Stage:
-    """Return a stage, given the configuration of the run that it is, or that it measures."""
     try:
         if kind == "train":
             return Stage(name, kind, whole, build(tree))
@@ -177,7 +174,7 @@ def _stage(
             return Stage(name, kind, whole, build(tree), pipeline=_pipeline(part))
         settings = {key: value for key, value in part.items() if key != "model"}
         made = merged(tree, {**settings, "algorithm": tree["algorithm"]})
-        return Stage(name, kind, whole, build(_apply(made, changes)), model=_measured(part))
+        return Stage(name, kind, whole, build(_apply(made, changes)), model=_model_folder(part))
     except ConfigError as error:
         raise ConfigError(f"stage `{name}`: {error}") from error
 
@@ -189,12 +186,12 @@ def _pipeline(part: Mapping[str, Any]) -> Any:
     return part["pipeline"]
 
 
-def _measured(part: Mapping[str, Any]) -> str | None:
+def _model_folder(part: Mapping[str, Any]) -> str | None:
     model = dict(part.get("model") or {})
     path = model.pop("path", None)
     if model:
         raise ConfigError(
-            f"`model.{min(model)}`: a stage that measures takes the weights of the run before it, "
+            f"`model.{min(model)}`: a stage that evaluates takes the weights of the run before it, "
             "or `model.path`"
         )
     return path

@@ -1,4 +1,4 @@
-"""Which tasks are tried, and how those of each batch are chosen."""
+"""The sections `tasks` and `data`: which tasks are used, and how each batch is selected."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
@@ -9,88 +9,88 @@ from .base import Choice, Float, Int, Section
 
 
 class SequentialConfig(Section):
-    """In the order of their ids, from the first again after the last."""
+    """In the order of their IDs, again from the first after the last."""
 
 
 class ShuffleConfig(Section):
-    """Each once in an epoch, in an order that is shuffled anew for each."""
+    """Each task once per epoch, in an order that is shuffled anew for each epoch."""
 
 
 class RandomConfig(Section):
-    """Each as likely as any other, in every batch."""
+    """Uniformly at random, in every batch."""
 
     replacement: bool = False
-    """Whether a task may come twice in one batch."""
+    """Whether a task may be selected twice in one batch."""
 
 
 class OrderedConfig(Section):
-    """By a number, in the same order in each epoch; tasks for which it is NULL come last."""
+    """Sorted by a number, in the same order in each epoch; NULL comes last."""
 
     by: str
     """SQL expression, larger for harder tasks.
 
     It may name columns of `tasks`, values in `task_values`, and `pass_rate`, `num_scored` and
-    `num_passed`: what runs before this one came to.
+    `num_passed` of earlier runs.
     """
 
 
 class ByPassRateConfig(Section):
-    """Likelier the larger a weight, which is worked out of how often each task was solved."""
+    """In proportion to a weight, which is computed from each task's pass rate."""
 
     weight: str = "pass_rate * (1 - pass_rate)"
     """SQL expression, finite and not negative; NULL is 0.
 
-    `pass_rate` counts `prior_tries` tries at `prior` beside those made, `num_tries` the tries. It
-    may name columns of `tasks` and values in `task_values` too.
+    `pass_rate` includes `prior_count` rollouts at `prior_mean`, and `num_rollouts` is the number of
+    rollouts. It may also name columns of `tasks` and values in `task_values`.
     """
     prior_mean: Float | None = Field(default=None, ge=0, le=1)
-    """The pass rate of a task that was not tried; None: the mean of all tries, 0.5 without any."""
+    """The pass rate of a task without rollouts; None: the mean of all rollouts, or 0.5."""
     prior_count: Float = Field(default=1.0, gt=0)
-    """How many tries that counts for."""
+    """How many rollouts the prior counts for."""
     half_life: Float | None = Field(default=None, gt=0)
-    """Batches after which a try counts half, since the policy changes.
+    """Batches after which a rollout counts half, because the policy changes.
 
-    None: as many as it would take to try all tasks once.
+    None: the number of batches in one pass over all tasks.
     """
     history: str | None = None
-    """SQL condition over `experiences`: tries of runs before this one that count too."""
+    """SQL condition over `experiences`: rollouts of earlier runs that count too."""
 
 
 class BotsConfig(Section):
-    """Bayesian online task selection (arXiv:2510.26374): near a pass rate that is wanted."""
+    """Bayesian online task selection (arXiv:2510.26374): tasks near a target pass rate."""
 
     target: Float = Field(default=0.5, ge=0, le=1)
-    """The pass rate of the tasks that are wanted."""
+    """The pass rate that selected tasks should have."""
     temperature: Float = Field(default=0.0, ge=0)
-    """Of the softmax over -|target - pass rate|; 0 takes those nearest to the target."""
+    """Temperature of the softmax over -|target - pass rate|; 0 selects the nearest tasks."""
     thompson_sampling: bool = True
-    """Whether pass rates are sampled from what is believed, else its mean is taken."""
+    """Whether pass rates are sampled from their posterior; if not, its mean is used."""
     decay: Float = Field(default=0.1, ge=0, le=1)
-    """Share of what was counted that each batch forgets (the paper's lambda).
+    """Share of the counts that each batch discards (lambda in the paper).
 
-    Tasks without `weak` and `strong` forget at most half while all could be tried once.
+    Tasks without `weak` and `strong` lose at most half of theirs in one pass over all tasks.
     """
     rho: Float = Field(default=0.1, ge=0, le=1)
-    """Weight of the pass rates that are inferred for tasks that were not tried."""
+    """Weight of the inferred pass rates of tasks without rollouts."""
     adaptive_rho: bool = False
-    """Whether rho is halved whenever they are wrong by 0.25 or more in the mean."""
+    """Whether rho is halved whenever inferred pass rates are off by 0.25 or more on average."""
     weak: str | None = None
-    """SQL expression: each task's pass rate with a weak model; NULL where it is not known."""
+    """SQL expression: each task's pass rate with a weak model; NULL if unknown."""
     strong: str | None = None
-    """The same with a strong one. Without both, nothing is inferred for the task."""
+    """The same with a strong model. Without both, nothing is inferred for the task."""
     history: str | None = None
-    """SQL condition over `experiences`: tries of runs before this one that count too."""
+    """SQL condition over `experiences`: rollouts of earlier runs that count too."""
 
     @model_validator(mode="after")
     def _both(self) -> Self:
         if (self.weak is None) != (self.strong is None):
             one, other = ("weak", "strong") if self.strong is None else ("strong", "weak")
-            raise ValueError(f"`{one}` needs `{other}` beside it: pass rates lie between the two")
+            raise ValueError(f"`{one}` needs `{other}` too: pass rates lie between the two")
         return self
 
 
 class SelectorConfig(Choice):
-    """One way of choosing tasks: the one key that is given, with its parameters."""
+    """How tasks are selected: exactly one key is set, with its parameters."""
 
     noun: ClassVar[str] = "selector"
 
@@ -104,12 +104,12 @@ class SelectorConfig(Choice):
 
 
 class TasksetConfig(Section):
-    """A taskset's part of each batch."""
+    """A taskset's share of each batch."""
 
     weight: Float = Field(gt=0)
-    """Its weight beside those of the others."""
+    """Its weight relative to the others."""
     selector: SelectorConfig | None = None
-    """How its tasks are chosen; None: as `tasks.selector` says."""
+    """How its tasks are selected; None: by `tasks.selector`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -118,26 +118,32 @@ class TasksetConfig(Section):
 
 
 class TasksConfig(Section):
-    """Which tasks are tried."""
+    """Which tasks are used."""
 
     generator: str | dict[str, dict[str, Any]] | None = None
-    """A function that gives tasks, as `name` or `{name: {parameter: value}}`; stored once."""
+    """A function that returns tasks, as `name` or `{name: {parameter: value}}`.
+
+    They are stored once.
+    """
     where: str = "split = 'train'"
     """SQL condition over the table `tasks`."""
     selector: SelectorConfig = SelectorConfig(shuffle=ShuffleConfig())
-    """How the tasks of each batch are chosen."""
+    """How the tasks of each batch are selected."""
     mixture: dict[str, TasksetConfig] | None = None
-    """Tasksets with their weights: each batch has tasks of all of them."""
+    """Tasksets and their weights: each batch has tasks of all of them."""
     pass_metric: str | None = None
-    """Entry of a try's `metrics` or `rewards` that says whether it was right.
+    """Entry of a rollout's `metrics` or `rewards` that determines whether it passed.
 
-    None: the one called `accuracy`, and the reward where there is none. Parts of a reward are
-    stored with their weight.
+    None: `accuracy`, or the reward without such an entry. Parts of a reward are stored with their
+    weights applied.
     """
     pass_threshold: Float = 1.0
-    """A try passed when that is so much or more."""
+    """A rollout passes if the metric is at least this large."""
     save_estimates_every: Int = Field(default=20, ge=1)
-    """Batches between two records of what is believed of all tasks; of those tried it is always."""
+    """Batches between two records of the estimates of all tasks.
+
+    Those of selected tasks are always recorded.
+    """
 
 
 class FileConfig(Section):
@@ -145,11 +151,11 @@ class FileConfig(Section):
 
     path: str
     table: Literal["experiences", "preferences"] = "experiences"
-    """What its rows are."""
+    """The table of its rows."""
     format: str | None = None
-    """One of `rlake import --help`, when the file does not tell."""
+    """A format of `rlake import --help`; None: detected."""
     sql: str | None = None
-    """One SELECT over the table `input` that names our columns."""
+    """A SELECT over the table `input` that returns columns of the store."""
 
     @model_validator(mode="before")
     @classmethod
@@ -158,18 +164,18 @@ class FileConfig(Section):
 
 
 class DataConfig(Section):
-    """Rows that a run trains on beside those of its explorer, or in place of them."""
+    """Rows that a run trains on in addition to those of its explorer, or instead of them."""
 
     generator: str | dict[str, dict[str, Any]] | None = None
-    """A function that gives rows for tables, as `name` or `{name: {parameter: value}}`.
+    """A function that returns rows of tables, as `name` or `{name: {parameter: value}}`.
 
-    It is given the tasks of `tasks.where`, and returns `{table: rows}`. Rows are stored once: what
-    is there already, by its id, is left alone.
+    It takes the tasks of `tasks.where` and returns `{table: rows}`. Rows whose ID is already stored
+    are skipped.
     """
     file: FileConfig | None = None
-    """A path, or `{path: ..., table: ..., format: ..., sql: ...}`; stored once, whole.
+    """A path, or `{path: ..., table: ..., format: ..., sql: ...}`; it is imported once.
 
-    A run trains on all rows that `trainer.where` admits, those of the file among them.
+    A run trains on all stored rows that match `trainer.where`, including those of the file.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""The consumer of experience: what it draws, and how it steps."""
+"""The section `trainer`: which rows are drawn, and how they are trained on."""
 
 import re
 from typing import Any, Literal, Self
@@ -22,141 +22,153 @@ LrSchedule = Literal[
     "cosine_warmup_with_min_lr",
     "warmup_stable_decay",
 ]
-"""What a learning rate does."""
+"""Schedules of the learning rate."""
 OPTIMIZERS = ("adamw", "sgd", "adafactor", "muon")
-"""Those that have names of their own."""
+"""Optimizers with a short name."""
 
 
 class UpdatesConfig(Section):
-    """How often the weights change with the rows of one step."""
+    """How the rows of one step are divided into updates."""
 
     epochs: Int = Field(default=1, ge=1)
     """Passes over a step's rows."""
     num_minibatches: Int = Field(default=1, ge=1)
-    """Updates in each pass, each with as many of the rows."""
+    """Updates of each pass, each with an equal share of the rows."""
     target_kl: Float | None = Field(default=None, gt=0)
-    """Nats a token from the policy that ratios are taken to: the one that wrote the rows, or with
-    a decoupled correction the one before the step. The step ends with the update behind it."""
+    """KL divergence in nats per token after which the step ends early. It is measured to the policy
+    in the denominator of the ratios: the one that wrote the rows or, with a decoupled correction,
+    the one before the step."""
 
 
 class LrSchedulerConfig(Section):
-    """What the learning rate does over the steps: it warms up, then decays."""
+    """The learning rate over the steps: warm-up, then decay."""
 
     name: LrSchedule = "constant"
-    """What it does after the warm-up, until the last step.
+    """Schedule of the learning rate after the warm-up, until the last step.
 
-    The later names are schedules of transformers, which warm up from exactly 0.
+    The later names are schedules of transformers, whose warm-up starts at exactly 0.
     """
     min_lr_ratio: Float = Field(default=0.0, ge=0, le=1)
-    """Share of the learning rate that is left at the end of a decay."""
+    """Final learning rate of a decay, as a share of the learning rate."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of a schedule of transformers, as `num_cycles`."""
+    """Parameters of a transformers schedule, such as `num_cycles`."""
     warmup_steps: Int = Field(default=0, ge=0)
-    """Steps over which the learning rate rises from 0."""
+    """Steps over which the learning rate rises linearly from 0."""
 
 
 class TrainerConfig(Section):
-    """The consumer of experience."""
+    """The trainer, which draws stored experiences and updates the policy."""
 
     steps: Int | None = Field(default=None, ge=1)
     """Optimizer steps; None (offline only): until each row was drawn `max_uses` times."""
     batch_size: Int = Field(default=32, ge=1)
-    """Groups a step for algorithms that work on groups, pairs for those of pairs, else rows."""
+    """Units per step: groups for group algorithms, pairs for preference algorithms, else rows."""
     where: str | None = None
-    """SQL condition over `experiences`; offline it chooses the rows from the whole store.
+    """SQL condition over `experiences`; offline it selects rows from the whole store.
 
-    For algorithms of pairs it is over `preferences`, as are `source`, priorities and
+    For preference algorithms it is over `preferences`, as are `source`, priorities and
     `eval_where`.
     """
     source: str | None = None
-    """Offline: a query that gives `experience_id`; only these rows are trained on.
-
-    Of pairs it gives `preference_id`.
-    """
+    """Offline: a query that returns the `experience_id` (for pairs, `preference_id`) of each row to
+    train on."""
     at: str | None = None
-    """Offline: a snapshot's name; the rows are those of then."""
+    """Offline: name of a snapshot; rows are drawn as they were then."""
     side_columns: tuple[str, ...] = ()
-    """Side columns: `reward=score:strict@2` trains on another reward than the one stored first.
+    """Side columns: `reward=score:strict@2` trains on a reward other than the stored one.
 
-    Others, as `priority=derived:priority`, are for priorities and for credit to read.
+    Others, such as `priority=derived:priority`, can be read by priorities and advantages.
     """
     operators: tuple[OperatorSpec, ...] = ()
-    """A pipeline's chain, applied to a step's rows before the advantage.
+    """Operators applied to a step's rows before the advantage is computed.
 
-    What a filter drops is drawn with weight 0, and its reason stands in `drops`; what sets `reward`
-    shapes it.
+    Rows that a filter drops get weight 0, and the reason is stored in `drops`; an operator that
+    sets `reward` shapes the reward.
     """
     sampler: SamplerConfig = SamplerConfig(fifo=FifoConfig())
+    """How rows are drawn from the store."""
     priority_update: str | None = None
-    """SQL expression over a step's rows, such as `abs(advantage)`: their priority from then on.
+    """SQL expression over a step's rows, such as `abs(advantage)`, that sets their new priority.
 
     Stored in `experience_values` as `priority`; a sampler sees it through
     `side_columns: [derived:priority]`.
     """
     max_uses: Int = Field(default=1, ge=1)
-    """How often a row may be drawn."""
+    """Most times that a row is drawn."""
     reference: FrozenModel | None = None
-    """What the policy must not leave too far; None: what the policy starts from."""
-    teacher: FrozenModel | None = None
-    """The model that a distillation learns from; it has the policy's tokens."""
-    critic: CriticConfig = CriticConfig()
-    freeze: Patterns = ()
-    """Parameters of the policy whose name matches are not trained, as `embed_tokens`."""
-    updates: UpdatesConfig = UpdatesConfig()
-    """What is done with the rows of a step."""
-    missing_logprobs: Literal["refuse", "recompute"] = "refuse"
-    """Rows whose policy's log-probs were not kept, for an algorithm that needs them.
+    """The model that KL penalties and preference losses refer to.
 
-    refuse: the job ends and names one. recompute: those of the policy before the step stand for
-    them, as if it had written the row, however old that is.
+    None: the policy's initial weights.
+    """
+    teacher: FrozenModel | None = None
+    """The teacher of a distillation; it must have the policy's vocabulary."""
+    critic: CriticConfig = CriticConfig()
+    """The value model of algorithms that use one."""
+    freeze: Patterns = ()
+    """Parameters of the policy whose names match are not trained, such as `embed_tokens`."""
+    updates: UpdatesConfig = UpdatesConfig()
+    """Updates made with the rows of one step."""
+    missing_logprobs: Literal["refuse", "recompute"] = "refuse"
+    """What to do with rows without log-probs if the algorithm needs them.
+
+    refuse: the job fails and names one. recompute: the policy before the step computes them, as if
+    it had written the row, whatever the row's age.
     """
     foreign_tokens: Literal["refuse", "retokenize", "skip"] = "refuse"
-    """Rows whose `tokenizer` is known, and is not the policy's: their tokens mean something else.
+    """What to do with rows whose `tokenizer` is known and differs from the policy's.
 
-    refuse: the job ends and names one. retokenize: tokens are made anew of their text, log-probs
-    are gone, and `draws.tokenizer` says so. skip: they weigh nothing; `operator_errors` says why,
-    and the metric `train/foreign_rows` how many. Rows with token ids and no `tokenizer` are taken
-    as the policy's.
+    refuse: the job fails and names one. retokenize: their text is tokenized again, without
+    log-probs, which `draws.tokenizer` records. skip: they get weight 0; `operator_errors` has the
+    reason, and the metric `train/foreign_rows` the count. Rows with token IDs and no `tokenizer`
+    are assumed to have the policy's.
     """
     max_nonfinite_steps: Int = Field(default=3, ge=1)
-    """So many steps in a row whose loss or gradient is not finite end the job."""
+    """The job fails after this many consecutive steps whose loss or gradient is not finite."""
     learning_rate: Float = Field(default=1e-5, ge=0)
+    """Peak learning rate."""
     lr_scheduler: LrSchedulerConfig = LrSchedulerConfig()
     """Warm-up and decay of the learning rate."""
     optimizer: str = "adamw"
-    """adamw, sgd, adafactor, muon, or `package.module:Class`, as `torch.optim:NAdam`."""
+    """adamw, sgd, adafactor, muon, or `package.module:Class` such as `torch.optim:NAdam`."""
     optimizer_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of the optimizer's class, as `momentum`."""
+    """Parameters of the optimizer's class, such as `momentum`."""
     weight_decay: Float = Field(default=0.0, ge=0)
+    """Weight decay of the optimizer."""
     weight_decay_params: Literal["all", "matrices"] = "all"
-    """Which weights decay; matrices: not those of norms, nor biases."""
+    """Which weights decay; matrices: all but norms and biases."""
     betas: tuple[Share, Share] = (0.9, 0.999)
-    """Of AdamW."""
+    """AdamW's coefficients of the running averages of the gradient and its square."""
     max_grad_norm: Float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this norm."""
     micro_batch_tokens: Int = Field(default=16384, ge=1)
-    """Most tokens, padding included, that go through the model at once."""
+    """Most tokens of one forward pass, padding included."""
     packing: bool | Literal["auto"] = "auto"
-    """Whether sequences lie one after another, without padding; auto: where the model can read so.
+    """Whether sequences are packed without padding; auto: if the model supports it.
 
-    Otherwise those of like length are padded to the longest of them.
+    Otherwise sequences of similar length are padded to the longest of them.
     """
     max_logits_bytes: Int = Field(default=2**28, ge=1)
-    """Most bytes of scores over the vocabulary that are held at once."""
+    """Most bytes of logits in memory at once."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of what the networks work out; weights, losses and the optimizer have float32.
+    """Precision of forward and backward passes; weights, losses and the optimizer use float32.
 
-    auto: bfloat16 on a GPU that knows it, else float32.
+    auto: bfloat16 on a GPU that supports it, else float32.
     """
     gradient_checkpointing: bool = False
-    """Whether layers' work is done again for the gradient, instead of being kept in memory."""
+    """Whether activations are recomputed for the backward pass instead of kept in memory."""
     checkpoint_every: Int = Field(default=50, ge=1)
+    """Steps between two checkpoints."""
     keep_checkpoints: Keep = KeepConfig()
-    """How many of the newest, or a rule: `{last: 2, every: 100, lowest: eval/loss}`."""
-    distributed: DistributedConfig = DistributedConfig()
-    eval_where: str | None = None
-    """Rows, or pairs, whose loss is measured at the start, at each checkpoint and at the end.
+    """How many of the newest checkpoints are kept, or a rule.
 
-    They are never trained on.
+    Example: `{last: 2, every: 100, lowest: eval/loss}`.
+    """
+    distributed: DistributedConfig = DistributedConfig()
+    """Training in several processes."""
+    eval_where: str | None = None
+    """Condition on rows, or pairs, that are held out: they are never trained on.
+
+    Their loss is evaluated at the start, at each checkpoint and at the end.
     """
 
     @field_validator("optimizer")
@@ -164,7 +176,7 @@ class TrainerConfig(Section):
     def _is_known(cls, name: str) -> str:
         if name not in OPTIMIZERS and not re.fullmatch(r"[\w.]+:\w+", name):
             raise ValueError(
-                f"`{name}` is no `package.module:Class`, and there is no optimizer of that name"
+                f"`{name}` is neither `package.module:Class` nor the name of an optimizer"
                 f"{nearest(name, OPTIMIZERS)}"
             )
         return name
@@ -174,25 +186,21 @@ class TrainerConfig(Section):
         best = self.keep_checkpoints.best
         if best is not None and not best.startswith(("eval/", "train/")):
             raise ValueError(
-                f"`{best}` is no metric of a trainer: their names begin with eval/ or train/"
+                f"`{best}` is not a metric of a trainer; name one that begins with eval/ or train/"
             )
         return self
 
-    @property
-    def trained_where(self) -> str | None:
-        """SQL condition on what may be trained on: `where`, without what is only measured."""
-        return self.and_where(None)
-
     def and_where(self, condition: str | None) -> str | None:
-        """Return a condition of one source together with those on all that is trained on."""
+        """Return the condition of a source, combined with those on all rows that are trained on."""
         held_out = self.eval_where
         others = None if held_out is None else f"NOT coalesce(({held_out}\n), false)"
         both = [c for c in (self.where, condition, others) if c is not None]
         if len(both) < 2:
             return both[0] if both else None
+        # The newline ends a `--` comment in a condition.
         return " AND ".join(f"({c}\n)" for c in both)
 
     @property
     def draws_once(self) -> bool:
-        """Whether each row is drawn once, in the order in which it came."""
+        """Whether each row is drawn once, in the order in which it was stored."""
         return self.sampler.fifo is not None and self.max_uses == 1

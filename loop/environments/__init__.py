@@ -1,12 +1,10 @@
-"""Environments: what policies act in, one file each.
+"""Environments in which policies act, one file each.
 
-A class or function that is listed here, or `package.module:name`, is what the parameter
-`environment` of the workflows `multi_turn` and `step_wise` may name.
+The parameter `environment` of the workflows `multi_turn` and `step_wise` names a class or function
+that is listed here, or `package.module:name`.
 """
 
-from ..recipes.toys.frozen_lake_env import frozen_lake
-from ..recipes.toys.sudoku_env import sudoku
 from .gymnasium import gymnasium
 from .sql import sql
 
-__all__ = ["frozen_lake", "gymnasium", "sql", "sudoku"]
+__all__ = ["gymnasium", "sql"]

@@ -1,4 +1,4 @@
-"""What an environment is: it shows something, is answered, and says what the answer was worth."""
+"""The protocol of environments: observations go to the policy, answers come back for rewards."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,31 +7,31 @@ from typing import Protocol
 from ...store.records import Message, Task
 
 Shown = str | Sequence[Message]
-"""What the policy is told: a text is one user message; messages may be a tool's too."""
+"""What the policy sees: a text is one user message; messages may also be those of tools."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What an environment says to an answer."""
+    """The response of an environment to an answer."""
 
     shown: Shown = ""
-    """What the policy is told next; empty: nothing."""
+    """What the policy sees next; empty for nothing."""
     reward: float | None = None
-    """Of this step alone; None: it says nothing of it."""
+    """The reward of this step alone, or None."""
     is_done: bool = False
     """Whether the episode is over."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Measurements, which are summed over the steps of a try: `{"environment/invalid": 1.0}`."""
+    """Metrics, which are summed over the steps of a rollout: `{"environment/invalid": 1.0}`."""
 
 
 class Environment(Protocol):
-    """One episode at a time, for one try. Whatever raises here ends the try, and is its error."""
+    """One episode at a time, for one rollout. An exception ends the rollout as its error."""
 
     async def reset(self, task: Task) -> Shown:
-        """Begin the episode of a task; return what the policy sees first.
+        """Begin the episode of a task; return the first observation.
 
-        A text is told behind the task's own messages: as part of the last one, where that is the
-        user's. Messages are the whole beginning, the task's own among them or not.
+        A text is added to the task's messages, to the last one if that is the user's. Messages
+        replace the task's messages.
         """
         ...
 
@@ -40,9 +40,9 @@ class Environment(Protocol):
         ...
 
     async def close(self) -> None:
-        """Free what it holds; called once, however the try ended, also before any `reset`."""
+        """Free resources; called once, however the rollout ends, even before any `reset`."""
         ...
 
 
 MakeEnvironment = Callable[..., Environment | Awaitable[Environment]]
-"""What a configuration names, with its parameters: a class or a function that returns one."""
+"""A class, or a function that returns an environment; configurations name one."""

@@ -1,4 +1,4 @@
-"""An environment for one try: a place among those at once, and closed however the try ends."""
+"""The environment of one rollout: limited in concurrency, and always closed."""
 
 import asyncio
 import inspect
@@ -9,16 +9,16 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from ...operators.concurrency import places
+from ...operators.concurrency import shared_semaphore
+from ...operators.import_path import find_function
 from ...store.errors import ConfigError
 from ...store.records import Message, Task
-from ..config.resolve import function
 from ..inference.policy import Policy
 from ..trajectories.trajectory import record_metric
 from .environment import Environment, MakeEnvironment, Shown, Step
 
 EnvironmentSpec = str | Mapping[str, Mapping[str, Any] | None] | MakeEnvironment
-"""By name, `{name: {parameter: value}}`, or what makes one."""
+"""A name, `{name: {parameter: value}}`, or a factory."""
 _log = logging.getLogger(__name__)
 
 
@@ -26,14 +26,15 @@ _log = logging.getLogger(__name__)
 async def opened(
     spec: EnvironmentSpec, policy: Policy, *, at_once: int | None, close_seconds: float
 ) -> AsyncIterator[Environment]:
-    """Make an environment, and close it when the block ends, also by a timeout.
+    """Make an environment, and close it when the block ends, even by a timeout.
 
-    At most `at_once` of its name are open together; the others wait. One whose `close` raises, or
-    takes longer than `close_seconds`, is given up, and noted as `environment/leaked`. Raises
-    ConfigError when it cannot be made so.
+    At most `at_once` environments of a name are open at the same time; others wait. If `close`
+    raises or takes longer than `close_seconds`, the environment is abandoned and counted as
+    `environment/leaked`. Raises ConfigError if the parameters do not fit.
     """
     name, make = _maker(spec)
-    async with places(name, at_once) if at_once else nullcontext():
+    # The semaphore is held until the environment is closed, since closing takes resources too.
+    async with shared_semaphore(name, at_once) if at_once else nullcontext():
         environment = await _made(name, make)
         try:
             yield environment
@@ -51,7 +52,7 @@ def beginning(task: Task, shown: Shown) -> list[Message]:
 
 
 def joined(messages: Sequence[Message], shown: str) -> list[Message]:
-    """Return messages with a text behind them, as part of the last where that is the user's."""
+    """Return messages with a text added, to the last one if that is the user's."""
     made = list(messages)
     if not shown:
         return made
@@ -60,17 +61,16 @@ def joined(messages: Sequence[Message], shown: str) -> list[Message]:
     return [*made, {"role": "user", "content": shown}]
 
 
-def told(shown: Shown) -> list[Message]:
-    """Return what an environment shows as messages."""
+def as_messages(shown: Shown) -> list[Message]:
+    """Return an observation as messages."""
     if isinstance(shown, str):
         return [{"role": "user", "content": shown}] if shown else []
     return list(shown)
 
 
 def noted(policy: Policy, step: Step) -> Step:
-    """Note what a step measured, and return it."""
-    record_metric(policy, "environment/steps")
-    for name, value in step.metrics.items():
+    """Record the metrics of a step, and return the step."""
+    for name, value in {"environment/steps": 1.0, **step.metrics}.items():
         record_metric(policy, name, value)
     return step
 
@@ -83,7 +83,7 @@ def _maker(spec: EnvironmentSpec) -> tuple[str, MakeEnvironment]:
         raise ConfigError(f"expected one environment, got {list(named)}")
     name, given = next(iter(named.items()))
     home = import_module("..environments", __package__)
-    return name, partial(function(name, home, "environment"), **(given or {}))
+    return name, partial(find_function(name, home, "environment"), **(given or {}))
 
 
 async def _made(name: str, make: MakeEnvironment) -> Environment:
@@ -95,10 +95,11 @@ async def _made(name: str, make: MakeEnvironment) -> Environment:
 
 
 async def _closed(environment: Environment, name: str, policy: Policy, seconds: float) -> None:
-    """Close an environment in a task of its own, which a second cancellation does not end."""
+    """Close an environment in a separate task, which a second cancellation does not end."""
     closing = asyncio.ensure_future(environment.close())
     why: str | BaseException | None = f"it takes longer than {seconds:g} s"
     try:
+        # `wait`, unlike `wait_for`, leaves `closing` running when this task is cancelled.
         done, _ = await asyncio.wait({closing}, timeout=seconds)
         if done:
             why = "it was cancelled" if closing.cancelled() else closing.exception()

@@ -1,15 +1,15 @@
-"""Any Gymnasium environment whose actions are few or text: what it shows as text, and back."""
+"""Gymnasium environments with discrete or text actions, with observations shown as text."""
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ...operators.import_path import find_function
 from ...store.errors import ConfigError, JobError, missing_extra
 from ...store.ids import content_id
 from ...store.records import Message, Task
-from ..config.resolve import function
 from . import rendering
-from .actions import action_in
 from .environment import Shown, Step
 
 if TYPE_CHECKING:
@@ -24,16 +24,18 @@ ACTIONS = {
     "Taxi": ("south", "north", "east", "west", "pickup", "dropoff"),
     "Blackjack": ("stick", "hit"),
 }
-"""Names of the actions of environments that everybody has, in the order of their numbers."""
-REFUSED = "`{said}` is no action; answer with one of: {actions}\n"
+"""Action names of well-known environments, in the order of their numbers."""
+REFUSED = "`{said}` is not an action; answer with one of: {actions}\n"
 _LONGEST_SAID = 60
 T = TypeVar("T")
+Renderer = Callable[["Env[Any, Any]", Any], str]
+"""Shows an observation of an environment as text."""
 
 
 class GymnasiumEnvironment:
-    """One episode of a Gymnasium environment; its observations are told as text.
+    """One episode of a Gymnasium environment; its observations are shown as text.
 
-    The seed is `seed` of the task's metadata, else a number that follows from its id.
+    The seed is `seed` of the task's metadata, or else derived from the task's id.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class GymnasiumEnvironment:
         options: Mapping[str, Any] | None = None,
         from_task: Sequence[str] = (),
         actions: Sequence[str] | None = None,
-        show: str | None = None,
+        show: "str | Renderer | None" = None,
         shows_first: bool = True,
         refused: str = REFUSED,
         refused_reward: float = 0.0,
@@ -51,15 +53,15 @@ class GymnasiumEnvironment:
         max_steps: int | None = None,
         in_thread: bool = False,
     ) -> None:
-        """Take what `gymnasium.make` is given, and how to speak of it.
+        """Take the arguments of `gymnasium.make`, and how its states and actions become text.
 
-        `from_task` are keys of the task's metadata that are `options` too. `actions` are names of
-        actions; numbers go always. `show` is one of `rendering`, or `package.module:function`; None
-        takes the drawing where there is one, else the numbers. `shows_first` is false where the
-        task's prompt has it.
-        `refused` is told of an answer that is no action, with what is shown once more; it is worth
-        `refused_reward` (name less than 0 where each step costs something), and after
-        `most_refused` of them the episode ends. `in_thread` is for what is slow.
+        `from_task` are keys of the task's metadata that are passed as `options` too. `actions` are
+        names of the actions; their numbers are accepted as well. `show` is a function of
+        `rendering`, `package.module:function`, or a function; None takes the environment's drawing,
+        or the numbers when it has none. `shows_first` is false when the task's prompt already shows
+        the first state. An answer that names no action is answered with `refused` and the last
+        state; it earns `refused_reward` (set it below 0 when each step costs something), and the
+        episode ends after `most_refused` of them. `in_thread` is for slow environments.
         """
         self._id, self._options, self._from_task = id, dict(options or {}), tuple(from_task)
         self._max_steps, self._in_thread = max_steps, in_thread
@@ -73,7 +75,7 @@ class GymnasiumEnvironment:
         self._num_refused = 0
 
     async def reset(self, task: Task) -> Shown:
-        """Make the environment and begin; the task alone, where its prompt shows it already."""
+        """Make the environment and reset it; return only the task if its prompt shows the state."""
         message = dict(task.metadata or {})
         missing = [key for key in self._from_task if key not in message]
         if missing:
@@ -85,11 +87,11 @@ class GymnasiumEnvironment:
         env, seed = self._env, int(message.get("seed", int(content_id(task.task_id, length=7), 16)))
         observation, _ = await self._run(lambda: env.reset(seed=seed))
         self._num_refused = 0
-        self._text = self._told(observation)
+        self._text = self._shown(observation)
         return self._text if self._shows_first else list(task.messages)
 
     async def step(self, answer: Message) -> Step:
-        """Do what the answer names, or refuse it."""
+        """Take the action that the answer names, or refuse the answer."""
         env = self._env
         assert env is not None, "an episode begins with reset"
         said = str(answer.get("content") or "")
@@ -97,14 +99,14 @@ class GymnasiumEnvironment:
         if action is None:
             return self._refuse(said)
         observation, reward, terminated, truncated, _ = await self._run(lambda: env.step(action))
-        self._text = self._told(observation)
+        self._text = self._shown(observation)
         metrics = {"environment/truncated": 1.0} if truncated else {}
         done = bool(terminated or truncated)
         return Step(shown=self._text, reward=float(reward), is_done=done, metrics=metrics)
 
     async def close(self) -> None:
         """Close the environment, if there is one."""
-        env, self._env = self._env, None
+        env, self._env = self._env, None  # before awaiting, so that it is closed only once
         if env is not None:
             await self._run(env.close)
 
@@ -131,18 +133,16 @@ class GymnasiumEnvironment:
         try:
             spec = gymnasium.spec(self._id)
         except gymnasium.error.Error as error:
-            raise ConfigError(f"there is no Gymnasium environment `{self._id}`: {error}") from error
+            raise ConfigError(f"unknown Gymnasium environment `{self._id}`: {error}") from error
         self._show = self._show or ("drawing" if _draws(spec) else "numbers")
         drawn = {"render_mode": "ansi"} if self._show == "drawing" else {}
-        return self._limited(gymnasium.make(spec, **{**drawn, **options}))
-
-    def _limited(self, env: "Env[Any, Any]") -> "Env[Any, Any]":
-        from gymnasium.wrappers import TimeLimit
-
-        return env if self._max_steps is None else TimeLimit(env, self._max_steps)
+        env = gymnasium.make(spec, **{**drawn, **options})
+        if self._max_steps is None:
+            return env
+        return gymnasium.wrappers.TimeLimit(env, self._max_steps)
 
     def _named(self, space: "Space[Any]") -> list[str] | None:
-        """Return the names of the actions; None where any text is one."""
+        """Return the names of the actions, or None if any text is an action."""
         from gymnasium.spaces import Discrete, Text
 
         if isinstance(space, Text):
@@ -160,10 +160,9 @@ class GymnasiumEnvironment:
     def _kind(self) -> str:
         return self._id.rpartition("/")[2].rpartition("-v")[0]
 
-    def _told(self, observation: Any) -> str:
-        """Return an observation as text."""
-        assert self._env is not None, "an environment that was made"
-        return str(function(self._show or "numbers", rendering, "renderer")(self._env, observation))
+    def _shown(self, observation: Any) -> str:
+        render = find_function(self._show or "numbers", rendering, "renderer")
+        return str(render(self._env, observation))
 
 
 def gymnasium(id: str, **parameters: Any) -> GymnasiumEnvironment:
@@ -172,9 +171,42 @@ def gymnasium(id: str, **parameters: Any) -> GymnasiumEnvironment:
 
 
 def _draws(spec: "EnvSpec") -> bool:
-    """Tell whether an environment can be shown as text, without making it."""
+    """Return whether an environment can draw itself as text, without making it."""
     from gymnasium.envs.registration import load_env_creator
 
     point = spec.entry_point
     made = load_env_creator(point) if isinstance(point, str) else point
     return "ansi" in getattr(made, "metadata", {}).get("render_modes", ())
+
+
+_TAGGED = re.compile(r"<(action|answer)>((?:(?!<\1>).)*?)</\1>", re.DOTALL | re.IGNORECASE)
+
+
+def action_in(text: str, names: Sequence[str]) -> int | None:
+    """Return the number of the action that an answer names, or None.
+
+    The text of the last `<action>` counts, or else the whole answer. It is a name, an unambiguous
+    prefix of one, or a number. In a longer text the last name counts.
+
+    >>> names = ["left", "down", "right", "up"]
+    >>> [action_in(said, names) for said in ("Up", "r", "2", "Not left. I go down!", "north")]
+    [3, 2, 2, 1, None]
+    >>> action_in("left or <action>right</action>? right", names)
+    2
+    """
+    tagged = _TAGGED.findall(text)
+    said = (tagged[-1][1] if tagged else text).strip().lower().rstrip(".!")
+    known = [name.lower() for name in names]
+    if said in known:
+        return known.index(said)
+    if said.isascii() and said.isdigit() and len(said) < 10:
+        return int(said) if int(said) < len(known) else None
+    begun = [i for i, name in enumerate(known) if said and name.startswith(said)]
+    if len(begun) == 1:
+        return begun[0]
+    found = [
+        (place.start(), len(name), i)
+        for i, name in enumerate(known)
+        for place in re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", said)
+    ]
+    return max(found)[2] if found else None

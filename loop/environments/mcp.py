@@ -1,4 +1,4 @@
-"""Servers of the Model Context Protocol as tools: one of each in a process, which tries share."""
+"""Model Context Protocol servers as tools: the rollouts of a process share one of each."""
 
 import asyncio
 import atexit
@@ -14,36 +14,36 @@ from pydantic import Field, ValidationError, model_validator
 
 from ...store.errors import ConfigError, JobError, missing_extra
 from ..config.base import Float, Section
-from ..inference.background import run_on, shared_loop
+from ..inference.event_loop import run_on, shared_loop
 from .tools import Tool
 
 if TYPE_CHECKING:
     from mcp import Client
 
 MOST_STARTS = 5
-"""How often a server is started, one after the other, without an answer to a call."""
+"""Most consecutive starts of a server without a successful call."""
 _MOST_PAGES = 20
 
 
 class McpServer(Section):
-    """A server, started as a process that speaks over its standard streams, or at an address."""
+    """A server: a process that communicates over its standard streams, or a URL."""
 
     command: tuple[str, ...] = ()
     """The program and its arguments."""
     url: str | None = None
-    """Instead of a command: where it answers over streamable HTTP."""
+    """Instead of a command, the URL of a server over streamable HTTP."""
     env: dict[str, str] = Field(default={})
     """Added to the process's few environment variables."""
     folder: str | None = None
-    """Where the process works."""
+    """The working directory of the process."""
     log: str | None = None
-    """The file that its error stream is added to; None: it is thrown away."""
+    """The file to which its error stream is appended; None discards it."""
     token_env: str | None = None
-    """The environment variable with the token that an address wants."""
+    """The environment variable with the bearer token for the URL."""
     tools: tuple[str, ...] | None = None
-    """The tools that are offered; None: all."""
+    """The tools to offer; None for all."""
     start_seconds: Float = Field(default=30.0, gt=0)
-    """Longest time until it has said which tools it has."""
+    """Timeout for starting and listing the tools."""
 
     @model_validator(mode="after")
     def _one(self) -> "McpServer":
@@ -53,16 +53,16 @@ class McpServer(Section):
 
 
 async def mcp_tools(servers: Mapping[str, McpServer | Mapping[str, Any]]) -> list[Tool]:
-    """Return the tools of servers, which are started when they are first asked for.
+    """Return the tools of servers, which are started on first use.
 
-    Raises ConfigError for a server that is named wrongly, JobError for one that does not start.
+    Raises ConfigError for an invalid server, JobError for one that does not start.
     """
     found = await asyncio.gather(*(_shared(n, spec).tools() for n, spec in servers.items()))
     return [one for tools in found for one in tools]
 
 
 async def close_servers() -> None:
-    """Stop all servers; those that are asked again are started again."""
+    """Stop all servers; they are started again on their next use."""
     servers = list(_known.values())
     _known.clear()
     await asyncio.gather(*(run_on(one.stop()) for one in servers))
@@ -79,7 +79,7 @@ def _shared(name: str, spec: "McpServer | Mapping[str, Any]") -> "_Running":
 
 
 class _Running:
-    """A server and the connection to it, which live in the background's loop."""
+    """A server and the connection to it, which belong to the shared background loop."""
 
     def __init__(self, name: str, spec: McpServer) -> None:
         self._name, self._spec = name, spec
@@ -89,16 +89,16 @@ class _Running:
         self._end: asyncio.Event | None = None
 
     async def tools(self) -> list[Tool]:
-        """Return its tools, from any loop."""
+        """Return the server's tools; may be called from any loop."""
         return (await run_on(self._connected()))[1]
 
     async def stop(self) -> None:
-        """Close the connection, and end the process; in the background's loop."""
+        """Close the connection and end the process; runs in the background loop."""
         mine = self._client
         if mine is not None and self._end is not None:
             self._end.set()
             await asyncio.wait({mine}, timeout=10.0)
-        if self._client is mine:  # else another one was begun meanwhile
+        if self._client is mine:  # otherwise a new connection was started in the meantime
             self._client = None
 
     async def _connected(self) -> "tuple[Client, list[Tool]]":
@@ -109,12 +109,16 @@ class _Running:
             self._ready = asyncio.get_running_loop().create_future()
             self._end = asyncio.Event()
             self._client = asyncio.create_task(self._live(self._ready, self._end))
+        # Shielded: a cancelled rollout must not cancel the start that others wait for.
         return await asyncio.shield(self._ready)
 
     async def _live(
         self, ready: "asyncio.Future[tuple[Client, list[Tool]]]", end: asyncio.Event
     ) -> None:
-        """Hold the connection from its beginning to its end, in one task as it must be."""
+        """Open, hold and close the connection in one task.
+
+        The client's cancel scopes must be exited in the task that entered them.
+        """
         try:
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(self._spec.start_seconds):
@@ -122,10 +126,10 @@ class _Running:
                     tools = await self._listed(client)
                 ready.set_result((client, tools))
                 await end.wait()
-        except Exception as error:  # noqa: BLE001 - the boundary to others' servers: who waits is told
+        except Exception as error:  # noqa: BLE001 - the boundary to others' servers: the caller gets the error
             if not ready.done():
                 ready.set_exception(self._no_start(error))
-                ready.exception()  # looked at, also where nobody waits any longer
+                ready.exception()  # marks it as retrieved: there may be no caller left
 
     def _no_start(self, error: BaseException) -> JobError:
         while isinstance(error, BaseExceptionGroup):
@@ -138,7 +142,7 @@ class _Running:
         try:
             from mcp import Client
         except ImportError as error:
-            raise missing_extra("mcp", "mcp") from error
+            raise missing_extra("mcp", "environments") from error
         return await stack.enter_async_context(Client(await self._transport(stack)))
 
     async def _transport(self, stack: AsyncExitStack) -> Any:
@@ -192,7 +196,7 @@ class _Running:
         )
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Call a tool; when the connection broke, the next call begins another one."""
+        """Call a tool; after a broken connection, the next call opens a new one."""
         client, _ = await self._connected()
         mine = self._client
         try:
@@ -201,7 +205,7 @@ class _Running:
             if not await self._answers(client) and self._client is mine:
                 await self.stop()
             raise
-        self._starts = 0
+        self._starts = 0  # it works, so only consecutive failed starts count
         text = "\n".join(_said(block) for block in result.content)
         if result.is_error:
             raise JobError(text)
@@ -211,7 +215,7 @@ class _Running:
         try:
             async with asyncio.timeout(self._spec.start_seconds):
                 await client.list_tools(cache_mode="bypass")
-        except Exception:  # noqa: BLE001 - whatever it is, it does not answer
+        except Exception:  # noqa: BLE001 - any error means that it does not answer
             return False
         return True
 
@@ -226,5 +230,4 @@ def _said(block: Any) -> str:
 
 @atexit.register
 def _stop_all() -> None:
-    ending = [asyncio.run_coroutine_threadsafe(o.stop(), shared_loop()) for o in _known.values()]
-    wait(ending, timeout=10.0)
+    wait([shared_loop().submit(one.stop()) for one in _known.values()], timeout=10.0)

@@ -1,4 +1,4 @@
-"""What a Gymnasium environment shows, as text: `show` names one of these, or a function of yours.
+"""Render Gymnasium observations as text: `show` names one of these functions, or another one.
 
 A renderer is `(environment, observation) -> text`.
 """
@@ -7,20 +7,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..recipes.toys import frozen_lake
-
 if TYPE_CHECKING:
     from gymnasium import Env
 
-__all__ = ["drawing", "lake", "numbers", "square"]
+__all__ = ["drawing", "numbers"]
 
 PARTS = {"Blackjack": ("your sum", "dealer's card", "usable ace")}
-"""What the parts of an observation are called, by the environment's name without its version."""
+"""Names of the parts of an observation, by the environment's name without its version."""
 _MARKED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 
 
 def drawing(env: "Env[Any, Any]", observation: Any) -> str:
-    """Show what the environment draws for a terminal (`render_mode` ansi), without colours."""
+    """Show what the environment draws for a terminal (`render_mode` ansi), without colors."""
     return plain(str(env.render()))
 
 
@@ -30,25 +28,8 @@ def numbers(env: "Env[Any, Any]", observation: Any) -> str:
     return described(observation, PARTS.get(kind, ())) + "\n"
 
 
-def lake(env: "Env[Any, Any]", observation: Any) -> str:
-    """Show a frozen lake as the tasks of `frozen_lakes` do: P is where the walker stands."""
-    return frozen_lake.shown(*_standing(env, observation))
-
-
-def square(env: "Env[Any, Any]", observation: Any) -> str:
-    """Tell on which row and column of a frozen lake the walker stands, and nothing of the map."""
-    return frozen_lake.square(*_standing(env, observation))
-
-
-def _standing(env: "Env[Any, Any]", observation: Any) -> tuple[list[str], frozen_lake.Place]:
-    """Return the map of a frozen lake, and where the walker stands."""
-    desc: Any = getattr(env.unwrapped, "desc")  # noqa: B009 - what only this environment has
-    rows = [b"".join(row).decode() for row in desc]
-    return rows, divmod(int(observation), len(rows[0]))
-
-
 def plain(text: str) -> str:
-    r"""Return what was drawn for a terminal as plain text: what had a colour stands in brackets.
+    r"""Return what was drawn for a terminal as plain text: what had a color is put in brackets.
 
     >>> plain("\n\x1b[41mS\x1b[0mFF\nFHG\n")
     '[S]FF\nFHG\n'

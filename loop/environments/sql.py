@@ -1,6 +1,6 @@
-"""Questions about tables that are answered with a query, which runs in a real DuckDB of its own.
+"""Questions about tables that are answered with a query, which runs in its own DuckDB.
 
-It runs in a process within limits of memory and time, which reaches no file and no network.
+The query runs in a process with limits on memory and time, without access to files or network.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ _SHOWN_ROWS = 10
 
 
 class SqlEnvironment:
-    """Tables of one task; each answer is a query, until one gives what was asked for.
+    """The tables of one task; each answer is a query, until one returns the expected rows.
 
-    The task's metadata have `schema`, statements that make the tables and fill them, or `tables`,
-    rows by name; and `result`, the expected rows, unless the task's answer is a query that gives
-    them. The order of rows counts when metadata say `ordered`.
+    The task's metadata has `schema`, statements that create and fill the tables, or `tables`, rows
+    by table name; and `result`, the expected rows, unless the task's answer is a query that returns
+    them. The order of rows matters if `ordered` is set in the metadata.
     """
 
     def __init__(
         self,
         *,
-        most_tries: int = 3,
+        max_queries: int = 3,
         again: float = 1.0,
         seconds: float = 5.0,
         memory_mb: int = 1024,
@@ -44,21 +44,21 @@ class SqlEnvironment:
         shows_tables: bool = True,
         start_seconds: float = 60.0,
     ) -> None:
-        """Take limits. The reward of the n-th try is `again` to the power of n - 1, if it is right.
+        """Set the limits. If the n-th query is right, its reward is `again` to the power of n - 1.
 
-        `memory_mb` is address space, of which DuckDB may fill a quarter. `shows_tables` is false
-        where the task's prompt tells of them.
+        `memory_mb` is address space, of which DuckDB may use a quarter. Set `shows_tables` to false
+        if the task's prompt describes the tables.
         """
-        self._most_tries, self._again, self._shows_tables = most_tries, again, shows_tables
+        self._max_queries, self._again, self._shows_tables = max_queries, again, shows_tables
         self._seconds, self._memory, self._most_rows = seconds, memory_mb << 20, most_rows
         self._start_seconds = start_seconds
         self._worker: Process | None = None
-        self._setup, self._tries = "", 0
+        self._setup, self._num_queries = "", 0
         self._expected: list[list[Any]] = []
         self._ordered = False
 
     async def reset(self, task: Task) -> str:
-        """Make the tables, and work out what is expected; return what the tables are."""
+        """Create the tables and compute the expected rows; return a description of the tables."""
         await self.close()
         message = dict(task.metadata or {})
         self._setup = "\n".join(
@@ -66,7 +66,7 @@ class SqlEnvironment:
         )
         if not self._setup.strip():
             raise JobError(f"task {task.task_id} has neither `schema` nor `tables` in its metadata")
-        self._ordered, self._tries = bool(message.get("ordered", False)), 0
+        self._ordered, self._num_queries = bool(message.get("ordered", False)), 0
         if "result" in message:
             self._expected = [list(row) for row in message["result"]]
         else:
@@ -78,17 +78,17 @@ class SqlEnvironment:
         return f"Tables in DuckDB:\n{tables}\nAnswer with one SELECT."
 
     async def step(self, answer: Message) -> Step:
-        """Run the query of an answer: the right rows end it, anything else is shown."""
-        self._tries += 1
+        """Run the query of an answer; the right rows end the episode, other results are shown."""
+        self._num_queries += 1
         found = await self._ask(
             {"query": query_in(str(answer.get("content") or "")), "rows": self._most_rows}
         )
-        is_last = self._tries >= self._most_tries
+        is_last = self._num_queries >= self._max_queries
         if "error" in found:
             metrics = {"sql/errors": 1.0}
             return Step(shown=found["error"], reward=0.0, is_done=is_last, metrics=metrics)
         if not found["more"] and same_rows(found["rows"], self._expected, ordered=self._ordered):
-            return Step(reward=self._again ** (self._tries - 1), is_done=True)
+            return Step(reward=self._again ** (self._num_queries - 1), is_done=True)
         shown = f"{_as_text(found)}\nThis is not what was asked for."
         return Step(shown=shown, reward=0.0, is_done=is_last, metrics={"sql/wrong": 1.0})
 
@@ -109,11 +109,12 @@ class SqlEnvironment:
         return found
 
     async def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Ask the worker; one that takes too long, or dies, is ended, and the next is new."""
+        """Send a request to the worker; one that is too slow or dies is replaced."""
         worker = self._worker or await self._started()
         try:
             return await asyncio.wait_for(_answered(worker, asked), self._seconds)
         except TimeoutError:
+            # Replies have no ids: the late reply of this worker would answer the next query.
             await self.close()
             return {"error": f"the query took longer than {self._seconds:g} s"}
         except (OSError, ValueError):
@@ -121,10 +122,8 @@ class SqlEnvironment:
             return {"error": "the query took more than it may have, and was ended"}
 
     async def _started(self) -> Process:
-        limits = {
-            "memory": self._memory,
-            "cpu": math.ceil(self._start_seconds + self._seconds * 20),
-        }
+        cpu = math.ceil(self._start_seconds + self._seconds * 20)
+        limits = {"memory": self._memory, "cpu": cpu}
         self._worker = worker = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
@@ -143,7 +142,7 @@ class SqlEnvironment:
 
 
 def sql(**parameters: Any) -> SqlEnvironment:
-    """Tables in DuckDB that are asked with queries, as `{sql: {most_tries: 3, seconds: 5}}`."""
+    """Tables in DuckDB that are queried, as `{sql: {max_queries: 3, seconds: 5}}`."""
     return SqlEnvironment(**parameters)
 
 
@@ -154,7 +153,7 @@ _COLUMNS = (
 
 
 def query_in(text: str) -> str:
-    """Return the query of an answer: in the last `<sql>` or fenced block, else all of it.
+    """Return the query of an answer: the last `<sql>` or fenced block, or else all of it.
 
     >>> query_in("First I look.\\n```sql\\nSELECT 1\\n```"), query_in(" SELECT 2; ")
     ('SELECT 1', 'SELECT 2')
@@ -166,7 +165,7 @@ def query_in(text: str) -> str:
 def same_rows(
     rows: Sequence[Sequence[Any]], expected: Sequence[Sequence[Any]], *, ordered: bool
 ) -> bool:
-    """Tell whether results are the same: numbers to 6 digits, and rows in any order unless ordered.
+    """Return whether results are equal: numbers to 6 digits, rows in any order unless `ordered`.
 
     >>> same_rows([[2, "b"], [1.0, "a"]], [[1, "a"], [2, "b"]], ordered=False)
     True
@@ -176,7 +175,7 @@ def same_rows(
 
 
 def _plain(value: Any) -> Any:
-    """Return a cell as it is compared: DECIMALs come as text."""
+    """Return a cell for comparison; DECIMALs arrive as text."""
     if value is None or isinstance(value, bool):
         return value
     try:
@@ -186,15 +185,13 @@ def _plain(value: Any) -> Any:
 
 
 async def _answered(worker: Process, asked: Mapping[str, Any]) -> dict[str, Any]:
-    assert worker.stdin is not None, "it was started with pipes"
-    assert worker.stdout is not None, "it was started with pipes"
+    assert worker.stdin is not None and worker.stdout is not None, "it was started with pipes"  # noqa: PT018
     worker.stdin.write(json.dumps(asked).encode() + b"\n")
     await worker.stdin.drain()
     return json.loads(await worker.stdout.readline())
 
 
 def _tables(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Return the statements that make tables of rows."""
     made = []
     for name, rows in tables.items():
         columns = list(rows[0]) if rows else []

@@ -1,6 +1,6 @@
-"""The program that runs queries for `sql`, within limits; it is run as a file.
+"""The program that runs queries for `sql` within limits; it is run as a file.
 
-It reads JSON lines and answers each with one: `{"setup": text}` makes the tables, and from then on
+It reads JSON lines and answers each with one: `{"setup": text}` creates the tables; after that,
 `{"query": text, "rows": n}` is answered with `columns`, `rows` and `more`, or with `error`.
 """
 
@@ -14,11 +14,11 @@ SET python_enable_replacements = false;
 SET enable_external_access = false;
 """
 _LONGEST = 2000
-"""Characters of a cell, and of an error."""
+"""Most characters of a cell, and of an error."""
 
 
 def main() -> None:
-    """Answer until the end of the input."""
+    """Answer requests until the end of the input."""
     limits = json.loads(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (limits["memory"], limits["memory"]))
     resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu"], limits["cpu"]))
@@ -45,7 +45,7 @@ def _answer(con: Any, asked: dict[str, Any]) -> dict[str, Any]:
     try:
         if "setup" in asked:
             con.execute(asked["setup"])
-            con.execute("SET lock_configuration = true")
+            con.execute("SET lock_configuration = true")  # so that no query lifts the limits
             return {}
         kinds = [statement.type.name for statement in con.extract_statements(asked["query"])]
         if kinds != ["SELECT"]:
@@ -58,7 +58,7 @@ def _answer(con: Any, asked: dict[str, Any]) -> dict[str, Any]:
         return {"columns": columns, "rows": cells, "more": more}
     except MemoryError:
         return {"error": "the query needs more memory than it may have"}
-    except Exception as error:  # noqa: BLE001 - whatever a query does wrong is its answer
+    except Exception as error:  # noqa: BLE001 - errors of a query are its answer
         return {"error": str(error)[:_LONGEST]}
 
 

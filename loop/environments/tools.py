@@ -1,4 +1,4 @@
-"""Tools: Python functions with JSON schemas, and what happens when a policy calls them."""
+"""Tools: Python functions with JSON schemas that a policy can call."""
 
 import asyncio
 import inspect
@@ -6,8 +6,6 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
-from contextvars import copy_context
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, cast
@@ -15,26 +13,27 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs
 
-from ...operators.concurrency import places
+from ...operators.concurrency import shared_semaphore
 from ...operators.import_path import import_from
 from ...store.errors import ConfigError, JobError, RlakeError, nearest
 from ...store.records import Message, proper
+from ..trajectories.user_code import call_in_thread
 
 THREADS_AT_ONCE = 64
-"""Calls of functions that are not `async` under way at once; more wait."""
+"""Most concurrent calls of functions that are not `async`; further ones wait."""
 MOST_THREADS = 256
-"""Such calls that may go on though nobody waits for them; then no further one is begun."""
+"""Most running calls of such functions, including those that timed out; then calls fail."""
 _SECTION = re.compile(r"^\s*(Args|Arguments|Parameters):\s*$", re.MULTILINE)
 _PARAMETER = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.+)$", re.MULTILINE)
 
 
 class Unfit(ValueError):
-    """Arguments that do not fit a tool's schema."""
+    """Raised for arguments that do not fit a tool's schema."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    """What a policy may call: a name, what it does, its parameters, and the function."""
+    """A function that a policy may call, with its name, description and parameters."""
 
     name: str
     description: str
@@ -43,25 +42,21 @@ class Tool:
     function: Callable[..., Any]
     """Called with the arguments by name; `async` or not."""
     taken: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
-    """Makes the function's arguments of the call's; raises Unfit where they do not fit."""
+    """Converts the arguments of a call to those of the function; raises Unfit."""
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The tool as chat templates and chat APIs are told of it."""
-        function = {
-            "name": self.name,
-            "description": self.description,
-            "parameters": dict(self.parameters),
-        }
-        return {"type": "function", "function": function}
+        """The tool as chat templates and chat APIs describe it."""
+        function = {"name": self.name, "description": self.description}
+        return {"type": "function", "function": function | {"parameters": dict(self.parameters)}}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, as if it were no tool."""
+        """Call the function directly."""
         return self.function(*args, **kwargs)
 
 
 def tool(function: Callable[..., Any]) -> Tool:
-    """Make a tool of a function: its schema is its signature, its docstring says what it does.
+    """Make a tool of a function, with the schema of its signature and its docstring.
 
     Lines `name: what it is` below `Args:` describe parameters, as does `Annotated[int,
     pydantic.Field(description=...)]`. Arguments are read as pydantic reads JSON: `"3"` fits an int.
@@ -86,7 +81,7 @@ def tool(function: Callable[..., Any]) -> Tool:
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, taken))
         schema = adapter.json_schema()
-    except Exception as error:  # pydantic says in many kinds what it cannot read
+    except Exception as error:  # pydantic raises many types for what it cannot read
         raise ConfigError(
             f"`{name}` cannot be a tool: {str(error).splitlines()[0]}; annotate its parameters "
             "with types that JSON has"
@@ -112,13 +107,12 @@ def _taken(adapter: TypeAdapter[Any], given: Mapping[str, Any]) -> Mapping[str, 
 
 
 def _described(text: str) -> tuple[str, dict[str, str]]:
-    """Return what a docstring says of a function, and of its parameters."""
     parts = _SECTION.split(text, maxsplit=1)
     return parts[0].strip(), dict(_PARAMETER.findall(parts[2])) if len(parts) > 2 else {}
 
 
 def _plain(schema: Mapping[str, Any], described: Mapping[str, str]) -> dict[str, Any]:
-    """Leave out the titles that pydantic makes, and add what the docstring says."""
+    """Remove the titles that pydantic adds, and add descriptions from the docstring."""
     properties = {}
     for name, one in (schema.get("properties") or {}).items():
         kept = {k: v for k, v in one.items() if k != "title"}
@@ -129,21 +123,21 @@ def _plain(schema: Mapping[str, Any], described: Mapping[str, str]) -> dict[str,
 
 @dataclass(frozen=True, kw_only=True)
 class Called:
-    """What became of one call."""
+    """The result of one call."""
 
     message: Message
-    """What the policy is told: as a tool, or as the user where the call could not be read."""
+    """What the policy sees: a tool message, or a user message if the call was unreadable."""
     failure: str | None = None
-    """unknown_tool, malformed_arguments or tool_error; None: it went well."""
+    """unknown_tool, malformed_arguments or tool_error; None for success."""
 
 
 class Toolbox:
-    """Tools by name, which are called as a policy asks.
+    """Tools by name, which are called on behalf of a policy.
 
-    Whatever goes wrong becomes a message to the policy that begins with `Error:`, and a number
-    that is noted: `tools/calls`, `tools/unknown`, `tools/malformed` (no JSON), `tools/unfit` (JSON
-    that is no argument of it), `tools/errors` (it raised), `tools/timeouts`, `tools/truncated`,
-    `tools/refused` (too many).
+    Any error becomes a message to the policy that begins with `Error:`. The metrics are
+    `tools/calls`, `tools/unknown`, `tools/malformed` (not JSON), `tools/unfit` (JSON that does not
+    fit the schema), `tools/errors` (the function raised), `tools/timeouts`, `tools/truncated` and
+    `tools/refused` (too many calls).
     """
 
     def __init__(
@@ -156,8 +150,8 @@ class Toolbox:
     ) -> None:
         """Take functions, tools, or names `package.module:function`.
 
-        A call may take `seconds`; of a result the first `longest` characters are shown. Raises
-        ConfigError for a name that is not found, or is there twice.
+        A call may take `seconds`; the first `longest` characters of a result are shown. Raises
+        ConfigError for an unknown or duplicate name.
         """
         found = [_named(one) if isinstance(one, str) else tool(one) for one in tools]
         self._tools = {one.name: one for one in found}
@@ -169,7 +163,7 @@ class Toolbox:
 
     @property
     def specs(self) -> list[dict[str, Any]]:
-        """The tools as policies are told of them."""
+        """The tools as policies see them."""
         return [one.spec for one in self._tools.values()]
 
     async def call(self, call: Mapping[str, Any]) -> Called:
@@ -179,7 +173,7 @@ class Toolbox:
         name, arguments = function["name"], function["arguments"]
         if not name:
             self._note("tools/malformed")
-            said = f"Error: this is no call of a tool: {arguments[:200]}"
+            said = f"Error: this is not a call of a tool: {arguments[:200]}"
             return Called(message={"role": "user", "content": said}, failure="malformed_arguments")
         text, failure = await self._result(name, arguments)
         if len(text) > self._longest:
@@ -192,7 +186,7 @@ class Toolbox:
         return Called(message=message, failure=failure)
 
     def refused(self, call: Mapping[str, Any], *, most: int) -> Called:
-        """Answer a call that is one too many; it fails, and nothing is called."""
+        """Refuse a call beyond the limit, without calling anything."""
         self._note("tools/refused")
         summary = f"Error: an answer may make {most} calls"
         name, number = call["function"]["name"], call.get("id")
@@ -203,13 +197,12 @@ class Toolbox:
         found = self._tools.get(name)
         if found is None:
             self._note("tools/unknown")
-            message = f"Error: there is no tool `{name}`{nearest(name, self._tools)}"
-            return message, "unknown_tool"
+            return f"Error: unknown tool `{name}`{nearest(name, self._tools)}", "unknown_tool"
         try:
             given = json.loads(arguments or "{}")
         except (ValueError, RecursionError) as error:
             self._note("tools/malformed")
-            return f"Error: the arguments are no JSON: {error}", "malformed_arguments"
+            return f"Error: the arguments are not JSON: {error}", "malformed_arguments"
         try:
             if not isinstance(given, dict):
                 raise Unfit(f"expected an object, got {type(given).__name__}")
@@ -225,9 +218,10 @@ class Toolbox:
             if inspect.iscoroutinefunction(found.function):
                 async with limit:
                     return _as_text(await found.function(**taken)), None
-            async with places("tools", THREADS_AT_ONCE), limit:
+            # The limit starts second: waiting for a free thread is not the function's time.
+            async with shared_semaphore("tools", THREADS_AT_ONCE), limit:
                 return _as_text(await _in_thread(found.function, taken)), None
-        except Exception as error:  # noqa: BLE001 - the boundary to users' code: the policy is told
+        except Exception as error:  # noqa: BLE001 - the boundary to users' code: the policy sees the error
             if limit.expired():
                 self._note("tools/timeouts")
                 return f"Error: `{found.name}` took longer than {self._seconds:g} s", "tool_error"
@@ -251,26 +245,6 @@ _threads = threading.BoundedSemaphore(MOST_THREADS)
 
 
 async def _in_thread(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Call a function in a thread of its own, which a process that ends does not wait for."""
     if not _threads.acquire(blocking=False):
-        raise JobError(f"{MOST_THREADS} calls of tools go on without an end")
-    done: Future[Any] = Future()
-    context = copy_context()
-
-    def work() -> None:
-        try:
-            result = context.run(function, **given)
-        except BaseException as error:  # noqa: BLE001 - whoever waits for it is told
-            _threads.release()
-            if done.set_running_or_notify_cancel():
-                # what ends a thread or a generator must not end the loop that waits for it
-                fine = isinstance(error, Exception) and not isinstance(error, StopIteration)
-                done.set_exception(error if fine else JobError(f"{type(error).__name__}: {error}"))
-        else:
-            _threads.release()
-            if done.set_running_or_notify_cancel():
-                done.set_result(result)
-
-    threading.Thread(target=work, name="rlake-tool", daemon=True).start()
-    result = await asyncio.wrap_future(done)
-    return await result if inspect.isawaitable(result) else result
+        raise JobError(f"{MOST_THREADS} calls of tools do not end")
+    return await call_in_thread(lambda: function(**given), "rlake-tool", ended=_threads.release)

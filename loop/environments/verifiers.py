@@ -1,20 +1,20 @@
-"""Environments of the package verifiers, as a workflow: its dataset, its rollouts, its rubric."""
+"""Load environments of the package verifiers, for its workflow and tasks."""
 
 import json
 from collections.abc import Mapping
 from functools import cache
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ...operators.import_path import find_function
 from ...store.errors import ConfigError, missing_extra
-from ..config.resolve import function
 
 if TYPE_CHECKING:
     from verifiers import Environment
 
 
 def loaded(environment: str, arguments: Mapping[str, Any] | None = None) -> "Environment":
-    """Return an environment of verifiers, made once in this process."""
+    """Return an environment of verifiers, which is loaded once per process."""
+    # As JSON: the cache needs hashable arguments.
     return _loaded(environment, json.dumps(dict(arguments or {}), sort_keys=True))
 
 
@@ -23,10 +23,10 @@ def _loaded(environment: str, arguments: str) -> "Environment":
     try:
         import verifiers as package
     except ImportError as error:
-        raise missing_extra("verifiers", "verifiers") from error
+        raise missing_extra("verifiers", "environments") from error
     given = json.loads(arguments)
     if ":" in environment:
-        return function(environment, ModuleType("none"), "environment")(**given)
+        return find_function(environment, None, "environment")(**given)
     try:
         return package.load_environment(environment, **given)
     except (ValueError, RuntimeError) as error:

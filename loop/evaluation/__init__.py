@@ -1,1 +1,1 @@
-"""How good a policy is: what tries at tasks say of it, and of two of them side by side."""
+"""Evaluation: pass@k, best@k and mean reward of policies, with intervals and paired tests."""

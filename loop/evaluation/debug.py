@@ -1,4 +1,4 @@
-"""One task tried once, with a live engine, and everything that came of it."""
+"""Run one task with a live engine and return everything it produced; nothing is stored."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +10,9 @@ from ...store import Experience, Store, Task
 from ...store.errors import NotFoundError
 from ...store.query import literal
 from ..config import RunConfig
+from ..models.load import tokenizer_digest, tokenizer_in
 from ..rollouts.group import run_group
-from ..rollouts.setup import trying
+from ..rollouts.setup import rollout_spec
 from ..trajectories.rows import fitting
 from .policies import PolicyPool, subject, with_models
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Tried:
-    """What a try came to: its rows as they would be stored, and the tokenizer that reads them."""
+class DebugResult:
+    """The rows of the rollouts as they would be stored, and the tokenizer that decodes them."""
 
     task: Task
     label: str
@@ -30,62 +31,65 @@ class Tried:
     tokenizer: "PreTrainedTokenizerFast | None"
 
 
-def try_once(
+def run_task(
     store: Store,
     config: RunConfig,
     task: Task,
     *,
     version: int | None = None,
     model: str | Path | None = None,
-    tries: int = 1,
-) -> Tried:
-    """Try a task as the explorer would, and store nothing.
+    rollouts: int = 1,
+) -> DebugResult:
+    """Run a task as the explorer would, and store nothing.
 
-    With the run's newest policy, a version of it, a model, or what the run begins with.
+    The policy is the given version or model, else the run's newest version, else the model that
+    the run starts from.
     """
     config = with_models(store, config)
-    how = replace(trying(config, tries), run_id="debug")
-    answering = PolicyPool(store, config, sampling=how.sampling)
+    spec = replace(rollout_spec(config, rollouts), run_id="debug")
+    pool = PolicyPool(store, config, sampling=spec.sampling)
     one = subject(store, config, version, model)
     try:
-        policy = answering.policy(one)
-        how.models.update(answering.others)
-        rows = run_apart(run_group(task, policy, how, step=1, place=0))
+        policy = pool.policy(one)
+        spec.models.update(pool.others)
+        rows = run_apart(run_group(task, policy, spec, batch=1, group_index=0))
     finally:
-        answering.close()
+        pool.close()
     engine = getattr(policy, "engine", None)
-    return Tried(task, one.label, fitting(rows), getattr(engine, "tokenizer", None))
+    return DebugResult(task, one.label, fitting(rows), getattr(engine, "tokenizer", None))
 
 
 def find_task(store: Store, name: str) -> Task:
-    """Return the task whose id this is, or the only one whose id begins so.
+    """Return the task with this ID, or the only task whose ID starts with it.
 
-    Raises NotFoundError for none, or several.
+    Raises NotFoundError for no such task, or several.
     """
     rows = store.sql(
         f"SELECT * FROM tasks WHERE starts_with(task_id, {literal(name)}) LIMIT 2"
     ).to_arrow_table()
     found = rows.to_pylist()
     if len(found) != 1:
-        many = "begins several tasks; give more of it" if found else "is no task of this store"
+        many = (
+            "matches several tasks; give more of the ID" if found else "is not a task of this store"
+        )
         raise NotFoundError(
-            f'`{name}` {many}; ids are found with `rlake sql "SELECT task_id FROM tasks"`, and '
-            "`--ask` makes one up"
+            f'`{name}` {many}; list IDs with `rlake sql "SELECT task_id FROM tasks"`, '
+            "or ask a new question with `--ask`"
         )
     return Task.from_row(found[0])
 
 
 def tokenizer_of(store: Store, row: Mapping[str, Any]) -> "PreTrainedTokenizerFast | None":
-    """Return the tokenizer of the run that a stored row is of, None where its folder is gone."""
-    from ..models.load import tokenizer_in
-
-    if store.runs_folder is None or row.get("run_id") is None:
-        return None
-    return tokenizer_in(store.runs_folder / str(row["run_id"]).partition(":")[0] / "model")
+    """Return the tokenizer of a row's tokens; None where no run of the store still has it."""
+    folders = [] if store.runs_folder is None else sorted(store.runs_folder.glob("*/model"))
+    for tokenizer in filter(None, map(tokenizer_in, folders)):
+        if tokenizer_digest(tokenizer) == row.get("tokenizer"):
+            return tokenizer
+    return None
 
 
 def pieces(token_ids: Sequence[int], tokenizer: "PreTrainedTokenizerFast | None") -> list[str]:
-    """Return what each token says; without a tokenizer, its number."""
+    """Return the text of each token, or its number without a tokenizer."""
     if tokenizer is None:
         return [f"{token} " for token in token_ids]
     return [str(tokenizer.decode([token])) for token in token_ids]

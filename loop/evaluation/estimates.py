@@ -1,4 +1,4 @@
-"""What tries at tasks say of a policy: means, pass@k and best@k, each with its interval."""
+"""Estimates from the rollouts of tasks: mean reward, pass@k and best@k, with intervals."""
 
 import math
 from collections.abc import Sequence
@@ -8,47 +8,47 @@ from typing import Literal
 import numpy as np
 
 PASSED = 1.0
-"""A try with so much reward, or more, was right."""
+"""A rollout with at least this reward is correct."""
 CONFIDENCE = 0.95
 RESAMPLES = 2000
 _Z = 1.959963984540054
 """The standard normal's quantile at (1 + CONFIDENCE) / 2."""
 CELLS = 1 << 22
-"""Numbers that are resampled at once."""
+"""Most numbers resampled in one batch, which bounds memory."""
 
 Scores = Sequence[Sequence[float]]
-"""For each task the rewards of its tries; those that could not be computed are left out."""
+"""The rewards of each task's rollouts; rewards that could not be computed are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A number that tries say, and between which bounds it lies with 95 % confidence."""
+    """An estimate with its 95 % confidence interval."""
 
     name: str
     """accuracy, reward_mean, pass@K, best@K."""
     value: float
     low: float | None
-    """None: too few tasks to say."""
+    """None: too few tasks for an interval."""
     high: float | None
     num_tasks: int
-    """With as many tries as it needs."""
+    """Tasks with enough rollouts for this estimate."""
     interval: Literal["wilson", "bootstrap"]
-    """Wilson's for shares of tries at different tasks; else tasks are drawn again and again."""
+    """Wilson's where each task has one rollout; else a bootstrap over tasks."""
 
 
 def estimates(scores: Scores, *, ks: Sequence[int] = (), seed: int = 0) -> list[Estimate]:
-    """Return the share of right tries, the mean reward, and for each k pass@k and best@k.
+    """Return the share of correct rollouts, the mean reward, and pass@k and best@k for each k.
 
     >>> [(e.name, e.value) for e in estimates([[1.0, 0.0], [0.0, 0.5]], ks=[2])]
     [('accuracy', 0.25), ('reward_mean', 0.375), ('pass@2', 0.5), ('best@2', 0.75)]
     """
-    tried = [np.asarray(one, np.float64) for one in scores if len(one)]
+    rollouts = [np.asarray(one, np.float64) for one in scores if len(one)]
     made = [
-        _estimate("accuracy", [_share(one) for one in tried], tried, seed),
-        _estimate("reward_mean", [one.mean() for one in tried], None, seed),
+        _estimate("accuracy", [_share(one) for one in rollouts], rollouts, seed),
+        _estimate("reward_mean", [one.mean() for one in rollouts], None, seed),
     ]
     for k in ks:
-        enough = [one for one in tried if len(one) >= k]
+        enough = [one for one in rollouts if len(one) >= k]
         of_k = [pass_at_k(len(one), int((one >= PASSED).sum()), k) for one in enough]
         made.append(_estimate(f"pass@{k}", of_k, enough if k == 1 else None, seed))
         made.append(_estimate(f"best@{k}", [best_at_k(one, k) for one in enough], None, seed))
@@ -56,7 +56,7 @@ def estimates(scores: Scores, *, ks: Sequence[int] = (), seed: int = 0) -> list[
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the chance that k of n tries, of which c were right, have a right one among them.
+    """Return the chance that k of n rollouts, of which c are correct, include a correct one.
 
     The unbiased estimator of arXiv:2107.03374, as the macro `pass_at_k` of the store.
 
@@ -69,36 +69,36 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def best_at_k(rewards: Sequence[float] | np.ndarray, k: int) -> float:
-    """Return the mean over all choices of k tries of the best reward among them.
+    """Return the best reward of k rollouts, averaged over all choices of k.
 
     >>> round(best_at_k([0.0, 1.0, 0.5], 2), 3)
     0.833
     """
     ordered = np.sort(np.asarray(rewards, np.float64))
-    total, chance = 0.0, 1.0  # that none of those above is chosen
-    for place in range(len(ordered) - 1, k - 2, -1):
-        weight = k / (place + 1)
-        total += chance * weight * float(ordered[place])
+    total, chance = 0.0, 1.0  # the probability that none of the better ones was chosen
+    for index in range(len(ordered) - 1, k - 2, -1):
+        weight = k / (index + 1)
+        total += chance * weight * float(ordered[index])
         chance *= 1 - weight
     return total
 
 
-def wilson(right: int, tries: int) -> tuple[float, float]:
+def wilson(correct: int, total: int) -> tuple[float, float]:
     """Return Wilson's score interval of a share, without continuity correction.
 
     >>> low, high = wilson(8, 10)
     >>> round(low, 3), round(high, 3)
     (0.49, 0.943)
     """
-    share, z2 = right / tries, _Z * _Z
-    middle = share + z2 / (2 * tries)
-    half = _Z * math.sqrt(share * (1 - share) / tries + z2 / (4 * tries * tries))
-    scale = 1 + z2 / tries
+    share, z2 = correct / total, _Z * _Z
+    middle = share + z2 / (2 * total)
+    half = _Z * math.sqrt(share * (1 - share) / total + z2 / (4 * total * total))
+    scale = 1 + z2 / total
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
 def bootstrap(values: Sequence[float] | np.ndarray, *, seed: int) -> tuple[float, float]:
-    """Return the percentile interval of a mean over tasks, drawn again with replacement."""
+    """Return the percentile interval of the mean, from tasks resampled with replacement."""
     values = np.asarray(values, np.float64)
     rng, means = np.random.default_rng(seed), np.empty(RESAMPLES)
     step = max(1, CELLS // len(values))
@@ -115,20 +115,14 @@ def _share(rewards: np.ndarray) -> float:
 
 
 def _estimate(
-    name: str, values: Sequence[float], tried: Sequence[np.ndarray] | None, seed: int
+    name: str, values: Sequence[float], rollouts: Sequence[np.ndarray] | None, seed: int
 ) -> Estimate:
-    """Average over tasks; where each was tried once, `tried` gives the exact interval."""
-    if not values:
-        return Estimate(
-            name=name, value=math.nan, low=None, high=None, num_tasks=0, interval="bootstrap"
-        )
-    if tried is not None and all(len(one) == 1 for one in tried):
-        low, high = wilson(round(sum(values)), len(values))
-        kind: Literal["wilson", "bootstrap"] = "wilson"
-    else:
-        low, high = bootstrap(values, seed=seed) if len(values) > 1 else (None, None)
-        kind = "bootstrap"
-    value = float(np.mean(values))
-    return Estimate(
-        name=name, value=value, low=low, high=high, num_tasks=len(values), interval=kind
-    )
+    """Average over tasks; with one rollout per task, `rollouts` allows Wilson's interval."""
+    low, high, size = None, None, len(values)
+    kind: Literal["wilson", "bootstrap"] = "bootstrap"
+    if size and rollouts is not None and all(len(one) == 1 for one in rollouts):
+        (low, high), kind = wilson(round(sum(values)), size), "wilson"
+    elif size > 1:
+        low, high = bootstrap(values, seed=seed)
+    value = float(np.mean(values)) if size else math.nan
+    return Estimate(name=name, value=value, low=low, high=high, num_tasks=size, interval=kind)

@@ -1,4 +1,4 @@
-"""How good a policy is on tasks it was not trained on: every try is a row, kept apart."""
+"""Evaluate policies on held-out tasks; every rollout is a row under a run_id of its own."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ from ...store.errors import JobError
 from ..config import EvaluateConfig, RunConfig
 from ..inference.policy import Policy
 from ..rollouts.group import RolloutSpec, run_group
-from ..rollouts.setup import measuring, sampling, trying, used_functions
+from ..rollouts.setup import eval_spec, rollout_spec, sampling, used_functions
 from ..runs.job import Job, job, recorded
 from ..runs.metrics import Listener, Metrics
-from ..tasks.select import prepare
+from ..tasks.prepare import prepare_tasks
 from ..trajectories.rows import store_rows
-from .history import measured_before, rows_id, tries
+from .history import evaluated_before, rollout_scores, rows_id
 from .paired_test import PairedTest, paired
 from .policies import EvaluatedPolicy, PolicyPool, every_checkpoint, subject, with_models
 from .result import Evaluation, evaluation
-from .tasks import labelled, measured_tasks
+from .tasks import evaluation_tasks, labeled
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two policies, measured on the same tasks in the same way."""
+    """Two policies, evaluated on the same tasks with the same settings."""
 
     a: Evaluation
     b: Evaluation
@@ -42,27 +42,27 @@ def evaluate(
     model: str | Path | None = None,
     listener: Listener | None = None,
     title: str | None = None,
-    again: bool = True,
+    rerun: bool = True,
 ) -> Evaluation:
-    """Try the tasks of `evaluate.where` with the run's newest policy, another version, or a model.
+    """Evaluate the run's newest policy, another version, or a model on `evaluate.where`.
 
-    Each evaluation has a run_id of its own for its rows, so that no trainer draws them, and the
-    same version can be measured again in another way; unless `again`, what was measured before in
-    the same way is not. Rows of a given `model`, or an endpoint's, have no policy version; their
-    metadata say which model it is. `title` is what `runs` calls the job. Raises JobError when no
-    try could be scored.
+    The rows of each evaluation have their own run_id, so that no trainer draws them and a version
+    can be evaluated again with other settings. Without `rerun`, an earlier evaluation with the same
+    settings is returned. Rows of a given `model` or endpoint have no policy version; their metadata
+    name the model. `title` is the job's name in `runs`. Raises JobError when no rollout could be
+    scored.
     """
     one = subject(store, config, version, model)
-    [found] = measure(store, config, [one], listener=listener, title=title, again=again)
+    [found] = evaluate_policies(store, config, [one], listener=listener, title=title, rerun=rerun)
     return found
 
 
 def evaluate_checkpoints(
-    store: Store, config: RunConfig, *, listener: Listener | None = None, again: bool = False
+    store: Store, config: RunConfig, *, listener: Listener | None = None, rerun: bool = False
 ) -> list[Evaluation]:
-    """Measure all versions of the run whose weights are still there, oldest first."""
+    """Evaluate all versions of the run whose weights still exist, oldest first."""
     subjects = every_checkpoint(store, config)
-    return measure(store, config, subjects, listener=listener, again=again)
+    return evaluate_policies(store, config, subjects, listener=listener, rerun=rerun)
 
 
 def compare(
@@ -72,35 +72,35 @@ def compare(
     b: int | str | Path,
     *,
     listener: Listener | None = None,
-    again: bool = False,
+    rerun: bool = False,
 ) -> Comparison:
-    """Measure two versions (numbers) or models (folders), and compare them task by task."""
+    """Evaluate two versions (numbers) or models (folders), and compare them task by task."""
     both = [
         subject(store, config, *((one, None) if isinstance(one, int) else (None, one)))
         for one in (a, b)
     ]
-    first, second = measure(store, config, both, listener=listener, again=again)
-    scores = [tries(store, one.run_id).scores for one in (first, second)]
+    first, second = evaluate_policies(store, config, both, listener=listener, rerun=rerun)
+    scores = [rollout_scores(store, one.run_id).scores for one in (first, second)]
     return Comparison(first, second, paired(*scores, seed=config.seed))
 
 
-def measure(
+def evaluate_policies(
     store: Store,
     config: RunConfig,
     subjects: Sequence[EvaluatedPolicy],
     *,
     listener: Listener | None = None,
     title: str | None = None,
-    again: bool = True,
+    rerun: bool = True,
 ) -> list[Evaluation]:
-    """Measure policies one after the other, on the same tasks."""
+    """Evaluate policies one after the other, on the same tasks."""
     settings = config.evaluate or EvaluateConfig()
     if config.threads:
         torch.set_num_threads(config.threads)
-    prepare(store, config.tasks)
-    tasks = measured_tasks(store, settings)
+    prepare_tasks(store, config.tasks)
+    tasks = evaluation_tasks(store, settings)
     config = with_models(store, config)
-    who = PolicyPool(store, config, sampling=sampling(settings.sampling))
+    pool = PolicyPool(store, config, sampling=sampling(settings.sampling))
     found = []
     try:
         for one in subjects:
@@ -108,73 +108,74 @@ def measure(
             with job(
                 store, config, "evaluate", resume=True, title=title, functions=functions
             ) as mine:
-                found.append(_measured(mine, one, tasks, who, listener, again=again))
+                found.append(_evaluated(mine, one, tasks, pool, listener, rerun=rerun))
     finally:
-        who.close()
+        pool.close()
     return found
 
 
-def _measured(
+def _evaluated(
     mine: Job,
     one: EvaluatedPolicy,
     tasks: Sequence[Task],
-    who: PolicyPool,
+    pool: PolicyPool,
     listener: Listener | None,
     *,
-    again: bool,
+    rerun: bool,
 ) -> Evaluation:
     settings, seed = mine.config.evaluate or EvaluateConfig(), mine.config.seed
-    before = None if again else measured_before(mine, one, [task.task_id for task in tasks])
+    before = None if rerun else evaluated_before(mine, one, [task.task_id for task in tasks])
     if before is not None:
-        found = tries(mine.store, before)
+        found = rollout_scores(mine.store, before)
         return evaluation(settings, tasks, one, before, found, seed=seed, is_from_before=True)
     with recorded(mine, start_step=0):
         run_id = rows_id(mine.run_id, mine.attempt)
-        _run_rollouts(mine, one, tasks, who, run_id)
-        found = tries(mine.store, run_id)
+        _run_rollouts(mine, one, tasks, pool, run_id)
+        found = rollout_scores(mine.store, run_id)
         if not any(found.scores.values()):
-            why = found.last_reason or "the reward gave nothing"
-            raise JobError(f"none of {found.num_rows} tries could be scored; the last: {why}")
-        said = evaluation(settings, tasks, one, run_id, found, seed=seed)
-        measured = said.numbers
+            why = found.last_reason or "the reward returned nothing"
+            raise JobError(f"none of {found.num_rows} rollouts could be scored; the last: {why}")
+        result = evaluation(settings, tasks, one, run_id, found, seed=seed)
+        numbers = result.numbers
         if one.model is None:
             with Metrics(mine).shown(start_step=None) as metrics:
-                metrics.add(one.version or 0, measured)
+                # Only of the run's versions: metrics have a step, which another model does not.
+                metrics.add(one.version or 0, numbers)
     if listener:
-        listener("evaluate", one.version or 0, measured)
-    return said
+        listener("evaluate", one.version or 0, numbers)
+    return result
 
 
 def _run_rollouts(
-    mine: Job, one: EvaluatedPolicy, tasks: Sequence[Task], who: PolicyPool, run_id: str
+    mine: Job, one: EvaluatedPolicy, tasks: Sequence[Task], pool: PolicyPool, run_id: str
 ) -> None:
-    """Try all tasks, and store the rows of each part of them."""
     settings = mine.config.evaluate or EvaluateConfig()
-    policy: Policy = who.policy(one)
+    policy: Policy = pool.policy(one)
+    # Numbered across batches, so that the ids of groups do not depend on `batch_size`.
     placed = list(enumerate(tasks))
     for start in range(0, len(placed), settings.batch_size):
-        how = replace(trying(mine.config, settings.group_size), models=who.others)
+        spec = replace(rollout_spec(mine.config, settings.group_size), models=pool.others)
         chunk = placed[start : start + settings.batch_size]
-        made = run_apart(_tried(chunk, policy, how, settings, run_id, step=one.version or 0))
+        made = run_apart(_run_tasks(chunk, policy, spec, settings, run_id, batch=one.version or 0))
         splits = {task.task_id: task.split for _, task in chunk}
         store_rows(
             mine.store,
-            [labelled(row, splits.get(row.task_id or ""), model=one.model) for row in made],
+            [labeled(row, splits.get(row.task_id or ""), model=one.model) for row in made],
         )
 
 
-async def _tried(
+async def _run_tasks(
     placed: Sequence[tuple[int, Task]],
     policy: Policy,
-    how: RolloutSpec,
+    spec: RolloutSpec,
     settings: EvaluateConfig,
     run_id: str,
     *,
-    step: int,
+    batch: int,
 ) -> list[Experience]:
-    """Try tasks, all at once, each as its taskset says; return the rows in order."""
+    """Run tasks concurrently, each with its taskset's settings; return the rows in order."""
     groups = (
-        run_group(task, policy, measuring(settings, how, task, run_id), step=step, place=i)
+        run_group(task, policy, eval_spec(settings, spec, task, run_id), batch=batch, group_index=i)
         for i, task in placed
     )
     return [row for rows in await asyncio.gather(*groups) for row in rows]

@@ -1,4 +1,4 @@
-"""Measurements as rows: the scores of each task, and what was measured in the same way before."""
+"""Stored evaluations: the scores of each task, and earlier evaluations that can be reused."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -14,37 +14,38 @@ from ..runs.job import Job, functions_of, stored_config
 from ..weight_sync import PublishedWeights
 from .policies import EvaluatedPolicy
 
-_TASKS_OWN = r"/\d{6,}/\d{4,}$"
-"""How the ids of groups end whose rows are tries at the task itself (`store.ids`)."""
+_TASKS_OWN = "group_id = format('{}/{:06d}/{:04d}', run_id, batch, group_index)"
+"""SQL condition on rows that are rollouts of the task itself, by their group's ID (`store.ids`)."""
 
 
 @dataclass(frozen=True)
 class RolloutScores:
-    """What the tries of a measurement came to."""
+    """The rewards of an evaluation's rollouts."""
 
     scores: dict[str, list[float]]
-    """Of each task the rewards of its tries, as far as they could be computed."""
+    """By task, the rewards that could be computed."""
     num_rows: int
     num_unscored: int
-    """Tries whose reward could not be computed."""
+    """Rollouts whose reward could not be computed."""
     last_reason: str | None
-    """Why, of the last of them, if it says so."""
+    """Why the last of them has no reward, if it is known."""
 
 
-def tries(store: Store, run_id: str) -> RolloutScores:
-    """Return the tries of a measurement; one of several rows has the reward of its last row.
+def rollout_scores(store: Store, run_id: str) -> RolloutScores:
+    """Return the scores of an evaluation; a rollout of several rows has its last row's reward.
 
-    Rows that stand apart, as judgements do, are no tries.
+    Rows of other groups, such as judgments, are not rollouts of a task.
     """
     rows = store.sql(
-        "SELECT task_id, group_id, rollout, experience_id, reward, drop_reason FROM experiences "
-        f"WHERE run_id = {literal(run_id)}"
+        "SELECT task_id, group_id, rollout_index, experience_id, reward, drop_reason, "
+        f"{_TASKS_OWN} AS is_own FROM experiences WHERE run_id = {literal(run_id)}"
     ).pl()
-    number = pl.col("experience_id").str.extract(r"/\d+\.(\d+)$").cast(pl.Int64).fill_null(0)
-    ordered = rows.filter(pl.col("group_id").str.contains(_TASKS_OWN)).sort(
-        "group_id", "rollout", number
+    # Shorter IDs first: as text, the 11th row of a rollout (`.10`) would sort before the third.
+    row_id = pl.col("experience_id")
+    ordered = rows.filter("is_own").sort(
+        "group_id", "rollout_index", row_id.str.len_bytes(), row_id
     )
-    last = ordered.group_by("group_id", "rollout", maintain_order=True).last()
+    last = ordered.group_by("group_id", "rollout_index", maintain_order=True).last()
     by_task = last.group_by("task_id", maintain_order=True).agg(pl.col("reward").drop_nulls())
     reasons = last.filter(pl.col("reward").is_null())["drop_reason"].drop_nulls()
     return RolloutScores(
@@ -55,12 +56,12 @@ def tries(store: Store, run_id: str) -> RolloutScores:
     )
 
 
-def measured_before(job: Job, subject: EvaluatedPolicy, tasks: Sequence[str]) -> str | None:
-    """Return the run_id of the rows of the newest measurement of a version that was the same.
+def evaluated_before(job: Job, subject: EvaluatedPolicy, tasks: Sequence[str]) -> str | None:
+    """Return the run_id of the newest earlier evaluation with the same settings, or None.
 
-    The same weights, tasks, number and kind of tries, functions and other models; one that did not
-    end well is none, and those made while the run went on count where all tasks were tried. What is
-    no version of the run is always measured again.
+    Settings are the weights, tasks, number and sampling of rollouts, functions and auxiliary
+    models. A failed evaluation does not count; one during the run counts if it covers all tasks. A
+    model that is not a version of the run is always evaluated again.
     """
     if subject.weights is None:
         return None
@@ -81,7 +82,7 @@ def measured_before(job: Job, subject: EvaluatedPolicy, tasks: Sequence[str]) ->
 
 
 def rows_id(run_id: str, attempt: int) -> str:
-    """Return the run_id of the rows of a measurement.
+    """Return the run_id of an evaluation's rows.
 
     >>> rows_id("demo", 3)
     'demo:eval-003'
@@ -90,9 +91,9 @@ def rows_id(run_id: str, attempt: int) -> str:
 
 
 def rows_id_during(job: Job, weights: PublishedWeights, tasks: Sequence[str]) -> str:
-    """Return the run_id of the rows of a measurement that is made while the run goes on.
+    """Return the run_id of the rows of an evaluation during the run.
 
-    The same weights, measured in the same way on the same tasks, have the same.
+    The same weights, settings and tasks give the same run_id.
     """
     terms = _settings(stored_config(job.config)), tasks, weights.digest
     which = content_id(*terms, length=8)
@@ -100,7 +101,7 @@ def rows_id_during(job: Job, weights: PublishedWeights, tasks: Sequence[str]) ->
 
 
 def _settings(config: str) -> dict[str, Any]:
-    """Return what of a stored configuration decides how a policy is measured."""
+    """Return the parts of a stored configuration that an evaluation depends on."""
     tree = json.loads(config)
     explorer, evaluate = tree.get("explorer") or {}, tree.get("evaluate") or {}
     return {
@@ -113,10 +114,10 @@ def _settings(config: str) -> dict[str, Any]:
 
 
 def _is_of(store: Store, run_id: str, subject: EvaluatedPolicy, tasks: Collection[str]) -> bool:
-    """Tell whether the rows of a measurement are tries of these weights at these tasks."""
+    """Return whether an evaluation's rows are rollouts of these weights on all these tasks."""
     rows = store.sql(
         "SELECT DISTINCT task_id, policy_version, digests FROM experiences WHERE "
-        f"run_id = {literal(run_id)} AND regexp_matches(group_id, '{_TASKS_OWN}')"
+        f"run_id = {literal(run_id)} AND {_TASKS_OWN}"
     ).fetchall()
     digests = {digest for _, _, found in rows for digest in found or () if digest is not None}
     weights = subject.weights

@@ -1,4 +1,4 @@
-"""Two policies on the same tasks: how far apart they are, and whether chance explains it."""
+"""Paired tests of two policies on the same tasks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,38 +10,38 @@ from ...store.errors import JobError
 from .estimates import CELLS, PASSED, bootstrap
 
 EXACT_UP_TO = 14
-"""So many tasks with a difference, or fewer, and all ways to swap the two are gone through."""
+"""Up to this many tasks with a difference, the permutation test enumerates all swaps."""
 SWAPS = 10_000
-"""Random ways, when there are more."""
+"""Random swaps, where there are more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairedTest:
-    """What B is better than A by, over the tasks that both were scored on."""
+    """How much better B is than A, over the tasks on which both have scores."""
 
     num_tasks: int
     num_left_out: int
-    """Tasks that only one of the two was scored on."""
+    """Tasks on which only one of the two has scores."""
     difference: float
-    """Mean reward of B less that of A."""
+    """Mean reward of B minus that of A."""
     low: float | None
-    """Of the 95 % interval: tasks drawn again with replacement, both policies' tries together."""
+    """Bounds of the 95 % interval, from tasks resampled with replacement."""
     high: float | None
     p_value: float
-    """Of a paired permutation test, two-sided: A and B swapped at random, task by task."""
+    """Two-sided p of a paired permutation test, which swaps A and B task by task."""
     accuracy_difference: float
-    """The share of right tries of B less that of A."""
+    """Share of correct rollouts of B minus that of A."""
     only_a: int | None
-    """Tasks that A alone got right; None where a task was tried more than once."""
+    """Tasks that only A solved; None where a task has several rollouts."""
     only_b: int | None
     mcnemar_p: float | None
-    """Of McNemar's exact test on these two numbers, two-sided."""
+    """Two-sided p of McNemar's exact test on these two numbers."""
 
 
 def paired(
     a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], *, seed: int = 0
 ) -> PairedTest:
-    """Compare the rewards of two policies, by task; JobError when they share no scored task.
+    """Compare the rewards of two policies by task; JobError when they share no scored task.
 
     >>> found = paired({"t": [0.0], "u": [0.0]}, {"t": [1.0], "u": [1.0]})
     >>> found.difference, found.p_value, found.only_b
@@ -49,7 +49,9 @@ def paired(
     """
     both = sorted(t for t in a if t in b and len(a[t]) and len(b[t]))
     if not both:
-        raise JobError("the two were scored on no task in common; measure both on the same tasks")
+        raise JobError(
+            "the two policies have no scored task in common; evaluate both on the same tasks"
+        )
     differences = np.array([np.mean(b[t]) - np.mean(a[t]) for t in both])
     right = np.array([[_right(one[t]) for t in both] for one in (a, b)])
     once = all(len(one[t]) == 1 for one in (a, b) for t in both)
@@ -73,30 +75,30 @@ def paired(
 def permutation(differences: Sequence[float] | np.ndarray, *, seed: int = 0) -> float:
     """Return how often the mean is as far from 0 when each difference has a random sign.
 
-    Exact for up to 14 differences that are not 0; else by 10,000 random ways, with the one that
-    was seen among them.
+    Exact for up to 14 nonzero differences; beyond that, 10,000 random swaps and the observed one.
 
     >>> permutation([1.0, 1.0, 1.0, 0.0])
     0.25
     """
     values = np.asarray(differences, np.float64)
     values = values[values != 0]
-    seen = abs(values.sum()) - 1e-12 * np.abs(values).sum()  # sums in another order are rounded
+    # With a tolerance: sums in another order round differently.
+    seen = abs(values.sum()) - 1e-12 * np.abs(values).sum()
     if len(values) <= EXACT_UP_TO:
-        ways = np.arange(1 << len(values))
-        signs = 1 - 2 * ((ways[:, None] >> np.arange(len(values))) & 1)
+        swaps = np.arange(1 << len(values))
+        signs = 1 - 2 * ((swaps[:, None] >> np.arange(len(values))) & 1)
         return float((np.abs(signs @ values) >= seen).mean())
     rng, as_far = np.random.default_rng(seed), 1
-    at_once = max(1, CELLS // len(values))
-    for first in range(0, SWAPS, at_once):
-        size = min(at_once, SWAPS - first), len(values)
+    batch = max(1, CELLS // len(values))
+    for first in range(0, SWAPS, batch):
+        size = min(batch, SWAPS - first), len(values)
         signs = rng.choice(np.array([-1.0, 1.0]), size=size)
         as_far += int((np.abs(signs @ values) >= seen).sum())
     return as_far / (SWAPS + 1)
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
-    """Return the two-sided p of McNemar's exact test: a fair coin for each task they differ on.
+    """Return the two-sided p of McNemar's exact test: a fair coin per task that only one solved.
 
     >>> mcnemar(1, 5)
     0.21875

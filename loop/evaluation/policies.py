@@ -1,4 +1,4 @@
-"""What is measured: versions of a run, models of folders, an endpoint; and how each answers."""
+"""The policies to evaluate: versions of a run, model folders, endpoints; and their engines."""
 
 import tempfile
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from ...operators.async_map import run_apart
 from ...store import Store
 from ...store.errors import ConfigError
 from ..config import EngineConfig, ExplorerConfig, RunConfig
-from ..inference.build import answering, close, others
+from ..inference.build import close, in_process, start_auxiliary, start_policy
 from ..inference.chat_policy import ChatPolicy
 from ..inference.policy import Policy, Sampling
-from ..models.load import check_place, load, put
+from ..models.load import check_place, load
 from ..runs.job import run_folder
 from ..weight_sync import PublishedWeights, published
 from ..weight_sync.run_models import resolve_run_models
@@ -27,17 +27,17 @@ P = TypeVar("P", bound="ChatPolicy | EndpointPolicy")
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedPolicy:
-    """One policy that is measured; with neither a version nor a model, what the run begins with."""
+    """A policy to evaluate; without version and model, the model that the run starts from."""
 
     version: int | None = None
     model: str | None = None
-    """A folder or hub name, or what an endpoint calls its model."""
+    """A folder or hub name, or the name of an endpoint's model."""
     weights: PublishedWeights | None = None
-    """Of the version."""
+    """The version's weights."""
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """The name that reports use."""
         return self.model or f"version {self.version or 0}"
 
 
@@ -46,7 +46,7 @@ def subject(
 ) -> EvaluatedPolicy:
     """Return the run's newest policy, another version, or a model.
 
-    Raises ConfigError for a version that is not there any more.
+    Raises ConfigError for a version that no longer exists.
     """
     endpoint = engine_of(config).endpoint
     if model is not None:
@@ -67,27 +67,27 @@ def subject(
 
 
 def every_checkpoint(store: Store, config: RunConfig) -> list[EvaluatedPolicy]:
-    """Return all versions of a run whose weights are still there; ConfigError without any."""
+    """Return all versions of a run whose weights still exist; ConfigError without any."""
     found = versions(store, config)
     if not found:
-        raise ConfigError(f"run `{config.name}` has no weights any more; train it first")
+        raise ConfigError(f"run `{config.name}` has no weights; train it first")
     return [EvaluatedPolicy(version=v, weights=found[v]) for v in sorted(found)]
 
 
 def versions(store: Store, config: RunConfig) -> dict[int, PublishedWeights]:
-    """Return the versions of a run whose weights are still there."""
+    """Return the versions of a run whose weights still exist."""
     found = published(store, run_folder(store, config), config.name)
     return {v: weights for v, weights in found.items() if weights.folder.is_dir()}
 
 
 def engine_of(config: RunConfig) -> EngineConfig:
-    """Return what samples when a run is measured."""
+    """Return the engine that an evaluation samples with."""
     own = None if config.evaluate is None else config.evaluate.engine
     return own or (config.explorer or ExplorerConfig()).engine
 
 
 class PolicyPool:
-    """Lets subjects answer, one after the other; versions of a run share an engine."""
+    """Serves policies one after the other; versions of a run share an engine."""
 
     def __init__(self, store: Store, config: RunConfig, *, sampling: Sampling) -> None:
         self._store, self._config, self._sampling = store, config, sampling
@@ -98,23 +98,24 @@ class PolicyPool:
 
     @property
     def others(self) -> Mapping[str, Policy]:
-        """The models that the workflow asks beside the policy."""
+        """The auxiliary models that the workflow calls."""
         if self._others is None:
             models = (self._config.explorer or ExplorerConfig()).auxiliary_models
-            self._others = others(models, seed=self._config.seed)
+            self._others = start_auxiliary(models, seed=self._config.seed)
         return self._others
 
     def policy(self, subject: EvaluatedPolicy) -> "ChatPolicy | EndpointPolicy":
-        """Return the policy of a subject; it answers until the next one is asked for."""
+        """Return a subject's policy, which is valid until the next call."""
         if subject.weights is None:
             return self._other(subject)
         if self._shared is None:
             self._shared = self._start(subject.weights.folder)
-        run_apart(self._shared.engine.swap(subject.weights.weights))
+        run_apart(self._shared.engine.swap(subject.weights))
         return self._shared
 
     def close(self) -> None:
         """Free all engines."""
+        # Engines first: they were started from the temporary folders.
         run_apart(close([*self._started, *(self._others or {}).values()]))
         self._folders.close()
 
@@ -129,14 +130,8 @@ class PolicyPool:
         network, tokenizer = load(model, seed=self._config.seed)
         engine = engine_of(self._config)
         if engine.transformers is not None:
-            from ..inference.transformers_engine.engine import TransformersEngine
-
-            network = put(network, model.device)
-            made = TransformersEngine(network, tokenizer, engine.transformers)
-            speaks = ChatPolicy(
-                made, sampling=self._sampling, tool_call_format=model.tool_call_format
-            )
-            return self._kept(speaks)
+            made = in_process(network, tokenizer, engine, model, sampling=self._sampling)
+            return self._kept(made)
         folder = self._folders.enter_context(tempfile.TemporaryDirectory())
         network.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -151,7 +146,7 @@ class PolicyPool:
     def _begin(self, folder: Path) -> "ChatPolicy | EndpointPolicy":
         config = self._config
         engine = engine_of(config)
-        return self._kept(answering(engine, folder, config.model, sampling=self._sampling))
+        return self._kept(start_policy(engine, folder, config.model, sampling=self._sampling))
 
     def _kept(self, policy: P) -> P:
         self._started.append(policy)
@@ -159,7 +154,7 @@ class PolicyPool:
 
 
 def with_models(store: Store, config: RunConfig) -> RunConfig:
-    """Return the configuration with the weights that models beside the policy are, if of runs."""
+    """Return the configuration with the weights of auxiliary models that are policies of runs."""
     explorer = config.explorer
     if explorer is None or all(model.run is None for model in explorer.auxiliary_models.values()):
         return config

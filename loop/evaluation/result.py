@@ -1,4 +1,4 @@
-"""What a measurement came to: for people, and as the numbers that go into the run's metrics."""
+"""The result of an evaluation, and the metrics that it adds to the run."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ...store import Task
 from ..config import EvaluateConfig
-from ..runs.eval_schedule import UNSCORED
+from ..runs.metrics import UNSCORED
 from .estimates import PASSED, Estimate, Scores, estimates
 from .history import RolloutScores
 from .policies import EvaluatedPolicy
@@ -14,31 +14,31 @@ from .policies import EvaluatedPolicy
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured: the share of scored tries with reward 1 or more, and where they are."""
+    """An evaluation: estimates, and the run_id under which its rows are stored."""
 
     accuracy: float
     reward_mean: float
     num_tasks: int
     num_rows: int
     num_unscored: int
-    """Tries whose reward could not be computed; they count neither as right nor as wrong."""
+    """Rollouts whose reward could not be computed; they count neither as correct nor as wrong."""
     policy_version: int | None
     """None for a model that the run did not make."""
     run_id: str
     """The run_id of the rows in `experiences`."""
     model: str | None = None
-    """What was measured, where it is no version of the run."""
+    """The model that was evaluated, where it is not a version of the run."""
     estimates: tuple[Estimate, ...] = ()
     """Averages over tasks, with their intervals: accuracy, reward_mean, pass@K, best@K.
 
-    Those of a taskset that is measured by itself have its name before theirs: `aime/pass@32`.
+    Estimates of one taskset are prefixed with its name: `aime/pass@32`.
     """
     is_from_before: bool = False
-    """Whether these are rows of an earlier measurement of the same kind."""
+    """Whether these are the rows of an earlier evaluation with the same settings."""
 
     @property
     def numbers(self) -> dict[str, float]:
-        """What goes into the run's metrics."""
+        """The metrics of the run."""
         made = {
             "eval/accuracy": self.accuracy,
             "eval/reward_mean": self.reward_mean,
@@ -59,7 +59,7 @@ def evaluation(
     seed: int,
     is_from_before: bool = False,
 ) -> Evaluation:
-    """Return what the tries of a measurement come to; NaN where none could be scored."""
+    """Return the result of an evaluation; NaN where no rollout could be scored."""
     scores = list(found.scores.values())
     flat = [score for task in scores for score in task]
     return Evaluation(

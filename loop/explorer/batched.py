@@ -1,7 +1,6 @@
-"""Exploring batch after batch, each with the weights due to it, whoever is fast."""
+"""Batched exploration: each batch is sampled with the weights that the schedule sets for it."""
 
 import asyncio
-from collections.abc import Sequence
 from math import ceil, floor, inf
 from time import perf_counter
 
@@ -13,18 +12,18 @@ from .context import ExploreContext
 
 
 class BatchedExploration:
-    """Tries the groups of a batch, or of a part of it, together; each is stored when it finishes.
+    """Runs the groups of a batch, or of a chunk of it, concurrently; each is stored when it ends.
 
-    A part whose groups are not all stored when the explorer dies is tried again as a whole, so that
-    it comes out as it would have; groups that are stored stay as they are.
+    After a kill, a chunk with missing groups runs again as a whole, so that the engine's batches,
+    and thus the samples, are the same; stored groups are not stored again.
     """
 
     def __init__(self, context: ExploreContext) -> None:
         self._context = context
-        self._stored = context.stored_places()
+        self._stored = context.stored_groups()
 
     async def explore(self, batch: int) -> int:
-        """Explore from a batch on; return the one behind the last that was stored."""
+        """Explore from a batch on; return the batch after the last one stored."""
         context = self._context
         while context.pacer.step <= context.steps and not context.stop.is_set():
             started = perf_counter()
@@ -43,35 +42,35 @@ class BatchedExploration:
         there = self._stored.pop(batch, {})
         rows: list[Experience] = []
         for first in range(0, len(tasks), size):
-            part = [
-                GroupRequest(task=t, step=batch, index=p) for p, t in tasks[first : first + size]
+            chunk = [
+                GroupRequest(task=t, batch=batch, index=p) for p, t in tasks[first : first + size]
             ]
-            missing = {a for a in part if a.index not in there}
+            missing = {a for a in chunk if a.index not in there}
             if missing:
+                # Before the update below: an evaluation may load other weights.
                 await context.evaluate_until(context.pacer.version)
-                begun = [there[a.index] for a in part if there.get(a.index) is not None]
-                team = await self._with_weights(min(begun, default=context.pacer.version))
-                rows += await self._try(team, part, missing)
+                begun = [there[a.index] for a in chunk if there.get(a.index) is not None]
+                pool = await self._with_weights(min(begun, default=context.pacer.version))
+                rows += await self._run(pool, chunk, missing)
                 context.pace()
         return rows
 
-    async def _try(
-        self, team: WorkerPool, part: list[GroupRequest], missing: set[GroupRequest]
+    async def _run(
+        self, pool: WorkerPool, chunk: list[GroupRequest], missing: set[GroupRequest]
     ) -> list[Experience]:
-        """Try groups, store those that are missing, and return their rows in order."""
+        """Run groups, store those that are missing, and return their rows in order."""
         context, over = self._context, self._context.explorer.oversampling
         made: dict[GroupRequest, list[Experience]] = {}
-        enough, usable = self._enough(len(part)), 0
+        enough, usable = self._enough(len(chunk)), 0
 
-        async def one(assignment: GroupRequest) -> None:
+        async def one(request: GroupRequest) -> None:
             nonlocal usable
-            rows = await team.run_group(assignment)
-            made[assignment] = stored = (
-                await context.writer.add(rows) if assignment in missing else []
-            )
-            usable += _usable(stored or rows)  # what is stored already counts too
+            rows = await pool.run_group(request)
+            made[request] = stored = await context.writer.add(rows) if request in missing else []
+            # groups that were stored before the kill count too
+            usable += any(row.drop_reason is None for row in stored or rows)
 
-        tasks = {asyncio.create_task(one(a)): a for a in part}
+        tasks = {asyncio.create_task(one(a)): a for a in chunk}
         pending = set(tasks)
         deadline = inf
         try:
@@ -83,37 +82,33 @@ class BatchedExploration:
                 for task in done:
                     task.result()
                 if context.stop.is_set():
-                    raise JobError(f"the run was stopped while batch {part[0].step} was tried")
+                    raise JobError(f"the run was stopped during batch {chunk[0].batch}")
                 if over and deadline == inf and usable >= enough:
                     deadline = perf_counter() + over.grace_period
                 if perf_counter() >= deadline:
                     for task in pending:
-                        team.stop(tasks[task], "enough others of the batch were finished")
+                        pool.stop(tasks[task], "enough others of the batch were finished")
                     over, deadline = None, inf
         finally:
             for task in pending:
                 task.cancel()
-        return [row for assignment in part for row in made[assignment]]
+        return [row for request in chunk for row in made[request]]
 
     def _enough(self, groups: int) -> int:
-        """Return how many of a part's groups make up what a batch needs."""
+        """Return how many groups of a chunk are needed; oversampling runs more."""
         over = self._context.explorer.oversampling
         share = groups / (1 + over.ratio) if over else groups
         whole = groups == self._context.batch_tasks
         return floor(share + 1e-9) if whole else ceil(share - 1e-9)
 
     async def _with_weights(self, version: int) -> WorkerPool:
-        """Return the runners with the weights of `version`, waiting until they are published."""
+        """Return the workers with the weights of `version`, once these are published."""
         context = self._context
         known = context.pool
         if known is not None and known.version == version:
-            context.watch.check("train")  # what is made for a trainer that failed, nobody draws
+            context.watch.check("train")  # rows for a trainer that failed would never be drawn
             return known
         weights = await context.weights(version)
-        team = await context.workers(weights.folder)
-        await team.update_weights(weights.weights)
-        return team
-
-
-def _usable(rows: Sequence[Experience]) -> bool:
-    return any(row.drop_reason is None for row in rows)
+        pool = await context.workers(weights.folder)
+        await pool.update_weights(weights)
+        return pool

@@ -1,4 +1,4 @@
-"""What the strategies of exploring share: pacing, tasks, workers, weights, and where rows go."""
+"""The state that exploration strategies share: pacing, tasks, workers, weights, writing rows."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from ...store import Experience
 from ...store.errors import JobError
 from ...store.replay.row_index import Index
 from ..algorithms import Algorithm
-from ..rollouts.setup import trying
+from ..rollouts.setup import rollout_spec, start_worker
 from ..rollouts.workers import WorkerPool
 from ..rollouts.writer import RolloutWriter
 from ..runs.job import Job, Watch
@@ -20,12 +20,13 @@ from ..schedule.pacing import Pacer
 from ..schedule.samplers import own_sides
 from ..schedule.units import batch_tasks, new_units, order, own_where
 from ..tasks.curriculum import Curriculum
-from ..weight_sync import PublishedWeights, WeightCache, WeightSubscriber
-from .workers import start_team
+from ..weight_sync import PublishedWeights, WeightCache, WeightSubscriber, started_from
+
+_WAY_OUT = "fix it, then continue with `--resume` (`resume=True` in Python)"
 
 
 class ExploreContext:
-    """The parts of one exploring job, which its strategy and its live evaluation work with."""
+    """The state of one explore job, shared by its strategy and its live evaluation."""
 
     curriculum: Curriculum
     """Set once the job is on record, so that what it raises is the job's failure."""
@@ -37,7 +38,7 @@ class ExploreContext:
         *,
         stop: threading.Event,
         listener: Listener | None,
-        shelf: WeightCache | None,
+        cache: WeightCache | None,
     ) -> None:
         config = job.config
         assert config.explorer is not None, "an explorer has its section in the configuration"
@@ -49,18 +50,20 @@ class ExploreContext:
         self.units_per_group = 1 if algorithm.grouped else self.group_size
         self.pacer = self._new_pacer()
         self.watch = Watch(job)
-        self.subscriber = WeightSubscriber(job, self.watch, shelf=shelf)
+        self.subscriber = WeightSubscriber(job, self.watch, cache=cache)
         self.metrics = Metrics(job)
         self.writer = RolloutWriter(
             job.store, explorer_chain(self.explorer.operators), lineage_id=f"{job.run_id}/explore"
         )
         self.evaluate_until: Callable[[int], Awaitable[None]] = _no_evaluation
-        """Evaluates what is due up to a version; the workers may then have other weights."""
+        """Runs evaluations that are due up to a version; this may change the workers' weights."""
         self.is_evaluating = False
-        """Whether the workers are to keep their weights, since these are being evaluated."""
+        """Whether the workers must keep their weights, which are being evaluated."""
         self.pool: WorkerPool | None = None
         """The workers, once they are started."""
-        self._rollouts = trying(config, self.group_size, greedy_tries=algorithm.greedy_tries)
+        self._spec = rollout_spec(
+            config, self.group_size, greedy_rollouts=algorithm.greedy_rollouts
+        )
         self._index = Index(
             job.store,
             grouped=algorithm.grouped,
@@ -92,16 +95,22 @@ class ExploreContext:
         return found
 
     async def workers(self, folder: Path) -> WorkerPool:
-        """Return the workers, which are started when there are weights for the first time."""
-        if self.pool is None:
-            self.pool = await start_team(self.job, self._rollouts, folder)
+        """Return the workers, started on first use with the model of a folder."""
+        if self.pool is None and self.config.ray is not None:
+            from .ray.pool import start_ray_workers
+
+            self.pool = await start_ray_workers(self.job, self._spec, folder)
+        elif self.pool is None:
+            model = started_from(self.job, folder)
+            self.pool = WorkerPool([start_worker(self.config, self._spec, model)])
         return self.pool
 
     def _new_pacer(self) -> Pacer:
         return Pacer(self.config.schedule, new_units=new_units(self.config))
 
     def pace(self) -> None:
-        """Tell the pacer what is stored and may be trained on, in the trainer's own order."""
+        """Report to the pacer which stored rows may be trained on, in the trainer's own order."""
+        # Through the trainer's own index, so that both count the same rows in the same order.
         known = len(self._index)
         self._index.refresh()
         if self._index.rebuilt:  # `where` looks at other tables, and they changed
@@ -110,44 +119,43 @@ class ExploreContext:
         self.pacer.stored(self._index.versions[known:][drawable].tolist())
 
     def first_batch(self) -> int:
-        """Return the first batch of which not all groups are stored."""
-        stored, whole = self.stored_places(), set(range(self.batch_tasks))
+        """Return the first batch with groups that are not stored."""
+        stored, whole = self.stored_groups(), set(range(self.batch_tasks))
         batch = 1
         while whole <= set(stored.get(batch, ())):
             batch += 1
         return batch
 
-    def stored_places(self) -> dict[int, dict[int, int]]:
-        """Return which groups of which batches are stored, and the oldest version of each."""
+    def stored_groups(self) -> dict[int, dict[int, int]]:
+        """Return the oldest version of each stored group, by batch and index."""
         rows = self.job.store.sql(
-            "SELECT step, regexp_extract(group_id, '/\\d{6,}/(\\d{4,})', 1)::INT, "
-            "min(policy_version) "
-            f"FROM experiences WHERE run_id = '{self.job.run_id}' AND parent_id IS NULL "
-            "AND regexp_matches(group_id, '/\\d{6,}/\\d{4,}(/|$)') GROUP BY ALL"
+            "SELECT batch, group_index, min(policy_version) FROM experiences "
+            f"WHERE run_id = '{self.job.run_id}' AND parent_id IS NULL AND group_index IS NOT NULL "
+            "GROUP BY ALL"
         ).fetchall()
         found: dict[int, dict[int, int]] = {}
-        for step, place, version in rows:
-            found.setdefault(step, {})[place] = version
+        for batch, index, version in rows:
+            found.setdefault(batch, {})[index] = version
         return found
 
     def check(self, rows: Sequence[Experience]) -> None:
-        """End the job when batch after batch gives nothing that can be trained on."""
+        """Raise JobError after too many consecutive batches without a usable row."""
         usable = [row for row in rows if row.drop_reason is None]
         self._useless = 0 if usable else self._useless + 1
         if self._useless >= self.explorer.max_failed_batches:
             raise JobError(
                 f"{self._useless} batches in a row gave no usable row; the last: "
-                f"{rows[-1].drop_reason}"
+                f"{rows[-1].drop_reason}; {_WAY_OUT}"
             )
 
     def note(self, batch: int, rows: Sequence[Experience], seconds: float) -> None:
-        """Store the numbers of a batch."""
+        """Store the metrics of a batch."""
         values = measured(rows) | {"explore/seconds": seconds}
         self.metrics.add(batch, values)
-        self.tell("explore", batch, values)
+        self.report("explore", batch, values)
 
-    def tell(self, job: str, step: int, values: Mapping[str, float]) -> None:
-        """Let the listener know of numbers."""
+    def report(self, job: str, step: int, values: Mapping[str, float]) -> None:
+        """Pass metrics to the listener."""
         if self._listener:
             self._listener(job, step, values)
 
@@ -157,7 +165,7 @@ async def _no_evaluation(version: int) -> None:
 
 
 def measured(rows: Sequence[Experience]) -> dict[str, float]:
-    """Return what a batch's rows come to, greedy tries left out, and sums of what they counted."""
+    """Return the metrics of a batch's rows without greedy rollouts, with sums of counters."""
     tokens = sum(s["num_tokens"] for row in rows for s in row.segments or ())
     rows = [row for row in rows if "is_greedy" not in row.metrics]
     scored = [row.reward for row in rows if row.reward is not None]

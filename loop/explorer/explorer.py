@@ -1,4 +1,4 @@
-"""The producer: asks which weights its groups may use, lets them be tried, and stores the rows."""
+"""The producer: runs groups with the weights that the schedule allows, and stores their rows."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ from .streaming import StreamingExploration
 
 
 class Explorer:
-    """Makes the rows that the training steps will draw, each with weights that are new enough."""
+    """Makes the rows that training steps draw, with weights that are new enough for each."""
 
     def __init__(
         self,
@@ -28,21 +28,21 @@ class Explorer:
         *,
         stop: threading.Event | None = None,
         listener: Listener | None = None,
-        shelf: WeightCache | None = None,
+        cache: WeightCache | None = None,
     ) -> None:
         self._job, self._algorithm = job, algorithm
-        self._stop, self._listener, self._shelf = stop or threading.Event(), listener, shelf
+        self._stop, self._listener, self._cache = stop or threading.Event(), listener, cache
 
     def run(self) -> None:
         """Explore until the rows of the last training step are stored.
 
-        Raises JobError when batch after batch fails, or the trainer does; StarvedError when the
-        weights that are due do not come in time.
+        Raises JobError if too many batches fail, or the trainer does, and StarvedError if weights
+        that are due are not published in time.
         """
         if self._job.config.threads:
             torch.set_num_threads(self._job.config.threads)
         context = ExploreContext(
-            self._job, self._algorithm, stop=self._stop, listener=self._listener, shelf=self._shelf
+            self._job, self._algorithm, stop=self._stop, listener=self._listener, cache=self._cache
         )
         context.pace()
         first = context.first_batch()
@@ -56,7 +56,6 @@ class Explorer:
 
 
 def _evaluating(context: ExploreContext) -> AbstractContextManager[None]:
-    """Let the run be evaluated while it goes on, if it is to be."""
     evaluate = context.config.evaluate
     if evaluate is None or evaluate.every_steps is None:
         return nullcontext()

@@ -1,8 +1,8 @@
-"""Exploring without batches: groups begin while they may still be fresh, and are stored at once."""
+"""Streaming exploration: groups start while they can still be fresh, and are stored as they end."""
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from math import inf
 from time import perf_counter
 
@@ -14,14 +14,14 @@ from ..weight_sync import PublishedWeights
 from .context import ExploreContext
 
 END_SECONDS = 10.0
-"""How long it may take to store what was under way at the end; tries end long before."""
+"""Longest time to store what was in progress at the end; rollouts end long before."""
 
 
 class StreamingExploration:
-    """Keeps as many groups under way as the schedule allows, with the newest weights there are.
+    """Keeps as many groups under way as the schedule allows, with the newest weights.
 
-    A group is begun when the training step that will take it up, if all go on as fast, is at most
-    `max_ahead` steps ahead of the weights. Groups that filters empty, or that fail, make room for
+    A group starts if the training step that will use it, at the current pace, is at most
+    `max_ahead` steps ahead of the weights. Groups that fail, or that filters empty, make room for
     others. Weights are replaced while answers are sampled.
     """
 
@@ -35,20 +35,21 @@ class StreamingExploration:
         self._started = perf_counter()
 
     async def explore(self, first: int) -> int:
-        """Explore from the first batch that is not whole; return the one behind the last begun."""
+        """Explore from the first incomplete batch; return the batch after the last one begun."""
         context, ended = self._context, threading.Event()
         self._news = asyncio.get_running_loop().create_future()
-        assignments = self._assignments(first)
+        requests = self._requests(first)
         newest = await self._newer(-1, ended, seconds=context.config.schedule.timeout)
-        team = await context.workers(newest.folder)
+        pool = await context.workers(newest.folder)
         await context.evaluate_until(newest.version)
-        await team.update_weights(newest.weights)
-        following = asyncio.create_task(self._follow(team, ended))
+        # evaluation swaps weights, so the newest ones are restored after it
+        await pool.update_weights(newest)
+        following = asyncio.create_task(self._follow(pool, ended))
         try:
             while context.pacer.step <= context.steps and not context.stop.is_set():
-                self._begin(team, assignments)
+                self._begin(pool, requests)
                 await self._wait(following)
-            await self._end(team)
+            await self._end(pool)
         finally:
             ended.set()
             following.cancel()
@@ -57,30 +58,29 @@ class StreamingExploration:
         self._note(last=True)
         return self._batch + 1
 
-    def _assignments(self, first: int) -> Iterator[GroupRequest]:
+    def _requests(self, first: int) -> Iterator[GroupRequest]:
         """Yield the groups that are not stored yet, batch by batch."""
-        stored = self._context.stored_places()
+        context, stored = self._context, self._context.stored_groups()
         self._batch = first
         while True:
-            there = stored.pop(self._batch, {})
-            whole = self._context.first_batch() if self._context.curriculum.learns else None
-            for place, task in enumerate(self._context.curriculum.batch(self._batch, whole=whole)):
-                if place not in there:
-                    yield GroupRequest(task=task, step=self._batch, index=place)
+            done = stored.pop(self._batch, {})
+            whole = context.first_batch() if context.curriculum.learns else None
+            for index, task in enumerate(context.curriculum.batch(self._batch, whole=whole)):
+                if index not in done:
+                    yield GroupRequest(task=task, batch=self._batch, index=index)
             self._batch += 1
 
-    def _begin(self, team: WorkerPool, assignments: Iterator[GroupRequest]) -> None:
-        """Begin groups while they are wanted."""
+    def _begin(self, pool: WorkerPool, requests: Iterator[GroupRequest]) -> None:
         context = self._context
-        while context.pacer.admits(len(self._under_way) * context.units_per_group, team.version):
-            assignment = next(assignments)
-            self._under_way[asyncio.create_task(self._one(team, assignment))] = assignment
+        while context.pacer.admits(len(self._under_way) * context.units_per_group, pool.version):
+            request = next(requests)
+            self._under_way[asyncio.create_task(self._one(pool, request))] = request
 
-    async def _one(self, team: WorkerPool, assignment: GroupRequest) -> list[Experience]:
-        return await self._context.writer.add(await team.run_group(assignment))
+    async def _one(self, pool: WorkerPool, request: GroupRequest) -> list[Experience]:
+        return await self._context.writer.add(await pool.run_group(request))
 
     async def _wait(self, following: asyncio.Task[None]) -> None:
-        """Wait until a group is stored, or there are newer weights."""
+        """Wait until a group is stored, or weights are updated."""
         context = self._context
         done, _ = await asyncio.wait(
             {*self._under_way, following, self._news},
@@ -89,9 +89,12 @@ class StreamingExploration:
         )
         if following in done:
             following.result()
-        if self._news.done():
+        if self._news.done():  # a future can be set only once
             self._news = asyncio.get_running_loop().create_future()
-        self._take([task for task in self._under_way if task in done])
+        if finished := [task for task in self._under_way if task in done]:
+            self._take(finished)
+            context.pace()
+            self._note()
         context.watch.check("train")
         if done or self._under_way or context.is_evaluating:
             self._idle_since = perf_counter()
@@ -100,29 +103,23 @@ class StreamingExploration:
                 f"gave up after {context.config.schedule.timeout:g} s: {self._described()}"
             )
 
-    def _take(self, done: "Sequence[asyncio.Task[list[Experience]]]") -> None:
-        """Count groups that are stored."""
+    def _take(self, done: "Iterable[asyncio.Task[list[Experience]]]") -> None:
         for task in done:
             del self._under_way[task]
             self._finished.append(task.result())
-        if done:
-            self._context.pace()
-            self._note()
 
-    async def _end(self, team: WorkerPool) -> None:
-        """Stop what is under way, and store what was sampled of it."""
+    async def _end(self, pool: WorkerPool) -> None:
+        """Cancel the groups under way, and store what they sampled."""
         stopped = self._context.stop.is_set()
         why = "the run was stopped" if stopped else "the run has all that it needs"
-        for assignment in self._under_way.values():
-            team.stop(assignment, why)
+        for request in self._under_way.values():
+            pool.stop(request, why)
         if self._under_way and not stopped:
             done, _ = await asyncio.wait(self._under_way, timeout=END_SECONDS)
-            for task in done:  # what is stopped here says nothing of the workflow
-                del self._under_way[task]
-                self._finished.append(task.result())
+            self._take(done)
 
     def _note(self, *, last: bool = False) -> None:
-        """Store the numbers of as many groups as a batch has, and at the end of the others."""
+        """Store the metrics of each `batch_tasks` groups, and of the rest at the end."""
         context, size = self._context, self._context.batch_tasks
         while len(self._finished) >= size or (last and self._finished):
             groups, self._finished = self._finished[:size], self._finished[size:]
@@ -130,18 +127,15 @@ class StreamingExploration:
             self._noted += 1
             context.note(self._noted, rows, perf_counter() - self._started)
             self._started = perf_counter()
-            if not last:
+            if not last:  # groups cancelled at the end are not failures of the workflow
                 context.check(rows)
 
-    async def _follow(self, team: WorkerPool, ended: threading.Event) -> None:
-        """Replace the weights whenever newer ones are published.
-
-        Those that are measured are kept until that is done, while groups begin as they may.
-        """
+    async def _follow(self, pool: WorkerPool, ended: threading.Event) -> None:
+        """Update the weights whenever newer ones are published, after evaluations that are due."""
         while not ended.is_set():
-            newer = await self._newer(team.version, ended, seconds=inf)
+            newer = await self._newer(pool.version, ended, seconds=inf)
             await self._context.evaluate_until(newer.version)
-            await team.update_weights(newer.weights)
+            await pool.update_weights(newer)
             if not self._news.done():
                 self._news.set_result(None)
 
@@ -151,6 +145,7 @@ class StreamingExploration:
         context = self._context
 
         def look() -> PublishedWeights | None:
+            # `wait_for` ends quietly on `ended`; a stopped run must end with an error instead.
             if context.stop.is_set() and not ended.is_set():
                 raise JobError("the run was stopped")
             found = context.subscriber.latest()

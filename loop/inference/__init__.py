@@ -1,4 +1,4 @@
-"""Engines sample tokens; `start` makes the one that a configuration names."""
+"""Engines sample tokens; policies answer conversations with them."""
 
 from ..models.weights import Weights
 from .engine import Engine, Request, Sampled

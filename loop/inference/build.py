@@ -1,72 +1,76 @@
-"""From a configuration to engines, and to the policies that workflows ask beside their own."""
+"""From a configuration to policies: the run's own, and the auxiliary ones that workflows call."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...operators.async_map import run_apart
-from ...store.errors import ConfigError
-from ..config import EngineConfig, FrozenModel, OtherModel
+from ..config import EngineConfig, ExplorerConfig, FrozenModel, OtherModel
 from .chat_policy import ChatPolicy
-from .engine import Engine
 from .policy import Sampling
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
     from .endpoint.policy import EndpointPolicy
 
 
-def start(config: EngineConfig, folder: Path, model: FrozenModel) -> Engine:
-    """Start the engine that a configuration names, with the model of a folder.
-
-    Raises ConfigError when it cannot serve weights that change.
-    """
-    if config.transformers is not None:
-        from ..models.load import load_folder, put
-        from .transformers_engine.engine import TransformersEngine
-
-        network, tokenizer = load_folder(folder, dtype=model.dtype)
-        return TransformersEngine(put(network, model.device), tokenizer, config.transformers)
-    if config.vllm is not None:
-        from .vllm_engine.engine import VllmEngine
-
-        return VllmEngine(folder, config.vllm, dtype=model.dtype)
-    raise ConfigError("an endpoint answers messages; it is no engine that takes weights")
-
-
-def answering(
+def start_policy(
     config: EngineConfig, folder: Path, model: FrozenModel, *, sampling: Sampling
 ) -> "ChatPolicy | EndpointPolicy":
-    """Return a policy that speaks through the engine that a configuration names.
+    """Start an engine with the model of a folder, and return the policy that samples with it.
 
-    An endpoint's answers as it is, and follows no weights.
+    An endpoint serves its own model, whatever the folder.
     """
     if config.endpoint is not None:
         from .endpoint.policy import EndpointPolicy
 
         return EndpointPolicy(config.endpoint, sampling=sampling)
-    engine = start(config, folder, model)
+    if config.vllm is not None:
+        from .vllm_engine.engine import VllmEngine
+
+        engine = VllmEngine(folder, config.vllm, dtype=model.dtype)
+        return ChatPolicy(engine, sampling=sampling, tool_call_format=model.tool_call_format)
+    from ..models.load import load_folder
+
+    return in_process(*load_folder(folder, dtype=model.dtype), config, model, sampling=sampling)
+
+
+def in_process(
+    network: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerFast",
+    config: EngineConfig,
+    model: FrozenModel,
+    *,
+    sampling: Sampling,
+) -> ChatPolicy:
+    """Return a policy that samples from a loaded model with the transformers engine."""
+    from ..models.load import put
+    from .transformers_engine.engine import TransformersEngine
+
+    engine = TransformersEngine(put(network, model.device), tokenizer, config.transformers)
     return ChatPolicy(engine, sampling=sampling, tool_call_format=model.tool_call_format)
 
 
-def others(
+def start_auxiliary(
     models: Mapping[str, OtherModel], *, seed: int
 ) -> "dict[str, ChatPolicy | EndpointPolicy]":
-    """Return the policies that workflows ask beside their own, by the names of parameters.
+    """Return the auxiliary policies by the names of the workflow's parameters.
 
-    When one does not start, those that did are closed.
+    If one does not start, those already started are closed.
     """
     with ExitStack() as started:
         made: dict[str, ChatPolicy | EndpointPolicy] = {}
         started.callback(lambda: run_apart(close(made.values())))
         for name, model in models.items():
-            made[name] = _other(model, seed)
+            made[name] = _auxiliary(model, seed)
         started.pop_all()
     return made
 
 
 async def close(policies: "Iterable[ChatPolicy | EndpointPolicy]") -> None:
-    """Free what policies hold, engines and connections, also when one of them fails."""
+    """Free the engines and connections of policies, even if one of them fails."""
     async with AsyncExitStack() as closing:
         for policy in policies:
             if isinstance(policy, ChatPolicy):
@@ -75,18 +79,34 @@ async def close(policies: "Iterable[ChatPolicy | EndpointPolicy]") -> None:
                 closing.callback(policy.close)
 
 
-def _other(config: OtherModel, seed: int) -> "ChatPolicy | EndpointPolicy":
+def load_policy(
+    model: str | Path | Mapping[str, Any], *, seed: int = 0, **sampling: Any
+) -> ChatPolicy:
+    """Load a model into this process as a policy that samples with transformers.
+
+    >>> tiny = {"from_scratch": {"hidden_size": 16, "layers": 1, "heads": 2}}
+    >>> policy = load_policy(tiny, max_tokens=4)
+    >>> policy.version, policy.sampling.max_tokens
+    (0, 4)
+
+    `model` is a folder, a Hugging Face name, or a section `model` of a configuration; `sampling`
+    are settings of the section `sampling`. Raises ConfigError for a model that cannot be loaded.
+    """
+    from ..models.load import load
+
+    given = dict(model) if isinstance(model, Mapping) else {"path": str(model)}
+    config, engine = FrozenModel.model_validate(given), ExplorerConfig().engine
+    return in_process(*load(config, seed=seed), engine, config, sampling=Sampling(**sampling))
+
+
+def _auxiliary(config: OtherModel, seed: int) -> "ChatPolicy | EndpointPolicy":
     sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
     if config.endpoint is not None:
-        from .endpoint.policy import EndpointPolicy
-
-        return EndpointPolicy(config.endpoint, sampling=sampling)
+        engine = EngineConfig(endpoint=config.endpoint)
+        return start_policy(engine, Path(), config, sampling=sampling)
     if config.engine.vllm is not None:
-        assert config.path is not None, "vLLM serves folders, and the run's are located"
-        return answering(config.engine, Path(config.path), config, sampling=sampling)
-    from ..models.load import load, put
-    from .transformers_engine.engine import TransformersEngine
+        assert config.path is not None, "vLLM serves folders, and the models of runs are resolved"
+        return start_policy(config.engine, Path(config.path), config, sampling=sampling)
+    from ..models.load import load
 
-    network, tokenizer = load(config, seed=seed)
-    engine = TransformersEngine(put(network, config.device), tokenizer, config.engine.transformers)
-    return ChatPolicy(engine, sampling=sampling, tool_call_format=config.tool_call_format)
+    return in_process(*load(config, seed=seed), config.engine, config, sampling=sampling)

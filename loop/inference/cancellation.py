@@ -1,25 +1,25 @@
-"""Ending tries before their end, so that what was sampled until then is kept."""
+"""Ending rollouts early, while keeping what was sampled so far."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 
 STOP_SECONDS = 0.5
-"""How soon those who wait for tries notice that the run is stopped."""
+"""How soon a wait for rollouts notices that the run is stopped."""
 GRACE_SECONDS = 0.5
-"""How long a try that is stopped may still take, to return what it has."""
+"""Time for a cancelled rollout to return what it has."""
 
 
 class CancelScope:
-    """Ends the tries that work under it: requests under way are answered with what they have."""
+    """Ends the rollouts in it: requests under way are answered with the tokens so far."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        """Why; None: not stopped."""
+        """The reason for the cancellation; None: not cancelled."""
         self._calls: list[Callable[[], None]] = []
 
     def set(self, reason: str) -> None:
-        """Stop now."""
+        """Cancel now; the first reason stays."""
         if self.reason is None:
             self.reason = reason
             for call in list(self._calls):
@@ -27,7 +27,7 @@ class CancelScope:
 
     @contextmanager
     def calls(self, call: Callable[[], None]) -> Iterator[None]:
-        """Call this when it is stopped, until the block ends."""
+        """Call a function on cancellation, until the block ends."""
         self._calls.append(call)
         try:
             yield
@@ -35,30 +35,32 @@ class CancelScope:
             self._calls.remove(call)
 
 
-_around: ContextVar[tuple[CancelScope, ...]] = ContextVar("stops", default=())
+# Of the context, not of a call: tasks that a workflow creates inherit it.
+_scopes: ContextVar[tuple[CancelScope, ...]] = ContextVar("cancel_scopes", default=())
 
 
 @contextmanager
-def cancel_scope(stop: CancelScope) -> Iterator[None]:
-    """Let what is done in the block, and tasks made there, end when `stop` is set."""
-    token = _around.set((*_around.get(), stop))
+def cancel_scope(scope: CancelScope) -> Iterator[None]:
+    """Run the block, and tasks created in it, in a scope."""
+    token = _scopes.set((*_scopes.get(), scope))
     try:
         yield
     finally:
-        _around.reset(token)
+        _scopes.reset(token)
 
 
 def cancel_reason() -> str | None:
-    """Return why what works here is stopped; None when it is not."""
-    return next((stop.reason for stop in _around.get() if stop.reason is not None), None)
+    """Return the cancellation reason of the current scope, or None."""
+    return next((scope.reason for scope in _scopes.get() if scope.reason is not None), None)
 
 
 @contextmanager
 def on_cancel(call: Callable[[], None]) -> Iterator[None]:
-    """Call this when what works here is stopped, until the block ends; now if it is already."""
+    """Call a function on cancellation, until the block ends; at once if it is cancelled already."""
     with ExitStack() as stack:
-        for stop in _around.get():
-            stack.enter_context(stop.calls(call))
+        for scope in _scopes.get():
+            stack.enter_context(scope.calls(call))
+        # after the registration, so that a cancellation in between is not missed
         if cancel_reason() is not None:
             call()
         yield

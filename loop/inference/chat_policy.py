@@ -1,4 +1,4 @@
-"""From messages to tokens and back: a policy that speaks through an engine, exact to the token."""
+"""A policy that turns messages into tokens for an engine, and its tokens into answers."""
 
 import asyncio
 import json
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 from ...store.errors import JobError
 from ...store.ids import content_id
@@ -17,29 +16,28 @@ from .cancellation import cancel_reason, on_cancel
 from .chat_template import Templates
 from .detokenizer import IncrementalDetokenizer, SpecialTokens
 from .engine import Engine, Request, Sampled
-from .policy import Completion, PolicyError, Sampling, Turn
-from .scoring import that_scores
+from .policy import Completion, PolicyError, Sampling, Tools, Turn
+from .scoring import scorer
 from .token_stream import TextDecoder, TokenCallback, current_callbacks
 
 _LONG = 20_000
-"""Characters of a prompt from which it is tokenized in a thread: shorter ones take milliseconds."""
-_LONG_AT_ONCE = 2
+"""Characters from which a prompt is tokenized in a thread; shorter ones take milliseconds."""
+_THREADS = 2
 _CHARACTERS = 16
-"""Characters that a token may stand for, also where the vocabulary's longest token has fewer."""
+"""Characters that a token may stand for, even if the vocabulary's longest token has fewer."""
 
 
 class ChatPolicy:
     """A policy that answers with what an engine samples.
 
-    What it is told was sampled `earlier` in the conversation goes into the prompt token for token,
-    where the chat template writes the conversation on as it was; where the template writes earlier
-    turns anew, the prompt is made anew, and whoever makes rows of the turns begins another one.
+    Tokens of `earlier` turns go into the prompt unchanged if the chat template continues the
+    conversation as it was. If the template rewrites earlier turns, the prompt is tokenized anew,
+    and its turn begins another row.
     """
 
     def __init__(
         self, engine: Engine, *, sampling: Sampling | None = None, tool_call_format: str = "hermes"
     ) -> None:
-        """Speak through an engine, whose model writes tool calls in a format of tool_calls."""
         self.engine = engine
         self.sampling = sampling or Sampling()
         self._format = known_format(tool_call_format)
@@ -49,7 +47,7 @@ class ChatPolicy:
 
     @property
     def version(self) -> int:
-        """The version that a request sent now is answered with."""
+        """The version of the weights that would answer a request sent now."""
         return self.engine.version
 
     async def generate(
@@ -57,20 +55,19 @@ class ChatPolicy:
         messages: Sequence[Message],
         *,
         n: int = 1,
-        tools: Sequence[dict[str, Any]] | None = None,
+        tools: Tools = None,
         sampling: Sampling | None = None,
         earlier: Sequence[Turn] = (),
     ) -> list[Completion]:
-        """Return `n` answers; who listens hears them while they are sampled.
+        """Return `n` answers, which are streamed while they are sampled.
 
-        Raises PolicyError: `template_error`, `context_overflow`, or what the engine says.
+        Raises PolicyError: `template_error`, `context_overflow`, or the engine's.
         """
-        prompt = await self._asked(messages, tools, earlier)
-        heard = current_callbacks([self._says(tools) for _ in range(n)])
+        prompt = await self._tokenized(messages, tools, earlier)
+        callbacks = current_callbacks([self._decoder(tools) for _ in range(n)])
         chosen = sampling or self.sampling
-        sampled = await self.complete(prompt, n=n, sampling=chosen, heard=heard)
-        made = [self._completion(prompt, one, tools) for one in sampled]
-        return [replace(one, sampling=chosen) for one in made]
+        sampled = await self.complete(prompt, n=n, sampling=chosen, callbacks=callbacks)
+        return [self._completion(prompt, one, tools, chosen) for one in sampled]
 
     async def complete(
         self,
@@ -78,12 +75,12 @@ class ChatPolicy:
         *,
         n: int = 1,
         sampling: Sampling | None = None,
-        heard: Sequence[TokenCallback | None] = (),
+        callbacks: Sequence[TokenCallback | None] = (),
     ) -> list[Sampled]:
-        """Sample `n` times behind a prompt of tokens; `heard` takes each one's as they come.
+        """Sample `n` times after a prompt of tokens; each callback receives one answer's tokens.
 
-        Raises PolicyError with `context_overflow` when it leaves no room, with `template_error`
-        when it is empty.
+        Raises PolicyError: `context_overflow` if the prompt leaves no room, `template_error` if it
+        is empty.
         """
         if not prompt:
             raise PolicyError(
@@ -103,70 +100,65 @@ class ChatPolicy:
             Request(
                 prompt_ids=prompt,
                 sampling=replace(chosen, max_tokens=most, seed=_seed(chosen.seed, i)),
-                heard=heard[i] if heard else None,
+                on_tokens=callbacks[i] if callbacks else None,
             )
             for i in range(n)
         ]
         if (reason := cancel_reason()) is not None:
-            raise PolicyError(f"the try was stopped: {reason}", finish_reason="abort")
+            raise PolicyError(f"the rollout was cancelled: {reason}", finish_reason="abort")
         with on_cancel(lambda: self.engine.abort(requests)):
             return await self.engine.complete(requests)
 
     async def score(
         self, prompt_ids: Sequence[int], token_ids: Sequence[int], *, temperature: float = 1.0
     ) -> list[float]:
-        """Return the log-prob of each of `token_ids` behind the prompt, in nats.
+        """Return the log-prob of each of `token_ids` after the prompt, in nats.
 
-        Raises ConfigError when the engine cannot say it.
+        Raises ConfigError if the engine cannot score.
         """
-        engine = that_scores(self.engine, self.engine.name)
+        engine = scorer(self.engine, self.engine.name)
         return await engine.score(prompt_ids, token_ids, temperature=temperature)
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Return what tokens say, without special ones."""
+        """Return the text of tokens, without special ones."""
         return self.engine.tokenizer.decode(list(token_ids), skip_special_tokens=True)  # type: ignore[return-value]
 
-    def _says(self, tools: Sequence[dict[str, Any]] | None) -> TextDecoder:
-        """Return what makes an answer's content of its tokens as they come.
-
-        With tools it ends at a special token: calls are marked with them, and texts are read with
-        them in an answer that calls tools, without them in others.
-        """
-        speech = IncrementalDetokenizer(
+    def _decoder(self, tools: Tools) -> TextDecoder:
+        # Formats mark calls with special tokens, so with tools the content ends at the first one.
+        decoder = IncrementalDetokenizer(
             self.text,
-            special=self._marks.special,
-            undecided=self._marks.bytes,
+            special=self._special.special,
+            undecided=self._special.bytes,
             ends_at_special=bool(tools),
         )
         if not tools:
-            return speech
-        beside = OutsideToolCalls(self._format)
-        return lambda tokens: beside(speech(tokens))
+            return decoder
+        content = OutsideToolCalls(self._format)
+        return lambda tokens: content(decoder(tokens))
 
     @cached_property
-    def _marks(self) -> SpecialTokens:
+    def _special(self) -> SpecialTokens:
         return SpecialTokens(self.engine.tokenizer)
 
-    async def _asked(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[dict[str, Any]] | None,
-        earlier: Sequence[Turn],
+    async def _tokenized(
+        self, messages: Sequence[Message], tools: Tools, earlier: Sequence[Turn]
     ) -> list[int]:
-        """Return the prompt's tokens; nobody else waits while a long one is made."""
-        said = sum(len(str(m.get("content") or "")) for m in messages)
-        self._check_size(said)
-        message = len(json.dumps(tools)) if tools else 0
-        if said + message <= _LONG:
+        """Return the prompt's tokens; a long prompt does not block the event loop."""
+        size = sum(len(str(m.get("content") or "")) for m in messages)
+        self._check_size(size)
+        if size + (len(json.dumps(tools)) if tools else 0) <= _LONG:
             return self._prompt(messages, tools, earlier)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._aside, self._prompt, messages, tools, earlier)
+        return await loop.run_in_executor(self._threads, self._prompt, messages, tools, earlier)
 
     def _check_size(self, characters: int) -> None:
         longest = self.engine.max_length
-        if not longest or characters <= longest * _CHARACTERS:  # and so short ones look up nothing
-            return
-        if characters > longest * self._longest_token:
+        # the first comparison spares short prompts the look at the vocabulary
+        if (
+            longest
+            and characters > longest * _CHARACTERS
+            and characters > longest * self._longest_token
+        ):
             raise PolicyError(
                 f"the messages have {characters:,} characters, far more than the {longest:,} "
                 "tokens that the model takes; send fewer",
@@ -174,27 +166,24 @@ class ChatPolicy:
             )
 
     @cached_property
-    def _aside(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(_LONG_AT_ONCE, thread_name_prefix="rlake-prompts")
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_THREADS, thread_name_prefix="rlake-prompts")
 
     @cached_property
     def _longest_token(self) -> int:
         return max(_CHARACTERS, *map(len, self.engine.tokenizer.get_vocab()))
 
     def _prompt(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[dict[str, Any]] | None,
-        earlier: Sequence[Turn],
+        self, messages: Sequence[Message], tools: Tools, earlier: Sequence[Turn]
     ) -> list[int]:
-        """Return the prompt's tokens; the tries of one group ask the same, one after the other."""
+        """Return the prompt's tokens; the last one is cached, since a group shares its prompt."""
         try:
             if earlier:
                 return self._templates.prompt(messages, tools, earlier)
-            asked = json.dumps([list(messages), tools])
-            last = self._last_prompt  # another thread may put another one there
-            if last[0] != asked:
-                last = self._last_prompt = (asked, self._templates.prompt(messages, tools, ()))
+            key = json.dumps([list(messages), tools])
+            last = self._last_prompt  # read once: another thread may replace it
+            if last[0] != key:
+                last = self._last_prompt = (key, self._templates.prompt(messages, tools, ()))
             return last[1]
         except JobError:
             raise
@@ -205,17 +194,17 @@ class ChatPolicy:
             ) from error
 
     def _completion(
-        self, prompt: list[int], sampled: Sampled, tools: Sequence[dict[str, Any]] | None
+        self, prompt: list[int], sampled: Sampled, tools: Tools, sampling: Sampling
     ) -> Completion:
-        text = self.text(sampled.token_ids)
         first = sampled.segments[0].policy_version if sampled.segments else self.version
         return Completion(
-            text=text,
+            text=self.text(sampled.token_ids),
             finish_reason=sampled.finish_reason,
             message=self._message(sampled.token_ids, tools) if tools else None,
             prompt_ids=prompt,
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
+            sampling=sampling,
             segments=sampled.segments,
             policy_version=first,
             engine=self.engine.name,
@@ -223,8 +212,8 @@ class ChatPolicy:
             timing=sampled.timing,
         )
 
-    def _message(self, token_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> Message:
-        """Return an answer that may call tools: formats mark calls with special tokens, too."""
+    def _message(self, token_ids: Sequence[int], tools: Tools) -> Message:
+        """Return an answer that may call tools, read with its special tokens."""
         tokenizer = self.engine.tokenizer
         kept = list(token_ids)
         if kept[-1:] == [tokenizer.eos_token_id]:
@@ -237,5 +226,5 @@ class ChatPolicy:
 
 
 def _seed(seed: int, i: int) -> int:
-    """Spread (seed, number of the completion) over the seeds that engines take."""
+    """Spread (seed, index of the completion) over the seeds that engines accept."""
     return int(content_id(seed, i, length=15), 16)

@@ -1,4 +1,4 @@
-"""What tokens say, told while they are sampled: never a part of a character."""
+"""Incremental detokenization: text of tokens while they are sampled, in whole characters."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -7,13 +7,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _UNKNOWN = "\ufffd"
-"""What stands for bytes that are no character, or only a part of one."""
+"""Stands for bytes that are not a character, or only a part of one."""
 _SOON = 8
-"""So many undecided tokens are looked at again only when they are twice as many."""
+"""This many undecided tokens are decoded again only when there are twice as many."""
 
 
 class SpecialTokens:
-    """Which tokens of a tokenizer say nothing by themselves."""
+    """The tokens of a tokenizer that have no text of their own."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
         added = tokenizer.added_tokens_decoder
@@ -23,15 +23,14 @@ class SpecialTokens:
         ids: Any = tokenizer.convert_tokens_to_ids(names)
         unknown: Any = tokenizer.unk_token_id
         self.bytes = frozenset(i for i in ids if i not in (None, unknown))
-        """Those whose text depends on all such tokens beside them."""
+        """Those whose text depends on neighboring tokens of this kind."""
 
 
 class IncrementalDetokenizer:
-    """Tells what tokens say, part by part; the parts are the beginning of what all of them say.
+    """Returns the text of tokens part by part; the parts are the beginning of the whole text.
 
-    What ends in an unfinished character is held back until it is decided. Only a few tokens are
-    looked at each time, with those before them that were told last: what stands there may matter
-    to how a tokenizer writes spaces.
+    An unfinished character is held back until it is decided. Each call decodes only a few tokens:
+    the new ones, and those of the last part, on which the spaces of some tokenizers depend.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class IncrementalDetokenizer:
         undecided: Collection[int] = (),
         ends_at_special: bool = False,
     ) -> None:
-        """`special` tokens say nothing, and nothing is told behind one when it `ends_at_special`.
+        """Skip `special` tokens, or end at the first one if `ends_at_special`.
 
         Text that ends in an `undecided` token is held back.
         """
@@ -53,7 +52,7 @@ class IncrementalDetokenizer:
         self._patience = 0
 
     def __call__(self, tokens: Sequence[int]) -> str:
-        """Return what may be told now that these tokens came."""
+        """Return the text that these tokens complete."""
         for token in tokens:
             self._is_ended |= self._ends and token in self._special
             if not self._is_ended and token not in self._special:
@@ -61,11 +60,12 @@ class IncrementalDetokenizer:
         number = len(self._new)
         if not number or number < self._patience or self._new[-1] in self._undecided:
             return ""
-        now = self._text([*self._last, *self._new])
+        both = [*self._last, *self._new]
+        now = self._text(both)
         if now.endswith(_UNKNOWN):
             self._patience = 2 * number if number >= _SOON else 0
             return ""
-        said = now[len(self._text(self._last)) :]
-        self._last = self._new if said else [*self._last, *self._new]
+        part = now[len(self._text(self._last)) :]
+        self._last = self._new if part else both
         self._new, self._patience = [], 0
-        return said
+        return part

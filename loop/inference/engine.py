@@ -1,4 +1,4 @@
-"""What an engine is: tokens in, tokens out, with weights that can be replaced while it runs."""
+"""The Engine protocol: token ids in, token ids out, with weights that change while it runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One sequence to be sampled. Equal requests to equal weights give equal tokens."""
+    """One sequence to sample. Equal requests to equal weights give equal tokens."""
 
     prompt_ids: Sequence[int]
     sampling: Sampling
-    """With a seed of its own, and `max_tokens` that fit behind the prompt."""
-    heard: TokenCallback | None = field(default=None, compare=False)
-    """Takes the tokens of the answer while they are sampled, if somebody waits for them."""
+    """With its own seed, and `max_tokens` that fit after the prompt."""
+    on_tokens: TokenCallback | None = field(default=None, compare=False)
+    """Receives the tokens while they are sampled; None: they are not streamed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """What was sampled for one request; log-probs in nats, of the full distribution at the
-    sampling temperature, at 1 where that is 0."""
+    """The answer to one request. Log-probs are in nats, of the full distribution at the sampling
+    temperature, at 1 if that is 0."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
@@ -37,50 +37,49 @@ class Sampled:
 
 
 class Engine(Protocol):
-    """Samples for many requests at once.
+    """Samples for many requests concurrently.
 
-    All methods are called from one thread, in an event loop; another loop may follow when the
-    first one ended. An engine bounds what it works on at once, and lets the others wait.
+    All methods are called from one thread, in an event loop; another loop may follow after the
+    first one ended. An engine bounds the requests that it runs, and queues the others.
     """
 
     name: str
-    """What rows say answered: transformers, vllm."""
+    """The name in the column `engine` of rows: transformers, vllm."""
     tokenizer: "PreTrainedTokenizerFast"
     max_length: int | None
     """Most tokens of prompt and answer together."""
 
     @property
     def version(self) -> int:
-        """The version of the weights that the next token is sampled with."""
+        """The version of the weights that sample the next token."""
         ...
 
     @property
     def digest(self) -> str | None:
-        """The digest of these weights, worked out from what is loaded."""
+        """The digest of these weights, computed from the loaded tensors."""
         ...
 
     async def complete(self, requests: Sequence[Request]) -> list[Sampled]:
-        """Sample for requests, in their order; when it is cancelled, they are given up.
+        """Sample for requests, and return the answers in the same order.
 
-        What a request's `heard` was given until then is how its answer begins.
-
-        Raises PolicyError when the engine died, or gave nothing in time.
+        A cancelled call drops its requests. The tokens that `on_tokens` received are always the
+        beginning of the answer. Raises PolicyError if the engine died or exceeded its timeout.
         """
         ...
 
     def abort(self, requests: Sequence[Request]) -> None:
-        """End requests now, by identity: they are answered with what they have, as `abort`."""
+        """End requests, by identity: they are answered with the tokens so far, as `abort`."""
         ...
 
     async def swap(self, weights: Weights) -> None:
-        """Replace the weights between two tokens; requests under way go on with the new ones.
+        """Replace the weights between two tokens; requests under way continue with the new ones.
 
-        Their keys and values are worked out again, so that each token's log-prob is that of the
-        weights which its segment names. Raises JobError when the weights are damaged or of another
-        model; then the old ones stay.
+        Their KV cache is computed anew: with keys and values of the old weights, a log-prob would
+        not be that of the weights which its segment names. Raises JobError if the weights are
+        damaged or belong to another model; the old ones stay.
         """
         ...
 
     async def close(self) -> None:
-        """Give up what is under way, and free what the engine holds."""
+        """Drop requests under way and free all resources."""
         ...

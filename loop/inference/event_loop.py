@@ -1,13 +1,15 @@
-"""An event loop in a thread of its own, for what outlives the loops of those who ask it."""
+"""Background event loops that outlive the event loops of their callers."""
 
 import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from functools import cache
 from typing import Any, TypeVar
 
 CLOSE_SECONDS = 10.0
-"""Longest wait for what is under way to end."""
+"""Longest wait for work under way to end."""
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -21,25 +23,25 @@ class BackgroundLoop:
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
+    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Start a coroutine there."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     async def run(self, work: Coroutine[Any, Any, T], *, to_the_end: bool = False) -> T:
-        """Await something there; who gives up here cancels it, unless it is done to the end."""
-        future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        """Await a coroutine there. Cancelling the caller cancels it, unless `to_the_end` is set."""
+        future = asyncio.wrap_future(self.submit(work))
         return await (asyncio.shield(future) if to_the_end else future)
 
-    def wait(self, work: Coroutine[Any, Any, T], *, seconds: float) -> T:
-        """Wait for something there; raises TimeoutError."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
-
     def soon(self, call: Callable[[], object]) -> None:
-        """Call something there, and do not wait for it."""
+        """Call a function there without waiting for it."""
         self._loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
-        """Cancel what is under way, and end the thread; one that does not answer is left alone."""
+        """Cancel work under way and end the thread; abandon a thread that does not react."""
         if self._loop.is_closed():
             return
         try:
-            self.wait(_cancel_all(), seconds=CLOSE_SECONDS)
+            self.submit(_cancel_all()).result(CLOSE_SECONDS)
         except TimeoutError:
             _log.warning("gave up waiting for the thread `%s`", self._thread.name)
             return
@@ -53,3 +55,18 @@ async def _cancel_all() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+_starting = threading.Lock()
+_network = cache(lambda: BackgroundLoop("rlake-network"))
+
+
+def shared_loop() -> BackgroundLoop:
+    """Return the loop that all jobs of this process share, started on first use."""
+    with _starting:  # `cache` alone would let two threads each start one
+        return _network()
+
+
+async def run_on(work: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine in the shared loop. Cancelling the caller cancels it there."""
+    return await shared_loop().run(work)

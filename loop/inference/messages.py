@@ -1,4 +1,4 @@
-"""What stands behind a turn, and whether a conversation goes on there."""
+"""The conversation after a turn, and whether a new request continues it."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from .policy import Turn
 
 
 def after(turn: Turn) -> list[Message]:
-    """Return the conversation behind a turn: an answer that was begun for the policy is one."""
+    """Return the conversation after a turn; the prefix of an answer becomes part of the answer."""
     asked, answer = list(turn.messages), turn.completion.answer
     if not is_begun(asked):
         return [*asked, answer]
@@ -16,27 +16,25 @@ def after(turn: Turn) -> list[Message]:
 
 
 def is_begun(messages: Sequence[Message]) -> bool:
-    """Tell whether the last message is the beginning of the answer that is asked for."""
+    """Return whether the last message is the beginning of the requested answer."""
     return bool(messages) and messages[-1].get("role") == "assistant"
 
 
 def begins(turn: Turn, messages: Sequence[Message]) -> bool:
-    """Tell whether a conversation goes on behind a turn, question and answer.
+    """Return whether messages continue the conversation of a turn.
 
     >>> from rlake.loop.inference.policy import Completion
-    >>> told = Completion(text="4", finish_reason="stop")
-    >>> turn = Turn(messages=[{"role": "user", "content": "2+2="}], completion=told)
+    >>> four = Completion(text="4", finish_reason="stop")
+    >>> turn = Turn(messages=[{"role": "user", "content": "2+2="}], completion=four)
     >>> begins(turn, [*after(turn), {"role": "user", "content": "Thanks."}])
     True
     """
-    said = after(turn)
-    if len(said) > len(messages):
-        return False
-    return all(_same(a, b) for a, b in zip(said, messages, strict=False))
+    before = after(turn)
+    return len(before) <= len(messages) and all(map(_same, before, messages))
 
 
 def _same(one: Message, other: Message) -> bool:
-    """Compare messages: agents drop keys that are empty, or add some."""
+    # agents drop keys that are empty, or add some
     return one == other or _filled(one) == _filled(other)
 
 

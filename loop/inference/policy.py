@@ -1,4 +1,4 @@
-"""What answers: the Policy protocol, its Completion, and the one fake that tests use."""
+"""The Policy protocol: conversations in, completions with their tokens and log-probs out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,25 +8,27 @@ from ...store.errors import JobError
 from ...store.records import Message
 
 FINISH_REASONS = {
-    "stop": "the end token, or a text to stop at, was sampled",
+    "stop": "the end token or a stop text was sampled",
     "length": "`sampling.max_tokens` were sampled, or the context was full",
     "tool_calls": "the policy called tools, and that was its last turn",
-    "max_turns": "the conversation had as many turns as it may",
-    "abort": "the request was stopped before its end; the tokens so far are kept",
-    "timeout": "the try took longer than it may",
+    "max_turns": "the conversation reached its most turns",
+    "abort": "the request was cancelled; the tokens so far are kept",
+    "timeout": "the rollout exceeded its timeout",
     "context_overflow": "the prompt left no room for an answer",
     "template_error": "the chat template refused the messages",
-    "unknown_tool": "the policy called a tool that there is not",
-    "malformed_arguments": "the policy called a tool with what is no JSON, or does not fit it",
+    "unknown_tool": "the policy called a tool that does not exist",
+    "malformed_arguments": "the arguments of a tool call were not JSON, or did not fit the tool",
     "tool_error": "a tool raised, or took too long",
-    "engine_error": "the engine was down, slow, refused, or answered nonsense",
-    "error": "the workflow raised, or returned what is no row",
+    "engine_error": "the engine was down, slow, refused, or gave an invalid answer",
+    "error": "the workflow raised, or returned something other than rows",
 }
-"""Why a completion or a try ended. A workflow may give another word; these are ours."""
+"""Why a completion or a rollout ended. A workflow may give another word."""
+Tools = Sequence[dict[str, Any]] | None
+"""The tools that a policy may call, in the form of chat APIs."""
 
 
 class PolicyError(JobError):
-    """A request that could not be answered; `finish_reason` is the row's."""
+    """A request that could not be answered; its row gets `finish_reason`."""
 
     def __init__(self, message: str, *, finish_reason: str = "engine_error") -> None:
         super().__init__(message)
@@ -38,29 +40,29 @@ class Sampling:
     """How tokens are chosen."""
 
     temperature: float = 1.0
-    """0 takes the likeliest token. Log-probs are those of the full distribution at this
-    temperature, at 1 where it is 0, whatever `top_p`, `top_k` and `min_p` leave out of it."""
+    """0 is greedy. Log-probs are those of the full distribution at this temperature (at 1 if it
+    is 0), whatever `top_p`, `top_k` and `min_p` exclude."""
     top_p: float = 1.0
-    """The likeliest tokens that have this much probability together are sampled from."""
+    """Sample from the likeliest tokens that together have this probability."""
     top_k: int = 0
-    """So many of the likeliest tokens are sampled from; 0: all."""
+    """Sample from this many of the likeliest tokens; 0: all."""
     min_p: float = 0.0
-    """Tokens that are at least this likely, relative to the likeliest, are sampled from."""
+    """Sample from tokens at least this likely, relative to the likeliest."""
     max_tokens: int = 64
     """Most tokens of one completion."""
     stop: tuple[str, ...] = ()
-    """Texts that end a completion when they are sampled; they stay part of it."""
+    """Texts that end a completion, of which they stay part."""
     seed: int = 0
-    """Every completion is a function of the weights, the prompt, the seed and its number."""
+    """Every completion is a function of the weights, the prompt, the seed and its index."""
 
     @property
     def is_truncated(self) -> bool:
-        """Whether some tokens are never sampled."""
+        """Whether some tokens can never be sampled."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     @property
     def columns(self) -> dict[str, float | int | None]:
-        """The columns of a row that was sampled so; greedy sampling has its temperature alone."""
+        """The columns of rows sampled this way; for greedy sampling, only the temperature."""
         cuts = self.temperature > 0
         return {
             "temperature": self.temperature,
@@ -72,49 +74,47 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Tokens that one set of weights wrote, one after the other."""
+    """Consecutive tokens that one set of weights sampled."""
 
     policy_version: int
     num_tokens: int
     digest: str | None = None
-    """Of the weights, as the engine that served them says it."""
+    """Digest of the weights, as computed by the engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Seconds of a request."""
+    """Seconds from sending a request until it was started, its first token, and its end."""
 
     queued: float = 0.0
-    """Until it was worked on."""
     first_token: float = 0.0
-    """From being sent until its first token."""
     total: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """One sampled answer, with what was sampled: tokens are the truth, text is derived."""
+    """One sampled answer. Its tokens are what was sampled; the text is derived from them."""
 
     text: str
     finish_reason: str
     """One of FINISH_REASONS."""
     message: Message | None = None
-    """The answer as a message, with tool calls if any; None: the text is its content."""
+    """The answer as a message with its tool calls; None: the text is its content."""
     prompt_ids: Sequence[int] | None = None
     token_ids: Sequence[int] | None = None
-    """The sampled tokens, the end token included; None when the engine gives none."""
+    """The sampled tokens with the end token; None if the engine does not report them."""
     logprobs: Sequence[float] | None = None
     """One for each of token_ids, in nats, of the full distribution at the sampling temperature."""
     sampling: Sampling | None = None
-    """How it was sampled; None when the engine does not say."""
+    """How it was sampled; None if the engine does not report it."""
     segments: Sequence[Segment] = ()
-    """Which weights wrote how many tokens, in order."""
+    """Which weights sampled how many tokens, in order."""
     policy_version: int | None = None
-    """The version that wrote the first token, stamped when the request was sent."""
+    """The version that sampled the first token, stamped when the request was sent."""
     engine: str | None = None
     """What answered: transformers, vllm, an address."""
     tokenizer: str | None = None
-    """Digest of the tokenizer that token_ids are of; None when the engine does not say."""
+    """Digest of the tokenizer of token_ids, if known."""
     timing: Timing = field(default_factory=Timing)
 
     @property
@@ -128,19 +128,18 @@ class Turn:
     """One request and its answer."""
 
     messages: Sequence[Message]
-    """What was asked."""
     completion: Completion
-    tools: Sequence[dict[str, Any]] | None = None
+    tools: Tools = None
 
 
 class Policy(Protocol):
-    """A model that answers. `version` counts the optimizer steps behind its weights."""
+    """A model that answers."""
 
     @property
     def version(self) -> int | None:
-        """Optimizer steps behind the weights that a request sent now is answered with.
+        """The optimizer step of the weights that would answer a request sent now.
 
-        None when they are none of ours, as an endpoint's.
+        None for weights that rlake does not train, such as an endpoint's.
         """
         ...
 
@@ -149,13 +148,13 @@ class Policy(Protocol):
         messages: Sequence[Message],
         *,
         n: int = 1,
-        tools: Sequence[dict[str, Any]] | None = None,
+        tools: Tools = None,
         sampling: Sampling | None = None,
         earlier: Sequence[Turn] = (),
     ) -> list[Completion]:
         """Return `n` answers to one conversation.
 
-        `earlier` are turns of the same conversation: what was sampled then stays as it was, token
-        for token, where it stands in `messages` again. Raises PolicyError.
+        `earlier` are turns of the same conversation: where `messages` repeat them, their sampled
+        tokens are used unchanged. Raises PolicyError.
         """
         ...

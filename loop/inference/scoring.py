@@ -1,4 +1,4 @@
-"""How likely a model finds tokens that another one sampled: an engine's optional `score`."""
+"""Log-probs that a model gives to tokens sampled elsewhere: an engine's optional `score`."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Scores(Protocol):
-    """An engine, or a policy, that can say how likely given tokens are."""
+    """An engine or a policy that can score given tokens."""
 
     async def score(
         self, prompt_ids: Sequence[int], token_ids: Sequence[int], *, temperature: float = 1.0
     ) -> list[float]:
-        """Return the log-prob of each of `token_ids` behind the prompt, in nats."""
+        """Return the log-prob of each of `token_ids` after the prompt, in nats."""
         ...
 
 
-def that_scores(model: object, name: str) -> Scores:
-    """Return a model that can score; raises ConfigError for one that cannot, as an endpoint."""
+def scorer(model: object, name: str) -> Scores:
+    """Return a model that can score; raise ConfigError for one that cannot, such as an endpoint."""
     if isinstance(model, Scores):
         return model
     raise ConfigError(
@@ -31,42 +31,31 @@ def that_scores(model: object, name: str) -> Scores:
     )
 
 
-async def score_apart(
+async def score_in_thread(
     model: "PreTrainedModel",
     prompt_ids: Sequence[int],
     token_ids: Sequence[int],
     *,
     temperature: float,
 ) -> list[float]:
-    """Score by one forward pass, in a thread, so that the event loop goes on meanwhile.
+    """Score by one forward pass, in a thread that leaves the event loop free.
 
-    Each sequence is read alone: what is said of it depends on nothing else, to the last bit.
+    Sequences are not batched, so that a score does not depend on others, to the last bit.
     """
-    import torch
-
-    threads = torch.get_num_threads()
-
-    def work() -> list[float]:
-        if torch.get_num_threads() != threads:  # each thread has a number of its own
-            torch.set_num_threads(threads)
-        return _score(model, prompt_ids, token_ids, temperature)
-
-    return await asyncio.to_thread(work)
-
-
-def _score(
-    model: "PreTrainedModel",
-    prompt_ids: Sequence[int],
-    token_ids: Sequence[int],
-    temperature: float,
-) -> list[float]:
     import torch
 
     from ..models.token_logprobs import Scorer
 
-    ids_BT = torch.tensor([[*prompt_ids, *token_ids]], device=model.device)
-    mask_BT = torch.zeros_like(ids_BT)
-    mask_BT[:, len(prompt_ids) :] = 1
-    with torch.no_grad():
-        found = Scorer(model)(ids_BT, mask_BT, temperature=temperature)["logprobs"]
-    return found[0, len(prompt_ids) :].float().tolist()
+    threads = torch.get_num_threads()
+
+    def work() -> list[float]:
+        if torch.get_num_threads() != threads:  # torch keeps this number per thread
+            torch.set_num_threads(threads)
+        ids_BT = torch.tensor([[*prompt_ids, *token_ids]], device=model.device)
+        mask_BT = torch.zeros_like(ids_BT)
+        mask_BT[:, len(prompt_ids) :] = 1
+        with torch.no_grad():
+            logprobs_BT = Scorer(model)(ids_BT, mask_BT, temperature=temperature)["logprobs"]
+        return logprobs_BT[0, len(prompt_ids) :].float().tolist()
+
+    return await asyncio.to_thread(work)

@@ -1,10 +1,10 @@
 """A policy that answers from a script, for tests of what surrounds a policy."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import cycle
 
 from ...store.records import Message
-from .policy import Completion, Sampling, Segment, Turn
+from .policy import Completion, Sampling, Segment, Tools, Turn
 
 
 class ScriptedPolicy:
@@ -19,8 +19,7 @@ class ScriptedPolicy:
     def __init__(
         self, answers: Callable[[Sequence[Message], int], str] | Sequence[str], *, version: int = 0
     ) -> None:
-        self._answers = answers
-        self._asked = 0
+        self._answers = answers if callable(answers) else cycle(answers)
         self.version = version
 
     async def generate(
@@ -28,7 +27,7 @@ class ScriptedPolicy:
         messages: Sequence[Message],
         *,
         n: int = 1,
-        tools: Sequence[dict[str, Any]] | None = None,
+        tools: Tools = None,
         sampling: Sampling | None = None,
         earlier: Sequence[Turn] = (),
     ) -> list[Completion]:
@@ -36,19 +35,12 @@ class ScriptedPolicy:
         return [self._complete(messages, i, tools, sampling) for i in range(n)]
 
     def _complete(
-        self,
-        messages: Sequence[Message],
-        i: int,
-        tools: Sequence[dict[str, Any]] | None,
-        sampling: Sampling | None,
+        self, messages: Sequence[Message], i: int, tools: Tools, sampling: Sampling | None
     ) -> Completion:
         from ..models.tool_calls import assistant_message
 
-        if callable(self._answers):
-            text = self._answers(messages, i)
-        else:
-            text = self._answers[self._asked % len(self._answers)]
-            self._asked += 1
+        answers = self._answers
+        text = answers(messages, i) if callable(answers) else next(answers)
         tokens = [ord(c) for c in text] + [0]
         return Completion(
             text=text,
@@ -65,7 +57,6 @@ class ScriptedPolicy:
 
 
 def _codes(message: Message) -> list[int]:
-    """Return a message's tokens: what an assistant said ends as it was sampled."""
-    content = message.get("content") or ""
+    """Return a message's tokens; an assistant's message ends as it was sampled."""
     end = [0] if message.get("role") == "assistant" else []
-    return [ord(c) for c in str(content)] + end
+    return [ord(c) for c in str(message.get("content") or "")] + end

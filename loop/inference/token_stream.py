@@ -1,8 +1,8 @@
-"""Who hears an answer while it is sampled, and what of it may be told so far.
+"""Token streaming: deliver answers while they are being sampled.
 
-A listener reaches the policy that samples through the context, as a stop does, so that whatever
-wraps a policy passes it on unknowingly. Engines work in threads and loops of their own, where that
-context is not: there each request carries what hears its tokens.
+The stream reaches the sampling policy through a context variable, like a cancellation scope, so
+that wrappers of policies need not pass it on. Engines work in threads and loops without that
+context: there, each request carries its callback.
 """
 
 import asyncio
@@ -17,18 +17,17 @@ from typing import Any
 from .policy import PolicyError
 
 TokenCallback = Callable[[Sequence[Any]], None]
-"""Takes the next tokens of a request, in whatever thread they were sampled; of an endpoint's answer
-the next characters."""
+"""Takes the next tokens of a request, in any thread; for an endpoint's answer, characters."""
 TextDecoder = Callable[[Sequence[Any]], str]
-"""Given the next of them, returns what may be told now."""
+"""Given the next tokens, returns the text that is final so far."""
 
 
 class TokenStream:
-    """Hears the answers to one request, in the event loop that it is made in.
+    """Receives the answers to one request, in the event loop in which it is created.
 
-    It keeps no more than the answers' texts, however slowly these are taken. Answers that are
-    sampled anew, because who was asked first broke down, are told from where they go beyond what
-    was told before: equal requests have equal answers, and `left` raises where they have not.
+    It holds no more than the answers' texts, however slowly these are read. If a request is
+    sampled again, because its first engine failed, only text beyond what was streamed before is
+    delivered: equal requests have equal answers, and `left` raises if they do not.
     """
 
     def __init__(self) -> None:
@@ -36,28 +35,28 @@ class TokenStream:
         self._tokens: deque[tuple[int, int, Sequence[Any]]] = deque()
         self._is_called = False
         self._attempt = 0
-        self._says: list[TextDecoder] = []
-        self._again: list[int] = []
-        self._told: list[list[str]] = []
-        self._next: dict[int, list[str]] = {}
+        self._decoders: list[TextDecoder] = []
+        self._repeated: list[int] = []
+        self._streamed: list[str] = []
+        self._next: dict[int, str] = {}
         self._changed = asyncio.Event()
         self.is_begun = False
-        """Whether a token was heard."""
+        """Whether a token has arrived."""
         self.seconds = 0.0
-        """What it took to make text of tokens."""
+        """Time spent decoding."""
 
-    def begin(self, says: Sequence[TextDecoder]) -> list[TokenCallback]:
-        """Return what hears the tokens of each answer, told as `says` makes text of them."""
+    def begin(self, decoders: Sequence[TextDecoder]) -> list[TokenCallback]:
+        """Return a callback for the tokens of each answer."""
         self._attempt += 1
-        self._says = list(says)
-        self._told += [[] for _ in says[len(self._told) :]]
-        self._again = [sum(map(len, parts)) for parts in self._told]
-        return [partial(self._hear, self._attempt, i) for i in range(len(says))]
+        self._decoders = list(decoders)
+        self._streamed += [""] * (len(decoders) - len(self._streamed))
+        self._repeated = list(map(len, self._streamed))
+        return [partial(self._receive, self._attempt, i) for i in range(len(decoders))]
 
     def take(self) -> list[tuple[int, str]]:
-        """Return what may be told since this was last asked: the answer's number, and text."""
+        """Return the texts since the last call, each with the index of its answer."""
         taken, self._next = self._next, {}
-        return [(i, "".join(parts)) for i, parts in taken.items()]
+        return list(taken.items())
 
     async def changed(self) -> None:
         """Wait until there may be something to take."""
@@ -65,72 +64,68 @@ class TokenStream:
         self._changed.clear()
 
     def wake(self) -> None:
-        """Let whoever waits look again."""
+        """End the wait of `changed`."""
         self._changed.set()
 
     def left(self, contents: Sequence[str]) -> list[str]:
-        """Return what of the answers was not told; call it when all is sampled.
+        """Return the rest of each complete answer that was not streamed.
 
-        Raises PolicyError when what was told is not how they begin.
+        Raises PolicyError if an answer does not begin with what was streamed.
         """
-        self._listen()
-        told = ["".join(parts) for parts in self._told]
-        told += [""] * (len(contents) - len(told))
-        return [_behind(said, content) for said, content in zip(told, contents, strict=True)]
+        self._decode()
+        streamed = [*self._streamed, *[""] * (len(contents) - len(self._streamed))]
+        return list(map(_rest, streamed, contents))
 
-    def _hear(self, attempt: int, i: int, tokens: Sequence[Any]) -> None:
+    def _receive(self, attempt: int, i: int, tokens: Sequence[Any]) -> None:
         self._tokens.append((attempt, i, tokens))
         if not self._is_called:
             self._is_called = True
-            with suppress(RuntimeError):  # its loop has ended, and nobody listens any more
-                self._loop.call_soon_threadsafe(self._listen)
+            with suppress(RuntimeError):  # the loop has ended, and with it the reader
+                self._loop.call_soon_threadsafe(self._decode)
 
-    def _listen(self) -> None:
-        """Make text of all tokens that were heard; engines add others meanwhile."""
-        self._is_called = False  # before they are looked at: who adds one behind them calls again
+    def _decode(self) -> None:
+        """Make text of all tokens so far, while engines add others."""
+        self._is_called = False  # first, so that tokens which arrive from now on schedule a call
         began = perf_counter()
-        heard: dict[int, list[Any]] = {}
+        received: dict[int, list[Any]] = {}
         while self._tokens:
             attempt, i, tokens = self._tokens.popleft()
             if attempt == self._attempt:
-                heard.setdefault(i, []).extend(tokens)
-        for i, tokens in heard.items():
-            self._say(i, self._says[i](tokens))
+                received.setdefault(i, []).extend(tokens)
+        for i, tokens in received.items():
+            text = self._decoders[i](tokens)
+            skipped = min(self._repeated[i], len(text))
+            self._repeated[i] -= skipped
+            self._streamed[i] += text[skipped:]
+            if text[skipped:]:
+                self._next[i] = self._next.get(i, "") + text[skipped:]
         self.seconds += perf_counter() - began
-        if heard:
+        if received:
             self.is_begun = True
             self.wake()
 
-    def _say(self, i: int, text: str) -> None:
-        again = min(self._again[i], len(text))
-        self._again[i] -= again
-        if text := text[again:]:
-            self._told[i].append(text)
-            self._next.setdefault(i, []).append(text)
 
-
-_around: ContextVar[TokenStream | None] = ContextVar("listener", default=None)
+_current: ContextVar[TokenStream | None] = ContextVar("token_stream", default=None)
 
 
 @contextmanager
-def streaming_to(listener: TokenStream | None) -> Iterator[None]:
-    """Let what is sampled for the answer that is asked for in the block be heard."""
-    token = _around.set(listener)
+def streaming_to(stream: TokenStream | None) -> Iterator[None]:
+    """Stream the answer to the request made in the block."""
+    token = _current.set(stream)
     try:
         yield
     finally:
-        _around.reset(token)
+        _current.reset(token)
 
 
-def current_callbacks(says: Sequence[TextDecoder]) -> list[TokenCallback] | list[None]:
-    """Return what hears the tokens of answers that begin here; None for each when nobody does."""
-    listener = _around.get()
-    return [None] * len(says) if listener is None else listener.begin(says)
+def current_callbacks(decoders: Sequence[TextDecoder]) -> list[TokenCallback] | list[None]:
+    """Return callbacks for the tokens of new answers; None for each without a stream."""
+    stream = _current.get()
+    return [None] * len(decoders) if stream is None else stream.begin(decoders)
 
 
-def _behind(said: str, content: str) -> str:
-    """Return what stands behind what was said; before calls, a content begins without spaces."""
-    for told in (said, said.lstrip()):
-        if content.startswith(told):
-            return content[len(told) :]
-    raise PolicyError("the answer is another one than that which was told while it was sampled")
+def _rest(streamed: str, content: str) -> str:
+    for begun in (streamed, streamed.lstrip()):  # a content before calls begins without spaces
+        if content.startswith(begun):
+            return content[len(begun) :]
+    raise PolicyError("the answer differs from what was streamed while it was sampled")

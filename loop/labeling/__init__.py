@@ -1,16 +1,16 @@
-"""People in the loop: queues of rows to label, forms to label them in, and what labels come to."""
+"""Human labeling: queues of rows, forms in the terminal and browser, adjudicated labels."""
 
-from .majority import Settled, settle
+from .majority import Adjudicated, adjudicate
 from .question import Choice, Question, parse_choices
 from .queue import Item, Queue, progress
 
 __all__ = [
+    "Adjudicated",
     "Choice",
     "Item",
     "Question",
     "Queue",
-    "Settled",
+    "adjudicate",
     "parse_choices",
     "progress",
-    "settle",
 ]

@@ -1,4 +1,4 @@
-"""Labels that come from files, and items that go to them."""
+"""Import labels from other tools, and export items to them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -6,7 +6,7 @@ from ...store import Appended, Store
 from ...store.errors import InputError, nearest
 from ...store.files.annotations import Asked, Given
 from ...store.ids import content_id
-from .queue import Item, shown
+from .queue import Item, append_new, shown
 
 __all__ = ["Given", "asked", "store_labels"]
 
@@ -14,7 +14,7 @@ __all__ = ["Given", "asked", "store_labels"]
 def store_labels(
     store: Store, given: Sequence[Given], *, queue: str | None, source: str
 ) -> Appended:
-    """Append labels to `feedback`, all or none; those that are there already are left out.
+    """Append labels to `feedback`, all or none; labels that are stored already are skipped.
 
     Raises InputError for a label of an experience that is not stored.
     """
@@ -24,16 +24,12 @@ def store_labels(
         row = vars(one) | {"queue": queue}
         name = content_id(*(row[k] for k in sorted(row)))
         rows[name] = row | {"feedback_id": name}
-    stored = set(store.scan("feedback").select("feedback_id").collect()["feedback_id"])
-    new = [row for name, row in rows.items() if name not in stored]
-    if not new:
-        return Appended(0, len(rows), store.versions()["feedback"])
-    done = store.append("feedback", new)
-    return Appended(done.rows, done.duplicates + len(rows) - len(new), done.version)
+    done = append_new(store, "feedback", list(rows.values()))
+    return Appended(done, len(rows) - done, store.versions()["feedback"])
 
 
 def asked(store: Store, items: Iterable[Item]) -> Iterator[Asked]:
-    """Yield what a tool needs to ask for labels of items."""
+    """Yield items in the form that a labeling tool reads."""
     for item in items:
         message = shown(store, item)
         yield Asked(

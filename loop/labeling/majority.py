@@ -1,4 +1,4 @@
-"""Settling: what most people said of an item becomes one label, or one preference."""
+"""Adjudication: the majority's label of an item becomes one label, or one preference."""
 
 from dataclasses import dataclass
 
@@ -7,30 +7,31 @@ import polars as pl
 from ...store import Store
 from ...store.ids import content_id, preference_id
 from ...store.query import literal
+from .queue import append_new
 
 MAJORITY = "majority"
-"""The annotator of labels that were settled."""
+"""The annotator of adjudicated labels."""
 
 
 @dataclass(frozen=True)
-class Settled:
-    """What a call of `settle` did."""
+class Adjudicated:
+    """Counts of one call of `adjudicate`."""
 
     labels: int
-    """Labels stored, by the annotator `majority`."""
+    """Labels stored under the annotator `majority`."""
     preferences: int
     ties: int
-    """Items on which there is no majority."""
+    """Items without a majority."""
     waiting: int
-    """Items that have too few reviews."""
+    """Items with too few reviews."""
 
 
-def settle(store: Store, queue: str, *, reviews: int = 1) -> Settled:
-    """Store the majority's label of each item that has its reviews; pairs become preferences.
+def adjudicate(store: Store, queue: str, *, reviews: int = 1) -> Adjudicated:
+    """Store the majority's label of each item with enough reviews; pairs become preferences.
 
     A label is a row of `feedback` by the annotator `majority`, so that a run can train on it:
-    `side_columns: [reward=feedback:score@majority]`. A second call adds nothing until somebody has
-    labelled an item, or thought of it again.
+    `side_columns: [reward=feedback:score@majority]`. A second call adds nothing until
+    somebody adds or changes a label.
     """
     found = store.sql(
         "SELECT a.*, said_at FROM adjudicated a JOIN (SELECT queue, experience_id, compared_id, "
@@ -43,7 +44,7 @@ def settle(store: Store, queue: str, *, reviews: int = 1) -> Settled:
     said = enough.filter(pl.col("label").is_not_null())
     labels = _append_labels(store, queue, said.filter(pl.col("compared_id").is_null()))
     pairs = _append_pairs(store, queue, said.filter(pl.col("compared_id").is_not_null()))
-    return Settled(labels, pairs, enough.height - said.height, found.height - enough.height)
+    return Adjudicated(labels, pairs, enough.height - said.height, found.height - enough.height)
 
 
 def _append_labels(store: Store, queue: str, said: pl.DataFrame) -> int:
@@ -58,9 +59,7 @@ def _append_labels(store: Store, queue: str, said: pl.DataFrame) -> int:
         }
         for row in said.to_dicts()
     ]
-    stored = _stored(store, "feedback", "feedback_id")
-    new = [row for row in rows if row["feedback_id"] not in stored]
-    return store.append("feedback", new).rows if new else 0
+    return append_new(store, "feedback", rows)
 
 
 def _append_pairs(store: Store, queue: str, said: pl.DataFrame) -> int:
@@ -80,10 +79,4 @@ def _append_pairs(store: Store, queue: str, said: pl.DataFrame) -> int:
                 "source": f"human queue {queue}",
             }
         )
-    stored = _stored(store, "preferences", "preference_id")
-    new = [row for row in made if row["preference_id"] not in stored]
-    return store.append("preferences", new).rows if new else 0
-
-
-def _stored(store: Store, table: str, key: str) -> set[str]:
-    return set(store.scan(table).select(key).collect()[key])
+    return append_new(store, "preferences", made)

@@ -1,4 +1,4 @@
-"""What people are asked of an item: a question, and the answers that they choose from."""
+"""A labeling question, and the labels to choose from."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _LONGEST = 40
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer: the label that is stored, and the number that stands for it."""
+    """A label with its score."""
 
     label: str
     score: float | None = None
@@ -20,27 +20,27 @@ class Choice:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of each item of a queue."""
+    """The question that annotators answer for each item."""
 
     text: str
     choices: tuple[Choice, ...]
 
     def choice(self, label: str) -> Choice:
-        """Return the choice with a label; raises ConfigError when there is none."""
+        """Return the choice with this label; ConfigError when it does not exist."""
         found = next((c for c in self.choices if c.label == label), None)
         if found is None:
             known = ", ".join(f"`{c.label}`" for c in self.choices)
-            raise ConfigError(f"there is no label `{label}` here, expected one of {known}")
+            raise ConfigError(f"`{label}` is not a label of this question; expected one of {known}")
         return found
 
 
 GOOD = Question("Is this answer good?", (Choice("good", 1.0), Choice("bad", 0.0)))
-"""What is asked of an item unless said otherwise."""
+"""The default question."""
 
 PAIR = Question(
     "Which answer is better?", (Choice("first", 1.0), Choice("second", 0.0), Choice("tie", 0.5))
 )
-"""The question that compares two tries; its score is how far the first one is better."""
+"""The question that compares two rollouts; the score is 1 where the first is better."""
 
 
 def parse_choices(text: str) -> tuple[Choice, ...]:
@@ -51,7 +51,7 @@ def parse_choices(text: str) -> tuple[Choice, ...]:
     >>> [c.label for c in parse_choices("1..3")]
     ['1', '2', '3']
 
-    Raises ConfigError for fewer than two labels, more than 20, or one that is there twice.
+    Raises ConfigError for fewer than two labels, more than 20, or duplicates.
     """
     span = _RANGE.fullmatch(text.strip())
     if span:

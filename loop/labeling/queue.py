@@ -1,46 +1,47 @@
-"""A queue: the items that a query chose, and who has still to label which of them.
+"""Labeling queues: the items that a query selects, and which of them each annotator has left.
 
-All that it knows stands in `feedback`: nothing is locked, reserved or marked, so that people who
-label never wait for each other, nor a training run for them.
+The only state is the table `feedback`: nothing is locked or reserved, so annotators never wait for
+each other, and training never waits for annotators.
 """
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import polars as pl
 
-from ...operators.seeded_random import chance
+from ...operators.statistics import seeded_uniform
 from ...store import Store
 from ...store.errors import ConfigError, NotFoundError
 from ...store.query import columns_of, literal
 from ...store.records import proper
+from ...store.schema import TABLES
 from .question import GOOD, PAIR, Choice, Question
 
 Kind = Literal["disagreements", "borderline", "random"]
-"""Ready queries: rows on which opinions differ, rows of groups near half, or any."""
+"""Built-in queries: rows with different opinions, rows of borderline groups, or random rows."""
 
 ITEMS = 200
-"""Items that a queue holds unless said otherwise."""
+"""Default size of a queue."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to label: an experience, or two tries at one task."""
+    """An experience to label, or two rollouts of a task to compare."""
 
     experience_id: str
     compared_id: str | None = None
 
     @property
     def key(self) -> str:
-        """Text that stands for it."""
+        """A text that identifies the item."""
         return f"{self.experience_id}|{self.compared_id or ''}"
 
 
 @dataclass(frozen=True)
 class Queue:
-    """Items in the order that the query gave, and the question that is asked of each."""
+    """Items in the query's order, and the question about each."""
 
     name: str
     question: Question
@@ -63,29 +64,29 @@ class Queue:
         limit: int = ITEMS,
         seed: int = 0,
     ) -> "Queue":
-        """Return a queue of what a ready query, or a SELECT of `experience_id`s, chooses.
+        """Return a queue of the rows that a built-in query, or a SELECT of `experience_id`, gives.
 
-        Items that somebody has begun to label stay in it, whatever the query says now. Raises
-        QueryError for a query that cannot be run, ConfigError for one without `experience_id`, and
-        NotFoundError when nothing is chosen.
+        Items that already have a label stay in the queue, whatever the query returns now. Raises
+        QueryError for a query that cannot run, ConfigError for one without `experience_id`, and
+        NotFoundError for an empty queue.
         """
-        columns_of(where or "true")  # or it is no condition
+        columns_of(where or "true")  # raises where it is not a condition
         query = sql or _QUERIES[kind].format(where=where or "true", seed=literal(str(seed)))
         found = _chosen(store, query, in_pairs=in_pairs, limit=limit)
         begun = _begun(store, name)
         items = _stored(store, dict.fromkeys([*begun, *found]))[: max(limit, len(begun))]
         if not items:
             raise NotFoundError(
-                f"queue `{name}` is empty: no experience is chosen by its query; ask another"
+                f"queue `{name}` is empty: its query returns no experience; choose another query"
             )
         return cls(name, PAIR if in_pairs else question, items, reviews)
 
     def next(self, store: Store, annotator: str) -> Item | None:
-        """Return what this person labels next; None when there is nothing left for them.
+        """Return the next item of an annotator; None when nothing is left.
 
-        An item that has its reviews, or that they labelled or skipped, does not come again, nor
-        one whose rows were deleted. What lacks fewest reviews comes first; among those, each person
-        has an order of their own, so that people who begin at one time seldom meet.
+        Items with all their reviews, those that this annotator labeled or skipped, and those whose
+        rows were deleted are passed over. Items that lack the fewest reviews come first; among
+        those, each annotator has another order, so that people who start together rarely meet.
         """
         reviews, mine = _reviews(store, self.name, annotator)
         left = [i for i in self.items if i not in mine and reviews.get(i, 0) < self.reviews]
@@ -95,11 +96,11 @@ class Queue:
     def add(
         self, store: Store, item: Item, annotator: str, choice: Choice | None, *, comment: str = ""
     ) -> None:
-        """Store a label; a choice of None says that this person leaves the item to others."""
+        """Store a label; with None for `choice`, the annotator skips the item."""
         store.append("feedback", [_row(self.name, item, annotator, choice, comment)])
 
     def check(self, store: Store) -> None:
-        """Raise ConfigError when labels are stored under this name that the question has not."""
+        """Raise ConfigError when the queue has stored labels that the question does not offer."""
         rows = store.sql(
             f"SELECT DISTINCT label FROM labels WHERE queue = {literal(self.name)} ORDER BY label"
         ).fetchall()
@@ -113,7 +114,7 @@ class Queue:
             )
 
     def named(self, key: str) -> Item:
-        """Return the item with a key; raises NotFoundError when it is not of this queue."""
+        """Return the item with a key; NotFoundError when the queue does not have it."""
         for item in self.items:
             if item.key == key:
                 return item
@@ -122,18 +123,18 @@ class Queue:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a queue is."""
+    """Progress of a queue."""
 
     items: int
     done: int
-    """Items that have their reviews."""
+    """Items with all their reviews."""
     labels: int
     mine: int
-    """Items that this person labelled or skipped."""
+    """Items that this annotator labeled or skipped."""
 
 
 def progress(queue: Queue, store: Store, annotator: str) -> Progress:
-    """Return how far a queue is, and how much of that one person did."""
+    """Return the progress of a queue, and one annotator's part in it."""
     reviews, mine = _reviews(store, queue.name, annotator)
     counts = [reviews.get(i, 0) for i in queue.items]
     done = sum(n >= queue.reviews for n in counts)
@@ -141,7 +142,7 @@ def progress(queue: Queue, store: Store, annotator: str) -> Progress:
 
 
 def shown(store: Store, item: Item) -> dict[str, Any]:
-    """Return what people see of an item: the task, its answer, and the reply or replies."""
+    """Return the texts of an item: the prompt, the expected answer, and the responses."""
     ids = [i for i in (item.experience_id, item.compared_id) if i]
     found = store.sql(
         "SELECT e.experience_id, coalesce(e.prompt_text, t.prompt_text) AS prompt, t.answer, "
@@ -158,12 +159,19 @@ def shown(store: Store, item: Item) -> dict[str, Any]:
 
 
 def cut(text: str, most: int) -> str:
-    """Return the beginning of a text that is too long to be shown, and how much more there is."""
+    """Return a text, cut where it is too long, with the number of characters left out."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
 
 
+def append_new(store: Store, table: str, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Append the rows whose ID is not stored yet; return their number."""
+    [key] = TABLES[table].key
+    stored = set(store.scan(table).select(key).collect()[key])
+    new = [row for row in rows if row[key] not in stored]
+    return store.append(table, new).rows if new else 0
+
+
 def _stored(store: Store, items: Iterable[Item]) -> tuple[Item, ...]:
-    """Return the items whose rows are all there."""
     named = {i: {i.experience_id, i.compared_id or i.experience_id} for i in items}
     ids = store.scan("experiences").select("experience_id")
     wanted = pl.Series(sorted(set().union(*named.values())), dtype=pl.String).implode()
@@ -191,7 +199,7 @@ def _chosen(store: Store, query: str, *, in_pairs: bool, limit: int) -> Iterable
     relation = store.sql(query)
     names = relation.columns
     if "experience_id" not in names:
-        raise ConfigError(f"the queue's query must give `experience_id`, it gives {names}")
+        raise ConfigError(f"the queue's query must return `experience_id`, got {names}")
     if "compared_id" in names:
         rows = relation.project("experience_id, compared_id").limit(limit).fetchall()
         return [Item(str(a), None if b is None else str(b)) for a, b in rows]
@@ -202,7 +210,7 @@ def _chosen(store: Store, query: str, *, in_pairs: bool, limit: int) -> Iterable
 
 
 def _pairs(store: Store, chosen: pl.DataFrame, limit: int) -> list[Item]:
-    """Compare the first chosen row of a group with the next one that answers otherwise."""
+    """Pair the first row of each group with the next one that has another response."""
     stored = store.scan("experiences").select("experience_id", "group_id", "response_text")
     rows = chosen.lazy().join(stored, on="experience_id", how="inner", maintain_order="left")
     rows = rows.filter(pl.col("response_text").is_not_null())
@@ -221,7 +229,7 @@ def _begun(store: Store, queue: str) -> list[Item]:
 
 
 def _reviews(store: Store, queue: str, annotator: str) -> tuple[dict[Item, int], set[Item]]:
-    """Return how many people labelled each item, and the items that this one had."""
+    """Return how many people labeled each item, and the items that this annotator had."""
     rows = store.sql(
         "SELECT experience_id, compared_id, count(DISTINCT annotator) FILTER (label IS NOT NULL), "
         f"bool_or(annotator = {literal(annotator)}) FROM feedback "
@@ -232,7 +240,7 @@ def _reviews(store: Store, queue: str, annotator: str) -> tuple[dict[Item, int],
 
 
 def _own(annotator: str, item: Item) -> float:
-    return chance(0, annotator, item.key)
+    return seeded_uniform(0, annotator, item.key)
 
 
 _SHUFFLED = "ORDER BY md5(experience_id || {seed}), experience_id"

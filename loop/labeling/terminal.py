@@ -1,4 +1,4 @@
-"""The form in a terminal: an item, a line that says what one thinks of it, the next item."""
+"""The labeling form in the terminal: show an item, read a line, show the next item."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,12 +11,12 @@ from .question import Choice
 from .queue import Item, Queue, cut, progress, shown
 
 _SHOWN = 6000
-"""Most characters of a text that are shown."""
-_HELP = "a number labels, with words behind it as a comment; s skips, b goes back, q ends"
+"""Most characters of a text to print."""
+_HELP = "type a number to label, with an optional comment after it; s skips, b goes back, q quits"
 
 
 class TerminalForm:
-    """Asks one person for labels, line by line."""
+    """Asks one annotator for labels, line by line."""
 
     def __init__(
         self,
@@ -27,13 +27,13 @@ class TerminalForm:
         console: Console,
         ask: Callable[[str], str],
     ) -> None:
-        """`ask` shows a prompt and returns a line; it raises EOFError when there is none."""
+        """`ask` prints a prompt and returns a line; it raises EOFError at the end of input."""
         self._store, self._queue, self._annotator = store, queue, annotator
         self._console, self._ask = console, ask
         self._before: list[Item] = []
 
     def run(self) -> int:
-        """Ask until nothing is left for this person, or they end; return how many labels."""
+        """Ask until nothing is left or the annotator quits; return the number of labels."""
         done = 0
         item = self._queue.next(self._store, self._annotator)
         while item is not None:
@@ -50,7 +50,7 @@ class TerminalForm:
         return done
 
     def _answer(self, item: Item) -> str:
-        """Ask until the line says something; store it, and return what it was."""
+        """Ask until a line is valid; store it, and return what it was."""
         for line in self._lines():
             word, _, comment = line.strip().partition(" ")
             if word in ("q", ""):
@@ -66,14 +66,14 @@ class TerminalForm:
             if choice is not None:
                 self._queue.add(self._store, item, self._annotator, choice, comment=comment.strip())
                 return "label"
-            self._console.print(Text(f"`{word}` is none of these: {_HELP}", style="yellow"))
+            self._console.print(Text(f"unknown answer `{word}`: {_HELP}", style="yellow"))
         return "q"
 
     def _lines(self) -> Iterator[str]:
         while True:
             try:
                 yield self._ask("> ")
-            except (EOFError, KeyboardInterrupt):  # what was said until then is stored
+            except (EOFError, KeyboardInterrupt):  # labels up to here are stored
                 return
 
     def _choice(self, word: str) -> Choice | None:

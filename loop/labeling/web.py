@@ -1,4 +1,4 @@
-"""The form in a browser: one page, and the three requests that it makes."""
+"""The labeling form in a browser: one page and its requests."""
 
 import hmac
 import json
@@ -16,10 +16,10 @@ from ...store.records import proper
 from .queue import Queue, cut, progress, shown
 
 BODY_BYTES = 64 << 10
-"""Longest request that is read."""
+"""Most bytes of a request body."""
 _LONGEST_NAME = 80
 _SHOWN = 100_000
-"""Most characters of a text that are sent."""
+"""Most characters of a text to send."""
 _POLICY = (
     "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; connect-src 'self'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -34,11 +34,11 @@ def app(
     token: str | None = None,
     annotator: str | None = None,
 ) -> FastAPI:
-    """Return the application that serves the form, to `annotator` until they say who they are.
+    """Return the application that serves the form; `annotator` is the suggested name.
 
-    Requests are answered under the names in `hosts` only, so that no other site can be made to
-    stand for this one; None: under any. What the page asks for carries a key that only the page
-    knows; with a `token`, the page itself is given to those alone who have it.
+    Only requests to a host in `hosts` are answered, which prevents DNS rebinding; None: any host.
+    The page's requests carry a key that only the page knows. With a `token`, the page itself
+    requires it.
     """
     served = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     key = secrets.token_urlsafe(24)
@@ -51,10 +51,10 @@ def app(
         given = request.query_params.get("token") or ""
         shown_key = request.headers.get("x-rlake-key") or ""
         if not (given + shown_key).isascii():
-            return _refused(400, "a token or a key is of ASCII alone")
+            return _refused(400, "a token or key must be ASCII")
         if request.url.path == "/":
             if token is not None and not hmac.compare_digest(given, token):
-                return _refused(403, "this address lacks its token")
+                return _refused(403, "the address lacks its token")
         elif not hmac.compare_digest(shown_key, key):
             return _refused(403, "this request does not come from the page")
         return await call_next(request)
@@ -70,7 +70,7 @@ def app(
             "question": queue.question.text,
             "labels": [c.label for c in queue.question.choices],
         }
-        # no `</script>` of a label ends the script
+        # or a label with `</script>` would end the script
         text = json.dumps(message).replace("<", "\\u003c")
         headers = {
             "Content-Security-Policy": _POLICY.format(nonce),
@@ -83,14 +83,14 @@ def app(
 
     @served.get("/item")
     def item(annotator: str, key: str | None = None) -> Response:
-        return _told(lambda: _next(store, queue, _name(annotator), key))
+        return _answered(lambda: _next(store, queue, _name(annotator), key))
 
     @served.post("/label")
     async def label(request: Request) -> Response:
         body = await _body(request)
         if body is None:
             return _refused(413, f"a request has at most {BODY_BYTES:,} bytes")
-        return await run_in_threadpool(lambda: _told(lambda: _add(store, queue, body)))
+        return await run_in_threadpool(lambda: _answered(lambda: _add(store, queue, body)))
 
     return served
 
@@ -120,20 +120,20 @@ def _add(store: Store, queue: Queue, body: bytes) -> dict[str, Any]:
 
 
 class _WrongRequest(RlakeError):
-    """What was sent is not what the page sends."""
+    """A request that the page would not send."""
 
 
 def _name(annotator: object) -> str:
     name = str(annotator).strip()
     if not name or len(name) > _LONGEST_NAME or proper(name) != name:
-        raise _WrongRequest(f"an annotator has 1 to {_LONGEST_NAME} characters, all of them whole")
+        raise _WrongRequest(f"an annotator's name has 1 to {_LONGEST_NAME} valid characters")
     return name
 
 
-def _told(answer: Any) -> Response:
+def _answered(answer: Any) -> Response:
     try:
         return JSONResponse(answer())
-    except RlakeError as error:  # what the person can mend is said to them
+    except RlakeError as error:  # what the annotator can fix
         return _refused(400, str(error))
 
 

@@ -1,4 +1,4 @@
-"""What algorithms are made of: the parts that several of them share."""
+"""The parts that several algorithms share."""
 
 from .algorithm import (
     Aggregation,
@@ -14,7 +14,7 @@ from .algorithm import (
 from .clipped import Clipped
 from .importance import Correction
 from .kl import KL
-from .policy_gradient import PolicyGradient
+from .policy_gradient import PolicyGradient, Unclipped
 
 __all__ = [
     "KL",
@@ -28,6 +28,7 @@ __all__ = [
     "PolicyGradient",
     "Positive",
     "Share",
+    "Unclipped",
     "Unit",
     "aggregate",
 ]

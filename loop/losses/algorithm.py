@@ -1,4 +1,4 @@
-"""What an algorithm is: a frozen dataclass with an advantage operator and a loss."""
+"""The base class of algorithms: a frozen dataclass with an advantage operator and a loss."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from ...operators import Operator
 from .batch import Batch, Examples
 
 Unit = Literal["row", "group", "pair"]
-"""What is drawn whole."""
+"""What one draw takes."""
 Aggregation = Literal[
     "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
 ]
-"""How losses of tokens become one number; see `aggregate`."""
+"""How losses of tokens are reduced to one number; see `aggregate`."""
 Count = Annotated[int, Field(ge=1)]
 """At least one; checked where a configuration gives it."""
 Positive = Annotated[float, Field(gt=0)]
@@ -28,7 +28,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss to minimise, and measurements; both add up over the micro-batches of an update."""
+    """A loss to minimize, and metrics; both are summed over the micro-batches of an update."""
 
     value: Tensor
     metrics: dict[str, Tensor]
@@ -36,26 +36,26 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """One file, one frozen dataclass; its fields are what can be configured."""
+    """An algorithm is one file with one frozen dataclass, whose fields are its parameters."""
 
     unit: ClassVar[Unit] = "row"
-    """What is drawn: a row, a whole group since its rows are compared, or a stored preference,
+    """What one draw takes: a row, a whole group, whose rows are compared, or a stored preference,
     whose rows come as chosen, rejected, chosen, rejected ..."""
     network: ClassVar[Literal["policy", "reward_model"]] = "policy"
-    """What is trained: a language model, or one that gives a sequence a score."""
+    """The trained network: a language model, or one that scores sequences."""
 
     takes_experts: ClassVar[bool] = False
     """Whether it imitates rows whose source is `expert`, which need no advantage or log-probs."""
     likelihoods_at: ClassVar[float | None] = None
-    """The temperature of likelihoods: 1 where answers are imitated or compared by them; None: that
-    which each row was sampled at, for what is weighed against the log-probs of who wrote it."""
+    """The temperature of likelihoods: 1 for imitation and preferences; None: the one at which each
+    row was sampled, for ratios to the log-probs of the policy that sampled it."""
     documents: ClassVar[bool] = False
-    """Whether rows are plain texts, all of whose tokens are trained on."""
-    greedy_tries: ClassVar[int] = 0
-    """Tries at each task that are made greedily beside the others, and not trained on."""
+    """Whether rows are plain texts whose tokens are all trained on."""
+    greedy_rollouts: ClassVar[int] = 0
+    """Additional rollouts of each task, sampled greedily and not trained on."""
 
     group_size: Count = 1
-    """Tries at each task, unless the run sets another number."""
+    """Rollouts of each task, unless the run sets another number."""
 
     @property
     def grouped(self) -> bool:
@@ -64,32 +64,32 @@ class Algorithm:
 
     @property
     def table(self) -> str:
-        """The table whose rows are drawn."""
+        """The table that is drawn from."""
         return "preferences" if self.unit == "pair" else "experiences"
 
     @property
     def needs(self) -> frozenset[str]:
-        """Columns that it reads beyond tokens, mask and weight: see `training/batch.py`."""
+        """Columns that it reads besides tokens, mask and weight: see `losses/batch.py`."""
         return frozenset()
 
     @property
     def companion_needs(self) -> frozenset[str]:
-        """Columns that are measured of its companions."""
+        """Columns of `MEASURED` that it reads of its companions."""
         return self.needs
 
     def advantage(self) -> Operator | None:
-        """Return the operator that computes the column `advantage`, or None when there is none."""
+        """Return the operator that computes the column `advantage`, or None."""
         return None
 
     def companions(self, rows: Examples) -> Examples | None:
-        """Return other sequences that are measured beside the rows, and not trained on."""
+        """Return additional sequences that are scored with the rows but not trained on."""
         del rows
 
     def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
-        """Add what depends on the step as a whole, once, before it is cut into micro-batches.
+        """Add columns that depend on the whole step, before it is divided into micro-batches.
 
-        Whatever a loss takes a mean, a maximum or an order of must be worked out here, or the
-        gradient would depend on the cut.
+        Means, maxima and orders over rows must be computed here, or the gradient would depend on
+        how the step is divided.
         """
         del companions
         return rows
@@ -107,7 +107,7 @@ class Algorithm:
         del logprobs_MV, teacher_MV
 
     def adapt(self, state: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return what to remember for the next step, given what this one measured."""
+        """Return the state for the next step, given this one's metrics."""
         del metrics
         return dict(state)
 
@@ -115,12 +115,14 @@ class Algorithm:
 def aggregate(
     losses_BT: Tensor, batch: Batch, how: Aggregation, *, norm: float | None = None
 ) -> Tensor:
-    """Make one number of the losses of tokens, as a share of the whole update's.
+    """Reduce the losses of tokens to one number, this batch's share of the whole update's loss.
 
     token-mean: all trained tokens count the same. seq-mean-token-mean: all sequences count the
     same. seq-mean-token-sum: longer sequences count more. seq-mean-token-sum-norm: the same,
     divided by the constant `norm` (arXiv:2503.20783). Raises ValueError for another `how`.
     """
+    # Divided by totals of the update, not of the batch: the sum over micro-batches is then the same
+    # however the update is divided.
     masked_BT = losses_BT * batch.mask_BT * batch.weight_B[:, None]
     if how == "token-mean":
         return masked_BT.sum() / batch.totals.tokens
@@ -131,16 +133,16 @@ def aggregate(
         return sums_B.sum() / batch.totals.sequences
     if how == "seq-mean-token-sum-norm" and norm is not None:
         return sums_B.sum() / (batch.totals.sequences * norm)
-    raise ValueError(f"there is no aggregation `{how}` with norm {norm}")
+    raise ValueError(f"aggregation `{how}` with norm {norm} does not exist")
 
 
 FURTHEST = 20.0
-"""Log-ratios are cut off at so many nats, on both sides."""
+"""Largest absolute log-ratio, in nats."""
 
 
 def bounded(log_ratio: Tensor) -> Tensor:
-    """Return log-ratios, none further from 0 than 20 nats; what is cut off has no gradient.
+    """Clamp log-ratios to 20 nats on both sides; clamped ones have no gradient.
 
-    An infinite ratio would make a gradient of nan also where a clip has stopped it: 0 * inf.
+    An infinite ratio would make the gradient NaN even where a clip has set it to 0: 0 * inf.
     """
     return log_ratio.clamp(-FURTHEST, FURTHEST)

@@ -1,19 +1,19 @@
-"""Rows become tensors: the only place where Arrow becomes torch.
+"""Convert rows to tensors: the only place where Arrow becomes torch.
 
 `Examples` is a whole step, flat and on the CPU; `Batch` is a part of it, padded, on the device.
-Both carry their numbers as named columns, one value a token or one a row:
+Both have named columns, with one value per token or one per row:
 
-- stored: `logprobs` (the behaviour policy's), `teacher_logprobs`, `token_rewards`; per row
-  `advantage`, `reward`, `weight` (of the draw), `lag` (nan where unknown), `is_expert` (whether an
-  expert wrote the row), `group` (rows of one group have the same number), `temperature` (that
-  likelihoods of the row are at); of pairs the `margin` that was stored with them
-- measured before the update, without gradient, when the algorithm needs them: `proximal` (the
+- stored: `logprobs` (the behavior policy's), `teacher_logprobs`, `token_rewards`; per row
+  `advantage`, `reward`, `weight` (of the draw), `lag` (NaN if unknown), `is_expert` (whether an
+  expert wrote the row), `group` (rows of one group have the same number), `temperature` (at which
+  the row's likelihoods are computed); of pairs the stored `margin`
+- computed before the update, without gradient, if the algorithm needs them: `proximal` (the
   trained policy's log-probs), `old_entropy`, `old_discriminator` (the mean of p (H + log p) over
   its vocabulary), `old_values` (the critic's), `reference` (the reference policy's log-probs),
-  `teacher_logprobs` where they are not stored
-- worked out by `Algorithm.prepare`: any other, such as `returns` or a per-token `advantage`
-- of the networks that are trained, with gradient, in a Batch only: `entropy`, `values`, `scores`,
-  `vocabulary` (what `Algorithm.over_vocabulary` makes of whole distributions)
+  `teacher_logprobs` if they are not stored
+- computed by `Algorithm.prepare`: any others, such as `returns` or a per-token `advantage`
+- computed by the trained networks, with gradient, in a Batch only: `entropy`, `values`, `scores`,
+  `vocabulary` (the result of `Algorithm.over_vocabulary`)
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,35 +27,33 @@ from torch import Tensor
 from ...store.errors import JobError
 
 STORED = {
-    "logprobs": "leave such rows out with `trainer.where: logprobs IS NOT NULL`, or let the policy "
-    "before the step stand for the one that wrote them with `trainer.missing_logprobs: recompute`",
+    "logprobs": "leave such rows out with `trainer.where: logprobs IS NOT NULL`, or take those of "
+    "the policy before the step with `trainer.missing_logprobs: recompute`",
     "teacher_logprobs": "name a `trainer.teacher`, or leave such rows out with `trainer.where: "
     "teacher_logprobs IS NOT NULL`",
     "reward": "leave such rows out with `trainer.where: reward IS NOT NULL`",
 }
-"""Columns of a row that an algorithm may need, and the way out where a row has none."""
+"""Stored columns that an algorithm may need, and the way out if a row has none."""
 MEASURED = frozenset(
     ["proximal", "old_entropy", "old_discriminator", "old_values", "reference", "teacher_logprobs"]
 )
-"""Columns that networks give before the update."""
-TRAINED = frozenset({"entropy", "values", "scores", "vocabulary"})
-"""Columns that networks give with gradient."""
+"""Columns that networks compute before the update."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What the losses of an update are shares of, however it is cut into micro-batches."""
+    """The denominators of an update's losses, however it is divided into micro-batches."""
 
     tokens: float
-    """Tokens that are trained on; at least 1."""
+    """Trained tokens; at least 1."""
     sequences: float
     units: float
-    """Rows, or pairs where rows come in pairs."""
+    """Rows, or pairs if rows come in pairs."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of an update, or some of them: B sequences of T tokens, padded on the right.
+    """A micro-batch of an update: B sequences of T tokens, padded on the right.
 
     Position t of every column of tokens belongs to token t; padding is 0.
     """
@@ -66,11 +64,11 @@ class Batch:
     """Columns [B]."""
     totals: Totals
     places: tuple[int, ...] = ()
-    """Where each sequence stands among the rows of the step."""
+    """The position of each sequence among the rows of the update."""
     step: int = 1
-    """Which training step it belongs to, from 1."""
+    """The training step, from 1."""
     state: Mapping[str, float] = field(default_factory=dict)
-    """What the algorithm remembers from step to step, and found out of this one in `prepare`."""
+    """The algorithm's state: values kept from step to step, and those that `prepare` added."""
 
     @property
     def token_ids_BT(self) -> Tensor:
@@ -84,7 +82,7 @@ class Batch:
 
     @property
     def logprobs_BT(self) -> Tensor:
-        """The behaviour policy's log-probs."""
+        """The behavior policy's log-probs."""
         return self.tokens["logprobs"]
 
     @property
@@ -94,7 +92,7 @@ class Batch:
 
     @property
     def advantage_BT(self) -> Tensor:
-        """Each trained token's advantage: its own, or that of its sequence."""
+        """The advantage of each trained token: its own, or its sequence's."""
         if "advantage" in self.tokens:
             return self.tokens["advantage"] * self.mask_BT
         return self.rows["advantage"][:, None] * self.mask_BT
@@ -117,7 +115,7 @@ class Batch:
         return (values_BT * self.mask_BT).sum() / self.totals.tokens
 
     def constant(self, value: float) -> Tensor:
-        """Return this batch's share of a number that is one for the whole update."""
+        """Return this batch's share of a number that holds for the whole update."""
         return self.token_mean(torch.full_like(self.mask_BT, value))
 
     def row_mean(self, values_B: Tensor) -> Tensor:
@@ -152,7 +150,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Examples:
-    """The rows of one step: R sequences, N tokens in all, one sequence after the other."""
+    """The rows of one step: R sequences, concatenated, with N tokens in all."""
 
     experience_ids: Sequence[str]
     lengths: Tensor
@@ -162,23 +160,24 @@ class Examples:
     rows: Mapping[str, Tensor]
     """Columns [R], `weight` among them."""
     units: Tensor
-    """Rows with the same number are trained on together, as the two of a pair: int64 [R]."""
+    """Rows with the same number stay together, as the two of a pair: int64 [R]."""
     step: int = 1
     state: Mapping[str, float] = field(default_factory=dict)
-    """What the algorithm remembers from step to step, and found out of this one in `prepare`."""
+    """The algorithm's state: values kept from step to step, and those that `prepare` added."""
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @property
     def num_trained_tokens(self) -> int:
-        """Tokens with a loss; the first of a sequence has none, since nothing predicts it."""
+        """Tokens with a loss; the first token of a sequence has none, since nothing predicts it."""
         return int(self.tokens["mask"].sum())
 
     @property
     def totals(self) -> Totals:
-        """What losses of these rows are shares of."""
+        """The denominators of losses over these rows."""
         units = int(self.units.unique().numel())
+        # Never 0 tokens: a batch without any has a loss of 0, not NaN.
         return Totals(float(self.num_trained_tokens) or 1.0, len(self), units)
 
     @property
@@ -188,7 +187,7 @@ class Examples:
 
     @property
     def starts(self) -> Tensor:
-        """Where each sequence begins, and at last where all end: int64 [R + 1]."""
+        """The offset of each sequence, and the end of the last: int64 [R + 1]."""
         return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0))
 
     def sum_tokens(self, values_N: Tensor) -> Tensor:
@@ -205,7 +204,7 @@ class Examples:
         return replace(self, rows={**self.rows, **columns})
 
     def take(self, places: Sequence[int]) -> "Examples":
-        """Return some of the rows, in the order that is asked for."""
+        """Return some of the rows, in the given order."""
         at = torch.tensor(list(places), dtype=torch.long)
         spots = self.spots(places)
         return replace(
@@ -218,7 +217,7 @@ class Examples:
         )
 
     def spots(self, places: Sequence[int]) -> Tensor:
-        """Return where the tokens of some rows stand, row after row."""
+        """Return the indices of the tokens of some rows, row by row."""
         at = torch.tensor(list(places), dtype=torch.long)
         starts, lengths = self.starts[:-1][at], self.lengths[at]
         ends = lengths.cumsum(0)
@@ -226,7 +225,7 @@ class Examples:
         return torch.repeat_interleave(starts, lengths) + within
 
     def padded(self, places: Sequence[int], *, totals: Totals, pad_id: int) -> Batch:
-        """Return some of the rows as a batch; without places, one empty row."""
+        """Return some of the rows as a batch; without places, one row of padding."""
         at = torch.tensor(list(places), dtype=torch.long)
         lengths = self.lengths[at]
         width = int(lengths.max()) if len(at) else 1
@@ -253,7 +252,8 @@ class Examples:
 
 
 def joined(parts: Sequence[Examples]) -> Examples:
-    """Return the rows of several parts as one, with the columns that all of them have."""
+    """Concatenate parts, with the columns that all of them have."""
+    # Each part numbers its units from 0.
     sizes = [int(part.units.max()) + 1 if len(part) else 0 for part in parts]
     before = np.cumsum([0, *sizes])
 
@@ -272,18 +272,20 @@ def joined(parts: Sequence[Examples]) -> Examples:
 
 
 def examples(rows: pl.DataFrame, *, needs: frozenset[str] = frozenset(), step: int = 1) -> Examples:
-    """Take the columns of the rows that are trained on.
+    """Convert rows that are trained on.
 
-    Column `unit`, where there is one, says which rows belong together. Raises JobError when a row
-    misses what the algorithm needs, naming the row.
+    Rows with the same value of the column `unit`, if it exists, belong together. Raises JobError if
+    a row lacks a column that the algorithm needs; it names the row.
     """
     _check(rows, needs)
     lengths = torch.tensor(rows["token_ids"].list.len().to_numpy().astype(np.int64))
     starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))[:-1]
     mask = _flat(rows, "loss_mask", np.float32)
-    mask[starts] = 0.0
+    mask[starts] = 0.0  # nothing predicts the first token of a sequence
     tokens = {"token_ids": _flat(rows, "token_ids", np.int64), "mask": mask}
     for name in ("logprobs", "teacher_logprobs", "token_rewards"):
+        # Only if all rows have it: a batch has one set of columns. `_check` has refused rows that
+        # lack one which the algorithm needs.
         if name in rows.columns and rows.height and rows[name].null_count() == 0:
             tokens[name] = _flat(rows, name, np.float32)
     unit = rows["unit"] if "unit" in rows.columns else pl.int_range(rows.height, eager=True)
@@ -298,15 +300,15 @@ def examples(rows: pl.DataFrame, *, needs: frozenset[str] = frozenset(), step: i
 
 
 def without_missing_logprobs(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return rows whose absent log-probs are nan, one a token: `Optimization` measures them."""
+    """Replace missing log-probs with NaN, one per token, for `Updater` to compute."""
     unknown = pl.col("token_ids").list.eval(pl.element().cast(pl.Float32) * float("nan"))
     return rows.with_columns(logprobs=pl.coalesce("logprobs", unknown))
 
 
 def experts_to_imitate(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return rows of which an expert's have 0 for an advantage and log-probs that are absent.
+    """Set missing advantages and log-probs of an expert's rows to 0, and their temperature to 1.
 
-    What is imitated is likely as such: an expert's are at temperature 1.
+    The expert is imitated, so only the policy's own likelihood counts.
     """
     is_expert = pl.col("is_expert")
     zeros = pl.lit(0.0, pl.Float32).repeat_by(pl.col("token_ids").list.len())
@@ -320,11 +322,11 @@ def experts_to_imitate(rows: pl.DataFrame) -> pl.DataFrame:
 def at_temperature(
     rows: pl.DataFrame, *, run_id: str, run_temperature: float, likelihoods: float | None
 ) -> pl.DataFrame:
-    """Set `temperature` to what the likelihoods of each row are worked out at.
+    """Set `temperature` to the one at which each row's likelihoods are computed.
 
-    That is `likelihoods` where the algorithm says one; else the one that the row was sampled at, so
-    that its log-probs are of the same distribution. Rows that do not say it are at the run's own if
-    the run made them, and at 1 if not. Greedy rows (0) have log-probs at 1.
+    It is `likelihoods` if the algorithm fixes one; else the one at which the row was sampled, so
+    that both log-probs are of the same distribution. A row without a temperature has the run's own
+    if the run sampled it, else 1. Greedy rows (0) have log-probs at 1.
     """
     is_own = (pl.col("run_id") == run_id).fill_null(value=False)
     unknown = pl.when(is_own).then(run_temperature).otherwise(1.0)
@@ -354,7 +356,7 @@ def _flat(rows: pl.DataFrame, name: str, dtype: type) -> Tensor:
         wrong = rows.filter(pl.col(name).list.len() != pl.col("token_ids").list.len())
         raise JobError(
             f"experience `{wrong['experience_id'][0]}` has {name} that are not aligned with its "
-            "token_ids: each token has one"
+            "token_ids; expected one per token"
         )
     return torch.from_numpy(values.fill_null(0).to_numpy().astype(dtype))
 
@@ -366,10 +368,10 @@ def _numbers(rows: pl.DataFrame, name: str) -> Tensor:
 
 
 def untrainable(rows: pl.DataFrame, *, vocabulary: int | None, max_length: int | None) -> pl.Series:
-    """Say why a model cannot be trained on rows, NULL of those on which it can.
+    """Return why a model cannot be trained on each row, NULL if it can.
 
-    Those have tokens of its vocabulary, at most `max_length` of them, and a loss_mask as long. None
-    sets no limit.
+    It can if the row has at most `max_length` tokens of its vocabulary and a loss_mask of the same
+    length; None: no limit.
     """
     tokens, mask = pl.col("token_ids"), pl.col("loss_mask")
     length, last = tokens.list.len(), tokens.list.max()
@@ -380,16 +382,16 @@ def untrainable(rows: pl.DataFrame, *, vocabulary: int | None, max_length: int |
         pl.when(~(length > 0).fill_null(value=False))
         .then(pl.lit("it has no tokens"))
         .when(~ok.fill_null(value=False))
-        .then(pl.lit("its loss_mask does not say of each token whether it is trained on"))
+        .then(pl.lit("its loss_mask does not have one value per token"))
         .when(tokens.list.contains(None) | (tokens.list.min() < 0))
         .then(pl.lit("one of its token_ids is NULL or below 0"))
         .when(long)
         .then(
             pl.format(
-                f"its {{}} tokens are more than the {max_length} that the model takes", length
+                f"its {{}} tokens are more than the {max_length} that the model accepts", length
             )
         )
         .when(unknown)
-        .then(pl.format(f"it has token {{}}, and the model knows only {vocabulary}", last))
+        .then(pl.format(f"it has token {{}}, and the model has only {vocabulary}", last))
     )
     return rows.select(why=why.otherwise(pl.lit(None, pl.String)))["why"]

@@ -1,4 +1,4 @@
-"""The clipped surrogate, which several policy-gradient algorithms take."""
+"""The clipped surrogate that several policy-gradient algorithms share."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from .policy_gradient import PolicyGradient, ratio
 
 @dataclass(frozen=True, kw_only=True)
 class Clipped(PolicyGradient):
-    """Ratio times advantage, as far as the ratio may push (arXiv:1707.06347, equation 7).
+    """Ratio times advantage, with a clipped ratio (arXiv:1707.06347, equation 7).
 
     Metrics of all: `train/clip_fraction` is the share of tokens whose ratio left the trusted range
     on the side where that stops the gradient.

@@ -1,4 +1,4 @@
-"""Leaving out tokens that would lower the entropy of the policy most (arXiv:2602.03392)."""
+"""Mask the tokens that would lower the policy's entropy most (arXiv:2602.03392)."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from .clipped import Clipped
 
 @dataclass(frozen=True, kw_only=True)
 class Discriminating(Clipped):
-    """GRPO's clipped surrogate on the tokens that are kept; a subclass says which fall, in `below`.
+    """GRPO's clipped surrogate on the kept tokens; a subclass defines them in `below`.
 
     Metrics of all: `train/kept_fraction` is the share of trained tokens that are kept.
     """
@@ -31,7 +31,7 @@ class Discriminating(Clipped):
         return group_zscore()
 
     def below(self, rows: Examples, score_N: Tensor) -> Tensor:
-        """Return how far each token's discriminator S is below what is expected: [N]."""
+        """Return how far each token's discriminator S is below its expectation: [N]."""
         raise NotImplementedError(f"`{type(self).__name__}` has no expectation")
 
     def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
@@ -40,6 +40,7 @@ class Discriminating(Clipped):
         logp_N, entropy_N = rows.tokens["proximal"].double(), rows.tokens["old_entropy"].double()
         below_N = self.below(rows, logp_N.exp() * (entropy_N + logp_N))
         spread = below_N[rows.tokens["mask"] > 0].std(correction=0)
+        # Equal values differ by rounding, which must not decide which tokens are left out.
         is_low_N = (below_N > self.mu * spread) & (spread > 1e-12)
         left_out_N = is_low_N & (rows.rows["advantage"][rows.row_N] < 0)
         return rows.with_tokens(kept=(~left_out_N).to(rows.tokens["mask"].dtype))

@@ -1,4 +1,4 @@
-"""Credit for single tokens: their rewards, and generalised advantages over the trained tokens."""
+"""Token-level credit: rewards of tokens, and generalized advantages over trained tokens."""
 
 import torch
 from torch import Tensor
@@ -9,9 +9,9 @@ from .batch import Examples
 def earned(rows: Examples) -> Tensor:
     """Return the reward of each trained token [N], 0 for the others, in float64.
 
-    Where rows have `token_rewards`, what stands at tokens that are not trained on, such as an
-    environment's answer, belongs to the trained token before them; what stands before the first was
-    earned by none. Else the sequence's reward belongs to its last trained token.
+    With `token_rewards`, the reward of a token that is not trained on, such as an environment's
+    response, goes to the last trained token before it; rewards before the first trained token are
+    dropped. Without, the sequence's reward goes to its last trained token.
     """
     mask, row_N = rows.tokens["mask"] > 0, rows.row_N
     at_M = mask.nonzero()[:, 0]
@@ -30,9 +30,9 @@ def earned(rows: Examples) -> Tensor:
 def gae(rows: Examples, rewards_N: Tensor, values_N: Tensor, *, gamma: float, lam: float) -> Tensor:
     """Return the advantage of each trained token [N], 0 for the others, in float64.
 
-    Generalised advantage estimation (arXiv:1506.02438, equations 11 and 16) over the trained tokens
-    of each sequence: the token after one is the next that is trained on, whatever stands between,
-    and after the last comes nothing. A value is that of the state before its token.
+    Generalized advantage estimation (arXiv:1506.02438, equations 11 and 16) over the trained tokens
+    of each sequence: the successor of a token is the next trained one, whatever is between, and the
+    last one has none. A value is that of the state before its token.
     """
     at_M = (rows.tokens["mask"] > 0).nonzero()[:, 0]
     is_last_M = _is_last(rows.row_N[at_M])

@@ -1,4 +1,4 @@
-"""Off-policy correction: what rows of an older or other policy count."""
+"""Off-policy correction: importance weights and masks for rows of older or other policies."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,22 +13,22 @@ from .batch import Batch, Examples
 Level = Literal["token", "sequence", "geometric"]
 
 MEASURED = "correction/"
-"""What is found out of a step's weights stands in its state under names that begin so."""
+"""Prefix of the names in a step's state that describe its weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """How a loss makes up for rows that another policy than the trained one wrote.
+    """How a loss corrects for rows that another policy sampled.
 
-    Weights are pi_proximal/pi_behaviour, without gradient: pi_proximal is the policy before the
-    step, pi_behaviour the one that sampled, as stored. They make up for staleness and for an engine
-    that computes other log-probs than the trainer. Losses with a ratio then take it to pi_proximal,
-    so that nothing is counted twice: the decoupled objective of arXiv:2505.24298.
+    Weights are pi_proximal/pi_behavior, without gradient: pi_proximal is the policy before the
+    step, pi_behavior the one that sampled, as stored. They correct for staleness and for an engine
+    whose log-probs differ from the trainer's. Losses with a ratio then take it to pi_proximal, so
+    that nothing is corrected twice: the decoupled objective of arXiv:2505.24298.
 
-    `level` says of what the weights are: of each `token` alone (biased, of low variance); of the
-    `sequence`, the product over its trained tokens; `geometric`, that product's root of their
-    number (as in arXiv:2507.18071). A token that is masked out counts 0, and still counts in the
-    mean over tokens: what is left is not scaled up.
+    `level` is the unit of the weights: each `token` alone (biased, low variance); the `sequence`,
+    the product over its trained tokens; or `geometric`, the geometric mean over them (as in
+    arXiv:2507.18071). A masked token has weight 0 but still counts in the mean over tokens: the
+    others are not scaled up.
 
     Metrics: `train/importance` is the mean weight of a trained token, `train/importance_truncated`
     the share of tokens whose weight was above `cap`, `train/importance_masked` that of tokens
@@ -37,22 +37,22 @@ class Correction:
     """
 
     decoupled: bool = False
-    """Whether the trust region is around the policy before the step, and not the one that wrote."""
+    """Whether the trust region is around the policy before the step, not the sampling policy."""
     weights: Level | Literal["none"] | None = None
-    """Importance weights; None: of each token when decoupled, else none."""
+    """Importance weights; None: per token if decoupled, else none."""
     cap: Positive | None = 2.0
-    """Where weights are truncated (TIS); None: nowhere."""
+    """Largest weight (TIS); None: no limit."""
     mask: Level = "token"
-    """What is masked out when it is too unlikely or too likely now: tokens, or sequences."""
+    """The unit of the ratio by which tokens are masked."""
     mask_below: NonNegative = 0.0
-    """The ratio under which it is masked out."""
+    """Smallest ratio that is not masked."""
     mask_above: Positive | None = None
-    """The ratio over which it is masked out; None: no ratio is too large."""
+    """Largest ratio that is not masked; None: no limit."""
     half_life: Positive | None = None
-    """Training steps in which a row comes to count half; rows of unknown lag count in full."""
+    """Lag, in training steps, at which a row counts half; rows of unknown lag count in full."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a range that nothing is in."""
+        """Raise ConfigError for an empty range."""
         if self.mask_above is not None and self.mask_above <= self.mask_below:
             raise ConfigError(
                 f"`correction.mask_above` {self.mask_above:g} is not above "
@@ -61,14 +61,14 @@ class Correction:
 
     @property
     def level(self) -> Level | None:
-        """What importance weights are of, None without any."""
+        """The unit of the importance weights, None without weights."""
         if self.weights is None:
             return "token" if self.decoupled else None
         return None if self.weights == "none" else self.weights
 
     @property
     def is_masked(self) -> bool:
-        """Whether ratios out of a range are masked out."""
+        """Whether ratios outside a range are masked."""
         return self.mask_below > 0 or self.mask_above is not None
 
     @property
@@ -83,7 +83,7 @@ class Correction:
         return frozenset({"logprobs"} | ({"proximal"} if is_measured else set()))
 
     def prepare(self, rows: Examples) -> Examples:
-        """Add column `correction`, what each token's loss is multiplied with, if there is one."""
+        """Add the column `correction`, a factor of each token's loss, if anything is corrected."""
         if self.level is None and not self.is_masked and self.half_life is None:
             return rows
         found: dict[str, Tensor] = {}
@@ -107,13 +107,13 @@ class Correction:
         return batch.tokens["proximal"] if self.is_decoupled else batch.logprobs_BT
 
     def metrics(self, batch: Batch) -> dict[str, Tensor]:
-        """Return what `prepare` found out of the step's weights."""
+        """Return the metrics of the step's weights, which `prepare` computed."""
         names = [name for name in batch.state if name.startswith(MEASURED)]
         return {n.removeprefix(MEASURED): batch.constant(batch.state[n]) for n in names}
 
 
 def _ratio(rows: Examples, level: Level) -> Tensor:
-    """Return pi_proximal/pi_behaviour of each token, or of its sequence: [N]."""
+    """Return pi_proximal/pi_behavior of each token, or of its sequence: [N]."""
     mask = rows.tokens["mask"]
     log = (rows.tokens["proximal"] - rows.tokens["logprobs"]) * mask
     if level != "token":
@@ -125,15 +125,16 @@ def _ratio(rows: Examples, level: Level) -> Tensor:
 
 
 def _freshness(lag: Tensor, half_life: float) -> Tensor:
-    """Return what each row counts by its age, 1 at most: [R]."""
+    """Return the factor of each row by its lag, at most 1: [R]."""
     return torch.exp2(-torch.nan_to_num(lag, nan=0.0).clamp(min=0.0) / half_life)
 
 
 def _described(rows: Examples, columns: dict[str, Tensor]) -> Examples:
-    """Note means over the step's trained tokens, and what the weights leave of them."""
+    """Add means over the step's trained tokens, and the effective sample size, to the state."""
     is_trained = rows.tokens["mask"] > 0
     weight = columns["importance"][is_trained].double()
     found = {name: column[is_trained].double().mean() for name, column in columns.items()}
     found["importance_ess"] = weight.sum() ** 2 / (len(weight) * (weight**2).sum())
+    # 0 and not NaN for a step without trained tokens
     noted = {f"{MEASURED}{name}": float(torch.nan_to_num(value)) for name, value in found.items()}
     return replace(rows, state={**rows.state, **noted})

@@ -1,4 +1,4 @@
-"""How far the trained policy is from the reference policy: estimates of the divergence."""
+"""Estimates of the KL divergence of the trained policy from the reference policy."""
 
 import math
 from collections.abc import Mapping
@@ -15,18 +15,18 @@ from .batch import Examples
 Estimator = Literal["k1", "k2", "k3", "low_variance", "abs", "corrected_k3"]
 
 STATE = "kl_coef"
-"""Where an adaptive coefficient is remembered from step to step."""
+"""Name of an adaptive coefficient in the algorithm's state."""
 LOW_VARIANCE_LIMIT = 10.0
-"""Most that `low_variance` says of a token, in nats."""
+"""Largest absolute estimate of `low_variance` for a token, in nats."""
 CORRECTION_LIMIT = 2.0
-"""Most that a token counts in `corrected_k3`."""
+"""Largest weight of a token in `corrected_k3`."""
 LARGEST_ERROR = 0.2
-"""Most that an adaptive coefficient takes a divergence to be off, as a share of its target."""
+"""Largest relative error of the divergence to which an adaptive coefficient reacts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KL:
-    """A penalty on KL(pi || pi_reference); without a coefficient there is none.
+    """A penalty on KL(pi || pi_reference); off with a coefficient of 0.
 
     With d = log pi/pi_reference of the token that was sampled, the first three estimators are those
     of http://joschu.net/blog/kl-approx.html; all but `k2` and `abs` have the divergence as their
@@ -44,22 +44,22 @@ class KL:
     """k1 d; k2 d^2 / 2; k3 exp(-d) - 1 + d; low_variance k3, between -10 and 10; abs |d|;
     corrected_k3 k3 times pi/pi_old, at most 2, pi_old being the policy that wrote the row."""
     coef: NonNegative = 0.0
-    """What a nat of divergence costs."""
+    """Penalty per nat of divergence."""
     part_of: Literal["loss", "reward"] = "loss"
     """Whether it is added to the loss, or taken off each token's reward before advantages are
     computed, from the log-probs before the step. Groups are then compared anew, over their rows
     that are trained on."""
     target: Positive | None = None
-    """Nats a token that an adaptive coefficient keeps to; None: the coefficient is fixed."""
+    """Divergence, in nats per token, that an adaptive coefficient aims at; None: it is fixed."""
     horizon: Positive = 10.0
     """Steps in which a coefficient adapts; its reciprocal is K_beta of arXiv:1909.08593."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for parameters that make no sense together."""
+        """Raise ConfigError for parameters that contradict each other."""
         if self.target is not None and not self.coef:
             raise ConfigError(
-                "`kl.target` is set and `kl.coef` is 0, which no factor makes any larger; set the "
-                "coefficient to begin with"
+                "`kl.target` is set and `kl.coef` is 0, which stays 0 however it is scaled; set an "
+                "initial coefficient above 0"
             )
         if self.part_of == "reward" and self._is_corrected:
             raise ConfigError(
@@ -81,13 +81,13 @@ class KL:
 
     @property
     def is_charged(self) -> bool:
-        """Whether rewards are less by it."""
+        """Whether the penalty is subtracted from rewards."""
         return self.coef > 0 and self.part_of == "reward"
 
     def estimate(
-        self, logprobs: Tensor, reference: Tensor, behaviour: Tensor | None = None
+        self, logprobs: Tensor, reference: Tensor, behavior: Tensor | None = None
     ) -> Tensor:
-        """Return an estimate for each token, in nats; `behaviour` is read by `corrected_k3`."""
+        """Return an estimate for each token, in nats; `behavior` is read by `corrected_k3`."""
         difference = logprobs - reference
         if self.estimator == "k1":
             return difference
@@ -99,20 +99,20 @@ class KL:
             return _k3(difference)
         if self.estimator == "low_variance":
             return _k3(bounded(difference)).clamp(-LOW_VARIANCE_LIMIT, LOW_VARIANCE_LIMIT)
-        assert behaviour is not None, "`needs` names the behaviour policy's log-probs"
-        weight = bounded(logprobs - behaviour).exp().clamp(max=CORRECTION_LIMIT)
+        assert behavior is not None, "`needs` names the behavior policy's log-probs"
+        weight = bounded(logprobs - behavior).exp().clamp(max=CORRECTION_LIMIT)
         return weight * _k3(difference)
 
     def coefficient(self, state: Mapping[str, float]) -> float:
-        """Return what a nat costs in a step, given what `adapt` remembered."""
+        """Return the coefficient of a step, given the state that `adapt` returned."""
         return state.get(STATE, self.coef)
 
     def charged(self, rows: Examples) -> Tensor:
-        """Return what each token's reward is less by [N], 0 where none is trained on.
+        """Return the penalty on each token's reward [N], 0 for tokens that are not trained on.
 
-        The divergence is that of the policy before the step, which on policy wrote the rows (as in
-        arXiv:2203.02155, section 3.5). All 0 without a coefficient, and when the penalty is part of
-        the loss.
+        The divergence is that of the policy before the step, which on policy sampled the rows (as
+        in arXiv:2203.02155, section 3.5). All 0 without a coefficient, and if the penalty is part
+        of the loss.
         """
         mask = rows.tokens["mask"]
         if not self.is_charged:
@@ -123,9 +123,9 @@ class KL:
     def adapt(self, state: Mapping[str, float], divergence: float | None) -> dict[str, float]:
         """Return the state with the next step's coefficient (arXiv:1909.08593, section 2.2).
 
-        It grows by a `horizon`-th of how far the divergence is above the target, as a share of the
-        target that is 0.2 at most, and shrinks likewise. A fixed one, and one of a step that has no
-        finite divergence, stays as it is.
+        It is multiplied by 1 + error / `horizon`, where error is the relative difference of the
+        divergence from the target, at most 0.2 on both sides. A fixed coefficient, and that of a
+        step without a finite divergence, stays as it is.
         """
         if self.target is None or divergence is None or not math.isfinite(divergence):
             return dict(state)

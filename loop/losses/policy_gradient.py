@@ -1,4 +1,4 @@
-"""What policy-gradient algorithms share: groups, ratios, penalties, correction, aggregation."""
+"""The parts that policy-gradient algorithms share: ratios, penalties, correction, aggregation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,34 +19,33 @@ from .kl import KL
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradient(Algorithm):
-    """A loss of tokens by their advantage; a subclass says which, in `surrogate`.
+    """A loss of tokens from their advantage; a subclass defines it in `surrogate`.
 
     Metrics of all: `train/ratio` is the mean of pi/pi_old over trained tokens, each from exp(-20)
-    to exp(20); `train/kl` the k3 estimate of KL(pi_old || pi), in nats a token; `train/entropy`
-    the mean of -log pi of the sampled tokens, which estimates the entropy on policy, or where an
-    entropy bonus is paid the mean of the entropy itself; `train/mismatch_kl`, where the policy
-    before the step is measured, the k3 estimate of KL(pi_behaviour || pi_proximal), which on policy
-    is how far the engine's log-probs are from the trainer's; `train/kl_reference` the estimate of
-    KL(pi || pi_reference) that is penalised, if one is; `train/kl_coef` what a nat of it costs.
+    to exp(20); `train/kl` the k3 estimate of KL(pi_old || pi), in nats per token; `train/entropy`
+    the mean of -log pi of the sampled tokens, which estimates the entropy on policy, or with an
+    entropy bonus the mean of the entropy itself; `train/mismatch_kl`, if the log-probs before the
+    step are computed, the k3 estimate of KL(pi_behavior || pi_proximal), which on policy is the
+    mismatch between engine and trainer; `train/kl_reference` the estimate of KL(pi ||
+    pi_reference), if it is penalized; `train/kl_coef` the penalty per nat of it.
     """
 
     unit: ClassVar[Unit] = "group"
 
     group_size: Count = 8
-    """Tries at each task."""
     aggregation: Aggregation = "token-mean"
-    """How losses of tokens become one number."""
+    """How losses of tokens are reduced to one number."""
     norm: Positive | None = None
     """The constant of seq-mean-token-sum-norm."""
     kl: KL = field(default_factory=KL)
     """Penalty on the divergence from the reference policy."""
     entropy_coef: float = 0.0
-    """What a nat of entropy is worth."""
+    """Bonus per nat of entropy."""
     correction: Correction = field(default_factory=Correction)
     """Off-policy correction."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError when the divergence is to be part of a reward that is not there."""
+        """Raise ConfigError if the KL penalty is part of a reward that is not read."""
         if not self.kl.is_charged:
             return
         credit, name = self.advantage(), type(self).__name__
@@ -56,7 +55,7 @@ class PolicyGradient(Algorithm):
         if credit and (others or credit.reads_all):
             raise ConfigError(
                 f"`{name}` credits rows by `{credit.name}`, which reads "
-                f"{', '.join(f'`{c}`' for c in sorted(others)) or 'whatever there is'} beside the "
+                f"{', '.join(f'`{c}`' for c in sorted(others)) or 'all columns'} besides the "
                 "reward and its group; `kl.part_of` can only be `loss`"
             )
 
@@ -67,7 +66,7 @@ class PolicyGradient(Algorithm):
         return frozenset(own) | self.kl.needs | self.correction.needs
 
     def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
-        """Take the divergence off the rewards where that is asked for; add the correction."""
+        """Subtract the KL penalty from rewards if it is part of them; add the correction."""
         del companions
         credit = self.advantage() if self.kl.is_charged else None
         if credit is not None and "group" in rows.rows:
@@ -78,11 +77,11 @@ class PolicyGradient(Algorithm):
     def surrogate(
         self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of each token [B, T], and measurements without gradient."""
+        """Return the loss of each token [B, T], and metrics without gradient."""
         raise NotImplementedError(f"`{type(self).__name__}` has no surrogate")
 
     def loss(self, batch: Batch, logprobs_BT: Tensor) -> Loss:
-        """Add the surrogate, corrected, and the penalties."""
+        """Return the corrected surrogate plus penalties."""
         old_BT = self.correction.old(batch)
         losses_BT, metrics = self.surrogate(batch, logprobs_BT, old_BT)
         if "correction" in batch.tokens:
@@ -109,12 +108,26 @@ class PolicyGradient(Algorithm):
         )
 
     def adapt(self, state: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
-        """Remember the next step's coefficient of the divergence."""
+        """Return the state with the next step's KL coefficient."""
         return self.kl.adapt(state, metrics.get("kl_reference"))
 
     def aggregate(self, losses_BT: Tensor, batch: Batch) -> Tensor:
-        """Make one number of losses of tokens, in the way that is configured."""
+        """Reduce losses of tokens to one number, as configured."""
         return aggregate(losses_BT, batch, self.aggregation, norm=self.norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unclipped(PolicyGradient):
+    """REINFORCE's loss of whole answers: log-probability times advantage, without a ratio."""
+
+    aggregation: Aggregation = "seq-mean-token-sum"
+
+    def surrogate(
+        self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Log-probability times advantage, negated."""
+        del old_BT  # no ratio: the policy that sampled the rows does not matter
+        return -batch.advantage_BT * logprobs_BT, {}
 
 
 def ratio(batch: Batch, logprobs_BT: Tensor, old_BT: Tensor) -> Tensor:
@@ -123,13 +136,13 @@ def ratio(batch: Batch, logprobs_BT: Tensor, old_BT: Tensor) -> Tensor:
 
 
 _CREDITED = frozenset({"experience_id", "group_id", "reward"})
-"""What is known of a step's rows when they are credited again."""
+"""Columns of a step's rows that are available when advantages are computed again."""
 
 
 def compares(algorithm: Algorithm) -> bool:
-    """Tell whether an algorithm gives a row that is alone in its group no credit, whatever it did.
+    """Return whether a row that is alone in its group always has advantage 0.
 
-    Of one that looks at more than rewards it is not known.
+    False for an operator that reads more than rewards, of which it is unknown.
     """
     credit = algorithm.advantage()
     if credit is None or not credit.whole_groups or set(credit.reads) - _CREDITED:
@@ -139,9 +152,9 @@ def compares(algorithm: Algorithm) -> bool:
 
 
 def _credited(rows: Examples, credit: Operator, less_R: Tensor) -> Tensor:
-    """Return the advantages of rows whose rewards are less than they were drawn with: [R].
+    """Return the advantages of rows after a penalty on their rewards: [R].
 
-    Statistics of groups are those of the rows that are trained on.
+    Statistics of groups are over the rows that are trained on.
     """
     reward = (rows.rows["reward"].double() - less_R.double()).numpy()
     frame = pl.DataFrame(
@@ -151,7 +164,8 @@ def _credited(rows: Examples, credit: Operator, less_R: Tensor) -> Tensor:
             "reward": pl.Series(reward, nan_to_null=True),
         }
     )
-    found = credit(frame.lazy()).collect(engine="in-memory")  # bit for bit the same
+    # The streaming engine sums in another order, and a resumed run must be bit-identical.
+    found = credit(frame.lazy()).collect(engine="in-memory")
     advantage = found["advantage"].fill_null(0.0).to_numpy().astype(np.float64)
     return torch.tensor(advantage, dtype=rows.rows["advantage"].dtype)
 
@@ -170,6 +184,6 @@ def _measured(batch: Batch, logprobs_BT: Tensor, old_BT: Tensor) -> dict[str, Te
 
 
 def _k3(batch: Batch, logprobs_BT: Tensor, old_BT: Tensor) -> Tensor:
-    """Return the mean over trained tokens of an estimate of KL(old || new)."""
+    """Return the mean k3 estimate of KL(old || new) over trained tokens."""
     log_BT = bounded((logprobs_BT - old_BT) * batch.mask_BT)
     return batch.token_mean(log_BT.exp() - 1 - log_BT)

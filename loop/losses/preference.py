@@ -1,4 +1,4 @@
-"""What losses of preferences share: pairs of rows, implicit rewards, and how well they rank."""
+"""The parts that preference losses share: pairs of rows, implicit rewards, ranking metrics."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,21 +11,21 @@ from .batch import Batch
 
 @dataclass(frozen=True)
 class Sides:
-    """A number of each of P pairs' rows."""
+    """A number for each row of P pairs."""
 
     chosen_P: Tensor
     rejected_P: Tensor
 
     @property
     def margin_P(self) -> Tensor:
-        """How far the chosen one is above the rejected one."""
+        """The chosen row's number minus the rejected row's."""
         return self.chosen_P - self.rejected_P
 
 
 def sides(values_B: Tensor) -> Sides:
     """Split numbers of rows, which come as chosen, rejected, chosen, rejected ...
 
-    A row that stands alone, as in an empty batch, is of no pair.
+    The single row of an empty batch belongs to no pair.
     """
     whole_B = values_B[: len(values_B) // 2 * 2]
     return Sides(whole_B[0::2], whole_B[1::2])
@@ -33,15 +33,15 @@ def sides(values_B: Tensor) -> Sides:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairwise(Algorithm):
-    """A loss of each pair by what its two rows are worth; a subclass says which, in `losses`.
+    """A loss of each pair from its rows' implicit rewards; a subclass defines it in `losses`.
 
-    Rows are those of stored preferences, so the policy need not have written them. The loss of a
-    step is the mean over its pairs.
+    Rows are those of stored preferences, which any policy may have sampled. The loss of a step is
+    the mean over its pairs.
 
-    Metrics of all: `train/chosen_reward` and `train/rejected_reward` are the means of what the
-    chosen and the rejected rows are worth to the policy, as the algorithm defines it;
-    `train/reward_margin` the mean of their differences; `train/accuracy` the share of pairs whose
-    chosen row is worth more, half of those whose rows are worth the same; `train/chosen_logp` and
+    Metrics of all: `train/chosen_reward` and `train/rejected_reward` are the mean implicit rewards
+    of the chosen and the rejected rows, as the algorithm defines them; `train/reward_margin` the
+    mean of their differences; `train/accuracy` the share of pairs whose chosen row has the higher
+    one, counting half of those whose rows have the same; `train/chosen_logp` and
     `train/rejected_logp` the means of the rows' log-probs, summed over tokens.
     """
 
@@ -49,7 +49,7 @@ class Pairwise(Algorithm):
     likelihoods_at: ClassVar[float | None] = 1.0
 
     def rewards(self, batch: Batch, logprobs_BT: Tensor) -> Tensor:
-        """Return what each row is worth to the policy: [B]."""
+        """Return the implicit reward of each row: [B]."""
         raise NotImplementedError(f"`{type(self).__name__}` has no rewards")
 
     def losses(self, rewards: Sides) -> Tensor:
@@ -57,7 +57,7 @@ class Pairwise(Algorithm):
         raise NotImplementedError(f"`{type(self).__name__}` has no losses")
 
     def loss(self, batch: Batch, logprobs_BT: Tensor) -> Loss:
-        """Take the mean of the pairs' losses, weighted as they were drawn."""
+        """Take the mean of the pairs' losses, with the weights of the draw."""
         rewards_B = self.rewards(batch, logprobs_BT)
         losses_P = self.losses(sides(rewards_B))
         value = batch.row_mean(losses_P * sides(batch.weight_B).chosen_P)
@@ -73,7 +73,7 @@ class Pairwise(Algorithm):
 
 
 def ranking(batch: Batch, rewards: Sides) -> dict[str, Tensor]:
-    """Measure how well rewards rank the rows of pairs."""
+    """Return metrics of how well rewards rank the rows of pairs."""
     above_P = (rewards.margin_P > 0).to(rewards.margin_P.dtype)
     equal_P = (rewards.margin_P == 0).to(rewards.margin_P.dtype)
     return {

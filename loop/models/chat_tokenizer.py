@@ -1,5 +1,6 @@
-"""Conversations as tokens: what assistants wrote is trained on, where the chat template allows."""
+"""Tokenize conversations, with a mask over the assistant's tokens."""
 
+import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,19 +11,17 @@ from ...store.errors import ConfigError, missing_extra
 from ...store.files import Tokens
 from ...store.records import Message
 from .load import eos_id, ids_behind, plain, prompt_ids, tokenizer_digest
+from .tool_calls import of_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-import json
-
-from .tool_calls import of_text
 
 BROKEN_PREFIX = "the chat template writes earlier turns anew"
 REFUSED = "the chat template refuses the messages"
 UNWRITTEN = "the chat template writes none of its assistant turns"
 NOT_TEXT = "a message of it has parts that are no text"
-_MARK = "\ue000what-was-answered-stands-here\ue000"
+# Private-use characters, which neither templates nor real texts contain.
+_MARK = "\ue000answer\ue000"
 
 Tools = Sequence[dict[str, Any]] | None
 Part = tuple[str, bool]
@@ -30,64 +29,60 @@ Part = tuple[str, bool]
 
 
 class ConversationTokenizer:
-    """Makes tokens of conversations with the tokenizer of a model's folder."""
+    """Tokenizes conversations with the tokenizer of a model's folder."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, is_exact: bool = True) -> None:
-        """Refuse conversations whose earlier turns the template writes anew, if it `is_exact`.
+        """If `is_exact`, refuse conversations whose earlier turns the template rewrites.
 
-        Else such turns are trained on as they stand in the whole conversation.
+        Else such turns are trained on as they are rendered in the whole conversation.
         """
         self._tokenizer, self._is_exact = tokenizer, is_exact
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Digest of the tokenizer."""
-        return self._digest
-
-    @cached_property
-    def _digest(self) -> str:
         return tokenizer_digest(self._tokenizer)
 
     def __call__(
         self, messages: Sequence[Message], tools: Tools, *, first: int = 0
     ) -> Tokens | str:
-        """Return tokens, with a mask that is true where an assistant wrote; or why there are none.
+        """Return tokens, with a mask that is true for an assistant's; or why there are none.
 
-        The tokens are those that a policy would have been asked with, and its answers, calls of
-        tools included, with their end tokens. An earlier turn stands as the policy wrote it where
-        the template writes it the same way once the talk went on; where it does not, no policy can
-        have seen these tokens. Turns before the `first` message are not trained on.
+        The tokens are the prompts that a policy would have been given, and its answers and tool
+        calls with their end tokens. If the template renders an earlier turn differently once the
+        conversation continues, no policy can have seen these tokens. Turns before the `first`
+        message are not trained on.
         """
         why_not = why_untrainable(messages)
         if why_not is not None:
             return why_not
         try:
-            talk = [_plain(m) for m in messages]
-            return self._tokens(talk, list(tools) if tools else None, first)
-        except _Untold as error:
+            conversation = [_plain(m) for m in messages]
+            return self._tokens(conversation, list(tools) if tools else None, first)
+        except _NotTokenized as error:
             return str(error)
-        except Exception:  # noqa: BLE001  templates are others' programs, and rows hold anything
+        except Exception:  # noqa: BLE001  a template is a program of its own, and rows hold anything
             return REFUSED
 
-    def _tokens(self, talk: list[Message], tools: Tools, first: int) -> Tokens:
+    def _tokens(self, conversation: list[Message], tools: Tools, first: int) -> Tokens:
         ids: list[int] = []
         mask: list[bool] = []
-        for text, is_said in self._parts(talk, tools, first):
-            found = self._ids(text) if ids else self._first_ids(text)
+        for text, is_assistant in self._parts(conversation, tools, first):
+            found = ids_behind(self._tokenizer, text) if ids else self._first_ids(text)
             ids += found
-            mask += [is_said] * len(found)
-        last, end = talk[-1], eos_id(self._tokenizer)
+            mask += [is_assistant] * len(found)
+        last, end = conversation[-1], eos_id(self._tokenizer)
         if is_answer(last) and (not last.get("tool_calls") or ids[-1:] != [end]):
             ids.append(end)
             mask.append(True)
         if not any(mask):
-            raise _Untold(UNWRITTEN)
+            raise _NotTokenized(UNWRITTEN)
         return Tokens(ids, mask)
 
-    def _parts(self, talk: list[Message], tools: Tools, first: int) -> Iterator[Part]:
-        """Cut the conversation where an assistant begins and ends."""
-        is_text = is_answer(talk[-1]) and not talk[-1].get("tool_calls")
-        body = talk[:-1] if is_text else talk
+    def _parts(self, conversation: list[Message], tools: Tools, first: int) -> Iterator[Part]:
+        """Split the conversation at the beginning and end of each assistant turn."""
+        is_text = is_answer(conversation[-1]) and not conversation[-1].get("tool_calls")
+        body = conversation[:-1] if is_text else conversation
         whole = self._text(body, tools, ready=is_text)
         at = 0
         for place in (i for i, m in enumerate(body) if i >= first and is_answer(m)):
@@ -98,28 +93,32 @@ class ConversationTokenizer:
                 at = end
         if is_text:
             yield whole[at:], False
-            yield talk[-1]["content"], True
-        elif not is_answer(talk[-1]):
+            yield conversation[-1]["content"], True
+        elif not is_answer(conversation[-1]):
             yield whole[at:], False
 
     def _span(
-        self, whole: str, talk: list[Message], place: int, tools: Tools, *, ready: bool
+        self, whole: str, conversation: list[Message], place: int, tools: Tools, *, ready: bool
     ) -> tuple[int, int]:
-        """Return where an assistant's turn begins and ends, its end token included."""
+        """Return the offsets of an assistant's turn, with its end token."""
         if place:
-            before = self._text(talk[:place], tools, ready=True)
-            after = self._text(talk[: place + 1], tools)
+            before = self._text(conversation[:place], tools, ready=True)
+            after = self._text(conversation[: place + 1], tools)
             if whole.startswith(after) and after.startswith(before):
                 return len(before), self._end(after, len(before))
         if self._is_exact:
-            raise _Untold(BROKEN_PREFIX)
-        return self._written(whole, talk, place, tools, ready=ready)
+            raise _NotTokenized(BROKEN_PREFIX)
+        return self._written(whole, conversation, place, tools, ready=ready)
 
     def _written(
-        self, whole: str, talk: list[Message], place: int, tools: Tools, *, ready: bool
+        self, whole: str, conversation: list[Message], place: int, tools: Tools, *, ready: bool
     ) -> tuple[int, int]:
-        """Find a turn by what changes in the whole when it is another; (0, 0) if nothing does."""
-        other = [*talk[:place], {"role": "assistant", "content": _MARK}, *talk[place + 1 :]]
+        """Locate a turn by what changes in the text if it is replaced; (0, 0) if nothing does."""
+        other = [
+            *conversation[:place],
+            {"role": "assistant", "content": _MARK},
+            *conversation[place + 1 :],
+        ]
         text = self._text(other, tools, ready=ready)
         if _MARK not in text:
             return 0, 0
@@ -139,29 +138,26 @@ class ConversationTokenizer:
         )
 
     def _first_ids(self, text: str) -> list[int]:
-        if self._tokenizer.chat_template is None:  # a prompt may begin with a token of its own
+        if self._tokenizer.chat_template is None:  # the tokenizer may add a first token
             return prompt_ids(self._tokenizer, [{"content": text}])
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _ids(self, text: str) -> list[int]:
-        return ids_behind(self._tokenizer, text)
-
     def _end(self, text: str, start: int) -> int:
-        """Return where the last turn ends: behind its end token, where the template has one."""
+        """Return the end of the last turn: after its end token, if the template writes one."""
         last = str(self._tokenizer.eos_token)
         end = text.rfind(last, start) + len(last)
         return end if end >= start + len(last) and not text[end:].strip() else len(text)
 
 
-class _Untold(Exception):
+class _NotTokenized(Exception):
     """A conversation has no tokens; the message says why."""
 
 
 def _plain(message: Message) -> Message:
-    """Return a message as chat templates take it: content is text, arguments are values."""
+    """Return a message as chat templates expect it: content is text, arguments are values."""
     content, calls = message.get("content"), calls_of(message)
     if not is_text(content):
-        raise _Untold(NOT_TEXT)
+        raise _NotTokenized(NOT_TEXT)
     kept = {k: v for k, v in message.items() if k not in ("tool_calls", "function_call")}
     role = "tool" if message.get("role") == "function" else message.get("role")
     made = {**kept, "role": role, "content": text_of(content) or ""}
@@ -178,14 +174,14 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 def load_tokenizer(folder: str | Path) -> ConversationTokenizer:
     """Load the tokenizer of a folder in the Hugging Face format.
 
-    Raises ConfigError when there is none, or one that has no end token.
+    Raises ConfigError if it has none, or one without an end token.
     """
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise missing_extra("transformers", "train") from error
     if not Path(folder).is_dir():
-        raise ConfigError(f"`--tokenizer` {str(folder)!r} is no folder, expected one of a model")
+        raise ConfigError(f"`--tokenizer` {str(folder)!r} is not a folder; name that of a model")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -199,9 +195,9 @@ def load_tokenizer(folder: str | Path) -> ConversationTokenizer:
 
 
 def with_values(message: Message, tool_call_format: str = "hermes") -> Message:
-    """Return a message that calls tools as templates take it: arguments that are JSON are values.
+    """Return a message with tool calls as templates expect it: JSON arguments become values.
 
-    A call that could not be read stands in the content, as the model wrote it.
+    A call that could not be parsed is part of the content, as the model wrote it.
     """
     calls, text = [], str(message.get("content") or "")
     for call in message["tool_calls"]:
@@ -215,7 +211,7 @@ def with_values(message: Message, tool_call_format: str = "hermes") -> Message:
 
 
 def arguments_of(function: dict[str, Any]) -> Any:
-    """Return arguments as templates take them: an object, or text where they are none."""
+    """Return arguments as templates expect them: an object, or text if they are not one."""
     try:
         value = json.loads(function["arguments"])
     except (TypeError, ValueError, RecursionError):

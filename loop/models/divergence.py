@@ -1,4 +1,4 @@
-"""What a comparison of whole distributions, the policy's and a teacher's, says of each token."""
+"""Compare the whole distributions of policy and teacher at each token."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from .lm_head import Temperature, head_of, logprobs_at, split_temperature
 from .load import vocabulary
 
 Compare = Callable[[Tensor, Tensor], Tensor]
-"""A number [M] for M tokens, of the policy's and the teacher's log-probs of all V: [M, V] each."""
+"""(policy's log-probs [M, V], teacher's [M, V]) -> one number per token [M]."""
 
 
 def compared(
@@ -25,13 +25,13 @@ def compared(
     temperature: Temperature,
     chunk_bytes: int,
 ) -> dict[str, Tensor]:
-    """Return `logprobs` of the policy and `vocabulary`, what `compare` says, each [B, T].
+    """Return the policy's `logprobs` and `vocabulary`, the result of `compare`, each [B, T].
 
-    Both are 0 for tokens for which the mask is not set; the temperature is one, or that of each of
-    the others [M]. At most `chunk_bytes` of the two networks'
-    logits are held at once. Families round the rows of their head up to other numbers: what stands
-    behind the shorter head is no token, and is left out.
+    Both are 0 for masked tokens; the temperature is one number, or one per other token [M]. At most
+    `chunk_bytes` of the two networks' logits are in memory at once.
     """
+    # Model families pad the rows of their head to different multiples: rows beyond the shorter head
+    # are not tokens.
     size_V = min(vocabulary(policy), vocabulary(teacher))
     wanted_BT = mask_BT[:, 1:] > 0
     token_M = token_ids_BT[:, 1:][wanted_BT]
@@ -74,7 +74,7 @@ def _logprobs(
     head = head_of(model)
     if head is None:
         raise JobError(
-            f"`{type(model).__name__}` does something of its own to its logits, so whole "
+            f"`{type(model).__name__}` changes its logits in an unknown way, so whole "
             "distributions cannot be compared; take an algorithm of sampled tokens"
         )
     return logprobs_at(head.logits(hidden_CD)[:, :size_V], temperature)

@@ -1,4 +1,4 @@
-"""From hidden states to log-probs of tokens, in chunks, so that [M, V] is never there whole."""
+"""Compute log-probs of tokens from hidden states, in chunks: [M, V] is never whole in memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,16 +12,16 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 LOGITS_BYTES = 256 * 2**20
-"""Most bytes of logits that are held at once, unless a configuration says another number."""
+"""Default for the most bytes of logits in memory at once."""
 Temperature = float | Tensor
-"""One for all tokens, or that of each of them: [M]."""
+"""One for all tokens, or one per token: [M]."""
 KEPT = 2
-"""Chunks of logits that are kept for the gradient; as many are at work."""
+"""Chunks of logits that are kept for the gradient; two more are in use."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """What a model makes of hidden states: a layer, a factor, and a soft cap on the logits."""
+    """A model's head: a layer, a factor, and a soft cap on the logits."""
 
     layer: nn.Module
     factor: float = 1.0
@@ -33,7 +33,7 @@ class Head:
         return self.finished(self.layer(hidden_MD).float())
 
     def finished(self, logits_MV: Tensor) -> Tensor:
-        """Return what the layer gave as the model's logits."""
+        """Apply the factor and the cap to the layer's output."""
         if self.factor != 1.0:
             logits_MV = logits_MV * self.factor
         return logits_MV if self.cap is None else self.cap * torch.tanh(logits_MV / self.cap)
@@ -63,10 +63,10 @@ _HEADS: "WeakKeyDictionary[PreTrainedModel, Head | None]" = WeakKeyDictionary()
 
 
 def head_of(model: PreTrainedModel) -> Head | None:
-    """Return a model's head, or None where it does something else that we do not know.
+    """Return a model's head, or None if it computes its logits in another way.
 
-    Families scale their logits under several names, some divide and some multiply: what fits the
-    model's own logits on two tokens is taken.
+    Model families scale logits by settings of several names, some divide and some multiply: the
+    head that reproduces the model's own logits on two tokens is taken.
     """
     if model not in _HEADS:
         _HEADS[model] = _found(model)
@@ -78,12 +78,12 @@ def _found(model: PreTrainedModel) -> Head | None:
     layer = model.get_output_embeddings()
     if layer is None:
         return None
-    tokens = torch.tensor([[1, 0]], device=model.device)
-    with evaluating(model):  # the heads too: autocast would round what is compared
+    tokens = torch.tensor([[1, 0]], device=model.device)  # in every vocabulary
+    with evaluating(model):  # both sides: autocast would round the logits that are compared
         truth = model(input_ids=tokens, use_cache=False).logits[0].float()
         found = model.get_decoder()(input_ids=tokens, use_cache=False)
         hidden = getattr(found, "last_hidden_state", None)
-        if hidden is None:  # some models are their own decoder
+        if hidden is None:  # for some models `get_decoder` returns the model itself
             return None
         within = tolerance(model) * float(truth.abs().max()) + 1e-6
         for head in _candidates(model, layer):
@@ -103,13 +103,13 @@ def _candidates(model: PreTrainedModel, layer: nn.Module) -> Iterator[Head]:
 
 
 def tolerance(model: PreTrainedModel) -> float:
-    """Return how far two ways to the same number may be apart, as a share of the largest."""
+    """Return the relative tolerance between two computations of the same logits."""
     return 1e-3 if model.dtype in (torch.float32, torch.float64) else 3e-2
 
 
 @contextmanager
 def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Ask a model without dropout or autocast; afterwards it is in the mode that it was in."""
+    """Disable dropout and autocast; each module's mode is restored afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -131,15 +131,16 @@ def of_tokens(
 ) -> list[Tensor]:
     """Return each token's log-prob [M] and, if wanted, the entropy [M], in nats and float32.
 
-    The same as by log-softmax, in value and gradient. Logits are worked out again for the gradient,
-    but for those that fit into half of `max_logits_bytes`; the other half is for the chunk at work.
-    Raises TypeError when the head is no linear layer.
+    Values and gradients are those of log-softmax. Logits are recomputed for the gradient, except
+    those that fit into half of `max_logits_bytes`; the other half is for the current chunk. Raises
+    TypeError if the head is not a linear layer.
     """
     if type(head.layer) is not nn.Linear:
         raise TypeError(f"the head must be a linear layer, got {type(head.layer).__name__}")
     weight_VD: Tensor = head.layer.weight
     bias_V: Tensor | None = getattr(head.layer, "bias", None)
     kind = hidden_MD.device.type
+    # The function runs without autocast, so it gets its inputs in autocast's precision.
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         hidden_MD, weight_VD = hidden_MD.to(dtype), weight_VD.to(dtype)
@@ -151,7 +152,7 @@ def of_tokens(
 
 
 def _size(max_logits_bytes: int, vocabulary: int) -> int:
-    """Return how many tokens are a chunk; for one at work, there are two in memory."""
+    """Return the tokens of a chunk; the current one needs twice its logits in memory."""
     return max(1, max_logits_bytes // (4 * vocabulary * (KEPT + 2)))
 
 
@@ -161,17 +162,14 @@ class _Settings:
     temperature: Temperature
     entropy: bool
     size: int
-    """Tokens whose logits are worked out at once."""
+    """Tokens of one chunk."""
 
     def chunks(self, count: int) -> list[slice]:
-        """Return the chunks of so many tokens, of none an empty one."""
+        """Return the chunks of `count` tokens; an empty one for 0."""
         return [slice(i, i + self.size) for i in range(0, max(1, count), self.size)]
 
     def of(self, at: slice) -> Temperature:
-        """Return the temperature of the tokens of a chunk, as a column where they have their own.
-
-        One of 1.0 is a float, for which nothing needs to be divided.
-        """
+        """Return a chunk's temperature: a float, or a column [C, 1] if tokens have their own."""
         if isinstance(self.temperature, Tensor):
             return self.temperature[at, None]
         return self.temperature
@@ -185,7 +183,7 @@ class _Settings:
         return logits_CV if is_one else logits_CV.div_(temperature)
 
     def slope(self, logits_CV: Tensor, at: slice) -> Tensor | float:
-        """Return how the finished logits answer to what the layer gives."""
+        """Return the derivative of the finished logits by the layer's output."""
         temperature = self.of(at)
         slope = self.head.factor / temperature
         if self.head.cap is None:
@@ -230,6 +228,7 @@ class _OfTokens(torch.autograd.Function):
         settings: _Settings = ctx.settings
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         hidden_grad_MD = torch.empty_like(hidden_MD) if need_hidden else None
+        # Sums over all chunks are in float32, whatever the weights are.
         weight_grad_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if need_weight else None
         bias_grad_V = torch.zeros_like(bias_V, dtype=torch.float32) if need_bias else None
         for at in settings.chunks(len(hidden_MD)):
@@ -266,7 +265,7 @@ def _slopes(
     grad_C: Tensor,
     entropy: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Return the gradient by finished logits, in their place: [C, V].
+    """Return the gradient with respect to finished logits, computed in place: [C, V].
 
     That of the entropy H, whose gradient and value are `entropy`, is -p (log p + H).
     """

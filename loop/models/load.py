@@ -7,28 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...store.conversation import text_of
-from ...store.errors import ConfigError, missing_extra
+from ...store.errors import ConfigError, missing_extra, nearest
 from ...store.records import Message
 from ..config import FrozenModel, TinyModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-
 _TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
 )
-"""What was said, one after the other; what the model said ends as it was sampled."""
+"""Contents, concatenated; an assistant's turn ends with the end token, as it was sampled."""
 
 
 def load(config: FrozenModel, *, seed: int) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
-    """Load (or make) a model and its tokenizer; an adapter becomes part of the model below it."""
+    """Load or create a model and its tokenizer; an adapter is merged into its base model."""
     if config.from_scratch is not None:
         return make_tiny(config.from_scratch, seed=seed)
     assert config.path is not None, "the configuration has a path or a tiny model"
@@ -45,8 +39,8 @@ def load_folder(
 ) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
     """Load a causal language model and its tokenizer from a folder in the Hugging Face format.
 
-    The folder of an adapter gives the model below it, with the adapter on top. Raises ConfigError
-    for what cannot be loaded.
+    The folder of an adapter gives its base model with the adapter. Raises ConfigError if it cannot
+    be loaded.
     """
     try:
         import torch
@@ -65,21 +59,33 @@ def load_folder(
         model = AutoModelForCausalLM.from_pretrained(str(path), dtype=getattr(torch, dtype))
         tokenizer = AutoTokenizer.from_pretrained(str(path))
     except (OSError, ValueError, SafetensorError) as error:
+        reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"`{path}` is not a model that can be loaded: {str(error).splitlines()[0]}"
+            f"`{path}` is not a model that can be loaded: {_not_here(path, reason)}"
         ) from error
     return model, tokenizer
 
 
+def _not_here(path: str | Path, reason: str) -> str:
+    """Return why a model was not loaded; without such a folder, transformers asked the hub."""
+    place = Path(path)
+    if place.is_dir():
+        return reason
+    parent = place.parent
+    near = nearest(place.name, [f.name for f in parent.iterdir()] if parent.is_dir() else [])
+    hint = near if near.endswith("?") else ""
+    return f"no such folder in `{parent.resolve()}`, and on the hub: {reason}{hint}"
+
+
 def check_place(path: str | Path) -> None:
-    """Raise ConfigError for what is no folder, and cannot be the name of a hub's model either."""
+    """Raise ConfigError for a path that is neither a folder nor a possible name of a hub model."""
     text = str(path)
     if text.startswith(("/", ".", "~")) and not Path(path).is_dir():
-        raise ConfigError(f"`{text}` is not a model that can be loaded: there is no such folder")
+        raise ConfigError(f"`{text}` is not a model that can be loaded: no such folder")
 
 
 def check_folder(path: str | Path) -> None:
-    """Raise ConfigError for a folder that holds no model, before anything is loaded."""
+    """Raise ConfigError for a folder without a model, before anything is loaded."""
     check_place(path)
     files = ("config.json", "adapter_config.json")
     if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in files):
@@ -97,7 +103,7 @@ def _load_adapter(
     try:
         model, tokenizer = load_folder(place, dtype=dtype)
     except ConfigError as error:
-        raise ConfigError(f"the model below the adapter in `{folder}`: {error}") from error
+        raise ConfigError(f"the base model of the adapter in `{folder}`: {error}") from error
     add_stored(model, folder, digest=digest)
     if (folder / "tokenizer_config.json").is_file():
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
@@ -105,7 +111,7 @@ def _load_adapter(
 
 
 def make_tiny(spec: TinyModel, *, seed: int) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
-    """Make a small Qwen3 model with random weights, and a tokenizer of single characters."""
+    """Create a small Qwen3 model with random weights, and a tokenizer of single characters."""
     try:
         import torch
         from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -127,14 +133,14 @@ def make_tiny(spec: TinyModel, *, seed: int) -> tuple["PreTrainedModel", "PreTra
         eos_token_id=eos_id(tokenizer),
         pad_token_id=pad_id(tokenizer),
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # the caller's generator continues as if unused
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
     return model, tokenizer
 
 
 def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
-    """Make a tokenizer with one token for each character of `alphabet`; others become `<unk>`."""
+    """Create a tokenizer with a token per character of `alphabet`; others become `<unk>`."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -153,7 +159,7 @@ def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
 
 
 def tokenizer_in(folder: Path) -> "PreTrainedTokenizerFast | None":
-    """Return the tokenizer that lies in a folder, None where there is none."""
+    """Return the tokenizer of a folder, or None."""
     if not (folder / "tokenizer_config.json").is_file():
         return None
     try:
@@ -169,11 +175,10 @@ def prompt_ids(
     *,
     tools: Sequence[dict[str, Any]] | None = None,
 ) -> list[int]:
-    """Return the tokens that a policy is asked with: the chat template, ready for the answer.
+    """Return the prompt's tokens: the chat template with a generation prompt.
 
-    A tokenizer without a chat template gets the contents, one after the other, behind the token
-    that it puts before texts by itself, if any. A chat template writes such a token where it
-    belongs.
+    Without a chat template, they are the concatenated contents, after the first token that the
+    tokenizer adds to texts, if any. A chat template writes such a token itself.
     """
     if tokenizer.chat_template is None:
         return _begun(tokenizer, plain(messages))
@@ -188,7 +193,7 @@ def prompt_ids(
 
 
 def plain(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return a conversation as a tokenizer without a chat template reads it: all of its text."""
+    """Return the concatenated text of a conversation, for tokenizers without a chat template."""
     return "".join(text_of(m.get("content")) or "" for m in messages)
 
 
@@ -199,19 +204,19 @@ def response_ids(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
 
 
 def document_ids(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
-    """Return the tokens of a whole text, between the tokens that begin and end one."""
+    """Return the tokens of a whole text, with those that begin and end one."""
     return [*_begun(tokenizer, text), eos_id(tokenizer)]
 
 
 def _begun(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
-    """Return a text's tokens behind those that the tokenizer puts before texts by itself.
+    """Return a text's tokens after those that the tokenizer adds at the beginning.
 
-    What it puts behind them, as an end token, is left out: the text may go on. A text that is
-    written with its first token already has it once.
+    Tokens that it adds at the end, such as an end token, are left out: the text may continue. A
+    text that is written with its first token does not get it twice.
     """
     found = tokenizer(text, return_special_tokens_mask=True)
     ids, is_added = list(found["input_ids"]), list(found["special_tokens_mask"])
-    if 0 not in is_added:  # of an empty text
+    if 0 not in is_added:  # an empty text
         return [token for token in ids if token != eos_id(tokenizer)]
     start, end = is_added.index(0), len(ids) - is_added[::-1].index(0)
     first, body = ids[:start], ids[start:end]
@@ -224,13 +229,13 @@ def eos_id(tokenizer: "PreTrainedTokenizerFast") -> int:
 
 
 def pad_id(tokenizer: "PreTrainedTokenizerFast") -> int:
-    """Return the token that fills up a batch; the end token where there is none of its own."""
+    """Return the padding token; the end token if the tokenizer has none."""
     found = tokenizer.pad_token_id
     return eos_id(tokenizer) if found is None else int(found)  # type: ignore[arg-type]
 
 
 def put(model: "PreTrainedModel", device: str) -> "PreTrainedModel":
-    """Put a model on a device; `auto` takes a GPU when there is one."""
+    """Move a model to a device; `auto` takes a GPU if there is one."""
     import torch
 
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -238,27 +243,28 @@ def put(model: "PreTrainedModel", device: str) -> "PreTrainedModel":
 
 
 def tokenizer_digest(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """Digest a tokenizer: its vocabulary, rules and chat template, however they were loaded."""
+    """Return the digest of a tokenizer's vocabulary, rules and chat template."""
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
-    for name in ("padding", "truncation"):  # left there by the last call, and none of its rules
+    for name in ("padding", "truncation"):  # settings of the last call, not rules
         rules.pop(name, None)
     text = json.dumps([rules, tokenizer.chat_template], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def max_length(model: "PreTrainedModel") -> int | None:
-    """Return how many tokens a model takes, if its configuration says so."""
+    """Return the longest sequence that a model accepts, if its configuration says so."""
     return getattr(model.config, "max_position_embeddings", None)
 
 
 def vocabulary(model: "PreTrainedModel") -> int:
-    """Return how many different tokens a model reads."""
+    """Return the number of tokens that a model embeds."""
     weight: Any = model.get_input_embeddings().weight
     return int(weight.shape[0])
 
 
 def ids_behind(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
-    """Return the tokens of a text that stands behind others."""
+    """Return the tokens of a text that follows others."""
+    # Tokenized after an end token, since some tokenizers add a space to the beginning of a text.
     end = tokenizer.eos_token or ""
     ids = list(tokenizer(f"{end}{text}", add_special_tokens=False)["input_ids"])
     if end and ids[:1] == [eos_id(tokenizer)]:

@@ -1,22 +1,23 @@
-"""Low-rank adapters through peft: added to a model, switched off, told from the model below."""
+"""Low-rank adapters through peft: added to a model, switched off, and split from the base model."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ...store.errors import ConfigError, nearest
 from ..config import LoraConfig
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> None:
-    """Add an adapter that changes nothing yet, and leave only it to be trained.
 
-    Raises ConfigError for targets that the model does not have, and for those that share their
-    weights with the vocabulary.
+def add_adapter(model: "PreTrainedModel", config: LoraConfig, *, seed: int) -> None:
+    """Add an adapter that changes nothing yet, and freeze all other parameters.
+
+    Raises ConfigError for targets that the model does not have, and for embeddings and LM head.
     """
     from peft import LoraConfig as Settings
 
@@ -33,7 +34,7 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> Non
         model.add_adapter(settings)
 
 
-def _check_targets(model: PreTrainedModel, targets: tuple[str, ...] | None) -> None:
+def _check_targets(model: "PreTrainedModel", targets: tuple[str, ...] | None) -> None:
     vocabulary = {model.get_input_embeddings(), model.get_output_embeddings()}
     for target in targets or ():
         found = {n: m for n, m in model.named_modules() if f".{n}".endswith(f".{target}")}
@@ -46,8 +47,8 @@ def _check_targets(model: PreTrainedModel, targets: tuple[str, ...] | None) -> N
         wrong = [name for name, module in found.items() if module in vocabulary]
         if wrong:
             raise ConfigError(
-                f"`model.lora.targets` names `{target}`, and `{wrong[0]}` is the vocabulary's own "
-                "layer; adapters are for the layers between"
+                f"`model.lora.targets` names `{target}`, and `{wrong[0]}` is the embedding or LM "
+                "head; adapters are for the layers between; leave it out"
             )
 
 
@@ -56,15 +57,16 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def has_adapter(model: nn.Module) -> bool:
-    """Tell whether a model is one with an adapter."""
+    """Return whether a model has an adapter."""
     return bool(getattr(model, "peft_config", None))
 
 
 @contextmanager
 def switched_off(model: nn.Module) -> Iterator[None]:
-    """Let a model answer as it would without its adapter; what is trained stays as it is."""
+    """Disable a model's adapter; which parameters are trained does not change."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
+    # `enable_adapters` sets `requires_grad` too, and would thaw frozen adapters.
     trained = {name: p.requires_grad for name, p in model.named_parameters()}
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     for layer in layers:
@@ -79,12 +81,12 @@ def switched_off(model: nn.Module) -> Iterator[None]:
 
 
 def adapter_part(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a model's state is its adapter's."""
+    """Return the adapter's part of a model's state."""
     return {name: value for name, value in state.items() if ".lora_" in name}
 
 
 def base_part(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a model's state is not its adapter's, by the names it has without one."""
+    """Return a model's state without its adapter, under the names that it has without one."""
     return {
         name.replace(".base_layer.", "."): value
         for name, value in state.items()
@@ -101,15 +103,15 @@ def as_peft(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_peft(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return an adapter's state under the names that it has in a model."""
+    """Return an adapter's state under the names of the model's parameters."""
     return {
         name.removeprefix("base_model.model.").replace(".weight", ".default.weight"): value
         for name, value in state.items()
     }
 
 
-def merge(model: PreTrainedModel) -> None:
-    """Add a model's adapters to its weights, and leave nothing else of them."""
+def merge(model: "PreTrainedModel") -> None:
+    """Merge a model's adapters into its weights, and remove them."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = {n: m for n, m in model.named_modules() if isinstance(m, BaseTunerLayer)}
@@ -117,6 +119,6 @@ def merge(model: PreTrainedModel) -> None:
         layer.merge()
         model.set_submodule(name, layer.get_base_layer())
     del model.peft_config
-    # else transformers would save an adapter
+    # Else `save_pretrained` would save an adapter.
     model._hf_peft_config_loaded = False  # pyright: ignore[reportPrivateUsage]
-    model.name_or_path = ""  # what it is now lies nowhere
+    model.name_or_path = ""  # the merged model is not that of any folder

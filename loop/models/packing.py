@@ -1,4 +1,4 @@
-"""Sequences laid one after another in one row, so that no position of a network is padding."""
+"""Packing: sequences concatenated in one row, so that no position is padding."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from transformers.masking_utils import sdpa_mask
 from .lm_head import evaluating, tolerance
 
 ATTENTION = "sdpa_packed"
-"""The name of the attention below, among those of transformers."""
+"""The name under which transformers knows the attention below."""
 
 
 def _attend(
@@ -26,9 +26,9 @@ def _attend(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Let each of the packed sequences attend to itself; without lengths, do as sdpa does.
+    """Attend within each packed sequence; without lengths, do as sdpa does.
 
-    Its cost is the sum of the squares of the lengths. With one mask for all it is the square of
+    The cost is the sum of the squared lengths; with one mask for all it would be the square of
     their sum.
     """
     if packed_lengths is None:
@@ -44,7 +44,7 @@ def _attend(
 
 
 def _window(query: Tensor, size: int | None) -> Tensor | None:
-    """Return which tokens see which [1, 1, L, L], where that is not all that came before."""
+    """Return the mask of a sliding window [1, 1, L, L]; None if plain causal attention suffices."""
     length = query.shape[2]
     if size is None or length <= size:
         return None
@@ -58,9 +58,9 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def read_lengths(wanted_BT: Tensor) -> Tensor:
-    """Return how many tokens of each sequence must be read [B], at least one in all.
+    """Return how many tokens of each sequence must be read [B], at least one in total.
 
-    Nothing behind the last wanted position: it could not be seen from there.
+    Tokens after the last wanted position have no effect on it, so they are left out.
     """
     place_T = torch.arange(1, wanted_BT.shape[1] + 1, device=wanted_BT.device)
     lengths_B = (wanted_BT * place_T).amax(1)
@@ -70,8 +70,8 @@ def read_lengths(wanted_BT: Tensor) -> Tensor:
 def hidden(backbone: nn.Module, token_ids_BT: Tensor, wanted_BT: Tensor, *, packed: bool) -> Tensor:
     """Return the hidden states of M wanted positions, row by row: [M, D].
 
-    No attention mask without packing: padding stands on the right, where causal attention never
-    looks.
+    Without packing, no attention mask is needed: padding is on the right, which causal attention
+    never sees.
     """
     lengths_B = read_lengths(wanted_BT)
     if not packed:
@@ -83,7 +83,8 @@ def hidden(backbone: nn.Module, token_ids_BT: Tensor, wanted_BT: Tensor, *, pack
     found = backbone(
         input_ids=token_ids_BT[read_BT][None],
         position_ids=place_T.expand_as(token_ids_BT)[read_BT][None],
-        # four dimensions are taken as they are, and nobody looks: else a mask of all pairs is made
+        # A mask of four dimensions is passed through unread; otherwise transformers would build one
+        # of all pairs of tokens.
         attention_mask=token_ids_BT.new_ones(1, 1, 1, 1),
         packed_lengths=[n for n in lengths_B.tolist() if n],
         use_cache=False,
@@ -93,10 +94,10 @@ def hidden(backbone: nn.Module, token_ids_BT: Tensor, wanted_BT: Tensor, *, pack
 
 @torch.no_grad()
 def can_pack(model: PreTrainedModel) -> bool:
-    """Make a model able to read packed sequences, and tell whether that is so.
+    """Prepare a model for packed sequences; return whether it supports them.
 
-    A model is able that calls attention by its name, as sdpa, and has no other memory. Whether it
-    is, two short sequences show, packed and alone.
+    A model does if it looks up its attention by name, as sdpa, and has no other state across
+    tokens. This is tested on two short sequences, packed and alone.
     """
     before = model.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
     if before == ATTENTION:
@@ -113,10 +114,10 @@ def can_pack(model: PreTrainedModel) -> bool:
     with evaluating(model):
         alone = torch.cat([backbone(input_ids=row[None], use_cache=False)[0][0] for row in tokens])
         try:
-            together = hidden(backbone, tokens, wanted, packed=True)
-        except (TypeError, ValueError, RuntimeError):  # it does not take these arguments
-            together = torch.full_like(alone[:7], torch.nan)
-    if float((together - alone[:7]).abs().max()) <= tolerance(model) * float(alone.abs().max()):
+            packed = hidden(backbone, tokens, wanted, packed=True)
+        except (TypeError, ValueError, RuntimeError):  # it does not accept these arguments
+            packed = torch.full_like(alone[:7], torch.nan)
+    if float((packed - alone[:7]).abs().max()) <= tolerance(model) * float(alone.abs().max()):
         return True
     model.set_attn_implementation(before)
     return False

@@ -1,4 +1,4 @@
-"""One pass of a network over a batch: what it says of each token, without [B, T, V] as a whole."""
+"""Log-probs and statistics of the tokens of a batch, without all logits [B, T, V] in memory."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,25 +21,25 @@ from .lm_head import (
 from .packing import can_pack, hidden
 
 Statistic = Callable[[Tensor, Tensor], Tensor]
-"""A number [M] for each of M tokens, of the log-probs of all V [M, V] and the token that came."""
+"""(log-probs [M, V], sampled tokens [M]) -> one number per token [M]."""
 
 STATISTICS: Mapping[str, Statistic] = {
     "logprobs": lambda logprobs_MV, token_M: logprobs_MV.gather(-1, token_M[:, None])[:, 0],
     "entropy": lambda logprobs_MV, token_M: -(logprobs_MV.exp() * logprobs_MV).sum(-1),
     "discriminator": lambda logprobs_MV, token_M: _discriminator(logprobs_MV),
 }
-"""What can be said of a token by its distribution over the vocabulary."""
+"""Statistics of a token by its distribution over the vocabulary."""
 
 
 def _discriminator(logprobs_MV: Tensor) -> Tensor:
-    """Return the mean of p (H + log p), how entropy answers to a token (arXiv:2602.03392): [M]."""
+    """Return the mean of the discriminator p (H + log p) of arXiv:2602.03392: [M]."""
     p_MV = logprobs_MV.exp()
     entropy_M1 = -(p_MV * logprobs_MV).sum(-1, keepdim=True)
     return (p_MV.square() * (entropy_M1 + logprobs_MV)).sum(-1)
 
 
 class Scorer(nn.Module):
-    """A language model that says how likely tokens are; all its work is in `forward`."""
+    """Computes the log-probs of tokens by a language model, all in `forward`."""
 
     def __init__(
         self,
@@ -48,19 +48,19 @@ class Scorer(nn.Module):
         packing: bool | None = False,
         max_logits_bytes: int = LOGITS_BYTES,
     ) -> None:
-        """Packing: whether sequences are read one after another in a row; None: if it can be.
+        """`packing` is whether sequences are packed; None: if the model supports it.
 
-        Raises ConfigError when the model cannot.
+        Raises ConfigError if `packing` is true and the model does not support it.
         """
         super().__init__()
         self.model = model
         self.packs = packing is not False and can_pack(model)
-        """Whether sequences are laid one after another, without padding."""
+        """Whether sequences are packed without padding."""
         self.max_logits_bytes = max_logits_bytes
         self._head = head_of(model)
         if packing and not self.packs:
             raise ConfigError(
-                f"`trainer.packing` is true, and `{type(model).__name__}` cannot read packed "
+                f"`trainer.packing` is true, and `{type(model).__name__}` does not support packed "
                 "sequences; set it to auto or false"
             )
 
@@ -73,11 +73,11 @@ class Scorer(nn.Module):
         statistics: Sequence[str] = ("logprobs",),
         against: tuple[PreTrainedModel, Compare] | None = None,
     ) -> dict[str, Tensor]:
-        """Return statistics of each token for which the mask is set [B, T], 0 for the others.
+        """Return statistics of the tokens in the mask [B, T], 0 for the others.
 
-        The temperature is that of all rows, or of each [B]. No attention mask: padding stands on
-        the right, where causal attention never looks. With `against`, a teacher and what to make of
-        both distributions, `vocabulary` is that.
+        The temperature is one number, or one per row [B]. No attention mask is needed: padding is
+        on the right, which causal attention never sees. With `against`, a teacher and a comparison
+        of both distributions, the result is in `vocabulary`.
         """
         wanted_BT = nn.functional.pad(mask_BT[:, 1:] > 0, (0, 1))
         temperature = _of_each(temperature, wanted_BT)
@@ -102,9 +102,9 @@ class Scorer(nn.Module):
         temperature: Temperature,
         names: Sequence[str],
     ) -> dict[str, Tensor]:
-        """Return statistics of the tokens that come after wanted positions: each [M]."""
+        """Return statistics of the tokens after wanted positions: each [M]."""
         head = self._head
-        if head is None:  # no way around the model's own logits
+        if head is None:  # only the model itself can compute its logits
             logits_BTV = self.model(input_ids=token_ids_BT, use_cache=False).logits
             logprobs_MV = logprobs_at(logits_BTV[wanted_BT].float(), temperature)
             return {name: STATISTICS[name](logprobs_MV, token_M) for name in names}
@@ -148,9 +148,10 @@ class Scorer(nn.Module):
 
 
 def _of_each(temperature: Temperature, wanted_BT: Tensor) -> Temperature:
-    """Return the temperature of the tokens after wanted positions [M], or one that all have."""
+    """Return the temperature of the tokens after wanted positions [M], or their common one."""
     if not isinstance(temperature, Tensor):
         return temperature
+    # One transfer from the GPU. A common temperature is returned as a number: 1 needs no division.
     lowest, highest = torch.stack(temperature.aminmax()).tolist()
     if lowest == highest:
         return lowest
@@ -158,7 +159,7 @@ def _of_each(temperature: Temperature, wanted_BT: Tensor) -> Temperature:
 
 
 def _placed(values_M: Tensor, wanted_BT: Tensor) -> Tensor:
-    """Return values of next tokens as those of the tokens themselves, 0 elsewhere: [B, T]."""
+    """Return values of next tokens at the positions of these tokens, 0 elsewhere: [B, T]."""
     full_BT = values_M.new_zeros(wanted_BT.shape).masked_scatter(wanted_BT, values_M)
     return full_BT.roll(1, 1)
 
@@ -166,6 +167,6 @@ def _placed(values_M: Tensor, wanted_BT: Tensor) -> Tensor:
 def token_logprobs(
     model: PreTrainedModel, token_ids_BT: Tensor, *, temperature: float = 1.0
 ) -> Tensor:
-    """Return the log-prob of each token given those before it [B, T], in nats; the first has 0."""
+    """Return the log-prob of each token given those before it [B, T], in nats; 0 for the first."""
     mask_BT = torch.ones_like(token_ids_BT)
     return Scorer(model)(token_ids_BT, mask_BT, temperature=temperature)["logprobs"]

@@ -1,4 +1,4 @@
-"""Tool calls in the text of an answer: where they begin and end, and what they ask for."""
+"""Parse tool calls in the text of an answer."""
 
 import ast
 import json
@@ -10,7 +10,7 @@ from ...store.errors import ConfigError, nearest
 from ...store.records import Message
 
 Read = tuple[str, list[dict[str, Any]]]
-"""What an answer says beside its calls, and its calls: `{name, arguments}`, maybe with an `id`."""
+"""The text outside the calls, and the calls: `{name, arguments}`, possibly with an `id`."""
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _PYTHON_CALL = re.compile(r"\s*([\w.-]+)\.call\((.*)\)\s*", re.DOTALL)
@@ -21,10 +21,10 @@ _TAG, _MARK, _FENCE = "<|python_tag|>", "[TOOL_CALLS]", "```"
 def assistant_message(
     text: str, tools: Sequence[dict[str, Any]] | None, *, tool_call_format: str = "hermes"
 ) -> Message:
-    """Return an answer as a message; with tools, its calls stand apart from its content.
+    """Return an answer as a message; with tools, its calls are separate from its content.
 
-    `tool_call_format` is one of FORMATS: how the model writes calls. A call that cannot be read
-    keeps its text as `arguments` and has no name, for whoever calls tools to refuse.
+    `tool_call_format` is one of FORMATS. A call that cannot be parsed has its text as `arguments`
+    and an empty name, which no tool has.
 
     >>> text = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     >>> assistant_message(text, [{"type": "function"}])["tool_calls"][0]["function"]
@@ -38,13 +38,13 @@ def assistant_message(
 
 
 class OutsideToolCalls:
-    """Lets through what an answer says beside its calls, as far as that is sure as it comes.
+    """Passes the text outside an answer's tool calls, as soon as it is known to be outside.
 
-    Nothing is, from where a call may begin. Spaces come with what follows them, since an answer
-    that calls tools has none at its end.
+    Text that may begin a call is held back. Whitespace is passed with the text after it, since the
+    content of an answer with tool calls has none at its end.
 
-    >>> beside = OutsideToolCalls("hermes")
-    >>> [beside(part) for part in ("Let me ", "see. <to", "ol_call>{", "} Now")]
+    >>> text = OutsideToolCalls("hermes")
+    >>> [text(part) for part in ("Let me ", "see. <to", "ol_call>{", "} Now")]
     ['Let me', ' see.', '', '']
     """
 
@@ -55,7 +55,7 @@ class OutsideToolCalls:
         self._is_over = False
 
     def __call__(self, text: str) -> str:
-        """Return what may be told of an answer that goes on with a text."""
+        """Return the text that can be streamed after an answer continues with `text`."""
         if self._is_over:
             return ""
         self._kept += text
@@ -65,12 +65,12 @@ class OutsideToolCalls:
         self._is_over = bool(mark)
         if not mark:
             sure = sure[: len(sure) - _overlap(sure, self._mark)]
-        said = sure.rstrip()
-        self._kept = self._kept[len(said) :]
-        return said
+        passed = sure.rstrip()
+        self._kept = self._kept[len(passed) :]
+        return passed
 
     def _is_prose(self) -> bool:
-        """Tell whether an answer begins like what is no bare call."""
+        """Return whether an answer cannot be a bare call."""
         begun = self._kept.lstrip()
         self._is_over = begun.startswith(("{", "[", _FENCE))
         self._may_be_bare = self._is_over or _FENCE.startswith(begun)
@@ -78,20 +78,20 @@ class OutsideToolCalls:
 
 
 def _overlap(text: str, mark: str) -> int:
-    """Return how many characters at the end of a text a mark may begin with."""
+    """Return the length of the longest end of a text with which a mark may begin."""
     return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
 
 
 def of_text(text: str, *, tool_call_format: str) -> str:
-    """Write a call that could not be read as the model wrote it."""
+    """Return a call that could not be parsed as the model wrote it."""
     before, behind = _AROUND[tool_call_format]
     return f"{before}{text}{behind}"
 
 
 def known_format(name: str) -> str:
-    """Return the name of a format; raises ConfigError when there is none."""
+    """Return the name of a format; ConfigError if it does not exist."""
     if name not in FORMATS:
-        raise ConfigError(f"there is no tool format `{name}`{nearest(name, FORMATS)}")
+        raise ConfigError(f"tool format `{name}` does not exist{nearest(name, FORMATS)}")
     return name
 
 
@@ -99,18 +99,18 @@ def _call(call: dict[str, Any], number: int) -> dict[str, Any]:
     arguments = call["arguments"]
     as_text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     function = {"name": call["name"], "arguments": as_text}
-    # nine letters and digits: some templates refuse other ids
+    # Nine letters and digits: the templates of some models refuse other IDs.
     return {"id": call.get("id") or f"call{number:05d}", "type": "function", "function": function}
 
 
 def _hermes(text: str) -> Read:
-    """Read `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen write."""
+    """Parse `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as in Hermes and Qwen."""
     found = [_one(match.group(1)) for match in _HERMES.finditer(text)]
     return _HERMES.sub("", text), found
 
 
 def _llama(text: str) -> Read:
-    """Read what Llama 3 writes: bare JSON objects, or either call behind `<|python_tag|>`."""
+    """Parse the calls of Llama 3: bare JSON objects, or either call after `<|python_tag|>`."""
     before, tag, behind = text.partition(_TAG)
     if not tag:
         return _json(text)
@@ -121,7 +121,7 @@ def _llama(text: str) -> Read:
 
 
 def _mistral(text: str) -> Read:
-    """Read `[TOOL_CALLS]` and a JSON list, or `[TOOL_CALLS]name[ARGS]{...}` for each call."""
+    """Parse `[TOOL_CALLS]` and a JSON list, or `[TOOL_CALLS]name[ARGS]{...}` for each call."""
     before, *parts = text.split(_MARK)
     calls: list[dict[str, Any]] = []
     for part in parts:
@@ -136,7 +136,7 @@ def _mistral(text: str) -> Read:
 
 
 def _json(text: str) -> Read:
-    """Read an answer that is nothing but JSON: a call, several, or a list of them."""
+    """Parse an answer that is only JSON: a call, several, or a list of them."""
     inner = text.strip()
     if inner.startswith(_FENCE) and inner.endswith(_FENCE) and len(inner) >= 2 * len(_FENCE):
         inner = inner[len(_FENCE) : -len(_FENCE)].removeprefix("json").strip()
@@ -153,11 +153,11 @@ FORMATS: dict[str, Callable[[str], Read]] = {
     "mistral": _mistral,
     "json": _json,
 }
-"""How models write tool calls, by name."""
+"""The formats of tool calls, by name."""
 _MARKS = {"hermes": "<tool_call>", "llama": _TAG, "mistral": _MARK, "json": _TAG}
-"""What no content goes on behind."""
+"""The mark after which an answer has no more content."""
 _BARE = ("llama", "json")
-"""Those in which an answer may be nothing but JSON."""
+"""The formats in which an answer may be only JSON."""
 _AROUND = {
     "hermes": ("<tool_call>\n", "\n</tool_call>"),
     "llama": ("", ""),
@@ -172,7 +172,7 @@ def _one(text: str) -> dict[str, Any]:
 
 
 def _several(text: str) -> list[dict[str, Any]]:
-    """Return the calls of JSON values one behind the other, `;` between them or not."""
+    """Return the calls of consecutive JSON values, with or without `;` between them."""
     decoder, place, calls = json.JSONDecoder(), 0, []
     while place < len(text):
         if text[place] in " \t\r\n;":
@@ -209,7 +209,7 @@ def _value(text: str) -> Any:
 
 
 def _of_python(name: str, arguments: str, text: str) -> dict[str, Any]:
-    """Read `name.call(key=value)`, whose values are literals."""
+    """Parse `name.call(key=value)`, whose values are literals."""
     try:
         call = ast.parse(f"f({arguments})", mode="eval").body
         keywords = call.keywords if isinstance(call, ast.Call) and not call.args else []

@@ -1,71 +1,55 @@
 """Published weights: files, versions and digests, and loading them into a model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-from dataclasses import field
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ...store.errors import JobError
 from . import adapter_files
-from .digest import weights_digest
-from .state_dict import put_state
-
-
-@dataclass(frozen=True, kw_only=True)
-class Weights:
-    """A version of a policy's weights, in a folder or in memory."""
-
-    version: int
-    digest: str
-    folder: Path | None = None
-    """In the Hugging Face format, or peft's; None when they come in memory."""
-    state: "Mapping[str, Tensor] | None" = None
-    """Tensors by name, which nobody changes while an engine takes them in."""
-    address: str | None = None
-    """Where the trainer sends them; `loop.weights.fetched` has them in memory."""
-
+from .state_dict import weights_digest
 
 WEIGHTS = "model.safetensors"
 
 
-@dataclass(frozen=True)
-class PublishedWeights:
-    """A row of `policies`: which weights, and where."""
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """A version of a policy's weights: in a folder, in memory, or at an address."""
 
     version: int
-    folder: Path
-    """Where they lie, or would lie: not all are written."""
     digest: str
-    address: str | None = None
-    """Where the trainer sends them."""
+    folder: Path | None = None
+    """In the Hugging Face format, or peft's."""
     state: Mapping[str, Tensor] | None = field(default=None, repr=False, compare=False)
-    """The tensors, when trainer and explorer are one process."""
+    """Tensors by name, which take precedence; they must not change while an engine loads them."""
+    address: str | None = None
+    """Where the trainer sends them; `weight_sync.fetch` receives them."""
 
     @property
     def file(self) -> Path:
-        """Where the weights lie, of a whole model or of an adapter."""
+        """The file in `folder`."""
+        assert self.folder is not None, "weights without tensors are in a folder"
         return file_of(self.folder)
 
-    @property
-    def weights(self) -> Weights:
-        """What an engine takes in; weights that are only sent must be fetched before."""
-        return Weights(
-            version=self.version,
-            digest=self.digest,
-            folder=self.folder if self.state is None else None,
-            state=self.state,
-            address=self.address,
-        )
+    def existing_file(self) -> Path:
+        """Return the file in `folder`. Raises JobError if it does not exist."""
+        if not (path := self.file).is_file():
+            kept = sorted(int(p.name[1:]) for p in path.parents[1].glob("v" + "[0-9]" * 6))
+            others = f"; kept are those from version {kept[0]} to {kept[-1]}" if kept else ""
+            raise JobError(
+                f"the weights of version {self.version} are gone: `{path}` does not exist{others}"
+            )
+        return path
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedWeights(Weights):
+    """A row of `policies`. The folder may not exist, since not every version is written."""
+
+    folder: Path = field()
 
 
 def file_of(folder: Path) -> Path:
@@ -73,23 +57,15 @@ def file_of(folder: Path) -> Path:
     return folder / (adapter_files.WEIGHTS if adapter_files.is_adapter(folder) else WEIGHTS)
 
 
-def check_weights(weights: PublishedWeights) -> None:
-    """Raise JobError when published weights are gone, or not what they were."""
-    path = weights.file
-    if not path.is_file():
-        raise JobError(f"the weights of version {weights.version} are gone: there is no `{path}`")
+def check_weights(weights: Weights) -> Path:
+    """Return the file of published weights. Raises JobError if it is gone or damaged."""
+    path = weights.existing_file()
     try:
         intact = weights_digest(load_file(path)) == weights.digest
     except SafetensorError:
         intact = False
     if not intact:
         raise JobError(
-            f"`{path}` is not what was published: its digest is another; restore or retrain it"
+            f"`{path}` is not what was published: its digest differs; restore or retrain it"
         )
-
-
-def load_into(model: PreTrainedModel, weights: PublishedWeights) -> None:
-    """Put published weights into a model of the same shape; JobError when they are damaged."""
-    check_weights(weights)
-    path = weights.file
-    put_state(model, load_file(path), told=f"`{path}`")
+    return path

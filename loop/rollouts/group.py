@@ -1,4 +1,4 @@
-"""Trying tasks: workflow, rewards and ids make the rows that a group of tries becomes."""
+"""Run groups of rollouts: workflow, rewards and ids make the rows of a group."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -8,16 +8,17 @@ from functools import partial
 from time import perf_counter
 from typing import Any, cast
 
-from ...operators.reward_protocol import Reward, looks_at, with_parameters
+from ...operators.import_path import find_function
+from ...operators.reward_protocol import Reward, looks_at, parameters, with_parameters
+from ...operators.user_errors import one_line
 from ...store.errors import ConfigError, JobError, OperatorError
 from ...store.ids import group_id, rollout_id
 from ...store.records import Experience, Task
 from .. import workflows as workflow_module
-from ..config.resolve import function
 from ..inference.cancellation import CancelScope, cancel_reason, cancel_scope
 from ..inference.policy import Policy, Sampling
 from ..trajectories.group import GroupPolicies, as_judged, named
-from ..trajectories.rewards import LONGEST, Rewards, one_line
+from ..trajectories.rewards import LONGEST, Rewards
 from ..trajectories.trajectory import RolloutPolicy, finish_reason, to_experiences
 from ..trajectories.user_code import check_rows, guard
 from ..workflows import Made, Workflow
@@ -32,14 +33,14 @@ def workflow_of(
 ) -> Workflow:
     """Return the workflow that a configuration names, with its parameters.
 
-    A parameter that is called as one of `models`, the configuration's other models, is given it.
-    Raises ConfigError for an unknown name, or parameters that do not fit.
+    Parameters named like one of the auxiliary `models` are filled in later. Raises ConfigError for
+    an unknown name, or parameters that do not fit.
     """
     named = {spec: None} if isinstance(spec, str) else spec
     if len(named) != 1:
         raise ConfigError(f"expected one workflow, got {list(named)}")
     name, given = next(iter(named.items()))
-    found = function(name, workflow_module, "workflow")
+    found = find_function(name, workflow_module, "workflow")
     try:
         made = with_parameters(name, found, dict(given or {}), what="workflow", others=models)
     except OperatorError as error:
@@ -48,9 +49,7 @@ def workflow_of(
 
 
 def with_models(workflow: Workflow, models: Mapping[str, Policy]) -> Workflow:
-    """Give a workflow the models that it names as parameters."""
-    from ...operators.reward_protocol import parameters
-
+    """Bind the models that a workflow takes as parameters."""
     known = parameters(workflow)
     wanted = {n: m for n, m in models.items() if known is None or n in known}
     return partial(workflow, **wanted) if wanted else workflow
@@ -58,7 +57,7 @@ def with_models(workflow: Workflow, models: Mapping[str, Policy]) -> Workflow:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSpec:
-    """How a job tries tasks."""
+    """How a job runs tasks."""
 
     workflow: Workflow
     rewards: Mapping[str, tuple[Reward, float]]
@@ -66,174 +65,173 @@ class RolloutSpec:
     sampling: Sampling
     seed: int
     run_id: str
-    greedy_tries: int = 0
-    """Tries at temperature 0 behind the others, to compare with and not to train on."""
+    purpose: str = "train"
+    """`eval` for rows that only evaluate a policy."""
+    greedy_rollouts: int = 0
+    """Further rollouts at temperature 0, for comparison and not for training."""
     rollout_timeout: float | None = None
-    """The longest that a try, or a reward, may take."""
+    """Longest time of a rollout, and of a reward, in seconds."""
     retries: int = 0
-    """How often a try that raised or took too long is made again."""
+    """How often a rollout that raised or timed out is repeated."""
     models: dict[str, Policy] = field(default_factory=dict)
-    """Other models, by the name of the workflow's parameter that takes them."""
-    places: asyncio.Semaphore | None = None
-    """Bounds the tries that are under way at once."""
-    clock: RolloutTimer = field(default_factory=RolloutTimer)
-    """How long tries took, for limits that follow it."""
+    """Auxiliary models by the names of the workflow's parameters."""
+    slots: asyncio.Semaphore | None = None
+    """Bounds the concurrent rollouts."""
+    timer: RolloutTimer = field(default_factory=RolloutTimer)
+    """Times of earlier rollouts, for the adaptive timeout."""
 
 
 @dataclass(frozen=True)
 class RolloutRow:
-    """A row of a try, and whether its reward is still to be found."""
+    """A row of a rollout, and whether its reward is yet to be computed."""
 
     row: Experience
     is_to_judge: bool
     follows: bool = False
-    """Whether its reward is that of the try's last row: its turns became several rows."""
+    """Whether it gets the reward of the rollout's last row, since its turns became several rows."""
 
 
 async def run_tasks(
-    tasks: Sequence[tuple[int, Task]], policy: Policy, trying: RolloutSpec, *, step: int
+    tasks: Sequence[tuple[int, Task]], policy: Policy, spec: RolloutSpec, *, batch: int
 ) -> list[Experience]:
-    """Try tasks, all at once, and return the rows in order.
-
-    `tasks` come with their places in the batch `step`.
-    """
+    """Run tasks, with their indices in the batch, concurrently; return the rows in order."""
     made = await asyncio.gather(
-        *(run_group(task, policy, trying, step=step, place=place) for place, task in tasks)
+        *(run_group(task, policy, spec, batch=batch, group_index=i) for i, task in tasks)
     )
     return [row for rows in made for row in rows]
 
 
 async def run_group(
-    task: Task, policy: Policy, trying: RolloutSpec, *, step: int, place: int
+    task: Task, policy: Policy, spec: RolloutSpec, *, batch: int, group_index: int
 ) -> list[Experience]:
-    """Try a task as often as its group has tries, all at once, and return the rows in order.
+    """Run all rollouts of a group concurrently, and return the rows in order.
 
-    Greedy tries come behind the others: their `metrics` have `is_greedy`, and their `drop_reason`
-    says so. A task that names a workflow is tried with its own. A try that raises, or takes longer
-    than it may, becomes rows with that as their drop_reason, which have what was sampled until
-    then, so that one bad task never stops the others.
+    Greedy rollouts come last, with `is_greedy` in `metrics` and a `drop_reason`. A task may name
+    its own workflow. A rollout that raises or times out becomes rows with what was sampled until
+    then and the error as `drop_reason`, so one bad task never stops the others.
     """
-    rewards = Rewards(trying.rewards, seconds=trying.rollout_timeout)
-    greedy = replace(trying, sampling=replace(trying.sampling, temperature=0.0))
-    size = trying.group_size
-    numbers = [None] if _is_of_group(task, trying) else range(size + trying.greedy_tries)
-    jobs = [
-        _rollout(task, policy, trying if (i or 0) < size else greedy, rewards, step, place, i)
-        for i in numbers
-    ]
-    tries = [row for rollout in await asyncio.gather(*jobs) for row in rollout]
-    tries = [_compared(one) if one.row.rollout >= size else one for one in tries]
-    judged = iter(await rewards.of_group(task, [one.row for one in tries if one.is_to_judge]))
-    made = [next(judged) if one.is_to_judge else one.row for one in tries]
-    return as_judged(made, [one.follows for one in tries])
+    rewards = Rewards(spec.rewards, seconds=spec.rollout_timeout)
+    size = spec.group_size
+    numbers = [None] if _is_of_group(task, spec) else range(size + spec.greedy_rollouts)
+    jobs = [_rollout(task, policy, spec, rewards, batch, group_index, i) for i in numbers]
+    rollouts = [row for rollout in await asyncio.gather(*jobs) for row in rollout]
+    rollouts = [_compared(one) if one.row.rollout_index >= size else one for one in rollouts]
+    judged = iter(await rewards.of_group(task, [one.row for one in rollouts if one.is_to_judge]))
+    made = [next(judged) if one.is_to_judge else one.row for one in rollouts]
+    return as_judged(made, [one.follows for one in rollouts])
 
 
 async def _rollout(
     task: Task,
     policy: Policy,
-    trying: RolloutSpec,
+    spec: RolloutSpec,
     rewards: Rewards,
-    step: int,
-    place: int,
+    batch: int,
+    group_index: int,
     number: int | None,
 ) -> list[RolloutRow]:
-    """Make one try, again when it fails and may be made again, and stamp its rows.
-
-    Without a number these are all tries of the group, which one workflow makes.
-    """
-    group = group_id(trying.run_id, step, place)
-    tries: list[RolloutRow] = []
+    """Run one rollout with its retries; None runs the whole group, under `@of_group`."""
+    group = group_id(spec.run_id, batch, group_index)
+    rollouts: list[RolloutRow] = []
     attempt, failed = 0, True
-    while failed and attempt <= trying.retries:
-        seeded = _seeded(policy, trying, group, number, attempt)
-        async with trying.places or nullcontext():
+    while failed and attempt <= spec.retries:
+        own = _policies(policy, spec, group, number, attempt)
+        async with spec.slots or nullcontext():
             started = perf_counter()
-            tries, failed = await _run_once(task, seeded, trying)
+            rollouts, failed = await _run_once(task, own, spec)
         if not failed:
-            trying.clock.note(perf_counter() - started)
+            # without failures, which would pull the adaptive timeout down
+            spec.timer.note(perf_counter() - started)
         attempt += 1
     if attempt > 1:
         again = {"retries": attempt - 1.0}
-        tries = [replace(t, row=replace(t.row, metrics={**t.row.metrics, **again})) for t in tries]
+        rollouts = [
+            replace(t, row=replace(t.row, metrics={**t.row.metrics, **again})) for t in rollouts
+        ]
     judged = [
-        replace(t, row=await rewards.of_row(task, t.row)) if t.is_to_judge else t for t in tries
+        await rewards.of_row(task, one.row) if one.is_to_judge else one.row for one in rollouts
     ]
-    rows = named([one.row for one in judged], group, number)
+    rows = named(judged, group, number)
+    where = {"run_id": spec.run_id, "batch": batch, "group_index": group_index}
     return [
-        replace(one, row=replace(row, run_id=trying.run_id, step=step))
-        for one, row in zip(judged, rows, strict=True)
+        replace(one, row=replace(row, purpose=spec.purpose, **where))
+        for one, row in zip(rollouts, rows, strict=True)
     ]
 
 
-def _is_of_group(task: Task, trying: RolloutSpec) -> bool:
-    """Tell whether a task's workflow, under `@of_group`, makes all tries of a group itself."""
+def _workflow(task: Task, spec: RolloutSpec) -> Workflow:
+    return workflow_of(task.workflow, spec.models) if task.workflow else spec.workflow
+
+
+def _is_of_group(task: Task, spec: RolloutSpec) -> bool:
     try:
-        own = workflow_of(task.workflow, trying.models) if task.workflow else trying.workflow
+        return looks_at(_workflow(task, spec)) == "group"
     except ConfigError:
-        return False  # each try says why
-    return looks_at(own) == "group"
+        return False  # raised again by each rollout, whose row then has the error
 
 
-def _seeded(
-    policy: Policy, trying: RolloutSpec, group: str, number: int | None, attempt: int
+def _policies(
+    policy: Policy, spec: RolloutSpec, group: str, number: int | None, attempt: int
 ) -> RolloutPolicy | GroupPolicies:
-    """Return the policy as one try sees it, or those of all tries of a group."""
-    if number is None:
-        numbers = range(trying.group_size + trying.greedy_tries)
-        greedy = replace(trying, sampling=replace(trying.sampling, temperature=0.0))
-        kinds = [trying if i < trying.group_size else greedy for i in numbers]
-        each = [_seeded(policy, kinds[i], group, i, attempt) for i in numbers]
-        return GroupPolicies([one for one in each if isinstance(one, RolloutPolicy)])
-    name = rollout_id(group, number)
-    told_apart = f"{name}/{attempt}" if attempt else name
-    return RolloutPolicy(policy, sampling=trying.sampling, seed=trying.seed, rollout=told_apart)
+    """Return the policy of one rollout, or the policies of all rollouts of a group."""
+    numbers = range(spec.group_size + spec.greedy_rollouts) if number is None else [number]
+    made = []
+    for i in numbers:
+        sampling = spec.sampling
+        if i >= spec.group_size:
+            sampling = replace(sampling, temperature=0.0)
+        # a retry samples with another seed, else it would fail in the same way
+        name = f"{rollout_id(group, i)}/{attempt}" if attempt else rollout_id(group, i)
+        made.append(RolloutPolicy(policy, sampling=sampling, seed=spec.seed, rollout=name))
+    return GroupPolicies(made) if number is None else made[0]
 
 
 async def _run_once(
-    task: Task, policy: RolloutPolicy | GroupPolicies, trying: RolloutSpec
+    task: Task, policy: RolloutPolicy | GroupPolicies, spec: RolloutSpec
 ) -> tuple[list[RolloutRow], bool]:
     """Run the workflow once; return its rows, and whether it failed."""
-    stop = CancelScope()
+    timeout = CancelScope()
+
+    def cancelled() -> tuple[str, str] | None:
+        """Return the drop reason and finish reason of a rollout that was cancelled."""
+        if timeout.reason is not None:
+            return timeout.reason, "timeout"
+        outer = cancel_reason()
+        return None if outer is None else (f"stopped: {outer}", "abort")
+
     try:
         if cancel_reason():
             raise JobError("it was stopped before it began")
-        own = workflow_of(task.workflow, trying.models) if task.workflow else trying.workflow
-        with cancel_scope(stop):
-            run = partial(with_models(own, trying.models), task, policy)
-            work = asyncio.ensure_future(guard(run))
-        made = await run_with_timeout(work, trying.clock.limit(trying.rollout_timeout), stop)
+        workflow = with_models(_workflow(task, spec), spec.models)
+        with cancel_scope(timeout):
+            work = asyncio.ensure_future(guard(partial(workflow, task, policy)))
+        made = await run_with_timeout(work, spec.timer.limit(spec.rollout_timeout), timeout)
         rows = policy.finalize(check_rows(_rows(task, policy, made)))
         if not rows:
             raise JobError("it returned no experience")
-    except Exception as error:  # noqa: BLE001 - the boundary to users' code: one bad try never stops a job
-        outer = cancel_reason()
-        reason, word = f"workflow failed: {one_line(error)}", finish_reason(error)
-        if stop.reason or outer:
-            reason, word = stop.reason or f"stopped: {outer}", "timeout" if stop.reason else "abort"
-        failed = _failed(task, policy, reason, word)
-        return [RolloutRow(row, is_to_judge=False) for row in failed], outer is None
-    if stop.reason or cancel_reason():  # it returned in time what it had
-        reason, word = (
-            stop.reason or f"stopped: {cancel_reason()}",
-            "timeout" if stop.reason else "abort",
-        )
-        rows = [replace(row, drop_reason=reason, finish_reason=word) for row in rows]
-        return [RolloutRow(row, is_to_judge=False) for row in rows], bool(stop.reason)
+    except Exception as error:  # noqa: BLE001 - the boundary to users' code: one bad rollout never stops a job
+        failure = f"workflow failed: {one_line(error)}", finish_reason(error)
+        failed = _failed(task, policy, *(cancelled() or failure))
+        # a rollout that was cancelled from outside is not retried
+        return [RolloutRow(row, is_to_judge=False) for row in failed], cancel_reason() is None
+    if (why := cancelled()) is not None:  # it returned what it had within the grace period
+        rows = [replace(row, drop_reason=why[0], finish_reason=why[1]) for row in rows]
+        return [RolloutRow(row, is_to_judge=False) for row in rows], why[1] == "timeout"
     *before, last = rows
     if made is not None:
         return [RolloutRow(row, is_to_judge=_is_open(row)) for row in rows], False
-    # one conversation, though its tokens do not continue each other: its end is what is judged
+    # One conversation, even if its tokens do not continue each other: its end is judged.
     following = [RolloutRow(row, is_to_judge=False, follows=True) for row in before]
     return [*following, RolloutRow(last, is_to_judge=True)], False
 
 
 def _is_open(row: Experience) -> bool:
-    """Tell whether a row waits for its reward: its workflow named none, nor a group of its own."""
+    """Return whether the configured rewards judge a row: it has no reward, and no subgroup."""
     return row.reward is None and not row.rewards and row.group_id is None
 
 
 def _rows(task: Task, policy: RolloutPolicy | GroupPolicies, made: Made) -> list[Experience]:
-    """Return what a workflow returned as rows: with a reward alone, they are made of its turns."""
+    """Return a workflow's rows; if it returned only a reward, they are built from its turns."""
     if isinstance(made, Experience):
         return [made]
     if isinstance(made, list) and all(isinstance(row, Experience) for row in made):
@@ -250,7 +248,7 @@ def _rows(task: Task, policy: RolloutPolicy | GroupPolicies, made: Made) -> list
 def _failed(
     task: Task, policy: RolloutPolicy | GroupPolicies, reason: str, finish_reason: str
 ) -> list[Experience]:
-    """Return the rows of a try that failed: what was sampled until then, or one that is empty."""
+    """Return the rows of a failed rollout: what was sampled until then, or an empty one."""
     nothing = Experience(
         task_id=task.task_id,
         messages=list(task.messages),
@@ -264,7 +262,7 @@ def _failed(
 
 
 def _compared(one: RolloutRow) -> RolloutRow:
-    """Mark a greedy try, which others of its group are compared with."""
+    """Mark a greedy rollout, with which the others of its group are compared."""
     reason = one.row.drop_reason or "greedy: others of its group are compared with it"
     metrics = {**one.row.metrics, "is_greedy": 1.0}
     return replace(one, row=replace(one.row, drop_reason=reason, metrics=metrics))

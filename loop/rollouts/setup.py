@@ -1,4 +1,4 @@
-"""From a run's configuration to the runners that try its groups."""
+"""From a run's configuration to the workers that run its groups."""
 
 import asyncio
 from dataclasses import replace
@@ -11,7 +11,7 @@ from ...operators.source_digest import digest
 from ...pipelines.inline import Chain
 from ...store import Task
 from ..config import EvaluateConfig, ExplorerConfig, RunConfig, SamplingConfig
-from ..inference.build import answering, close, others
+from ..inference.build import close, start_auxiliary, start_policy
 from ..inference.policy import Sampling
 from ..trajectories.rewards import rewards_of
 from .group import RolloutSpec, workflow_of
@@ -20,42 +20,33 @@ from .workers import LocalWorker
 
 
 def sampling(config: SamplingConfig) -> Sampling:
-    """Return a configuration's way of sampling; the seed comes with each rollout."""
-    return Sampling(
-        temperature=config.temperature,
-        top_p=config.top_p,
-        top_k=config.top_k,
-        min_p=config.min_p,
-        max_tokens=config.max_tokens,
-        stop=config.stop,
-    )
+    """Return the sampling of a configuration; each rollout sets its seed."""
+    return Sampling(**dict(config))
 
 
-def trying(config: RunConfig, group_size: int, *, greedy_tries: int = 0) -> RolloutSpec:
-    """Return how the tasks of a run are tried."""
+def rollout_spec(config: RunConfig, group_size: int, *, greedy_rollouts: int = 0) -> RolloutSpec:
+    """Return how a job of this configuration runs tasks."""
     explorer = config.explorer or ExplorerConfig()
-    dynamic = explorer.adaptive_timeout
+    adaptive, most = explorer.adaptive_timeout, explorer.max_concurrent_rollouts
     return RolloutSpec(
         workflow=workflow_of(explorer.workflow, explorer.auxiliary_models),
         rewards=rewards_of(explorer.rewards),
         group_size=group_size,
-        greedy_tries=greedy_tries,
+        greedy_rollouts=greedy_rollouts,
         sampling=sampling(explorer.sampling),
         seed=config.seed,
         run_id=config.name,
         rollout_timeout=explorer.rollout_timeout,
         retries=explorer.max_retries,
-        places=asyncio.Semaphore(explorer.max_concurrent_rollouts)
-        if explorer.max_concurrent_rollouts
-        else None,
-        clock=RolloutTimer(dynamic.multiplier, dynamic.min_samples) if dynamic else RolloutTimer(),
+        slots=asyncio.Semaphore(most) if most else None,
+        timer=RolloutTimer(**dict(adaptive or {})),
     )
 
 
 def used_functions(config: RunConfig, job: str) -> dict[str, str]:
-    """Return what a job runs of users' code: workflow, rewards and operators, by their digests.
+    """Return the digests of the functions that a job runs: workflow, rewards and operators.
 
-    A trainer runs operators only, and need not have the others installed.
+    A trainer runs only operators, and need not have the others installed.
     """
     if job == "train":
         return dict(Chain([resolve(spec) for spec in config.trainer.operators]).functions)
@@ -70,32 +61,32 @@ def used_functions(config: RunConfig, job: str) -> dict[str, str]:
     return used
 
 
-def measuring(settings: EvaluateConfig, how: RolloutSpec, task: Task, run_id: str) -> RolloutSpec:
-    """Return how a task is tried for a measurement whose rows have this run_id.
+def eval_spec(settings: EvaluateConfig, spec: RolloutSpec, task: Task, run_id: str) -> RolloutSpec:
+    """Return how an evaluation, whose rows have this run_id, runs a task.
 
-    No limit that follows how long tries take holds, nor counts these.
+    The adaptive timeout neither applies to these rollouts nor counts them.
     """
     own = settings.of(task.taskset)
     return replace(
-        how,
+        spec,
         group_size=own.group_size,
-        greedy_tries=0,
+        greedy_rollouts=0,
         sampling=sampling(own.sampling),
         run_id=run_id,
-        clock=RolloutTimer(),
+        purpose="eval",
+        timer=RolloutTimer(),
     )
 
 
-def start_runner(config: RunConfig, how: RolloutSpec, folder: Path) -> LocalWorker:
-    """Start a runner in this process."""
+def start_worker(config: RunConfig, spec: RolloutSpec, folder: Path) -> LocalWorker:
+    """Start a worker in this process."""
     explorer = config.explorer or ExplorerConfig()
-    beside = others(explorer.auxiliary_models, seed=config.seed)
-    how.models.update(beside)
+    auxiliary = start_auxiliary(explorer.auxiliary_models, seed=config.seed)
+    spec.models.update(auxiliary)
     try:
-        policy = answering(explorer.engine, folder, config.model, sampling=how.sampling)
+        policy = start_policy(explorer.engine, folder, config.model, sampling=spec.sampling)
     except BaseException:
-        run_apart(close(beside.values()))
+        run_apart(close(auxiliary.values()))
         raise
-    settings = config.evaluate or EvaluateConfig()
-    message = partial(measuring, settings, how)
-    return LocalWorker(policy, how, beside=beside.values(), measuring=message)
+    for_eval = partial(eval_spec, config.evaluate or EvaluateConfig(), spec)
+    return LocalWorker(policy, spec, auxiliary=auxiliary.values(), eval_spec=for_eval)

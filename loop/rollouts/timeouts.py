@@ -1,4 +1,4 @@
-"""How long a try may take, and what becomes of one that takes longer."""
+"""The longest time of a rollout, and cancelling one that takes longer."""
 
 import asyncio
 import logging
@@ -14,49 +14,50 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class RolloutTimer:
-    """How long the tries of a job took, and so how long one may take."""
+    """Derives the timeout of a job's rollouts from how long earlier ones took."""
 
-    ratio: float | None = None
-    """A try may take so many times the mean of those before it; None: there is no such limit."""
-    after: int = 20
-    """Tries that are waited for before that limit holds."""
+    multiplier: float | None = None
+    """A rollout may take this many times the mean of earlier ones; None: no such limit."""
+    min_samples: int = 20
+    """Rollouts that must finish before the limit applies."""
     _count: int = 0
     _seconds: float = 0.0
 
     def note(self, seconds: float) -> None:
-        """Count a try that ended by itself."""
+        """Count a rollout that ended by itself."""
         self._count += 1
         self._seconds += seconds
 
     def limit(self, most: float | None) -> float | None:
-        """Return how many seconds a try may take, `most` at most."""
-        if self.ratio is None or self._count < self.after:
+        """Return how many seconds a rollout may take, `most` at most."""
+        if self.multiplier is None or self._count < self.min_samples:
             return most
-        found = self.ratio * self._seconds / self._count
+        found = self.multiplier * self._seconds / self._count
         return found if most is None else min(most, found)
 
 
 async def run_with_timeout(
     work: "asyncio.Future[T]", seconds: float | None, stop: CancelScope
 ) -> T:
-    """Wait for a workflow; one that takes too long is stopped, and then cancelled.
+    """Await a workflow, and cancel its scope after a timeout.
 
-    One that is stopped meanwhile is cancelled too, when it does not end by itself. Raises JobError
-    for one that had to be cancelled.
+    A workflow whose scope is cancelled has GRACE_SECONDS to return what it has; then its task is
+    cancelled. Raises JobError for a workflow that had to be cancelled.
     """
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[None] = loop.create_future()
 
-    def tell() -> None:
+    def wake() -> None:
         if not stopped.done():
             stopped.set_result(None)
 
-    with on_cancel(tell):
+    with on_cancel(wake):
         try:
+            # `wait` leaves the workflow running on a timeout: it may still return what it has.
             done, _ = await asyncio.wait(
                 {work, stopped}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
             )
-            if not done:
+            if not done:  # neither ended nor cancelled from outside
                 stop.set(f"workflow failed: it took longer than {seconds:g} s")
             if work not in done:
                 await asyncio.wait({work}, timeout=GRACE_SECONDS)
@@ -68,5 +69,5 @@ async def run_with_timeout(
     work.cancel()
     await asyncio.wait({work}, timeout=GRACE_SECONDS)
     if not work.done():
-        _log.warning("a workflow goes on though it was cancelled")
+        _log.warning("a workflow continues although it was cancelled")
     raise JobError("it did not end when it was stopped")

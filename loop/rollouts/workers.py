@@ -1,4 +1,4 @@
-"""Runners try groups of a run, here or elsewhere, and follow its weights meanwhile."""
+"""Workers run groups, in this process or others, while their weights are updated."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -18,127 +18,113 @@ from .group import RolloutSpec, run_group
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroupRequest:
-    """A group to be tried: a task, and its place in the explorer's batch, or in a measurement."""
+    """A group to run: a task, and its index in the explorer's batch or in an evaluation."""
 
     task: Task
-    step: int
+    batch: int
     index: int
     evaluation_id: str | None = None
-    """The run_id of the measurement's rows; None: these are explored, to be trained on."""
+    """The run_id of an evaluation's rows; None: rows to train on."""
 
     @property
     def key(self) -> tuple[str | None, int, int]:
-        """Names it among all that are under way."""
-        return self.evaluation_id, self.step, self.index
+        """Its key among all groups under way."""
+        return self.evaluation_id, self.batch, self.index
 
 
 class RolloutWorker(Protocol):
-    """Tries groups, several at once. All methods are called from the explorer's event loop."""
+    """Runs groups concurrently. All methods are called from the explorer's event loop."""
 
     name: str
-
-    @property
-    def version(self) -> int:
-        """The version of the weights that it samples with; -1 before it has any."""
-        ...
+    version: int
+    """The version of its weights; -1 before it has any."""
 
     async def update_weights(self, weights: Weights) -> None:
-        """Take in other weights; groups under way go on with them."""
+        """Replace the weights; groups under way continue with the new ones."""
         ...
 
-    async def run_group(self, assignment: GroupRequest) -> Sequence[Experience]:
-        """Try a group and return its rows; LostRunnerError when the runner dies meanwhile."""
+    async def run_group(self, request: GroupRequest) -> Sequence[Experience]:
+        """Run a group and return its rows. Raises WorkerLostError if the worker dies."""
         ...
 
-    def stop(self, assignment: GroupRequest, reason: str) -> None:
-        """End a group's tries now: it returns what was sampled, with the reason."""
+    def stop(self, request: GroupRequest, reason: str) -> None:
+        """Cancel a group's rollouts: their rows have what was sampled, and the reason."""
         ...
 
     async def close(self) -> None:
-        """Free what it holds."""
+        """Free all resources."""
         ...
 
 
 class LocalWorker:
-    """Tries groups in this process, with a policy that speaks through an engine."""
+    """Runs groups in this process."""
 
     name = "local"
 
     def __init__(
         self,
         policy: ChatPolicy | EndpointPolicy,
-        trying: RolloutSpec,
+        spec: RolloutSpec,
         *,
-        beside: Collection[ChatPolicy | EndpointPolicy] = (),
-        measuring: Callable[[Task, str], RolloutSpec] | None = None,
+        auxiliary: Collection[ChatPolicy | EndpointPolicy] = (),
+        eval_spec: Callable[[Task, str], RolloutSpec] | None = None,
     ) -> None:
-        """Try with a policy; those `beside` are closed with it.
+        """Run groups with a policy; `auxiliary` policies are closed with it.
 
-        `measuring` gives how a task is tried for a measurement of this run_id.
+        `eval_spec` returns how a task is run for the evaluation with a run_id.
         """
-        self._policy, self._trying, self._measuring = policy, trying, measuring
-        self._beside = beside
-        self._stops: dict[GroupRequest, CancelScope] = {}
-        self._version = -1
-
-    @property
-    def version(self) -> int:
-        """The version of the weights that it samples with."""
-        return self._version
+        self._policy, self._spec, self._eval_spec = policy, spec, eval_spec
+        self._auxiliary = auxiliary
+        self._scopes: dict[GroupRequest, CancelScope] = {}
+        self.version = -1
 
     async def update_weights(self, weights: Weights) -> None:
-        """Take in other weights."""
-        if isinstance(self._policy, ChatPolicy):  # an endpoint's weights are not ours
+        """Replace the weights of the engine; an endpoint keeps its own."""
+        if isinstance(self._policy, ChatPolicy):
             await self._policy.engine.swap(await fetch(weights))
-        self._version = weights.version
+        self.version = weights.version
 
-    async def run_group(self, assignment: GroupRequest) -> list[Experience]:
-        """Try a group and return its rows."""
-        stop = self._stops[assignment] = CancelScope()
+    async def run_group(self, request: GroupRequest) -> list[Experience]:
+        """Run a group and return its rows."""
+        spec, task = self._spec, request.task
+        if request.evaluation_id is not None:
+            assert self._eval_spec is not None, "a worker that evaluates has its own spec for it"
+            spec = self._eval_spec(task, request.evaluation_id)
+        scope = self._scopes[request] = CancelScope()
         try:
-            with cancel_scope(stop):
+            with cancel_scope(scope):
                 return await run_group(
-                    assignment.task,
-                    self._policy,
-                    self._how(assignment),
-                    step=assignment.step,
-                    place=assignment.index,
+                    task, self._policy, spec, batch=request.batch, group_index=request.index
                 )
         finally:
-            del self._stops[assignment]
+            del self._scopes[request]
 
-    def _how(self, assignment: GroupRequest) -> RolloutSpec:
-        if assignment.evaluation_id is None:
-            return self._trying
-        assert self._measuring is not None, "who lets it measure says how"
-        return self._measuring(assignment.task, assignment.evaluation_id)
-
-    def stop(self, assignment: GroupRequest, reason: str) -> None:
-        """End a group's tries now."""
-        if (stop := self._stops.get(assignment)) is not None:
-            stop.set(reason)
+    def stop(self, request: GroupRequest, reason: str) -> None:
+        """Cancel the rollouts of a group."""
+        if (scope := self._scopes.get(request)) is not None:
+            scope.set(reason)
 
     async def close(self) -> None:
         """Close the engines."""
-        await close([self._policy, *self._beside])
+        await close([self._policy, *self._auxiliary])
 
 
 class WorkerPool:
-    """The runners of a run: each group goes to the one that has least to do."""
+    """The workers of a run: each group goes to the one with the fewest groups."""
 
     def __init__(
         self,
-        runners: Sequence[RolloutWorker],
+        workers: Sequence[RolloutWorker],
         *,
         restore: Callable[[RolloutWorker], Awaitable[RolloutWorker | None]] | None = None,
         closing: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`restore` starts a runner that died again, or returns None when it may not.
+        """Use workers; `restore` restarts one that died, or returns None after too many restarts.
 
-        `closing` is called when all runners are closed.
+        `closing` is called after all workers are closed.
         """
         self._closing = closing
-        self._busy: dict[RolloutWorker, list[GroupRequest]] = {runner: [] for runner in runners}
+        self._busy: dict[RolloutWorker, list[GroupRequest]] = {worker: [] for worker in workers}
         self._restore = restore
         self._restoring: set[asyncio.Task[None]] = set()
         self._weights: Weights | None = None
@@ -148,88 +134,89 @@ class WorkerPool:
 
     @property
     def version(self) -> int:
-        """The version that a group which is tried now begins with, at least."""
+        """The oldest version with which a group that is started now may begin."""
         known = -1 if self._weights is None else self._weights.version
-        return min((runner.version for runner in self._busy), default=known)
+        return min((worker.version for worker in self._busy), default=known)
 
     @property
     def under_way(self) -> int:
-        """Groups that are tried now."""
-        return sum(len(assignments) for assignments in self._busy.values())
+        """The number of groups under way."""
+        return sum(len(requests) for requests in self._busy.values())
 
-    async def add(self, runner: RolloutWorker) -> None:
-        """Let one more runner take groups."""
-        while self._weights is not None and runner.version != self._weights.version:
-            await runner.update_weights(self._weights)  # there may be newer ones by then
-        self._busy[runner] = []
+    async def add(self, worker: RolloutWorker) -> None:
+        """Add a worker, once it has the current weights."""
+        # A loop: newer weights may be published while these are loaded.
+        while self._weights is not None and worker.version != self._weights.version:
+            await worker.update_weights(self._weights)
+        self._busy[worker] = []
 
     async def update_weights(self, weights: Weights) -> None:
-        """Give all runners other weights; one that dies of it is restored."""
+        """Replace the weights of all workers; one that dies is restored."""
         self._weights = weights
 
-        async def follow(runner: RolloutWorker) -> None:
+        async def update(worker: RolloutWorker) -> None:
             try:
-                await runner.update_weights(weights)
+                await worker.update_weights(weights)
             except WorkerLostError as error:
-                await self._replace(runner, error)
+                await self._replace(worker, error)
 
-        await asyncio.gather(*map(follow, list(self._busy)))
+        await asyncio.gather(*map(update, list(self._busy)))
 
-    async def run_group(self, assignment: GroupRequest) -> Sequence[Experience]:
-        """Let a runner try a group, another one when it dies.
+    async def run_group(self, request: GroupRequest) -> Sequence[Experience]:
+        """Run a group on a worker, and on another one if it dies.
 
-        Raises LostRunnerError when no runner is left.
+        Raises WorkerLostError if no worker is left.
         """
         while True:
-            runner = await self._choose()
-            self._busy[runner].append(assignment)
+            worker = await self._choose()
+            self._busy[worker].append(request)
             try:
-                return await runner.run_group(assignment)
+                return await worker.run_group(request)
             except WorkerLostError as error:
-                await self._replace(runner, error)
+                await self._replace(worker, error)
             finally:
-                if assignment in (busy := self._busy.get(runner, [])):
-                    busy.remove(assignment)
+                if request in (busy := self._busy.get(worker, [])):
+                    busy.remove(request)
 
-    def stop(self, assignment: GroupRequest, reason: str) -> None:
-        """End a group's tries now."""
-        for runner, busy in self._busy.items():
-            if assignment in busy:
-                runner.stop(assignment, reason)
+    def stop(self, request: GroupRequest, reason: str) -> None:
+        """Cancel the rollouts of a group."""
+        for worker, busy in self._busy.items():
+            if request in busy:
+                worker.stop(request, reason)
 
     async def close(self) -> None:
-        """Close all runners."""
+        """Close all workers."""
         for task in self._restoring:
             task.cancel()
-        for runner in self._busy:
-            await runner.close()
+        for worker in self._busy:
+            await worker.close()
         if self._closing is not None:
             await self._closing()
 
     async def _choose(self) -> RolloutWorker:
-        """Return the runner with least to do, waiting for one that is being restored."""
+        """Return the worker with the fewest groups, or wait for one that is being restored."""
         while not self._busy:
             if not self._restoring:
-                raise WorkerLostError("no runner is left that could try groups")
+                raise WorkerLostError("no worker is left")
             await asyncio.wait(self._restoring)
         return min(self._busy, key=lambda one: len(self._busy[one]))
 
-    async def _replace(self, runner: RolloutWorker, error: WorkerLostError) -> None:
-        """Put another runner in the place of one that died, once; the others go on meanwhile."""
-        if runner not in self._busy:
-            return  # another of its groups saw it first
-        del self._busy[runner]
-        task = asyncio.create_task(self._restored(runner))
+    async def _replace(self, worker: RolloutWorker, error: WorkerLostError) -> None:
+        """Replace a worker that died, once; the others continue meanwhile."""
+        if worker not in self._busy:
+            return  # another of its groups noticed first
+        del self._busy[worker]
+        task = asyncio.create_task(self._restored(worker))
         self._restoring.add(task)
         task.add_done_callback(self._restoring.discard)
-        await asyncio.shield(task)
+        await asyncio.shield(task)  # other groups wait for it too
         if not self._busy and not self._restoring:
             raise error
 
     async def _restored(self, lost: RolloutWorker) -> None:
-        runner = await self._restore(lost) if self._restore is not None else None
-        while runner is not None and self._restore is not None:
+        worker = await self._restore(lost) if self._restore is not None else None
+        while worker is not None and self._restore is not None:
             try:
-                return await self.add(runner)
+                return await self.add(worker)
             except WorkerLostError:
-                runner = await self._restore(runner)
+                worker = await self._restore(worker)

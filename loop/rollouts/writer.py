@@ -12,7 +12,7 @@ Stored = list[Experience]
 
 
 class RolloutWriter:
-    """Stores the rows of finished groups, as the operators leave them, beside the event loop."""
+    """Stores the rows of finished groups, after the operators, in a thread off the event loop."""
 
     def __init__(self, store: Store, chain: Chain, *, lineage_id: str) -> None:
         self._store, self._chain, self._lineage_id = store, chain, lineage_id
@@ -25,6 +25,7 @@ class RolloutWriter:
         A row that does not fit is stored as one that says so. Raises what the store raises.
         """
         future: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
+        # One commit at a time: concurrent commits conflict, and their retries take longer.
         self._waiting.append((rows, future))
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._commit())

@@ -1,4 +1,4 @@
-"""A run's jobs: who may start, which attempt it is, and the row that says how it ended."""
+"""The jobs of a run: locks, attempts, and their rows in `job_events`."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 from ...store import Store, interrupts
 from ...store.change_feed import ChangeFeed
 from ...store.errors import ConfigError, JobError
+from ...store.query import literal
 from ...store.records import now
 from ...store.snapshots import current
 from ..config import RunConfig
@@ -32,9 +33,9 @@ class Job:
     folder: Path
     """Where the run keeps checkpoints and weights."""
     title: str | None = None
-    """What the job is called in `runs`; None: as the run."""
+    """The job's name in `runs`; None: the run's name."""
     functions: Mapping[str, str] = field(default_factory=dict)
-    """What the job runs of users' code, by its digest."""
+    """Names of the functions that the job runs, with the digests of their sources."""
     started_at: datetime = field(default_factory=now)
 
     @property
@@ -43,7 +44,7 @@ class Job:
         return self.config.name
 
     def step_id(self, step: int) -> str:
-        """Name a step of this attempt, for rows of other tables that belong to it."""
+        """Return the ID of a step of this attempt, for rows of other tables that belong to it."""
         return f"{self.run_id}/{self.attempt:03d}/{step:06d}"
 
 
@@ -54,13 +55,14 @@ def run_folder(store: Store, config: RunConfig) -> Path:
         return Path(config.output).expanduser().absolute() / name
     if store.runs_folder is None:
         raise ConfigError(
-            "`output` is missing: a store that is no local folder needs one for weights"
+            "`output` is required because the store is not a local folder; set it to a "
+            "directory for checkpoints and weights"
         )
     return store.runs_folder / config.name
 
 
 def is_live(store: Store, run_id: str, name: str) -> bool | None:
-    """Tell whether a process is this job of a run; None when the lock it holds is elsewhere."""
+    """Return whether a process runs this job of a run; None if its lock is not on this machine."""
     if store.runs_folder is None or not (lock := _lock(store.runs_folder / run_id, name)).is_file():
         return None
     try:
@@ -84,12 +86,11 @@ def job(
     title: str | None = None,
     functions: Mapping[str, str] | None = None,
 ) -> Iterator[Job]:
-    """Hold the right to be this job of the run; other processes that try are refused.
+    """Hold the lock of a job of the run, so that no other process runs the same job.
 
-    `functions` are the digests of what it runs of users' code, for its record.
-
-    Raises ConfigError when the job was started before and `resume` is false, or when the run's
-    stored configuration is another.
+    `functions` are the digests of the functions that it runs, for its record. Raises ConfigError if
+    the job was started before and `resume` is false, or if the stored configuration differs;
+    JobError if another process runs the job.
     """
     folder = run_folder(store, config)
     folder.mkdir(parents=True, exist_ok=True)
@@ -97,6 +98,7 @@ def job(
     try:
         with lock:
             attempt = _next_attempt(store, config, name, resume=resume)
+            # Else the new run would set aside the checkpoints of a run of another store.
             if attempt == 1 and name == "train" and (folder / "checkpoints").exists():
                 raise ConfigError(
                     f"`{folder}` holds checkpoints of a run `{config.name}` that this store does "
@@ -107,10 +109,10 @@ def job(
         raise JobError(f"`{name}` of run `{config.name}` is running in another process") from error
 
 
-def beside(job: Job, name: str, *, functions: Mapping[str, str]) -> Job:
-    """Return another job of the run that the process of this one does too.
+def sibling(job: Job, name: str, *, functions: Mapping[str, str]) -> Job:
+    """Return another job of the run that the same process does.
 
-    Others may do it at the same time.
+    It takes no lock, because other processes may do that job at the same time.
     """
     attempt = _next_attempt(job.store, job.config, name, resume=True)
     return replace(job, name=name, attempt=attempt, functions=functions)
@@ -118,9 +120,9 @@ def beside(job: Job, name: str, *, functions: Mapping[str, str]) -> Job:
 
 @contextmanager
 def recorded(job: Job, *, start_step: int) -> Iterator[None]:
-    """Write that the job runs, and at the end how it ended."""
+    """Record in `job_events` that the job runs, and at the end how it ended."""
     _record(job, "running", start_step)
-    ended = Lock()
+    ended = Lock()  # the main thread and the thread that handles signals may both get here
 
     def end(status: str, error: str | None = None) -> None:
         if ended.acquire(blocking=False):
@@ -162,14 +164,14 @@ def _record(
 
 
 def functions_of(job: Job) -> list[dict[str, str]] | None:
-    """Return the digests of the functions that the job runs, as `runs` has them."""
+    """Return the digests of the functions that the job runs, as a value of `runs.functions`."""
     return [{"name": name, "value": value} for name, value in job.functions.items()] or None
 
 
 def stored_config(config: RunConfig) -> str:
-    """Return the resolved configuration as JSON text, with what the schedule works out.
+    """Return the resolved configuration as JSON text, with the schedule's resolved `max_lag`.
 
-    Models that are another run's weights stand in it as that, not as the folder where they lie.
+    Models that are another run's weights are stored as `run`, not as the path of their folder.
     """
     tree = _without_folders(config.model_dump(mode="json", exclude={"store", "output"}))
     tree["schedule"]["max_lag"] = config.schedule.lag
@@ -183,6 +185,23 @@ def _without_folders(tree: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def run_names(store: Store) -> set[str]:
+    """Return the names of all runs that were started on a store."""
+    return {name for (name,) in store.sql("SELECT DISTINCT run_id FROM job_events").fetchall()}
+
+
+def newest_config(store: Store, run_id: str) -> str | None:
+    """Return the configuration of a run's newest attempt as JSON text; None if it never started.
+
+    Evaluations are left out: they may be configured differently from the run that they evaluate.
+    """
+    rows = store.sql(
+        f"SELECT config FROM job_events WHERE run_id = {literal(run_id)} AND job <> 'evaluate' "
+        "ORDER BY created_at DESC LIMIT 1"
+    ).fetchall()
+    return rows[0][0] if rows else None
+
+
 def _next_attempt(store: Store, config: RunConfig, name: str, *, resume: bool) -> int:
     rows = store.sql(
         f"SELECT job, attempt, config, status FROM job_events WHERE run_id = '{config.name}' "
@@ -191,29 +210,41 @@ def _next_attempt(store: Store, config: RunConfig, name: str, *, resume: bool) -
     mine = [row for row in rows if row[0] == name]
     if mine and not resume and name != "evaluate":
         raise ConfigError(
-            f"run `{config.name}` was started before (its `{name}` is {mine[-1][3]}); go on with "
-            "`--resume`, or name a new run with `--set name=...`"
+            f"run `{config.name}` was started before (its `{name}` is {mine[-1][3]}); continue it "
+            "with `--resume` (`resume=True` in Python), or name a new run with `--set name=...`"
         )
-    made = [row for row in rows if row[0] != "evaluate"]  # measuring does not make a run
+    made = [row for row in rows if row[0] != "evaluate"]  # an evaluation does not start a run
     if made and name != "evaluate":
-        same_config(made[-1][2], config)
+        fixable = _FUNCTIONS if _all_failed(store, config.name) else {}
+        same_config(made[-1][2], config, may_change=_MAY_CHANGE | fixable)
     return max((row[1] for row in mine), default=0) + 1
 
 
-def same_config(stored: str, config: RunConfig) -> None:
-    """Refuse to continue a run as another; a longer run, or other waits, are the same run."""
-    before = RunConfig.model_validate_json(stored).model_dump(mode="json")
-    after = RunConfig.model_validate_json(stored_config(config)).model_dump(mode="json")
-    for tree in (before, after):
-        tree["trainer"].pop("steps")
-        tree["trainer"].pop("keep_checkpoints")
-        tree["trainer"].pop("distributed")
-        tree["schedule"].pop("timeout")
-        tree["schedule"].pop("weight_transport")
-        tree.pop("ray")
-        tree.pop("evaluate")
-        tree.pop("serve")
-        tree.pop("trackers")
+_MAY_CHANGE: Any = {
+    "trainer": {"steps", "keep_checkpoints", "distributed"},
+    "schedule": {"timeout", "weight_transport"},
+    **dict.fromkeys(("ray", "evaluate", "serve", "trackers"), True),
+}
+"""Keys that do not change what a run learns, so that it may continue with other values."""
+_FUNCTIONS = {"explorer": {"workflow", "rewards", "operators"}}
+"""Keys that may change as long as every rollout of the run failed: nothing was learned yet."""
+
+
+def _all_failed(store: Store, run_id: str) -> bool:
+    [(failed,)] = store.sql(
+        "SELECT count(*) > 0 AND count(*) = count(drop_reason) FROM experiences "
+        f"WHERE run_id = {literal(run_id)}"
+    ).fetchall()
+    return failed
+
+
+def same_config(stored: str, config: RunConfig, *, may_change: Any = _MAY_CHANGE) -> None:
+    """Raise ConfigError if a run would continue with settings that change what it learns."""
+    # Both are validated: a key that was added since then has its default in the stored one too.
+    before, after = (
+        RunConfig.model_validate_json(text).model_dump(mode="json", exclude=may_change)
+        for text in (stored, stored_config(config))
+    )
     key = _first_difference(before, after)
     if key is not None:
         raise ConfigError(
@@ -235,9 +266,9 @@ def _first_difference(before: object, after: object, path: str = "") -> str | No
 
 
 def pinned(job: Job, what: str) -> Store:
-    """Return the store as it was when the run first looked: snapshot `RUN.WHAT`, made if missing.
+    """Return the store as of the snapshot `RUN.WHAT`, which is created on the first call.
 
-    What comes to the store later does not change what a resumed run does.
+    A resumed run thereby reads what it read before, whatever was stored since.
     """
     name = f"{job.run_id}.{what}"
     if name not in current(job.store):
@@ -250,7 +281,7 @@ class OtherJobError(JobError):
 
 
 class Watch:
-    """Follows how the jobs of a run stand, reading only what is new."""
+    """Follows the status of a run's jobs, reading only new rows."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -261,16 +292,16 @@ class Watch:
 
     def _refresh(self) -> list[dict[str, Any]]:
         dataset = self._job.store.dataset("job_events")
-        with self._lock:  # a job may ask from several threads
+        with self._lock:  # several threads of a job may call this
             if self._tail.moved(dataset):
                 rows = self._tail.read(dataset).to_pylist()
                 self._rows = rows if self._tail.restarted else self._rows + rows
             return self._rows
 
     def check(self, name: str) -> None:
-        """Raise OtherJobError when a job's newest attempt failed since this one started.
+        """Raise OtherJobError if a job's newest attempt failed since this one started.
 
-        An attempt that is as new as this one counts too: it failed while this one was starting.
+        An attempt with the same number counts too: it failed while this one was starting.
         """
         rows = [row for row in self._refresh() if row["job"] == name]
         newest = max(
@@ -283,7 +314,7 @@ class Watch:
             raise OtherJobError(f"`{name}` of run `{self._job.run_id}` failed: {newest['error']}")
 
     def counts(self, attempt: int, step: int) -> bool:
-        """Tell whether what an attempt of the trainer did at a step was not done again later."""
+        """Return whether no later attempt of the trainer repeated an attempt's step."""
         return not any(
             row["job"] == "train" and row["attempt"] > attempt and row["start_step"] <= step
             for row in self._refresh()
@@ -291,4 +322,4 @@ class Watch:
 
 
 class WorkerLostError(JobError):
-    """A runner died, with the groups that it was trying; they can be tried by another."""
+    """A worker died with its groups, which another worker can run."""

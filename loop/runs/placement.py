@@ -1,4 +1,4 @@
-"""A trainer that Ray places: it shares with the run that started it nothing but the store."""
+"""A trainer placed by Ray, which shares only the store with the process that started it."""
 
 import sys
 import threading
@@ -12,9 +12,9 @@ from ..config import RunConfig
 from .ray import connected, last_line, options
 
 LOOK_SECONDS = 0.2
-"""How soon it is noticed that the trainer began, or that the run is stopped."""
+"""Seconds between two checks whether the trainer began or the run was stopped."""
 STOP_SECONDS = 10.0
-"""How long the trainer may take to end when the run is stopped."""
+"""Seconds that the trainer has to end after the run was stopped."""
 
 
 def train_placed(
@@ -26,16 +26,18 @@ def train_placed(
     stop: threading.Event,
     ready: Callable[[], None],
 ) -> None:
-    """Call `train` on the cluster; raises what it raises, JobError when its process dies.
+    """Call `train` on the cluster and raise what it raises; JobError if its process dies.
 
-    `ready` is called when its attempt is on record.
+    `ready` is called when its attempt is recorded.
     """
     assert config.ray is not None
     assert config.ray.trainer is not None, "the configuration places the trainer"
     before = _attempts(store, config)
     with connected(config.ray) as ray:
+        # No retries by Ray: without `resume` a second start is refused. The process ends with its
+        # call, which frees the GPU.
         work = ray.remote(max_retries=0, max_calls=1)(_train)
-        paths = [path for path in sys.path if path]
+        paths = [path for path in sys.path if path]  # user modules may be importable only from here
         placed = work.options(**options(config.ray.trainer)).remote(
             train, store.uri, store.storage_options, config, resume, paths
         )
@@ -64,7 +66,6 @@ def _result(ray: Any, placed: Any) -> None:
 
 
 def _attempts(store: Store, config: RunConfig) -> int:
-    """Return how often the run's trainer was started, as far as it is on record."""
     [(attempt,)] = store.sql(
         "SELECT coalesce(max(attempt), 0) FROM job_events "
         f"WHERE run_id = '{config.name}' AND job = 'train'"

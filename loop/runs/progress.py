@@ -1,4 +1,4 @@
-"""What a person sees while jobs run: bars, or a line now and then without a terminal."""
+"""Progress of jobs on stderr: bars on a terminal, else a line every few seconds."""
 
 import sys
 from collections.abc import Mapping
@@ -19,10 +19,16 @@ from rich.progress import (
 from ..config import RunConfig
 
 LINE_SECONDS = 5.0
-"""Without a terminal, a line for each job at most so often."""
+"""Seconds between two lines of a job without a terminal."""
 _SHOWN = {
-    "explore": {"explore/reward_mean": "reward", "explore/seconds": "s"},
-    "train": {"train/reward_mean": "reward", "train/loss": "loss", "train/lag_mean": "lag"},
+    "explore": {"explore/reward_mean": "reward", "explore/seconds": "seconds"},
+    "train": {
+        "train/reward_mean": "reward",
+        "train/accuracy": "accuracy",
+        "train/reward_margin": "margin",
+        "train/loss": "loss",
+        "train/lag_mean": "lag",
+    },
     "evaluate": {
         "eval/accuracy": "accuracy",
         "eval/reward_mean": "reward",
@@ -32,7 +38,7 @@ _SHOWN = {
 
 
 class Display:
-    """Shows the jobs of one run; it is the listener that they are given."""
+    """Shows the progress of a run's jobs; it is their listener."""
 
     def __init__(self, config: RunConfig, *, total_steps: int | None, quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet)
@@ -64,10 +70,11 @@ class Display:
         self._progress.stop()
 
     def __call__(self, job: str, step: int, metrics: Mapping[str, float]) -> None:
-        """Show where a job is."""
-        numbers = "  ".join(
-            f"{label} {metrics[name]:.3f}" for name, label in _SHOWN[job].items() if name in metrics
-        )
+        """Show the step and the metrics of a job."""
+        shown = {name: label for name, label in _SHOWN[job].items() if name in metrics}
+        if "train/accuracy" in shown:  # the reward of stored pairs says nothing of the policy
+            shown.pop("train/reward_mean", None)
+        numbers = "  ".join(f"{label} {metrics[name]:.4g}" for name, label in shown.items())
         if job == "evaluate":
             self._console.print(f"[bold]{self._name}[/] step {step}: {numbers}", highlight=False)
         elif self._live:

@@ -1,4 +1,4 @@
-"""Reaching a Ray cluster, and asking what it has."""
+"""Connections to a Ray cluster, its resources, and the answers of actors."""
 
 import asyncio
 import logging
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ...store.errors import JobError, missing_extra
+from ...store.errors import JobError, message_of, missing_extra
 from ..config import PlaceConfig, RayConfig
 from .job import WorkerLostError
 
 NAMESPACE = "rlake"
-"""Where a run's named actor is looked up."""
+"""Namespace of a run's named actor."""
 
 
 def ray_module() -> Any:
-    """Import Ray, or say how to install it."""
+    """Import Ray; MissingExtraError if it is not installed."""
     try:
         import ray
         import ray.exceptions
@@ -29,10 +29,10 @@ def ray_module() -> Any:
 
 @contextmanager
 def connected(config: RayConfig, *, starts: bool = True) -> Iterator[Any]:
-    """Be connected to the cluster; a connection that this process has is used, and left open.
+    """Connect to the cluster, or use the connection of this process and leave it open.
 
-    One that was made here ends with the last who uses it. Raises JobError when there is none, or
-    with `starts` false when it would have to be started.
+    A connection made here is closed by its last user. Raises JobError if the cluster cannot be
+    reached or, with `starts` false, if it would have to be started.
     """
     ray = ray_module()
     is_ours = _connection.join(ray, config.address, starts=starts)
@@ -44,16 +44,16 @@ def connected(config: RayConfig, *, starts: bool = True) -> Iterator[Any]:
 
 
 class _Connection:
-    """The connection that was made here, for as long as somebody in this process uses it."""
+    """The connection that was made here, with the number of its users in this process."""
 
     def __init__(self) -> None:
         self._lock, self._users = threading.Lock(), 0
 
     def join(self, ray: Any, address: str, *, starts: bool) -> bool:
-        """Use it, or make it; False when this process has one that is not ours."""
+        """Use or make the connection; False if this process has one that was not made here."""
         with self._lock:
             if not ray.is_initialized():
-                _connect(ray, address, starts=starts)
+                connect(ray, address, starts=starts)
             elif self._users == 0:
                 return False
             self._users += 1
@@ -69,11 +69,12 @@ class _Connection:
 _connection = _Connection()
 
 
-def _connect(ray: Any, address: str, *, starts: bool) -> None:
+def connect(ray: Any, address: str, *, starts: bool) -> None:
+    """Connect to the cluster, or start one if `starts`; JobError if that fails."""
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     given = address if address not in ("auto", "local") else None
     with warnings.catch_warnings():
-        # Ray starts its own programs; none of them goes on in a fork of this process
+        # Ray starts programs of its own; none of them continues in a fork of this process.
         warnings.filterwarnings("ignore", "lance is not fork-safe")
         try:
             if starts and given is None:
@@ -85,12 +86,13 @@ def _connect(ray: Any, address: str, *, starts: bool) -> None:
             else:
                 ray.init(address=given or "auto", **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            message = " ".join(str(error).split())[:300]
-            raise JobError(f"there is no Ray cluster at `{address}`: {message}") from error
+            raise JobError(
+                f"cannot reach a Ray cluster at `{address}`: {message_of(error)}"
+            ) from error
 
 
 def options(place: PlaceConfig) -> dict[str, Any]:
-    """Return what an actor takes, in Ray's words."""
+    """Return the resources of an actor as options of Ray."""
     return {
         "num_cpus": place.cpus,
         "num_gpus": place.gpus,
@@ -99,7 +101,7 @@ def options(place: PlaceConfig) -> dict[str, Any]:
 
 
 def wanted(place: PlaceConfig) -> str:
-    """Say what an actor takes, and what the cluster has left."""
+    """Return the resources that an actor needs and those that are free, as text."""
     ray = ray_module()
     free = {n: v for n, v in ray.available_resources().items() if not n.startswith("node:")}
     left = ", ".join(
@@ -111,12 +113,12 @@ def wanted(place: PlaceConfig) -> str:
 
 
 async def answer(reference: Any, name: str) -> Any:
-    """Return what an actor answers; LostRunnerError when it died, else what it raised."""
+    """Return what an actor answers. Raises WorkerLostError if it died, or else its error."""
     ray = ray_module()
     try:
         return await reference
     except asyncio.CancelledError:
-        ray.cancel(reference)
+        ray.cancel(reference)  # else the actor would finish the call for nobody
         raise
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
@@ -128,13 +130,13 @@ async def answer(reference: Any, name: str) -> Any:
 
 
 def end(actor: Any) -> None:
-    """End an actor now; without a connection to its cluster it is over already."""
+    """Kill an actor; without a connection to its cluster it has ended already."""
     ray = ray_module()
     if ray.is_initialized():  # else Ray would connect again
         ray.kill(actor)
 
 
 def last_line(error: BaseException) -> str:
-    """Return the line of Ray's message that says what happened."""
+    """Return the last line of Ray's message, which names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__

@@ -8,21 +8,21 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Tracked:
-    """The job that a tracker shows: one of its own for each job of a run."""
+    """The job that a tracker shows; each job of a run has its own."""
 
     run_id: str
     job: str
     """explore, train or evaluate."""
     key: str
-    """The same for all attempts at the job, and no other's: of another store neither."""
+    """A key that is the same for all attempts at the job, and unique across stores."""
     attempt: int
     start_step: int | None
     """What the tracker has of this step and later ones belongs to a superseded attempt.
 
-    None: nothing does, as in an evaluation.
+    None in evaluations, which supersede nothing.
     """
     folder: Path
-    """Where the run keeps its files."""
+    """The run's folder."""
     config: Mapping[str, Any]
     """The resolved configuration."""
 
@@ -32,21 +32,21 @@ class Tracked:
         return f"{self.run_id}/{self.job}"
 
 
-class Monitor(Protocol):
-    """What a tracker must have; called in one thread, one call after the other.
+class Tracker(Protocol):
+    """The methods of a tracker, which one thread calls one after the other.
 
-    A call that raises is made again, later. It may have `place(run) -> str`, which says where it
-    will write, and `fail(error)`, which is called before `close` when the job failed.
+    A call that raises is repeated later. A tracker may also have `place(run) -> str`, which returns
+    where it will write, and `fail(error)`, which is called before `close` if the job failed.
     """
 
     def start(self, run: Tracked) -> object:
-        """Begin to show a job, or go on with it when it was begun by an attempt before."""
+        """Start a job, or continue one that an earlier attempt started."""
         ...
 
     def log(self, step: int, values: Mapping[str, float]) -> object:
-        """Take the numbers of a step; the same step may come again, with others."""
+        """Log the metrics of a step; the same step may be logged several times."""
         ...
 
     def close(self) -> object:
-        """Write what is still held, and end."""
+        """Write what is buffered, and end."""
         ...

@@ -1,4 +1,4 @@
-"""Numbers on their way to experiment trackers, which never hold up a job nor end it."""
+"""Send metrics to experiment trackers, which neither delay a job nor make it fail."""
 
 import hashlib
 import json
@@ -11,50 +11,51 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from ...store import Store
+from ...store.errors import message_of
 from ...store.query import literal
 from ..config import RunConfig
 from .job import Job, run_folder, stored_config
-from .tracker import Monitor, Tracked
+from .tracker import Tracked, Tracker
 from .trackers import resolve
 
 MOST_NUMBERS = 100_000
-"""Numbers that wait for a tracker, about 10 MB; beyond them the oldest are left out."""
-TRIES = 6
-"""How often a tracker is asked to take the same numbers, after 1, 2, 4 ... seconds."""
+"""Most metrics buffered for a tracker, about 10 MB; beyond them the oldest are dropped."""
+MAX_CALLS = 6
+"""Calls of a tracker with the same metrics, after 1, 2, 4 ... seconds."""
 MOST_REFUSED = 5
-"""So many times in a row that numbers are refused TRIES times end it."""
+"""Consecutive metrics that failed MAX_CALLS times, after which a tracker is given up."""
 FIRST_WAIT_SECONDS = 1.0
 CLOSE_SECONDS = 60.0
-"""How long the end of a job waits for its trackers."""
+"""Seconds that the end of a job waits for its trackers."""
 
 _log = logging.getLogger(__name__)
 
 
 def places(store: Store, config: RunConfig) -> list[tuple[str, str]]:
-    """Return the name of each monitor of a run, and where it writes."""
+    """Return the name of each tracker of a run, and where it writes."""
     run = Tracked(config.name, "train", "", 1, None, run_folder(store, config), {})
-    return [(name, _place(monitor, run)) for name, monitor in _named(config)]
+    return [(name, _place(tracker, run)) for name, tracker in _named(config)]
 
 
-def _place(monitor: Monitor, run: Tracked) -> str:
-    place = getattr(monitor, "place", None)
-    return str(place(run)) if place else type(monitor).__name__
+def _place(tracker: Tracker, run: Tracked) -> str:
+    place = getattr(tracker, "place", None)
+    return str(place(run)) if place else type(tracker).__name__
 
 
-def _named(config: RunConfig) -> Iterator[tuple[str, Monitor]]:
+def _named(config: RunConfig) -> Iterator[tuple[str, Tracker]]:
     """Yield the trackers of a configuration, the second of a kind as `wandb_2`."""
     seen: dict[str, int] = {}
     for spec in config.trackers:
-        name, monitor = resolve(spec)
+        name, tracker = resolve(spec)
         seen[name] = seen.get(name, 0) + 1
-        yield (name if seen[name] == 1 else f"{name}_{seen[name]}"), monitor
+        yield (name if seen[name] == 1 else f"{name}_{seen[name]}"), tracker
 
 
 @contextmanager
-def monitored(job: Job, *, start_step: int | None) -> Iterator["Monitoring"]:
+def reporting(job: Job, *, start_step: int | None) -> Iterator["Trackers"]:
     """Show a job in all trackers of its configuration until it ends."""
     named = list(_named(job.config))
-    made = Monitoring([Line(name, monitor, MOST_NUMBERS) for name, monitor in named])
+    made = Trackers([Line(name, tracker, MOST_NUMBERS) for name, tracker in named])
     if named:
         run = tracked(job, start_step=start_step)
         for line in made.lines:
@@ -68,7 +69,7 @@ def monitored(job: Job, *, start_step: int | None) -> Iterator["Monitoring"]:
 
 
 def tracked(job: Job, *, start_step: int | None) -> Tracked:
-    """Return what trackers are told of a job, which must be on record."""
+    """Return what trackers receive about a job, which must be recorded already."""
     [(began,)] = job.store.sql(
         f"SELECT min(started_at) FROM job_events WHERE run_id = {literal(job.run_id)} "
         f"AND job = {literal(job.name)}"
@@ -79,26 +80,27 @@ def tracked(job: Job, *, start_step: int | None) -> Tracked:
 
 
 @dataclass(frozen=True)
-class Monitoring:
+class Trackers:
     """The trackers of one job."""
 
     lines: Sequence["Line"]
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Hand numbers over; returns at once."""
+        """Enqueue the metrics of a step; returns at once."""
         for line in self.lines:
             line.put(step, values)
 
     def close(self, *, error: str | None = None) -> None:
-        """Wait until all is written, CLOSE_SECONDS at most."""
+        """Wait until everything is written, at most CLOSE_SECONDS."""
         until = monotonic() + CLOSE_SECONDS
+        # All are told to end before the first is waited for, so that they end at the same time.
         for line in self.lines:
             line.end(error)
         for line in self.lines:
             line.join(until - monotonic())
 
     def counts(self) -> dict[str, float]:
-        """Return how often each tracker failed, and how many numbers it was not told."""
+        """Return how often each tracker failed, and how many metrics it lost."""
         return {
             f"trackers/{line.name}/{what}": float(number)
             for line in self.lines
@@ -109,15 +111,16 @@ class Monitoring:
 
 @dataclass
 class Line:
-    """One tracker, and what waits for it; a thread of its own asks it."""
+    """One tracker with its queue of metrics and the thread that calls it."""
 
     name: str
-    monitor: Monitor
+    tracker: Tracker
     most_numbers: int
     failures: int = 0
     """Calls that raised."""
     lost: int = 0
-    """Numbers that it was not told."""
+    """Metrics that it did not receive."""
+    # `_changed` guards the counters and the queue, which the job and the thread both change.
     _waiting: deque[tuple[int, dict[str, float]]] = field(default_factory=deque)
     _numbers: int = 0
     _refused: int = 0
@@ -129,18 +132,18 @@ class Line:
 
     @property
     def waiting(self) -> int:
-        """How many numbers wait."""
+        """Number of metrics in the queue."""
         return self._numbers
 
     def start(self, run: Tracked) -> None:
-        """Begin; numbers that come meanwhile wait."""
+        """Start the thread; metrics are queued meanwhile."""
         self._thread = threading.Thread(
-            target=self._work, args=(run,), name=f"monitor {self.name}", daemon=True
+            target=self._work, args=(run,), name=f"tracker {self.name}", daemon=True
         )
         self._thread.start()
 
     def put(self, step: int, values: Mapping[str, float]) -> None:
-        """Let numbers wait for the tracker, in place of the oldest when too many do."""
+        """Enqueue metrics, dropping the oldest ones when the queue is full."""
         with self._changed:
             self._waiting.append((step, dict(values)))
             self._numbers += len(values)
@@ -149,14 +152,14 @@ class Line:
             self._changed.notify()
 
     def end(self, error: str | None) -> None:
-        """Say that no numbers come any more; from now on none is offered twice."""
-        self._error = error
+        """Mark the end of the metrics; from now on no call is repeated."""
+        self._error = error  # before the event: the thread reads it once that is set
         self._ending.set()
         with self._changed:
             self._changed.notify()
 
     def join(self, seconds: float) -> None:
-        """Wait for the end; after `seconds` the thread is left to end with the process."""
+        """Wait for the thread; after `seconds` it is left to end with the process."""
         if self._thread is None:
             return
         self._thread.join(max(0.0, seconds))
@@ -165,7 +168,7 @@ class Line:
                 self.lost += self._numbers
             self.failures += 1
             _log.warning(
-                "monitor `%s` did not end within %g s; the table `metrics` has all numbers",
+                "tracker `%s` did not end within %g s; the table `metrics` has all numbers",
                 self.name,
                 CLOSE_SECONDS,
             )
@@ -181,13 +184,13 @@ class Line:
                 self._give_up()
                 return
         if self._is_started:
-            fail = getattr(self.monitor, "fail", None)
+            fail = getattr(self.tracker, "fail", None)
             if self._error is not None and fail is not None:
                 self._try(lambda: fail(self._error))
-            self._try(self.monitor.close)
+            self._try(self.tracker.close)
 
     def _next(self) -> tuple[int, dict[str, float]] | None:
-        """Return what waits longest; None when nothing does and nothing will."""
+        """Return the oldest metrics of the queue, waiting for some; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._ending.is_set())
             if not self._waiting:
@@ -197,13 +200,13 @@ class Line:
             return step, values
 
     def _offer(self, run: Tracked, step: int, values: Mapping[str, float]) -> bool:
-        """Offer numbers several times, and before them the job, until the tracker has it."""
-        for i in range(TRIES):
+        """Pass metrics to the tracker, several times if it raises; start it before the first."""
+        for i in range(MAX_CALLS):
             if not self._is_started:
-                self._is_started = self._try(lambda: self.monitor.start(run))
-            if self._is_started and self._try(lambda: self.monitor.log(step, values)):
+                self._is_started = self._try(lambda: self.tracker.start(run))
+            if self._is_started and self._try(lambda: self.tracker.log(step, values)):
                 return True
-            if self._ending.wait(FIRST_WAIT_SECONDS * 2**i if i + 1 < TRIES else 0):
+            if self._ending.wait(FIRST_WAIT_SECONDS * 2**i if i + 1 < MAX_CALLS else 0):
                 return False
         return False
 
@@ -213,11 +216,10 @@ class Line:
         except Exception as error:  # noqa: BLE001  trackers raise what they like
             self.failures += 1
             if self.failures == 1:
-                message = " ".join((str(error) or type(error).__name__).split())[:300]
                 _log.warning(
-                    "monitor `%s` failed: %s; the run goes on, and so does the table `metrics`",
+                    "tracker `%s` failed: %s; the run goes on, and so does the table `metrics`",
                     self.name,
-                    message,
+                    message_of(error),
                 )
             return False
         return True
@@ -231,4 +233,4 @@ class Line:
             self.lost += self._numbers
             self._waiting.clear()
             self._numbers = self.most_numbers = 0  # what comes now is counted as lost
-        _log.warning("monitor `%s` is given up after %d failures", self.name, self.failures)
+        _log.warning("tracker `%s` is given up after %d failures", self.name, self.failures)

@@ -1,4 +1,4 @@
-"""From a configuration to what draws a step's rows, and to how many new ones each step takes up."""
+"""From a configuration to the sampler that draws the rows of each step."""
 
 from collections.abc import Mapping
 
@@ -22,19 +22,19 @@ from ..config.sampler import StrategyConfig
 from ..losses import Algorithm
 from .units import order, own_source
 
-NOT_MEASURED = "run_id IS NULL OR run_id NOT LIKE '%:eval-%'"
-"""Which stored rows are drawn where nobody says which: none that only measures a policy."""
+TO_TRAIN_ON = "purpose <> 'eval'"
+"""The default condition on stored rows, which excludes those of evaluations."""
 
 RowSampler = Sampler | Mixture
-"""What gives a training step its rows."""
+"""Draws the rows of training steps."""
 
 
 def sampler(
     store: Store, config: RunConfig, algorithm: Algorithm, *, until: Mapping[str, int] | None = None
 ) -> RowSampler:
-    """Return what draws the steps of a run from rows of a store, as its algorithm wants them.
+    """Return the sampler that draws the rows of a run's steps for its algorithm.
 
-    With `until`, only rows that were stored at these versions of the tables are seen.
+    With `until`, it sees only rows stored at these versions of the tables.
     """
     trainer, is_online = config.trainer, config.explorer is not None
     if trainer.sampler.mixed is not None:
@@ -70,9 +70,9 @@ def sampler(
 
 
 def _stored_where(config: RunConfig, algorithm: Algorithm) -> str | None:
-    """Return the condition on stored rows where the configuration has none."""
+    """Return the default condition on stored rows, if the configuration has none."""
     is_open = config.trainer.where is None and algorithm.table == "experiences"
-    return NOT_MEASURED if is_open else None
+    return TO_TRAIN_ON if is_open else None
 
 
 def _of_source(
@@ -86,8 +86,8 @@ def _of_source(
 def _source(name: str, source: SourceConfig, config: RunConfig, algorithm: Algorithm) -> Source:
     if algorithm.unit == "pair" and source.run is not None:
         raise ConfigError(
-            f"source `{name}` draws from run `{source.run}`, but pairs are of no run; choose them "
-            "by `where: chosen_id IN (SELECT experience_id FROM experiences WHERE run_id = ...)`"
+            f"source `{name}` draws from run `{source.run}`, but pairs have no run; choose them by "
+            " `where: chosen_id IN (SELECT experience_id FROM experiences WHERE run_id = ...)`"
         )
     is_own = config.explorer is not None and not source.is_stored
     lag = config.schedule.lag if is_own and source.max_lag is None else source.max_lag
@@ -107,7 +107,7 @@ def _source(name: str, source: SourceConfig, config: RunConfig, algorithm: Algor
 
 
 def strategy(config: StrategyConfig) -> Strategy:
-    """Return the way of drawing that a configuration names."""
+    """Return the sampling strategy that a configuration names."""
     if config.prioritized is not None:
         return Prioritized(**dict(config.prioritized))
     if config.uniform is not None:
@@ -116,15 +116,15 @@ def strategy(config: StrategyConfig) -> Strategy:
 
 
 def own_sides(config: RunConfig) -> tuple[SideColumn, ...]:
-    """Return the side columns of the explorer's rows, which that condition may name."""
+    """Return the side columns that conditions on the explorer's rows may name."""
     _, own = own_source(config)
     return parse_all((*config.trainer.side_columns, *(own.side_columns if own else ())))
 
 
 def check_sides(store: Store, config: RunConfig) -> None:
-    """Raise NotFoundError for a side column of which nothing is stored, but for priorities.
+    """Raise NotFoundError for a side column without stored values.
 
-    Those may come while the run draws.
+    Except for priorities, which may be written while the run draws.
     """
     trainer = config.trainer
     columns = [c for c in parse_all(trainer.side_columns) if c.alias != "priority"]
@@ -133,7 +133,7 @@ def check_sides(store: Store, config: RunConfig) -> None:
 
 
 def check_runs(store: Store, sources: Mapping[str, SourceConfig]) -> None:
-    """Raise ConfigError for a source that draws from a run that the store does not know."""
+    """Raise ConfigError for a source that draws from an unknown run."""
     named = {name: source.run for name, source in sources.items() if source.run is not None}
     if not named:
         return
@@ -157,7 +157,7 @@ def nothing_to_draw(store: Store, algorithm: Algorithm, supply: Supply) -> Confi
 
 
 def missing(store: Store, config: RunConfig, supply: Supply) -> str:
-    """Say what to look at when the rows of an online step do not come."""
+    """Return a hint on why the rows of an online step are missing."""
     own, _ = own_source(config)
     short = [name for name, part in supply.parts.items() if not part.enough and name != own]
     if short:
@@ -170,10 +170,10 @@ def missing(store: Store, config: RunConfig, supply: Supply) -> str:
     return "is its explorer running?"
 
 
-HOW = "make some of stored tries with the operator `pairs`, or `rlake import preferences FILE`"
-"""The way out where there are no pairs."""
+HOW = "make some from stored rollouts with the operator `pairs`, or `rlake import preferences FILE`"
+"""How to fix a store without pairs."""
 
 
 def nothing(store: Store) -> str | None:
-    """Say what to do when a store has no preferences at all."""
+    """Return an error message for a store without preferences, or None."""
     return None if store.count("preferences") else f"the store has no preferences; {HOW}"

@@ -1,4 +1,4 @@
-"""Which tasks or rollouts a training step takes up, and in what order."""
+"""The units, tasks or rollouts, that training steps use: how many, and in which order."""
 
 from collections.abc import Callable
 from math import ceil
@@ -9,17 +9,17 @@ from ..losses import Algorithm
 
 
 def order(config: RunConfig, algorithm: Algorithm) -> Order:
-    """Return in which order a run's own rows are taken up while its explorer makes them.
+    """Return the order in which a run uses its explorer's rows.
 
-    By arrival when it streams; else in the order of its batches, whoever was faster.
+    By arrival if it streams; else in the order of batches, whichever group was faster.
     """
     if config.schedule.streaming:
         return Order(by_arrival=True)
-    return Order(groups_per_step=batch_tasks(config, algorithm))
+    return Order(groups_per_batch=batch_tasks(config, algorithm))
 
 
 def batch_tasks(config: RunConfig, algorithm: Algorithm) -> int:
-    """Return how many tasks each of the explorer's batches has: enough for its part of a step."""
+    """Return the number of tasks in a batch of the explorer: enough for its part of a step."""
     explorer = config.explorer
     assert explorer is not None, "a run that explores has an explorer"
     per_group = 1 if algorithm.grouped else explorer.group_size or algorithm.group_size
@@ -29,11 +29,11 @@ def batch_tasks(config: RunConfig, algorithm: Algorithm) -> int:
 
 
 def new_units(config: RunConfig) -> Callable[[int], int]:
-    """Return how many units of the explorer's each training step is the first to take up.
+    """Return how many of the explorer's units each training step is the first to use.
 
-    Drawn once, they are the batch, or that part of it that comes from the run itself. Drawn several
-    times, the first step takes up a batch, and each later one `schedule.new_units_per_step`. That,
-    and not how far the explorer happens to be, decides what a step is drawn from.
+    Units drawn once are the batch, or its part from the run itself. If units are drawn several
+    times, the first step adds a batch, and each later one `schedule.new_units_per_step`. This, and
+    not the explorer's progress, decides from which rows a step draws.
     """
     trainer = config.trainer
     name, own = own_source(config)
@@ -50,7 +50,7 @@ def new_units(config: RunConfig) -> Callable[[int], int]:
 
 
 def _most_own_units(config: RunConfig) -> int:
-    """Return how many units of a step are the explorer's, at most."""
+    """Return the most units of a step that come from the explorer."""
     name, _ = own_source(config)
     size = config.trainer.batch_size
     return size if name is None else most(_shares(config), size)[name]
@@ -61,19 +61,19 @@ def _shares(config: RunConfig) -> dict[str, float]:
 
 
 def own_source(config: RunConfig) -> tuple[str, SourceConfig] | tuple[None, None]:
-    """Return the source of a mixed draw that the run's explorer feeds, if there is one."""
+    """Return the source of a mixture that the run's explorer fills, if there is one."""
     mixed = config.trainer.sampler.mixed or {}
     return next(((n, s) for n, s in mixed.items() if not s.is_stored), (None, None))
 
 
 def own_where(config: RunConfig) -> str | None:
-    """Return the SQL condition on those of the explorer's rows that may be trained on."""
+    """Return the SQL condition on the explorer's rows."""
     _, own = own_source(config)
     return config.trainer.and_where(own.where if own is not None else None)
 
 
 class UnitSchedule:
-    """How many units of the run's own rows each step may be drawn from; None: all there are."""
+    """How many of the run's own units each step may draw from; None: all."""
 
     def __init__(self, config: RunConfig) -> None:
         self._new_units = new_units(config)
@@ -81,7 +81,7 @@ class UnitSchedule:
         self._known = [0]
 
     def of(self, step: int) -> int | None:
-        """Return what all steps up to this one have taken up."""
+        """Return the number of units that the steps up to this one use."""
         if not self._is_needed:
             return None
         while len(self._known) <= step:

@@ -1,4 +1,4 @@
-"""The quickstart: a forgetful expert, a warm start by SFT, then GRPO, all from the store."""
+"""The quickstart: SFT on the answers of a forgetful expert, then GRPO, all through the store."""
 
 import json
 import resource
@@ -23,9 +23,9 @@ from ..recipes.toys.sums import forgetful_answers
 from ..run import run
 from ..runs.job import run_folder
 from ..runs.progress import Display
-from ..tasks.select import prepare, select
+from ..tasks.prepare import prepare_tasks, select
 from ..weight_sync import newest
-from . import plot
+from .report import Points, plot, text_plot
 
 MAPPING = """
     SELECT t.task_id, i.question AS prompt_text, i.answer AS response_text,
@@ -37,7 +37,7 @@ MAPPING = """
 
 @dataclass(frozen=True)
 class Result:
-    """What the quickstart came to; accuracies are on tasks never trained on, greedy."""
+    """The result of the quickstart; accuracies are on held-out tasks, with greedy sampling."""
 
     before: Evaluation
     warm_start: Evaluation
@@ -48,7 +48,7 @@ class Result:
     picture: str
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures that a script wants."""
+        """Return the figures for scripts."""
         return {
             "accuracy_before": self.before.accuracy,
             "accuracy_warm_start": self.warm_start.accuracy,
@@ -61,16 +61,16 @@ class Result:
 
 
 def quickstart(folder: Path | None = None, *, seed: int = 0, quiet: bool = False) -> Result:
-    """Do it all in a new folder, and tell what happened; with `quiet` only the result is returned.
+    """Run the quickstart in a new folder and print what happens, unless `quiet`.
 
-    Raises ConfigError when the folder is there already and holds something.
+    Raises ConfigError if the folder exists and is not empty.
     """
     began = perf_counter()
     console = Console(stderr=quiet, quiet=quiet, highlight=False)
     folder = _place(folder)
     store = connect(folder / "lake")
     sft = load("quickstart_sft", [f"seed={seed}"])
-    prepare(store, sft.tasks)
+    prepare_tasks(store, sft.tasks)
     _introduce(console, store, folder)
     before = evaluate(store, sft)
     _import_expert(console, store, folder, seed)
@@ -80,7 +80,7 @@ def quickstart(folder: Path | None = None, *, seed: int = 0, quiet: bool = False
     warm = evaluate(store, sft)
     start = newest(store, run_folder(store, sft), sft.name).folder
 
-    _head(console, "Reinforcement: try, be told right or wrong, improve (GRPO through the store)")
+    _head(console, "Reinforcement: sample, score, improve (GRPO through the store)")
     grpo = load("quickstart_grpo", [f"seed={seed}", f"model.path={start}"])
     _run(store, grpo, quiet=quiet)
     after = evaluate(store, grpo)
@@ -88,7 +88,7 @@ def quickstart(folder: Path | None = None, *, seed: int = 0, quiet: bool = False
     rewards = rewards_by_step(store, grpo.name)
     image = folder / "reward.png"
     levels = {"held-out, warm start": warm.accuracy, "held-out, after GRPO": after.accuracy}
-    plot.picture(
+    plot(
         image,
         {"reward of the rows trained on": rewards},
         levels=levels,
@@ -111,18 +111,18 @@ def rewards_by_step(store: Store, run_id: str) -> list[tuple[float, float]]:
 
 
 def questions(store: Store) -> Mapping[str, str]:
-    """Return three queries worth asking after the quickstart, with what they answer."""
+    """Return three queries for the store of the quickstart, by what they answer."""
     return {
         "how the reward changed with each version of the policy": (
-            "SELECT policy_version, round(avg(reward), 3) AS reward, count(*) AS tries "
+            "SELECT policy_version, round(avg(reward), 3) AS reward, count(*) AS rollouts "
             "FROM experiences WHERE run_id = 'quickstart_grpo' GROUP BY 1 ORDER BY 1 DESC LIMIT 10"
         ),
-        "what it still gets wrong on sums it never saw": (
+        "which held-out sums it still gets wrong": (
             "SELECT e.prompt_text, e.response_text, t.answer "
             "FROM experiences e JOIN tasks t USING (task_id) "
-            "WHERE e.run_id LIKE 'quickstart_grpo:eval%' AND e.reward = 0 LIMIT 10"
+            "WHERE e.purpose = 'eval' AND e.reward = 0 ORDER BY e.created_at DESC LIMIT 10"
         ),
-        "the tokens that the policy was least sure of when it sampled them": (
+        "the sampled tokens with the lowest probability": (
             "SELECT prompt_text, response_text, reward, round(list_min(logprobs), 2) AS least_sure "
             "FROM experiences WHERE run_id = 'quickstart_grpo' ORDER BY least_sure LIMIT 10"
         ),
@@ -130,7 +130,6 @@ def questions(store: Store) -> Mapping[str, str]:
 
 
 def _place(folder: Path | None) -> Path:
-    """Return a folder that is new, so that nothing is ever overwritten."""
     if folder is not None:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(f"`{folder}` exists and is not empty; name a new folder")
@@ -140,7 +139,7 @@ def _place(folder: Path | None) -> Path:
 
 
 def _import_expert(console: Console, store: Store, folder: Path, seed: int) -> None:
-    """Write the expert's answers to a file, and import it as anyone would import theirs."""
+    """Write the expert's answers to a file, and import it as a user would."""
     path = folder / "expert_answers.jsonl"
     tasks = select(store, "split = 'train'")
     with path.open("w") as file:
@@ -149,7 +148,7 @@ def _import_expert(console: Console, store: Store, folder: Path, seed: int) -> N
         done = import_rows(store, "experiences", source, sql=MAPPING)
     [(share,)] = store.sql("SELECT avg(reward) FROM experiences WHERE source = 'expert'").fetchall()
     console.print(
-        f"imported {done.rows:,} answers of an expert who forgets to carry: {share:.0%} are right"
+        f"imported {done.rows:,} answers of an expert that forgets to carry: {share:.0%} are right"
     )
 
 
@@ -164,7 +163,7 @@ def _introduce(console: Console, store: Store, folder: Path) -> None:
     ).fetchall()
     console.print(f"[bold]rlake quickstart[/] in {_short(folder)}")
     console.print(
-        f"{train:,} sums to learn from, {held_out:,} others to be measured on; "
+        f"{train:,} sums to train on, {held_out:,} held-out sums to evaluate on; "
         "a model with random weights"
     )
 
@@ -174,7 +173,7 @@ def _head(console: Console, text: str) -> None:
 
 
 def _conclude(
-    console: Console, store: Store, folder: Path, result: Result, rewards: plot.Points
+    console: Console, store: Store, folder: Path, result: Result, rewards: Points
 ) -> None:
     table = Table(
         title="\nSums never trained on", title_justify="left", title_style="bold", box=None
@@ -190,11 +189,11 @@ def _conclude(
         table.add_row(name, f"{part.accuracy:.1%}", f"version {part.policy_version}")
     console.print(table)
     console.print("\n[bold]Reward by training step[/]")
-    console.print(plot.terminal(rewards))
+    console.print(text_plot(rewards))
     steps = len(rewards)
     console.print(" " * 6 + "1" + f"step {steps}".rjust(59))
     _where(console, store, folder, result)
-    console.print("\n[bold]Ask the store[/]")
+    console.print("\n[bold]Query the store[/]")
     for what, query in questions(store).items():
         console.print(f"# {what}", style="dim")
         console.print(
@@ -206,15 +205,14 @@ def _conclude(
 
 
 def _where(console: Console, store: Store, folder: Path, result: Result) -> None:
-    """Say where everything lies."""
     [(rows, tokens)] = store.sql("SELECT count(*), sum(num_tokens) FROM experiences").fetchall()
     places = {
         "lake": f"the store: {rows:,} experiences, {int(tokens):,} tokens with their log-probs",
         "lake/runs": "checkpoints and weights, in the Hugging Face format",
-        "expert_answers.jsonl": "what the expert said",
+        "expert_answers.jsonl": "the expert's answers",
         "reward.png": "the curve above as a picture",
     }
-    console.print("\n[bold]Where it lies[/]")
+    console.print("\n[bold]Files[/]")
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, what in places.items():
         table.add_row(_short(folder / name), what)
@@ -222,12 +220,12 @@ def _where(console: Console, store: Store, folder: Path, result: Result) -> None
 
 
 def _short(path: Path) -> str:
-    """Return a path as it is typed from here."""
+    """Return a path relative to the current folder, where it is below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _program() -> str:
-    """Return how this program is called from here, so that what is shown can be pasted."""
+    """Return the name or path of this program, so that the commands shown can be pasted."""
     called = Path(sys.argv[0])
     if called.name != "rlake" or shutil.which("rlake") == str(called.absolute()):
         return "rlake"

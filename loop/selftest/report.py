@@ -1,14 +1,18 @@
-"""The report of a quick verification as one HTML file that needs no other."""
+"""Reports of the self-test and the quickstart: an HTML page, and curves over training steps."""
 
 import base64
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
+
 from .run import Options, SelfTestResult
 
+Points = Sequence[tuple[float, float]]
+_BARS = " ▁▂▃▄▅▆▇█"
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse } th, td { padding: .3rem .8rem; border-bottom: 1px solid #ddd }
@@ -16,11 +20,11 @@ th, td { text-align: right } td:first-child, th:first-child { text-align: left }
 img { max-width: 100% } code { background: #f4f4f4 }
 """
 HEADS = ("task", "before", "after", "reward", "steps", "minutes", "tokens/s", "samples")
-"""Columns of the table."""
+"""Column names of the table."""
 
 
 def cells(one: SelfTestResult) -> tuple[str, ...]:
-    """Return what the table says of a task."""
+    """Return a task's row of the table."""
     return (
         one.task,
         f"{one.before:.1%}",
@@ -34,19 +38,19 @@ def cells(one: SelfTestResult) -> tuple[str, ...]:
 
 
 def notes(one: SelfTestResult) -> str:
-    """Say what a task was measured on, and where its tasks are from."""
+    """Return which tasks the result was measured on, and where they come from."""
     if one.is_held_out:
-        on = f"measured on {one.num_tasks} tasks that were never trained on"
+        on = f"evaluated on {one.num_tasks} held-out tasks"
     else:
         on = (
-            f"{one.num_trained_on} of the {one.num_tasks} tasks that it is measured on were "
-            "trained on, so this is not a held-out result"
+            f"{one.num_trained_on} of the {one.num_tasks} evaluation tasks were also trained on, "
+            "so this is not a held-out result"
         )
     return f"{one.task}: {on}; tasks: {one.data}"
 
 
 def write_page(path: Path, made: Sequence[SelfTestResult], options: Options, image: Path) -> None:
-    """Write the table, the curve, and what it was run with and on."""
+    """Write the table, the curve, the options and the versions into an HTML page."""
     head = "".join(f"<th>{escape(name)}</th>" for name in HEADS)
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells(one)) + "</tr>"
@@ -58,10 +62,10 @@ def write_page(path: Path, made: Sequence[SelfTestResult], options: Options, ima
     }
     parts = ", ".join(f"{name} {version(name)}" for name in ("rlake", "torch", "transformers"))
     path.write_text(
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>rlake bench</title>"
-        f"<style>{_STYLE}</style><h1>rlake bench</h1>"
-        "<p>Before and after: the share of tasks solved. Reward: of the rows trained on, the mean "
-        "of the first and of the last steps.</p>"
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>rlake selftest</title>"
+        f"<style>{_STYLE}</style><h1>rlake selftest</h1>"
+        "<p>Before and after: the share of tasks solved. Reward: the mean over the rows of the "
+        "first and of the last training steps.</p>"
         f"<ul>{''.join(f'<li>{escape(notes(one))}</li>' for one in made)}</ul>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
         f'<p><img alt="mean reward by training step" src="data:image/png;base64,{drawn}">'
@@ -69,3 +73,63 @@ def write_page(path: Path, made: Sequence[SelfTestResult], options: Options, ima
         f"{platform.python_version()}, {escape(platform.machine())}.</html>\n",
         encoding="utf-8",
     )
+
+
+def plot_rewards(path: Path, results: Sequence[SelfTestResult]) -> None:
+    """Draw the rewards of all tasks by training step into a PNG file."""
+    curves = {one.task: one.rewards for one in results if one.rewards}
+    plot(path, curves, levels={}, title="rlake selftest", y_label="mean reward")
+
+
+def plot(
+    path: Path,
+    curves: Mapping[str, Points],
+    *,
+    levels: Mapping[str, float],
+    title: str,
+    y_label: str,
+) -> None:
+    """Draw curves of (step, value), and horizontal levels with their names, into a PNG file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name, points in curves.items():
+        steps, values = np.array(points).T
+        [line] = axes.plot(steps, values, alpha=0.25, linewidth=1)
+        axes.plot(steps, smooth(values), color=line.get_color(), linewidth=2, label=name)
+    for i, (name, level) in enumerate(levels.items(), 1):
+        axes.axhline(
+            level, color=f"C{i}", linestyle="--", linewidth=1.2, label=f"{name}: {level:.2f}"
+        )
+    axes.set(xlabel="training step", ylabel=y_label, title=title, ylim=(0, 1.03))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.2)
+    axes.legend(loc="lower right", frameon=False)
+    FigureCanvasAgg(figure).print_figure(path, dpi=120)
+
+
+def smooth(values: np.ndarray, width: int = 9) -> np.ndarray:
+    """Return the mean of up to `width` neighbours around each value."""
+    half = width // 2
+    return np.array([values[max(0, i - half) : i + half + 1].mean() for i in range(len(values))])
+
+
+def text_plot(points: Points, *, width: int = 60, height: int = 8, top: float = 1.0) -> str:
+    """Draw a curve of (step, value) with block characters, values from 0 to `top`.
+
+    >>> print(text_plot([(1, 0.0), (2, 0.5), (3, 1.0)], width=3, height=2))
+     1.0 |  █
+     0.0 | ██
+    """
+    steps, values = np.array(points, dtype=float).T
+    places = np.linspace(steps[0], steps[-1], width)
+    levels = np.interp(places, steps, smooth(values) if len(values) > width else values) / top
+    rows = []
+    for row in range(height - 1, -1, -1):
+        filled = np.clip((levels * height - row) * 8, 0, 8).round().astype(int)
+        label = f"{(row + 1) / height * top:4.1f}" if row == height - 1 else "    "
+        label = f"{0.0:4.1f}" if row == 0 else label
+        rows.append(f"{label} |" + "".join(_BARS[f] for f in filled).rstrip())
+    return "\n".join(rows)

@@ -1,12 +1,11 @@
-"""Who may ask a server: tokens from the environment, and the address where it listens."""
+"""Access to a server: tokens from the environment, and the address on which it listens."""
 
-import ipaddress
 import os
 from collections.abc import Callable
-from typing import Any
 
 from ...store import Store
 from ...store.errors import ConfigError
+from ..chat_api.limits import is_loopback
 from ..config import RunConfig
 from ..config.serve import ServeConfig
 from .server import Server, listen
@@ -17,19 +16,20 @@ def serve(
 ) -> None:
     """Serve a run's policy until a signal ends it.
 
-    `ready` is given the address and how many sessions of an earlier server were stored. Raises
-    ConfigError for a token that is missing, or an address that cannot be listened at.
+    `ready` receives the address and the number of recovered sessions. Raises ConfigError for a
+    missing token or an address that is not available.
     """
-    token, rates = _token(settings), _feedback_token(settings)
+    tokens = _token(settings), _feedback_token(settings)
     with listen(settings.host, settings.port) as listening:
-        url = f"http://{_address(listening.getsockname())}/v1"
-        Server(store, config, settings, token, rates).run(
+        host, port = listening.getsockname()[:2]
+        url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+        Server(store, config, settings, *tokens).run(
             listening, ready=lambda recovered: ready(url, recovered)
         )
 
 
 def check_tokens(settings: ServeConfig) -> None:
-    """Raise ConfigError when a token that the server needs is not in the environment."""
+    """Raise ConfigError if a token that the server needs is not in the environment."""
     _token(settings)
     _feedback_token(settings)
 
@@ -37,33 +37,21 @@ def check_tokens(settings: ServeConfig) -> None:
 def _token(serving: ServeConfig) -> str | None:
     """Return the token that clients need; without one, only this machine is served."""
     token = os.environ.get(serving.token_env, "").strip() or None
-    if token is None and not _is_loopback(serving.host):
+    if token is None and not is_loopback(serving.host):
         raise ConfigError(
-            f"serving at `{serving.host}` needs a token: anybody could ask, and write to the "
-            f"store; set {serving.token_env}, or serve at 127.0.0.1"
+            f"serving at `{serving.host}` needs a token, or anyone could write to the store; "
+            f"set {serving.token_env}, or serve at 127.0.0.1"
         )
     return token
 
 
 def _feedback_token(serving: ServeConfig) -> str | None:
-    """Return the token that raters need; a variable that is named and not set opens no door."""
+    """Return the token for feedback. A variable that is named but not set is an error."""
     name = serving.feedback_token_env
     token = None if name is None else os.environ.get(name, "").strip()
     if token == "":
         raise ConfigError(
-            f"`serve.feedback_token_env` names {name}, which is not set; set it, or leave the key "
-            "out to let everybody rate who may ask"
+            f"`serve.feedback_token_env` names {name}, which is not set; set it, or remove the key "
+            "to accept feedback from every client"
         )
     return token
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _address(name: Any) -> str:
-    host, port = name[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,9 @@
-"""Connections that are bounded in number and in time, so that idle ones stop nobody."""
+"""Connections, bounded in number and in time, so that idle ones do not block clients.
+
+uvicorn's own settings do not suffice: `limit_concurrency` answers 503 to everyone while idle
+connections hold all places, and no setting bounds the time until the headers are complete
+(`timeout_keep_alive` starts only after an answer).
+"""
 
 import asyncio
 import resource
@@ -9,16 +14,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ..config.serve import LimitsConfig
 
 RESERVED_FILES = 256
-"""Files that are not connections: the store's, the journal's, the model's."""
+"""Files besides connections: of the store, the journal and the model."""
 
 
 def bounded(limits: LimitsConfig, *, most: int) -> type[asyncio.Protocol]:
-    """Return the protocol of connections of which at most so many are open.
+    """Return a protocol that keeps at most `most` connections open.
 
-    One more closes the one that has asked for nothing for the longest time; when all are being
-    answered, it is closed itself. A request's headers must be there in time.
+    One more closes the connection that has been idle for the longest time, which is the new one
+    itself if all others are being answered. The headers of a request must arrive in time.
     """
-    idle: dict[Any, None] = {}  # in the order in which they became so
+    idle: dict[Any, None] = {}  # ordered by the time at which they became idle
 
     class Bounded(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
@@ -68,7 +73,7 @@ def bounded(limits: LimitsConfig, *, most: int) -> type[asyncio.Protocol]:
 
 
 def most_connections(limits: LimitsConfig) -> int:
-    """Return how many connections may be open, after asking the system for as many files."""
+    """Return how many connections may be open, after raising the limit of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.connections + RESERVED_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,4 +1,4 @@
-"""`POST /feedback`: what people and programs say of answers becomes rows of `feedback`."""
+"""`POST /feedback`: judgments of people and programs become rows of the table `feedback`."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from ...store import Store
 from ...store.errors import ConflictError
 from ...store.query import literal
 from ...store.records import proper
-from ..chat_api.errors import RequestError, said_already
+from ..chat_api.errors import RequestError, feedback_conflict
 from ..chat_api.requests import identifier
 from ..chat_api.sessions import Session, Sessions, new_key
 from .rows import SOURCE, feedback_rows, row_ids
@@ -24,78 +24,79 @@ _TARGETS = ("experience_id", "session_id", "response_id")
 class Feedback:
     """Takes feedback on a row, a session or a response.
 
-    Feedback on a session is its outcome: it ends it, unless `end` is false. Feedback on a response
-    is for the row that it stands in.
+    Feedback on a session is its outcome and ends it, unless `end` is false. Feedback on a response
+    is stored for the row that contains it.
     """
 
-    def __init__(self, store: Store, sessions: Sessions, keeper: StoreWriter) -> None:
-        self._store, self._sessions, self._keeper = store, sessions, keeper
+    def __init__(self, store: Store, sessions: Sessions, writer: StoreWriter) -> None:
+        self._store, self._sessions, self._writer = store, sessions, writer
 
     async def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
         """Store feedback; return the ids of its rows. Raises RequestError."""
-        said = _said(body)
+        given = _given(body)
         name, target = _target(body)
         rows, is_stored = None, True
         if name == "session_id":
-            rows, is_stored = await self._of_session(target, said, ends=body.get("end", True))
+            rows, is_stored = await self._of_session(target, given, ends=body.get("end", True))
         elif name == "response_id" and (live := self._sessions.of_response(target)):
-            rows, is_stored = feedback_rows(row_ids(live, target), said), False
-            await self._keeper.say(live, rows)
+            rows, is_stored = feedback_rows(row_ids(live, target), given), False
+            await self._writer.add_feedback(live, rows)
         if rows is None:
             await self._settled(target)
             ids = await asyncio.to_thread(self._find, name, target)
             if not ids:
                 raise RequestError(f"no row has {name} `{target}`", param=name, status=404)
-            rows = feedback_rows(ids, said)
+            rows = feedback_rows(ids, given)
             try:
                 await asyncio.to_thread(self._store.append, "feedback", rows)
             except ConflictError as error:
-                raise said_already() from error
+                raise feedback_conflict() from error
         return {
-            "feedback_id": said["feedback_id"],
+            "feedback_id": given["feedback_id"],
             "feedback_ids": [row["feedback_id"] for row in rows],
             "experience_ids": [row["experience_id"] for row in rows],
             "stored": is_stored,
         }
 
     async def _of_session(
-        self, session_id: str, said: Mapping[str, Any], *, ends: bool
+        self, session_id: str, given: Mapping[str, Any], *, ends: bool
     ) -> tuple[list[dict[str, Any]] | None, bool]:
         live = self._sessions.find(session_id)
         if live is None or not live.turns:
             return None, True
-        if not ends:
-            rows = feedback_rows(row_ids(live), said)
-            await self._keeper.say(live, rows)
-            return rows, False
         rows: list[dict[str, Any]] = []
 
-        async def last(session: Session) -> None:
-            rows.extend(feedback_rows(row_ids(session), said))
-            await self._keeper.say(session, rows)
+        async def add(session: Session) -> None:
+            rows.extend(feedback_rows(row_ids(session), given))
+            await self._writer.add_feedback(session, rows)
 
-        await self._sessions.end(session_id, last=last)
-        return rows, await self._keeper.stored(live, seconds=WAIT_SECONDS)
+        if not ends:
+            await add(live)
+            return rows, False
+        # Added when no more turns can come, so that it covers all rows of the session.
+        await self._sessions.end(session_id, last=add)
+        return rows, await self._writer.stored(live, seconds=WAIT_SECONDS)
 
     async def _settled(self, target: str) -> None:
         """Wait for the rows of sessions that have ended. Raises RequestError."""
-        for session in [*self._sessions.ending, *self._keeper.waiting()]:
+        for session in [*self._sessions.ending, *self._writer.waiting()]:
             if target in (session.id, *session.responses) or session.key in target:
                 await session.handed.wait()
-                if not await self._keeper.stored(session, seconds=WAIT_SECONDS):
+                if not await self._writer.stored(session, seconds=WAIT_SECONDS):
                     message = "the rows are not stored yet; try again"
                     raise RequestError(message, status=503, retry_after=WAIT_SECONDS)
 
     def _find(self, name: str, target: str) -> list[str]:
-        is_it = f"{name} = {literal(target)}"
+        where = f"{name} = {literal(target)}"
         if name == "response_id":
+            # `contains` is cheap, and spares most rows the parsing of their metadata
             names = "json_extract_string(metadata, '$.responses[*]')"
-            is_it = f"contains(metadata, {literal(target)}) AND list_contains({names}, "
-            is_it += f"{literal(target)})"
+            where = f"contains(metadata, {literal(target)}) AND list_contains({names}, "
+            where += f"{literal(target)})"
         if name != "experience_id":
-            is_it += f" AND source = '{SOURCE}'"
+            where += f" AND source = '{SOURCE}'"
         rows = self._store.sql(
-            f"SELECT experience_id FROM experiences WHERE {is_it} ORDER BY experience_id"
+            f"SELECT experience_id FROM experiences WHERE {where} ORDER BY experience_id"
         ).fetchall()
         return [row[0] for row in rows]
 
@@ -110,7 +111,7 @@ def _target(body: Mapping[str, Any]) -> tuple[str, str]:
     return given[0], name
 
 
-def _said(body: Mapping[str, Any]) -> dict[str, Any]:
+def _given(body: Mapping[str, Any]) -> dict[str, Any]:
     score = body.get("score", body.get("reward"))
     right = isinstance(score, int | float) and not isinstance(score, bool)
     if score is not None and not (right and abs(score) <= _HIGHEST):
@@ -124,8 +125,8 @@ def _said(body: Mapping[str, Any]) -> dict[str, Any]:
         "feedback_id": identifier(body.get("feedback_id"), "feedback_id") or new_key(),
         "annotator": identifier(body.get("annotator"), "annotator") or "client",
         "score": None if score is None else float(score),
-        "label": label if label is None else proper(label),
-        "comment": comment if comment is None else proper(comment),
+        "label": label and proper(label),
+        "comment": comment and proper(comment),
     }
 
 

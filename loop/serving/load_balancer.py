@@ -1,4 +1,4 @@
-"""Several policies that answer as one, and models that are none of the run's."""
+"""Several policies that answer as one, and models that do not belong to the run."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,13 +9,14 @@ from ...store.records import Message
 from ..inference.policy import Completion, Policy, PolicyError, Sampling, Turn
 
 REST_SECONDS = 5.0
-"""How long one that was down is asked only when the others are down too."""
+"""How long a policy that failed is used only if the others failed too."""
 
 
 class LoadBalancedPolicy:
-    """Asks the policy that has the fewest answers under way, and another when it is down.
+    """Uses the policy with the fewest answers under way, and another if that one is down.
 
-    Tokens of earlier turns are heeded where these policies sampled them: others' mean other text.
+    Tokens of earlier turns are reused only if these policies sampled them: token ids of another
+    model stand for other text.
     """
 
     def __init__(self, policies: Sequence[Policy]) -> None:
@@ -37,7 +38,7 @@ class LoadBalancedPolicy:
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are chosen where a request does not say."""
+        """The sampling of requests that set none."""
         return getattr(self.policies[0], "sampling", None) or Sampling()
 
     async def generate(
@@ -45,11 +46,10 @@ class LoadBalancedPolicy:
         messages: Sequence[Message],
         *,
         n: int = 1,
-        tools: Sequence[dict[str, Any]] | None = None,
-        sampling: Sampling | None = None,
         earlier: Sequence[Turn] = (),
+        **options: Any,
     ) -> list[Completion]:
-        """Return answers of one of them. Raises PolicyError when all that can be asked are down."""
+        """Return answers of one of them. Raises PolicyError if all are down."""
         own = [turn for turn in earlier if turn.completion.engine in self._engines]
         tried: set[int] = set()
         while True:
@@ -57,9 +57,7 @@ class LoadBalancedPolicy:
             tried.add(i)
             self._busy[i] += n
             try:
-                made = await self.policies[i].generate(
-                    messages, n=n, tools=tools, sampling=sampling, earlier=own
-                )
+                made = await self.policies[i].generate(messages, n=n, earlier=own, **options)
                 self._engines |= {one.engine for one in made}
                 return made
             except PolicyError as error:
@@ -78,7 +76,7 @@ class LoadBalancedPolicy:
 
 
 class ExternalModelPolicy:
-    """A model that is none of the run's: its rows have no policy version."""
+    """A model that does not belong to the run: its rows have no policy version."""
 
     def __init__(self, policy: Policy, name: str) -> None:
         self._policy, self._name = policy, name
@@ -92,23 +90,13 @@ class ExternalModelPolicy:
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are chosen where a request does not say."""
+        """The sampling of requests that set none."""
         return getattr(self._policy, "sampling", None) or Sampling()
 
     async def generate(
-        self,
-        messages: Sequence[Message],
-        *,
-        n: int = 1,
-        tools: Sequence[dict[str, Any]] | None = None,
-        sampling: Sampling | None = None,
-        earlier: Sequence[Turn] = (),
+        self, messages: Sequence[Message], *, earlier: Sequence[Turn] = (), **options: Any
     ) -> list[Completion]:
         """Return the model's answers, under its name."""
         own = [turn for turn in earlier if turn.completion.engine == self._name]
-        answers = await self._policy.generate(
-            messages, n=n, tools=tools, sampling=sampling, earlier=own
-        )
-        return [
-            replace(one, policy_version=None, segments=(), engine=self._name) for one in answers
-        ]
+        made = await self._policy.generate(messages, earlier=own, **options)
+        return [replace(one, policy_version=None, segments=(), engine=self._name) for one in made]

@@ -1,4 +1,4 @@
-"""What is stored of a session: the tasks that were tried, one row a conversation, feedback."""
+"""The rows of a session: tasks, one experience per conversation, and feedback."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,12 +15,12 @@ SOURCE = "served"
 
 
 def group_of(session: Session) -> str:
-    """Return the group of a session's rows: the caller's, or else its own."""
+    """Return the group of a session's rows: the one the client named, or one of its own."""
     return f"{SOURCE}/{session.group_id or session.id}"
 
 
 def row_id(session: Session, number: int) -> str:
-    """Return the id of a session's row; the same for the same turns, whoever makes it."""
+    """Return the id of a session's row, a function of its turns alone."""
     return f"{SOURCE}/{session.key}/{number:02d}"
 
 
@@ -34,8 +34,8 @@ def experiences(
 ) -> tuple[list[Task], list[Experience]]:
     """Return the tasks and rows of a session.
 
-    Turns whose tokens continue each other are one row. `rollout` is the number of its try in its
-    group; the answers of a session that was asked once are tries of their own, numbered on.
+    Turns whose tokens continue each other are one row. `rollout` is the number of its rollout in
+    the group; the answers to a single request are rollouts of their own, with the next numbers.
     """
     runs = _runs(session)
     tasks = _tasks(runs)
@@ -53,20 +53,20 @@ def experiences(
                 session_id=session.id,
                 group_id=group_of(session),
                 experience_id=row_id(session, i),
-                rollout=rollout + (i if is_once else 0),
+                rollout_index=rollout + (i if is_once else 0),
                 metadata={"responses": names},
             )
         )
     return list({task.task_id: task for task in tasks}.values()), rows
 
 
-def tries(session: Session) -> int:
-    """Return how many tries of its group a session is."""
+def num_rollouts(session: Session) -> int:
+    """Return how many rollouts of its group a session is."""
     return len(_runs(session)) if len(set(session.responses)) == 1 else 1
 
 
 def row_ids(session: Session, response_id: str | None = None) -> list[str]:
-    """Return the ids of a session's rows so far; with a response, of those that it stands in."""
+    """Return the ids of a session's rows so far, or of those that contain a response."""
     runs = _runs(session)
     if response_id is None:
         return [row_id(session, i) for i in range(len(runs))]
@@ -76,9 +76,10 @@ def row_ids(session: Session, response_id: str | None = None) -> list[str]:
 
 
 def _runs(session: Session) -> list[list[Turn]]:
-    """Return the turns of each row, by the first of them: its number stays as others follow.
+    """Return the turns of each row, in the order of their first turns.
 
-    What one model said is no part of a row of another's.
+    A row keeps its number while the session grows, since feedback may name it already. Turns of
+    different models are never in one row.
     """
     order = {id(turn): i for i, turn in enumerate(session.turns)}
     by_engine: dict[str | None, list[Turn]] = {}
@@ -88,18 +89,18 @@ def _runs(session: Session) -> list[list[Turn]]:
     return sorted(runs, key=lambda run: order[id(run[0])])
 
 
-def feedback_rows(experience_ids: Sequence[str], said: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of `feedback` that say something of experiences."""
+def feedback_rows(experience_ids: Sequence[str], given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of `feedback` for experiences."""
     return [
-        {**said, "feedback_id": content_id(said["feedback_id"], name), "experience_id": name}
+        {**given, "feedback_id": content_id(given["feedback_id"], name), "experience_id": name}
         for name in experience_ids
     ]
 
 
 def _tasks(runs: Sequence[Sequence[Turn]]) -> list[Task]:
-    """Return the task of each row: what its conversation began with.
+    """Return the task of each row: the first messages of its conversation.
 
-    A row that goes on with an earlier row's conversation, in other tokens, tries the same task.
+    A row that continues the conversation of an earlier row in other tokens has the same task.
     """
     found: list[Task] = []
     for run in runs:

@@ -1,4 +1,4 @@
-"""`rlake serve`: engines, the application, and what follows the run, until it is told to stop."""
+"""`rlake serve`: engines, the application, and the run's new weights, until a signal."""
 
 import asyncio
 import logging
@@ -13,9 +13,9 @@ from ...store import Store
 from ...store.errors import ConfigError, missing_extra
 from ..chat_api.app import create_app, new_sessions
 from ..chat_api.metrics import ServingMetrics
-from ..config import RunConfig
+from ..config import ExplorerConfig, RunConfig
 from ..config.serve import ServeConfig
-from ..inference.build import answering, close, others
+from ..inference.build import close, start_auxiliary, start_policy
 from ..inference.chat_policy import ChatPolicy
 from ..inference.endpoint.policy import EndpointPolicy
 from ..inference.policy import Policy
@@ -35,7 +35,7 @@ except ImportError as error:
     raise missing_extra("uvicorn", "serve") from error
 
 HEADER_BYTES = 64 << 10
-"""Of all headers of a request."""
+"""Most bytes of the headers of a request."""
 _BACKLOG = 2048
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Server:
-    """What is served of a run, and where it is kept."""
+    """Serves the policy of a run, and stores its conversations."""
 
     store: Store
     config: RunConfig
@@ -55,16 +55,17 @@ class Server:
         self._own = self.settings.model or self.config.name
         if self._own in self.settings.models:
             raise ConfigError(
-                f"two models are called `{self._own}`; the policy is, unless `serve.model` says "
-                "another name"
+                f"two models are called `{self._own}`, one of them the policy; set `serve.model` "
+                "to another name for it"
             )
         self.metrics = ServingMetrics()
         self._job = Job(self.store, self.config, "serve", 1, run_folder(self.store, self.config))
-        self._follower = WeightSubscriber(self._job, Watch(self._job))
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="rlake-follower")
-        started = self._reader.submit(self._follower.latest).result()
+        self._subscriber = WeightSubscriber(self._job, Watch(self._job))
+        # one thread: the subscriber keeps state that concurrent calls would corrupt
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="rlake-weights")
+        started = self._reader.submit(self._subscriber.latest).result()
         self.policies = self._engines(started)
-        self._others = others(self.settings.models, seed=self.config.seed)
+        self._auxiliary = start_auxiliary(self.settings.models, seed=self.config.seed)
         self._serves = (started.version, started.digest) if started else None
 
     def run(self, listening: socket.socket, *, ready: Callable[[int], None]) -> None:
@@ -74,7 +75,7 @@ class Server:
         """
         limits = self.settings.limits
         most = most_connections(limits)
-        keeper = StoreWriter(
+        writer = StoreWriter(
             self.store,
             self._job.folder / "serve",
             run_id=f"{self.config.name}:serve",
@@ -82,17 +83,17 @@ class Server:
             store_seconds=self.settings.commit_interval,
             unstored_bytes=limits.unstored_bytes,
         )
-        sessions = new_sessions(keeper, self.settings)
+        sessions = new_sessions(writer, self.settings)
         app = create_app(
             self._models(),
             settings=self.settings,
             token=self.token,
             feedback_token=self.feedback_token,
-            answered=keeper.answered,
-            feedback=Feedback(self.store, sessions, keeper),
+            answered=writer.answered,
+            feedback=Feedback(self.store, sessions, writer),
             metrics=self.metrics,
             sessions=sessions,
-            check=keeper.check,
+            check=writer.check,
         )
         config = uvicorn.Config(
             app,
@@ -106,87 +107,77 @@ class Server:
             h11_max_incomplete_event_size=HEADER_BYTES,
         )
         for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, lambda *_: None)  # uvicorn raises again what it was stopped by
+            # uvicorn raises the signal that stopped it again, after its shutdown
+            signal.signal(name, lambda *_: None)
         try:
             asyncio.run(
-                self._serve(uvicorn.Server(config), listening, lambda: ready(keeper.recovered))
+                self._serve(uvicorn.Server(config), listening, lambda: ready(writer.recovered))
             )
         finally:
-            if not keeper.close(seconds=limits.shutdown_seconds):
+            if not writer.close(seconds=limits.shutdown_seconds):
                 _log.error("not all rows were stored in time; the next server stores them")
 
     async def _serve(
         self, server: uvicorn.Server, listening: socket.socket, ready: Callable[[], None]
     ) -> None:
         follows = asyncio.create_task(self._follow())
-        serves = asyncio.create_task(server.serve(sockets=[listening]))
-        says = asyncio.create_task(_when_started(server, ready))
+        reports = asyncio.create_task(_when_started(server, ready))
         try:
-            await serves
+            await server.serve(sockets=[listening])
         finally:
-            says.cancel()
+            reports.cancel()
             follows.cancel()
             await asyncio.gather(follows, return_exceptions=True)
-            await close([*self._asked, *self._others.values()])
+            await close([*self._policies, *self._auxiliary.values()])
             self._reader.shutdown()
 
     async def _follow(self) -> None:
-        """Take in what the run publishes; requests under way go on."""
-        tick = asyncio.Event()  # nobody sets it: the timeout is the clock
+        """Load weights as the run publishes them; requests under way continue."""
         loop = asyncio.get_running_loop()
         while self.settings.follow and self.policies:
             try:
-                found = await loop.run_in_executor(self._reader, self._follower.latest)
+                found = await loop.run_in_executor(self._reader, self._subscriber.latest)
                 if found is not None and (found.version, found.digest) != self._serves:
-                    await self._take(found)
-            except Exception as error:  # noqa: BLE001 - the old weights answer, and it is tried again
+                    await self._swap(found)
+            except Exception as error:  # noqa: BLE001 - the old weights serve until the next attempt
                 self.metrics.swap_failures.inc()
-                _log.error("new weights could not be taken in: %s", error)
-            try:
-                await asyncio.wait_for(tick.wait(), self.settings.poll_interval)
-            except TimeoutError:
-                continue
+                _log.error("new weights could not be loaded: %s", error)
+            await asyncio.sleep(self.settings.poll_interval)
 
-    async def _take(self, found: PublishedWeights) -> None:
-        weights = await fetch(found.weights)
+    async def _swap(self, found: PublishedWeights) -> None:
+        weights = await fetch(found)
         for policy in self.policies:
             await policy.engine.swap(weights)
             self.metrics.swaps.inc()
         self._serves = (found.version, found.digest)
 
     def _models(self) -> Mapping[str, Policy]:
-        served: dict[str, Policy] = {self._own: LoadBalancedPolicy(self._asked)}
+        served: dict[str, Policy] = {self._own: LoadBalancedPolicy(self._policies)}
         return served | {
-            name: ExternalModelPolicy(policy, name) for name, policy in self._others.items()
+            name: ExternalModelPolicy(policy, name) for name, policy in self._auxiliary.items()
         }
 
     def _engines(self, started: PublishedWeights | None) -> list[ChatPolicy]:
-        """Start the engines; those that follow weights have the newest that there are."""
-        explorer = self.config.explorer
-        engine = self.settings.engine or (explorer.engine if explorer else None)
-        chosen = self.settings.sampling or (explorer.sampling if explorer else None)
-        if engine is None or chosen is None:
-            from ..config import ExplorerConfig
-
-            engine = engine or ExplorerConfig().engine
-            chosen = chosen or ExplorerConfig().sampling
+        explorer = self.config.explorer or ExplorerConfig()
+        engine = self.settings.engine or explorer.engine
+        chosen = sampling_of(self.settings.sampling or explorer.sampling)
         if self.config.threads:
             import torch
 
             torch.set_num_threads(self.config.threads)
         here = Path() if engine.endpoint is not None else self._folder(started)
-        self._asked: list[ChatPolicy | EndpointPolicy] = []
-        for _ in range(self.settings.engines):
-            policy = answering(engine, here, self.config.model, sampling=sampling_of(chosen))
-            self._asked.append(policy)
-        own = [policy for policy in self._asked if isinstance(policy, ChatPolicy)]
+        self._policies: list[ChatPolicy | EndpointPolicy] = [
+            start_policy(engine, here, self.config.model, sampling=chosen)
+            for _ in range(self.settings.engines)
+        ]
+        own = [policy for policy in self._policies if isinstance(policy, ChatPolicy)]
         if started is not None:
             for policy in own:
-                asyncio.run(policy.engine.swap(started.weights))
+                asyncio.run(policy.engine.swap(started))
         return own
 
     def _folder(self, started: PublishedWeights | None) -> Path:
-        """Return where the first model lies: the newest of the run, or the one it begins with."""
+        """Return the folder of the run's newest model, or of the model that it starts from."""
         if started is not None and started.file.is_file():
             return started.folder
         model = resolve_run_models(self.store, self.config).model
@@ -204,12 +195,12 @@ class Server:
 
 async def _when_started(server: uvicorn.Server, ready: Callable[[], None]) -> None:
     while not server.started:
-        await asyncio.sleep(0.01)  # uvicorn tells nobody
+        await asyncio.sleep(0.01)  # uvicorn has no event for it
     ready()
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; ConfigError when that is not possible."""
+    """Return a listening socket. Raises ConfigError if that is not possible."""
     try:
         [family, *_, address] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=_BACKLOG)

@@ -1,38 +1,39 @@
-"""Keeps what is answered: first in the journal, then, session by session, in the store."""
+"""Record answered turns: first in the journal, then, session by session, in the store."""
 
 import asyncio
 import logging
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from ...store import Store
-from ...store.errors import ConflictError, QueryError, SchemaError
+from ...store.errors import ConflictError, JobError, QueryError, SchemaError
 from ...store.query import literal
 from ...store.records import Experience, Task
-from ..chat_api.errors import RequestError, said_already
+from ..chat_api.errors import RequestError, feedback_conflict
 from ..chat_api.idempotency import MOST_KNOWN, PREFIX
 from ..chat_api.metrics import ServingMetrics
 from ..chat_api.sessions import Session
 from ..inference.policy import Turn
-from .dead_letters import NEVER, set_aside
-from .journal import Journal, left_behind
-from .journal_entries import session_entry, sessions_of
-from .rows import SOURCE, experiences, first_row, group_of, tries
+from ..trajectories.rows import fitting
+from .journal import Journal, entries_in, left_behind, session_entry, sessions_of, set_aside
+from .rows import SOURCE, experiences, first_row, group_of, num_rollouts
 
 COMMIT_BYTES = 16 << 20
-"""Of the sessions that are stored in one commit."""
+"""Most bytes of sessions that one commit stores."""
 MAINTAIN_EVERY = 100
-"""Commits between two looks at whether the tables want care."""
+"""Commits between two checks whether the tables need maintenance."""
+PERMANENT = (SchemaError, ConflictError, JobError, TypeError, ValueError, KeyError, AttributeError)
+"""Errors that a retry would raise again, because the rows themselves cause them."""
 _HURRY_SECONDS = 0.2
 _LONGEST_PAUSE = 5.0
 _GROUPS = 10_000
-"""Groups whose tries are remembered."""
-_AT_ONCE = 1000
-"""Names that the store is asked for in one query."""
+"""Groups whose number of rollouts is cached."""
+_QUERY_NAMES = 1000
+"""Most names in one query."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,9 +41,9 @@ _log = logging.getLogger(__name__)
 class StoreWriter:
     """The sink of a server: a turn is durable when `keep` returns, and a row soon after its end.
 
-    A session's rows are stored once, when it has ended: facts do not change, and a conversation is
-    one row. Until then its turns stand in the journal, from which the next server stores them if
-    this one is killed. A session that the store refuses is set aside in a file.
+    The rows of a session are stored once, when it has ended: facts do not change, and a
+    conversation is one row. Until then its turns are in the journal, from which the next server
+    stores them if this one is killed. A session that the store refuses is set aside in a file.
     """
 
     def __init__(
@@ -58,87 +59,79 @@ class StoreWriter:
         self._store, self._run_id, self._metrics = store, run_id, metrics
         self._folder = folder
         self._seconds, self._most = store_seconds, unstored_bytes
-        self._groups: OrderedDict[str, int] = OrderedDict()
-        self._waiting: list[tuple[Session, list[Callable[[], None]]]] = []
-        self._nbytes, self._commits, self._refused = 0, 0, 0
+        self._groups: dict[str, int] = {}
+        """The index of the next rollout of each known group."""
+        self._waiting: dict[Session, Future[None]] = {}
+        self._nbytes = self._commits = 0
         self._changed = threading.Condition()
         self._hurries = self._closed = False
-        self.recovered = self._recover(folder)
-        """Rows of servers that were killed, stored as this one began."""
+        self.recovered = self._recover()
+        """Sessions of killed servers that were stored at the start."""
         self.answered = self._answered()
-        """The names of answers to requests with a key, of the last day: these are not made anew."""
+        """Names of answers to requests with a key, of the last day: these are not sampled again."""
         self._journal = Journal(folder)
-        self._thread = threading.Thread(target=self._work, name="rlake-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="rlake-store-writer", daemon=True)
         self._thread.start()
 
     async def keep(self, session: Session, turns: Sequence[Turn], response_id: str) -> None:
-        """Write turns to the journal."""
-        try:
-            await self._journal.write(
-                session.key, lambda: session_entry(session, turns, response_id)
-            )
-        except OSError as error:
-            raise RequestError(
-                f"the answer could not be recorded: {error.strerror or error}", status=503
-            ) from error
+        """Write turns to the journal. Raises RequestError."""
+        await self._write("answer", session, lambda: session_entry(session, turns, response_id))
 
-    async def say(self, session: Session, rows: Sequence[dict[str, Any]]) -> None:
-        """Keep feedback on a session whose rows are not stored yet. Raises RequestError."""
+    async def add_feedback(self, session: Session, rows: Sequence[dict[str, Any]]) -> None:
+        """Record feedback on a session whose rows are not stored yet. Raises RequestError."""
         known = {row["feedback_id"]: row for row in session.feedback}
         if any(known.get(row["feedback_id"], row) != row for row in rows):
-            raise said_already()
+            raise feedback_conflict()
         new = [row for row in rows if row["feedback_id"] not in known]
-        session.feedback += new  # before it is kept: the session may end, and be stored, meanwhile
+        # Before the write: the session may end and be stored while the journal syncs.
+        session.feedback += new
         try:
-            await self._journal.write(session.key, lambda: {"key": session.key, "feedback": new})
-        except OSError as error:
+            await self._write("feedback", session, lambda: {"key": session.key, "feedback": new})
+        except RequestError:
             session.feedback = [row for row in session.feedback if row not in new]
-            raise RequestError(
-                f"the feedback could not be recorded: {error.strerror or error}", status=503
-            ) from error
+            raise
+
+    async def _write(
+        self, noun: str, session: Session, entry: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        try:
+            await self._journal.write(session.key, entry)
+        except OSError as error:
+            message = f"the {noun} could not be recorded: {error.strerror or error}"
+            raise RequestError(message, status=503) from error
 
     async def ended(self, session: Session) -> None:
-        """Let a session be stored."""
+        """Queue a session to be stored."""
         with self._changed:
-            self._waiting.append((session, []))
+            self._waiting[session] = Future()
             self._nbytes += session.nbytes
             self._changed.notify_all()
 
     def waiting(self) -> list[Session]:
         """Return the sessions that have ended and are not stored."""
         with self._changed:
-            return [session for session, _ in self._waiting]
+            return list(self._waiting)
 
     async def stored(self, session: Session, *, seconds: float) -> bool:
-        """Wait until a session that ended is stored; False when that takes too long."""
-        loop = asyncio.get_running_loop()
-        done = asyncio.Event()
-
-        def tell() -> None:
-            loop.call_soon_threadsafe(done.set)
-
+        """Wait until a session that ended is stored; return False on a timeout."""
         with self._changed:
-            found = [then for one, then in self._waiting if one is session]
-            for then in found:
-                then.append(tell)
+            future = self._waiting.get(session)
             self._hurries = True
             self._changed.notify_all()
-        try:
-            if found:
-                await asyncio.wait_for(done.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
+        if future is None:
+            return True
+        done, _ = await asyncio.wait([asyncio.wrap_future(future)], timeout=seconds)
+        return bool(done)
 
     def check(self) -> None:
-        """Raise RequestError while too much waits to be stored."""
+        """Raise RequestError while too many bytes wait to be stored."""
         self._metrics.unstored_bytes.set(self._nbytes)
         if self._nbytes > self._most:
             message = f"{self._nbytes:,} bytes of sessions wait for the store"
             raise RequestError(message, status=503, retry_after=_LONGEST_PAUSE)
 
     def close(self, *, seconds: float) -> bool:
-        """Store what waits, for so long; what is left stays in the journal, for the next server."""
+        """Store what waits, within a time; the next server stores the rest from the journal."""
         with self._changed:
             self._closed = self._hurries = True
             self._changed.notify_all()
@@ -153,19 +146,23 @@ class StoreWriter:
         while self._wait(failed):
             batch = self._next()
             try:
-                self._append([session for session, _ in batch])
-                failed = 0
-            except Exception as error:  # noqa: BLE001 - the store may be back soon; the journal holds it
+                self._append(batch)
+            except Exception as error:  # noqa: BLE001 - the store may be back soon; the journal keeps it
                 failed += 1
                 self._metrics.store_failures.inc()
-                _log.error("sessions could not be stored (try %d): %s", failed, error)
+                _log.error("sessions could not be stored (attempt %d): %s", failed, error)
                 if self._closed:
                     return
-                continue
-            self._done(batch)
+            else:
+                failed = 0
+                self._done(batch)
 
     def _wait(self, failed: int) -> bool:
-        """Wait until there is something to store, and others that share its commit."""
+        """Wait for sessions, and for others that share their commit; return whether there are any.
+
+        A failed attempt is followed by a pause whatever else arrives, so that a store that is
+        away is not asked in a loop.
+        """
         pause = min(_LONGEST_PAUSE, 0.1 * 2**failed) if failed else self._seconds
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
@@ -179,57 +176,60 @@ class StoreWriter:
             self._hurries = False
             return bool(self._waiting)
 
-    def _next(self) -> list[tuple[Session, list[Callable[[], None]]]]:
-        with self._changed:
-            batch, size = [], 0
-            for one in self._waiting:
-                size += one[0].nbytes
-                if batch and size > COMMIT_BYTES:
-                    break
-                batch.append(one)
-            return batch
+    def _next(self) -> list[Session]:
+        """Return the next sessions that fit into one commit, at least one."""
+        batch: list[Session] = []
+        size = 0
+        for session in self.waiting():
+            size += session.nbytes
+            if batch and size > COMMIT_BYTES:
+                break
+            batch.append(session)
+        return batch
 
-    def _done(self, batch: Sequence[tuple[Session, list[Callable[[], None]]]]) -> None:
+    def _done(self, batch: Sequence[Session]) -> None:
         with self._changed:
-            self._waiting = self._waiting[len(batch) :]
-            self._nbytes -= sum(session.nbytes for session, _ in batch)
-            message = [then for _, listeners in batch for then in listeners]
-        for then in message:
-            then()
-        self._journal.forget({session.key for session, _ in batch})
+            futures = [self._waiting.pop(session) for session in batch]
+            self._nbytes -= sum(session.nbytes for session in batch)
+        for future in futures:
+            future.set_result(None)
+        self._journal.forget({session.key for session in batch})
+        if len(self._groups) > _GROUPS:
+            # Only now: until its rows are stored, a group's numbers are known to the cache alone.
+            self._groups.clear()
         self._commits += 1
         if self._commits % MAINTAIN_EVERY == 0:
-            self._care()
+            self._maintain()
 
-    def _care(self) -> None:
+    def _maintain(self) -> None:
         """Merge the small files that many commits make."""
         try:
             self._store.maintain(only_due=True)
-        except Exception as error:  # noqa: BLE001 - rows are stored all the same; next time may do
+        except Exception as error:  # noqa: BLE001 - rows are stored; the next check repeats it
             _log.warning("the store could not be maintained: %s", error)
 
     def _append(self, sessions: Sequence[Session]) -> None:
-        """Store sessions; one that is refused for good is set aside, and holds up no other."""
+        """Store sessions; set aside one that the store refuses, so that it blocks no others."""
         try:
             self._commit(sessions)
-        except QueryError:  # of the store, not of the rows
+        except QueryError:  # raised by the store, not by the rows
             raise
-        except NEVER as error:
+        except PERMANENT as error:
             if len(sessions) > 1:
                 for session in sessions:
                     self._append([session])
                 return
             path = set_aside(self._folder, sessions[0])
             self._metrics.store_failures.inc()
-            _log.error("a session is not stored, but kept in `%s`: %s", path, error)
+            _log.error("a session was refused and is kept in `%s`: %s", path, error)
 
     def _commit(self, sessions: Sequence[Session]) -> None:
         tasks: dict[str, Task] = {}
         rows: list[Experience] = []
-        said: list[dict[str, Any]] = []
+        feedback: list[dict[str, Any]] = []
         self._number([s for s in sessions if s.turns and s.rollout is None])
         for session in sessions:
-            said += session.feedback
+            feedback += session.feedback
             if session.turns:
                 made = experiences(session, run_id=self._run_id, rollout=session.rollout or 0)
                 tasks |= {task.task_id: task for task in made[0]}
@@ -238,48 +238,42 @@ class StoreWriter:
         try:
             done = self._store.append("experiences", rows)
         except (SchemaError, ConflictError, TypeError):
-            from ..trajectories.rows import fitting
-
             done = self._store.append("experiences", fitting(rows))
         self._metrics.rows.inc(done.rows)
-        if said:
-            self._store.append("feedback", said)
+        if feedback:
+            self._store.append("feedback", feedback)
 
     def _number(self, sessions: Sequence[Session]) -> None:
-        """Give sessions the numbers of their first tries in their groups, which stay their own.
-
-        The store is asked once for all groups that are not known. None is forgotten before all
-        sessions have theirs.
-        """
+        """Number the first rollouts of sessions in their groups, with one query for all groups."""
         named = {group_of(s) for s in sessions if s.is_named or s.group_id}
-        self._groups |= self._tries(named - self._groups.keys())
+        self._groups |= self._rollouts(named - self._groups.keys())
         for session in sessions:
             group = group_of(session)
             session.rollout = self._groups.get(group, 0)
             if group in named:
-                self._groups[group] = session.rollout + tries(session)
-                self._groups.move_to_end(group)
-        while len(self._groups) > _GROUPS:
-            self._groups.popitem(last=False)
+                self._groups[group] = session.rollout + num_rollouts(session)
 
-    def _tries(self, groups: Collection[str]) -> dict[str, int]:
-        """Return how many tries are stored of groups of which there are some."""
+    def _rollouts(self, groups: Collection[str]) -> dict[str, int]:
+        """Return how many rollouts of each group are stored, of groups that have any."""
         found: dict[str, int] = {}
-        names = sorted(groups)
-        for start in range(0, len(names), _AT_ONCE):
-            some = ", ".join(map(literal, names[start : start + _AT_ONCE]))
+        for names in _sql_lists(groups):
             found |= self._store.sql(
-                "SELECT group_id, max(rollout) + 1 FROM experiences "
-                f"WHERE group_id IN ({some}) AND rollout IS NOT NULL GROUP BY group_id"
+                "SELECT group_id, max(rollout_index) + 1 FROM experiences "
+                f"WHERE group_id IN ({names}) AND rollout_index IS NOT NULL GROUP BY group_id"
             ).fetchall()
         return found
 
-    def _recover(self, folder: Path) -> int:
-        """Store what servers that were killed had answered; return how many sessions that were."""
+    def _recover(self) -> int:
+        """Store what killed servers had answered; return the number of sessions."""
         count = 0
-        for left in left_behind(folder):
-            stored = self._stored(sorted(left.keys()))
-            sessions = sessions_of(left.entries(stored=stored))
+        for left in left_behind(self._folder):
+            stored = self._stored({entry["key"] for entry in entries_in(left)})
+            # Feedback is stored again: appending the same row under the same id adds nothing.
+            sessions = sessions_of(
+                entry
+                for entry in entries_in(left)
+                if "feedback" in entry or entry["key"] not in stored
+            )
             for start in range(0, len(sessions), 256):
                 self._append(sessions[start : start + 256])
             count += sum(bool(session.turns) for session in sessions)
@@ -293,14 +287,20 @@ class StoreWriter:
         ).fetchall()
         return [row[0] for row in found if row[0].startswith(PREFIX)]
 
-    def _stored(self, keys: Sequence[str]) -> Collection[str]:
-        """Return the keys of sessions that are stored."""
+    def _stored(self, keys: Collection[str]) -> set[str]:
+        key_of = {first_row(key): key for key in keys}
         found: set[str] = set()
-        for start in range(0, len(keys), _AT_ONCE):
-            of = {first_row(key): key for key in keys[start : start + _AT_ONCE]}
+        for names in _sql_lists(key_of):
             rows = self._store.sql(
                 "SELECT experience_id FROM experiences WHERE experience_id IN "
-                f"({', '.join(map(literal, of))}) AND source = '{SOURCE}'"
+                f"({names}) AND source = '{SOURCE}'"
             ).fetchall()
-            found |= {of[row[0]] for row in rows}
+            found |= {key_of[row[0]] for row in rows}
         return found
+
+
+def _sql_lists(names: Collection[str]) -> Iterator[str]:
+    """Yield names as SQL lists that are short enough for one query."""
+    ordered = sorted(names)
+    for start in range(0, len(ordered), _QUERY_NAMES):
+        yield ", ".join(map(literal, ordered[start : start + _QUERY_NAMES]))

@@ -1,1 +1,1 @@
-"""Which tasks there are: selected, prepared, synthesized, and in what order they come."""
+"""Tasks: their sources, preparation, selection and synthesis, and curricula."""

@@ -1,44 +1,103 @@
-"""What a run stores before it begins: its tasks, and rows to imitate or to choose between."""
+"""Store what a run needs before it starts (tasks, rows, pairs), and select tasks by SQL."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from ...store import Store
-from ...store.errors import ConfigError
+import polars as pl
+
+from ...operators.import_path import find_function
+from ...store import Store, Task
+from ...store.errors import ConfigError, QueryError
 from ...store.files import import_rows, open_input
-from ..config import RunConfig
-from ..config.resolve import call, function
+from ..config import RunConfig, TasksConfig
 from ..config.tasks import FileConfig
-from ..recipes.toys import expert_data
-from . import select as tasks_module
+from . import sources
 
 
 def prepare(store: Store, config: RunConfig) -> None:
-    """Store the tasks and rows that the configuration makes; those that are there are left alone.
+    """Store the tasks and rows that the configuration generates; stored ones are left alone.
 
-    Raises ConfigError when rows are to be made and no task matches `tasks.where`.
+    Raises ConfigError when rows are to be generated and no task matches `tasks.where`.
     """
-    tasks_module.prepare(store, config.tasks)
+    prepare_tasks(store, config.tasks)
     if config.data.file is not None:
         _read(store, config.data.file)
-    make = config.data.generator
-    if make is None:
+    generator = config.data.generator
+    if generator is None:
         return
-    tasks = tasks_module.select(store, config.tasks.where)
-    for table, rows in call(make, expert_data, "row maker", tasks).items():
+    tasks = select(store, config.tasks.where)
+    for table, rows in _call(generator, None, "row generator", tasks).items():
         store.append(table, list(rows))
 
 
+def prepare_tasks(store: Store, config: TasksConfig) -> None:
+    """Store the tasks that the configuration generates; stored ones are left alone."""
+    if config.generator is not None:
+        store.append("tasks", list(_call(config.generator, sources, "task generator")))
+
+
+def check_tasks(store: Store, where: str) -> None:
+    """Raise ConfigError if no task matches `tasks.where`."""
+    _matching(store, where, key="tasks.where", limit=1)
+
+
+def bind(store: Store, where: str, *, key: str) -> None:
+    """Raise ConfigError, with the configuration key, if a condition is not one on tasks."""
+    _chosen(store, where, key=key, limit=0)
+
+
+def select(store: Store, where: str, *, key: str = "tasks.where") -> list[Task]:
+    """Return the tasks for which an SQL condition holds, ordered by id.
+
+    Raises ConfigError when no task matches; `key` names the configuration key of the condition.
+    """
+    return [Task.from_row(row) for row in _matching(store, where, key=key).to_dicts()]
+
+
+def _matching(store: Store, where: str, *, key: str, limit: int | None = None) -> pl.DataFrame:
+    rows = _chosen(store, where, key=key, limit=limit)
+    if rows.is_empty():
+        raise ConfigError(
+            f"no task matches `{where}`, the store has {store.count('tasks')}; import some with "
+            f"`rlake import tasks`, or change `{key}`"
+        )
+    return rows
+
+
+def _chosen(store: Store, where: str, *, key: str, limit: int | None) -> pl.DataFrame:
+    few = "ORDER BY task_id" if limit is None else f"LIMIT {limit}"
+    try:
+        return store.sql(f"SELECT * FROM tasks_current AS tasks WHERE ({where}\n) {few}").pl()
+    except QueryError as error:
+        raise ConfigError(f"`{key}`: {error}") from error
+
+
+def check(config: RunConfig) -> None:
+    """Raise ConfigError when the file or the function in the section `data` does not exist."""
+    file = config.data.file
+    if file is not None and not Path(file.path).expanduser().exists():
+        raise ConfigError(f"`data.file`: the file `{file.path}` does not exist")
+    generator = config.data.generator
+    if generator is not None:
+        name = generator if isinstance(generator, str) else next(iter(generator))
+        find_function(name, None, "row generator")
+
+
 def _read(store: Store, file: FileConfig) -> None:
-    """Store the rows of a file; a second time adds nothing."""
     with open_input(Path(file.path).expanduser(), format=file.format) as source:
         import_rows(store, file.table, source, sql=file.sql)
 
 
-def check(config: RunConfig) -> None:
-    """Look up what a configuration names; ConfigError for a function or file that is not there."""
-    file = config.data.file
-    if file is not None and not Path(file.path).expanduser().exists():
-        raise ConfigError(f"`data.file`: there is no file `{file.path}`")
-    if config.data.generator is not None:
-        make = config.data.generator
-        function(make if isinstance(make, str) else next(iter(make)), expert_data, "row maker")
+def _call(
+    spec: str | Mapping[str, Mapping[str, Any]], home: ModuleType | None, what: str, *given: object
+) -> Any:
+    """Call the function that `name` or `{name: {parameter: value}}` names, on what it is given."""
+    if not isinstance(spec, str) and len(spec) != 1:
+        raise ConfigError(f"expected one {what}, got {list(spec)}")
+    name, params = (spec, {}) if isinstance(spec, str) else next(iter(spec.items()))
+    try:
+        return find_function(name, home, what)(*given, **(params or {}))
+    except TypeError as error:
+        raise ConfigError(f"the {what} `{name}` cannot be called so: {error}") from error

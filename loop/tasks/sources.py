@@ -1,4 +1,4 @@
-"""Where tasks come from: SQL over the store, and datasets of the package `verifiers`."""
+"""Task generators: SQL, and datasets of the package `verifiers`."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ def from_sql(
     """Yield a task for each row of one SELECT with the columns `prompt_text` and `answer`.
 
     DuckDB's `range` makes a grid, and `format` or `||` fills a template. Other columns become the
-    metadata. `held_out` random ones are for measuring.
+    metadata. `held_out` random tasks have the split `eval`.
 
     >>> sql = "SELECT format('{}*{}=', a, b) AS prompt_text, a * b AS answer, a AS times " \\
     ...     "FROM range(2, 4) x(a), range(5) y(b)"
@@ -27,12 +27,12 @@ def from_sql(
     >>> len(tasks), tasks[-1].prompt_text, tasks[-1].answer, tasks[-1].metadata
     (10, '3*4=', '12', {'times': 3})
 
-    Raises QueryError when it is no SELECT, SchemaError when a column is missing.
+    Raises QueryError if it is not a SELECT, SchemaError if a column is missing.
     """
     rows = evaluate(f"SELECT * FROM ({sql}\n) ORDER BY ALL", pl.DataFrame({"nothing": []}))
     for name in ("prompt_text", "answer"):
         if name not in rows.columns:
-            raise SchemaError(f"the SELECT gives no column `{name}`{nearest(name, rows.columns)}")
+            raise SchemaError(f"the SELECT has no column `{name}`{nearest(name, rows.columns)}")
     held = set(np.random.default_rng(seed).permutation(rows.height)[:held_out].tolist())
     for i, row in enumerate(rows.to_dicts()):
         prompt, answer = row.pop("prompt_text"), row.pop("answer")

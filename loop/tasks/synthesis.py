@@ -1,4 +1,4 @@
-"""New tasks proposed by a model, kept when they are complete and unlike those that are there."""
+"""New tasks proposed by a model; complete ones that differ from the stored tasks are kept."""
 
 import json
 import re
@@ -27,25 +27,25 @@ _THOUGHT = re.compile(r"^.*</think>", re.DOTALL)
 _SHOWN = 4
 """Stored tasks that each request shows as examples."""
 _ROWS = 1024
-"""Vectors that are compared at once."""
+"""Vectors compared in one batch."""
 _LONGEST = 20_000
-"""Characters of a question above which it is none."""
+"""Most characters of a question."""
 
 
 @dataclass
 class Proposed:
-    """What a call of `propose` did."""
+    """The result of `propose`."""
 
     taskset: str
     stored: int = 0
     """New tasks stored by this call."""
     already: int = 0
-    """Tasks of the taskset that were there before."""
+    """Tasks of the taskset that were stored before."""
     requests: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """Why proposals were not kept, with their number."""
+    """Number of rejected proposals by reason."""
     failure: str | None = None
-    """What went wrong with the last request that gave nothing."""
+    """Error of the last request that failed."""
 
 
 def propose(
@@ -59,33 +59,33 @@ def propose(
     instruction: str = INSTRUCTION,
     per_request: int = 5,
     attempts: int | None = None,
-    at_once: int = 4,
-    seconds: float = 60.0,
+    max_concurrency: int = 4,
+    timeout: float = 60.0,
     alike: float = 0.9,
     seed: int = 0,
     listener: Callable[[Proposed], None] | None = None,
 ) -> Proposed:
-    """Ask for tasks until the taskset has `number`, in `attempts` requests at most.
+    """Request tasks from a model until the taskset has `number`, in at most `attempts` requests.
 
-    Each request shows a few stored tasks for which the SQL condition `examples` holds, chosen by
-    `seed`. A proposal is kept when it has a question and an answer, and no stored question, nor one
-    kept before, has the same letters or a cosine of character n-grams above `alike`. What is not
-    kept is a row of `drops` with the reason. Tasks are stored after each round of `at_once`
-    requests, so a call that was killed is gone on with by the same call. `attempts` is by default
-    three times what would do if all proposals were kept.
+    Each request shows a few stored tasks that match the SQL condition `examples`, chosen by `seed`.
+    A proposal is kept if it has a question and an answer, and if no stored or kept question has the
+    same letters or a cosine similarity of character n-grams above `alike`. Others become rows of
+    `drops` with the reason. Tasks are stored after each round of `max_concurrency` requests, so
+    that the same call continues after a kill. `attempts` is by default three times the number of
+    requests that would suffice if all proposals were kept.
 
-    Raises ConfigError when no task can be shown as an example.
+    Raises ConfigError if no task matches `examples`.
     """
     shown = _examples(store, examples)
     known = _Known(store, alike)
     done = Proposed(taskset, already=_stored(store, taskset))
     most = attempts or 3 * -(-number // per_request)
     lineage_id = f"{now():%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}"
-    message: set[str] = set()  # a task that is proposed again is refused once
+    refused: set[str] = set()  # a task that is proposed again has one row in `drops`
     requests = _requests(shown, instruction.replace("{per_request}", str(per_request)), seed)
     while done.already + done.stored < number and done.requests < most:
-        asked = [next(requests) for _ in range(min(at_once, most - done.requests))]
-        replies = answers(ask, asked, at_once=at_once, seconds=seconds)
+        asked = [next(requests) for _ in range(min(max_concurrency, most - done.requests))]
+        replies = answers(ask, asked, max_concurrency=max_concurrency, timeout=timeout)
         done.requests += len(asked)
         kept: list[Task] = []
         drops: dict[str, dict[str, str]] = {}
@@ -100,8 +100,8 @@ def propose(
                     done.failure = (why or "") if text is None else done.failure
                     drop = _drop(lineage_id, task, why or "", sum(done.refused.values()))
                     drops[drop["task_id"]] = drop
-        store.append("drops", [drop for name, drop in drops.items() if name not in message])
-        message |= set(drops)
+        store.append("drops", [drop for name, drop in drops.items() if name not in refused])
+        refused |= set(drops)
         done.stored += store.append("tasks", kept).rows
         if listener is not None:
             listener(done)
@@ -110,7 +110,7 @@ def propose(
 
 
 class _Known:
-    """The questions that are there, to tell new ones from."""
+    """The stored questions: a proposal must differ from them."""
 
     def __init__(self, store: Store, alike: float) -> None:
         rows = store.sql("SELECT prompt_text FROM tasks WHERE prompt_text IS NOT NULL").fetchall()
@@ -123,7 +123,7 @@ class _Known:
         self._alike = alike
 
     def refusal(self, task: Task | None) -> str | None:
-        """Return why a task is not new; else note it, and return None."""
+        """Return why a task is not new; if it is new, add it and return None."""
         text = (task.prompt_text if task else None) or ""
         if _letters(text) in self._same:
             return f"it is there already: {self._same[_letters(text)][:200]}"
@@ -156,7 +156,7 @@ def _examples(store: Store, condition: str) -> list[Task]:
     if not found:
         raise ConfigError(
             f"no task with a prompt and an answer matches `{condition}`, and a model needs "
-            "examples of what is wanted; import some with `rlake import tasks`"
+            "examples; import some with `rlake import tasks`"
         )
     return found
 
@@ -183,7 +183,7 @@ def _requests(shown: Sequence[Task], instruction: str, seed: int) -> Iterator[li
 def _read(
     text: str | None, error: str | None, taskset: str, by: str
 ) -> Iterator[tuple[Task | None, str | None]]:
-    """Yield each proposal of a reply as a task, or why it is none."""
+    """Yield each proposal of a reply as a task, or the reason why it is not one."""
     if text is None:
         yield None, f"the request failed: {error or 'it gave nothing'}"
         return

@@ -13,10 +13,10 @@ from torch.distributed.distributed_c10d import ProcessGroup
 from ...store.errors import JobError
 from ...store.files.atomic_writer import sync
 from ..config import KeepConfig
-from ..models.atomic_folder import Writer, partial_of, remove_folder, replace_folder
-from . import checkpoint_shards
+from ..models.atomic_folder import partial_of, remove_folder, replace_folder
+from . import checkpoint_io
+from .checkpoint_io import apart, copied, together
 from .distributed.world import MultiProcess, SingleProcess
-from .state_tree import apart, copied, together
 
 WRITE_SECONDS = 1800.0
 """Longest wait for a checkpoint that is written in the background."""
@@ -24,7 +24,7 @@ _REST, _FACTS = "rest.pt", "facts.json"
 
 
 class Checkpoints:
-    """The trainer's state after some steps, in `folder`/step-000050; a rule says which are kept.
+    """The trainer's state after some steps, in `folder`/step-000050; `keep` says which stay.
 
     Written in the background, by all processes together; read on any number of processes.
     """
@@ -37,20 +37,20 @@ class Checkpoints:
         self._error: BaseException | None = None
         self._later: Mapping[int, float | None] = {}
 
-    def know(self, measured: Mapping[int, float | None]) -> None:
-        """Take the metric that the rule names of steps where it was measured after they ended.
+    def update_metric(self, evaluated: Mapping[int, float | None]) -> None:
+        """Set the metric that chooses the best, by step, where it was evaluated after the step.
 
-        None: it is still to be measured, and until then the checkpoint is kept.
+        None: still to be evaluated; until then the checkpoint is kept.
         """
-        self._later = measured
+        self._later = evaluated
 
     def steps(self) -> list[int]:
-        """Return the steps there are checkpoints of, oldest first."""
+        """Return the steps that have a checkpoint, oldest first."""
         found = self._folder.glob("step-*") if self._folder.is_dir() else []
         return sorted(int(p.name.removeprefix("step-")) for p in found)
 
     def set_aside(self, *, after: int) -> None:
-        """Rename the checkpoints of later steps, so that they do not count any more."""
+        """Rename the checkpoints of later steps, so that no run resumes from them."""
         for step in self.steps():
             if step > after:
                 aside = self._path(step).with_name(f"undone-{self._path(step).name}")
@@ -58,13 +58,13 @@ class Checkpoints:
                 self._path(step).rename(aside)
 
     def write(self, step: int, *, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        """Copy a state of nested dicts with tensors, and begin to store it and plain facts.
+        """Copy a state of nested dicts with tensors, and start to write it and plain facts.
 
-        Waits for the checkpoint before, and raises what its writer raised.
+        Waits for the previous checkpoint, and raises what its writer raised.
         """
         self.wait()
         tensors, rest = apart(state)
-        tensors = copied(tensors)
+        tensors = copied(tensors)  # training changes them while the thread writes
         work = threading.Thread(
             target=self._write, args=(step, tensors, rest, dict(facts)), daemon=True
         )
@@ -73,7 +73,7 @@ class Checkpoints:
         work.start()
 
     def wait(self) -> None:
-        """Wait until what was begun is on the disk; raises StoreError when it cannot be written."""
+        """Wait until the last checkpoint is on the disk; StoreError if it cannot be written."""
         if self._writer is not None:
             self._writer.join(WRITE_SECONDS)
             if self._writer.is_alive():
@@ -85,14 +85,15 @@ class Checkpoints:
         self.check()
 
     def check(self) -> None:
-        """Raise what the writer in the background raised, if it did."""
+        """Raise the error of the background writer, if any."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
     def settle(self) -> None:
-        """Let the writer end, whatever comes of it; others that write may be gone by now."""
+        """Wait for the writer without raising its error."""
         if self._writer is not None:
+            # With several processes, the writer may wait for one that no longer exists.
             self._writer.join(WRITE_SECONDS if self._world.size == 1 else 10.0)
 
     def read(
@@ -100,18 +101,18 @@ class Checkpoints:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the state and the facts of a checkpoint.
 
-        Tensors whose path `like` has in parts come in such parts. Raises JobError when the
-        checkpoint is damaged.
+        Tensors are sharded as those of the same path in `like`. Raises JobError if the checkpoint
+        is damaged.
         """
         path = self._path(step)
         try:
             rest = torch.load(path / _REST, map_location="cpu", weights_only=True)
-            tensors = checkpoint_shards.fetch(path, like or {}, self._group)
+            tensors = checkpoint_io.fetch(path, like or {}, self._group)
             return together(tensors, rest), json.loads((path / _FACTS).read_text())
-        except BaseException as error:
+        except BaseException as error:  # torch's CheckpointException is not an Exception
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
-            message = f"{type(error).__name__}: {checkpoint_shards.reason(error)}"
+            message = f"{type(error).__name__}: {checkpoint_io.reason(error)}"
             raise JobError(
                 f"checkpoint `{path}` cannot be read: {message}; remove it to resume from the one "
                 "before"
@@ -128,31 +129,27 @@ class Checkpoints:
             if self._world.rank == 0:
                 self._write_first(step, tensors, rest, facts)
             else:
-                checkpoint_shards.store(tensors, partial_of(self._path(step)), self._group)
+                checkpoint_io.store(tensors, partial_of(self._path(step)), self._group)
         except BaseException as error:  # noqa: BLE001 - raised by whoever waits for this thread
             self._error = error
 
     def _write_first(
         self, step: int, tensors: dict[str, Tensor], rest: Any, facts: dict[str, Any]
     ) -> None:
-        """Write what is not in parts beside the parts; the folder is there when all is written."""
-
-        files: dict[str, Writer] = {
-            _REST: lambda path: torch.save(rest, path),
-            _FACTS: lambda path: path.write_text(json.dumps(facts)),
-        }
+        """Write the unsharded state next to the shards, then rename the folder."""
 
         def fill(partial: Path) -> None:
-            for name, write in files.items():
-                write(partial / name)
+            torch.save(rest, partial / _REST)
+            (partial / _FACTS).write_text(json.dumps(facts))
+            for name in (_REST, _FACTS):
                 sync(partial / name)
-            checkpoint_shards.store(tensors, partial, self._group)
+            checkpoint_io.store(tensors, partial, self._group)
 
         replace_folder(self._path(step), fill, durable=True)
-        self._tidy()
+        self._tidy()  # only now: older ones stay until the new one is on the disk
 
     def _tidy(self) -> None:
-        """Remove the checkpoints that no rule keeps."""
+        """Remove the checkpoints that `keep` does not name."""
         steps = self.steps()
         kept = set(steps[-self._keep.last :])
         if self._keep.every is not None:
@@ -164,7 +161,7 @@ class Checkpoints:
                 remove_folder(self._path(step))
 
     def _best(self, steps: list[int]) -> int | None:
-        """Return the newest of the steps whose metric is best, None without such a rule."""
+        """Return the newest of the steps with the best metric; None if no metric is configured."""
         rule = self._keep
         name = rule.highest or rule.lowest
         if name is None:

@@ -1,4 +1,4 @@
-"""How old the rows of a step are, in training steps: a histogram of their lag."""
+"""A histogram of the lag of a step's rows, in training steps."""
 
 from collections.abc import Mapping
 
@@ -13,15 +13,15 @@ BUCKETS: Mapping[str, tuple[int, float]] = {
     "8_15": (8, 15),
     "16_up": (16, float("inf")),
 }
-"""Lags that are counted together, by name: the first and the last of them."""
+"""The first and the last lag of each bucket, by name."""
 
 
 def lags(lag: pl.Series) -> dict[str, float]:
-    """Return the metrics of a step's lags; null stands for a row whose age is not known.
+    """Return the metrics of a step's lags; null is an unknown lag.
 
     `train/lag_0`, `train/lag_1`, `train/lag_2`, `train/lag_3`, `train/lag_4_7`, `train/lag_8_15`
-    and `train/lag_16_up` count the rows of so many training steps' age, `train/lag_unknown` those
-    of other runs; `train/lag_mean` and `train/lag_max` are of those that are known.
+    and `train/lag_16_up` count the rows with these lags, `train/lag_unknown` those of other runs;
+    `train/lag_mean` and `train/lag_max` are over the known ones.
 
     >>> found = lags(pl.Series([0, 0, 6, None]))
     >>> [found[f"train/lag_{name}"] for name in ("0", "1", "4_7", "unknown", "mean", "max")]

@@ -1,4 +1,4 @@
-"""What learns, on every process alike: a call on the first process is made on all of them."""
+"""Networks, optimizers and checkpoints on every rank; rank 0's calls are made on all of them."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -28,11 +28,11 @@ R = TypeVar("R")
 def on_all_ranks(
     method: "Callable[Concatenate[Learner, P], R]",
 ) -> "Callable[Concatenate[Learner, P], R]":
-    """Make a call on the first process one on all."""
+    """Broadcast each call on rank 0 to the other ranks."""
 
     @wraps(method)
     def call(self: "Learner", *args: P.args, **kwargs: P.kwargs) -> R:
-        assert not kwargs, "calls travel with positions only"
+        assert not kwargs, "calls are broadcast with positional arguments only"
         with self.world.attribute_failure():
             self.world.broadcast_call(method.__name__, args)
             return method(self, *args, **kwargs)
@@ -41,7 +41,7 @@ def on_all_ranks(
 
 
 class Learner:
-    """Networks, their optimization, and their checkpoints; in parts where there are processes."""
+    """Networks, their optimization and their checkpoints, sharded if there are several ranks."""
 
     def __init__(
         self,
@@ -57,6 +57,8 @@ class Learner:
         self.world, self._networks = world, networks
         self._whole: PreTrainedModel | None = None
         if isinstance(world, MultiProcess):
+            # Copied before sharding, which leaves each process a part of every parameter; weights
+            # are published from this copy.
             if world.rank == 0:
                 self._whole = put(deepcopy(networks.policy), "cpu")
             shard(networks, world, needs=algorithm.needs)
@@ -69,7 +71,8 @@ class Learner:
             seed=config.seed,
             world=world,
         )
-        torch.manual_seed(config.seed + world.rank)  # what is left out of the networks at random
+        # Each rank draws its own dropout masks.
+        torch.manual_seed(config.seed + world.rank)
         self.checkpoints = Checkpoints(folder, keep=config.trainer.keep_checkpoints, world=world)
 
     @on_all_ranks
@@ -78,16 +81,16 @@ class Learner:
         return self._optimization.step(rows)
 
     @on_all_ranks
-    def measure(self, parts: Sequence[Examples]) -> dict[str, float]:
-        """Return the loss and metrics of rows, learning nothing."""
-        return self._optimization.measure(parts)
+    def evaluate(self, parts: Sequence[Examples]) -> dict[str, float]:
+        """Return the loss and metrics of rows, without an update."""
+        return self._optimization.evaluate(parts)
 
     @on_all_ranks
     def policy(self) -> PreTrainedModel:
-        """Return the policy as it is now; in several processes, a whole copy on the first."""
+        """Return the current policy; with several processes, an unsharded copy on rank 0."""
         if not isinstance(self.world, MultiProcess):
             return self._networks.policy
-        weights = gathered(self._networks.policy)
+        weights = gathered(self._networks.policy)  # a collective call: all ranks take part
         if self._whole is None:
             return self._networks.policy
         self._whole.load_state_dict(weights)
@@ -95,22 +98,23 @@ class Learner:
 
     @on_all_ranks
     def save(self, step: int, facts: Mapping[str, Any]) -> None:
-        """Begin to write a checkpoint of all that a later process needs to go on."""
+        """Start to write a checkpoint of all that a resumed run needs."""
         state = {**self._optimization.state(), "random": self.world.gather(_random_state())}
         self.checkpoints.write(step, state=state, facts=facts)
 
     @on_all_ranks
     def load(self, step: int) -> dict[str, Any]:
-        """Go on from the checkpoint of a step, of however many processes; return its facts."""
+        """Load the checkpoint of a step, of any number of processes; return its facts."""
         state, facts = self.checkpoints.read(step, like=self._optimization.like)
         self._optimization.load(state)
+        # A run resumed on more processes has ranks without a state; they keep their own seed.
         if self.world.rank < len(state["random"]):
             _go_on_from(state["random"][self.world.rank])
         return facts
 
     @on_all_ranks
     def settled(self) -> None:
-        """Wait until the checkpoint that was begun is on the disk."""
+        """Wait until the last checkpoint is on the disk."""
         self.checkpoints.wait()
 
 
@@ -123,7 +127,7 @@ def learner(
     folder: Path,
     world: SingleProcess,
 ) -> Learner:
-    """Make what learns, on all processes."""
+    """Return the learner of rank 0, and create those of the other ranks."""
     world.broadcast_call("begin", (config, total_steps, folder))
     return Learner(
         config,
@@ -137,7 +141,7 @@ def learner(
 
 
 def begin(world: SingleProcess, config: RunConfig, total_steps: int, folder: Path) -> Learner:
-    """Make the part of one of the other processes."""
+    """Return the learner of another rank."""
     if config.threads:
         torch.set_num_threads(config.threads)
     networks, tokenizer = build(config, resolve(config.algorithm))
@@ -146,6 +150,7 @@ def begin(world: SingleProcess, config: RunConfig, total_steps: int, folder: Pat
 
 def _random_state() -> dict[str, Any]:
     """Return the state of all generators, as tensors and plain values."""
+    # `torch.load` with `weights_only` refuses numpy arrays, so the keys become a tensor.
     kind, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),

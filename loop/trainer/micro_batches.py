@@ -1,4 +1,4 @@
-"""Cutting an update into micro-batches: sequences of like length together, by token budget."""
+"""Divide an update into micro-batches of sequences of similar length, by a token budget."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ def plan_micro_batches(
     units: Sequence[int] | None = None,
     packed: bool = False,
 ) -> list[list[int]]:
-    """Group places of rows of similar length so that each group keeps within the budget.
+    """Group the positions of rows of similar length so that each group is within the budget.
 
-    A group counts as it is padded, or, packed, as its rows together. Rows of one unit stay
-    together, in their order. A unit longer than the budget is a group of its own.
+    A padded group counts its longest row times its rows; a packed one the sum of its rows. Rows of
+    one unit stay together, in their order. A unit longer than the budget is a group of its own.
 
     >>> plan_micro_batches([2, 9, 3, 8], 18)
     [[1, 3], [2, 0]]
@@ -22,12 +22,11 @@ def plan_micro_batches(
     >>> plan_micro_batches([2, 9, 3, 8], 18, units=[0, 0, 1, 1])
     [[0, 1], [2, 3]]
     """
-    whole: dict[int, list[int]] = {}
-    for place, unit in enumerate(range(len(lengths)) if units is None else units):
-        whole.setdefault(unit, []).append(place)
+    whole = members(range(len(lengths)) if units is None else units)
     groups: list[list[int]] = []
     filled = longest = 0
-    for places in sorted(whole.values(), key=lambda unit: -max(lengths[i] for i in unit)):
+    # Longest first: the first unit of a group decides its padded width.
+    for places in sorted(whole, key=lambda unit: -max(lengths[i] for i in unit)):
         if not groups:
             longest = max(lengths[i] for i in places)
         added = sum(lengths[i] for i in places) if packed else longest * len(places)
@@ -44,15 +43,24 @@ def plan_micro_batches(
 def split_mini_batches(
     units: Sequence[int], num_parts: int, order: Sequence[int]
 ) -> list[list[int]]:
-    """Cut the rows of a step into parts of as many units each, units in the order given.
+    """Divide the rows of a step into parts with an equal number of units, in the given order.
 
     >>> split_mini_batches([0, 0, 1, 1, 2, 2], 2, [2, 0, 1])
     [[4, 5, 0, 1], [2, 3]]
     """
-    whole: dict[int, list[int]] = {}
-    for place, unit in enumerate(units):
-        whole.setdefault(unit, []).append(place)
-    members = list(whole.values())
-    each = -(-len(members) // num_parts)
+    whole = members(units)
+    each = -(-len(whole) // num_parts)
     cut = [order[i : i + each] for i in range(0, len(order), each)]
-    return [[place for unit in some for place in members[unit]] for some in cut]
+    return [[place for unit in some for place in whole[unit]] for some in cut]
+
+
+def members(units: Sequence[int]) -> list[list[int]]:
+    """Return the positions of the rows of each unit, in the order in which units appear.
+
+    >>> members([7, 7, 3])
+    [[0, 1], [2]]
+    """
+    found: dict[int, list[int]] = {}
+    for place, unit in enumerate(units):
+        found.setdefault(unit, []).append(place)
+    return list(found.values())

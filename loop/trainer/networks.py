@@ -1,4 +1,4 @@
-"""The networks of a run: the policy, and those that the algorithm needs beside it."""
+"""The networks of a run: policy, and the reference, teacher and critic that its algorithm needs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from ...store.errors import ConfigError, JobError
 from ..algorithms import Algorithm
 from ..config import ExplorerConfig, FrozenModel, RunConfig
-from ..models.digest import difference
 from ..models.lm_head import LOGITS_BYTES
 from ..models.load import load, max_length, put, vocabulary
 from ..models.lora import adapter_part, add_adapter, has_adapter, switched_off
-from ..models.reward_model import SequenceScorer, is_reward_model, load_reward_model
+from ..models.state_dict import difference
 from ..models.token_logprobs import Scorer
-from ..models.value_model import Critic
+from ..models.value_heads import Critic, SequenceScorer, is_reward_model, load_reward_model
 
 
 @dataclass
@@ -27,32 +26,33 @@ class Networks:
 
     policy: PreTrainedModel
     reference: PreTrainedModel | None = None
-    """What the policy must not leave too far: by default what it started from."""
+    """The model that KL penalties refer to; by default the initial policy."""
     teacher: PreTrainedModel | None = None
-    """What it is distilled from."""
+    """The model that the policy is distilled from."""
     critic: nn.Module | None = None
-    """What says how much reward is still to come: (token_ids [B, T]) -> values [B, T]."""
+    """The value network: token_ids [B, T] -> values [B, T]."""
     packing: bool | None = None
-    """Whether sequences are read one after another in a row; None: where a model can do that."""
+    """Whether sequences are packed without padding; None: if a model supports it."""
     max_logits_bytes: int = LOGITS_BYTES
-    """Most bytes of logits that are held at once."""
+    """Most bytes of logits in memory at once."""
 
     @cached_property
     def scorer(self) -> Scorer | SequenceScorer:
-        """What gives the policy's log-probs, or the scores of a reward model."""
+        """Computes the policy's log-probs, or the scores of a reward model."""
         if is_reward_model(self.policy):
             return SequenceScorer(self.policy)
         return Scorer(self.policy, packing=self.packing, max_logits_bytes=self.max_logits_bytes)
 
     @cached_property
     def scorers(self) -> dict[str, nn.Module]:
-        """What gives the log-probs of those that are not trained, by name."""
-        beside = {"reference": self.reference, "teacher": self.teacher}
+        """Compute the log-probs of the networks that are not trained, by name."""
+        others = {"reference": self.reference, "teacher": self.teacher}
+        # `packing: true` is a demand on the policy only; the others pack if they can.
         found = {
             name: Scorer(
                 model, packing=self.packing and None, max_logits_bytes=self.max_logits_bytes
             )
-            for name, model in beside.items()
+            for name, model in others.items()
             if model is not None
         }
         if self.reference is None and has_adapter(self.policy):
@@ -62,41 +62,41 @@ class Networks:
 
     @property
     def max_length(self) -> int | None:
-        """Most tokens of a sequence that all of them take; None: they set no limit."""
+        """Most tokens of a sequence that all networks accept; None: no limit."""
         models = (self.policy, self.reference, self.teacher, getattr(self.critic, "backbone", None))
         limits = [max_length(model) for model in models if model is not None]
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def trained(self) -> dict[str, nn.Module]:
-        """The networks that learn, by name."""
+        """The trained networks, by name."""
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
 
 
 class WithoutAdapter(nn.Module):
-    """What gives the log-probs of a policy as it was before its adapter learned."""
+    """Computes the log-probs of a policy without its adapter, which is the initial policy."""
 
     def __init__(self, scorer: Scorer) -> None:
         super().__init__()
         self.scorer = scorer
 
     def forward(self, *args: Any, **options: Any) -> dict[str, Tensor]:
-        """Return what the policy's scorer says with the adapter switched off."""
+        """Return the statistics of the policy's scorer with the adapter disabled."""
         with switched_off(self.scorer):
             return self.scorer(*args, **options)
 
 
 def frozen(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model as one that is asked and never trained."""
+    """Set a model to evaluation mode, without gradients, and return it."""
     for parameter in model.parameters():
         parameter.requires_grad = False
     return model.eval()
 
 
 def build(config: RunConfig, algorithm: Algorithm) -> tuple[Networks, PreTrainedTokenizerFast]:
-    """Load what a run trains, and what its algorithm needs beside it; return the tokenizer too.
+    """Load the networks that a run and its algorithm need; return the tokenizer too.
 
-    Raises ConfigError for a model that cannot be loaded, or reads other tokens than the policy.
+    Raises ConfigError for a model that cannot be loaded, or has another vocabulary than the policy.
     """
     if algorithm.network == "reward_model":
         return _reward_model(config)
@@ -111,27 +111,27 @@ def build(config: RunConfig, algorithm: Algorithm) -> tuple[Networks, PreTrained
         packing=None if packing == "auto" else packing,
         max_logits_bytes=config.trainer.max_logits_bytes,
     )
-    beside = _Beside(config, tokenizer)
+    others = _Loader(config, tokenizer)
     if "reference" in algorithm.needs and (config.trainer.reference or not has_adapter(policy)):
-        networks.reference = beside.frozen("reference", config.trainer.reference or config.model)
+        networks.reference = others.frozen("reference", config.trainer.reference or config.model)
     if config.trainer.teacher is not None and algorithm.needs & _TAUGHT:
-        networks.teacher = beside.frozen("teacher", config.trainer.teacher)
+        networks.teacher = others.frozen("teacher", config.trainer.teacher)
     if algorithm.needs & {"values", "old_values"}:
-        networks.critic = beside.critic()
+        networks.critic = others.critic()
     if config.trainer.gradient_checkpointing:
         for network in networks.trained.values():
-            keep_little(network)
+            checkpoint_activations(network)
     return networks, tokenizer
 
 
 _TAUGHT = frozenset({"teacher_logprobs", "vocabulary"})
-"""Columns that a teacher gives."""
+"""Columns that a teacher computes."""
 
 
 def check_teacher(config: RunConfig, algorithm: Algorithm) -> None:
-    """Raise ConfigError when an algorithm asks a teacher, and none can be there to answer.
+    """Raise ConfigError if an algorithm needs a teacher, and nothing can provide its log-probs.
 
-    Log-probs of a teacher may be stored with rows, and a workflow or an operator may give them.
+    They may be stored with rows, or come from a workflow or an operator.
     """
     explorer, trainer = config.explorer, config.trainer
     if trainer.teacher is not None or not algorithm.needs & _TAUGHT:
@@ -144,12 +144,12 @@ def check_teacher(config: RunConfig, algorithm: Algorithm) -> None:
             config.algorithm if isinstance(config.algorithm, str) else next(iter(config.algorithm))
         )
         raise ConfigError(
-            f"`{name}` learns from a teacher, and there is none; name a model in `trainer.teacher`"
+            f"`{name}` learns from a teacher, which is missing; name a model in `trainer.teacher`"
         )
 
 
 def _scores(explorer: ExplorerConfig) -> bool:
-    """Tell whether a workflow may give a teacher's log-probs: ours does, and anybody's may."""
+    """Return whether a workflow may compute a teacher's log-probs: ours does, a user's may."""
     given = explorer.workflow
     name = given if isinstance(given, str) else next(iter(given), "")
     if name != "on_policy_distillation":
@@ -157,15 +157,13 @@ def _scores(explorer: ExplorerConfig) -> bool:
     teacher = explorer.auxiliary_models.get("teacher")
     if teacher is not None and teacher.endpoint is not None:
         raise ConfigError(
-            "`explorer.auxiliary_models.teacher` is an endpoint, which cannot say how likely "
-            "given tokens "
-            "are; take a model of a folder (`path`) or of a run (`run`)"
+            "`explorer.auxiliary_models.teacher` is an endpoint, which cannot score given tokens; "
+            "take a model of a folder (`path`) or of a run (`run`)"
         )
     is_on_vllm = teacher is not None and teacher.engine.vllm is not None
     if is_on_vllm and explorer.sampling.temperature not in (0, 1):
         raise ConfigError(
-            "`explorer.auxiliary_models.teacher` is on vLLM, which says how likely given "
-            "tokens are at "
+            "`explorer.auxiliary_models.teacher` is on vLLM, which scores given tokens at "
             f"temperature 1, and explorer.sampling.temperature is {explorer.sampling.temperature:g}"
             "; set it to 1, or take the teacher's `engine: transformers`"
         )
@@ -173,26 +171,28 @@ def _scores(explorer: ExplorerConfig) -> bool:
 
 
 def _reward_model(config: RunConfig) -> tuple[Networks, PreTrainedTokenizerFast]:
-    """Load what learns to give scores; nothing is needed beside it."""
+    """Load the reward model that is trained; it needs no other network."""
     if config.model.lora is not None:
         raise ConfigError("`model.lora` is for policies; a reward model is trained as a whole")
     model, tokenizer = load_reward_model(config.model, seed=config.seed)
     freeze(model, config.trainer.freeze)
     if config.trainer.gradient_checkpointing:
-        keep_little(model)
+        checkpoint_activations(model)
     return Networks(put(model, config.model.device)), tokenizer
 
 
-def keep_little(network: nn.Module) -> None:
-    """Have the layers of a network do their work again for the gradient, instead of keeping it."""
+def checkpoint_activations(network: nn.Module) -> None:
+    """Make the layers of a network recompute their activations in the backward pass."""
     for module in network.modules():
         if isinstance(module, PreTrainedModel) and module.supports_gradient_checkpointing:
+            # reentrant checkpointing gives no gradients where a layer's inputs need none, as those
+            # of a frozen embedding below an adapter
             module.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 @dataclass(frozen=True)
-class _Beside:
-    """Loads the networks beside the policy, which must read its tokens."""
+class _Loader:
+    """Loads the other networks of a run, which must have the policy's vocabulary."""
 
     config: RunConfig
     tokenizer: PreTrainedTokenizerFast
@@ -213,19 +213,19 @@ class _Beside:
         message = _other_tokens(self.tokenizer, tokenizer)
         if message is not None:
             raise ConfigError(
-                f"`{name}` reads other tokens than the policy: {message}; take a model with the "
-                "policy's vocabulary"
+                f"`{name}` has another vocabulary than the policy: {message}; take a model with "
+                "the policy's"
             )
         if vocabulary(model) < len(self.tokenizer):
             raise ConfigError(
-                f"`{name}` reads {vocabulary(model)} tokens, the policy's tokenizer has "
-                f"{len(self.tokenizer)}"
+                f"`{name}` has {vocabulary(model)} tokens, the policy's tokenizer has "
+                f"{len(self.tokenizer)}; take a model with the policy's vocabulary"
             )
         return model
 
 
 def _other_tokens(ours: PreTrainedTokenizerFast, theirs: PreTrainedTokenizerFast) -> str | None:
-    """Say in which tokens two tokenizers differ, or None."""
+    """Return how the tokens of two tokenizers differ, or None."""
     one, other = ours.get_vocab(), theirs.get_vocab()
     if one == other:
         return None
@@ -242,10 +242,10 @@ def _token(number: int | None) -> str:
 
 
 def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
-    """Leave parameters out of the training whose name has a match for one of the patterns.
+    """Freeze the parameters whose name has a match for one of the patterns.
 
-    A parameter with several names, as tied weights have, is left out when any of them matches.
-    Raises ConfigError for a pattern that matches nothing, and when nothing is left to be trained.
+    A parameter with several names, such as tied weights, is frozen if any of them matches. Raises
+    ConfigError for a pattern that matches nothing, and if no trained parameter remains.
     """
     named = [
         (name, parameter)
@@ -274,17 +274,18 @@ def _some(named: Sequence[tuple[str, object]]) -> str:
 
 
 def learned(network: nn.Module) -> dict[str, Any]:
-    """Return the state of a network that training changes: of one with an adapter, only that."""
+    """Return the state that training changes: only the adapter's, if the network has one."""
     state = network.state_dict()
     return adapter_part(state) if has_adapter(network) else state
 
 
 def learn_from(name: str, network: nn.Module, state: Mapping[str, Any]) -> None:
-    """Give a network what `learned` returned; JobError when that was another network."""
+    """Load a state that `learned` returned; JobError if it belongs to another network."""
     message = difference(learned(network), state)
     if message is not None:
         raise JobError(
             f"the checkpoint is of another {name}: {message}; restore the model that the run was "
             "started with, or name a new run with `--set name=...`"
         )
+    # Not strict: `learned` leaves out what training does not change. Names were compared above.
     network.load_state_dict(state, strict=False)

@@ -16,12 +16,12 @@ from .distributed.fsdp import whole
 
 
 class Optimizers:
-    """The optimizers and schedules of each network; a schedule goes by training steps."""
+    """The optimizers of each network, with learning-rate schedules over training steps."""
 
     def __init__(
         self, networks: Mapping[str, nn.Module], config: TrainerConfig, *, total_steps: int
     ) -> None:
-        """Raises ConfigError for options that an optimizer or a schedule does not take."""
+        """Raise ConfigError for options that an optimizer or a schedule does not accept."""
         self._config = config
         self._networks = dict(networks)
         self._optimizers = {
@@ -37,12 +37,13 @@ class Optimizers:
         }
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Discard the gradients."""
+        # None and not 0: optimizers skip None, but apply decay and momentum to a gradient of 0.
         for optimizer in self._optimizers.values():
             optimizer.zero_grad(set_to_none=True)
 
     def clip(self) -> dict[str, float]:
-        """Cut each network's gradient to the norm allowed; return the norms before."""
+        """Clip each network's gradient to `max_grad_norm`; return the norms before."""
         return {
             _metric("grad_norm", name): float(
                 whole(nn.utils.clip_grad_norm_(network.parameters(), self._config.max_grad_norm))
@@ -51,24 +52,24 @@ class Optimizers:
         }
 
     def step(self) -> None:
-        """Change the weights."""
+        """Update the weights."""
         for optimizer in self._optimizers.values():
             optimizer.step()
 
     def advance(self) -> None:
-        """Go on to the next training step's learning rate."""
+        """Set the learning rates of the next training step."""
         for schedule in self._schedules.values():
             schedule.step()
 
     def rates(self) -> dict[str, float]:
-        """Return the learning rates of now."""
+        """Return the current learning rates."""
         return {
             _metric("learning_rate", name): float(self._schedules[name].get_last_lr()[0])
             for name in self._networks
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a later process needs to go on."""
+        """Return the state of optimizers and schedules."""
         return {
             name: {
                 "optimizer": self._optimizers[name].state_dict(),
@@ -78,7 +79,7 @@ class Optimizers:
         }
 
     def like(self, path: str) -> dict[str, Tensor]:
-        """Return the parameter that each part of the state belongs to, by that part's path."""
+        """Return the parameter that each part of the state belongs to, by the part's path."""
         return {
             f"{path}/{name}/optimizer/state/{i}": parameter
             for name, optimizer in self._optimizers.items()
@@ -86,7 +87,7 @@ class Optimizers:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         for name, optimizer in self._optimizers.items():
             optimizer.load_state_dict(state[name]["optimizer"])
             self._schedules[name].load_state_dict(state[name]["schedule"])
@@ -95,10 +96,10 @@ class Optimizers:
 def made(
     name: str, network: nn.Module, config: TrainerConfig, *, rate: float
 ) -> Iterator[tuple[str, Optimizer]]:
-    """Make the optimizers of a network, each with a name.
+    """Yield the optimizers of a network, each with a name.
 
-    Muon (https://kellerjordan.github.io/posts/muon) is for the matrices between the vocabulary's
-    layers, with steps as large as AdamW's (arXiv:2502.16982); AdamW takes the rest.
+    Muon (https://kellerjordan.github.io/posts/muon) updates the matrices between embeddings and
+    head, with steps as large as AdamW's (arXiv:2502.16982); AdamW updates the rest.
     """
     trained = [p for p in network.parameters() if p.requires_grad]
     if config.optimizer != "muon":
@@ -113,8 +114,8 @@ def made(
     if inner:
         yield name, _built(torch.optim.Muon, [{"params": inner}], options, config)
     if rest:
-        beside = f"{name}_beside" if inner else name
-        yield beside, torch.optim.AdamW(_groups(rest, config), lr=rate, betas=config.betas)
+        rest_name = f"{name}_rest" if inner else name
+        yield rest_name, torch.optim.AdamW(_groups(rest, config), lr=rate, betas=config.betas)
 
 
 def _kind(config: TrainerConfig) -> tuple[Any, dict[str, Any]]:
@@ -145,7 +146,7 @@ def _built(
 
 
 def _groups(parameters: Iterable[Tensor], config: TrainerConfig) -> list[dict[str, Any]]:
-    """Return groups of parameters with the weight decay of each."""
+    """Return parameter groups, each with its weight decay."""
     given = list(parameters)
     if config.weight_decay_params == "all":
         return [{"params": given, "weight_decay": config.weight_decay}]
@@ -157,7 +158,7 @@ def _groups(parameters: Iterable[Tensor], config: TrainerConfig) -> list[dict[st
 
 
 def _outer(network: nn.Module) -> Iterator[Tensor]:
-    """Yield the weights of embeddings, and of layers that give the vocabulary or one number."""
+    """Yield the weights of embeddings, LM heads, and heads with one output."""
     for module in network.modules():
         if isinstance(module, nn.Embedding):
             yield module.weight
@@ -177,7 +178,7 @@ def _metric(what: str, network: str) -> str:
 
 
 def scheduled(optimizer: Optimizer, config: TrainerConfig, *, total_steps: int) -> LRScheduler:
-    """Return the schedule of an optimizer: ours, or one of transformers by its name."""
+    """Return the learning-rate schedule of an optimizer: ours, or one of transformers by name."""
     schedule = config.lr_scheduler
     if schedule.name in ("constant", "linear", "cosine"):
         return LambdaLR(optimizer, lambda step: rate_share(step, schedule, total_steps=total_steps))
@@ -195,13 +196,14 @@ def scheduled(optimizer: Optimizer, config: TrainerConfig, *, total_steps: int) 
 
 
 def rate_share(step: int, schedule: LrSchedulerConfig, *, total_steps: int) -> float:
-    """Return the share of the learning rate at a step, from 0: warm-up, then decay.
+    """Return the share of the learning rate at a step, counted from 0: warm-up, then decay.
 
     >>> from types import SimpleNamespace
     >>> schedule = SimpleNamespace(warmup_steps=2, name="linear", min_lr_ratio=0.5)
     >>> [rate_share(step, schedule, total_steps=6) for step in range(6)]
     [0.5, 1.0, 1.0, 0.875, 0.75, 0.625]
     """
+    # `step + 1`: at a rate of 0 the first step would change nothing.
     if step < schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps
     done = min(1.0, (step - schedule.warmup_steps) / max(1, total_steps - schedule.warmup_steps))

@@ -1,4 +1,4 @@
-"""Preferences as rows of a training step: which pairs can be trained on, and how to get some."""
+"""Preference pairs as rows of a training step, and which of them can be trained on."""
 
 import polars as pl
 
@@ -8,20 +8,20 @@ from ..config import RunConfig
 
 
 def check(config: RunConfig, algorithm: Algorithm) -> None:
-    """Raise ConfigError for what does not go together with an algorithm of pairs."""
+    """Raise ConfigError for settings that do not fit an algorithm that draws pairs."""
     if algorithm.unit != "pair":
         return
     name = config.algorithm if isinstance(config.algorithm, str) else next(iter(config.algorithm))
     if config.explorer is not None:
         raise ConfigError(
-            f"`{name}` learns from stored preferences, and an explorer makes none; explore with "
-            "`rlake explore`, make pairs of the tries with the operator `pairs`, then train "
-            "without an `explorer` section"
+            f"`{name}` learns from stored preferences, which an explorer does not create; explore "
+            "with `rlake explore`, pair its rollouts with the operator `pairs`, then train without "
+            "an `explorer` section"
         )
     if config.trainer.priority_update is not None:
         raise ConfigError(
-            f"`trainer.priority_update` is of rows, and `{name}` draws pairs; give them a priority "
-            "over columns of `preferences`, such as `margin`"
+            f"`trainer.priority_update` is for rows, and `{name}` draws pairs; set a priority over "
+            "columns of `preferences`, such as `margin`"
         )
 
 
@@ -31,10 +31,11 @@ def places(rows: pl.DataFrame) -> pl.Expr:
 
 
 def whole(rows: pl.DataFrame, usable: pl.Series) -> pl.Series:
-    """Tell which rows are of pairs both of whose rows can be trained on, and are not the same.
+    """Return which rows belong to pairs of two different rows that can both be trained on.
 
-    Each must be there, not be dropped, and have a token that is trained on.
+    Neither row may be dropped, and each needs a token that is trained on.
     """
+    # The first token does not count: nothing predicts it.
     trained = pl.col("loss_mask").list.slice(1).list.any().fill_null(value=False)
     judged = rows.select("experience_id", pair=places(rows), good=trained).with_columns(
         good=usable & rows["drop_reason"].is_null() & pl.col("good")

@@ -1,4 +1,4 @@
-"""New priorities: what a training step says of its rows is stored, and later draws go by it."""
+"""Store new priorities of a step's rows, which later draws use."""
 
 import duckdb
 import polars as pl
@@ -20,18 +20,18 @@ SEEN = pa.schema(
         ("weight", pa.float64()),
     ]
 )
-"""What an expression may name of a step's rows.
+"""The columns of a step's rows that an expression may name.
 
 `surprise` is the mean negative log-prob of the row's trained tokens before the step, in nats;
-`epoch` how often the run has drawn the row, this time included.
+`epoch` the number of times that the run has drawn the row, this one included.
 """
 
 
 class Priorities:
-    """Works out `trainer.priority_update` of each step's rows; keeps it in `experience_values`."""
+    """Evaluates `trainer.priority_update` for a step's rows; stores it in `experience_values`."""
 
     def __init__(self, job: Job, expression: str) -> None:
-        """Check the expression; QueryError when it does not parse, or is not a number."""
+        """Check the expression; QueryError if it does not parse, or is not a number."""
         self._job, self._expression = job, expression
         self._console = QuerySession(views=False)
         kind = self._ask(SEEN.empty_table()).column("value").type
@@ -42,7 +42,7 @@ class Priorities:
             )
 
     def store(self, rows: pl.DataFrame, *, step: int) -> None:
-        """Append the priorities of a step's rows; JobError for one that is no priority."""
+        """Append the priorities of a step's rows; JobError for a negative or infinite value."""
         given = self._ask(rows.select(SEEN.names).to_arrow().cast(SEEN))
         values = pc.cast(given.column("value"), pa.float64())
         good = pc.fill_null(pc.and_(pc.is_finite(values), pc.greater_equal(values, 0.0)), True)  # noqa: FBT003
@@ -72,6 +72,7 @@ class Priorities:
         self._console.put("rows", rows)
         self._console.show({}, self._job.store.open_at)
         try:
+            # on a line of its own: the expression may end in a `--` comment
             query = f"SELECT experience_id, ({self._expression}\n) AS value FROM rows"
             return self._console.sql(query, what=what).to_arrow_table()
         except duckdb.Error as error:

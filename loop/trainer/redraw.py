@@ -1,4 +1,4 @@
-"""A step's batch, drawn again: from the seed, the step, and what was stored when it was drawn."""
+"""Draw a step's batch again, from the seed, the step, and the store as it was then."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from ..schedule.units import UnitSchedule
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """Whether the sampler chooses again what it chose then."""
+    """Whether the sampler draws the same batch again."""
 
     run_id: str
     step: int
@@ -27,15 +27,14 @@ class Rebuilt:
     """What differs, or why the batch cannot be drawn again."""
 
     def __str__(self) -> str:
-        said = "drawn again: the same rows and weights" if self.is_same else f"NOT {self.detail}"
-        return f"step {self.step} of `{self.run_id}`: {said}"
+        found = "drawn again: the same rows and weights" if self.is_same else f"NOT {self.detail}"
+        return f"step {self.step} of `{self.run_id}`: {found}"
 
 
 def rebuild(store: Store, run_id: str, step: int) -> Rebuilt:
     """Draw a step of a run again, and compare rows, order, sources and weights with `draws`.
 
-    Where rows cannot be read, it cannot be drawn again. Raises NotFoundError when the run has no
-    such step.
+    If rows cannot be read, the result says so. Raises NotFoundError if the run has no such step.
     """
     try:
         with reading("the rows that it was drawn from"):
@@ -85,14 +84,14 @@ def _rebuild(store: Store, run_id: str, step: int) -> Rebuilt:
 
 
 def _units(store: Store, drawn: pl.DataFrame, algorithm: Algorithm) -> int:
-    """Return how many units the rows of a step are."""
+    """Return how many units the rows of a step make up."""
     if algorithm.unit == "pair":
         return drawn.height // 2
     return _groups(store, drawn) if algorithm.grouped else drawn.height
 
 
 def _groups(store: Store, drawn: pl.DataFrame) -> int:
-    """Return how many groups the rows of a step are, each counted as often as it was drawn."""
+    """Return how many groups the rows of a step make up, counting repeated draws."""
     rows = pl.DataFrame(
         pl.from_arrow(
             store.dataset("experiences").to_table(
@@ -113,7 +112,7 @@ def _treat(
     draw: Draw,
     drawn: pl.DataFrame,
 ) -> tuple[bool, str]:
-    """Tell whether the operators of then leave out the rows that had no weight for it."""
+    """Return whether the operators drop only rows that had weight 0, and what differs."""
     algorithm = resolve(config.algorithm)
     credit = algorithm.advantage()
     chain = trainer_chain(
@@ -138,7 +137,7 @@ def _treat(
 
 
 def _compare(rows: pl.DataFrame, drawn: pl.DataFrame) -> tuple[bool, str]:
-    """Tell whether two draws are the same, and where they first differ."""
+    """Return whether two draws are the same, and where they first differ."""
     if rows.height != drawn.height:
         return False, f"the same: {rows.height} rows in place of {drawn.height}"
     for place, (now, then) in enumerate(
@@ -147,7 +146,7 @@ def _compare(rows: pl.DataFrame, drawn: pl.DataFrame) -> tuple[bool, str]:
         if (now["experience_id"], now["source"]) != (then["experience_id"], then["source"]):
             ids = now["experience_id"], then["experience_id"]
             return False, f"the same: at place {place} comes `{ids[0]}`, and came `{ids[1]}`"
-        if then["weight"] not in (0.0, now["weight"]):  # rows that could not be used have 0
+        if then["weight"] not in (0.0, now["weight"]):  # rows that could not be trained on have 0
             weights = now["weight"], then["weight"]
             return (
                 False,

@@ -1,4 +1,4 @@
-"""A training step on the rows of a draw: measure, prepare, then one update or several."""
+"""A training step on drawn rows: statistics before the update, then one update or several."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,29 +13,28 @@ from ..algorithms import Algorithm
 from ..config import TrainerConfig
 from ..losses.batch import MEASURED, Batch, Examples, joined
 from ..models.lm_head import Temperature
+from .checkpoint_io import apart
 from .distributed.world import SingleProcess
 from .micro_batches import plan_micro_batches, split_mini_batches
 from .networks import Networks, learn_from, learned
-from .nonfinite import NonFiniteRow, of_batch, of_update
+from .numerics import NonFiniteRow, autocast, of_batch, of_update, within_memory
 from .optimizers import Optimizers
-from .precision import autocast, within_memory
-from .state_tree import apart
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step measured: numbers for `metrics`, and one number a row."""
+    """The metrics of a step, and one number per row."""
 
     metrics: dict[str, float]
     nll: list[float]
     """Mean negative log-prob of each row's trained tokens before the step, in nats."""
     faults: list[NonFiniteRow] = field(default_factory=list)
-    """Rows because of which an update was left out."""
+    """Rows because of which an update was skipped."""
 
 
 @dataclass(frozen=True)
 class _Update:
-    """What one update measured."""
+    """The sums and faults of one update."""
 
     sums: dict[str, float]
     nll: dict[int, float]
@@ -43,7 +42,7 @@ class _Update:
 
 
 class Updater:
-    """Steps of an algorithm on networks."""
+    """Takes an algorithm's steps on networks."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class Updater:
         seed: int = 0,
         world: SingleProcess | None = None,
     ) -> None:
-        """Optimize networks; `temperature` is that of rows which have none of their own."""
+        """Optimize networks; `temperature` applies to rows that have none of their own."""
         self._networks, self._algorithm, self._config = networks, algorithm, config
         self._temperature, self._pad_id, self._seed = temperature, pad_id, seed
         self._world = world or SingleProcess()
@@ -66,10 +65,10 @@ class Updater:
         self._state: dict[str, float] = {}
 
     def step(self, rows: Examples) -> StepResult:
-        """Take one step, and return what it measured; without trained tokens nothing changes.
+        """Take one step and return its metrics; without trained tokens nothing changes.
 
-        An update whose loss or gradient is not finite is left out, and its rows are named. Raises
-        JobError when memory does not suffice.
+        An update whose loss or gradient is not finite is skipped, and its rows are named. Raises
+        JobError if memory does not suffice.
         """
         with within_memory(self._config):
             return self._step(rows)
@@ -84,6 +83,7 @@ class Updater:
             made.append(update)
             if update.faults or self._is_too_far(update):
                 break
+        # A row's first update counts: later ones see a policy that has already learned from it.
         first = {k: v for update in reversed(made) for k, v in update.nll.items()}
         sums = _means([update.sums for update in made])
         self._state = self._algorithm.adapt(self._state, sums)
@@ -99,8 +99,8 @@ class Updater:
         return StepResult(metrics, [first.get(i, 0.0) for i in range(len(rows))], faults)
 
     @torch.no_grad()
-    def measure(self, parts: Sequence[Examples]) -> dict[str, float]:
-        """Return the algorithm's loss and metrics on rows, learning nothing.
+    def evaluate(self, parts: Sequence[Examples]) -> dict[str, float]:
+        """Return the algorithm's loss and metrics on rows, without an update.
 
         `nll` is the mean negative log-likelihood of trained tokens in nats, whatever the loss; a
         reward model has none.
@@ -109,7 +109,7 @@ class Updater:
         for batch in self._batches(self.prepared(joined(parts)), train=False):
             batch, logprobs_BT = self._forward(batch)
             loss = self._algorithm.loss(batch, logprobs_BT)
-            if not batch.places:
+            if not batch.places:  # a repeat that does not count: see `SingleProcess.share`
                 continue
             likelihood = {"nll": batch.token_mean(-logprobs_BT)}
             if self._algorithm.network == "reward_model":
@@ -118,35 +118,38 @@ class Updater:
         return self._world.sum(sums)
 
     def prepared(self, rows: Examples) -> Examples:
-        """Return the rows with what networks say before the update, and what follows for all."""
-        rows = self.measured(replace(rows, state=self._state))
+        """Add the statistics before the update, and what the algorithm derives from them."""
+        rows = self.with_statistics(replace(rows, state=self._state))
         companions = self._algorithm.companions(rows)
         if companions is not None:
-            companions = self.measured(companions, self._algorithm.companion_needs)
+            companions = self.with_statistics(companions, self._algorithm.companion_needs)
         return self._algorithm.prepare(rows, companions)
 
     @torch.no_grad()
-    def measured(self, rows: Examples, needs: frozenset[str] | None = None) -> Examples:
-        """Add the columns that networks give before the update, those that the algorithm needs."""
+    def with_statistics(self, rows: Examples, needs: frozenset[str] | None = None) -> Examples:
+        """Add the columns of `MEASURED` that the algorithm needs, without gradient."""
         needs = self._algorithm.needs if needs is None else needs
         needs = needs | ({"proximal"} if self._is_unknown(rows).any() else set())
         wanted = sorted((needs & MEASURED) - rows.tokens.keys())
         if not wanted:
             return rows
+        # Zeros, because `merge` adds up what the processes filled in.
         columns = {name: torch.zeros(rows.tokens["mask"].shape) for name in wanted}
         for batch in self._batches(rows, train=False):
             spots = rows.spots(batch.places)
             with self._autocast:
-                said = self._measured(batch, wanted)
-            for name, value_BT in said.items():
+                found = self._statistics(batch, wanted)
+            for name, value_BT in found.items():
+                # a repeat that does not count has no places, so nothing of it is stored
                 lengths = rows.lengths[list(batch.places)]
                 filled = torch.arange(value_BT.shape[1]) < lengths[:, None]
                 columns[name][spots] = value_BT.cpu().float()[: len(batch.places)][filled]
         return self._recomputed(rows.with_tokens(**self._world.merge(columns)))
 
     def _is_unknown(self, rows: Examples) -> Tensor:
-        """Tell which tokens' log-probs are to be those of the policy before the step: [N]."""
+        """Return which tokens take their log-probs from the policy before the step: [N]."""
         recomputed = self._config.missing_logprobs == "recompute" and "logprobs" in rows.tokens
+        # the mask is never NaN, so without `recompute` no token is unknown
         return torch.isnan(rows.tokens["logprobs"] if recomputed else rows.tokens["mask"])
 
     def _recomputed(self, rows: Examples) -> Examples:
@@ -157,7 +160,7 @@ class Updater:
         return rows.with_tokens(logprobs=logprobs.where(~unknown, rows.tokens["proximal"]))
 
     def state(self) -> dict[str, Any]:
-        """Return what a later process needs to go on."""
+        """Return all that a resumed run needs."""
         return {
             "networks": {name: learned(m) for name, m in self._networks.trained.items()},
             "optimizers": self._optimizers.state_dict(),
@@ -166,21 +169,21 @@ class Updater:
 
     @property
     def like(self) -> dict[str, Tensor]:
-        """What tensors of `state` are like, by their path, or by that of what they belong to."""
+        """The parameters that tensors of `state` are sharded like, by path or by its parent."""
         networks, _ = apart(
             {"networks": {name: learned(m) for name, m in self._networks.trained.items()}}
         )
         return networks | self._optimizers.like("optimizers")
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Restore what `state` returned."""
         for name, network in self._networks.trained.items():
             learn_from(name, network, state["networks"].get(name, {}))
         self._optimizers.load_state_dict(state["optimizers"])
         self._state = dict(state["algorithm"])
 
     def _parts(self, rows: Examples) -> Iterable[Examples]:
-        """Yield the rows of each update: all of them, or a share, as often as is configured."""
+        """Yield the rows of each update, as `trainer.updates` divides them."""
         updates = self._config.updates
         num_units = rows.totals.units
         for epoch in range(updates.epochs):
@@ -192,7 +195,7 @@ class Updater:
                 rows.units.tolist(), updates.num_minibatches, order.tolist()
             ):
                 part = rows.take(places).with_rows(place=torch.tensor(places, dtype=torch.float))
-                if part.num_trained_tokens:  # else momentum alone would move the weights
+                if part.num_trained_tokens:  # else momentum alone would change the weights
                     yield part
 
     def _update(self, rows: Examples) -> _Update:
@@ -203,15 +206,17 @@ class Updater:
         for batch in self._batches(rows, train=True):
             batch, logprobs_BT = self._forward(batch)
             loss = self._algorithm.loss(batch, logprobs_BT)
-            if not batch.places:  # only keeps step with the other processes
+            if not batch.places:
+                # Backward runs collective calls of FSDP, which every process must join.
                 (loss.value * 0.0).backward()
                 continue
             if not torch.isfinite(loss.value.detach()):
                 faults += of_batch(rows, batch, logprobs_BT, self._algorithm)
-            # the gradient is a mean over processes
+            # FSDP averages gradients over processes, and `totals` are those of all of them.
             (loss.value * self._world.size).backward()
             surprise |= _surprise(batch, logprobs_BT)
             _add(sums, {"loss": loss.value, **loss.metrics})
+        # All processes must agree to skip an update, or the next collective call would hang.
         message = self._world.gather((surprise, faults))
         surprise = {place: value for found, _ in message for place, value in found.items()}
         faults = [fault for _, found in message for fault in found]
@@ -231,7 +236,7 @@ class Updater:
 
     @property
     def _packs(self) -> bool:
-        """Whether no network of the run pads."""
+        """Whether no network of the run needs padding."""
         return self._networks.scorer.packs and self._networks.critic is None
 
     def _batches(self, rows: Examples, *, train: bool) -> Iterable[Batch]:
@@ -254,11 +259,11 @@ class Updater:
             yield batch if counts else replace(batch, places=())
 
     def _forward(self, batch: Batch) -> tuple[Batch, Tensor]:
-        """Return the log-probs of the trained policy, and the batch with what else is needed."""
+        """Return the batch with the columns of `TRAINED`, and the trained policy's log-probs."""
         with self._autocast:
-            return self._asked(batch)
+            return self._forward_autocast(batch)
 
-    def _asked(self, batch: Batch) -> tuple[Batch, Tensor]:
+    def _forward_autocast(self, batch: Batch) -> tuple[Batch, Tensor]:
         if self._algorithm.network == "reward_model":
             scores_B = self._networks.scorer(batch.token_ids_BT, batch.mask_BT)
             return batch.with_rows(scores=scores_B), torch.zeros_like(batch.mask_BT)
@@ -273,6 +278,7 @@ class Updater:
             )
             return batch.with_tokens(vocabulary=found["vocabulary"]), found["logprobs"]
         names = ["logprobs", *sorted(self._algorithm.needs & {"entropy"})]
+        # Optimizers skip parameters without a gradient, so the warm-up leaves the policy unchanged.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self._is_warming_up(batch)):
             found = scored(
                 self._networks.scorer, batch, temperature=self._of(batch), statistics=names
@@ -283,11 +289,11 @@ class Updater:
         return batch.with_tokens(**columns), found["logprobs"]
 
     def _of(self, batch: Batch) -> Temperature:
-        """Return the temperature of each row's likelihoods."""
+        """Return the temperature at which each row's likelihoods are computed."""
         return batch.rows.get("temperature", self._temperature)
 
     def _is_warming_up(self, batch: Batch) -> bool:
-        """Tell whether only the critic learns."""
+        """Return whether only the critic learns."""
         critic = self._networks.critic
         return critic is not None and batch.step <= self._config.critic.warmup_steps
 
@@ -295,8 +301,8 @@ class Updater:
         assert self._networks.critic is not None, "`build` loads a critic where it is needed"
         return self._networks.critic(batch.token_ids_BT)
 
-    def _measured(self, batch: Batch, wanted: Sequence[str]) -> dict[str, Tensor]:
-        """Return columns that networks give, without gradient."""
+    def _statistics(self, batch: Batch, wanted: Sequence[str]) -> dict[str, Tensor]:
+        """Return columns of `MEASURED`, each [B, T]."""
         found: dict[str, Tensor] = {}
         own = {
             "proximal": "logprobs",
@@ -305,10 +311,10 @@ class Updater:
         }
         names = [own[name] for name in wanted if name in own]
         if names:
-            said = scored(
+            ours = scored(
                 self._networks.scorer, batch, temperature=self._of(batch), statistics=names
             )
-            found |= {name: said[own[name]] for name in wanted if name in own}
+            found |= {name: ours[own[name]] for name in wanted if name in own}
         for name, network in (("reference", "reference"), ("teacher_logprobs", "teacher")):
             if name in wanted:
                 scorer = self._networks.scorers[network]
@@ -321,6 +327,7 @@ class Updater:
 def _surprise(batch: Batch, logprobs_BT: Tensor) -> dict[int, float]:
     """Return each sequence's mean negative log-prob of its trained tokens, 0 without any."""
     values = batch.mean_tokens(-logprobs_BT.detach()).tolist()
+    # The places of a mini-batch are within it; its column `place` is within the step.
     places = batch.rows["place"].tolist() if "place" in batch.rows else batch.places
     return {int(p): v for p, v in zip(places, values, strict=False)}
 

@@ -1,4 +1,4 @@
-"""Rows whose tokens are of another tokenizer than the policy's: refused, made anew, or left out."""
+"""Rows with tokens of another tokenizer than the policy's: refused, retokenized, or skipped."""
 
 import logging
 from functools import cached_property
@@ -21,12 +21,12 @@ _log = logging.getLogger(__name__)
 class TokenCheck:
     """Compares the tokenizer of rows with the policy's.
 
-    Rows whose `tokenizer` is NULL, as those that were imported with token ids, are taken as the
-    policy's: of them only the largest token is checked.
+    Rows whose `tokenizer` is NULL, such as rows imported with token IDs, are assumed to have the
+    policy's: only their largest token is checked.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", how: str) -> None:
-        """How: what is done with rows of others: refuse, retokenize or skip."""
+        """`how` is what happens to rows of another tokenizer: refuse, retokenize or skip."""
         self._tokenizer, self._how = tokenizer, how
         self._is_said = False
 
@@ -36,9 +36,9 @@ class TokenCheck:
         return tokenizer_digest(self._tokenizer)
 
     def __call__(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return rows ready to be tokenised: tokens of others are refused, or NULL, or marked.
+        """Return rows ready to be tokenized: foreign tokens are set to NULL, or their rows marked.
 
-        Raises JobError where they are refused, naming a row and the way out.
+        Raises JobError if they are refused; it names a row and the ways out.
         """
         is_foreign = self._is_foreign(rows)
         if not is_foreign.any():
@@ -48,9 +48,9 @@ class TokenCheck:
             raise JobError(
                 f"experience `{foreign['experience_id'][0]}` ({foreign.height} of {rows.height} "
                 f"rows drawn) has tokens of the tokenizer `{foreign['tokenizer'][0]}`, and the "
-                f"policy's is `{self.digest}`: its vocabulary, rules or chat template are others; "
-                "set `trainer.foreign_tokens` to `retokenize` to make tokens of the text, or to "
-                "`skip` to leave such rows out, or train the model that the rows were made for"
+                f"policy's is `{self.digest}`, with another vocabulary, rules or chat template; "
+                "set `trainer.foreign_tokens` to `retokenize` to tokenize the text again, or to "
+                "`skip` to leave such rows out, or train the model that sampled the rows"
             )
         self._say(foreign)
         why = pl.format(
@@ -60,13 +60,11 @@ class TokenCheck:
             return rows.with_columns(pl.when(is_foreign).then(why).alias(_FOREIGN))
         has_text = pl.any_horizontal(pl.col("messages", "response_text").is_not_null())
         no_text = pl.format("{}, and it has no text", why)
-        absent = [pl.when(~is_foreign).then(name).alias(name) for name in self._columns(rows)]
+        given = [name for name in _OF_TOKENS if name in rows.columns]
+        absent = [pl.when(~is_foreign).then(name).alias(name) for name in given]
         return rows.with_columns(
             *absent, pl.when(is_foreign & ~has_text).then(no_text).alias(_FOREIGN)
         )
-
-    def _columns(self, rows: pl.DataFrame) -> list[str]:
-        return [name for name in _OF_TOKENS if name in rows.columns]
 
     def counted(self, rows: pl.DataFrame) -> dict[str, float]:
         """Return how many rows of a step were of another tokenizer, unless they are refused."""
@@ -75,16 +73,16 @@ class TokenCheck:
         return {"train/foreign_rows": float(self._is_foreign(rows).sum())}
 
     def _is_foreign(self, rows: pl.DataFrame) -> pl.Series:
-        """Tell which rows are known to be of another tokenizer."""
+        """Return which rows are known to have another tokenizer."""
         given: Any = rows["tokenizer"]
         if given.null_count() == len(given):
             return pl.repeat(False, len(given), dtype=pl.Boolean, eager=True)  # noqa: FBT003
         return (given != self.digest).fill_null(value=False)
 
     def _say(self, foreign: pl.DataFrame) -> None:
-        if not self._is_said:
+        if not self._is_said:  # once a job, not once a step
             self._is_said = True
-            done = "made anew of their text" if self._how == "retokenize" else "left out"
+            done = "tokenized again" if self._how == "retokenize" else "left out"
             _log.warning(
                 "rows such as `%s` are of the tokenizer `%s`, the policy's is `%s`; they are %s",
                 foreign["experience_id"][0],
@@ -95,5 +93,5 @@ class TokenCheck:
 
 
 def why_foreign(rows: pl.DataFrame) -> pl.Series:
-    """Say why the tokens of rows cannot be those of the policy, NULL of the others."""
+    """Return why the tokens of rows cannot be those of the policy, NULL for the others."""
     return rows[_FOREIGN]

@@ -1,4 +1,4 @@
-"""Rows of text get tokens when they are drawn; rows of tokens keep theirs."""
+"""Tokenize rows of text when they are drawn; rows with tokens keep theirs."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -28,14 +28,14 @@ def tokenize(
     documents: bool = False,
     are_pairs: bool = False,
 ) -> pl.DataFrame:
-    """Fill token_ids and loss_mask where token_ids is NULL; column `was_text` says where that was.
+    """Fill token_ids and loss_mask where token_ids is NULL, which column `was_text` records.
 
-    Each assistant turn is trained on, its calls of tools and its end token included; nothing that
-    users and tools said is. Rows without an assistant turn stay without tokens, and so do rows
-    whose messages are broken or that the chat template refuses. Of rows that `are_pairs`, a better
-    and a worse one in turn, only turns behind what both begin with are trained on.
+    Assistant turns are trained on, with their tool calls and end tokens; turns of users and tools
+    are not. Rows without an assistant turn stay without tokens, and so do rows with invalid
+    messages or that the chat template refuses. If rows `are_pairs`, a better and a worse one in
+    turn, only the turns after their common prefix are trained on.
 
-    Of `documents` all tokens are trained on; one of text is its prompt_text and its response_text,
+    All tokens of `documents` are trained on; a document is its prompt_text and response_text,
     without a chat template, between the tokens that begin and end a text.
     """
     was_text = rows["token_ids"].is_null()
@@ -46,6 +46,7 @@ def tokenize(
     if not was_text.any():
         return rows
     rows = rows.with_columns(_shared(rows) if are_pairs else pl.lit(0, pl.Int64).alias(_FIRST))
+    # A row drawn twice is tokenized once; in two pairs, its common prefixes may differ.
     key = ["experience_id", _FIRST]
     texts = rows.filter(was_text).unique(key, keep="first", maintain_order=True)
     read = partial(_document, tokenizer) if documents else _Conversations(tokenizer)
@@ -61,9 +62,9 @@ def tokenize(
 
 
 def _shared(rows: pl.DataFrame) -> pl.Series:
-    """Return how many messages each row of a pair begins with that the other one has too."""
-    talks = [_tried(row, _conversation, []) for row in rows.select(_TEXT).iter_rows(named=True)]
-    counts = [shared(a, b) for a, b in zip(talks[::2], talks[1::2], strict=True)]
+    """Return for each row how many leading messages it shares with the other row of its pair."""
+    each = [_tried(row, _conversation, []) for row in rows.select(_TEXT).iter_rows(named=True)]
+    counts = [shared(a, b) for a, b in zip(each[::2], each[1::2], strict=True)]
     return pl.Series(_FIRST, [n for n in counts for _ in range(2)], pl.Int64)
 
 
@@ -86,7 +87,7 @@ def _document(tokenizer: "PreTrainedTokenizerFast", row: Mapping[str, Any]) -> _
 
 
 class _Conversations:
-    """Reads the tokens of rows that are conversations."""
+    """Tokenizes rows that are conversations."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
         self._tokens = ConversationTokenizer(tokenizer, is_exact=False)
@@ -101,9 +102,9 @@ class _Conversations:
 
 
 def _conversation(row: Mapping[str, Any]) -> list[Message]:
-    """Return a row's messages, with the answer behind them where it stands beside them."""
-    said = row["response_text"]
-    asked = [{"role": "user", "content": row["prompt_text"] or ""}]
-    messages = json.loads(row["messages"]) if row["messages"] else asked
-    answer = {"role": "assistant", "content": said}
-    return [*messages, answer] if goes_on(messages, said) else messages
+    """Return a row's messages, with its answer appended when the messages do not contain it."""
+    response = row["response_text"]
+    prompt = [{"role": "user", "content": row["prompt_text"] or ""}]
+    messages = json.loads(row["messages"]) if row["messages"] else prompt
+    answer = {"role": "assistant", "content": response}
+    return [*messages, answer] if goes_on(messages, response) else messages

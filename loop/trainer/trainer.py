@@ -1,5 +1,6 @@
-"""The consumer: steps on rows that the feed gives it, publishes weights, and keeps checkpoints."""
+"""The trainer's loop: take steps on drawn rows, publish weights, and write checkpoints."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,16 +13,21 @@ from ...store.query import literal
 from ..algorithms import Algorithm
 from ..models.load import vocabulary
 from ..models.lora import has_adapter
-from ..runs.eval_schedule import measured_versions, waiting
 from ..runs.job import Job, recorded
-from ..runs.metrics import Listener, Metrics
+from ..runs.metrics import Listener, Metrics, evaluated_versions, waiting
 from ..weight_sync import WeightCache, published, publisher
 from .data_loader import TrainDataLoader
 from .distributed.world import SingleProcess
 from .learner import learner
 from .networks import build
-from .nonfinite import NonFiniteRow
+from .numerics import NonFiniteRow
 from .step import StepResult
+
+_log = logging.getLogger(__name__)
+_NO_GRADIENT = (
+    "no step from %d to %d had a gradient, so nothing was learned: every advantage was 0, as when "
+    "all rewards of a group are equal; `SELECT * FROM groups` shows them"
+)
 
 
 class Trainer:
@@ -35,34 +41,37 @@ class Trainer:
         stop: threading.Event | None = None,
         listener: Listener | None = None,
         world: SingleProcess | None = None,
-        shelf: WeightCache | None = None,
+        cache: WeightCache | None = None,
     ) -> None:
-        """`shelf` is where an explorer in this process finds weights that are not written."""
+        """`cache` holds weights for an explorer in this process."""
         config = job.config
         self._job, self._config, self._algorithm = job, config, algorithm
         self._stop, self._listener = stop or threading.Event(), listener
-        self._world, self._shelf = world or SingleProcess(), shelf
+        self._world, self._cache = world or SingleProcess(), cache
         self._skipped = self._tokens = 0
+        self._largest_grad_norm = 0.0
         self._measured: dict[str, float] = {}
         self.step = 0
-        """Training steps taken: the version of the weights."""
+        """Training steps taken, which is also the version of the weights."""
 
     def run(self, *, ready: Callable[[], None] | None = None) -> None:
         """Train to the last step, from the newest checkpoint if there is one.
 
-        `ready` is called when the attempt is on record and its first weights are published.
+        `ready` is called when the attempt is recorded and its first weights are published.
         """
         self._prepare()
         first = self._first = self.step + 1
         shown = self._metrics.shown(start_step=first)
-        with recorded(self._job, start_step=first), shown, self._together():
+        with recorded(self._job, start_step=first), shown, self._cleanup():
             self._feed.resume(self.step + 1)
+            # After the attempt is recorded: versions that it will publish again no longer count.
             self._published = set(published(self._job.store, self._job.folder, self._job.run_id))
             self._publish()
+            # Only now: an explorer started earlier would wait for the first weights, and time out.
             if ready:
                 ready()
             if self.step == 0:
-                self._measure()
+                self._evaluate()
             while self.step < self.total_steps and not self._stop.is_set():
                 self._advance()
                 if (
@@ -74,13 +83,16 @@ class Trainer:
             self._metrics.flush()
             if self.step < self.total_steps:
                 raise JobError(f"the run was stopped after step {self.step} of {self.total_steps}")
+            if first <= self.total_steps and not self._largest_grad_norm:
+                _log.warning(_NO_GRADIENT, first, self.step)
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
-        """End with the other processes, and with what is being written."""
+    def _cleanup(self) -> Iterator[None]:
+        """Name the process that failed first, and wait for background writes."""
         try:
             yield
         except Exception as error:
+            # The watcher of the other processes sets `stop`: this error may be only a consequence.
             reason = self._world.failure() if self._stop.is_set() else None
             if reason is not None:
                 raise JobError(reason) from error
@@ -115,8 +127,9 @@ class Trainer:
         held_out = config.trainer.eval_where
         self._held_out = self._feed.held_out(held_out) if held_out else []
         self._checkpoints = self._learner.checkpoints
-        self._publisher = publisher(self._job, self.tokenizer, self._shelf)
+        self._publisher = publisher(self._job, self.tokenizer, self._cache)
         if has_adapter(self.model):
+            # Refuses a base model that has changed, before the job is recorded.
             self._publisher.prepare(self._learner.policy())
         self._metrics = Metrics(self._job)
         self._restore()
@@ -125,7 +138,9 @@ class Trainer:
         [(recorded,)] = self._job.store.sql(
             f"SELECT coalesce(max(step), 0) FROM draws WHERE run_id = '{self._job.run_id}'"
         ).fetchall()
-        self._checkpoints.set_aside(after=recorded)  # the store was restored to before them
+        # A store restored to an earlier snapshot has no draws of later steps, so checkpoints of
+        # these steps belong to a history that no longer exists.
+        self._checkpoints.set_aside(after=recorded)
         steps = self._checkpoints.steps()
         if steps:
             self.step = int(self._learner.load(steps[-1])["step"])
@@ -136,12 +151,13 @@ class Trainer:
         began = perf_counter()
         rows, measured = self._feed.next_batch(step)
         fed = perf_counter()
-        self._checkpoints.check()
+        self._checkpoints.check()  # else an error of the background writer shows up only later
         stepped = self._learner.step(rows)
         measured |= stepped.metrics
         self._check_best(measured)
         trained = perf_counter()
         self._feed.record_priorities(step, stepped.nll)
+        self._largest_grad_norm = max(self._largest_grad_norm, measured.get("train/grad_norm", 0.0))
         self._note_faults(stepped, step)
         if self._skipped >= self._config.trainer.max_nonfinite_steps:
             self._metrics.add(step, measured)
@@ -164,7 +180,7 @@ class Trainer:
             self._listener("train", step, measured)
 
     def _note_faults(self, stepped: StepResult, step: int) -> None:
-        """Store which rows a step left out since its numbers were not finite, and count it."""
+        """Store the rows of a step that was skipped as non-finite, and count consecutive ones."""
         if not stepped.faults:
             self._skipped = 0
             return
@@ -182,7 +198,7 @@ class Trainer:
         self._job.store.append("operator_errors", rows)
 
     def _check_trained(self) -> None:
-        """Raise JobError when no row that the run drew could be trained on."""
+        """Raise JobError if none of the rows that the run drew could be trained on."""
         run = literal(self._job.run_id)
         ask = self._job.store.sql
         [(drawn, before)] = ask(
@@ -199,15 +215,15 @@ class Trainer:
         ).fetchall()
         why = error or reason or "none has a token with a credit that is trained on"
         raise JobError(
-            f"nothing was trained on: none of the {drawn} rows that were drawn could be used, and "
-            f"no weights were changed, and no last ones published; the most frequent reason: {why}"
+            f"nothing was trained on: none of the {drawn} drawn rows could be used, so the weights "
+            f"are unchanged and the last version is not published; the most frequent reason: {why}"
         )
 
     def _publish(self) -> None:
         """Publish the weights when the schedule says so, and at the end."""
         due = self.step % self._config.schedule.publish_every == 0
         if self._config.explorer is None:
-            due = self.step == 0  # nobody follows an offline run
+            due = self.step == 0  # an offline run has no explorer that needs newer versions
         if not due and self.step != self.total_steps:
             return
         if self.step in self._published:
@@ -223,8 +239,10 @@ class Trainer:
         self._published.add(self.step)
 
     def _checkpoint(self) -> None:
-        """Store all that a resumed run needs, metrics first, and tidy up."""
-        self._measure()
+        """Write all that a resumed run needs, and remove what it does not."""
+        self._evaluate()
+        # Before the checkpoint: a run resumed from it does not repeat these steps, so metrics that
+        # are still buffered would be lost.
         self._metrics.flush()
         facts = {
             "step": self.step,
@@ -232,46 +250,48 @@ class Trainer:
             "attempt": self._job.attempt,
             "metrics": self._measured,
         }
+        # Before the checkpoint: a run resumed from it loads these versions from their folders.
         self._publisher.settle()
-        self._checkpoints.know(self._measured_later())
+        self._checkpoints.update_metric(self._evaluated_later())
         self._learner.save(self.step, facts)
         newest = self._checkpoints.steps()[-self._config.trainer.keep_checkpoints.last :]
         if newest:
             schedule = self._config.schedule
+            # A run resumed from the oldest checkpoint still samples with weights this old.
             oldest = newest[0] - schedule.max_ahead - schedule.publish_every
             self._publisher.forget(before=oldest)
         self._job.store.maintain(only_due=True)
 
-    def _measured_later(self) -> dict[int, float | None]:
-        """Return what the explorer measured of the steps with checkpoints, if the best is by it.
+    def _evaluated_later(self) -> dict[int, float | None]:
+        """Return the explorer's evaluations of the steps with checkpoints, if they choose the best.
 
-        None: it will.
+        None: still to be evaluated.
         """
         best = self._config.trainer.keep_checkpoints.best
-        if best is None or not self._config.measures(best):
+        if best is None or not self._config.evaluates(best):
             return {}
         store, steps = self._job.store, {*self._checkpoints.steps(), self.step}
-        found = measured_versions(store, self._config.name, best)
+        found = evaluated_versions(store, self._config.name, best)
         known = {step: found[step] for step in steps & found.keys()}
         return {**dict.fromkeys(waiting(store, self._config, steps)), **known}
 
     def _check_best(self, found: Mapping[str, float]) -> None:
-        """Refuse to choose a best checkpoint by a metric that is not measured."""
+        """Raise ConfigError if the best checkpoint is chosen by a metric that does not exist."""
         best = self._config.trainer.keep_checkpoints.best
-        if best is not None and self._config.measures(best):
+        if best is not None and self._config.evaluates(best):
             return
         kind = best.partition("/")[0] if best else None
         alike = [name for name in found if name.partition("/")[0] == kind]
         if best is not None and alike and best not in found:
             raise ConfigError(
                 f"`trainer.keep_checkpoints` names the metric `{best}`, which this run does not "
-                f"measure{nearest(best, alike)}; it has {', '.join(sorted(alike))}"
+                f"have{nearest(best, alike)}; it has {', '.join(sorted(alike))}"
             )
 
-    def _measure(self) -> None:
-        """Measure the loss on held-out rows, when the run names some."""
+    def _evaluate(self) -> None:
+        """Evaluate the loss on held-out rows, if the run has some."""
         if self._held_out:
-            found = self._learner.measure(self._held_out)
+            found = self._learner.evaluate(self._held_out)
             values = {f"eval/{name}": value for name, value in found.items()}
             self._check_best(values)
             self._measured |= values
@@ -283,6 +303,6 @@ class Trainer:
 def _too_many(steps: int, last: NonFiniteRow) -> JobError:
     return JobError(
         f"{steps} steps in a row have a loss or gradient that is not finite; in the last, "
-        f"`{last.experience_id}`: {last.error}; the table `operator_errors` names all rows: lower "
-        "`trainer.learning_rate`, or look at them"
+        f"`{last.experience_id}`: {last.error}; lower `trainer.learning_rate`, or look at the rows "
+        "in the table `operator_errors`"
     )

@@ -15,14 +15,14 @@ class Conversation:
 
     >>> import asyncio
     >>> from rlake.loop.inference.scripted import ScriptedPolicy
-    >>> talk = Conversation(Task.ask("2+2="), ScriptedPolicy(["5", "4"]))
+    >>> conversation = Conversation(Task.ask("2+2="), ScriptedPolicy(["5", "4"]))
     >>> async def ask_again():
-    ...     await talk.respond()
-    ...     talk.add("No. Again:")
-    ...     return await talk.respond()
+    ...     await conversation.respond()
+    ...     conversation.add("No. Again:")
+    ...     return await conversation.respond()
     >>> asyncio.run(ask_again()).text
     '4'
-    >>> [row] = talk.rows(reward=1.0)
+    >>> [row] = conversation.rows(reward=1.0)
     >>> row.num_turns, row.response_text, sum(row.loss_mask)
     (2, '4', 4)
     """
@@ -40,19 +40,20 @@ class Conversation:
         self.messages: list[Message] = list(task.messages if messages is None else messages)
         self.turns: list[Turn] = []
         self.ended: str | None = None
-        """Why it ended, where that is no completion's reason: one of FINISH_REASONS."""
+        """Why it ended, if not for the last completion's reason: one of FINISH_REASONS."""
 
     async def respond(
         self, *, sampling: Sampling | None = None, prefix: str | None = None
     ) -> Completion:
         """Let the policy answer, and keep the answer as a message.
 
-        `prefix` is how the answer begins: the policy goes on behind it, and it is not trained on.
-        An answer that is the last message already goes on where it ended.
+        `prefix` is the beginning of the answer, which the policy continues; it is not trained on.
+        If the last message is already an answer, the policy continues it.
         """
         if prefix:
-            self._begin(prefix)
-        asked = list(self.messages)
+            before = self.messages.pop()["content"] if is_begun(self.messages) else ""
+            self.messages.append({"role": "assistant", "content": f"{before}{prefix}"})
+        asked = list(self.messages)  # a copy: the turn must not change with the conversation
         [completion] = await self._policy.generate(
             asked, tools=self.tools, sampling=sampling, earlier=self.turns
         )
@@ -61,17 +62,13 @@ class Conversation:
         self.messages = after(turn)
         return completion
 
-    def _begin(self, text: str) -> None:
-        before = self.messages.pop()["content"] if is_begun(self.messages) else ""
-        self.messages.append({"role": "assistant", "content": f"{before}{text}"})
-
     async def try_respond(
         self, *, sampling: Sampling | None = None, prefix: str | None = None
     ) -> bool:
-        """Let the policy answer; false when it could not, or was stopped, and that is the end.
+        """Let the policy answer; return False if the conversation ended instead.
 
-        A conversation that is longer than the model takes is ended; the turns so far are kept.
-        Raises PolicyError for whatever else goes wrong, and when already the task is too long.
+        A conversation that is too long for the model ends, and so does a cancelled one; the turns
+        so far are kept. Raises PolicyError for any other error, and if the first turn fails.
         """
         try:
             completion = await self.respond(sampling=sampling, prefix=prefix)
@@ -83,17 +80,18 @@ class Conversation:
         return completion.finish_reason != "abort"
 
     def finish(self, reason: str) -> None:
-        """Say why the conversation ends: the `finish_reason` of its last row."""
+        """Set why the conversation ends: the `finish_reason` of its last row."""
         self.ended = reason
+        # The rollout too: a workflow that returns no rows has them built from the policy's turns.
         if isinstance(self._policy, RolloutPolicy):
             self._policy.ended = reason
 
     def add(self, content: str, *, role: str = "user", **rest: Any) -> None:
-        """Say something to the policy; as a `tool`, with its `tool_call_id`."""
+        """Add a message; one of role `tool` needs its `tool_call_id`."""
         self.messages.append({"role": role, "content": content, **rest})
 
     def rows(self, *, reward: float | None = None, **columns: Any) -> list[Experience]:
-        """Return the rows that the turns so far are; with several, each has the reward."""
+        """Return the turns so far as rows; if there are several, each has the reward."""
         made = to_experiences(self.task, self.turns)
         if self.ended and made:
             made[-1] = replace(made[-1], finish_reason=self.ended)

@@ -1,6 +1,6 @@
-"""All tries of a group in one workflow: what it is given, and what becomes of its rows."""
+"""All rollouts of a group in one workflow: the policies that it receives, and its rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ...store.ids import rollout_id
@@ -9,70 +9,55 @@ from ..inference.policy import Turn
 from .trajectory import RolloutPolicy, with_tokenizer
 
 
-class GroupPolicies:
-    """The policies of a group's tries, as a workflow under `@of_group` is given them."""
-
-    def __init__(self, policies: Sequence[RolloutPolicy]) -> None:
-        self._policies = list(policies)
-
-    def __getitem__(self, number: int) -> RolloutPolicy:
-        """Return a try's policy, by the number of the try."""
-        return self._policies[number]
-
-    def __len__(self) -> int:
-        """Return how many tries the group has."""
-        return len(self._policies)
-
-    def __iter__(self) -> Iterator[RolloutPolicy]:
-        """Go through the tries' policies."""
-        return iter(self._policies)
+class GroupPolicies(tuple[RolloutPolicy, ...]):
+    """The policies of a group's rollouts, as passed to a workflow under `@of_group`."""
 
     @property
     def version(self) -> int | None:
-        """The version that a request sent now is answered with."""
-        return self._policies[0].version
+        """The policy version that would answer a request sent now."""
+        return self[0].version
 
     @property
     def turns(self) -> list[Turn]:
-        """What was asked and answered so far, try after try."""
-        return [turn for policy in self._policies for turn in policy.turns]
+        """The turns so far, rollout after rollout."""
+        return [turn for policy in self for turn in policy.turns]
 
     def finalize(self, rows: Sequence[Experience]) -> list[Experience]:
-        """Return a group's rows; what single tries noted is theirs."""
+        """Return a group's rows; metrics of single rollouts are not added to them."""
         return with_tokenizer(rows, self.turns)
 
 
 def named(rows: Sequence[Experience], group: str, number: int | None) -> list[Experience]:
-    """Name the rows of try `number`, or of a whole group, whose rows say which try each is of.
+    """Set the ids of the rows of rollout `number`, or of a whole group if `number` is None.
 
-    A row that has a `group_id` of its own stands apart, in the group of that name below this one.
+    The rows of a whole group name their rollout in `rollout_index`. A row with its own `group_id`
+    is put into the subgroup of that name.
     """
     made: list[Experience] = []
     seen: dict[int, int] = {}
     for row in rows:
-        rollout = row.rollout if number is None else number
-        place = seen.get(rollout, 0)
-        seen[rollout] = place + 1
+        rollout = row.rollout_index if number is None else number
+        # Positions count within each rollout, so that repeating a group gives the same ids.
+        position = seen.get(rollout, 0)
+        seen[rollout] = position + 1
         made.append(
             replace(
                 row,
-                experience_id=rollout_id(group, rollout, place),
+                experience_id=rollout_id(group, rollout, position),
                 group_id=f"{group}/{row.group_id}" if row.group_id else group,
-                rollout=rollout,
+                rollout_index=rollout,
             )
         )
     return made
 
 
 def as_judged(rows: Sequence[Experience], follows: Sequence[bool]) -> list[Experience]:
-    """Give each row that follows the reward of the row that the same try ended with."""
-    last = {row.rollout: row for row, one in zip(rows, follows, strict=True) if not one}
-    return [
-        _with_reward_of(last[row.rollout], row) if one else row
-        for row, one in zip(rows, follows, strict=True)
-    ]
-
-
-def _with_reward_of(last: Experience, row: Experience) -> Experience:
-    reason = row.drop_reason or last.drop_reason
-    return replace(row, reward=last.reward, rewards=last.rewards, drop_reason=reason)
+    """Give each row marked in `follows` the reward of the last row of its rollout."""
+    pairs = list(zip(rows, follows, strict=True))
+    lasts = {row.rollout_index: row for row, is_following in pairs if not is_following}
+    made = []
+    for row, is_following in pairs:
+        last = lasts[row.rollout_index] if is_following else row
+        reason = row.drop_reason or last.drop_reason
+        made.append(replace(row, reward=last.reward, rewards=last.rewards, drop_reason=reason))
+    return made

@@ -1,4 +1,4 @@
-"""Rewards of tries: which functions a configuration names, and what they say of rows and groups."""
+"""Rewards of rollouts: resolve the configured functions and apply them to rows and groups."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from ...operators import rewards as reward_module
+from ...operators.import_path import find_function
 from ...operators.reward_protocol import GroupReward, Reward, looks_at, with_parameters
 from ...operators.scoring import Judged, said, short, verdict, verdicts
-from ...store.errors import ConfigError, OperatorError, RlakeError
+from ...operators.user_errors import one_line
+from ...store.errors import ConfigError, OperatorError
 from ...store.records import Experience, Task
-from ..config.resolve import function
 from .user_code import guard
 
 RewardSpec = str | Mapping[str, float | Mapping[str, Any] | None]
@@ -37,7 +38,7 @@ def _reward(name: str, given: float | Mapping[str, Any] | None) -> tuple[Reward,
     weight = parameters.pop("weight", 1.0) if given is None or isinstance(given, Mapping) else given
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise ConfigError(f"the weight of reward `{name}` must be a number, got {weight!r}")
-    found = function(name, reward_module, "reward")
+    found = find_function(name, reward_module, "reward")
     try:
         return with_parameters(name, found, parameters), float(weight)
     except OperatorError as error:
@@ -45,7 +46,7 @@ def _reward(name: str, given: float | Mapping[str, Any] | None) -> tuple[Reward,
 
 
 class Rewards:
-    """The rewards of a job: those that look at one try, and those that compare a group's."""
+    """The rewards of a job: functions of one rollout, and functions that compare a group."""
 
     def __init__(
         self, rewards: Mapping[str, tuple[Reward, float]], *, seconds: float | None
@@ -59,7 +60,7 @@ class Rewards:
         self._of_row = {n: r for n, (r, _) in rewards.items() if n not in self._of_group}
 
     async def of_row(self, task: Task, row: Experience) -> Experience:
-        """Add the rewards that look at one try."""
+        """Add the rewards of one rollout."""
         if not self._of_row:
             return row
         judged = await asyncio.gather(
@@ -68,13 +69,13 @@ class Rewards:
         return self._with(row, dict(zip(self._of_row, judged, strict=True)))
 
     async def of_group(self, task: Task, rows: Sequence[Experience]) -> list[Experience]:
-        """Add the rewards that compare the tries of a group with each other."""
+        """Add the rewards that compare the rollouts of a group."""
         if not self._of_group or not rows:
             return list(rows)
-        made: list[dict[str, _Told]] = [{} for _ in rows]
+        made: list[dict[str, _Outcome]] = [{} for _ in rows]
         for name, reward in self._of_group.items():
             values, error = await _asked(
-                reward, (task, rows), lambda told: verdicts(told, len(rows)), self._seconds
+                reward, (task, rows), lambda value: verdicts(value, len(rows)), self._seconds
             )
             for found, (one, own_error) in zip(
                 made, values or [(None, None)] * len(rows), strict=True
@@ -82,8 +83,8 @@ class Rewards:
                 found[name] = one, own_error or error
         return [self._with(row, found) for row, found in zip(rows, made, strict=True)]
 
-    def _with(self, row: Experience, made: Mapping[str, "_Told"]) -> Experience:
-        """Add parts of the reward with their reasons; what failed is why the row is dropped."""
+    def _with(self, row: Experience, made: Mapping[str, "_Outcome"]) -> Experience:
+        """Add parts of the reward with their reasons; a failed reward drops the row."""
         parts: dict[str, float | None] = dict(row.rewards)
         failed = [row.drop_reason] if row.drop_reason else []
         reasons = {}
@@ -97,8 +98,8 @@ class Rewards:
         return replace(row.with_reward(parts), drop_reason=drop_reason, metadata=metadata)
 
 
-_Told = tuple[Judged | None, str | None]
-"""A reward with its reason, or what went wrong."""
+_Outcome = tuple[Judged | None, str | None]
+"""A reward with its reason, or the error."""
 
 
 async def _asked(
@@ -107,19 +108,13 @@ async def _asked(
     read: Callable[[Any], T],
     seconds: float | None,
 ) -> tuple[T | None, str | None]:
-    """Return what a reward function says, or what went wrong."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
             return read(await guard(lambda: said(reward(*given)))), None
     except Exception as error:  # noqa: BLE001 - the boundary to users' code: the tokens are kept
+        # `expired` tells our own limit from a TimeoutError that the function itself raises.
         return None, f"it took longer than {seconds} s" if limit.expired() else one_line(error)
-
-
-def one_line(error: BaseException) -> str:
-    """Say an error in one line: ours as it stands, others with their kind."""
-    kind = "" if isinstance(error, RlakeError) else f"{type(error).__name__}: "
-    return f"{kind}{error}"
 
 
 async def judged(task: Task, row: Experience, reward: RewardSpec) -> Experience:

@@ -1,4 +1,4 @@
-"""Rows of a group as they are stored: rewarded, checked, complete though a rollout failed."""
+"""Store the rows of a group; a row that the table rejects is replaced by one with the reason."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,30 +12,33 @@ from .rewards import LONGEST
 
 
 def store_rows(store: Store, rows: Sequence[Experience]) -> list[Experience]:
-    """Append the rows of tries; return them as stored: one that does not fit says why instead."""
+    """Append rows and return them as stored; a row that does not fit is replaced by the reason."""
     try:
         store.append("experiences", rows)
         return list(rows)
-    except (SchemaError, TypeError):  # a TypeError: messages or metadata that are no JSON
-        those = fitting(rows)
-    store.append("experiences", those)
-    return those
+    except (SchemaError, TypeError):  # TypeError: messages or metadata are not JSON
+        # Checked row by row only now: one bad row must not lose the rollouts stored with it.
+        checked = fitting(rows)
+    store.append("experiences", checked)
+    return checked
 
 
 def fitting(rows: Sequence[Experience]) -> list[Experience]:
-    """Return rows that the table takes: one that does not fit says why instead."""
+    """Return rows that fit the table; a row that does not is replaced by the reason."""
     return [_fitting(row) for row in rows]
 
 
 def standing_in(row: Experience, reason: str, **known: Any) -> Experience:
-    """Return a row in place of one that cannot be stored: its names, and why it is not there."""
+    """Return a replacement for a row that cannot be stored, with its ids and the reason."""
     return Experience(
         task_id=row.task_id,
         group_id=row.group_id,
         experience_id=row.experience_id,
-        rollout=row.rollout,
+        rollout_index=row.rollout_index,
         run_id=row.run_id,
-        step=row.step,
+        batch=row.batch,
+        group_index=row.group_index,
+        purpose=row.purpose,
         finish_reason="error",
         drop_reason=reason[:LONGEST],
         num_turns=0,

@@ -11,11 +11,11 @@ from ..inference.policy import Completion, Policy, PolicyError, Sampling, Turn
 
 
 class RolloutPolicy:
-    """The policy as one try sees it: its requests have seeds of their own, and are remembered.
+    """The policy of one rollout: it seeds each request and records every turn.
 
-    The seed is a function of the try's id and the number of the request, so that a try that is
-    made again is the same. What was sampled stays token for token in later turns, and all turns
-    can be made rows of, whatever the workflow does with the answers.
+    The seed is a function of the rollout's id and the number of the request, so that repeating a
+    rollout gives the same samples. Sampled tokens are kept unchanged in later turns, and every turn
+    can become part of a row, whatever the workflow does with the answers.
     """
 
     def __init__(
@@ -23,23 +23,23 @@ class RolloutPolicy:
     ) -> None:
         self._policy, self.sampling, self._seed = policy, sampling, seed
         self.rollout = rollout
-        """The id of the try."""
+        """The id of the rollout."""
         self._requests = 0
         self.turns: list[Turn] = []
-        """What was asked and answered so far, in the order of the answers."""
+        """The turns so far, in the order of the answers."""
         self.metrics: dict[str, float] = {}
-        """Measurements of the try, which its last row has."""
+        """Metrics of the rollout, which are stored with its last row."""
         self.ended: str | None = None
-        """Why the try ended, where that is no completion's reason: its last row's."""
+        """Why the rollout ended, if not for the last completion's reason."""
 
     @property
     def version(self) -> int | None:
-        """The version that a request sent now is answered with; None: none of ours."""
+        """The version that would answer a request sent now; None for an external policy."""
         return self._policy.version
 
     @property
     def inner(self) -> Policy:
-        """The policy that all tries share; what is asked of it is no turn of this one."""
+        """The policy that all rollouts share; requests to it are not recorded here."""
         return self._policy
 
     async def generate(
@@ -53,10 +53,10 @@ class RolloutPolicy:
     ) -> list[Completion]:
         """Pass the request on with its seed and what was sampled before."""
         seed = int(content_id(self._seed, self.rollout, self._requests, length=12), 16)
-        self._requests += 1
-        self.ended = None  # not yet, as it goes on
+        self._requests += 1  # before awaiting, so that concurrent requests differ in their seeds
+        self.ended = None  # the rollout continues after an earlier `finish`
         chosen = replace(sampling or self.sampling, seed=seed)
-        asked = list(messages)
+        asked = list(messages)  # a copy: workflows go on to append to their list
         answers = await self._policy.generate(
             asked, n=n, tools=tools, sampling=chosen, earlier=[*self.turns, *earlier]
         )
@@ -65,7 +65,7 @@ class RolloutPolicy:
         return answers
 
     def finalize(self, rows: Sequence[Experience]) -> list[Experience]:
-        """Return a try's rows, the last with what was measured and why the try ended."""
+        """Return a rollout's rows, the last with its metrics and why the rollout ended."""
         if not rows:
             return []
         rows = with_tokenizer(rows, self.turns)
@@ -74,7 +74,7 @@ class RolloutPolicy:
 
 
 def with_tokenizer(rows: Sequence[Experience], turns: Sequence[Turn]) -> list[Experience]:
-    """Return rows that say of which tokenizer their tokens are: that of the turns."""
+    """Return rows with the tokenizer of the turns, if all turns have the same one."""
     [name, *others] = {turn.completion.tokenizer for turn in turns} or {None}
     if name is None or others:
         return list(rows)
@@ -85,14 +85,14 @@ def with_tokenizer(rows: Sequence[Experience], turns: Sequence[Turn]) -> list[Ex
 
 
 def record_metric(policy: Policy, name: str, value: float = 1.0) -> None:
-    """Add to a measurement of the try that a policy is given to; elsewhere nothing is noted."""
+    """Add to a metric of the policy's rollout; do nothing for a policy without one."""
     if isinstance(policy, RolloutPolicy):
         policy.metrics[name] = policy.metrics.get(name, 0.0) + value
 
 
 @dataclass
 class TrajectoryBuilder:
-    """A row in the making."""
+    """Builds a row from turns that continue each other."""
 
     turns: list[Turn] = field(default_factory=list)
     token_ids: list[int] | None = field(default_factory=list)
@@ -101,7 +101,7 @@ class TrajectoryBuilder:
     segments: list[dict[str, Any]] = field(default_factory=list)
 
     def fits(self, turn: Turn) -> int | None:
-        """Return how many tokens (or messages) of this row a turn continues; None: none."""
+        """Return how many tokens (or messages) of this row a turn continues, or None."""
         last, completion = self.turns[-1], turn.completion
         if (turn.tools or None) != (last.tools or None):
             return None
@@ -109,12 +109,12 @@ class TrajectoryBuilder:
             both_text = self.token_ids is None and completion.token_ids is None
             return len(last.messages) + 1 if both_text and begins(last, turn.messages) else None
         if _columns(completion) != _columns(last.completion):
-            return None  # log-probs of a row are at one temperature
+            return None  # all log-probs of a row are at one temperature
         size = len(self.token_ids)
         return size if list(completion.prompt_ids[:size]) == self.token_ids else None
 
     def add(self, turn: Turn) -> None:
-        """Write a turn on, which fits."""
+        """Append a turn that fits."""
         completion = turn.completion
         self.turns.append(turn)
         if completion.token_ids is None or completion.prompt_ids is None:
@@ -136,10 +136,11 @@ class TrajectoryBuilder:
         if last and all(last[k] == new[k] for k in ("policy_version", "digest")):
             last["num_tokens"] += new["num_tokens"]
         elif new["num_tokens"]:
+            # A copy: `num_tokens` grows above, and `new` is the completion's own segment.
             self.segments.append(dict(new))
 
     def experience(self, task: Task) -> Experience:
-        """Return the row of what was taken in."""
+        """Return the row of the turns so far."""
         first, last = self.turns[0].completion, self.turns[-1].completion
         tokens: dict[str, Any] = {}
         if self.token_ids is not None and first.prompt_ids is not None:
@@ -173,24 +174,24 @@ class TrajectoryBuilder:
         )
 
     def _sampled_so(self) -> dict[str, Any]:
-        """Return the settings that all turns were sampled with; of text they may differ."""
+        """Return the sampling settings that all turns share; in rows of text they may differ."""
         first, *others = (_columns(turn.completion) for turn in self.turns)
         return {name: v for name, v in first.items() if all(o.get(name) == v for o in others)}
 
 
 def to_experiences(task: Task, turns: Sequence[Turn]) -> list[Experience]:
-    """Return the rows that turns are: one for each run of turns whose tokens continue each other.
+    """Return turns as rows: turns whose tokens continue each other share a row.
 
-    In a row the sampled tokens, and only they, are trained on; what was told between them has a
-    mask of false and a log-prob of 0. A turn whose prompt is not, token for token, what a row has
-    so far begins another row: nothing is tokenised again. So does a turn that was sampled with
-    another temperature, top_p, top_k or min_p. Rows come in the order in which they end.
+    Only the sampled tokens of a row are trained on; the tokens between them have a mask of false
+    and a log-prob of 0. A turn whose prompt does not continue a row token for token begins another
+    row, since nothing is tokenized again. So does a turn that was sampled with another temperature,
+    top_p, top_k or min_p. Rows are in the order in which they end.
     """
     return [row.experience(task) for row in _joined(turns)]
 
 
 def split_trajectories(turns: Sequence[Turn]) -> list[list[Turn]]:
-    """Return the turns that each row of `rows_of` is made of."""
+    """Return the turns of each row that `to_experiences` makes."""
     return [row.turns for row in _joined(turns)]
 
 
@@ -198,6 +199,8 @@ def _joined(turns: Sequence[Turn]) -> list[TrajectoryBuilder]:
     made: list[TrajectoryBuilder] = []
     for turn in turns:
         fitting = [(size, i) for i, row in enumerate(made) if (size := row.fits(turn)) is not None]
+        # The longest match wins. Its row moves to the end, which keeps rows in the order of their
+        # ends: the last row carries the rollout's metrics and reward.
         row = made.pop(max(fitting)[1]) if fitting else TrajectoryBuilder()
         row.add(turn)
         made.append(row)
@@ -205,18 +208,16 @@ def _joined(turns: Sequence[Turn]) -> list[TrajectoryBuilder]:
 
 
 def _columns(completion: Completion) -> Mapping[str, float | int | None]:
-    """Return the settings that a completion was sampled with, where they are known."""
     return completion.sampling.columns if completion.sampling else {}
 
 
 def _last_asked(messages: Sequence[Message]) -> str | None:
-    """Return what the user said last, where it is text."""
+    """Return the last user message, if it is text."""
     said = [m.get("content") for m in messages if m.get("role") == "user"]
     return said[-1] if said and isinstance(said[-1], str) else None
 
 
 def _seconds(turns: Sequence[Turn]) -> Mapping[str, float]:
-    """Return the timing of a row's requests, where the engine says it."""
     times = [turn.completion.timing for turn in turns]
     if not any(time.total for time in times):
         return {}
@@ -228,5 +229,5 @@ def _seconds(turns: Sequence[Turn]) -> Mapping[str, float]:
 
 
 def finish_reason(error: BaseException) -> str:
-    """Return the finish reason of a try that ended with an error."""
+    """Return the finish reason of a rollout that ended with an error."""
     return error.finish_reason if isinstance(error, PolicyError) else "error"

@@ -1,9 +1,14 @@
-"""Where users' code ends: what it raises, or returns, that would end a job becomes its error."""
+"""The boundary to user code: turn exits, cancellations and invalid rows into ordinary errors."""
 
 import asyncio
+import inspect
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from concurrent.futures import Future
+from contextvars import copy_context
+from typing import Any, TypeVar
 
+from ...operators.user_errors import one_line
 from ...store.errors import JobError
 from ...store.records import Experience
 
@@ -15,20 +20,21 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "metadata": ((Mapping, type(None)), "a mapping or None"),
     "drop_reason": ((str, type(None)), "a text or None"),
     "group_id": ((str, type(None)), "a text or None"),
-    "rollout": (int, "a number"),
+    "rollout_index": (int, "a number"),
 }
-"""What must be right of a row before the table looks at it."""
+"""Types of the fields that are used before the row is checked against the table."""
 
 
 async def guard(call: Callable[[], Awaitable[T]]) -> T:
-    """Await what a function gives; that it exits, or cancels itself, is an error like others.
+    """Await the result of a function.
 
-    Raises JobError then. When somebody else cancels it, it is cancelled.
+    Raises JobError if it exits or cancels itself. A cancellation from outside is passed on.
     """
     try:
         return await call()
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
+        # `cancelling` counts requests to cancel this task; without one, the user's code raised it.
         if task is not None and task.cancelling():
             raise
         raise JobError("something that it waits for was cancelled") from error
@@ -37,8 +43,36 @@ async def guard(call: Callable[[], Awaitable[T]]) -> T:
         raise JobError(f"it called `exit({code})`") from error
 
 
+async def call_in_thread(
+    call: Callable[[], Any], name: str, *, ended: Callable[[], None] = lambda: None
+) -> Any:
+    """Call a blocking function in its own daemon thread; an awaitable result is awaited here.
+
+    A function that hangs occupies no thread of the event loop's executor, and the process can
+    still exit. `ended` is called when the function returns.
+    """
+    done: Future[Any] = Future()
+    context = copy_context()  # a new thread starts with an empty context
+
+    def work() -> None:
+        result, failure = None, None
+        try:
+            result = context.run(call)
+        except BaseException as error:  # noqa: BLE001 - the awaiting caller gets it
+            # What ends a thread or a generator must not end the loop that awaits it.
+            fine = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            failure = error if fine else JobError(one_line(error))
+        ended()  # before the caller wakes up and perhaps calls again
+        if done.set_running_or_notify_cancel():
+            done.set_exception(failure) if failure else done.set_result(result)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    result = await asyncio.wrap_future(done)
+    return await result if inspect.isawaitable(result) else result
+
+
 def check_rows(rows: Sequence[Experience]) -> list[Experience]:
-    """Return rows that rewards and names can be added to; JobError for others."""
+    """Return rows whose fields have the right types; raise JobError for others."""
     for row in rows:
         for name, (kind, expected) in _KINDS.items():
             if not isinstance(value := getattr(row, name), kind):

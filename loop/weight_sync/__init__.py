@@ -1,7 +1,6 @@
-"""Weights on the move: from trainer to explorers through the store, in memory, or by broadcast."""
+"""Weights from the trainer to the engines: through the store, in memory, or by broadcast."""
 
-from ..models.state_dict import copied, digest_of, put_state, state_of
-from ..models.weights import PublishedWeights, check_weights, load_into
+from ..models.weights import PublishedWeights
 from .broadcast import Sender, fetch
 from .memory import WeightCache
 from .publisher import Publisher, publisher
@@ -13,15 +12,9 @@ __all__ = [
     "Sender",
     "WeightCache",
     "WeightSubscriber",
-    "check_weights",
-    "copied",
-    "digest_of",
     "fetch",
-    "load_into",
     "newest",
     "published",
     "publisher",
-    "put_state",
     "started_from",
-    "state_of",
 ]

@@ -1,10 +1,9 @@
-"""Weights sent by torch.distributed from the trainer's first process to those where engines run.
+"""Broadcast weights by torch.distributed from the trainer's rank 0 to the processes of engines.
 
-Who needs a version asks for it; the sender makes a process group of itself and all who are asking
-at that moment, apart from any other group, and broadcasts the tensors' bytes, bucket by bucket:
-with gloo, or with NCCL where each has a GPU of its own. Who asks and dies costs the others one
-bounded wait. Whoever reaches the port can ask: it is for networks that are trusted, as
-torch.distributed itself is.
+A receiver requests a version. The sender forms a process group with all receivers that are asking
+at that moment, separate from the trainer's groups, and broadcasts the tensors' bytes in buckets:
+by gloo, or by NCCL if each member has its own GPU. A receiver that dies costs the others one
+bounded wait. Nothing is authenticated: like torch.distributed, it is for trusted networks.
 """
 
 import asyncio
@@ -23,38 +22,38 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from ...store.errors import JobError
-from ..models.digest import weights_digest
+from ...store.errors import JobError, message_of
+from ..models.state_dict import weights_digest
 from ..models.weights import Weights
 from .memory import WeightCache
 from .process_groups import Groups, buckets
 
 BUCKET_BYTES = 64 << 20
-"""Bytes that are sent at once."""
+"""Bytes of one bucket."""
 SECONDS = 20.0
-"""Longest wait for others to meet, and for each bucket."""
+"""Timeout for forming a group, and for each bucket."""
 IDLE_SECONDS = 7 * 24 * 3600.0
-"""How long the sender waits for someone to ask."""
+"""How long the sender waits for a request."""
 ATTEMPTS = 3
-"""How often a version is asked for."""
+"""How often a version is requested before it fails."""
 _ASKS = "rlake/asks"
 
 _log = logging.getLogger(__name__)
 
 
 class Sender:
-    """Sends what lies on a shelf to those who ask, in a thread of its own."""
+    """Sends cached versions to the processes that request them, in a background thread."""
 
     def __init__(
         self,
-        shelf: WeightCache,
+        cache: WeightCache,
         *,
         host: str | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         seconds: float = SECONDS,
     ) -> None:
-        """Listen at a port that is free; `host` is where others reach this process."""
-        self._shelf, self._bucket_bytes, self._seconds = shelf, bucket_bytes, seconds
+        """Listen on a free port; `host` is the address at which others reach this process."""
+        self._cache, self._bucket_bytes, self._seconds = cache, bucket_bytes, seconds
         self._host = host or own_address()
         self._store = TCPStore(
             self._host, 0, None, is_master=True, timeout=timedelta(seconds=seconds)
@@ -66,30 +65,32 @@ class Sender:
 
     @property
     def address(self) -> str:
-        """Where to ask."""
+        """The address for receivers."""
         return f"{self._host}:{self._store.port}"
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering requests."""
         self._is_closed = True
-        self._store.queue_push(_ASKS, "null")  # wakes it up
+        self._store.queue_push(_ASKS, "null")  # wakes the thread
         self._thread.join(2 * self._seconds)
 
     def _serve(self) -> None:
         store = self._client()
         while not self._is_closed:
+            # All requests that wait are taken together: one broadcast serves many receivers.
             asks = [json.loads(store.queue_pop(_ASKS))]
             while store.queue_len(_ASKS):
                 asks.append(json.loads(store.queue_pop(_ASKS)))
             asks = [ask for ask in asks if ask is not None]
             for version, digest in dict.fromkeys((a["version"], a["digest"]) for a in asks):
-                message = [a for a in asks if (a["version"], a["digest"]) == (version, digest)]
+                same = [a for a in asks if (a["version"], a["digest"]) == (version, digest)]
                 try:
-                    self._send(store, version, digest, message)
-                except RuntimeError as error:  # who is still there asks again
-                    _log.warning("version %d was not sent: %s", version, _line(error))
+                    self._send(store, version, digest, same)
+                except RuntimeError as error:  # receivers that are alive ask again
+                    _log.warning("version %d was not sent: %s", version, message_of(error))
                     self._groups.clear()
-                    store = self._client()  # an answer to what timed out may still come to the old
+                    # A new connection: a late reply to a call that timed out may come to the old.
+                    store = self._client()
 
     def _client(self) -> TCPStore:
         idle = timedelta(seconds=IDLE_SECONDS)
@@ -98,24 +99,21 @@ class Sender:
     def _send(
         self, store: TCPStore, version: int, digest: str, asks: Sequence[Mapping[str, Any]]
     ) -> None:
-        state = self._shelf.get(version, digest)
+        state = self._cache.get(version, digest)
         if state is None:
             for ask in asks:
                 _answer(store, ask, {"error": f"version {version} is not held any more"})
             return
-        names = sorted(state)
+        names = sorted(state)  # the order in which bytes are sent, as the manifest lists them
         manifest = [[n, str(state[n].dtype).partition(".")[2], list(state[n].shape)] for n in names]
         gpus = [_gpu(), *(ask["gpu"] for ask in asks)]
+        # NCCL needs a different GPU for each member of a group.
         backend = "nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"
+        # A group can be used again only if no member has dropped it.
         known = set.intersection(*(set(ask["groups"]) for ask in asks))
         group = self._groups.name_of(backend, [ask["member"] for ask in asks], known=known)
-        terms = {
-            "group": group,
-            "backend": backend,
-            "size": len(gpus),
-            "bucket_bytes": self._bucket_bytes,
-            "manifest": manifest,
-        }
+        terms = {"group": group, "backend": backend, "size": len(gpus)}
+        terms |= {"bucket_bytes": self._bucket_bytes, "manifest": manifest}
         for i, ask in enumerate(asks):
             _answer(store, ask, {**terms, "rank": i + 1})
         found = self._groups.of(store, group, backend, rank=0, size=len(gpus))
@@ -124,33 +122,34 @@ class Sender:
 
 
 class Receiver:
-    """Asks one sender for versions, one at a time."""
+    """Requests versions from one sender, one at a time."""
 
     def __init__(self, address: str, *, seconds: float = SECONDS) -> None:
-        """Meet the sender; raises JobError when nobody is there."""
+        """Connect to the sender. Raises JobError if that fails."""
         self._address, self._seconds = address, seconds
         self._member, self._asked = uuid4().hex, 0
         self._lock = threading.Lock()
         self._groups = Groups(seconds)
         host, _, port = address.rpartition(":")
         try:
-            # an answer may come behind one to somebody who died
+            # An answer may come after the timeout of one for a receiver that died.
             wait = timedelta(seconds=3 * seconds)
             self._store = TCPStore(host, int(port), None, is_master=False, timeout=wait)
         except RuntimeError as error:
-            raise JobError(f"nobody sends weights at {address}: {_line(error)}") from error
+            raise JobError(f"no sender of weights at {address}: {message_of(error)}") from error
 
     def receive(self, version: int, digest: str) -> dict[str, Tensor]:
-        """Return a version's tensors; raises JobError when they do not come, or are others."""
+        """Return a version's tensors. Raises JobError if they do not arrive, or are not these."""
         reason = ""
-        with self._lock:
+        with self._lock:  # answers arrive in one queue per member, so requests must not interleave
             for _ in range(ATTEMPTS):
                 try:
                     state = self._receive(version, digest)
                 except RuntimeError as error:
-                    reason = _line(error)
+                    reason = message_of(error)
                     self._groups.clear()
                     continue
+                # Not retried: all bytes came, so the sender has other weights than the row.
                 if (found := weights_digest(state)) != digest:
                     raise JobError(
                         f"what came as version {version} has digest {found}, its row says {digest}"
@@ -162,16 +161,10 @@ class Receiver:
         )
 
     def ask(self, version: int, digest: str) -> None:
-        """Ask for a version; who does must take what comes."""
+        """Request a version; the caller must then join the group of the answer."""
         self._asked += 1
-        ask = {
-            "member": self._member,
-            "number": self._asked,
-            "version": version,
-            "digest": digest,
-            "gpu": _gpu(),
-            "groups": self._groups.known,
-        }
+        ask = {"member": self._member, "number": self._asked, "gpu": _gpu()}
+        ask |= {"version": version, "digest": digest, "groups": self._groups.known}
         self._store.queue_push(_ASKS, json.dumps(ask))
 
     def _receive(self, version: int, digest: str) -> dict[str, Tensor]:
@@ -195,23 +188,24 @@ class Receiver:
     def _answer(self) -> dict[str, Any]:
         while True:
             answer = json.loads(self._store.queue_pop(f"rlake/answers/{self._member}"))
-            if answer["number"] == self._asked:  # not one to an ask that was given up
+            if answer["number"] == self._asked:  # others are to requests that were given up
                 return answer
 
 
 async def fetch(weights: Weights) -> Weights:
-    """Return weights that an engine here can take in: those that are only sent are received.
+    """Return weights with a folder or tensors in this process, receiving them if necessary.
 
-    Raises JobError when they do not come, or are not what their row says.
+    Raises JobError if they do not arrive, or do not match their recorded digest.
     """
-    if weights.state is not None or weights.address is None or _is_here(weights):
+    is_written = weights.folder is not None and weights.file.is_file()
+    if weights.state is not None or weights.address is None or is_written:
         return weights
     state = await asyncio.to_thread(_received, weights.address, weights.version, weights.digest)
-    return replace(weights, state=state, folder=None)
+    return replace(weights, state=state)
 
 
 _receivers: dict[str, Receiver] = {}
-"""Of this process, by address: who asks again is known already."""
+"""The receivers of this process by address, which keep their process groups."""
 
 
 def _received(address: str, version: int, digest: str) -> dict[str, Tensor]:
@@ -220,24 +214,18 @@ def _received(address: str, version: int, digest: str) -> dict[str, Tensor]:
     return _receivers[address].receive(version, digest)
 
 
-def _is_here(weights: Weights) -> bool:
-    from ..models.weights import file_of
-
-    return weights.folder is not None and file_of(weights.folder).is_file()
-
-
 def own_address() -> str:
     """Return the address under which other machines reach this one; loopback without a network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: it only chooses a way out
+            probe.connect(("192.0.2.1", 9))  # sends nothing: it only chooses an interface
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])
 
 
 def _gpu() -> str | None:
-    """Return which GPU this process would receive on."""
+    """Return the GPU on which this process would receive, if it has one."""
     if not torch.cuda.is_available() or not dist.is_nccl_available():
         return None
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
@@ -246,7 +234,3 @@ def _gpu() -> str | None:
 def _answer(store: TCPStore, ask: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
     message = {"number": ask["number"], **answer}
     store.queue_push(f"rlake/answers/{ask['member']}", json.dumps(message))
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]

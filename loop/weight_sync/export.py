@@ -1,4 +1,4 @@
-"""A run's weights as a folder of their own, for those who know nothing of runs."""
+"""Export the weights of a run as a Hugging Face folder for other tools."""
 
 import json
 import shutil
@@ -6,21 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...store import Store
-from ...store.errors import ConfigError, NotFoundError, nearest
+from ...store.errors import ConfigError
 from ..models import adapter_files
-from ..models.atomic_folder import remove_folder, writing
+from ..models.atomic_folder import replace_folder
 from ..models.load import load_folder
 from ..models.lora import merge as merge_adapter
-from . import PublishedWeights, check_weights, published
+from ..models.weights import PublishedWeights, check_weights
+from .subscriber import find_version
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The version that was written, and its kind."""
 
     version: int
     kind: str
-    """model, adapter, or merged: a model that an adapter has become part of."""
+    """model, adapter, or merged: a model with an adapter merged into it."""
 
 
 def export_model(
@@ -34,51 +35,41 @@ def export_model(
 ) -> Exported:
     """Write the newest weights of a run, or those of a version, to a new Hugging Face folder.
 
-    An adapter becomes part of its model, or with `merge` false it stays one, in peft's format.
-    `folder` is the run's, where that is not in the store's. The folder appears whole or not at all.
-    Raises NotFoundError when the run has published nothing, ConfigError for a version that is not
-    there and for an `out` that exists, JobError for damaged weights, StoreError when it cannot be
-    written.
+    An adapter is merged into its model; with `merge` false it stays one, in peft's format. `folder`
+    is the run's, if it is not in the store's. Raises NotFoundError if the run has published
+    nothing, ConfigError for a missing version or an existing `out`, JobError for damaged weights,
+    and StoreError if the folder cannot be written; then nothing of it is left.
     """
     if out.exists():
         raise ConfigError(f"cannot write to `{out}`: it exists; name a new folder")
     weights = _weights(store, run_id, version, folder)
     check_weights(weights)
     is_adapter = adapter_files.is_adapter(weights.folder)
-    partial = out.with_name(f".{out.name}.partial")
-    remove_folder(partial)
-    with writing(out, partial=partial):
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        if is_adapter and merge:
+    kind = "model" if not is_adapter else "merged" if merge else "adapter"
+
+    def fill(partial: Path) -> None:
+        if kind == "merged":
             _write_merged(weights.folder, partial)
         else:
-            shutil.copytree(weights.folder, partial)
-        if is_adapter and not merge:
+            shutil.copytree(weights.folder, partial, dirs_exist_ok=True)
+        if kind == "adapter":
             _name_base(weights.folder, partial)
-        partial.rename(out)
-    return Exported(
-        weights.version, "model" if not is_adapter else "merged" if merge else "adapter"
-    )
+
+    replace_folder(out, fill, durable=False)
+    return Exported(weights.version, kind)
 
 
 def _weights(
     store: Store, run_id: str, version: int | None, folder: Path | None
 ) -> PublishedWeights:
     if folder is None and store.runs_folder is None:
-        raise ConfigError("the store is no local folder: say with `--folder` where the run's is")
+        raise ConfigError("the store is not a local folder; name the run's with `--folder`")
     place = folder or (store.runs_folder or Path()) / run_id
-    found = published(store, place, run_id)
-    if not found:
-        known = [r for (r,) in store.sql("SELECT DISTINCT run_id FROM policies").fetchall()]
-        raise NotFoundError(f"run `{run_id}` has published no weights{nearest(run_id, known)}")
-    weights = found.get(max(found) if version is None else version)
-    if weights is None:
-        there = sorted(v for v, w in found.items() if w.folder.is_dir())
-        raise ConfigError(f"run `{run_id}` has no weights of version {version}; there are {there}")
+    weights = find_version(store, place, run_id, version)
     if not place.is_dir():
         raise ConfigError(
-            f"there is no folder `{place}`; if the run was configured with an `output`, name its "
-            "folder there with `--folder`"
+            f"the folder `{place}` does not exist; if the run was configured with an `output`, "
+            "name its folder there with `--folder`"
         )
     return weights
 
@@ -91,7 +82,7 @@ def _write_merged(source: Path, target: Path) -> None:
 
 
 def _name_base(source: Path, target: Path) -> None:
-    """Say where the model below lies in a way that does not depend on the adapter's folder."""
+    """Write where the base model is, as a path that does not depend on the adapter's folder."""
     place, digest = adapter_files.base_of(source)
     place = str(Path(place).resolve()) if Path(place).is_dir() else place
     (target / adapter_files.BASE).write_text(json.dumps({"path": place, "digest": digest}))

@@ -1,4 +1,4 @@
-"""Versions of a policy's weights that are held in memory, for those who follow them."""
+"""Versions of a policy's weights held in memory, for engines in the same process."""
 
 import threading
 from collections.abc import Collection, Mapping
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 class WeightCache:
-    """Holds published versions between the trainer and who asks for them, in one process.
+    """Holds published versions between the trainer and the engines of one process.
 
-    What lies here is a copy that nobody changes. It holds what its publisher has not told it to
-    forget: the versions that can still be asked for.
+    Each version is an unchanging copy, which the publisher removes when it can no longer be
+    requested.
     """
 
     def __init__(self) -> None:
@@ -18,23 +18,23 @@ class WeightCache:
         self._held: dict[int, tuple[str, Mapping[str, Tensor]]] = {}
 
     def put(self, version: int, digest: str, state: Mapping[str, Tensor]) -> None:
-        """Hold a version, in place of one of that number."""
+        """Add or replace a version."""
         with self._lock:
             self._held[version] = (digest, state)
 
     def get(self, version: int, digest: str) -> Mapping[str, Tensor] | None:
-        """Return a version with this digest, or None when it is not held."""
+        """Return a version with this digest, or None."""
         with self._lock:
             held, state = self._held.get(version, (None, None))
             return state if held == digest else None
 
     def all(self) -> dict[int, tuple[str, Mapping[str, Tensor]]]:
-        """Return what is held: digests and tensors, by version."""
+        """Return digests and tensors by version."""
         with self._lock:
-            return dict(self._held)
+            return dict(self._held)  # a copy: another thread may change the cache meanwhile
 
     def forget(self, versions: Collection[int]) -> None:
-        """Let go of versions."""
+        """Remove versions."""
         with self._lock:
             for version in versions:
                 self._held.pop(version, None)

@@ -1,4 +1,4 @@
-"""Process groups of those who ask for weights together, and the buckets that are sent in them."""
+"""Process groups that broadcast weights, and the buckets of bytes that they send."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence, Set
@@ -15,7 +15,7 @@ from torch.distributed import (
 )
 
 KEPT = 4
-"""Process groups that are kept for those who ask again together."""
+"""Most process groups that are kept for the next request of the same members."""
 
 
 class Group:
@@ -27,8 +27,8 @@ class Group:
         self._wait = timedelta(seconds=seconds)
         self._device = "cuda" if backend == "nccl" else "cpu"
         apart = PrefixStore(f"rlake/{name}", store)
-        # a member that does not come is an error here; in gloo's own rendezvous one that was
-        # killed was once seen to end this process by SIGSEGV
+        # A member that does not come raises here. In gloo's own rendezvous, a killed member has
+        # ended this process by SIGSEGV.
         apart.set(f"here/{rank}", "1")
         apart.wait([f"here/{other}" for other in range(size)], self._wait)
         if backend == "nccl":
@@ -43,7 +43,7 @@ class Group:
         self._move(data.to(self._device))
 
     def receive(self, num_bytes: int) -> Tensor:
-        """Return so many bytes that were sent."""
+        """Return the next bytes that were sent."""
         return self._move(torch.empty(num_bytes, dtype=torch.uint8, device=self._device))
 
     def _move(self, data: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Group:
 
 
 class Groups:
-    """The process groups of those who asked together before."""
+    """The process groups of earlier requests, by the members that asked together."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -62,11 +62,11 @@ class Groups:
 
     @property
     def known(self) -> list[str]:
-        """The names of all that are kept."""
+        """The names of the groups that are kept."""
         return list(self._made)
 
     def name_of(self, backend: str, members: Sequence[str], *, known: Set[str]) -> str:
-        """Return the name of the group of these members, a new one unless all still have it."""
+        """Return the name of the members' group; a new one unless all members still have it."""
         key = (backend, *members)
         if self._names.get(key) not in known & self._made.keys():
             self._names = {k: n for k, n in self._names.items() if n in self._made}
@@ -74,7 +74,7 @@ class Groups:
         return self._names[key]
 
     def of(self, store: TCPStore, name: str, backend: str, *, rank: int, size: int) -> Group:
-        """Return a group by its name; all its members must ask."""
+        """Return a group by its name; blocks until all its members call this."""
         if name not in self._made:
             self._made[name] = Group(
                 store, name, backend, rank=rank, size=size, seconds=self._seconds
@@ -85,12 +85,12 @@ class Groups:
         return self._made[name]
 
     def clear(self) -> None:
-        """Forget all groups: somebody is gone."""
+        """Forget all groups, since a member is gone."""
         self._made.clear()
 
 
 def buckets(tensors: Sequence[Tensor], num_bytes: int) -> Iterator[list[Tensor]]:
-    """Cut tensors into views of their bytes, so many bytes at a time.
+    """Cut tensors into views of their bytes, `num_bytes` at a time.
 
     >>> two = [torch.zeros(3, dtype=torch.int16), torch.zeros(1)]
     >>> [[len(view) for view in views] for views in buckets(two, 4)]

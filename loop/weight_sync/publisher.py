@@ -1,8 +1,8 @@
-"""The trainer's side: each version becomes a row of `policies`, and gets to who follows it.
+"""Publish weights: each version becomes a row of `policies`, which engines follow.
 
-Through the store, a version is a folder written whole, then the row. Held in memory, or sent, it
-is a copy on a shelf, then the row; folders are written only of what a resumed run can ask for: the
-first version of each attempt, those that count at a checkpoint, and the last.
+Through the store, a version is a folder, complete before its row is written. In memory or by
+broadcast it is a copy in a `WeightCache`, and folders are written only for versions that a resumed
+run can request: the first of each attempt, those that count at a checkpoint, and the last.
 """
 
 import os
@@ -19,13 +19,12 @@ from transformers import PreTrainedModel
 from ...store import Store
 from ...store.errors import ConfigError
 from ..models import adapter_files
-from ..models.atomic_folder import Writer, remove_folder, write_folder, writing
-from ..models.digest import weights_digest
+from ..models.atomic_folder import Writer, remove_folder, save_settings, write_folder, writing
 from ..models.lora import has_adapter
-from ..models.state_dict import copied, state_of
+from ..models.state_dict import copied, state_of, weights_digest
 from ..models.weights import WEIGHTS
-from ..runs.eval_schedule import waiting
 from ..runs.job import Job
+from ..runs.metrics import waiting
 from .broadcast import Sender
 from .memory import WeightCache
 
@@ -34,10 +33,9 @@ if TYPE_CHECKING:
 
 
 class Publisher:
-    """Writes a policy's weights where explorers find them, each version in the Hugging Face format.
+    """Publishes a policy's weights in the Hugging Face format; of an adapter, in peft's.
 
-    Of a policy with an adapter, only that, in peft's format. Configuration and tokenizer are
-    written once, and linked into each version's folder.
+    Configuration and tokenizer are written once, and linked into each version's folder.
     """
 
     def __init__(
@@ -48,19 +46,19 @@ class Publisher:
         run_id: str,
         attempt: int,
         tokenizer: "PreTrainedTokenizerFast",
-        shelf: WeightCache | None = None,
+        cache: WeightCache | None = None,
         sender: Sender | None = None,
         window: int = 0,
         needed: Callable[[Collection[int]], Collection[int]] = lambda versions: (),
     ) -> None:
-        """Publish through folders, or else through a shelf, which a sender may send from.
+        """Publish through folders, or through a cache, from which a sender may send.
 
-        On the shelf stay the versions that are at most `window` steps older than the newest. Of
-        older ones, there and in folders, those stay that `needed` says are.
+        The cache keeps versions at most `window` steps older than the newest, and older ones that
+        `needed` returns; so do the folders.
         """
         self._store, self._folder, self._run, self._attempt = store, folder, run_id, attempt
         self._tokenizer = tokenizer
-        self._shelf, self._sender, self._window = shelf, sender, window
+        self._cache, self._sender, self._window = cache, sender, window
         self._needed = needed
         self._has_published = False
         self._shared: list[Path] = []
@@ -73,19 +71,22 @@ class Publisher:
         parent: int | None,
         parent_run_id: str | None = None,
     ) -> str:
-        """Hand over the weights of `version`, then write its row; return their digest.
+        """Publish the weights of `version`; return their digest.
 
         `parent` is a version of this run, or of the run `parent_run_id`.
         """
         target = self._target(version)
-        state = state_of(model) if self._shelf is None else copied(model)
+        # A cached version must not change while later steps update the model.
+        state = state_of(model) if self._cache is None else copied(model)
         digest = weights_digest(state)
         self.prepare(model)
-        if self._shelf is None or not self._has_published:
+        # Each attempt writes its first version: Ray workers and evaluations start from a folder.
+        if self._cache is None or not self._has_published:
             self._write(target, state)
-        if self._shelf is not None:
-            self._shelf.put(version, digest, state)
-            self._shelf.forget(self._older(self._shelf.all(), version - self._window))
+        if self._cache is not None:
+            self._cache.put(version, digest, state)
+            self._cache.forget(self._older(self._cache.all(), version - self._window))
+        # The row comes last: an engine that sees it may load the weights at once.
         row = {
             "run_id": self._run,
             "attempt": self._attempt,
@@ -95,23 +96,22 @@ class Publisher:
             "step": version,
             "path": str(target.relative_to(self._folder)),
             "digest": digest,
-            "transport": self._transport,
+            "transport": "store" if self._cache is None else "memory",
         }
+        if self._sender is not None:
+            row |= {"transport": "broadcast", "address": self._sender.address}
         self._store.append("policies", [row])
         self._has_published = True
         return digest
 
     def settle(self) -> None:
-        """Write the folders of what is held in memory only.
-
-        A run that is resumed here finds every version that it may ask for and not train again.
-        """
-        for version, (_, state) in (self._shelf.all() if self._shelf else {}).items():
+        """Write the folders of versions that are only in memory, so that a run can be resumed."""
+        for version, (_, state) in (self._cache.all() if self._cache else {}).items():
             if not self._target(version).exists():
                 self._write(self._target(version), state)
 
     def forget(self, *, before: int) -> None:
-        """Remove the folders of versions that nobody can ask for any more; their rows stay."""
+        """Remove the folders of versions that can no longer be requested; their rows stay."""
         there = {int(p.name[1:]): p for p in (self._folder / "policies").glob("v*")}
         for version in self._older(there, before):
             remove_folder(there[version])
@@ -121,30 +121,29 @@ class Publisher:
         return old - set(self._needed(old))
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         if self._sender is not None:
             self._sender.close()
 
     def prepare(self, model: PreTrainedModel) -> list[Path]:
-        """Write what is the same for all versions, once, and return where it lies.
+        """Write the files that all versions share, once, and return their paths.
 
-        Raises ConfigError when an adapter's model is another than when the run was started.
+        Raises ConfigError if an adapter's base model differs from that at the start of the run.
         """
         if not self._shared:
             base = self._folder / "model"
             with writing(base, partial=base):
                 base.mkdir(parents=True, exist_ok=True)
-                self._write_settings(model, base)
-                self._tokenizer.save_pretrained(base)
+                if has_adapter(model):
+                    adapter_files.write_settings(
+                        model, base, run_folder=self._folder, tokenizer=self._tokenizer
+                    )
+                    self._tokenizer.save_pretrained(base)
+                else:
+                    save_settings(model, self._tokenizer, base)
             self._shared = sorted(p for p in base.iterdir() if p.is_file())
             self._name = adapter_files.WEIGHTS if has_adapter(model) else WEIGHTS
         return self._shared
-
-    @property
-    def _transport(self) -> str:
-        if self._sender is not None:
-            return f"broadcast from {self._sender.address}"
-        return "store" if self._shelf is None else "memory"
 
     def _target(self, version: int) -> Path:
         return self._folder / "policies" / f"v{version:06d}"
@@ -154,36 +153,25 @@ class Publisher:
         files[self._name] = lambda path: _save(state, path)
         write_folder(target, files)
 
-    def _write_settings(self, model: PreTrainedModel, base: Path) -> None:
-        if has_adapter(model):
-            adapter_files.write_settings(
-                model, base, run_folder=self._folder, tokenizer=self._tokenizer
-            )
-            return
-        model.config.save_pretrained(base)
-        if model.can_generate():
-            model.generation_config.save_pretrained(base)
-
 
 def publisher(
-    job: Job, tokenizer: "PreTrainedTokenizerFast", shelf: WeightCache | None = None
+    job: Job, tokenizer: "PreTrainedTokenizerFast", cache: WeightCache | None = None
 ) -> Publisher:
-    """Return what publishes a trainer's weights as its run wants it.
+    """Return the publisher for the transport that a run configures.
 
-    Raises ConfigError when they are to stay in memory, and the explorer is in another process, with
-    which no `shelf` is shared.
+    Raises ConfigError for the transport `memory` without a `cache`, which only an explorer in this
+    process shares.
     """
     schedule, sender = job.config.schedule, None
     if job.config.explorer is None or schedule.weight_transport == "store":
-        shelf = None
+        cache = None
     elif schedule.weight_transport == "broadcast":
-        shelf = WeightCache()
-        sender = Sender(shelf)
-    elif shelf is None:
+        cache = WeightCache()
+        sender = Sender(cache)
+    elif cache is None:
         raise ConfigError(
-            "`schedule.weight_transport` is memory, and explorer and trainer are two "
-            "processes; start both "
-            "with `rlake run`, or take store or broadcast"
+            "`schedule.weight_transport` is memory, and explorer and trainer are two processes; "
+            "start both with `rlake run`, or take store or broadcast"
         )
     return Publisher(
         job.store,
@@ -191,7 +179,7 @@ def publisher(
         run_id=job.run_id,
         attempt=job.attempt,
         tokenizer=tokenizer,
-        shelf=shelf,
+        cache=cache,
         sender=sender,
         window=schedule.max_ahead + schedule.publish_every,
         needed=partial(waiting, job.store, job.config),
@@ -199,6 +187,7 @@ def publisher(
 
 
 def _save(state: Mapping[str, Tensor], path: Path) -> None:
+    # safetensors refuses views that are not contiguous
     whole = {name: tensor.contiguous() for name, tensor in state.items()}
     save_file(whole, str(path), metadata={"format": "pt"})
 
@@ -208,6 +197,6 @@ def _link(source: Path) -> Writer:
         try:
             os.link(source, path)
         except OSError:
-            shutil.copyfile(source, path)  # another file system, or one without links
+            shutil.copyfile(source, path)  # across file systems, or on one without links
 
     return write

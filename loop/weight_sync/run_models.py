@@ -1,34 +1,37 @@
-"""Models that are another run's weights: which version that is, and where it lies."""
+"""Resolve models that are another run's weights: their version, digest and folder."""
 
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ...store import Store
-from ...store.errors import ConfigError, JobError, NotFoundError, nearest
-from ...store.query import literal
+from ...store.errors import JobError
 from ..config import RunConfig
 from ..config.base import Section
 from ..config.model import FrozenModel
-from ..runs.job import run_folder
-from . import PublishedWeights, check_weights, published
+from ..models.weights import check_weights
+from ..runs.job import newest_config, run_folder
+from .subscriber import find_version
 
 S = TypeVar("S", bound=Section)
 Find = Callable[[FrozenModel, Mapping[str, Any]], dict[str, Any]]
-"""Given a model that is a run's weights, and what was stored of it, returns what changes."""
+"""Given a model that names a run, and its stored configuration, returns the fields to change."""
 
 
 def resolve_run_models(store: Store, config: RunConfig) -> RunConfig:
     """Return the configuration with version, digest and folder of each model that names a `run`.
 
-    A run that was started before keeps the versions that it was started with. Raises ConfigError
-    when there are no such weights, JobError when they are not what they were.
+    A resumed run keeps the versions that it was started with. Raises ConfigError if the weights do
+    not exist, JobError if they have changed.
     """
 
     def find(model: FrozenModel, before: Mapping[str, Any]) -> dict[str, Any]:
-        if model.path is not None:  # it was located already
+        if model.path is not None:  # resolved before
             return {}
-        found = _weights(store, config, model.run or "", _pins(model, before)["version"])
+        run = model.run or ""
+        folder = run_folder(store, config.model_copy(update={"name": run}))
+        found = find_version(store, folder, run, _pins(model, before)["version"])
+        check_weights(found)
         if model.digest not in (None, found.digest):
             raise JobError(
                 f"the weights `{model.run}:{found.version}` have digest {found.digest}, expected "
@@ -36,16 +39,20 @@ def resolve_run_models(store: Store, config: RunConfig) -> RunConfig:
             )
         return {"version": found.version, "digest": found.digest, "path": str(found.folder)}
 
-    return _changed(config, _stored(store, config.name), find)
+    named: list[FrozenModel] = []
+    _changed(config, {}, lambda model, _: named.append(model) or {})
+    if not named:  # nothing to look up, and so nothing to read of the store
+        return config
+    return _changed(config, json.loads(newest_config(store, config.name) or "{}"), find)
 
 
 def with_recorded_versions(config: RunConfig, stored: str) -> RunConfig:
-    """Return the configuration with the versions of other runs' weights that a stored one has."""
+    """Return the configuration with the versions of other runs' weights from a stored one."""
     return _changed(config, json.loads(stored), _pins)
 
 
 def _pins(model: FrozenModel, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return version and digest of a model, those of before where the configuration has none."""
+    """Return version and digest of a model; the stored ones if the configuration has none."""
     then = before if before.get("run") == model.run else {}
     if model.version not in (None, then.get("version")):
         then = {}
@@ -53,15 +60,6 @@ def _pins(model: FrozenModel, before: Mapping[str, Any]) -> dict[str, Any]:
         "version": then.get("version") if model.version is None else model.version,
         "digest": model.digest or then.get("digest"),
     }
-
-
-def _stored(store: Store, run_id: str) -> Mapping[str, Any]:
-    """Return the newest configuration that a run was trained with."""
-    rows = store.sql(
-        f"SELECT config FROM job_events WHERE run_id = {literal(run_id)} AND job <> 'evaluate' "
-        "ORDER BY created_at DESC LIMIT 1"
-    ).fetchall()
-    return json.loads(rows[0][0]) if rows else {}
 
 
 def _changed(section: S, before: Mapping[str, Any], find: Find) -> S:
@@ -76,21 +74,3 @@ def _changed(section: S, before: Mapping[str, Any], find: Find) -> S:
     if isinstance(section, FrozenModel) and section.run is not None:
         changes |= find(section, before)
     return section.model_copy(update=changes)
-
-
-def _weights(store: Store, config: RunConfig, run: str, version: int | None) -> PublishedWeights:
-    folder = run_folder(store, config.model_copy(update={"name": run}))
-    found = published(store, folder, run)
-    if not found:
-        known = [r for (r,) in store.sql("SELECT DISTINCT run_id FROM policies").fetchall()]
-        raise NotFoundError(
-            f"run `{run}` has published no weights to start from; train it first"
-            f"{nearest(run, known)}"
-        )
-    weights = found.get(max(found) if version is None else version)
-    if weights is None:
-        raise ConfigError(
-            f"run `{run}` has no weights of version {version}; there are {sorted(found)}"
-        )
-    check_weights(weights)
-    return weights

@@ -1,39 +1,35 @@
-"""Finding the weights that a run published, and loading them."""
+"""Find the weights that a run published."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...store import Store
 from ...store.change_feed import ChangeFeed
-from ...store.errors import NotFoundError
+from ...store.errors import ConfigError, NotFoundError, nearest
 from ..models.weights import PublishedWeights, file_of
 from ..runs.job import Job, Watch
 from .memory import WeightCache
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 class WeightSubscriber:
-    """Finds the published versions of a run that count, reading only new rows of `policies`."""
+    """Finds the current versions of a run, reading only new rows of `policies`."""
 
-    def __init__(self, job: Job, watch: Watch, *, shelf: WeightCache | None = None) -> None:
-        """Follow a run; `shelf` is that of a trainer in this process."""
-        self._job, self._watch, self._shelf = job, watch, shelf
-        columns = ["attempt", "policy_version", "path", "digest", "transport"]
+    def __init__(self, job: Job, watch: Watch, *, cache: WeightCache | None = None) -> None:
+        """Follow a run; `cache` is that of a trainer in this process."""
+        self._job, self._watch, self._cache = job, watch, cache
+        columns = ["attempt", "policy_version", "path", "digest", "address"]
         self._tail = ChangeFeed(columns, run_id=job.run_id)
         self._rows: dict[int, list[dict[str, Any]]] = {}
 
     def find(self, version: int) -> PublishedWeights | None:
-        """Return a version, or None while no attempt that counts has published it."""
+        """Return a version, or None while no current attempt has published it."""
         self._refresh()
-        return self._counting(version)
+        return self._current(version)
 
     def latest(self) -> PublishedWeights | None:
-        """Return the newest version that counts, or None before there is one."""
+        """Return the newest current version, or None."""
         self._refresh()
-        found = (self._counting(version) for version in sorted(self._rows, reverse=True))
+        found = (self._current(version) for version in sorted(self._rows, reverse=True))
         return next((one for one in found if one is not None), None)
 
     @property
@@ -45,66 +41,70 @@ class WeightSubscriber:
         dataset = self._job.store.dataset("policies")
         if self._tail.moved(dataset):
             rows = self._tail.read(dataset).to_pylist()
-            if self._tail.restarted:
+            if self._tail.restarted:  # rows were removed, so versions may no longer exist
                 self._rows.clear()
             for row in rows:
                 self._rows.setdefault(row["policy_version"], []).append(row)
 
-    def _counting(self, version: int) -> PublishedWeights | None:
+    def _current(self, version: int) -> PublishedWeights | None:
+        # Newest first: a resumed run publishes the versions after its checkpoint again.
         for row in reversed(self._rows.get(version, [])):
             if self._watch.counts(row["attempt"], version):
-                return self._published(row)
+                return PublishedWeights(
+                    version=version,
+                    folder=self._job.folder / row["path"],
+                    digest=row["digest"],
+                    address=row["address"],
+                    state=self._cache.get(version, row["digest"]) if self._cache else None,
+                )
         return None
-
-    def _published(self, row: Mapping[str, Any]) -> PublishedWeights:
-        version, digest = row["policy_version"], row["digest"]
-        return PublishedWeights(
-            version,
-            self._job.folder / row["path"],
-            digest,
-            address=address_of(row["transport"]),
-            state=self._shelf.get(version, digest) if self._shelf else None,
-        )
-
-
-def address_of(transport: str | None) -> str | None:
-    """Return where a version is sent from, as its row says it; None when it is not sent.
-
-    >>> address_of("broadcast from 10.0.0.1:4711")
-    '10.0.0.1:4711'
-    """
-    sent = (transport or "").partition("broadcast from ")[2]
-    return sent or None
 
 
 def published(store: Store, folder: Path, run_id: str) -> dict[int, PublishedWeights]:
-    """Return the versions of a run that count, by version."""
-    rows: Sequence[tuple[int, str, str, str | None]] = store.sql(
-        "SELECT policy_version, path, digest, transport FROM policies_current "
+    """Return the current weights of a run by version."""
+    rows = store.sql(
+        "SELECT policy_version, path, digest, address FROM policies_current "
         f"WHERE run_id = '{run_id}'"
     ).fetchall()
     return {
-        version: PublishedWeights(version, folder / path, digest, address=address_of(transport))
-        for version, path, digest, transport in rows
+        version: PublishedWeights(
+            version=version, folder=folder / path, digest=digest, address=address
+        )
+        for version, path, digest, address in rows
     }
 
 
-def newest(store: Store, folder: Path, run_id: str) -> PublishedWeights:
-    """Return the newest version of a run, of those that lie in a folder if any does.
+def find_version(store: Store, folder: Path, run_id: str, version: int | None) -> PublishedWeights:
+    """Return a version of a run; None: the newest.
 
-    Raises NotFoundError when it has none.
+    Raises NotFoundError if the run has published nothing, ConfigError for an unknown version.
     """
     found = published(store, folder, run_id)
     if not found:
-        raise NotFoundError(f"run `{run_id}` has published no weights; train it first")
+        known = [r for (r,) in store.sql("SELECT DISTINCT run_id FROM policies").fetchall()]
+        way_out = nearest(run_id, known) or "; train it first"
+        raise NotFoundError(f"run `{run_id}` has published no weights{way_out}")
+    if version is None:
+        return found[max(found)]
+    if version not in found:
+        raise ConfigError(
+            f"run `{run_id}` has no weights of version {version}; there are {sorted(found)}"
+        )
+    return found[version]
+
+
+def newest(store: Store, folder: Path, run_id: str) -> PublishedWeights:
+    """Return the newest version with a folder, or else the newest version.
+
+    Raises NotFoundError if the run has published nothing.
+    """
+    found = published(store, folder, run_id)
     written = [version for version, one in found.items() if one.file.is_file()]
-    return found[max(written or found)]
+    return found[max(written)] if written else find_version(store, folder, run_id, None)
 
 
 def started_from(job: Job, folder: Path) -> Path:
-    """Return the folder that an engine can start from: this one, or when it was never written,
-    that of the newest version which was.
-    """
+    """Return the folder if it was written, or else that of the newest version with one."""
     if file_of(folder).is_file():
         return folder
     return newest(job.store, job.folder, job.run_id).folder

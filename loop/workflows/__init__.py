@@ -1,16 +1,16 @@
-"""Workflows: async functions that let a policy try a task, and return what can be trained on.
+"""Workflows: async functions that run a policy on a task and return rows to train on.
 
 A workflow is `async (task, policy, **parameters) -> Experience | list[Experience]`. It may also
-return its reward, a number or named parts, or nothing: then the rows are made of the turns that the
-policy was asked for, and where these are several rows, the one that ended last is judged for all.
-It may raise: the explorer stores a row with the error. Ids, run and step are stamped by the
-explorer, and rewards are computed where the workflow gives none. A row with a `group_id` stands
-apart, in a group of that name below that of the others, and brings its reward.
+return its reward, as a number or as named parts, or nothing. The rows are then built from the turns
+of the policy; if there are several, the one that ended last is judged for all of them. A workflow
+may raise: the explorer stores a row with the error. The explorer fills in the ids, the run and the
+batch, and computes rewards where the workflow returns none. A row with a `group_id` belongs to a
+subgroup of that name, and must have its own reward.
 
-Under `@of_group` (`operators.verdict`) a workflow is given the policies of all tries of a group,
-and makes the rows of all of them; each says in `rollout` which try it is of.
+Under `@of_group` (`operators.reward_protocol`) a workflow is given the policies of all rollouts of
+a group and returns the rows of all of them; `rollout_index` of a row names its rollout.
 
-Each file has one; its public functions are what `explorer.workflow` may name.
+There is one workflow per file; `explorer.workflow` may name any of them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

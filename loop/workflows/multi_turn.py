@@ -1,8 +1,8 @@
-"""The policy acts in an environment, turn after turn, and sees what its answers did."""
+"""Multi-turn rollouts: the policy acts in an environment and sees the effect of each answer."""
 
 from ...store.records import Task
 from ..environments.environment import Environment
-from ..environments.episode import EnvironmentSpec, beginning, noted, opened, told
+from ..environments.episode import EnvironmentSpec, as_messages, beginning, noted, opened
 from ..inference.policy import Policy
 from ..trajectories.conversation import Conversation
 
@@ -16,34 +16,35 @@ async def multi_turn(
     at_once: int | None = None,
     close_seconds: float = 10.0,
 ) -> dict[str, float | None] | None:
-    """Let the policy and an environment answer each other, `max_turns` times at most.
+    """Alternate between the policy and an environment for at most `max_turns` turns.
 
-    `environment` is a name, ours or `package.module:name`, or `{name: {parameter: value}}`; it is
-    made for each try, and always closed (`environments.episode`). `at_once` bounds those that are
-    open together; the wait is part of the try's time, which `explorer.max_concurrent_rollouts`
-    does not count. The reward is the sum of the steps' rewards, as the part `environment`; when no
-    step had one, the rewards of the configuration judge the try by its last answer. A conversation
-    that becomes too long for the model ends as `context_overflow`, with the reward so far.
+    `environment` is a built-in name, `package.module:name`, or `{name: {parameter: value}}`. Each
+    rollout has its own environment, which is always closed (`environments.episode`). `at_once`
+    limits how many are open at the same time; waiting for one counts toward the rollout's time but
+    not toward `explorer.max_concurrent_rollouts`. The reward is the sum of the steps' rewards, as
+    the part `environment`; if no step has one, the configured rewards judge the last answer. A
+    conversation that becomes too long for the model ends as `context_overflow`, with the reward so
+    far.
     """
     async with opened(environment, policy, at_once=at_once, close_seconds=close_seconds) as world:
-        talk = Conversation(task, policy, messages=beginning(task, await world.reset(task)))
-        rewards = await played(world, talk, policy, max_turns=max_turns)
+        conversation = Conversation(task, policy, messages=beginning(task, await world.reset(task)))
+        rewards = await played(world, conversation, policy, max_turns=max_turns)
     return {"environment": sum(rewards)} if rewards else None
 
 
 async def played(
-    world: Environment, talk: Conversation, policy: Policy, *, max_turns: int
+    world: Environment, conversation: Conversation, policy: Policy, *, max_turns: int
 ) -> list[float]:
-    """Let the policy and an environment that has begun answer each other; return the rewards."""
+    """Run an episode in an environment that was reset; return the rewards of its steps."""
     rewards: list[float] = []
     for turn in range(1, max_turns + 1):
-        if not await talk.try_respond():
+        if not await conversation.try_respond():
             break
-        step = noted(policy, await world.step(talk.messages[-1]))
+        step = noted(policy, await world.step(conversation.messages[-1]))
         rewards += [] if step.reward is None else [step.reward]
         if step.is_done:
             break
         if turn == max_turns:
-            talk.finish("max_turns")
-        talk.messages += told(step.shown)
+            conversation.finish("max_turns")
+        conversation.messages += as_messages(step.shown)
     return rewards

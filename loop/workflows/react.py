@@ -1,4 +1,4 @@
-"""The policy reasons, calls tools, reads what they say, and answers: ReAct, arXiv:2210.03629."""
+"""ReAct (arXiv:2210.03629): the policy reasons, calls tools, reads the results, and answers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,7 +11,7 @@ from ..trajectories.conversation import Conversation
 from ..trajectories.trajectory import record_metric
 
 _CALLS = 16
-"""Calls of one answer that are made; further ones are refused."""
+"""Most calls of one answer that are executed; further ones are refused."""
 
 
 async def react(
@@ -25,15 +25,15 @@ async def react(
     longest_result: int = 8000,
     max_failures: int | None = None,
 ) -> None:
-    """Let the policy call tools until it answers without a call, in `max_turns` at most.
+    """Let the policy call tools until it answers without a call, for at most `max_turns` turns.
 
-    `tools` are functions (`loop.tools.tool` makes their schema), named `package.module:function`;
-    `mcp` names servers of the Model Context Protocol, `{command: [...]}` or `{url: ...}`
-    (`loop.mcp.McpServer`). The calls of an answer are made one after the other, each in
-    `tool_seconds` at most, and of each result `longest_result` characters are shown. What goes
-    wrong is told to the policy, and noted as `tools/...`; more than `max_failures` failed calls end
-    the try, with the last one's `finish_reason`. The rewards of the configuration judge the last
-    answer. `model.tool_call_format` says how the model writes calls.
+    `tools` are functions named `package.module:function` (`environments.tools.tool` derives their
+    schemas); `mcp` names servers of the Model Context Protocol, `{command: [...]}` or `{url: ...}`
+    (`environments.mcp.McpServer`). The calls of an answer run one after the other, for at most
+    `tool_seconds` each, and the first `longest_result` characters of each result are shown. Errors
+    are reported to the policy and counted as `tools/...`; more than `max_failures` failed calls end
+    the rollout with the `finish_reason` of the last one. The configured rewards judge the last
+    answer. `model.tool_call_format` sets the format in which the model writes calls.
     """
     offered: list[str | Callable[..., Any]] = [*tools, *await _of_servers(mcp or {})]
     box = Toolbox(

@@ -1,20 +1,19 @@
-"""Reflect and retry: what went wrong is put into words, and the words help to do it again.
+"""Reflect and retry: the policy describes what went wrong and answers again with that as a hint.
 
-R3L (arXiv:2601.03715) makes good tries out of bad ones so, where sampling again finds none;
-"Reflect, Retry, Reward" (arXiv:2505.24726) trains what was said in between. The rows of a try, as
-`metadata.part` names them:
+R3L (arXiv:2601.03715) obtains good rollouts this way where resampling finds none; "Reflect, Retry,
+Reward" (arXiv:2505.24726) trains the reflection. The rows of a rollout, by `metadata.part`:
 
 - `first`: the first answer, with its reward
-- `reflection`: what the policy says of it, in the group `reflections` of the same tries, whose
-  reward is how much the second answer was better than the first
-- `retry`: the second answer, with its reward. It was sampled with the reflection in its prompt, and
-  stands behind the task's own prompt, so that it is learned without the hint; its log-probs are
-  those that it was sampled with, and `metrics` has `is_guided`. Needs an algorithm that weighs rows
-  by the ratio of the two policies, or clips it.
+- `reflection`: the policy's reflection on it, in the subgroup `reflections`; its reward is the
+  reward of the second answer minus that of the first
+- `retry`: the second answer, with its reward. It is sampled with the reflection in the prompt but
+  stored after the task's original prompt, so that the policy learns to answer without the hint. Its
+  log-probs are those of sampling, and `metrics` has `is_guided`. It needs an algorithm that weights
+  rows by the ratio of the two policies, or clips it.
 
-A first answer that is good enough is the only row. In an environment `retry_from_step` goes on from
-the step that failed, as R3L does; its amplification of what succeeded is the algorithm's affair, as
-with `asymre`.
+If the first answer is good enough, it is the only row. For environments, use `retry_from_step`,
+which resumes from the step that failed, as R3L does. R3L's amplification of successes is up to the
+algorithm, for example `asymre`.
 """
 
 from dataclasses import replace
@@ -43,9 +42,9 @@ async def reflect_and_retry(
 ) -> list[Experience]:
     """Answer; below a reward of `enough`, reflect on the verdict, and answer again.
 
-    `reward` names the functions that judge both answers. In `reflect` the verdict stands for
-    `{verdict}`; in `hint` the task's last message and the reflection for `{prompt}` and
-    `{reflection}`. With `keep_hint` the second answer is learned behind the prompt with the hint.
+    `reward` names the functions that judge both answers. `{verdict}` in `reflect` is replaced by
+    the verdict; `{prompt}` and `{reflection}` in `hint` by the task's last message and the
+    reflection. With `keep_hint`, the second answer is stored after the prompt with the hint.
     """
     asked = list(task.messages)
     [one] = await policy.generate(asked)
@@ -60,6 +59,7 @@ async def reflect_and_retry(
     if keep_hint:
         second = _row(task, guided, two, part="retry")
     else:
+        # Only the prompt is exchanged: the log-probs stay those of sampling, for importance ratios.
         second = _row(task, asked, replace(two, prompt_ids=one.prompt_ids), part="retry")
     second = await judged(task, replace(second, metrics={**second.metrics, "is_guided": 1}), reward)
     gain = None if second.reward is None else second.reward - first.reward
@@ -67,13 +67,12 @@ async def reflect_and_retry(
 
 
 def _row(task: Task, asked: list[Message], completion: Completion, *, part: str) -> Experience:
-    """Return an answer as a row of its own, whatever was said before it."""
     [row] = to_experiences(task, [Turn(messages=asked, completion=completion)])
     return replace(row, metadata={"part": part})
 
 
 def _verdict(row: Experience) -> str:
-    """Say how good an answer was, with the reasons that rewards gave."""
+    """Return the reward of an answer as text, with the reasons of the reward functions."""
     reasons = (row.metadata or {}).get("reward_details") or {}
     message = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     return f"{row.reward:g}" + (f" ({message[:LONGEST]})" if message else "")

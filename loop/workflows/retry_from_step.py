@@ -1,19 +1,19 @@
 """Retry from the step that failed: R3L (arXiv:2601.03715) in an environment.
 
-An episode that came to little is looked back on: the policy says which of its answers was the first
-that should have been another one, and what to do instead. A second episode repeats what was
-answered before that step, and goes on from there with the lesson in its prompt. So a long episode
-is not sampled whole again for one wrong step, and credit goes to what differs: of both episodes
-only the answers from that step on are trained on. The rows, as `metadata.part` names them:
+After an episode with a low reward, the policy names its first wrong answer and says what to do
+instead. A second episode replays the answers before that step and continues from there with the
+reflection in its prompt. A long episode is thus not resampled because of one wrong step, and credit
+goes to the difference: only the answers from that step on are trained on, in both episodes. The
+rows, by `metadata.part`:
 
-- `first`: the first episode; `metadata.step` is where it was left
-- `reflection`: what the policy says of it, in the group `reflections`, whose reward is how much the
-  second episode was better than the first
-- `retry`: the second episode. It stands behind the prompt without the lesson, with the log-probs
-  that it was sampled with, as in `reflect_and_retry`, and `metrics` has `is_guided`.
+- `first`: the first episode; `metadata.step` is the step from which the second one differs
+- `reflection`: the policy's reflection on it, in the group `reflections`; its reward is the reward
+  of the second episode minus that of the first
+- `retry`: the second episode. It is stored after the prompt without the reflection, with the
+  log-probs of sampling, as in `reflect_and_retry`, and `metrics` has `is_guided`.
 
-Environments are begun anew and given the same answers: what they then show must be what they showed
-before. One that shows something else is not tried again, and noted as `retry/differs`.
+For the replay a new environment is given the same answers, and must show the same observations. If
+it shows anything else, the episode is not retried, and `retry/differs` is counted.
 """
 
 import re
@@ -24,7 +24,7 @@ from typing import Any
 
 from ...store.records import Experience, Message, Task
 from ..environments.environment import Environment
-from ..environments.episode import EnvironmentSpec, beginning, joined, opened, told
+from ..environments.episode import EnvironmentSpec, as_messages, beginning, joined, opened
 from ..inference.messages import after
 from ..inference.policy import Completion, Policy, PolicyError, Turn
 from ..trajectories.conversation import Conversation
@@ -53,27 +53,28 @@ async def retry_from_step(
     at_once: int | None = None,
     close_seconds: float = 10.0,
 ) -> list[Experience]:
-    """Act in an environment as in `multi_turn`; below a reward of `enough`, go on from a step.
+    """Act in an environment as in `multi_turn`; below a reward of `enough`, retry from a step.
 
-    In `reflect` `{reward}` and `{steps}` stand for the sum of the steps' rewards and their number;
-    `hint` and `keep_hint` are as in `reflect_and_retry`. A reflection that names no step means the
-    first one, and is noted as `retry/no_step`. An episode without a reward of the environment is
-    not looked back on, nor one that was stopped. Where templates write earlier answers anew, the
-    second one keeps its hint.
+    `{reward}` and `{steps}` in `reflect` are replaced by the sum of the steps' rewards and their
+    number; `hint` and `keep_hint` are as in `reflect_and_retry`. A reflection that names no step
+    means the first one, and is counted as `retry/no_step`. An episode that was cancelled, or has no
+    reward from the environment, is not retried. If the chat template rewrites earlier answers, the
+    second episode keeps its hint.
     """
 
     def world() -> AbstractAsyncContextManager[Environment]:
         return opened(environment, policy, at_once=at_once, close_seconds=close_seconds)
 
+    # Each episode closes its environment before the next one opens: nested, `at_once: 1` would
+    # make a rollout wait for itself.
     async with world() as begun:
         first = Conversation(task, policy, messages=beginning(task, await begun.reset(task)))
         rewards = await played(begun, first, policy, max_turns=max_turns)
     if not rewards or sum(rewards) >= enough or _is_stopped(first):
         return _rows(first, rewards, part="first")
-    said = reflect.replace("{reward}", f"{sum(rewards):g}").replace(
-        "{steps}", str(len(first.turns))
-    )
-    looking_back = joined(first.messages, said)
+    steps = str(len(first.turns))
+    request = reflect.replace("{reward}", f"{sum(rewards):g}").replace("{steps}", steps)
+    looking_back = joined(first.messages, request)
     thought = await _thought(policy, looking_back)
     if thought is None:
         return _rows(first, rewards, part="first")
@@ -88,7 +89,7 @@ async def retry_from_step(
             repeated += await _gone_on(again, second, policy, max_turns=max_turns - step + 1)
     if repeated is None or not second.turns:
         return [*_rows(first, rewards, part="first"), reflection_row(looking_back, thought, None)]
-    first.turns = first.turns[step - 1 :]
+    first.turns = first.turns[step - 1 :]  # only now: the replay above needs the earlier turns
     if not keep_hint:
         plain = without_hint(second.turns, left.messages, left.completion.prompt_ids)
         second.turns = plain or second.turns
@@ -100,20 +101,22 @@ async def retry_from_step(
     ]
 
 
-def _is_stopped(talk: Conversation) -> bool:
-    return "abort" in (talk.ended, talk.turns[-1].completion.finish_reason)
+def _is_stopped(conversation: Conversation) -> bool:
+    return "abort" in (conversation.ended, conversation.turns[-1].completion.finish_reason)
 
 
-def _rows(talk: Conversation, rewards: Sequence[float], **told: Any) -> list[Experience]:
+def _rows(
+    conversation: Conversation, rewards: Sequence[float], **metadata: Any
+) -> list[Experience]:
     """Return an episode's rows, each with the sum of its rewards."""
-    rows = [replace(row, metadata=told) for row in talk.rows()]
+    rows = [replace(row, metadata=metadata) for row in conversation.rows()]
     if not rewards:
         return rows
     return [row.with_reward({"environment": sum(rewards)}) for row in rows]
 
 
 async def _thought(policy: Policy, looking_back: Sequence[Message]) -> Completion | None:
-    """Return what the policy says of an episode; None when it is too long, or stopped."""
+    """Return the policy's reflection; None if its prompt is too long or it was cancelled."""
     try:
         [thought] = await policy.generate(looking_back)
     except PolicyError as error:
@@ -124,13 +127,13 @@ async def _thought(policy: Policy, looking_back: Sequence[Message]) -> Completio
 
 
 async def _gone_on(
-    world: Environment, talk: Conversation, policy: Policy, *, max_turns: int
+    world: Environment, conversation: Conversation, policy: Policy, *, max_turns: int
 ) -> list[float]:
-    """Go on with an episode; without a turn when the lesson made its prompt too long."""
+    """Continue an episode; return no rewards if the hint makes its prompt too long."""
     try:
-        return await played(world, talk, policy, max_turns=max_turns)
+        return await played(world, conversation, policy, max_turns=max_turns)
     except PolicyError as error:
-        if talk.turns or error.finish_reason not in ("context_overflow", "abort"):
+        if conversation.turns or error.finish_reason not in ("context_overflow", "abort"):
             raise
         return []
 
@@ -151,9 +154,9 @@ def _named(text: str, steps: int, policy: Policy) -> int:
 
 
 async def _repeated(world: Environment, task: Task, turns: Sequence[Turn]) -> list[float] | None:
-    """Give an environment the answers before the last turn; return the rewards.
+    """Replay the answers before the last turn in an environment; return the rewards.
 
-    None when it does not show what that turn and those before it were asked with.
+    Return None if the environment shows anything other than the recorded prompts.
     """
     shown = beginning(task, await world.reset(task))
     rewards: list[float] = []
@@ -166,5 +169,5 @@ async def _repeated(world: Environment, task: Task, turns: Sequence[Turn]) -> li
             rewards += [] if step.reward is None else [step.reward]
             if step.is_done:
                 return None
-            shown = [*shown, *told(step.shown)]
+            shown = [*shown, *as_messages(step.shown)]
     return rewards

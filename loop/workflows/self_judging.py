@@ -1,11 +1,11 @@
-"""The policy answers, and judges its own answers: RULER (OpenPipe's ART) whose judge is trained.
+"""The policy judges its own answers: RULER (OpenPipe's ART) with a trained judge.
 
-For a share of the groups the truth is looked at: then answers have their true rewards, and each try
-judges the whole group once; what it says is a row in the group `judges`, whose reward is 1 less the
-mean absolute error of its scores, and 0 when they cannot be read. For the others the answers have
-the scores that the policy gives them, by one request, and that is not trained on. So a little truth
-keeps the judge honest, and the judge makes rewards where there is no truth. Assumes true rewards
-between 0 and 1. `metadata.part` is `answer` or `judge`.
+A share of the groups is judged by the true rewards. There each rollout also judges the whole group
+once; its judgment is a row in the group `judges`, whose reward is 1 minus the mean absolute error
+of its scores, or 0 if they cannot be read. The answers of all other groups get the scores of the
+policy from one request, which is not trained on. A few true rewards thus keep the judge honest, and
+the judge provides rewards where none are known. Assumes true rewards between 0 and 1.
+`metadata.part` is `answer` or `judge`.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...operators.chat_client import NoAnswerError
+from ...operators.endpoint_replies import NoAnswerError
 from ...operators.judging.judge import answer
 from ...operators.judging.ruler import compared, scores
 from ...operators.reward_protocol import of_group
@@ -28,21 +28,17 @@ from .single_turn import single_turn
 
 @of_group
 async def self_judging(
-    task: Task,
-    policies: GroupPolicies,
-    *,
-    reward: RewardSpec = "exact_match",
-    truth: float = 0.2,
+    task: Task, policies: GroupPolicies, *, reward: RewardSpec = "exact_match", truth: float = 0.2
 ) -> list[Experience]:
-    """Answer with each of a group's policies, and judge the answers by the policy or the truth.
+    """Answer with each of a group's policies, and judge by the true reward or by the policy.
 
-    `reward` names the functions that know the truth, and `truth` is the share of groups that they
-    are asked for; a task without an answer is none of them. Which ones is a function of what was
-    sampled.
+    `reward` names the true reward functions, and `truth` is the share of groups that they judge; a
+    task without an answer is always judged by the policy. The choice is a function of the samples.
     """
     made = await asyncio.gather(*(single_turn(task, policy) for policy in policies))
-    rows = [replace(r, rollout=i, metadata={"part": "answer"}) for i, r in enumerate(made)]
+    rows = [replace(r, rollout_index=i, metadata={"part": "answer"}) for i, r in enumerate(made)]
     texts = [row.response_text for row in rows]
+    # A hash, not a random draw: a group that is run again is judged the same way.
     share = int(content_id(task.task_id, texts, length=12), 16) / 16**12
     if task.answer is not None and share < truth:
         rows = list(await asyncio.gather(*(judged(task, row, reward) for row in rows)))
@@ -63,9 +59,9 @@ async def self_judging(
 async def _judge(
     task: Task, policy: Policy, number: int, rows: Sequence[Experience], *, is_asked: bool
 ) -> tuple[list[Experience], list[float] | None]:
-    """Let a policy judge a group; return its row, with a reward if that is asked, and scores.
+    """Let a policy judge a group; return its row, with a reward if `is_asked`, and the scores.
 
-    Tries that are too long to be judged together are judged by nobody.
+    Return no row and no scores if the rollouts together are too long for one prompt.
     """
     turns: list[Turn] = []
 
@@ -77,16 +73,17 @@ async def _judge(
 
     found: list[float] | None = None
     try:
-        said = await answer(ask, compared(task, rows), lambda x: scores(x, len(rows)), tries=1)
-        found = [float(verdict.value or 0.0) for verdict in said]
+        prompt = compared(task, rows)
+        verdicts = await answer(ask, prompt, lambda x: scores(x, len(rows)), max_attempts=1)
+        found = [float(verdict.value or 0.0) for verdict in verdicts]
     except NoAnswerError:
-        pass  # no answer is a bad one: it costs the judge its reward
+        pass  # an unreadable judgment is a bad one: its reward is 0
     except PolicyError as error:
         if error.finish_reason != "context_overflow":
             raise
         return [], None
     [row] = to_experiences(Task(messages=turns[0].messages), turns)
-    row = replace(row, rollout=number, group_id="judges", metadata={"part": "judge"})
+    row = replace(row, rollout_index=number, group_id="judges", metadata={"part": "judge"})
     if not is_asked:
         return [replace(row, drop_reason="a judgement without the truth to learn from")], found
     errors = [abs(a - (b.reward or 0.0)) for a, b in zip(found or [], rows, strict=bool(found))]

@@ -1,4 +1,4 @@
-"""Ask once, answer once."""
+"""Sample one answer to a task."""
 
 from ...store.records import Experience, Task
 from ..inference.policy import Completion, Policy, Turn
@@ -6,16 +6,12 @@ from ..trajectories.trajectory import to_experiences
 
 
 async def single_turn(task: Task, policy: Policy) -> Experience:
-    """Ask once, answer once."""
+    """Sample one answer to the task's messages."""
     [completion] = await policy.generate(task.messages)
     return experience(task, completion)
 
 
 def experience(task: Task, completion: Completion) -> Experience:
-    """Turn one completion into a row: the sampled tokens, and only they, are trained on.
-
-    Per-token columns are aligned with prompt and response together; at prompt tokens the mask is
-    false and the log-prob 0.
-    """
+    """Return a completion as a row; only its sampled tokens are trained on."""
     [row] = to_experiences(task, [Turn(messages=list(task.messages), completion=completion)])
     return row

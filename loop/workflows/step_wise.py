@@ -1,7 +1,8 @@
-"""An agent's steps as rows of their own, each with a prompt that says where it stands.
+"""Step-wise rollouts: each step of an agent is a row whose prompt describes the current state.
 
-For `multi_step_grpo` and GiGPO (arXiv:2505.10978), whose anchor states are the rows' `prompt_text`:
-what the environment showed. Both find a rollout's outcome by every rule of `rewards`.
+For `multi_step_grpo` and GiGPO (arXiv:2505.10978), whose anchor states are the rows' `prompt_text`,
+the observation of the environment. Both can recover a rollout's outcome under every rule of
+`rewards`.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Literal
 from ...operators.advantage.steps import DISCOUNT
 from ...store.records import Experience, Message, Task
 from ..environments.environment import Shown, Step
-from ..environments.episode import EnvironmentSpec, joined, noted, opened, told
+from ..environments.episode import EnvironmentSpec, as_messages, joined, noted, opened
 from ..inference.policy import Policy, PolicyError
 from ..trajectories.conversation import Conversation
 
@@ -20,18 +21,18 @@ Rule = Literal["last", "all", "discounted", "own"]
 
 @dataclass
 class _Past:
-    """What was shown and answered so far."""
+    """The observations and answers so far."""
 
     opening: list[Message]
-    """What every step's prompt begins with."""
+    """The messages with which every step's prompt begins."""
     shown: list[list[Message]]
     answers: list[Message]
 
     def prompt(self, history: int | None) -> list[Message]:
-        """Return what the policy is asked now, with as many earlier steps."""
+        """Return the prompt of the next step, with the last `history` steps (None: all)."""
         first = 0 if history is None else max(0, len(self.answers) - history)
         [begun, *rest] = self.shown[first:] or [[]]
-        made = list(self.opening)
+        made = list(self.opening)  # a copy: `+=` below must not extend the next steps' opening
         if len(begun) == 1 and begun[0].get("role") == "user":
             made = joined(made, begun[0]["content"])
         else:
@@ -53,14 +54,14 @@ async def step_wise(
     at_once: int | None = None,
     close_seconds: float = 10.0,
 ) -> list[Experience]:
-    """Act in an environment as in `multi_turn`; each answer is a row with a prompt of its own.
+    """Act in an environment as in `multi_turn`; each answer is a row with its own prompt.
 
-    A prompt is how the episode began, the last `history` steps (None: all) and what is shown now.
-    `rewards` says which rows have which: `last`, the sum of all steps at the last row and 0 at the
-    others; `all`, that sum at each; `discounted`, what came from the step on, each later step
-    times `gamma` once more; `own`, each step's own. By the last two rules `metrics` have
-    `reward_discount`, `gamma` or 0, so that the steps' own rewards can be told from the rows. When
-    no step had a reward, the rewards of the configuration judge each row.
+    A prompt is the beginning of the episode, the last `history` steps (None: all) and the current
+    observation. `rewards` sets the rewards of the rows: `last`, the sum over all steps at the last
+    row and 0 at the others; `all`, that sum at each row; `discounted`, the return from the step
+    on, discounted by `gamma`; `own`, each step's own reward. Under the last two rules `metrics`
+    have `reward_discount`, `gamma` or 0, from which the steps' own rewards can be recovered. If no
+    step has a reward, the configured rewards judge each row.
     """
     own: list[float | None] = []
     rows: list[Experience] = []
@@ -73,30 +74,30 @@ async def step_wise(
             step = noted(policy, await world.step(answer)) if goes_on else Step(is_done=True)
             if turn == max_turns and not step.is_done:
                 conversation.finish("max_turns")
-            made = conversation.rows()
+            made = conversation.rows()  # after `finish`, which sets the last row's finish reason
             rows += made
             own += [step.reward] * len(made)
             if step.is_done:
                 break
             past.answers.append(answer)
-            past.shown.append(told(step.shown))
+            past.shown.append(as_messages(step.shown))
     return _rewarded(rows, own, rewards, gamma)
 
 
 def _begun(task: Task, shown: Shown) -> _Past:
     if isinstance(shown, str):
-        return _Past(list(task.messages), [told(shown)], [])
+        return _Past(list(task.messages), [as_messages(shown)], [])
     return _Past(list(shown[:-1]), [list(shown[-1:])], [])
 
 
-async def _asked(talk: Conversation, *, is_first: bool) -> bool:
-    """Let the policy answer; false when the prompt became too long, or the try is stopped."""
+async def _asked(conversation: Conversation, *, is_first: bool) -> bool:
+    """Let the policy answer; return False if the prompt is too long or the rollout is cancelled."""
     try:
-        completion = await talk.respond()
+        completion = await conversation.respond()
     except PolicyError as error:
         if is_first or error.finish_reason not in ("context_overflow", "abort"):
             raise
-        talk.finish(error.finish_reason)
+        conversation.finish(error.finish_reason)
         return False
     return completion.finish_reason != "abort"
 
@@ -113,8 +114,8 @@ def _rewarded(
     elif rule == "last":
         values = [0.0] * (len(values) - 1) + [sum(values)]
     elif rule == "discounted":
-        for place in range(len(values) - 2, -1, -1):
-            values[place] += gamma * values[place + 1]
+        for i in range(len(values) - 2, -1, -1):
+            values[i] += gamma * values[i + 1]
     mark = {} if discount is None else {DISCOUNT: discount}
     rewarded = [row.with_reward({"environment": v}) for row, v in zip(rows, values, strict=True)]
     return [replace(row, metrics={**row.metrics, **mark}) for row in rewarded]

@@ -1,6 +1,6 @@
-"""The policy thinks as long as it may; then the thought is closed for it, and it answers.
+"""Budget forcing, as in s1 (arXiv:2501.19393): thinking is cut off after a number of tokens.
 
-Budget forcing, as in s1 (arXiv:2501.19393).
+The policy then answers.
 """
 
 from dataclasses import replace
@@ -23,11 +23,11 @@ async def thinking_budget(
 ) -> None:
     """Let the policy think for `max_thinking` tokens, then answer in `max_answer`.
 
-    `opening` begins the thought where the chat template does not, as `<think>\\n`. A thought that
-    does not come to `end` in time is closed with the text `forced`. What is forced is not trained
-    on (its mask is false); thought and answer are one row, which the rewards of the configuration
-    judge as a whole. Noted are `thinking/tokens`, and `thinking/forced` where it was closed. None:
-    `max_answer` is `sampling.max_tokens`.
+    `opening` begins the thought if the chat template does not, for example `<think>\\n`. A thought
+    that does not reach `end` in time is closed with the text `forced`, which is not trained on (its
+    mask is false). Thought and answer are one row, which the configured rewards judge as a whole.
+    The metrics are `thinking/tokens`, and `thinking/forced` if the thought was closed. `max_answer`
+    defaults to `sampling.max_tokens`.
     """
     conversation = Conversation(task, policy)
     usual = policy.sampling if isinstance(policy, RolloutPolicy) else Sampling()

@@ -1,7 +1,7 @@
-"""One turn in which the right tools are to be called, with the right arguments: Tool-N1.
+"""Tool-N1 (arXiv:2505.00024): one turn that must call the right tools with the right arguments.
 
-arXiv:2505.00024. The task's metadata has `tools`, the functions that are offered as chat APIs take
-them, and `tool_calls`, what is expected.
+The task's metadata has `tools`, the functions in the form of chat APIs, and `tool_calls`, the
+expected calls.
 """
 
 import json
@@ -22,8 +22,8 @@ async def tool_calls(
 ) -> dict[str, float | None]:
     """Ask once, with the task's tools; the reward is `tool_call_match` of the calls.
 
-    No tool is called. A try that names no tool of the task's, or whose arguments are no JSON
-    object, ends as `unknown_tool` or `malformed_arguments`, and is noted as `tools/unknown` or
+    No tool is executed. A call to an unknown tool, or with arguments that are not a JSON object,
+    ends the rollout as `unknown_tool` or `malformed_arguments`, counted as `tools/unknown` or
     `tools/malformed`. Raises ConfigError for a task without tools.
     """
     tools = _offered(task)
@@ -43,7 +43,7 @@ async def tool_calls(
 
 
 def _offered(task: Task) -> list[dict[str, Any]]:
-    """Return a task's tools in the form of chat APIs, also where it has only their functions."""
+    """Return a task's tools in the form of chat APIs; bare functions are wrapped."""
     given = (task.metadata or {}).get("tools")
     named = isinstance(given, list) and all(_has_name(one) for one in given)
     if not given or not named:

@@ -1,7 +1,7 @@
-"""A language model plays the user: it knows who it is and what it wants, and says when it is done.
+"""A language model plays the user, with a persona and a goal, and ends the conversation.
 
-As in tau-bench (arXiv:2406.12045). The task's metadata has a `goal`, and a `persona` if it matters;
-its messages are what the policy is told, up to the user's first message, or without one.
+As in tau-bench (arXiv:2406.12045). The task's metadata has a `goal` and optionally a `persona`. Its
+messages are the policy's instructions, with or without the user's first message.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _ROLE = (
 )
 _BEGIN = "The assistant is listening. Write your first message."
 _LONGEST = 8000
-"""Characters of a user's message that are passed on."""
+"""Most characters of a user's message that are passed on."""
 
 
 async def user_simulator(
@@ -31,42 +31,43 @@ async def user_simulator(
     done: str = "[DONE]",
     role: str = _ROLE,
 ) -> list[Experience]:
-    """Let the policy talk with `user`, a model of `explorer.auxiliary_models`, `max_turns` times
-    at most.
+    """Let the policy and a simulated user converse for at most `max_turns` turns.
 
-    `role` is what the user is told, with `{persona}`, `{goal}` and `{done}`, the word that ends it.
-    What the user says is told and not trained on. `metrics` of the last row have `user/done`: 1
-    when the user ended it. Raises PolicyError when the user gives no answer.
+    `user` is a model of `explorer.auxiliary_models`. `role` is its system prompt, with `{persona}`,
+    `{goal}` and `{done}`, the word that ends the conversation. The user's messages are not trained
+    on. `metrics` of the last row have `user/done`: 1 if the user ended the conversation. Raises
+    PolicyError if the user model fails.
     """
-    talk = Conversation(task, policy)
+    conversation = Conversation(task, policy)
     about = task.metadata or {}
-    told = {"persona": str(about.get("persona") or "anybody"), "done": done}
-    told["goal"] = str(about.get("goal") or task.prompt_text or "to be helped")
-    for name, value in told.items():
+    fields = {"persona": str(about.get("persona") or "anybody"), "done": done}
+    fields["goal"] = str(about.get("goal") or task.prompt_text or "to be helped")
+    for name, value in fields.items():  # not `str.format`: a role may contain other braces
         role = role.replace(f"{{{name}}}", value)
     given = len([m for m in task.messages if m.get("role") == "system"])
     is_done = False
     for _ in range(max_turns):
-        if not talk.messages[given:] or talk.messages[-1].get("role") == "assistant":
-            said = await _said(user, role, talk.messages[given:])
-            is_done = done in said
+        spoken = conversation.messages[given:]
+        if not spoken or spoken[-1].get("role") == "assistant":
+            text = await _user_message(user, role, spoken)
+            is_done = done in text
             if is_done:
                 break
-            talk.add(said)
+            conversation.add(text)
         try:
-            await talk.respond()
+            await conversation.respond()
         except PolicyError as error:
-            if error.finish_reason != "context_overflow" or not talk.turns:
+            if error.finish_reason != "context_overflow" or not conversation.turns:
                 raise
-            talk.ended = error.finish_reason
+            conversation.ended = error.finish_reason
             break
-    rows = talk.rows()
-    measured = {"user/done": float(is_done), "user/turns": float(len(talk.turns))}
+    rows = conversation.rows()
+    measured = {"user/done": float(is_done), "user/turns": float(len(conversation.turns))}
     return [*rows[:-1], *(replace(r, metrics={**r.metrics, **measured}) for r in rows[-1:])]
 
 
-async def _said(user: Policy, role: str, messages: Sequence[Message]) -> str:
-    """Return what the user says next: in its own eyes, it is the assistant of the conversation."""
+async def _user_message(user: Policy, role: str, messages: Sequence[Message]) -> str:
+    """Return the user's next message; roles are swapped, since the model answers as assistant."""
     other = {"user": "assistant", "assistant": "user"}
     seen: list[Message] = [
         {"role": other[str(m.get("role"))], "content": str(m.get("content") or "")}

@@ -1,4 +1,4 @@
-"""The workflow `verifiers`: environments of the package of that name."""
+"""The workflow `verifiers`: environments of the package verifiers."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -12,31 +12,28 @@ from ..inference.policy import Policy
 
 
 async def verifiers(
-    task: Task,
-    policy: Policy,
-    *,
-    environment: str,
-    arguments: Mapping[str, Any] | None = None,
+    task: Task, policy: Policy, *, environment: str, arguments: Mapping[str, Any] | None = None
 ) -> list[Experience]:
-    """Let an environment of verifiers try a task of `verifiers_tasks`; its rubric is the reward.
+    """Run a task of `verifiers_tasks` in its environment; the reward is that of its rubric.
 
-    `environment` is the name of one that is installed, or `package.module:function`, which makes
-    it; `arguments` go to it. The environment asks the policy as it would ask any server. The
-    rubric's parts are in the rows' `metrics`, called `verifiers/NAME`.
+    `environment` is the name of an installed environment, or a `package.module:function` that
+    returns one; `arguments` are passed to it. The environment calls the policy like any other
+    server. The parts of the rubric are in the rows' `metrics`, as `verifiers/NAME`.
     """
     from ..chat_api.recording import record
 
     world = loaded(environment, arguments)
-    summary = dict(task.metadata or {})
+    known = dict(task.metadata or {})
     asked = {
         "prompt": [dict(message) for message in task.messages],
         "answer": task.answer or "",
-        "task": summary.get("task", "default"),
-        "example_id": summary.get("example_id", 0),
-        "info": summary.get("info") or {},
+        "task": known.get("task", "default"),
+        "example_id": known.get("example_id", 0),
+        "info": known.get("info") or {},
     }
     async with record(policy, task) as session:
         state: Any = await world.rollout(asked, session.client, session.model, {})  # type: ignore[arg-type]
+        # The policy's own error comes first: it carries the finish reason.
         if session.failure is not None:
             raise session.failure
         if state.get("error") is not None:

@@ -6,8 +6,7 @@ import polars as pl
 
 from ..body import FrameFunction
 from ..decorator import operator
-from ..seeded_random import chance
-from ..statistics import GROUP, advantage, centered, reward, zscore
+from ..statistics import GROUP, advantage, centered, reward, seeded_uniform, zscore
 
 _LOW, _KEPT, _PLACE = "is_below_the_mean", "reward_kept", "place_by_lot"
 
@@ -21,7 +20,7 @@ _LOW, _KEPT, _PLACE = "is_below_the_mean", "reward_kept", "place_by_lot"
 def balanced(
     *,
     drop: Literal["none", "balance"] = "balance",
-    normalise: Literal["none", "std"] = "none",
+    normalize: Literal["none", "std"] = "none",
     epsilon: float = 1e-6,
     seed: int = 0,
 ) -> FrameFunction:
@@ -30,7 +29,7 @@ def balanced(
     With `drop="balance"` (RED-drop of arXiv:2509.24203) a group with more rewards below its mean
     than others keeps as many of those as it has others; which, a lot by `seed` and id decides. An
     answer that is not kept has advantage 0: it pulls nowhere. With `drop="none"` all are kept, the
-    group-relative REINFORCE of that paper. `normalise="std"` divides by the deviation of the kept,
+    group-relative REINFORCE of that paper. `normalize="std"` divides by the deviation of the kept,
     plus `epsilon`.
 
     >>> rows = pl.DataFrame({"experience_id": list("abcd"), "group_id": "g",
@@ -44,8 +43,9 @@ def balanced(
         is_kept = reward.is_not_null() if drop == "none" else _is_kept()
         kept = drawn.with_columns(pl.when(is_kept).then(reward).alias(_KEPT))
         one = pl.col(_KEPT)
-        scaled = normalise == "std"
+        scaled = normalize == "std"
         value = zscore(one, GROUP, epsilon=epsilon) if scaled else centered(one, GROUP)
+        # 0, not NULL, which would say that the advantage was not computed
         return kept.with_columns(advantage(value.fill_null(0.0))).drop(_LOW, _KEPT, _PLACE)
 
     return set_advantage
@@ -53,7 +53,7 @@ def balanced(
 
 def _lot(seed: int) -> pl.Expr:
     def draw(ids: pl.Series) -> pl.Series:
-        return pl.Series([chance(seed, one) for one in ids], dtype=pl.Float64)
+        return pl.Series([seeded_uniform(seed, one) for one in ids], dtype=pl.Float64)
 
     ids = pl.col("experience_id")
     return ids.map_batches(draw, return_dtype=pl.Float64, is_elementwise=True).alias(_PLACE)

@@ -48,6 +48,20 @@ def greedy_baseline(*, baseline: str) -> pl.Expr:
     return advantage(reward - finite(baseline))
 
 
+@operator("derive")
+def kto_advantage(*, above: float = 0.0) -> pl.Expr:
+    """Set `advantage` to 1 where the reward is above a threshold, and to -1 elsewhere.
+
+    These are the labels of KTO (arXiv:2402.01306), desirable and undesirable. A row without a
+    reward has no advantage.
+
+    >>> rows = pl.DataFrame({"experience_id": list("abc"), "reward": [1.0, 0.0, None]})
+    >>> rows.pipe(kto_advantage())["advantage"].to_list()
+    [1.0, -1.0, None]
+    """
+    return advantage(pl.when(reward > above).then(1.0).when(reward <= above).then(-1.0))
+
+
 @operator("derive", scope="all")
 def batch_zscore(
     *, per: Literal["row", "token"] = "row", epsilon: float = 1e-8
@@ -56,13 +70,13 @@ def batch_zscore(
 
     REINFORCE++ (arXiv:2501.03262) without its KL penalty, undiscounted: each token's return is the
     reward. With `per="token"` each row counts as often as it has trained tokens, as where
-    advantages are normalised token by token; a row without a `loss_mask` is left out then.
+    advantages are normalized token by token; a row without a `loss_mask` is left out then.
 
     >>> rows = pl.DataFrame({"experience_id": list("abc"), "reward": [1.0, 0.0, 0.5]})
     >>> rows.pipe(batch_zscore(epsilon=0.0))["advantage"].to_list()
     [1.0, -1.0, 0.0]
     """
-    return _normalised(reward, per, epsilon)
+    return _normalized(reward, per, epsilon)
 
 
 @operator("derive", whole_groups=True, scope="all")
@@ -79,10 +93,10 @@ def centered_batch_zscore(
     [0.866, -0.866, 0.866, -0.866]
     """
     # a column of its own first: Polars takes no window within another
-    return _normalised(centered(reward, GROUP), per, epsilon)
+    return _normalized(centered(reward, GROUP), per, epsilon)
 
 
-def _normalised(value: pl.Expr, per: str, epsilon: float) -> Declared:
+def _normalized(value: pl.Expr, per: str, epsilon: float) -> Declared:
     def set_advantage(frame: pl.LazyFrame) -> pl.LazyFrame:
         named = frame.with_columns(value.alias(_VALUE), _times(per).alias(_TIMES))
         scaled = _scaled(epsilon) if per == "token" else zscore(pl.col(_VALUE), epsilon=epsilon)
@@ -92,7 +106,7 @@ def _normalised(value: pl.Expr, per: str, epsilon: float) -> Declared:
     return Declared(body=set_advantage, reads=tuple(dict.fromkeys(reads)), writes=("advantage",))
 
 
-_VALUE, _TIMES = "value_to_normalise", "times_it_counts"
+_VALUE, _TIMES = "value_to_normalize", "times_it_counts"
 
 
 def _times(per: str) -> pl.Expr:
@@ -105,6 +119,7 @@ def _scaled(epsilon: float) -> pl.Expr:
     value: Any = pl.when(times.is_not_null()).then(pl.col(_VALUE))
     count = pl.when(value.is_not_null()).then(times).sum()
     mean = listed(times * value).sum() / count
+    # n - 1 with n tokens, as if each token were a row
     std = (listed(times * (value - mean) ** 2).sum() / (count - 1)).sqrt()
     return (
         pl.when(differ(value)).then((value - mean) * inverse(std + epsilon)).otherwise(zero(value))

@@ -4,9 +4,9 @@ from typing import Literal
 
 import polars as pl
 
-from ...store.errors import OperatorError
 from ..body import Declared
 from ..decorator import operator
+from ..parameters import Positive
 from ..statistics import GROUP, advantage, centered, differ, inverse, listed, mean, reward, zscore
 
 
@@ -65,18 +65,16 @@ def leave_one_out() -> pl.Expr:
 
 
 @operator("derive", whole_groups=True)
-def log_mean_exp(*, tau: float = 1.0) -> pl.Expr:
+def log_mean_exp(*, tau: Positive = 1.0) -> pl.Expr:
     """Set `advantage` to the reward less tau * log(mean(exp(reward / tau))) of its group.
 
-    The baseline of OPMD that follows from its regularised objective (arXiv:2505.17826, as in Kimi
+    The baseline of OPMD that follows from its regularized objective (arXiv:2505.17826, as in Kimi
     k1.5, arXiv:2501.12599): near the best reward for a small `tau`, near the mean for a large one.
 
     >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "group_id": "g", "reward": [1.0, 0.0]})
     >>> rows.pipe(log_mean_exp(tau=1.0))["advantage"].round(3).to_list()
     [0.38, -0.62]
     """
-    if tau <= 0:
-        raise OperatorError(f"`tau` of `log_mean_exp` must be above 0, got {tau}")
     top = reward.max().over(GROUP)
     scaled = ((reward - top) / tau).exp()  # less the largest, so that none overflows
     baseline = top + tau * mean(scaled, GROUP).log()
@@ -85,10 +83,10 @@ def log_mean_exp(*, tau: float = 1.0) -> pl.Expr:
 
 @operator("derive", whole_groups=True)
 def above_greedy() -> pl.Expr:
-    """Set `advantage` to the reward less that of its group's greedy try (ReMax, arXiv:2310.10505).
+    """Set `advantage` to the reward less that of its group's greedy row (ReMax, arXiv:2310.10505).
 
-    The greedy try is the row whose `metrics` have `is_greedy`, as explorers mark it. Where a group
-    has none, or its reward is NULL, no row has an advantage.
+    The greedy row has `is_greedy` in its `metrics`, set by the explorer. If a group has none, or
+    its reward is NULL, no row of the group has an advantage.
 
     >>> greedy = [[], [{"name": "is_greedy", "value": 1.0}]]
     >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "group_id": "g", "reward": [1.0, 0.25],

@@ -5,9 +5,9 @@ from operator import mul
 
 import polars as pl
 
-from ...store.errors import OperatorError
 from ..body import FrameFunction
 from ..decorator import operator
+from ..parameters import Count
 from ..statistics import GROUP, advantage, inverse, reward
 
 
@@ -29,7 +29,7 @@ def max_rl(*, threshold: float = 0.5) -> pl.Expr:
 
 
 @operator("derive", whole_groups=True, reads=("group_id", "reward"), writes=("advantage",))
-def pass_at_k(*, k: int, threshold: float = 0.5) -> FrameFunction:
+def pass_at_k(*, k: Count, threshold: float = 0.5) -> FrameFunction:
     """Set `advantage` to what an answer does for the best of k (pass@k training, arXiv:2508.10751).
 
     Each k answers of a group of n share one reward, 1 when any of them passes; an answer's
@@ -42,10 +42,9 @@ def pass_at_k(*, k: int, threshold: float = 0.5) -> FrameFunction:
     >>> rows.pipe(pass_at_k(k=2))["advantage"].round(3).to_list()
     [1.0, -0.333, -0.333, -0.333]
     """
-    if k < 1:
-        raise OperatorError(f"`k` of `pass_at_k` must be 1 or more, got {k}")
     n, failed = pl.col(_NUM), pl.col(_FAILED)
     mean = 1 - _share_of_sets(failed, n, k)
+    # not n - 1: the sets are all that there are, not a sample of them
     std = (mean * (1 - mean)).sqrt()
     with_failed = 1 - _share_of_sets(failed - 1, n - 1, k - 1)
     own = pl.when(reward > threshold).then(1.0).otherwise(with_failed)

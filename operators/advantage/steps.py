@@ -6,12 +6,12 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from ...store.errors import OperatorError
-from ..body import Declared
+from ..body import Declared, on_all_rows
 from ..decorator import operator
+from ..parameters import Share
 from ..statistics import GROUP, centered, reward, zscore
 
-_ROLLOUT = (GROUP, "rollout")
+_ROLLOUT = (GROUP, "rollout_index")
 _PLACE, _LENGTH, _OUTCOME = "place_in_rollout", "rows_of_rollout", "outcome_of_rollout"
 _OWN, _RETURN, _EPISODE = "reward_of_step", "return_of_step", "return_of_episode"
 _ADDED = (_PLACE, _LENGTH, _OUTCOME, _OWN, _RETURN, _EPISODE)
@@ -30,13 +30,14 @@ def step_zscore(
 
     GRPO (arXiv:2402.03300) over rollouts of several rows: each rollout counts once, however many
     steps it took. `per_step` divides by their number. Steps follow each other by the column
-    `order`; without it, by the number behind the `.` of their id, as explorers name them. The
+    `order`; without it, by the length of their id, then the id, as explorers name them. The
     outcome is the reward of the last step, or the sum of all steps' own rewards where `metrics`
     have `reward_discount`, as `step_wise` marks rows with rewards of their own. When it is NULL,
     all steps of the rollout have no advantage.
 
     >>> rows = pl.DataFrame({"experience_id": ["g/00", "g/00.1", "g/01"], "group_id": "g",
-    ...                      "rollout": [0, 0, 1], "reward": [None, 1.0, 0.0], "metrics": [[]] * 3})
+    ...                      "rollout_index": [0, 0, 1], "reward": [None, 1.0, 0.0],
+    ...                      "metrics": [[]] * 3})
     >>> rows.pipe(step_zscore(epsilon=0.0))["advantage"].round(3).to_list()
     [0.707, 0.707, -0.707]
     """
@@ -44,7 +45,7 @@ def step_zscore(
     def set_advantage(frame: pl.LazyFrame) -> pl.LazyFrame:
         found = _with_returns(_placed(frame, order), _own(), 1.0)
         once = pl.when(pl.col(_PLACE) == 1).then(pl.col(_EPISODE))
-        # of one row a rollout, then told to its other rows
+        # of one row a rollout, so that long rollouts do not count more; then for all its rows
         scored = found.with_columns(zscore(once, GROUP, epsilon=epsilon).alias(_OUTCOME))
         credit = pl.col(_OUTCOME).max().over(_ROLLOUT)
         if per_step:
@@ -61,8 +62,8 @@ def gigpo(
     step_reward: str | None = None,
     order: str | None = None,
     omega: float = 1.0,
-    gamma: float = 0.95,
-    normalise: Literal["none", "std"] = "none",
+    gamma: Share = 0.95,
+    normalize: Literal["none", "std"] = "none",
     epsilon: float = 1e-6,
 ) -> Declared:
     """Give each step the credit of its rollout, and of its action at its state (GiGPO).
@@ -70,7 +71,7 @@ def gigpo(
     arXiv:2505.10978: the rollout's return is compared with those of its group; the discounted
     return from the step on with those of all steps of the group at the same `state` (an anchor: a
     hash or a text of what the environment showed); advantage = first + omega * second. Both are
-    less the mean, with `normalise="std"` over the deviation plus `epsilon`. A step whose state is
+    less the mean, with `normalize="std"` over the deviation plus `epsilon`. A step whose state is
     NULL, or comes once, has no second part.
 
     `step_reward` names the column of each step's own reward. Without it, `reward` is read as rows
@@ -79,13 +80,11 @@ def gigpo(
     which one is NULL has no advantage. `order` is as in `step_zscore`.
 
     >>> rows = pl.DataFrame({"experience_id": ["g/00", "g/00.1", "g/01"], "group_id": "g",
-    ...                      "rollout": [0, 0, 1], "reward": [None, 1.0, 0.0],
+    ...                      "rollout_index": [0, 0, 1], "reward": [None, 1.0, 0.0],
     ...                      "prompt_text": ["start", "door", "start"], "metrics": [[]] * 3})
     >>> rows.pipe(gigpo(gamma=0.5))["advantage"].to_list()
     [0.75, 0.5, -0.75]
     """
-    if not 0 <= gamma <= 1:
-        raise OperatorError(f"`gamma` of `gigpo` must be from 0 to 1, got {gamma}")
 
     def set_advantage(frame: pl.LazyFrame) -> pl.LazyFrame:
         own = pl.col(step_reward) if step_reward else _own()
@@ -99,7 +98,7 @@ def gigpo(
         return made.drop(_ADDED)
 
     def _norm(value: pl.Expr, *over: str) -> pl.Expr:
-        scaled = normalise == "std"
+        scaled = normalize == "std"
         return zscore(value, *over, epsilon=epsilon) if scaled else centered(value, *over)
 
     rewards = [step_reward] if step_reward else ["reward", "metrics"]
@@ -113,8 +112,8 @@ def _reads(order: str | None, *names: str) -> tuple[str, ...]:
 
 def _placed(frame: pl.LazyFrame, order: str | None) -> pl.LazyFrame:
     """Add the place of each row in its rollout, from 1, and how many there are."""
-    number = pl.col("experience_id").str.extract(r"\.(\d+)$").cast(pl.Int64, strict=False)
-    step = pl.col(order) if order else number.fill_null(0)
+    # shorter ids first: the explorer names the rows of a rollout "02", "02.1" ... "02.10"
+    step = pl.col(order) if order else pl.col("experience_id").str.len_bytes()
 
     def add(rows: pl.DataFrame) -> pl.DataFrame:
         by = rows.select(*_ROLLOUT, step.alias("step"), id="experience_id")
@@ -127,8 +126,7 @@ def _placed(frame: pl.LazyFrame, order: str | None) -> pl.LazyFrame:
         length[in_order] = lengths[rollout]
         return rows.with_columns(pl.Series(_PLACE, place), pl.Series(_LENGTH, length))
 
-    schema = {**frame.collect_schema(), _PLACE: pl.Int64(), _LENGTH: pl.Int64()}
-    return frame.map_batches(add, schema=schema)
+    return on_all_rows(add, {_PLACE: pl.Int64, _LENGTH: pl.Int64})(frame)
 
 
 def _own() -> pl.Expr:
@@ -145,13 +143,10 @@ def _own() -> pl.Expr:
 
 def _with_returns(frame: pl.LazyFrame, own: pl.Expr, gamma: float) -> pl.LazyFrame:
     """Add each row's own reward, its return, and the sum of its rollout."""
-    schema = dict.fromkeys((_RETURN, _EPISODE), pl.Float64())
-    named = frame.with_columns(own.cast(pl.Float64).alias(_OWN))
-    whole = {**named.collect_schema(), **schema}
 
     def add(rows: pl.DataFrame) -> pl.DataFrame:
         order = rows.select(pl.arg_sort_by(*_ROLLOUT, _PLACE)).to_series().to_numpy()
-        own = rows[_OWN].to_numpy()[order]  # NULL is NaN, which no sum hides
+        own = rows[_OWN].to_numpy()[order]  # NULL is NaN, so a rollout with one has no return
         left = (rows[_LENGTH] - rows[_PLACE]).to_numpy()[order]
         first = (rows[_PLACE] - 1).to_numpy()[order]
         back = np.empty(rows.height, np.int64)
@@ -162,7 +157,8 @@ def _with_returns(frame: pl.LazyFrame, own: pl.Expr, gamma: float) -> pl.LazyFra
         made = [pl.Series(_RETURN, later), pl.Series(_EPISODE, episode)]
         return rows.with_columns(one.fill_nan(None) for one in made)
 
-    return named.map_batches(add, schema=whole)
+    named = frame.with_columns(own.cast(pl.Float64).alias(_OWN))
+    return on_all_rows(add, dict.fromkeys((_RETURN, _EPISODE), pl.Float64))(named)
 
 
 def _returns(own: np.ndarray, left: np.ndarray, gamma: float) -> np.ndarray:

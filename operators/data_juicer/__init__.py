@@ -1,7 +1,6 @@
-"""Data-Juicer's operators, by name and with their own parameters, on our rows in this process.
+"""Data-Juicer's operators, by name and with their own parameters, on rows in this process.
 
-`python -m rlake.operators.data_juicer` prints which of them can be used here, and what the others
-need.
+`python -m rlake.operators.data_juicer` lists those that can be used here, and what others need.
 """
 
 import ast
@@ -13,7 +12,8 @@ from typing import Any
 from ...store.errors import OperatorError, nearest
 from ..apply import Operator
 from ..body import Declared
-from ..decorator import OperatorFunction
+from ..decorator import OperatorFunction, operator
+from ..resolve import taken_apart
 from . import dataset_operators, registry, row_operators
 from .steps import META, STATS, Step
 from .text_paths import Place
@@ -37,21 +37,21 @@ def _data_juicer(
     """Apply one of Data-Juicer's operators, given as `name` or `{name: {parameter: value}}`.
 
     `column` holds the texts: a text column, or a path into a list of messages, such as
-    `messages[-1].content`, `messages[].content` or `messages[assistant].content`. `columns` says
-    where else an operator's fields are (`{query: prompt_text, messages: "messages[]"}`); a
-    `field_key` and the like name columns themselves, `__dj__stats__.text_len` the column
+    `messages[-1].content`, `messages[].content` or `messages[assistant].content`. `columns` maps
+    other fields of the operator to columns (`{query: prompt_text, messages: "messages[]"}`).
+    Parameters such as `field_key` name columns directly; `__dj__stats__.text_len` is the column
     `text_len`.
 
-    The kind is the operator's: a Filter is a `filter`, its statistics are columns named by their
-    keys, with `prefix` before them, and a dropped row's reason tells them; a Mapper is a `clean`, a
-    `derive` when it sets tags or fields, an `augment` when it makes several texts of one. A
-    Deduplicator and a Selector are filters over all rows. A Grouper sets `batch_id`; an Aggregator
-    sets what it makes of the rows that are equal in the column `by`. Of several texts in a row all
-    must pass a filter, and statistics are lists. A row without text passes no filter, and stays as
-    it is otherwise.
+    A Filter becomes a `filter`: its statistics are columns, named by their keys after `prefix`, and
+    the reason of a dropped row shows them. A Mapper becomes a `clean`, a `derive` if it sets tags
+    or fields, or an `augment` if it makes several texts from one. A Deduplicator or a Selector
+    becomes a filter over all rows. A Grouper sets `batch_id`; an Aggregator sets its result for
+    the rows with the same value in the column `by`. If a row has several texts, all must pass a
+    filter, and statistics are lists. A row without text is dropped by a filter, and unchanged by
+    other operators.
 
-    `release` is the version of Data-Juicer, and belongs to the fingerprint; another than the
-    installed one is refused.
+    `release` is the version of Data-Juicer; it is part of the fingerprint, and must be the
+    installed one.
 
     >>> import polars as pl
     >>> table = pl.DataFrame({"experience_id": ["a", "b"], "response_text": ["4", "It is four."]})
@@ -61,9 +61,8 @@ def _data_juicer(
     >>> short.apply(table).dropped.rows()
     [('a', 'text_len 1 not in [2, ∞)')]
 
-    Raises OperatorError for a name or parameter that Data-Juicer has not, and for an operator that
-    needs a package, a model or an interface that is not there: none is ever installed or loaded
-    from elsewhere.
+    Raises OperatorError for an unknown name or parameter, and for an operator that needs a package,
+    a model or an API that is missing: nothing is installed or downloaded.
     """
     if release != registry.release():
         raise OperatorError(
@@ -108,7 +107,7 @@ class DataJuicer(OperatorFunction[...]):
                 )
             raise OperatorError(
                 f"`data_juicer` needs one of its operators, as `{{data_juicer: {{NAME: ...}}}}`, "
-                f"and takes {', '.join(_OWN[1:])} beside; got {', '.join(others) or 'none'}"
+                f"and may have {', '.join(_OWN[1:])}; got {', '.join(others) or 'none'}"
             )
         kwargs.setdefault("release", registry.release())
         made = super().__call__(*args, **kwargs)
@@ -128,40 +127,18 @@ class Named(Operator):
 
 
 _data_juicer.__name__ = _data_juicer.__qualname__ = "data_juicer"
-data_juicer = DataJuicer(
-    _data_juicer,
-    kind="filter",
-    version=1,
-    reads=None,
-    reads_all=False,
-    may_read=(),
-    forgives=False,
-    writes=None,
-    scope=None,
-    whole_groups=False,
-    links=(),
-)
+data_juicer = DataJuicer(_data_juicer, **operator("filter")(_data_juicer).declared)
 _DEFAULTS = {n: p.default for n, p in data_juicer.parameters.signature.parameters.items()}
 
 
 def _named(given: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    if isinstance(given, str):
-        return given, {}
-    if len(given) != 1:
-        raise OperatorError(
-            f"one of Data-Juicer's operators is `name` or `{{name: {{parameter: value}}}}`, got "
-            f"{dict(given)!r}"
-        )
-    [(name, params)] = given.items()
-    if params is not None and not isinstance(params, Mapping):
-        raise OperatorError(f"parameters of `{name}` must be `parameter: value`, got {params!r}")
-    return str(name), dict(params or {})
+    return taken_apart(given, "one of Data-Juicer's operators")
 
 
 def _fields(
     name: str, params: Mapping[str, Any], column: str, columns: Mapping[str, str], prefix: str
 ) -> dict[str, Place]:
-    """Say where each field that the operator may look at is in our rows."""
+    """Return where each field that the operator may read is in our rows."""
     own = {field: Place.parse(path) for field, path in columns.items()}
     for media in registry.media_of(name):
         if media not in own:

@@ -1,4 +1,4 @@
-"""Rows in memory that its operators over all rows take for a data set: no files, no processes."""
+"""An in-memory stand-in for Hugging Face's `Dataset`, without files or processes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -8,11 +8,11 @@ import numpy as np
 from .steps import Samples, size
 
 PLACE = "place_of_the_sample"
-"""Field that says which sample a sample was, whatever is done to the data set."""
+"""Field with the original index of a sample."""
 
 
 class Dataset:
-    """The part of Hugging Face's `Dataset` that deduplicators, selectors and groupers call."""
+    """The part of `Dataset` that deduplicators, selectors and groupers call."""
 
     def __init__(self, samples: Samples, *, places: Sequence[int] | None = None) -> None:
         given = range(size(samples)) if places is None else places

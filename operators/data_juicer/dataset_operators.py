@@ -1,4 +1,4 @@
-"""Its operators over all rows: deduplicators, selectors, groupers and aggregators."""
+"""Data-Juicer's operators on all rows: deduplicators, selectors, groupers and aggregators."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -8,18 +8,19 @@ import polars as pl
 import pyarrow as pa
 
 from ...store.errors import OperatorError
-from ..body import Batches, Declared
+from ..body import Batches, Declared, on_all_rows
 from ..invariants import id_column
-from ..kinds import KEEP, REASON
+from ..kinds import KEEP, MARKS, REASON
 from ..scope import places_by_group
 from . import registry
 from .dataset import PLACE, Dataset
 from .output_columns import boundary, probe
+from .row_operators import no_text, reads
 from .steps import META, Samples, plain, put
 from .text_paths import Place
 
 BATCH = "batch_id"
-"""Column in which a grouper says to which batch a row belongs: the id of the batch's first row."""
+"""Column with the batch that a grouper puts a row in: the id of the batch's first row."""
 
 _BATCH_META = "__dj__batch_meta__"
 _UID = "__dj__uid"
@@ -46,26 +47,21 @@ def body(
 
 
 Dropped = dict[int, str | int]
-"""Why a row is dropped, by its place: a reason, or the place of the row that it repeats."""
+"""Why a row is dropped, by its index: a reason, or the index of the row that it repeats."""
 
 
 def _filter(fields: Mapping[str, Place], judge: Callable[[Dataset], Dropped]) -> Declared:
     def mark(rows: pl.DataFrame) -> pl.DataFrame:
         key, data = id_column(rows.columns), _dataset(rows, fields)
-        message: list[str | None] = [f"there is no text in `{fields.get('text')}`"] * rows.height
-        for place in data.places:
-            message[place] = None
-        for place, why in judge(data).items():
-            is_row = isinstance(why, int)
-            message[place] = f"repeats {key} {rows[key][why]}" if is_row else why
-        reasons = pl.Series(REASON, message, pl.String)
+        why = dict.fromkeys(range(rows.height), no_text(fields)) | dict.fromkeys(data.places)
+        for place, reason in judge(data).items():
+            is_row = isinstance(reason, int)
+            why[place] = f"repeats {key} {rows[key][reason]}" if is_row else reason
+        reasons = pl.Series(REASON, list(why.values()), pl.String)
         return rows.with_columns(reasons.is_null().alias(KEEP), reasons)
 
-    def mark_all(frame: pl.LazyFrame) -> pl.LazyFrame:
-        schema = {**frame.collect_schema(), KEEP: pl.Boolean(), REASON: pl.String()}
-        return frame.map_batches(mark, schema=schema)
-
-    return Declared(body=mark_all, kind="filter", reads=_reads(fields), scope="all")
+    body = on_all_rows(mark, MARKS)
+    return Declared(body=body, kind="filter", reads=reads(fields), scope="all")
 
 
 def _first_ones(op: Any, data: Dataset) -> Dropped:
@@ -82,7 +78,7 @@ def _hashed(op: Any, data: Dataset) -> Dataset:
 
 
 def _repeats(hashed: Dataset, left: set[int]) -> Dropped:
-    """Name for each sample that went the one of its cluster that stays.
+    """Return, for each dropped sample, the one of its cluster that is kept.
 
     Two samples are in one cluster when a hash, or a part of a hash at the same position, is equal.
     """
@@ -125,11 +121,7 @@ def _at(one: Mapping[str, Any], field: str) -> Any:
 
 def _rewrite(op: Any, name: str, fields: Mapping[str, Place]) -> Declared:
     text = fields["text"]
-    if text.is_several:
-        raise OperatorError(
-            f"Data-Juicer's `{name}` rewrites one text a row, and `{text}` may be several; name "
-            f"one, as `{text.column}[-1].{text.field or 'content'}`"
-        )
+    text.check_one(f"Data-Juicer's `{name}` rewrites one text a row")
 
     def rewrite(rows: pl.DataFrame) -> pl.DataFrame:
         data = _dataset(rows, fields)
@@ -140,16 +132,16 @@ def _rewrite(op: Any, name: str, fields: Mapping[str, Place]) -> Declared:
         return rows.with_columns(pl.Series(text.column, cells, pl.String))
 
     return Declared(
-        body=lambda frame: frame.map_batches(rewrite, schema=frame.collect_schema()),
+        body=on_all_rows(rewrite),
         kind="clean",
-        reads=_reads(fields),
+        reads=reads(fields),
         writes=(text.column,),
         scope="all",
     )
 
 
 def _batches(op: Any, name: str, fields: Mapping[str, Place]) -> Declared:
-    """A grouper as a column: rows stay rows, so nothing is lost between it and an aggregator."""
+    """Represent a grouper's batches as a column, from which an aggregator can rebuild them."""
 
     def group(rows: pl.DataFrame) -> pl.DataFrame:
         firsts: list[str | None] = [None] * rows.height
@@ -160,11 +152,8 @@ def _batches(op: Any, name: str, fields: Mapping[str, Place]) -> Declared:
                     firsts[place] = ids[min(batch[PLACE])]
         return rows.with_columns(pl.Series(BATCH, firsts, pl.String))
 
-    def derive(frame: pl.LazyFrame) -> pl.LazyFrame:
-        schema = {**frame.collect_schema(), BATCH: pl.String()}
-        return frame.map_batches(group, schema=schema)
-
-    return Declared(body=derive, kind="derive", reads=_reads(fields), writes=[BATCH], scope="all")
+    body = on_all_rows(group, {BATCH: pl.String})
+    return Declared(body=body, kind="derive", reads=reads(fields), writes=[BATCH], scope="all")
 
 
 def _aggregate(op: Any, name: str, fields: Mapping[str, Place], by: str, prefix: str) -> Declared:
@@ -175,7 +164,7 @@ def _aggregate(op: Any, name: str, fields: Mapping[str, Place], by: str, prefix:
     def aggregate(batch: pa.RecordBatch) -> pa.RecordBatch:
         rows = pl.DataFrame(pl.from_arrow(batch))
         made: dict[str, list[str | None]] = {name: [None] * rows.height for name in columns}
-        samples, owners = rows.select(_reads(fields)), rows[by].to_list()
+        samples, owners = rows.select(reads(fields)), rows[by].to_list()
         for places in places_by_group(owners):
             if owners[places[0]] is None:
                 continue
@@ -189,7 +178,7 @@ def _aggregate(op: Any, name: str, fields: Mapping[str, Place], by: str, prefix:
     return Declared(
         body=Batches(aggregate, dict.fromkeys(columns, pl.String()), by_group=True),
         kind="derive",
-        reads=list(dict.fromkeys([*_reads(fields), by])),
+        reads=list(dict.fromkeys([*reads(fields), by])),
         writes=list(columns),
         scope="group" if by == "group_id" else "all",
     )
@@ -223,10 +212,6 @@ def _tried(op: Any, name: str, fields: Mapping[str, Place]) -> list[str]:
     if not keys:
         raise OperatorError(f"Data-Juicer's `{name}` set nothing for a batch of two plain texts")
     return keys
-
-
-def _reads(fields: Mapping[str, Place]) -> list[str]:
-    return list(dict.fromkeys(place.column for place in fields.values()))
 
 
 def _dataset(rows: pl.DataFrame, fields: Mapping[str, Place]) -> Dataset:

@@ -1,4 +1,4 @@
-"""Guards: the library installs and downloads nothing in this process, and says what it lacks."""
+"""Guards: keep Data-Juicer from installing or downloading, and report what is missing."""
 
 import os
 import re
@@ -13,16 +13,17 @@ from ...store.errors import OperatorError
 
 
 class AbsentError(OperatorError):
-    """An operator needs a package, a model or an interface that is not there."""
+    """An operator needs a package, a model or an API that is missing."""
 
 
 def put_up() -> None:
-    """Replace its installer and loaders, in all of its modules, by ones that refuse what is absent.
+    """Replace Data-Juicer's installer and loaders by ones that raise for what is missing.
 
-    That holds for the whole process, also for its own executor.
+    This affects the whole process, including Data-Juicer's own executor.
     """
     from data_juicer.utils.lazy_loader import LazyLoader
 
+    # without this, an operator that lacks a package runs `pip install` for it
     loader: Any = LazyLoader
     loader._install_package = classmethod(_no_install)
     loader.check_packages = classmethod(_no_check)
@@ -48,7 +49,7 @@ def _no_check(cls: type[Any], package_specs: Any, pip_args: Any = None) -> None:
 
 
 def _watch(module: ModuleType) -> None:
-    """Put checks before what a module uses to load models and lists of words; show no bars."""
+    """Check before a module loads models or word lists, and disable its progress bars."""
     watched = {
         "prepare_model": _model,
         "update_sampling_params": _sampling,
@@ -74,7 +75,7 @@ def _words(words_dir: str, words_type: str) -> Any:
 
 
 def _model(model_type: str, **params: Any) -> Any:
-    """Stand for Data-Juicer's `prepare_model`, which would download what is not there."""
+    """Replace Data-Juicer's `prepare_model`, which would download a missing model."""
     from data_juicer.utils.model_utils import prepare_model
 
     if model_type == "api":

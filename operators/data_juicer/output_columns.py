@@ -1,4 +1,4 @@
-"""What steps write beside texts, found out on a sample: statistics, tags and new fields."""
+"""Infer the columns that steps write, by running them on sample texts."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from ...store.errors import OperatorError, RlakeError
+from ...store.errors import OperatorError, RlakeError, message_of
 from . import registry
 from .guards import AbsentError
 from .steps import META, NOTHING, STATS, Done, Samples, Step, plain, put, run
@@ -123,7 +123,7 @@ def _tried(step: Step, samples: Samples) -> Done:
 
 @contextmanager
 def boundary(name: str) -> Iterator[None]:
-    """Say of what an operator raises on a sample, before any work, what it lacks."""
+    """Turn an error on a sample, before any work, into one that says what is missing."""
     try:
         yield
     except AbsentError as error:
@@ -131,9 +131,9 @@ def boundary(name: str) -> Iterator[None]:
     except RlakeError:
         raise
     except Exception as error:  # the boundary of the library's code
-        message = " ".join(str(error).split())
         raise OperatorError(
-            f"Data-Juicer's `{name}` fails on a plain text with {type(error).__name__}: {message}; "
+            f"Data-Juicer's `{name}` fails on a plain text with {type(error).__name__}: "
+            f"{message_of(error)}; "
             "if it reads other fields than `text`, name their columns in `columns`"
         ) from error
 

@@ -1,4 +1,4 @@
-"""A Data-Juicer recipe: its YAML file, as it is, as operators of a pipeline."""
+"""Use a recipe of Data-Juicer (a YAML file) as operators of a pipeline."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from ...store.errors import ConfigError, nearest
-from ...store.files.text import read_text
+from ...store.errors import ConfigError, message_of, nearest
+from ...store.files.yaml_text import read_text
 from ..apply import Operator
-from ..resolve import RECIPE
+from ..resolve import RECIPE, taken_apart
 from . import data_juicer, registry
 
 _PARAMETERS = ("path", "column", "columns", "prefix", "by")
@@ -20,11 +20,11 @@ _OTHERWISE = {
     "custom_operator_paths": "import the module, or install it as a plug-in of Data-Juicer",
     "validators": "check the rows with a `keep`",
     "hpo_config": "run it with Data-Juicer",
-    "generated_dataset_config": "write the source of the pipeline so",
+    "generated_dataset_config": "generate the rows with the source of the pipeline",
     "decrypt_after_reading": "decrypt the source first",
     "open_insight_mining": "run it with Data-Juicer",
 }
-"""Keys of a recipe that ask for something that pipelines do otherwise."""
+"""Keys of a recipe for what a pipeline does differently, and how it does it."""
 
 _MEDIA = ("image_key", "audio_key", "video_key", "image_bytes_key")
 
@@ -32,13 +32,12 @@ _MEDIA = ("image_key", "audio_key", "video_key", "image_bytes_key")
 def operators_of(params: Mapping[str, Any]) -> list[Operator]:
     """Return the operators of a recipe: `{path: recipe.yaml}`, and parameters of `data_juicer`.
 
-    Of its global keys `text_keys` names the column of texts, where `text`, which every recipe says,
-    stands for `column`; with `op_fusion` filters in a row become one operator, which splits texts
-    into words and lines once. Where to read and write, with how many processes, and what to log is
-    the pipeline's to say: those keys count for nothing.
+    Its global key `text_keys` names the column of texts; the default, `text`, stands for `column`.
+    With `op_fusion`, consecutive filters become one operator that splits texts into words and lines
+    once. Keys for inputs, outputs, processes and logs are ignored, since the pipeline sets these.
 
-    Raises InputError when the file cannot be read, ConfigError for keys that a recipe has not, or
-    that ask for what a pipeline does otherwise, and what `data_juicer` raises.
+    Raises InputError when the file cannot be read, ConfigError for unknown or unsupported keys, and
+    what `data_juicer` raises.
     """
     for key in params:
         if key not in _PARAMETERS:
@@ -49,10 +48,10 @@ def operators_of(params: Mapping[str, Any]) -> list[Operator]:
         raise ConfigError(f"`{RECIPE}` needs the `path` of a recipe, got {params.get('path')!r}")
     path = Path(params["path"])
     recipe = _read(path)
-    beside = {key: value for key, value in params.items() if key != "path"}
-    beside |= _texts(recipe, beside)
+    options = {key: value for key, value in params.items() if key != "path"}
+    options |= _texts(recipe, options)
     return [
-        data_juicer(operator={name: given}, **beside)
+        data_juicer(operator={name: given}, **options)
         for name, given in _fused(recipe["process"], is_on=bool(recipe.get("op_fusion")))
     ]
 
@@ -61,7 +60,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(read_text(path, what="the recipe "))
     except yaml.YAMLError as error:
-        raise ConfigError(f"`{path}` is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"`{path}` is not YAML: {message_of(error)}") from error
     if not isinstance(tree, Mapping) or not isinstance(tree.get("process"), list):
         raise ConfigError(f"the recipe `{path}` must have `process`, a list of operators")
     known = _keys()
@@ -80,11 +79,11 @@ def _keys() -> list[str]:
     return re.findall(r"^(\w+):", message, re.MULTILINE)
 
 
-def _texts(recipe: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
+def _texts(recipe: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that say where a recipe's fields are."""
     given = recipe.get("text_keys") or "text"
     text = given if isinstance(given, str) else given[0]
-    columns = dict(beside.get("columns") or {})
+    columns = dict(options.get("columns") or {})
     for key in _MEDIA:
         if recipe.get(key) not in (None, "images", "audios", "videos", "image_bytes"):
             field = "image_bytes" if key == "image_bytes_key" else key.removesuffix("_key") + "s"
@@ -95,7 +94,7 @@ def _texts(recipe: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, An
 
 def _fused(process: Sequence[Any], *, is_on: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the operators in their order; with fusion, filters that share words or lines as one."""
-    taken = [_one(given) for given in process]
+    taken = [taken_apart(one, "an operator of a recipe", error=ConfigError) for one in process]
     if not is_on:
         yield from taken
         return
@@ -105,15 +104,6 @@ def _fused(process: Sequence[Any], *, is_on: bool) -> Iterator[tuple[str, Mappin
             yield from group
         else:
             yield "general_fused_op", {"fused_op_list": [{name: params} for name, params in group]}
-
-
-def _one(given: Any) -> tuple[str, Mapping[str, Any]]:
-    if isinstance(given, str):
-        return given, {}
-    if not isinstance(given, Mapping) or len(given) != 1:
-        raise ConfigError(f"an operator of a recipe is `name: {{parameter: value}}`, got {given!r}")
-    [(name, params)] = given.items()
-    return str(name), params or {}
 
 
 def _shared(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The library itself: loaded quietly, kept from installing or downloading, its operators built."""
+"""Data-Juicer's operators: loaded quietly, guarded, and built by name."""
 
 import inspect
 import logging
@@ -11,10 +11,11 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 from pydantic.errors import PydanticUserError
 
-from ...store.errors import MissingExtraError, OperatorError, nearest
+from ...store.errors import MissingExtraError, OperatorError, message_of, nearest
+from .. import parameters
 from . import guards
 from .guards import AbsentError
 
@@ -55,7 +56,7 @@ def operators() -> dict[str, type[Any]]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep back what its files, and those of what it imports, say when they are loaded."""
+    """Suppress output of Data-Juicer and its dependencies during their import."""
     before = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:
@@ -82,8 +83,9 @@ def build(name: str, params: Mapping[str, Any]) -> Any:
     except AbsentError as error:
         raise AbsentError(f"Data-Juicer's `{name}` needs {error}") from error
     except Exception as error:  # the boundary of the library's code
-        message = " ".join(str(error).split()) or type(error).__name__
-        raise OperatorError(f"Data-Juicer's `{name}` cannot be built: {message}") from error
+        raise OperatorError(
+            f"Data-Juicer's `{name}` cannot be built: {message_of(error)}"
+        ) from error
 
 
 def source_of(one: Any) -> str:
@@ -107,7 +109,7 @@ def kind_of(made: Any) -> str:
 
 
 def reads_text(name: str) -> bool:
-    """Return whether an operator looks at the text itself, as far as its source tells.
+    """Return whether an operator reads the text itself, judging by its source.
 
     >>> reads_text("text_length_filter"), reads_text("topk_specified_field_selector")
     (True, False)
@@ -128,7 +130,7 @@ def media_of(name: str) -> list[str]:
 
 
 def fields_set(name: str) -> set[str]:
-    """Return the fields of a sample that an operator sets, as far as its source tells.
+    """Return the fields of a sample that an operator sets, judging by its source.
 
     >>> fields_set("fix_unicode_mapper")
     {'text'}
@@ -138,7 +140,7 @@ def fields_set(name: str) -> set[str]:
 
 @cache
 def _code_of(name: str) -> str:
-    """Return the source of an operator's class and of those that it refines, no docstrings."""
+    """Return the source of an operator's class and its bases, without docstrings."""
     found = [
         source_of(one).split('"""', 2)[-1]
         for one in operators()[name].__mro__
@@ -164,14 +166,12 @@ def _class(name: str) -> type[Any]:
 
 def _checked(name: str, made: type[Any], params: Mapping[str, Any]) -> dict[str, Any]:
     known = _parameters(made)
-    checked: dict[str, Any] = {}
-    for key, value in params.items():
+    for key in params:
         if key not in known:
             raise OperatorError(
                 f"Data-Juicer's `{name}` has no parameter `{key}`{nearest(key, known)}"
             )
-        checked[key] = _typed(name, key, value, known[key])
-    return checked
+    return {key: _typed(name, key, value, known[key]) for key, value in params.items()}
 
 
 def _parameters(made: type[Any]) -> dict[str, Any]:
@@ -189,19 +189,12 @@ def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
     if kind in (None, inspect.Parameter.empty) or value is None:
         return value
     try:
-        checked = TypeAdapter(kind, config=ConfigDict(arbitrary_types_allowed=True))
+        made = TypeAdapter(kind, config=ConfigDict(arbitrary_types_allowed=True))
     except PydanticUserError:  # it is a model of its own
-        checked = TypeAdapter(kind)
+        made = TypeAdapter(kind)
     except Exception:  # noqa: BLE001 - the library's annotations are not all types
         return value
-    try:
-        return checked.validate_python(value)
-    except ValidationError as error:
-        message = error.errors()[0]["msg"]
-        raise OperatorError(
-            f"parameter `{key}` of Data-Juicer's `{name}` got {value!r} "
-            f"({type(value).__name__}): {message[0].lower()}{message[1:]}"
-        ) from None
+    return parameters.checked(made, value, f"`{key}` of Data-Juicer's `{name}`")
 
 
 def _refuse_software(name: str, made: type[Any]) -> None:

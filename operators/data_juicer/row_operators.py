@@ -1,6 +1,6 @@
-"""Its filters and mappers as bodies of operators: Arrow batches in, columns out."""
+"""Data-Juicer's filters and mappers as bodies of operators on Arrow batches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,20 +9,14 @@ import pyarrow as pa
 
 from ...store.errors import OperatorError
 from ..body import Batches, Declared
-from ..invariants import OF_A_RUN, id_column
-from ..kinds import KEEP, REASON
+from ..derived_rows import NEW_TEXT, ParentRow, new_rows
+from ..kinds import KEEP, MARKS, REASON
 from .output_columns import Written, arrow, boundary, probe, written
 from .steps import NOTHING, Done, Samples, Step, put, run
 from .text_paths import Place
 
 Fields = Mapping[str, Place]
 """Where each of Data-Juicer's fields is in our rows; `text` is one of them."""
-
-_OF_THE_TEXT = (
-    "token_ids", "loss_mask", "logprobs", "prompt_length", "segments", "token_rewards",
-    "teacher_logprobs", "reward", "rewards", "advantage", "priority", "finish_reason",
-)  # fmt: skip
-"""Columns that say something of the text as it was, NULL in rows with another text."""
 
 
 def body(steps: Sequence[Step], fields: Fields, prefix: str) -> Declared:
@@ -34,21 +28,22 @@ def body(steps: Sequence[Step], fields: Fields, prefix: str) -> Declared:
         )
     if steps[-1].makes_rows:
         return _augment(steps, fields)
-    beside, changed = written(steps, list(fields), prefix)
+    extra, changed = written(steps, list(fields), prefix)
     texts = {name: fields[name] for name in fields if name in changed}
     is_filter = any(step.is_filter for step in steps)
-    call = _Call(steps, fields, texts, beside, is_filter)
-    kind = "filter" if is_filter else "derive" if beside else "clean"
+    call = _Call(steps, fields, texts, extra, is_filter)
+    kind = "filter" if is_filter else "derive" if extra else "clean"
     return Declared(
         body=Batches(call, columns=call.columns),
         kind=kind,
-        reads=_reads(fields),
+        reads=reads(fields),
         writes=[name for name in call.columns if name not in (KEEP, REASON)],
         scope="row",
     )
 
 
-def _reads(fields: Fields) -> list[str]:
+def reads(fields: Fields) -> list[str]:
+    """Return the columns that hold these fields."""
     return list(dict.fromkeys(place.column for place in fields.values()))
 
 
@@ -59,32 +54,34 @@ class _Call:
     steps: Sequence[Step]
     fields: Fields
     changed: Fields
-    beside: Sequence[Written]
+    extra: Sequence[Written]
     is_filter: bool
 
     def __post_init__(self) -> None:
         self._text = self.fields.get("text")
         self._is_several = self._text is not None and self._text.is_several
-        self._kinds = {w.name: pl.List(w.kind) if self._is_several else w.kind for w in self.beside}
+        self._kinds = {w.name: pl.List(w.kind) if self._is_several else w.kind for w in self.extra}
         for place in self.changed.values():
-            if place.is_several and place is not self._text:
-                raise OperatorError(f"`{place}` may be several texts; name one, as `messages[-1]`")
+            if place is not self._text:
+                place.check_one("only one text can be changed")
 
     @property
     def columns(self) -> dict[str, pl.DataType]:
-        marks = {KEEP: pl.Boolean(), REASON: pl.String()} if self.is_filter else {}
+        marks = MARKS if self.is_filter else {}
         texts = {place.column: pl.String() for place in self.changed.values()}
         return {**marks, **texts, **self._kinds}
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        cells = {name: batch.column(name).to_pylist() for name in _reads(self.fields)}
+        cells = {name: batch.column(name).to_pylist() for name in reads(self.fields)}
         texts = self._texts_of(batch, cells)
         owners = [row for row, own in enumerate(texts) for _ in own]
         done = run(self.steps, _samples(self.fields, cells, texts, owners))
-        columns = self._marks(texts, owners, done) if self.is_filter else {}
-        columns |= self._texts(cells, owners, done)
-        columns |= self._values(len(texts), owners, done)
-        return pa.record_batch(columns)
+        made = {
+            **self._marks(texts, owners, done),
+            **self._texts(cells, owners, done),
+            **self._values(len(texts), owners, done),
+        }
+        return pa.record_batch({name: arrow(k, made[name]) for name, k in self.columns.items()})
 
     def _texts_of(
         self, batch: pa.RecordBatch, cells: Mapping[str, list[Any]]
@@ -92,52 +89,51 @@ class _Call:
         if self._text is None:
             return [("",)] * batch.num_rows
         kind = batch.schema.field(self._text.column).type
-        if not (
-            pa.types.is_string(kind) or pa.types.is_large_string(kind) or "string" in str(kind)
-        ):
+        if "string" not in str(kind):  # there are three kinds of text in Arrow
             raise OperatorError(f"column `{self._text.column}` is {kind}, expected text")
         return [self._text.texts(cell) for cell in cells[self._text.column]]
 
     def _marks(
         self, texts: Sequence[Sequence[str]], owners: Sequence[int], done: Done
-    ) -> dict[str, pa.Array]:
-        reasons: list[str | None] = [
-            None if own else f"there is no text in `{self._text}`" for own in texts
-        ]
+    ) -> dict[str, list[Any]]:
+        reasons = [None if own else no_text(self.fields) for own in texts]
         for place, reason in done.reasons.items():
             reasons[owners[place]] = reasons[owners[place]] or reason
-        keep = [reason is None for reason in reasons]
-        return {KEEP: pa.array(keep, pa.bool_()), REASON: pa.array(reasons, pa.string())}
+        return {KEEP: [reason is None for reason in reasons], REASON: reasons}
 
     def _texts(
         self, cells: Mapping[str, list[Any]], owners: Sequence[int], done: Done
-    ) -> dict[str, pa.Array]:
-        made: dict[str, pa.Array] = {}
+    ) -> dict[str, list[Any]]:
+        # of a row that is dropped, texts may be missing here
+        dropped = {owners[at] for at in done.reasons}
+        made: dict[str, list[Any]] = {}
         for name, place in self.changed.items():
-            new: dict[int, list[str]] = {}
-            for at, text in zip(done.places, done.samples[name], strict=True):
-                new.setdefault(owners[at], []).append(text)
-            cut = {owners[at] for at in done.reasons}
-            made[place.column] = pa.array(
-                [
-                    place.replaced(cell, new[row]) if row in new and row not in cut else cell
-                    for row, cell in enumerate(cells[place.column])
-                ],
-                pa.string(),
-            )
+            new = _by_owner((owners[at] for at in done.places), done.samples[name])
+            made[place.column] = [
+                place.replaced(cell, new[row]) if row in new and row not in dropped else cell
+                for row, cell in enumerate(cells[place.column])
+            ]
         return made
 
-    def _values(self, rows: int, owners: Sequence[int], done: Done) -> dict[str, pa.Array]:
-        made: dict[str, pa.Array] = {}
-        for one in self.beside:
-            values: list[Any] = [None] * rows
-            for owner, value in zip(owners, one.values(done, len(owners)), strict=True):
-                if self._is_several:
-                    values[owner] = [*(values[owner] or ()), value]
-                else:
-                    values[owner] = value
-            made[one.name] = arrow(self._kinds[one.name], values)
+    def _values(self, rows: int, owners: Sequence[int], done: Done) -> dict[str, list[Any]]:
+        made: dict[str, list[Any]] = {}
+        for one in self.extra:
+            found = _by_owner(owners, one.values(done, len(owners)))
+            values = (found.get(row) for row in range(rows))
+            made[one.name] = [v if self._is_several or v is None else v[0] for v in values]
         return made
+
+
+def _by_owner(owners: Iterable[int], values: Iterable[Any]) -> dict[int, list[Any]]:
+    found: dict[int, list[Any]] = {}
+    for owner, value in zip(owners, values, strict=True):
+        found.setdefault(owner, []).append(value)
+    return found
+
+
+def no_text(fields: Fields) -> str | None:
+    """Return the reason of a row that a filter drops because it has no text."""
+    return f"`{fields.get('text')}` has no text"
 
 
 def _samples(
@@ -157,43 +153,22 @@ def _samples(
 
 def _augment(steps: Sequence[Step], fields: Fields) -> Declared:
     [step], text = steps, fields["text"]
-    if text.is_several:
-        raise OperatorError(
-            f"Data-Juicer's `{step.name}` makes new rows of one text, and `{text}` may be several; "
-            f"name one, as `{text.column}[-1].{text.field or 'content'}`"
-        )
-
+    text.check_one(f"Data-Juicer's `{step.name}` makes new rows from one text")
     with boundary(step.name):
         step.run(probe(list(fields)))
 
-    def pieces(rows: pl.DataFrame) -> pl.DataFrame:
-        cells = {name: rows[name].to_list() for name in _reads(fields)}
-        owners, made = [], []
-        for row, cell in enumerate(cells[text.column]):
-            own = text.texts(cell)
-            if own:
-                one = _samples(fields, {n: [c[row]] for n, c in cells.items()}, [own], [0])
-                done, _ = step.run(one)
-                new = [t for t in dict.fromkeys(done["text"]) if t != own[0]]
-                owners += [row] * len(new)
-                made += [text.replaced(cell, [t]) for t in new]
-        return _children(rows, owners, pl.Series(text.column, made, pl.String))
+    def pieces(row: ParentRow) -> list[ParentRow]:
+        cell, own = row[text.column], text.texts(row[text.column])
+        if not own:
+            return []
+        cells = {name: [row[name]] for name in reads(fields)}
+        done, _ = step.run(_samples(fields, cells, [own], [0]))
+        new = [one for one in dict.fromkeys(done["text"]) if one != own[0]]
+        return [{**NEW_TEXT, text.column: text.replaced(cell, [one])} for one in new]
 
-    def body(frame: pl.LazyFrame) -> pl.LazyFrame:
-        schema = frame.collect_schema()
-        return frame.map_batches(pieces, schema={**schema, "parent_id": pl.String()})
-
-    return Declared(body=body, kind="augment", reads=_reads(fields), scope="row")
-
-
-def _children(rows: pl.DataFrame, owners: Sequence[int], texts: pl.Series) -> pl.DataFrame:
-    """Return new rows with other texts, each made from one of the rows given."""
-    key = id_column(rows.columns)
-    parents = rows[list(owners)]
-    nothing = [key, "group_id", *OF_A_RUN, *_OF_THE_TEXT]
-    own = {n: pl.lit(None, t).alias(n) for n, t in rows.schema.items() if n in nothing}
-    if "source" in rows.columns:
-        own["source"] = pl.lit("synthetic").alias("source")
-    return parents.with_columns(parents[key].alias("parent_id"), texts, *own.values()).select(
-        [*rows.columns, "parent_id"] if "parent_id" not in rows.columns else rows.columns
+    return Declared(
+        body=lambda frame: new_rows(frame, pieces),
+        kind="augment",
+        reads=reads(fields),
+        scope="row",
     )

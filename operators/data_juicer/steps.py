@@ -1,4 +1,4 @@
-"""Steps: its filters and mappers called on batches of samples, one after the other."""
+"""Apply Data-Juicer's filters and mappers to batches of samples, one after the other."""
 
 import ast
 import inspect
@@ -27,7 +27,7 @@ Samples = dict[str, list[Any]]
 
 @dataclass
 class Step:
-    """One of its filters or mappers, built."""
+    """An instance of one of Data-Juicer's filters or mappers."""
 
     name: str
     params: Mapping[str, Any]
@@ -37,7 +37,7 @@ class Step:
         self.op = registry.build(self.name, self.params)
 
     def __reduce__(self) -> tuple[type["Step"], tuple[str, Mapping[str, Any]]]:
-        # built again where it is unpickled, behind the same guards
+        # rebuilt where it is unpickled, so that the guards also hold in that process
         return Step, (self.name, self.params)
 
     @property
@@ -114,16 +114,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Done:
-    """What steps made of samples."""
+    """The result of steps."""
 
     samples: Samples
-    """Those that were kept."""
+    """The samples that were kept."""
     places: list[int]
-    """Where each of them stood among those given."""
+    """Their indices among the given samples."""
     stats: list[dict[str, Any]]
-    """Of every sample given, also those that were not kept."""
+    """Statistics of every given sample, including those that were not kept."""
     reasons: dict[int, str]
-    """Why a sample was not kept, by its place."""
+    """The reason why a sample was not kept, by its index."""
 
 
 def run(steps: Sequence[Step], samples: Samples) -> Done:
@@ -147,7 +147,7 @@ def run(steps: Sequence[Step], samples: Samples) -> Done:
                 "as many"
             )
         if keep is None:
-            # what filters parsed is no longer what the texts say
+            # a mapper changed the texts, so what earlier filters parsed is stale
             samples |= {CONTEXT: [{} for _ in places]} if CONTEXT in samples else {}
             continue
         own = _new_stats(samples, stats, places, given)
@@ -211,9 +211,9 @@ def _together(ones: Sequence[Mapping[str, Any]]) -> Samples:
 
 
 def _returns_others(method: Any) -> bool:
-    """Tell from its source whether a batched method may return another number of samples.
+    """Return whether a batched method may change the number of samples, judging by its source.
 
-    One that keeps them returns the batch that it was given, and strings no lists together.
+    One that does not change it returns the batch that it was given, and chains no lists.
     """
     [tree] = ast.parse(textwrap.dedent(registry.source_of(method))).body
     assert isinstance(tree, ast.FunctionDef)

@@ -1,4 +1,4 @@
-"""Places of texts in a row: a text column, or a field of the messages in a column of JSON."""
+"""Paths of texts in a row: a text column, or a field of messages in a JSON column."""
 
 import json
 import re
@@ -32,7 +32,7 @@ class Place:
         found = _PATH.fullmatch(path)
         if found is None:
             raise OperatorError(
-                f"`{path}` is no column and no path; write `column`, `messages[].content`, "
+                f"`{path}` is not a column or a path; write `column`, `messages[].content`, "
                 "`messages[-1].content` or `messages[assistant].content`"
             )
         return cls(found["column"], found["which"], found["field"])
@@ -47,8 +47,14 @@ class Place:
         """Whether a row may have more than one text here."""
         return self.which is not None and re.fullmatch(r"-?\d+", self.which) is None
 
+    def check_one(self, why: str) -> None:
+        """Raise OperatorError, with the reason `why`, where a row may have more than one text."""
+        if self.is_several:
+            one = f"{self.column}[-1].{self.field or 'content'}"
+            raise OperatorError(f"{why}, and `{self}` may be several; name one, as `{one}`")
+
     def value(self, cell: Any) -> Any:
-        """Return what stands here as one value: the cell itself, or the parsed list."""
+        """Return the value here: the cell itself, or the parsed list."""
         if self.which is None or cell is None:
             return cell
         if self.field is None:
@@ -57,7 +63,7 @@ class Place:
         return texts if self.is_several else next(iter(texts), None)
 
     def texts(self, cell: Any) -> list[str]:
-        """Return the texts of a row; none where there is no text.
+        """Return the texts of a row, an empty list if it has none.
 
         >>> Place.parse("m[user].content").texts('[{"role": "user", "content": "2+2="}]')
         ['2+2=']
@@ -69,7 +75,7 @@ class Place:
         return [entry[self.field] for _, entry in self._with_text(json.loads(cell))]
 
     def replaced(self, cell: Any, texts: Sequence[str]) -> Any:
-        """Return the cell with other texts; as it is, to the byte, when they are the same."""
+        """Return the cell with other texts; the same bytes if the texts are the same."""
         if self.which is None:
             return texts[0] if texts else cell
         if not texts or self.texts(cell) == list(texts):
@@ -84,16 +90,13 @@ class Place:
             if isinstance(entry, dict) and isinstance(entry.get(self.field), str):
                 yield place, entry
 
-    def _entries(self, messages: list[Any]) -> Iterator[tuple[int, Any]]:
+    def _entries(self, messages: list[Any]) -> list[tuple[int, Any]]:
         numbered = list(enumerate(messages))
-        if not self.which:
-            yield from numbered
-        elif not self.is_several:
-            at = int(self.which)
-            yield from numbered[at : at + 1 or None]
-        else:
-            yield from (
-                one
-                for one in numbered
-                if isinstance(one[1], dict) and one[1].get("role") == self.which
-            )
+        if not self.is_several:
+            at = int(self.which or 0)
+            return numbered[at : at + 1 or None]
+        return [
+            (i, one)
+            for i, one in numbered
+            if not self.which or (isinstance(one, dict) and one.get("role") == self.which)
+        ]

@@ -1,4 +1,4 @@
-"""Language models as judges: each asks for JSON, and says why when it gets none.
+"""Language models as judges, behind an OpenAI-compatible endpoint or an async function.
 
-A judge speaks to an OpenAI-compatible endpoint, or to any async function `messages -> text`.
+Each asks for JSON, and reports an answer that is not.
 """

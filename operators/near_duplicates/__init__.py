@@ -1,21 +1,23 @@
-"""Filters of near-duplicates: of rows that are alike the first stays, and the others name it."""
+"""Filters of near-duplicates: the first of several similar rows is kept, and the others name it."""
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import numpy as np
 import polars as pl
+from pydantic import Field
 
 from ...store.errors import OperatorError
-from ..body import Declared, FrameFunction
+from ..body import Declared, on_all_rows
 from ..decorator import operator
 from ..invariants import id_column
-from ..kinds import KEEP, REASON
+from ..kinds import KEEP, MARKS, REASON
 from ..scope import UNIT, Within, seen
 from ..vectors import embedded, embedder_of
 from . import cosine, minhash
 from .greedy import Alike, blocks_of
 
-_SHINGLE = (2, 16)
+Similarity = Annotated[float, Field(gt=0, le=1)]
 _TEXTS = 4096
 """That are embedded at once."""
 
@@ -25,26 +27,23 @@ def drop_near_duplicates(
     *,
     column: str = "response_text",
     within: Within = "all",
-    threshold: float = 0.7,
-    shingle: int = 4,
+    threshold: Similarity = 0.7,
+    shingle: Annotated[int, Field(ge=2, le=16)] = 4,
     same_numbers: bool = True,
 ) -> Declared:
-    """Drop rows whose text is nearly that of an earlier row that stays (by MinHash).
+    """Drop rows whose text is nearly that of an earlier row that is kept (by MinHash).
 
-    Alike are texts that share `threshold` or more of the pieces of `shingle` characters that
-    either has (Jaccard), case and white space aside. With `same_numbers` texts that hold other
-    numbers are never alike: "3 apples" is another problem than "4 apples". Rows are compared with
-    the kept ones before them, so that later rows never change what became of earlier ones. A text
-    that is NULL or blank is alike none.
+    Texts are similar if they share at least `threshold` of their pieces of `shingle` characters
+    (Jaccard), ignoring case and white space. With `same_numbers`, texts with different numbers are
+    never similar: "3 apples" and "4 apples" are different problems. Rows are compared with the kept
+    rows before them, so later rows never change the outcome of earlier ones. A text that is NULL or
+    blank is similar to no other.
 
     >>> rows = pl.DataFrame({"experience_id": list("abc"), "response_text": [
     ...     "Add 2 and 2, then you have 4.", "add 2 and 2,  then you have 4!", "Add 3 and 3."]})
     >>> drop_near_duplicates().split(rows)[1].select("experience_id", "reason").rows()
     [('b', 'alike a: 0.87 of their 4-character pieces are the same, 0.7 is enough')]
     """
-    _check_share(threshold)
-    if not _SHINGLE[0] <= shingle <= _SHINGLE[1]:
-        raise OperatorError(f"`shingle` must be from 2 to 16 characters, got {shingle}")
 
     def find(values: pl.Series, units: Sequence[object]) -> Alike:
         if values.dtype != pl.String:
@@ -62,23 +61,22 @@ def drop_near_embeddings(
     *,
     column: str = "response_text",
     within: Within = "all",
-    threshold: float = 0.9,
+    threshold: Similarity = 0.9,
     embedder: str = "hashed_ngrams",
     same_numbers: bool = True,
 ) -> Declared:
-    """Drop rows whose embedding points nearly where that of an earlier row that stays does.
+    """Drop rows whose embedding is close to that of an earlier row that is kept.
 
-    Alike are rows whose vectors have a cosine of `threshold` or more. `column` holds vectors, or
-    texts that are embedded by `embedder`: one of ours by name, or `package.module:function` of a
-    list of texts. All else is as in `drop_near_duplicates`; of vectors no numbers are known. The
-    work grows with the square of the rows that may be alike.
+    Rows are similar if their vectors have a cosine of at least `threshold`. `column` holds vectors,
+    or texts that `embedder` embeds: a built-in embedder, or `package.module:function` of a list of
+    texts. The rest is as in `drop_near_duplicates`, except that `same_numbers` needs texts. The
+    work grows with the square of the number of rows.
 
     >>> rows = pl.DataFrame({"experience_id": list("abc"),
     ...                      "vector": [[1.0, 0.0], [0.0, 1.0], [2.0, 0.1]]})
     >>> drop_near_embeddings(column="vector").split(rows)[1]["reason"].to_list()
     ['alike a: their vectors have a cosine of 1.00, 0.9 is enough']
     """
-    _check_share(threshold)
     embedder_of(embedder)
 
     def find(values: pl.Series, units: Sequence[object]) -> Alike:
@@ -92,13 +90,8 @@ def drop_near_embeddings(
     return _first_stays(column, within, find, message)
 
 
-def _check_share(threshold: float) -> None:
-    if not 0 < threshold <= 1:
-        raise OperatorError(f"`threshold` must be above 0 and at most 1, got {threshold}")
-
-
 def _first_stays(
-    column: str, within: Within, find: Callable[[pl.Series, Sequence[object]], Alike], told: str
+    column: str, within: Within, find: Callable[[pl.Series, Sequence[object]], Alike], message: str
 ) -> Declared:
     unit = UNIT.get(within)
 
@@ -110,18 +103,13 @@ def _first_stays(
         ids, places = rows[id_column(rows.columns)], known.to_numpy()
         reasons: list[str | None] = [None] * rows.height
         for row in goes:
-            similarity = told.format(alike.similarities[row])
+            similarity = message.format(alike.similarities[row])
             reasons[places[row]] = f"alike {ids[int(places[alike.places[row]])]}: {similarity}"
         reason = pl.Series(REASON, reasons, pl.String)
         return rows.with_columns(reason.is_null().alias(KEEP), reason)
 
-    def filter_(frame: pl.LazyFrame) -> pl.LazyFrame:
-        schema = {**frame.collect_schema(), KEEP: pl.Boolean(), REASON: pl.String()}
-        return frame.map_batches(mark, schema=schema)
-
-    body: FrameFunction = filter_
     reads = (column, unit) if unit else (column,)
-    return Declared(body=body, reads=reads, scope=seen(within))
+    return Declared(body=on_all_rows(mark, MARKS), reads=reads, scope=seen(within))
 
 
 def _has_something(values: pl.Series) -> pl.Series:

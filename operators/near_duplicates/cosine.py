@@ -48,6 +48,8 @@ class _Block:
         for start in range(0, len(kept) + len(some), 8 * _ROWS):
             others = np.concatenate([kept, some])[start : start + 8 * _ROWS]
             cosines = self._units[some] @ self._units[others].T
+            # BLAS's float32 sums differ between machines: these are only candidates, and `_cosine`
+            # decides exactly
             for row, place in np.argwhere(cosines >= self._threshold - _NEAR):
                 if others[place] < some[row]:
                     near[row].append(int(others[place]))

@@ -1,4 +1,4 @@
-"""What both methods share: of rows that are alike the first stays, whatever comes later."""
+"""What both methods share: the first of similar rows is kept, whatever comes later."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 @dataclass(frozen=True)
 class Alike:
-    """For each row the first earlier row that stays and is alike, and how alike it is."""
+    """For each row, the first earlier row that is kept and similar, and how similar it is."""
 
     places: np.ndarray
     """Int64 [rows]; -1 where there is none: that row stays."""
@@ -39,8 +39,8 @@ def blocks_of(units: Sequence[object], texts: Sequence[str] | None) -> np.ndarra
     [0, 0, 1]
     """
     known: dict[object, int] = {}
-    message = [()] * len(units) if texts is None else [_numbers(text) for text in texts]
-    keys = zip(units, message, strict=True)
+    numbers = [()] * len(units) if texts is None else [_numbers(text) for text in texts]
+    keys = zip(units, numbers, strict=True)
     return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
 
 

@@ -1,7 +1,7 @@
 """Rewards: functions `(task, experience) -> float | None`; None means that it does not apply.
 
-Keyword parameters are a reward's configuration. One may be `async`, return a `Verdict` with the
-reason beside the number, or, under `@of_group`, judge all tries of a group at once.
+Keyword parameters are a reward's configuration. It may be `async`, return a `Verdict`, which is a
+number with a reason, or, with `@of_group`, judge all rollouts of a group at once.
 """
 
 from ..judging.pairwise import pairwise

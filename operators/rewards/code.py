@@ -59,10 +59,10 @@ async def code_tests(
     >>> asyncio.run(code_tests(task, said))
     Verdict(value=1.0, detail='2 of 2 passed')
     """
-    message = (task.metadata or {}).get("tests")
-    if not message:
+    given = (task.metadata or {}).get("tests")
+    if not given:
         return None
-    tests: list[Any] = [message] if isinstance(message, str) else list(message)
+    tests: list[Any] = [given] if isinstance(given, str) else list(given)
     limits = Limits(
         seconds=float(seconds), memory=memory_mb << 20, unconfined=sandbox == "unconfined"
     )
@@ -82,13 +82,14 @@ async def code_tests(
 
 
 async def _statements(code: str, tests: Sequence[str], limits: Limits) -> tuple[int, str | None]:
+    # the code prints to the same output: the mark tells our line from its own
     mark = secrets.token_hex(16)
     program = _HARNESS.format(tests=repr(list(tests)), code=repr(code))
     ended = await run_python(program, stdin=f"{mark}\n", limits=limits)
     if ended.how != "done":
         return 0, ended.detail
-    message = re.findall(rf"^{mark} (\d{{1,9}})(?: (.*))?$", ended.output, re.MULTILINE)
-    passed, why = message[-1] if message else ("0", "error: it ended before the tests")
+    lines = re.findall(rf"^{mark} (\d{{1,9}})(?: (.*))?$", ended.output, re.MULTILINE)
+    passed, why = lines[-1] if lines else ("0", "error: it ended before the tests")
     if int(passed) > len(tests):  # the code itself said so
         return 0, "error: it ended before the tests"
     return int(passed), why or None
@@ -103,8 +104,7 @@ async def _programs(
         if ended.how == "done" and _lines(ended.output) == _lines(str(test["output"])):
             passed += 1
             continue
-        message = f"printed {ended.output[:100]!r}" if ended.how == "done" else ended.detail
-        why = why or message
+        why = why or (f"printed {ended.output[:100]!r}" if ended.how == "done" else ended.detail)
         if ended.how == "timeout":  # the others would take as long each
             break
     return passed, why

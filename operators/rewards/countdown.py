@@ -38,11 +38,8 @@ def countdown(
     >>> countdown(task, Experience(task_id="t", response_text="<answer>8/(3-8/3)</answer>"))
     1.0
     """
-    message = task.metadata or {}
-    numbers, target = (
-        message.get("numbers", message.get("nums")),
-        message.get("target", task.answer),
-    )
+    known = task.metadata or {}
+    numbers, target = known.get("numbers", known.get("nums")), known.get("target", task.answer)
     if numbers is None or target is None:
         return None
     try:

@@ -56,7 +56,7 @@ class _Comparing:
 
     def __init__(self) -> None:
         if find_spec("math_verify") is None:
-            raise missing_extra("math-verify", "math")
+            raise missing_extra("math-verify", "environments")
         self._process = subprocess.Popen(
             [sys.executable, "-I", str(_PROGRAM)],
             stdin=subprocess.PIPE,
@@ -67,7 +67,7 @@ class _Comparing:
         assert self._process.stdin, "it was asked for"
         assert self._process.stdout, "it was asked for"
         self._asks, self._says = self._process.stdin, self._process.stdout
-        if not self._says.readline():  # loading is no part of the first row's time
+        if not self._says.readline():  # else the first row's time would include the loading
             raise JobError("the process that compares answers did not start")
 
     def ask(self, gold: str, text: str, seconds: float) -> str:

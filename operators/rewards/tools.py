@@ -15,13 +15,13 @@ _IN_TEXT = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 def tool_call_match(
     task: Task, experience: Experience, *, order: Literal["same", "any", "contains"] = "same"
 ) -> float | Verdict | None:
-    """1.0 when the tool calls of a try are those expected, by name and arguments; else 0.0.
+    """1.0 when the tool calls of a rollout are those expected, by name and arguments; else 0.0.
 
-    Expected are `tool_calls` of the task's metadata, or the answer as JSON: a list of `{"name",
-    "arguments"}`, also within `{"function": ...}`. Arguments are compared as JSON values: the
-    order of keys and `1` against `1.0` do not count, `1` against `"1"` or `true` does. `order`:
-    `same` calls in the same order, in `any` order, or whether those made `contains` the expected
-    ones. Calls are read from assistant messages behind the task's own, or from `<tool_call>` in
+    The expected calls are `tool_calls` of the task's metadata, or the answer as JSON: a list of
+    `{"name", "arguments"}`, also within `{"function": ...}`. Arguments are compared as JSON values:
+    the order of keys does not matter and `1` equals `1.0`, but not `"1"` or `true`. With `order`,
+    calls must be made in the `same` order, in `any` order, or the calls made must `contains` those
+    expected. Calls are read from assistant messages after the task's own, or from `<tool_call>` in
     their text. (Tool-N1, arXiv:2505.00024.)
 
     >>> task = Task.ask("Weather?", '[{"name": "weather", "arguments": {"city": "Rome"}}]')
@@ -48,14 +48,14 @@ def tool_call_match(
 
 
 def _expected(task: Task) -> list[Any] | None:
-    message = (task.metadata or {}).get("tool_calls")
-    if message is None and task.answer is not None:
+    calls = (task.metadata or {}).get("tool_calls")
+    if calls is None and task.answer is not None:
         try:
-            message = json.loads(task.answer)
+            calls = json.loads(task.answer)
         except ValueError:
             return None
-    message = [message] if isinstance(message, Mapping) else message
-    return message if isinstance(message, list) else None
+    calls = [calls] if isinstance(calls, Mapping) else calls
+    return calls if isinstance(calls, list) else None
 
 
 def _calls(task: Task, experience: Experience) -> Iterable[Any]:

@@ -1,17 +1,17 @@
-"""Code under test: Python that nobody trusts, run within limits, and how it ended.
+"""A sandbox for untrusted Python code, with limits on time, memory, disk and output.
 
-Where the kernel lets this process make namespaces, the code sees no network, no process but its
-own, and no file but Python's and an empty folder in memory; it is another user, and everything
-that it started dies with it. Where not (as in many containers), Landlock keeps all files but those
-from it, and what it started is ended; it sees that other files and processes are there. Where the
-kernel has neither, code is refused, unless `unconfined` is asked for: it then reads and writes what
-its user may. `protection` says which it is.
+Where the kernel lets this process make namespaces, the code has no network, sees only its own
+processes and, of files, only Python's and an empty folder in memory; it runs as another user, and
+everything that it started is killed with it. Elsewhere (as in many containers), Landlock restricts
+it to the same files, and the processes that it started are killed; it can see that other files and
+processes exist. If the kernel has neither, code is refused, unless `unconfined` is set: it then
+reads and writes what its user may. `protection` returns which of these applies.
 
-System calls are refused but for those of a list: without namespaces no sockets, no signals, and
-nothing that reaches another process; nowhere io_uring, or memory that no limit counts. What all
-processes hold together is looked at every 50 ms, and they are ended when it is too much.
+Only system calls of a list are allowed: without namespaces no sockets, no signals, and nothing that
+affects another process; never io_uring, or memory that is not counted. The memory of all processes
+together is checked every 50 ms, and they are killed when it is too much.
 
-It never protects from faults of the kernel, nor from what is measured over time by code beside it.
+It does not protect against faults of the kernel, or against timing attacks on other processes.
 """
 
 from .run import Ended, Limits, protection, run_python

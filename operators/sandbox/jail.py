@@ -27,7 +27,7 @@ _DEATH_SIGNAL, _NO_NEW_PRIVILEGES, _SUBREAPER, _SECCOMP = 1, 38, 36, 22
 _FOLDERS = ("/usr", "/lib", "/lib64", "/bin")
 _SHARED = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/etc/ld.so.cache")
 _NEWEST = 424
-"""Calls from here on are told not to be there, as in older kernels, and not to be forbidden."""
+"""Calls from this number on fail with ENOSYS, as in older kernels, so that programs fall back."""
 _LOOK_SECONDS = 0.05
 """How often the memory of all processes together is looked at."""
 _READ = 1 | 4 | 8
@@ -139,7 +139,7 @@ def _inside(limits: dict[str, Any], tells: int, *, isolated: bool) -> NoReturn:
             signal.signal(one, signal.SIG_DFL)
         if not isolated:
             _start(limits, isolated=False)
-        _libc.prctl(_DEATH_SIGNAL, signal.SIGKILL)
+        _libc.prctl(_DEATH_SIGNAL, signal.SIGKILL)  # again: a fork does not inherit it
         _new_root(limits)
         child = os.fork()
         if child == 0:
@@ -194,6 +194,7 @@ def _start(limits: dict[str, Any], *, isolated: bool) -> NoReturn:
     if os.geteuid() == 0:
         if not isolated:
             os.chown(limits["folder"], NOBODY, NOBODY)
+        # in this order: another user may change neither groups nor the group
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
@@ -210,6 +211,7 @@ def _start(limits: dict[str, Any], *, isolated: bool) -> NoReturn:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(what, (most, most))
+    # last: the filter also refuses what was done above
     if calls:
         _refuse_calls(calls)
     python = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]  # pyright: ignore

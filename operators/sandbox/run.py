@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 from ...store.errors import JobError
 from ..async_map import run_apart
-from ..concurrency import at_most
+from ..concurrency import shared_semaphore
 from .syscalls import allowed
 
 _PROGRAM = Path(__file__).with_name("jail.py")
 _GRACE = 5.0
-"""Seconds in which a sandbox is set up and taken down, beside what the code may take."""
+"""Seconds to set a sandbox up and take it down, added to the limit of the code."""
 
 How = Literal[
     "done", "error", "timeout", "memory", "disk", "processes", "network", "output", "crash"
@@ -89,7 +89,7 @@ async def run_python(source: str, *, stdin: str = "", limits: Limits | None = No
     '42\\n'
     """
     limits = limits or Limits()
-    async with at_most(os.cpu_count() or 1, of="sandbox"):
+    async with shared_semaphore("sandbox", os.cpu_count() or 1):
         folder = tempfile.mkdtemp(prefix="rlake-sandbox-")
         try:
             Path(folder, "main.py").write_text(source, encoding="utf-8", errors="replace")
@@ -125,16 +125,16 @@ async def _run(folder: str, stdin: str, limits: Limits) -> Ended:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={},
+            env={},  # keys of this process are in its environment
             cwd=folder,
             pass_fds=[tells],
-            start_new_session=True,
+            start_new_session=True,  # or `killpg` below would end this process too
         )  # fmt: skip
     except BaseException:
         os.close(message)
         raise
     finally:
-        os.close(tells)
+        os.close(tells)  # while it is open here, the pipe never ends
     try:
         printed = await _printed(process, stdin.encode(), limits)
         if printed is None:
@@ -186,7 +186,8 @@ async def _read(
     if len(kept) > most:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
-        while await stream.read(1 << 16):  # what is in the pipe: it is not kept
+        # a program that waits on a full pipe never ends, so the rest is read and thrown away
+        while await stream.read(1 << 16):
             pass
     return kept
 

@@ -90,6 +90,6 @@ def allowed(machine: str, *, namespaces: bool) -> dict[str, Any] | None:
     return {"audit": _AUDIT[machine], "numbers": sorted(numbers), "ruled": rules}
 
 
-def _numbers(told: str, at: int) -> dict[str, int]:
-    parts = [one.split(":") for one in told.split()]
+def _numbers(table: str, at: int) -> dict[str, int]:
+    parts = [one.split(":") for one in table.split()]
     return {name: int(numbers[at]) for name, *numbers in parts if numbers[at]}

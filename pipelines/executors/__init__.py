@@ -1,7 +1,7 @@
-"""Executors: where a pipeline's parts are treated."""
+"""Executors: where a pipeline's partitions are processed."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -10,6 +10,7 @@ from .local import Local
 from .ray import Ray
 
 Executor = Local | Ray
+T = TypeVar("T")
 
 _KINDS: Mapping[str, type[Local] | type[Ray]] = {"local": Local, "ray": Ray}
 
@@ -20,7 +21,7 @@ def executor_of(given: Executor | str | Mapping[str, Any]) -> Executor:
     >>> executor_of({"local": {"threads": 4}}).threads
     4
 
-    Raises ConfigError for another name, and for settings that it has not.
+    Raises ConfigError for an unknown name, and for unknown or invalid settings.
     """
     if isinstance(given, Local | Ray):
         return given
@@ -32,14 +33,23 @@ def executor_of(given: Executor | str | Mapping[str, Any]) -> Executor:
             f"`executor` is `local`, `ray`, or one of them with settings, got {given!r}"
         )
     if name not in _KINDS:
-        raise ConfigError(f"there is no executor `{name}`{nearest(name, _KINDS)}")
-    known = _KINDS[name].__dataclass_fields__
-    for key in settings or ():
+        raise ConfigError(f"unknown executor `{name}`{nearest(name, _KINDS)}")
+    return build(_KINDS[name], settings or {}, f"executor.{name}")
+
+
+def build(kind: type[T], given: Mapping[Any, Any], path: str) -> T:
+    """Return a dataclass made of settings; raises ConfigError, with their `path`, for wrong ones.
+
+    >>> build(Local, {"threads": 4}, "executor.local").threads
+    4
+    """
+    known: Any = getattr(kind, "__dataclass_fields__")  # noqa: B009 - a type variable has none
+    for key in given:
         if key not in known:
-            raise ConfigError(f"executor `{name}` has no `{key}`{nearest(str(key), known)}")
+            raise ConfigError(f"`{path}` has no key `{key}`{nearest(str(key), known)}")
     try:
-        return _KINDS[name](**(settings or {}))
+        return kind(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(["executor", name, *map(str, first["loc"])])
+        place = ".".join([path, *map(str, first["loc"])])
         raise ConfigError(f"`{place}` got {first['input']!r}: {first['msg'].lower()}") from error

@@ -1,4 +1,4 @@
-"""The local executor: parts are treated by a few threads, and come back in order."""
+"""The local executor: a few threads process partitions, and return them in order."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,8 @@ from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from ...store import Store
-from ..running.apply_stage import Remembers, StageWork, Treated, treat
+from ..cache import OperatorCache
+from ..running.apply_stage import StageWork, Treated, treat
 from ..running.staged_rows import Part
 
 PART_BYTES = 32 << 20
@@ -26,22 +27,23 @@ class Local:
     folder: ClassVar[str | None] = None
     threads: PositiveInt = 2
     part_bytes: PositiveInt = PART_BYTES
-    """Bytes of a part's rows, as far as their sizes can be told before they are read."""
+    """Estimated bytes of the rows of a part."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Have what it runs on; threads start with the parts."""
+        """Do nothing: threads start with the parts."""
         yield
 
     def treated(
-        self, work: StageWork, parts: Sequence[Part], store: Store, memory: Remembers
+        self, work: StageWork, parts: Sequence[Part], store: Store, cache: OperatorCache
     ) -> Iterator[Treated]:
-        """Yield what becomes of each part, in order."""
+        """Yield the outcome of each part, in order."""
         waiting: deque[Future[Treated]] = deque()
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="rlake-part")
         try:
             for part in parts:
-                waiting.append(pool.submit(treat, work, part, memory))
+                waiting.append(pool.submit(treat, work, part, cache))
+                # one part more than threads: they work while the caller stores a part
                 if len(waiting) > self.threads:
                     yield waiting.popleft().result()
             while waiting:

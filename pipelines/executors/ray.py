@@ -1,4 +1,4 @@
-"""The Ray executor: parts are treated by Ray Data's tasks, which read their rows themselves."""
+"""The Ray executor: Ray Data's tasks process partitions, and read the rows themselves."""
 
 import logging
 import pickle
@@ -15,18 +15,18 @@ from pydantic.dataclasses import dataclass
 from ...store import Store
 from ...store.errors import RlakeError, missing_extra
 from ..cache import OperatorCache
-from ..running.apply_stage import Remembers, StageWork, Treated, treat
+from ..running.apply_stage import StageWork, Treated, treat
 from ..running.staged_rows import Part
 from .local import PART_BYTES
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Ray:
-    """Tasks of Ray Data; parts come back in order, and few of them are under way.
+    """Tasks of Ray Data; parts come back in order, and few are in progress at once.
 
-    Uses the Ray that runs in this process, else the one at `address`, else starts one here, and
-    ends it. Of a table, a task gets the addresses of its rows and reads the store itself, so all
-    nodes must reach it; rows between stages lie in files, so they must reach `folder` too.
+    Uses the Ray that runs in this process, else the one at `address`, else starts and stops one. A
+    task gets the addresses of its rows and reads the store itself, so all nodes must have access to
+    the store, and to `folder`, where rows between stages are stored.
     """
 
     name: ClassVar[str] = "ray"
@@ -34,14 +34,14 @@ class Ray:
     tasks: PositiveInt = 2
     """At once."""
     part_bytes: PositiveInt = PART_BYTES
-    """Bytes of a part's rows, as far as their sizes can be told before they are read."""
+    """Estimated bytes of the rows of a part."""
     address: str | None = None
     folder: str | None = None
-    """Where rows between stages are put; None: this machine's folder for temporary files."""
+    """Where rows between stages are stored; None: the folder for temporary files."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Have a Ray that runs; one that was started for it is ended."""
+        """Start Ray unless it runs, and stop it afterwards."""
         ray = _ray()
         if ray.is_initialized():
             yield
@@ -62,9 +62,9 @@ class Ray:
             ray.shutdown()
 
     def treated(
-        self, work: StageWork, parts: Sequence[Part], store: Store, memory: Remembers
+        self, work: StageWork, parts: Sequence[Part], store: Store, cache: OperatorCache
     ) -> Iterator[Treated]:
-        """Yield what becomes of each part, in order; raises what an operator raised in a task."""
+        """Yield the outcome of each part, in order; raises what an operator raised in a task."""
         if not parts:
             return
         ray, data = _ray(), _ray().data
@@ -90,13 +90,13 @@ class Ray:
 
 
 class _Task:
-    """What a task does: it reads one part and treats it."""
+    """A task: it reads one part and applies the operators."""
 
     def __init__(self, shared: Any, parts: Sequence[Any]) -> None:
         self._shared, self._parts = shared, parts
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        """Return what becomes of the part that a number names, or the error, as one value."""
+        """Return the pickled outcome of the part with this number, or the error."""
         ray = _ray()
         work, (root, options, branch) = ray.get(self._shared)
         [number] = batch.column("id").to_pylist()

@@ -1,1 +1,1 @@
-"""How a run goes: its stages, the parts of its rows, what lies between, and what it tells."""
+"""The execution of a pipeline: stages, partitions, spilling, progress."""

@@ -1,49 +1,39 @@
-"""Treating a part: a stage's operators one after another, each with what it reads and no more."""
+"""Apply a stage's operators to a partition, each to the columns that it reads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 import polars as pl
 
 from ...operators import Applied, Operator
 from ...operators.invariants import id_column
+from ..cache import OperatorCache
 from ..report import Step
 from .column_pruning import given_to
 from .staged_rows import Part, StagedRows
 
 
-class Remembers(Protocol):
-    """What applies an operator, and may know its answers already."""
-
-    def apply(
-        self, op: Operator, rows: pl.DataFrame, *, max_failed: int | None = None
-    ) -> tuple[Applied, int]:
-        """Apply it; return what it made, and of how many rows the answer was known."""
-        ...
-
-
 @dataclass(frozen=True)
 class StageWork:
-    """What all parts of a stage undergo; it can be sent to other processes."""
+    """The work of a stage on each of its partitions; it can be sent to other processes."""
 
     held: StagedRows
     operators: tuple[Operator, ...]
     given: tuple[tuple[str, ...] | None, ...]
-    """The columns that each operator is given; None: all."""
+    """The columns that each operator gets; None: all."""
     max_failed: int | None
-    """Rows of the stage on which an operator may raise."""
+    """Rows of the stage on which an operator may fail."""
     known: pl.Series | None
-    """The ids of all rows of the stage, where an operator makes new rows."""
+    """Ids of all rows of the stage, if an operator adds rows."""
 
     @classmethod
     def of(
         cls, held: StagedRows, operators: Sequence[Operator], max_failed: int | None
     ) -> "StageWork":
-        """Plan what each operator is given."""
+        """Plan which columns each operator gets."""
         given, schema = [], held.schema
         for op in operators:
             given.append(given_to(op, schema))
@@ -64,34 +54,36 @@ class StageWork:
 
 @dataclass(frozen=True)
 class Treated:
-    """What became of the rows of a part."""
+    """The outcome of a partition."""
 
     rows: pl.DataFrame
     places: np.ndarray
-    """Where each row belongs in the stage, rising; rows made from others come behind all."""
+    """The index of each row in the stage, ascending; new rows come after all others."""
     dropped: tuple[pl.DataFrame, ...]
-    """Of each operator: ids with a `reason`."""
+    """For each operator, ids with a `reason`."""
     failed: tuple[pl.DataFrame, ...]
-    """Of each operator: ids with an `error`."""
+    """For each operator, ids with an `error`."""
     steps: tuple[Step, ...]
     num_rows: int = 0
-    """Rows that came in."""
+    """Rows of the partition."""
 
 
 _NO_ROWS, _NO_PLACES = pl.DataFrame(), np.empty(0, np.int64)
 
 
-def treat(work: StageWork, part: Part, memory: Remembers) -> Treated:
-    """Read a part and apply the operators, as if each saw all columns of all rows."""
+def treat(work: StageWork, part: Part, cache: OperatorCache) -> Treated:
+    """Read a partition and apply the operators; the result is as if each had got all columns."""
     rows, places = work.held.read(part), part.places
     done: list[Treated] = []
     for op, names in zip(work.operators, work.given, strict=True):
         if not rows.height:
+            # not applied, since a model need not accept an empty batch; later operators still need
+            # the columns
             rows = op.columns_after(rows.schema).to_frame()
             continue
         began, before = perf_counter(), rows
         given = before if names is None else before.select(names)
-        applied, remembered = memory.apply(op, given, max_failed=work.max_failed)
+        applied, remembered = cache.apply(op, given, max_failed=work.max_failed)
         rows = applied.rows if names is None else widened(op, before, applied.rows)
         places = _places(op, before, places, rows, work.held.height)
         if op.kind == "augment" and work.known is not None:
@@ -116,7 +108,7 @@ def treat(work: StageWork, part: Part, memory: Remembers) -> Treated:
 def stepped(
     op: Operator, before: pl.DataFrame, applied: Applied, remembered: int, seconds: float
 ) -> Treated:
-    """Return what one operator did, without the rows."""
+    """Return the outcome of one operator, without the rows."""
     failed = applied.failed
     step = Step(
         op.name,
@@ -132,9 +124,10 @@ def stepped(
 
 
 def _conformed(rows: pl.DataFrame, work: StageWork) -> pl.DataFrame:
-    """Give the rows the types that their columns have in all parts, whatever values are in them.
+    """Cast columns to the types that they have in every partition.
 
-    Raises OperatorError when they are of another type than was told before there were rows.
+    A partition whose values are all NULL has no type of its own. Raises OperatorError for columns
+    whose type differs from the one inferred without rows.
     """
     schema = work.schema
     if list(rows.schema.items()) == list(schema.items()):
@@ -144,14 +137,14 @@ def _conformed(rows: pl.DataFrame, work: StageWork) -> pl.DataFrame:
         if got not in (kind, pl.Null):
             makers = [op for op in work.operators if name in op.writes] or [*work.operators]
             raise makers[-1].error(
-                f"column `{name}` came out as {got or 'nothing'}, expected {kind}, as it told "
-                "without rows; cast it"
+                f"column `{name}` came out as {got or 'nothing'}, expected {kind}, as without "
+                "rows; cast it"
             )
     return rows.select(pl.col(name).cast(kind) for name, kind in schema.items())
 
 
 def widened(op: Operator, before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
-    """Give rows that an operator made of some columns the columns that it did not get."""
+    """Add the columns that an operator did not get to the rows that it returned."""
     if op.kind == "reshape":
         return after
     if op.kind != "filter":
@@ -174,7 +167,7 @@ def _set(op: Operator, before: pl.DataFrame, after: pl.DataFrame) -> list[str]:
 def _places(
     op: Operator, before: pl.DataFrame, places: np.ndarray, after: pl.DataFrame, height: int
 ) -> np.ndarray:
-    """Return where rows belong: where they were, or where those are that they were made from."""
+    """Return the indices of rows in the stage; new rows follow, in the order of their parents."""
     if op.kind in ("clean", "derive", "prioritize") or after.height == 0:
         return places if after.height else places[:0]
     key = id_column(before.columns)
@@ -195,9 +188,9 @@ def _found(ids: pl.Series, places: np.ndarray, wanted: pl.Series) -> np.ndarray:
 
 
 def _is_new(op: Operator, old: int, rows: pl.DataFrame, known: pl.Series) -> pl.Series:
-    """Tell the rows that stay: a new one that is in another part already was made before.
+    """Return which rows to keep: a new row whose id is in another partition was made before.
 
-    Raises OperatorError when its id is one that the operator gave itself.
+    Raises OperatorError if such an id is not the one that the operator derives from the parent.
     """
     key = id_column(rows.columns)
     new = rows[old:]

@@ -1,4 +1,4 @@
-"""Which columns a pipeline's operators and its sink need, so that no others are read."""
+"""Column pruning: the columns that a pipeline's operators and its sink need."""
 
 from collections.abc import Sequence
 
@@ -16,23 +16,23 @@ _GROUP = "group_id"
 def needed(
     given: pl.Schema, operators: Sequence[Operator], sink: Table | File | None
 ) -> tuple[str, ...]:
-    """Return the columns of the source that are enough, in its order."""
+    """Return the columns of the source that are needed, in its order."""
     wanted = _of_sink(given, operators, sink)
     for op in operators:
         if op.reads_all or _is_wide(op):
             return tuple(given)
-        wanted |= (
-            {*op.reads, *op.may_read, *op.writes, _GROUP} if op.kind != "augment" else {*given}
-        )
+        if op.kind == "augment":  # a new row copies all columns of its parent
+            return tuple(given)
+        wanted |= {*op.reads, *op.may_read, *op.writes, _GROUP}
     if operators:
         wanted |= {id_column(given.names())}
     return tuple(name for name in given if name in wanted)
 
 
 def given_to(op: Operator, schema: pl.Schema) -> tuple[str, ...] | None:
-    """Return the columns that an operator is given, or None when it must see all that there are.
+    """Return the columns that an operator gets, or None when it needs all of them.
 
-    An operator that says what it reads gets no more: what it never had, it cannot change.
+    An operator that declares what it reads gets nothing else, so it cannot change other columns.
     """
     if op.reads_all or op.kind == "augment" or _is_wide(op):
         return None
@@ -60,7 +60,7 @@ def _of_sink(
 
 
 def _is_wide(op: Operator) -> bool:
-    """Tell whether an expression names columns by a pattern, such as all of them."""
+    """Return whether an expression selects columns by a pattern, such as all of them."""
     parts = op.body if isinstance(op.body, Sequence) and not isinstance(op.body, str) else [op.body]
     parts = [getattr(p, "rows", p) for p in parts]
     return any(isinstance(p, pl.Expr) and p.meta.has_multiple_outputs() for p in parts)

@@ -1,4 +1,4 @@
-"""Opening a source: which rows it has, and where their columns are read a part at a time."""
+"""Open a source: its rows, and where to read their columns one partition at a time."""
 
 from collections.abc import Iterator, Sequence
 
@@ -28,10 +28,10 @@ def opened(
     *,
     addresses: pl.Series | None = None,
 ) -> StagedRows:
-    """Return a source's rows with these columns, or of a table only those at some addresses.
+    """Return a source's rows with these columns; of a table, only those at `addresses`.
 
-    Rows of a table stay where they are, and come in the table's order. Those of a query, a file or
-    a frame go to the spill first, so that they can be cut into parts with whole groups.
+    Rows of a table are read in place, in the table's order. Rows of a query, a file or a frame are
+    spilled first, since partitions with whole groups cannot be cut from a stream.
     """
     if isinstance(source, Table):
         return _table(source, past, columns, addresses)
@@ -52,19 +52,19 @@ def _table(
     if addresses is not None:
         rows = rows.filter(pl.col("_rowid").is_in(addresses.cast(pl.UInt64).implode()))
     aliases = [c.alias for c in source.side if c.alias in columns]
-    beside = None
+    extra = None
     if is_asked:
         message = _asked(source, past, key, aliases)
         rows = rows.join(message, on=key, how="inner", nulls_equal=True, maintain_order="left")
-        beside = rows.select(aliases) if aliases else None
+        extra = rows.select(aliases) if aliases else None
     base = Stored.at(past, source.table, rows["_rowid"].to_numpy().astype(np.uint64))
-    types = {**base.schema, **({} if beside is None else beside.schema)}
+    types = {**base.schema, **({} if extra is None else extra.schema)}
     schema = pl.Schema({name: types[name] for name in columns})
-    return StagedRows(base, schema, np.arange(base.height), beside)
+    return StagedRows(base, schema, np.arange(base.height), extra)
 
 
 def _asked(source: Table, past: Store, key: Sequence[str], aliases: Sequence[str]) -> pl.DataFrame:
-    """Return the keys of the rows that `where` chooses, with the side columns."""
+    """Return the keys of the rows that `where` selects, with the side columns."""
     names = ", ".join(f'"{n}"' for n in dict.fromkeys((*key, *aliases)))
     where = f" WHERE ({source.where}\n)" if source.where else ""
     return rows_of(past.sql(f"SELECT {names} FROM {source.rows}{where}"))

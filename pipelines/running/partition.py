@@ -1,4 +1,4 @@
-"""Parts: rows cut so that each part is bounded in bytes, with whole groups where that matters."""
+"""Partitions: rows split so that each part has a bounded size, with whole groups if needed."""
 
 from itertools import pairwise
 
@@ -6,14 +6,14 @@ import numpy as np
 import polars as pl
 
 MOST_ROWS = 131_072
-"""Of a part, also of rows of few bytes: what an operator has in memory at once."""
+"""Most rows of a part, also of small rows: what an operator holds in memory at once."""
 
 
 def cut(sizes: np.ndarray, *, part_bytes: int, groups: pl.Series | None = None) -> list[np.ndarray]:
-    """Return the places of the rows of each part, rising within a part.
+    """Return the indices of the rows of each part, ascending within a part.
 
-    A part holds at most `part_bytes` of the rows' `sizes`, or MOST_ROWS of them, but one row or
-    group at least. Groups are taken in the order of their first rows; NULL is a group too.
+    A part holds at most `part_bytes` of the rows' `sizes` and at most MOST_ROWS rows, but at least
+    one row or group. Groups are in the order of their first rows; NULL is a group too.
 
     >>> [p.tolist() for p in cut(np.full(4, 1.0), part_bytes=2)]
     [[0, 1], [2, 3]]
@@ -27,6 +27,7 @@ def cut(sizes: np.ndarray, *, part_bytes: int, groups: pl.Series | None = None) 
         rows = groups.to_frame("group").with_row_index("place")
         first = rows.select(pl.col("place").first().over("group"))
         unit = np.unique(first.to_series().to_numpy(), return_inverse=True)[1]
+    # one weight for both limits: a unit fills a share of the bytes, or of the rows
     weight = np.maximum(sizes / part_bytes, 1.0 / MOST_ROWS)
     part = _packed(np.bincount(unit, weights=weight))[unit]
     order = np.argsort(part, kind="stable")
@@ -34,7 +35,7 @@ def cut(sizes: np.ndarray, *, part_bytes: int, groups: pl.Series | None = None) 
 
 
 def _packed(weights: np.ndarray) -> np.ndarray:
-    """Return the part of each unit: as many of them one after another as weigh 1 together."""
+    """Return the part of each unit: consecutive units up to a total weight of 1."""
     ends = np.cumsum(weights)
     part = np.empty(len(weights), np.int64)
     start, number = 0, 0
@@ -47,7 +48,7 @@ def _packed(weights: np.ndarray) -> np.ndarray:
 
 
 def in_order(parts: list[np.ndarray]) -> bool:
-    """Tell whether parts follow each other, so that their rows one after another are in order.
+    """Return whether the rows of consecutive parts are in ascending order.
 
     >>> in_order([np.array([0, 1]), np.array([2])]), in_order([np.array([0, 2]), np.array([1])])
     (True, False)

@@ -1,4 +1,4 @@
-"""Telling what a run does: counts for its report and its listener, notes of single rows."""
+"""Progress of a run: counts for its report and listener, and a log of single rows."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from .apply_stage import Treated
 from .stages import Stage
 
 LEAST_TREATED = 20
-"""Rows that an operator has treated before the share on which it failed says something."""
+"""Rows that an operator must have processed before its share of failures can stop the run."""
 _ERRORS = 64
-"""Errors of a part that are looked for before a job stops: each may take many calls to find."""
+"""Errors of a partition that are isolated before a run stops; each may take many calls to find."""
 _NOTES_BYTES = 8 << 20
 
 
 class RunProgress:
-    """Counts what each operator did."""
+    """Counts the rows that each operator processed, dropped and failed on."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class RunProgress:
         self._max_failed, self._listener = max_failed, listener
         self._operators = operators
         self.labels = _labels(operators)
-        """The operators' names, numbered where one comes again."""
+        """The operators' names, numbered where one is used again."""
         self._steps = [Step(n, op.kind) for n, op in zip(self.labels, operators, strict=True)]
         self._reasons: list[Counter[str]] = [Counter() for _ in operators]
         self._stage, self._num_stages = 0, num_stages
@@ -41,18 +41,18 @@ class RunProgress:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """What each operator did so far."""
+        """The counts of each operator so far."""
         return tuple(self._steps)
 
     @property
     def dropped(self) -> tuple[Dropped, ...]:
-        """How many rows went so far, by operator and reason."""
+        """Rows dropped so far, by operator and reason."""
         message = zip(self.labels, self._reasons, strict=True)
         return tuple(Dropped(label, r, n) for label, found in message for r, n in found.items())
 
     @property
     def empty(self) -> tuple[str, ...]:
-        """Warnings of filters that dropped every row they were given, with the numbers."""
+        """Warnings about filters that dropped all of their rows, with counts by reason."""
         found = []
         for step, reasons in zip(self._steps, self._reasons, strict=True):
             if step.kind == "filter" and step.rows_in and not step.rows_out:
@@ -62,12 +62,12 @@ class RunProgress:
         return tuple(found)
 
     def begin(self, stage: int, rows: int) -> None:
-        """Begin a stage of so many rows."""
+        """Begin a stage with `rows` rows."""
         self._stage, self._rows, self._treated = stage, rows, 0
         self._began = monotonic()
 
     def add(self, stage: Stage, treated: Treated) -> None:
-        """Count what became of a part, and tell the listener."""
+        """Count the outcome of a partition, and call the listener."""
         for place, (step, dropped) in enumerate(
             zip(treated.steps, treated.dropped, strict=True), stage.first
         ):
@@ -96,9 +96,10 @@ class RunProgress:
             known[reason if is_one else OTHER] += rows
 
     def most_failed(self, stage: Stage, rows: int) -> int | None:
-        """Return on how many rows of a part an operator may raise before the rest is left alone.
+        """Return the number of failures in a partition after which its other rows are skipped.
 
-        It is more than `check_failed` allows of all rows, so that the errors of some are stored.
+        It exceeds what `check_failed` allows for all rows, so that some errors are stored before
+        the run stops.
         """
         if self._max_failed >= 1 or stage.makes_rows:
             return None
@@ -125,7 +126,7 @@ class RunProgress:
 
 
 class RowLog:
-    """Rows of `drops` and `operator_errors`: stored when many, and before those of the sink."""
+    """Rows for `drops` and `operator_errors`, buffered; stored before the rows of the sink."""
 
     def __init__(self, store: Store, lineage_id: str) -> None:
         self._store, self._lineage_id = store, lineage_id
@@ -133,7 +134,7 @@ class RowLog:
         self._bytes = 0
 
     def put(self, table: str, operator: str, rows: pl.DataFrame) -> None:
-        """Note rows that an operator dropped, or on which it raised."""
+        """Log rows that an operator dropped, or on which it failed."""
         if not rows.height:
             return
         named = {"operator": pl.lit(operator), "lineage_id": pl.lit(self._lineage_id)}
@@ -143,7 +144,7 @@ class RowLog:
             self.flush()
 
     def flush(self) -> None:
-        """Store what was noted."""
+        """Store the buffered rows."""
         for table, rows in self._waiting.items():
             self._store.append(table, pl.concat(rows, how="diagonal"))
         self._waiting, self._bytes = {}, 0

@@ -1,4 +1,4 @@
-"""One run of a pipeline: its stages part by part, and what it leaves in the store."""
+"""One run of a pipeline: its stages, partition by partition, and the rows that it stores."""
 
 import json
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ from .stages import Stage, stages
 
 
 class Run:
-    """One run under way."""
+    """A run in progress."""
 
     def __init__(
         self,
@@ -45,29 +45,36 @@ class Run:
         plan: Plan,
         store: Store,
         past: Store,
-        unseen: NewRows,
+        new: NewRows,
         *,
         executor: Executor,
         listener: Listener | None,
     ) -> None:
         self._pipeline, self._plan, self._store, self._past = pipeline, plan, store, past
-        self._unseen, self._executor = unseen, executor
+        self._new, self._executor = new, executor
         self.lineage_id = lineage_id()
         sink = pipeline.sink if isinstance(pipeline.sink, Table) else None
         is_replacing = sink is not None and sink.mode == "replace"
         self._maker = Maker(pipeline.name, self.lineage_id, is_replacing)
         self._began = monotonic()
-        self._memory = OperatorCache(store)
+        self._cache = OperatorCache(store)
         self._stages = stages(plan.operators)
-        self._told = RunProgress(plan.operators, pipeline.max_failed, listener, len(self._stages))
-        self._notes = RowLog(store, self.lineage_id)
+        self._progress = RunProgress(
+            plan.operators, pipeline.max_failed, listener, len(self._stages)
+        )
+        self._log = RowLog(store, self.lineage_id)
         self._rows_in = 0
 
     def done(self) -> Report:
-        """Do all of it: drops and failures, the rows, and last the row of lineage."""
+        """Run the pipeline and return its report.
+
+        Drops and errors are stored before the rows of the sink, and lineage last: if a kill leaves
+        no row of lineage, the next run reads the same rows again, and ids that are stored already
+        are not stored twice.
+        """
         writer, done = None, Appended(0, 0, 0)
         with ExitStack() as stack:
-            if not self._unseen.is_nothing:
+            if not self._new.is_nothing:
                 stack.enter_context(self._executor.running())
                 held = self._opened(stack)
                 read, before = self._ids_from_store(held), self._before(held)
@@ -76,20 +83,22 @@ class Run:
                 writer = self._writer(held, read, before)
                 stack.callback(writer.close)
                 done = self._written(held, writer)
-            self._notes.flush()
+            self._log.flush()
+            # before lineage is stored, or this run would be among those that it replaces
             replaced = self._replaced()
             self._store.append("lineage", [self._lineage(done)])
+            # after it: a kill in between leaves the rows of both, never of neither
             replace(self._store, replaced, by=self.lineage_id)
         return Report(
             pipeline=self._pipeline.name,
             lineage_id=self.lineage_id,
             rows_in=self._rows_in,
-            rows_seen_before=self._unseen.rows_before,
+            rows_seen_before=self._new.rows_before,
             rows_out=done.rows,
             already=done.duplicates,
-            dropped=self._told.dropped,
-            steps=self._told.steps,
-            warnings=self._told.empty,
+            dropped=self._progress.dropped,
+            steps=self._progress.steps,
+            warnings=self._progress.empty,
             seconds=monotonic() - self._began,
             rows=writer.rows if isinstance(writer, writing.Collected) else None,
         )
@@ -99,14 +108,14 @@ class Run:
         given = sources.schema(source)
         columns = needed(given, operators, self._pipeline.sink)
         spill = self._spill(pl.Schema({n: given[n] for n in columns}), stack)
-        held = opened(source, self._past, columns, spill, addresses=self._unseen.addresses)
+        held = opened(source, self._past, columns, spill, addresses=self._new.addresses)
         if operators:
             check_ids(held.light([id_column(list(held.schema))]), "the source")
         self._rows_in = held.height
         return held
 
     def _ids_from_store(self, held: StagedRows) -> pl.Series:
-        """Return the ids of rows that the source read from `experiences`, if they may come back."""
+        """Return the ids of rows of `experiences` in the source, if the sink may get them back."""
         sink, source = self._pipeline.sink, self._pipeline.source
         is_read = isinstance(source, Table | Sql) and "experience_id" in held.schema
         if not is_read or not isinstance(sink, Table) or sink.table != "experiences":
@@ -118,8 +127,8 @@ class Run:
         return ids.filter(ids.is_in(stored["experience_id"].implode()))
 
     def _before(self, held: StagedRows) -> Before | None:
-        """Return which values of runs before do not hold when they are not said again now."""
-        sink, now = self._pipeline.sink, self._unseen
+        """Return which values of earlier runs are withdrawn unless this run sets them again."""
+        sink, now = self._pipeline.sink, self._new
         if not isinstance(sink, Table) or (key := sinks.VALUES.get(sink.table)) is None:
             return None
         if now.definition is None or key not in held.schema:
@@ -128,7 +137,8 @@ class Run:
         is_older = pl.lit(now.is_everything)
         if not self._maker.is_replacing:  # else whatever the source was
             is_older &= pl.col("source") == self._plan.source
-            # a query of its own may leave out what this definition did before
+            # an incremental run of the same definition reads a part of the rows, so the values of
+            # its earlier runs still hold
             is_older &= pl.col("pipeline_digest") != now.definition
         ids, left = held.light([key])[key], now.left
         return Before(
@@ -139,9 +149,9 @@ class Run:
         )
 
     def _replaced(self) -> list[str]:
-        """Return the runs before in whose place this one is."""
+        """Return the ids of earlier runs that this one replaces."""
         sink = self._pipeline.sink
-        if not self._maker.is_replacing or self._unseen.is_nothing or sinks.takes_values(sink):
+        if not self._maker.is_replacing or self._new.is_nothing or sinks.takes_values(sink):
             return []
         assert isinstance(sink, Table), "tables are replaced"
         runs = runs_before(self._store, self._pipeline.name).filter(_is_of(sink))
@@ -164,10 +174,10 @@ class Run:
         )
 
     def _work(self, stage: Stage, held: StagedRows) -> StageWork:
-        return StageWork.of(held, stage.operators, self._told.most_failed(stage, held.height))
+        return StageWork.of(held, stage.operators, self._progress.most_failed(stage, held.height))
 
     def _between(self, number: int, stage: Stage, held: StagedRows, stack: ExitStack) -> StagedRows:
-        """Take the rows through a stage that others follow."""
+        """Run a stage that is not the last one."""
         if stage.sees_all:
             return self._seen_together(number, stage, held, stack)
         work = self._work(stage, held)
@@ -177,28 +187,28 @@ class Run:
         return StagedRows.all_of(spill.done())
 
     def _written(self, held: StagedRows, writer: writing.Writer) -> Appended:
-        """Take the rows through the last stage to the sink."""
+        """Run the last stage, and write its rows to the sink."""
         stage = self._stages[-1]
         for rows in self._treated(len(self._stages), stage, self._work(stage, held)):
-            self._notes.flush()
+            self._log.flush()  # reasons first: a row that is missing can then be explained
             writer.put(rows)
-        if self._told.empty and self._pipeline.on_empty == "error":
-            self._notes.flush()
-            raise OperatorError("; ".join(self._told.empty))
+        if self._progress.empty and self._pipeline.on_empty == "error":
+            self._log.flush()
+            raise OperatorError("; ".join(self._progress.empty))
         return writer.done()
 
     def _treated(self, number: int, stage: Stage, work: StageWork) -> Iterator[pl.DataFrame]:
-        """Yield the rows that come out of a stage in their order, which is that of the source.
+        """Yield the rows that come out of a stage, in the order of the source.
 
-        Rows of parts that do not follow each other, and rows that were made from others, wait.
+        New rows, and rows of parts that overlap (whole groups), are spilled until the stage ends.
         """
         parts = self._parts(stage, work.held)
         follow, height = in_order(parts), work.held.height
-        self._told.begin(number, height)
+        self._progress.begin(number, height)
         with closing(Spill(work.schema, folder=self._executor.folder)) as waiting:
             places = [np.empty(0, np.int64)]
             planned = [work.held.part(p) for p in parts]
-            for treated in self._executor.treated(work, planned, self._store, self._memory):
+            for treated in self._executor.treated(work, planned, self._store, self._cache):
                 self._note(stage, treated)
                 now_due = int(np.searchsorted(treated.places, height)) if follow else 0
                 if now_due:
@@ -206,7 +216,7 @@ class Run:
                 if now_due < treated.rows.height:
                     waiting.put(treated.rows[now_due:])
                     places.append(treated.places[now_due:])
-            self._told.end(stage)
+            self._progress.end(stage)
             yield from self._waited(stage, work, waiting.done(), np.concatenate(places))
 
     def _parts(self, stage: Stage, held: StagedRows) -> list[np.ndarray]:
@@ -234,18 +244,18 @@ class Run:
     def _seen_together(
         self, number: int, stage: Stage, held: StagedRows, stack: ExitStack
     ) -> StagedRows:
-        """Give an operator all rows, of the columns that it reads, and put beside what it says."""
+        """Apply an operator to all rows, with the columns that it reads, and add its columns."""
         [op] = stage.operators
         names = given_to(op, held.schema)
-        self._told.begin(number, held.height)
+        self._progress.begin(number, held.height)
         if not held.height:
             return StagedRows.all_of(self._spill(op.columns_after(held.schema), stack).done())
         began, rows = perf_counter(), held.light(list(held.schema) if names is None else names)
-        applied, remembered = self._memory.apply(
-            op, rows, max_failed=self._told.most_failed(stage, held.height)
+        applied, remembered = self._cache.apply(
+            op, rows, max_failed=self._progress.most_failed(stage, held.height)
         )
         self._note(stage, stepped(op, rows, applied, remembered, perf_counter() - began))
-        self._told.end(stage)
+        self._progress.end(stage)
         if names is None or op.kind == "reshape":
             spill = self._spill(applied.rows.schema, stack)
             spill.put(applied.rows)
@@ -257,24 +267,23 @@ class Run:
         return held.with_columns(known.select(op.writes)) if op.writes else held
 
     def _note(self, stage: Stage, treated: Treated) -> None:
-        """Keep why rows went and what failed; raises OperatorError when too much did."""
-        self._told.add(stage, treated)
-        labels = self._told.labels[stage.first :]
+        """Log dropped and failed rows; raises OperatorError when too many failed."""
+        self._progress.add(stage, treated)
+        labels = self._progress.labels[stage.first :]
         for label, dropped, failed in zip(labels, treated.dropped, treated.failed, strict=False):
-            self._notes.put("drops", label, dropped)
-            self._notes.put("operator_errors", label, failed)
+            self._log.put("drops", label, dropped)
+            self._log.put("operator_errors", label, failed)
         try:
-            self._told.check_failed(stage)
+            self._progress.check_failed(stage)
         except OperatorError:
-            self._notes.flush()
+            self._log.flush()
             raise
 
     def _lineage(self, done: Appended) -> dict[str, Any]:
         sink, source = self._pipeline.sink, self._pipeline.source
         made = {sink.table: done.version} if isinstance(sink, Table) and done.version else {}
         read = {*sources.versions_read(source, self._past), *tables_read(source), *TAKEN_BACK}
-        versions = self._past.versions()
-        steps, operators = self._told.steps, self._plan.operators
+        steps, operators = self._progress.steps, self._plan.operators
         return {
             "lineage_id": self.lineage_id,
             "pipeline": self._pipeline.name,
@@ -283,30 +292,26 @@ class Run:
             "operators": [_ran(o, s) for o, s in zip(operators, steps, strict=True)],
             "source_versions": [
                 {"name": n, "version": v}
-                for n, v in versions.items()
+                for n, v in self._past.versions().items()
                 if n in read and (v > 1 or n not in TAKEN_BACK)
             ],
             "sink_versions": [{"name": n, "version": v} for n, v in made.items()],
             "rows_in": self._rows_in,
             "rows_out": done.rows,
-            "rows_dropped": sum(d.rows for d in self._told.dropped),
-            "pipeline_digest": self._unseen.definition,
+            "rows_dropped": sum(d.rows for d in self._progress.dropped),
+            "pipeline_digest": self._new.definition,
             "rows_failed": sum(s.failed for s in steps),
-            "costs": [
-                {
-                    "operator": s.operator,
-                    "rows": s.rows_in,
-                    "cached": s.remembered,
-                    "seconds": s.seconds,
-                }
-                for s in steps
-            ],
+            "costs": [_cost(s) for s in steps],
         }
 
 
 def _is_of(sink: Table) -> pl.Expr:
-    """Whether a run wrote to the same table."""
+    """Return whether a run wrote to the same table."""
     return pl.col("sink").str.strip_suffix(", replaced") == f"table {sink.table}"
+
+
+def _cost(s: Step) -> dict[str, Any]:
+    return {"operator": s.operator, "rows": s.rows_in, "cached": s.remembered, "seconds": s.seconds}
 
 
 def _ran(op: Operator, step: Step) -> dict[str, Any]:

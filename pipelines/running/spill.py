@@ -1,4 +1,4 @@
-"""Spill: rows between two stages, in memory while they are few, else in temporary files."""
+"""Rows between two stages, in memory while they are few, else in temporary files."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -12,14 +12,14 @@ import polars as pl
 from ...store.errors import StoreError, reason
 
 CHUNK_BYTES = 8 << 20
-"""Of a chunk, which is one file: what is read at once to get at some of its rows."""
+"""Size of a chunk, which is one file and is read as a whole."""
 MEMORY_BYTES = 32 << 20
-"""Of all rows in memory; more go to files."""
+"""Most bytes of rows in memory; more are written to files."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows that were put one after another: in memory, or in a file."""
+    """Consecutive rows, in memory or in a file."""
 
     rows: int
     num_bytes: int
@@ -36,7 +36,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Spilled:
-    """Rows that were spilled, to be read by their places; may be sent to other processes."""
+    """Spilled rows, read by index; can be sent to other processes."""
 
     schema: pl.Schema
     chunks: tuple[Chunk, ...]
@@ -48,11 +48,11 @@ class Spilled:
 
     @property
     def in_files(self) -> bool:
-        """Whether nothing but paths need be sent to read them elsewhere."""
+        """Whether all rows are in files, so that other processes need paths only."""
         return all(c.path is not None for c in self.chunks)
 
     def sizes(self, columns: Sequence[str]) -> np.ndarray:
-        """Return about how many bytes each row has."""
+        """Return the approximate size of each row in bytes."""
         each = [np.full(c.rows, c.num_bytes / max(c.rows, 1)) for c in self.chunks]
         return np.concatenate([np.empty(0), *each])
 
@@ -62,7 +62,7 @@ class Spilled:
         return pl.concat([empty, *(c.read(columns) for c in self.chunks)])
 
     def read(self, places: np.ndarray, columns: Sequence[str]) -> pl.DataFrame:
-        """Return rows by their places, in the order of the places."""
+        """Return the rows at some indices, in the order of the indices."""
         ends = np.cumsum([c.rows for c in self.chunks])
         starts = ends - np.array([c.rows for c in self.chunks], ends.dtype)
         which = np.searchsorted(ends, places, side="right")
@@ -80,7 +80,7 @@ class Spilled:
 
 
 class Spill:
-    """Takes rows, and gives them back as `Spilled`; its files go when it is closed."""
+    """Collects rows for `Spilled`; closing it removes its files."""
 
     def __init__(
         self, schema: pl.Schema, *, folder: str | None = None, in_files: bool = False
@@ -91,7 +91,7 @@ class Spill:
         self._waiting: list[pl.DataFrame] = []
         self._files = 0
         self._bytes = 0
-        """Of the rows that wait to become a chunk."""
+        """Bytes of the rows that are not yet in a chunk."""
 
     def put(self, rows: pl.DataFrame) -> None:
         """Append rows; all have the columns of the schema."""
@@ -102,7 +102,7 @@ class Spill:
                 self._flush()
 
     def done(self) -> Spilled:
-        """Return what was put, to be read."""
+        """Return the rows, to be read."""
         self._flush()
         if self._in_files or self._folder is not None:
             self._chunks = [self._written(c) for c in self._chunks]
@@ -126,7 +126,7 @@ class Spill:
                 self._folder = TemporaryDirectory(prefix="rlake-pipeline-", dir=self._parent)
             self._files += 1
             path = str(Path(self._folder.name) / f"{self._files:06d}.arrow")
-            # this level of compatibility leaves out the texts of rows that were filtered out
+            # the newest layout would also write the texts of rows that were filtered out
             chunk.frame.write_ipc(path, compat_level=pl.CompatLevel.oldest())
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else reason(error)
@@ -143,7 +143,7 @@ class Spill:
 
 
 def _pieces(rows: pl.DataFrame) -> Iterable[pl.DataFrame]:
-    """Cut rows into pieces of about a chunk each, since a frame may have many of them."""
+    """Split rows into pieces of about a chunk each."""
     many = max(1, round(_size(rows) / CHUNK_BYTES))
     return rows.iter_slices(max(1, -(-rows.height // many))) if rows.height else ()
 

@@ -1,4 +1,4 @@
-"""Held: rows that wait for a stage, wherever they lie, read by their places a part at a time."""
+"""Rows queued for the next stage, in the store or spilled, read one partition at a time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,17 +10,17 @@ import polars as pl
 from ...store import Store
 from ...store.errors import StoreError
 from ...store.schema import table
-from ...store.take_rows import take
+from ...store.schema_versions import take
 from .spill import Spilled
 
 _SAMPLE = 512
-"""Rows whose sizes stand for all: those of tokens are known."""
+"""Rows whose sizes are measured to estimate all; sizes of token columns are computed."""
 _TOKEN_BYTES = {"token_ids": 4.0, "loss_mask": 0.125, "logprobs": 4.0, "teacher_logprobs": 4.0}
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Rows of a table at one version, by their addresses; may be sent to other processes."""
+    """Rows of a table at one version, by address; can be sent to other processes."""
 
     table: str
     root: str
@@ -32,7 +32,7 @@ class Stored:
 
     @classmethod
     def at(cls, past: Store, name: str, addresses: np.ndarray) -> Self:
-        """Name rows of a table of a store as it was."""
+        """Return rows of a table of the store at its versions."""
         empty = pl.DataFrame(pl.from_arrow(table(name).schema.empty_table()))
         return cls(
             name,
@@ -50,7 +50,7 @@ class Stored:
         return len(self.addresses)
 
     def sizes(self, columns: Sequence[str]) -> np.ndarray:
-        """Return about how many bytes each row has: by its tokens, and by a sample of the rest."""
+        """Return the approximate size of each row: from its tokens, and a sample of the rest."""
         tokens = [n for n in columns if n in _TOKEN_BYTES]
         rest = [n for n in columns if n not in _TOKEN_BYTES]
         every = max(1, self.height // _SAMPLE)
@@ -66,7 +66,7 @@ class Stored:
         return self.read(np.arange(self.height), columns)
 
     def read(self, places: np.ndarray, columns: Sequence[str]) -> pl.DataFrame:
-        """Return rows by their places, in the order of the places."""
+        """Return the rows at some indices, in the order of the indices."""
         dataset = self._store().dataset(self.table)
         there = [n for n in columns if n in dataset.schema.names]
         found = take(dataset, self.addresses[places].tolist(), there)
@@ -76,10 +76,12 @@ class Stored:
                 f"of its version {self.versions[self.table]}; run `rlake doctor`"
             )
         rows = pl.DataFrame(pl.from_arrow(found)) if there else pl.DataFrame(height=len(places))
+        # a version of the table may be older than a column
         later = [pl.lit(None, self.schema[n]).alias(n) for n in columns if n not in there]
         return rows.with_columns(later).select(columns)
 
     def _store(self) -> Store:
+        # opened where it is read: this may be another process, and handles cannot be sent
         return Store(
             self.root,
             storage_options=self.storage_options,
@@ -90,27 +92,27 @@ class Stored:
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows of a stage: which of the base, their places in the stage, and columns beside."""
+    """A partition of a stage: indices in the stage and in the base, and extra columns."""
 
     places: np.ndarray
     at: np.ndarray
-    beside: pl.DataFrame | None
+    extra: pl.DataFrame | None
 
 
 @dataclass(frozen=True)
 class StagedRows:
-    """Rows of a base, or some of them, with columns beside that stand in for its own or are new."""
+    """Rows of a base, or some of them, with extra columns that are new or replace its own."""
 
     base: Stored | Spilled
     schema: pl.Schema
     """Columns of the rows, in order; the base may have more."""
     at: np.ndarray
-    """Places of the rows in the base."""
-    beside: pl.DataFrame | None = None
+    """Indices of the rows in the base."""
+    extra: pl.DataFrame | None = None
 
     @classmethod
     def all_of(cls, base: Stored | Spilled, columns: Sequence[str] | None = None) -> Self:
-        """Hold all rows of a base, with some of its columns."""
+        """Return all rows of a base, with some of its columns."""
         schema = base.schema if columns is None else {n: base.schema[n] for n in columns}
         return cls(base, pl.Schema(schema), np.arange(base.height))
 
@@ -124,31 +126,31 @@ class StagedRows:
         return self.read(self.part(np.arange(self.height)), columns)
 
     def part(self, places: np.ndarray) -> Part:
-        """Name some of the rows."""
-        beside = None if self.beside is None else self.beside[places]
-        return Part(places, self.at[places], beside)
+        """Return a partition: the rows at some indices."""
+        extra = None if self.extra is None else self.extra[places]
+        return Part(places, self.at[places], extra)
 
     def read(self, part: Part, columns: Sequence[str] | None = None) -> pl.DataFrame:
-        """Return the rows of a part."""
+        """Return the rows of a partition."""
         names = list(self.schema if columns is None else columns)
-        known = () if part.beside is None else part.beside.columns
+        known = () if part.extra is None else part.extra.columns
         rows = self.base.read(part.at, [n for n in names if n not in known])
-        if part.beside is not None:
-            rows = rows.with_columns(part.beside.select(n for n in known if n in names))
+        if part.extra is not None:
+            rows = rows.with_columns(part.extra.select(n for n in known if n in names))
         return rows.select(names)
 
     def sizes(self) -> np.ndarray:
-        """Return about how many bytes each row has."""
-        known = () if self.beside is None else self.beside.columns
+        """Return the approximate size of each row in bytes."""
+        known = () if self.extra is None else self.extra.columns
         return self.base.sizes([n for n in self.schema if n not in known])[self.at]
 
     def kept(self, is_kept: np.ndarray) -> Self:
-        """Leave out rows."""
-        beside = None if self.beside is None else self.beside.filter(pl.lit(pl.Series(is_kept)))
-        return replace(self, at=self.at[is_kept], beside=beside)
+        """Return the rows that are kept."""
+        extra = None if self.extra is None else self.extra.filter(pl.lit(pl.Series(is_kept)))
+        return replace(self, at=self.at[is_kept], extra=extra)
 
     def with_columns(self, rows: pl.DataFrame) -> Self:
-        """Put columns beside the rows, in place of those that have their names."""
-        old = pl.DataFrame(height=self.height) if self.beside is None else self.beside
+        """Add columns, replacing those of the same name."""
+        old = pl.DataFrame(height=self.height) if self.extra is None else self.extra
         schema = pl.Schema({**self.schema, **rows.schema})
-        return replace(self, schema=schema, beside=old.with_columns(rows.get_columns()))
+        return replace(self, schema=schema, extra=old.with_columns(rows.get_columns()))

@@ -1,4 +1,4 @@
-"""Stages: operators that can treat rows part by part, between those that see all rows."""
+"""Stages: consecutive operators that work on partitions, and operators that need all rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,32 +8,33 @@ from ...operators import Operator
 
 @dataclass(frozen=True)
 class Stage:
-    """Operators that run on each part of the rows, or one operator that sees them all."""
+    """Operators that run on each partition, or one operator that needs all rows."""
 
     operators: tuple[Operator, ...] = ()
     first: int = 0
-    """Place of the first operator in the pipeline."""
+    """Index of the first operator in the pipeline."""
 
     @property
     def sees_all(self) -> bool:
-        """Whether all rows must be there before it can begin."""
+        """Whether it needs all rows before it can begin."""
         return any(op.scope == "all" for op in self.operators)
 
     @property
     def by_group(self) -> bool:
-        """Whether a part must hold whole groups."""
+        """Whether partitions must hold whole groups."""
         return any(op.scope == "group" for op in self.operators)
 
     @property
     def makes_rows(self) -> bool:
-        """Whether rows are added to those that come in."""
+        """Whether it adds rows."""
         return any(op.kind == "augment" for op in self.operators)
 
 
 def stages(operators: Sequence[Operator]) -> tuple[Stage, ...]:
-    """Cut a pipeline's operators into stages; the last one gives its rows to the sink.
+    """Split a pipeline's operators into stages; the last one writes to the sink.
 
-    A new one begins too where an operator that sees groups follows one that may change them.
+    A stage also ends before an operator that needs groups, if an earlier one may change groups: the
+    partitions hold whole groups of the rows that came in, not of those that came out.
     """
     made: list[Stage] = []
     run: list[Operator] = []

@@ -1,8 +1,7 @@
-"""Writers: rows go to a sink part by part, and what the sink holds already is left out."""
+"""Writers of sinks, part by part; rows that the sink has already are left out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import polars as pl
 
@@ -17,22 +16,6 @@ from .latest_values import Before, Scores, Values
 __all__ = ["Before", "Collected", "Maker", "Writer", "opened"]
 
 
-class Writer(Protocol):
-    """Takes a pipeline's rows."""
-
-    def put(self, rows: pl.DataFrame) -> None:
-        """Write a part of the rows."""
-        ...
-
-    def done(self) -> Appended:
-        """Return what was written, when all of it was put."""
-        ...
-
-    def close(self) -> None:
-        """Leave nothing half-done behind."""
-        ...
-
-
 def opened(
     sink: Table | File | None,
     store: Store,
@@ -42,12 +25,12 @@ def opened(
     read: pl.Series,
     operators: Sequence[Operator] = (),
     before: Before | None = None,
-) -> Writer:
+) -> "Writer":
     """Return the writer of a sink, for rows with the columns `schema`.
 
-    `read` are the ids that came from the store: those rows are stored, and stay as they are.
-    `operators` made the rows, in the pipeline run that `maker` names. `before` says which values of
-    earlier runs, that are not said again, are taken back.
+    `read` are ids of rows that came from the store, which are not written again. `operators` made
+    the rows, in the pipeline run `maker`. `before` are values of earlier runs that are withdrawn
+    unless this run sets them again.
     """
     if sink is None:
         return Collected(schema)
@@ -79,7 +62,7 @@ class Collected:
         self._parts.append(rows)
 
     def done(self) -> Appended:
-        """Return how many rows there are."""
+        """Return the number of rows."""
         return Appended(self.rows.height, 0, 0)
 
     @property
@@ -89,4 +72,8 @@ class Collected:
         return self._parts[0]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
+
+
+Writer = Collected | FileWriter | Appending
+"""What `opened` returns."""

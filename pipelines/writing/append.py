@@ -1,4 +1,4 @@
-"""Writing to a table: each part is one commit, and rows that are there already are left out."""
+"""Write to a table: each part is one commit, and rows that are stored already are left out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,25 +14,25 @@ from ...store.withdrawals import row_id
 from ..sink import VALUES
 from ..source import rows_of
 
-_TRIES = 8
-"""How often rows are compared with a table to which other runs write."""
+_ATTEMPTS = 8
+"""Attempts to append to a table to which other runs write at the same time."""
 
 
 @dataclass(frozen=True)
 class Maker:
-    """Who writes: a run of a pipeline."""
+    """The pipeline run that writes."""
 
     pipeline: str
     lineage_id: str
     is_replacing: bool = False
-    """Whether what stands afterwards is what it gives."""
+    """Whether its rows replace those of earlier runs."""
 
 
 class Appending:
-    """Appends to a table, a part in one commit; rows say which run added them.
+    """Appends to a table, one commit a part, with the run's id in each row.
 
-    Those that were stored before become its own too, unless a run of its name that counts gave
-    them: then they are its pipeline's already.
+    Rows that were stored already also become rows of this run, unless an earlier run of the same
+    pipeline wrote them, so that undoing another run does not remove them.
     """
 
     def __init__(
@@ -57,13 +57,14 @@ class Appending:
         self._version = done.version
 
     def skip(self, ids: pl.Series) -> None:
-        """Count rows that are there already, by what `members` calls them."""
+        """Count rows that are stored already, given their ids in the table `members`."""
         self._already += len(ids)
         self._there.append(ids)
 
     def done(self) -> Appended:
-        """Return what was appended by all parts together."""
+        """Return the totals of all parts."""
         if self._there and self._table not in VALUES:
+            # else undoing the other run would remove rows that this one gave too
             ids = pl.concat(self._there)
             known = _given_before(self._store, self._table, self._maker)
             also_gave(
@@ -76,11 +77,11 @@ class Appending:
         return Appended(self._rows, self._already, version)
 
     def close(self) -> None:
-        """Nothing is open: what was appended is stored."""
+        """Do nothing: appended rows are stored."""
 
 
 def _given_before(store: Store, table: str, maker: Maker) -> pl.Series:
-    """Return the rows that runs of the same pipeline gave, and that count."""
+    """Return the ids of rows that earlier runs of the pipeline wrote and that were not undone."""
     found: Any = store.sql(
         f"SELECT row_id FROM makers WHERE table_name = {literal(table)} AND is_current "
         f"AND name = {literal(maker.pipeline)}"
@@ -89,39 +90,39 @@ def _given_before(store: Store, table: str, maker: Maker) -> pl.Series:
 
 
 class Comparing(Appending):
-    """Appends what is new beside what the table holds, also when another writes it meanwhile."""
+    """Appends rows that the table does not have, also while others write to it."""
 
     def add(self, rows: pl.DataFrame) -> None:
-        """Append what is new of rows; raises ConflictError when others always come before."""
-        for tried in range(1, _TRIES + 1):
+        """Append new rows; raises ConflictError if other writers win every attempt."""
+        for attempt in range(1, _ATTEMPTS + 1):
             new = self.new(rows)
             try:
                 self.append(new)
             except ConflictError:
-                if tried == _TRIES:
+                # another run stored some of these rows after they were compared
+                if attempt == _ATTEMPTS:
                     raise
                 self.learn()
             else:
-                self.leave(rows, new)
-                return
+                return self.leave(rows, new)
 
     def new(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return what the table does not hold, as rows of it."""
+        """Return the rows that the table does not have."""
         raise NotImplementedError
 
     def learn(self) -> None:
-        """Read what the table holds."""
+        """Read which rows the table has."""
         raise NotImplementedError
 
     def leave(self, rows: pl.DataFrame, new: pl.DataFrame) -> None:
-        """Count the rows that the table holds already."""
+        """Count the rows that the table has already."""
         raise NotImplementedError
 
 
 class Pairs(Comparing):
-    """Appends pairs that nobody stored yet: two rows are one pair, whoever says so.
+    """Appends pairs that are not stored yet; two rows form one pair, whichever pipeline found it.
 
-    A pair that another stored becomes its own too, so that training on all pairs has it once.
+    A pair that another pipeline stored also becomes a pair of this run, so it is trained on once.
     """
 
     def __init__(self, store: Store, maker: Maker) -> None:
@@ -137,7 +138,7 @@ class Pairs(Comparing):
         self._known.update(rows["preference_id"])
 
     def new(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the pairs that nobody stored."""
+        """Return the pairs that are not stored."""
         is_new = [i not in self._known for i in rows["preference_id"]]
         return rows.filter(pl.lit(pl.Series(is_new, dtype=pl.Boolean)))
 

@@ -1,4 +1,4 @@
-"""Writing a file: it is made beside its place, and put there when it is whole."""
+"""Write a file under a temporary name, and rename it when it is complete."""
 
 from contextlib import suppress
 from io import BufferedWriter
@@ -12,7 +12,7 @@ from ...store.errors import StoreError, reason
 
 
 class FileWriter:
-    """Writes beside the file and renames: a reader sees the old one, or the whole new one."""
+    """Writes a temporary file and renames it, so readers see the old file or the new one."""
 
     def __init__(self, path: Path, schema: pl.Schema) -> None:
         self._path, self._rows = path, 0
@@ -43,7 +43,7 @@ class FileWriter:
             raise self._error(error) from error
 
     def done(self) -> Appended:
-        """Put the file in its place."""
+        """Rename the file."""
         try:
             self._end()
             self._beside.replace(self._path)
@@ -52,7 +52,7 @@ class FileWriter:
         return Appended(self._rows, 0, 0)
 
     def close(self) -> None:
-        """Remove what was written if it was not put in its place."""
+        """Remove the temporary file, if it was not renamed."""
         with suppress(OSError):  # what is not whole is removed anyway
             self._end()
         self._beside.unlink(missing_ok=True)

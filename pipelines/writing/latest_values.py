@@ -1,4 +1,4 @@
-"""Writing values of which the newest counts: those that came out as before are left out."""
+"""Write values of which the newest counts; unchanged values are left out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from .. import sink as sinks
 from .append import Comparing, Maker
 
 _OF_RUN = r"\.\d{8}T\d{12}-[0-9a-f]{8}$"
-"""What stands behind the version of a value that came out otherwise: the pipeline run."""
+"""The pipeline run after the version of a value that differs from an earlier one."""
 
 
 @dataclass(frozen=True)
 class Before:
-    """Which values of earlier runs of a pipeline are taken back when they are not said again."""
+    """Values of earlier runs of a pipeline that are withdrawn unless they are set again."""
 
     runs: pl.Series
     """These runs' values of rows that were read now, or left the source since."""
@@ -25,13 +25,13 @@ class Before:
     replaced: pl.Series
     """These runs' values of any row: everything was read, and they are of an older definition."""
     every_name: bool = False
-    """Whether values of other names than the chain derives now are taken back too."""
+    """Whether values with names that the pipeline no longer derives are withdrawn too."""
 
 
 class Newest(Comparing):
-    """Appends values that came out otherwise than the same maker's newest ones.
+    """Appends values that differ from the same maker's newest ones.
 
-    Those have the pipeline run behind their version, since stored rows do not change.
+    Their version ends in the pipeline run, since stored rows never change.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Newest(Comparing):
 
     def learn(self) -> None:
         """Read the newest values, by digests of their ids, names and makers."""
+        # digests, not values: those of a whole table are in memory while parts are compared
         latest = self._latest(self._wanted, self._by, self._column, "counts")
         self._known = latest.select(
             *_digests(self._by), "counts", known=self._digest, stored=self._column
@@ -84,10 +85,10 @@ class Newest(Comparing):
     def _again(self) -> pl.Expr:
         return pl.format("{}.{}", "maker", pl.lit(self._maker.lineage_id))
 
-    def _latest(self, wanted: pl.Expr, by: Sequence[str], *beside: str) -> pl.LazyFrame:
+    def _latest(self, wanted: pl.Expr, by: Sequence[str], *more: str) -> pl.LazyFrame:
         """Return the newest value of each id, name and maker: one that counts, if there is any."""
         order = ("counts", "created_at", self._column)
-        names = [n for n in dict.fromkeys([*self._content, *beside]) if n not in by]
+        names = [n for n in dict.fromkeys([*self._content, *more]) if n not in by]
         newest = pl.col(names).sort_by(order).last()
         maker = pl.col(self._column).str.replace(_OF_RUN, "")
         rows = self._store.scan(self._table).filter(wanted)
@@ -107,7 +108,7 @@ class Newest(Comparing):
 
 
 class Scores(Newest):
-    """Appends verdicts that depend on other rows: a rank in a group that grew is another one."""
+    """Appends verdicts that depend on other rows, such as ranks, which change as groups grow."""
 
     def __init__(self, store: Store, maker: Maker) -> None:
         by = ("experience_id", "scorer")
@@ -124,8 +125,8 @@ class Scores(Newest):
 class Values(Newest):
     """Appends one row a value that is not NULL, made by operators that derive.
 
-    A value that did not come out this time, of a row that was read again or by an older definition,
-    is taken back by a NULL.
+    A value that is not set this time, of a row that was read again or by an older definition, is
+    withdrawn by a NULL.
     """
 
     def __init__(

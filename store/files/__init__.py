@@ -1,10 +1,10 @@
 """Files become rows of the store and rows become files: import and export."""
 
-from .export import Exported, export, export_dpo, export_experiences, export_sft
+from .export import Exported, export
 from .export_shapes import EXPORTS
 from .file_kind import KIND_NAMES, InputFile, open_input
 from .formats import FORMATS
-from .importer import Imported, check_select, import_rows
+from .importer import Imported, check_select, import_file, import_rows
 from .rejected_rows import Rejected
 from .tokenize import Tokens
 from .values import import_values
@@ -20,9 +20,7 @@ __all__ = [
     "Tokens",
     "check_select",
     "export",
-    "export_dpo",
-    "export_experiences",
-    "export_sft",
+    "import_file",
     "import_rows",
     "import_values",
     "open_input",

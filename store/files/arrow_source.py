@@ -1,4 +1,4 @@
-"""Files that are read batch by batch in Python, as datasets that DuckDB can scan more than once."""
+"""Files read batch by batch in Python, as datasets that DuckDB can scan repeatedly."""
 
 import json
 import sqlite3
@@ -11,9 +11,10 @@ import pyarrow.dataset as ds
 
 from ..errors import ConfigError, InputError, nearest
 from .raw_json import members
+from .select_columns import storage
 
 BATCH_BYTES = 4 << 20
-"""Text of about this size is made one batch; a line that is longer is a batch of its own."""
+"""Approximate text size of a batch; a longer line is a batch of its own."""
 _ROWS = 1024
 _SQLITE_ROWS = 16
 _SQLITE_TYPES = {
@@ -27,12 +28,12 @@ _SQLITE_TYPES = {
 
 
 class Batches(ds.Dataset):
-    """A schema, and what gives its batches anew for each scan."""
+    """A dataset whose batches are made again for each scan."""
 
     def __init__(self, schema: pa.Schema, make: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         self._given, self._make = schema, make
         self.wrong: InputError | None = None
-        """What ended a scan: DuckDB, which scans, tells of it in words of its own."""
+        """The error that ended a scan; DuckDB raises one of its own in its place."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -55,13 +56,13 @@ class Batches(ds.Dataset):
 
 
 def of_texts(names: list[str], texts: Callable[[], Iterator[str]], name: str) -> Batches:
-    """Return objects of JSON as columns of JSON text, each value as it was spelled."""
+    """Return JSON objects as columns of JSON text, each value byte for byte as in the file."""
     schema = pa.schema([(name, pa.string()) for name in names])
 
     def make() -> Iterator[pa.RecordBatch]:
         rows: list[dict[str, str | None]] = []
         size = 0
-        for number, text in enumerate(_told(texts(), name), 1):
+        for number, text in enumerate(_as_input_errors(texts(), name), 1):
             try:
                 found = members(text, once=True)
             except ValueError as error:
@@ -79,8 +80,8 @@ def of_texts(names: list[str], texts: Callable[[], Iterator[str]], name: str) ->
     return Batches(schema, make)
 
 
-def _told(texts: Iterator[str], name: str) -> Iterator[str]:
-    """Tell what is wrong with the file in our kind of error."""
+def _as_input_errors(texts: Iterator[str], name: str) -> Iterator[str]:
+    """Yield the texts, with ValueError turned into InputError."""
     try:
         yield from texts
     except ValueError as error:
@@ -88,7 +89,7 @@ def _told(texts: Iterator[str], name: str) -> Iterator[str]:
 
 
 def of_arrow(paths: list[Path]) -> Batches:
-    """Return Arrow IPC files or streams, one after the other; one of their batches is in memory."""
+    """Return Arrow IPC files or streams in sequence, with one of their batches in memory."""
     schema: pa.Schema | None = None
     for path in paths:
         with _opened(path) as reader:
@@ -96,7 +97,7 @@ def of_arrow(paths: list[Path]) -> Batches:
                 raise InputError(f"`{path}` has other columns than `{paths[0]}`")
             schema = reader.schema
     assert schema is not None, "there is a file"
-    plain = pa.schema([pa.field(f.name, _storage(f.type)) for f in schema])
+    plain = pa.schema([pa.field(f.name, storage(f.type)) for f in schema])
 
     def make() -> Iterator[pa.RecordBatch]:
         for path in paths:
@@ -108,17 +109,13 @@ def of_arrow(paths: list[Path]) -> Batches:
     return Batches(plain, make)
 
 
-def _storage(kind: pa.DataType) -> pa.DataType:
-    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-
-
 def _plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     columns = [c.storage if isinstance(c, pa.ExtensionArray) else c for c in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _opened(path: Path) -> Any:
-    """Open a file of either kind, which its first bytes tell."""
+    """Open an Arrow file or stream, distinguished by its first bytes."""
     try:
         source = pa.OSFile(str(path))
         is_file = source.read(6) == b"ARROW1"
@@ -145,9 +142,9 @@ def _broken(path: Path, error: Exception) -> InputError:
 
 
 def saved(folder: Path, split: str | None) -> list[Path]:
-    """Return the files of a dataset that `datasets` saved to disk; of several, that of a split.
+    """Return the files of a dataset saved by `datasets`, or of one split of a dataset dict.
 
-    Raises InputError for a folder that is none, ConfigError for a split that is not there.
+    Raises InputError for any other folder, ConfigError for a split that does not exist.
     """
     several = folder / "dataset_dict.json"
     if several.is_file():
@@ -167,7 +164,7 @@ def saved(folder: Path, split: str | None) -> list[Path]:
     paths = [folder / str(f["filename"]) for f in _json(state).get("_data_files", [])]
     for path in paths:
         if not path.is_file():
-            raise InputError(f"`{folder}` is not whole: its file `{path.name}` is missing")
+            raise InputError(f"`{folder}` is incomplete: its file `{path.name}` is missing")
     if not paths:
         raise InputError(f"`{folder}` has no rows; nothing was imported")
     return paths
@@ -181,7 +178,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def of_sqlite(path: Path) -> Batches:
-    """Return the experiences of a Trinity-RFT buffer: each table that has a blob table beside it.
+    """Return the experiences of a Trinity-RFT buffer: each table that has a blob table.
 
     Raises InputError when there is none, or the file is broken.
     """
@@ -189,7 +186,7 @@ def of_sqlite(path: Path) -> Batches:
     metas = {t: c for t, c in tables.items() if f"{t}_blob" in tables}
     if not metas:
         raise InputError(
-            f"`{path.name}` is no buffer of Trinity-RFT: no table has its `_blob` table; it has "
+            f"`{path.name}` is not a buffer of Trinity-RFT: no table has its `_blob` table; it has "
             f"{', '.join(f'`{t}`' for t in tables) or 'none'}"
         )
     names = list(dict.fromkeys(n for columns in metas.values() for n in columns))
@@ -227,6 +224,7 @@ def _sqlite_tables(path: Path) -> dict[str, list[str]]:
 def _sqlite_rows(path: Path, query: str) -> Iterator[list[tuple[Any, ...]]]:
     """Yield rows, a few at a time: a blob may have megabytes."""
     try:
+        # read only: nothing of the other program is changed, and no file is made
         con = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         try:
             cursor = con.execute(query)

@@ -1,10 +1,10 @@
-"""Files that are written whole or not at all: JSONL, Parquet, Arrow, a Hugging Face dataset."""
+"""Write files completely or not at all: JSONL, Parquet, Arrow, a Hugging Face dataset."""
 
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -13,12 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import ConfigError, InputError, JobError, RlakeError
-from .jsonl import json_line
-from .raw_json import Raw
+from .raw_json import Raw, json_line
 from .stale_files import mark, tidy
 
 Line = Mapping[str, Any]
-"""What one line or row of a file holds; values that are `Raw` are JSON text."""
+"""One line or row of a file; `Raw` values are JSON text."""
 
 SUFFIXES = {
     ".jsonl": "jsonl",
@@ -36,7 +35,7 @@ _AS_TEXT = ("tools",)
 
 
 def kind_of(path: Path, what: str) -> str:
-    """Return how a path is written; raise ConfigError when there is no way, or no place for it."""
+    """Return the kind of file of a path; raise ConfigError for an unknown suffix or bad folder."""
     if path.suffix not in SUFFIXES:
         known = ", ".join(f"`{s}`" for s in SUFFIXES if s)
         raise ConfigError(
@@ -46,13 +45,13 @@ def kind_of(path: Path, what: str) -> str:
     if kind == "hf" and path.exists():
         raise ConfigError(f"cannot write to `{path}`: it exists; name a new folder")
     if path.is_dir() or not path.parent.is_dir():
-        where = f"`{path}` is a folder" if path.is_dir() else f"there is no folder `{path.parent}`"
+        where = f"`{path}` is a folder" if path.is_dir() else f"`{path.parent}` does not exist"
         raise ConfigError(f"cannot write to `{path}`: {where}; name a file in a folder that exists")
     return kind
 
 
 def write_lines(path: Path, chunks: Callable[[], Iterator[list[Line]]], what: str) -> int:
-    """Write lines and return how many; for a table they are read twice, first for their types."""
+    """Write lines and return how many; a columnar file reads them twice, first for their types."""
     kind = kind_of(path, what)
     if kind != "jsonl":
         schema = _schema(chunks(), path)
@@ -70,7 +69,7 @@ def write_lines(path: Path, chunks: Callable[[], Iterator[list[Line]]], what: st
 def write_batches(
     path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], what: str
 ) -> int:
-    """Write batches to a table's file, or to lines, and return how many rows there were."""
+    """Write batches to a columnar file or to JSONL, and return the number of rows."""
     kind = kind_of(path, what)
     if kind == "jsonl":
         return write_lines(path, lambda: (b.to_pylist() for b in batches), what)
@@ -89,12 +88,6 @@ class _Writer(Protocol):
 
 
 @contextmanager
-def _parquet(part: Path, schema: pa.Schema) -> Iterator[_Writer]:
-    with pq.ParquetWriter(part, schema) as writer:
-        yield writer
-
-
-@contextmanager
 def _arrow(part: Path, schema: pa.Schema) -> Iterator[_Writer]:
     with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         yield writer
@@ -102,7 +95,7 @@ def _arrow(part: Path, schema: pa.Schema) -> Iterator[_Writer]:
 
 @contextmanager
 def _saved(part: Path, schema: pa.Schema) -> Iterator[_Writer]:
-    """Write what `Dataset.save_to_disk` of `datasets` 5 does; it reads the types from the data."""
+    """Write the folder that `Dataset.save_to_disk` of `datasets` 5 writes."""
     part.mkdir()
     with pa.OSFile(str(part / _DATA), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
         yield writer
@@ -119,11 +112,15 @@ def _saved(part: Path, schema: pa.Schema) -> Iterator[_Writer]:
     (part / "dataset_info.json").write_text("{}")
 
 
-_WRITERS = {"parquet": _parquet, "arrow": _arrow, "hf": _saved}
+_WRITERS: dict[str, Callable[[Path, pa.Schema], AbstractContextManager[_Writer]]] = {
+    "parquet": pq.ParquetWriter,
+    "arrow": _arrow,
+    "hf": _saved,
+}
 
 
 def _schema(chunks: Iterator[list[Line]], path: Path) -> pa.Schema:
-    """Return the columns that all lines fit in; raise InputError when there are none such."""
+    """Return a schema that fits all lines; raise InputError when there is none."""
     found = pa.schema([])
     try:
         for chunk in chunks:
@@ -157,7 +154,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def sync(path: Path) -> None:
-    """Let what a file holds, or what a folder names, be on the disk when this returns."""
+    """Flush a file, or the entries of a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -166,17 +163,18 @@ def sync(path: Path) -> None:
 
 
 def part_of(path: Path) -> Path:
-    """Return where a file is written before it is whole; those of killed processes are removed."""
+    """Return the temporary path of a file, and remove those that killed processes left."""
     tidy(path.parent, _PART)
     return path.with_name(f"{_PART}{mark()}.{path.name}")
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Give a place to write to that becomes the file when all went well, else is removed."""
+    """Yield a temporary path, renamed to `path` when the block succeeds and removed otherwise."""
     part = part_of(path)
     try:
         yield part
+        # before the rename: after a crash of the machine, the name could point to missing bytes
         for written in part.iterdir() if part.is_dir() else (part,):
             sync(written)
         part.replace(path)

@@ -1,4 +1,4 @@
-"""Compressed files, written out as they are inside before they are read, and bounded in bytes."""
+"""Decompress files before they are read, within the free disk space."""
 
 import shutil
 from pathlib import Path
@@ -8,26 +8,26 @@ import pyarrow as pa
 from ..errors import InputError, reason
 
 CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-"""How a file is compressed, by the suffix after that of its kind."""
+"""Codecs by the last suffix of a file name."""
 _CHUNK = 4 << 20
 _ROOM = 256 << 20
-"""Bytes that stay free where temporary files lie."""
+"""Bytes to leave free in the folder of temporary files."""
 
 
 def inner_name(name: str) -> str:
-    """Return the name of what a file holds.
+    """Return the name of a file without the suffix of its codec.
 
-    >>> inner_name("talks.jsonl.gz"), inner_name("talks.jsonl")
-    ('talks.jsonl', 'talks.jsonl')
+    >>> inner_name("chats.jsonl.gz"), inner_name("chats.jsonl")
+    ('chats.jsonl', 'chats.jsonl')
     """
     path = Path(name)
     return path.stem if path.suffix.lower() in CODECS else name
 
 
 def decompressed(path: Path, folder: Path) -> Path:
-    """Write what a compressed file holds to a folder, and return where; others are where they are.
+    """Decompress a file into a folder and return its path; return other paths unchanged.
 
-    Raises InputError for one that is broken or was cut off, or has more bytes than there is room.
+    Raises InputError for a damaged or truncated file, or one that exceeds the free space.
     """
     codec = CODECS.get(path.suffix.lower())
     if codec is None or not path.is_file():
@@ -40,6 +40,7 @@ def decompressed(path: Path, folder: Path) -> Path:
             whole.open("wb") as out,
         ):
             while chunk := source.read(_CHUNK):
+                # counted while writing: a small file may expand enormously
                 room -= len(chunk)
                 if room < 0:
                     raise InputError(

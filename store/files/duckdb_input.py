@@ -1,4 +1,4 @@
-"""A file as the table `input` of a closed DuckDB session, beside the store's tables."""
+"""A file as the table `input` of a sandboxed DuckDB session with the store's tables."""
 
 import csv
 import re
@@ -20,17 +20,17 @@ from .formats import Format, Row
 from .json_columns import holds_objects, in_parts, quoted, teach, typed
 from .raw_json import objects
 from .rejected_rows import Rejected
+from .select_columns import JSON_COLUMNS
 
 BATCH_BYTES = 8 << 20
-"""Rows are handed on in batches of about this size, and of BATCH_ROWS at most."""
+"""Approximate size of a batch, which has at most BATCH_ROWS rows."""
 BATCH_ROWS = 1024
 STEP_ROWS = 64
-"""Rows that DuckDB hands out at once: with long ones, that is what a batch may be too large by."""
+"""Rows that DuckDB returns at once, by which a batch may exceed BATCH_BYTES."""
 _JSON = ("jsonl", "json")
-_JSON_COLUMNS = ("messages", "tools", "metadata")
 _TEXT_COLUMNS = {c.name for t in TABLES.values() for c in t.columns if pa.types.is_string(c.type)}
 _NUMBERS = {c.name for t in TABLES.values() for c in t.columns if pa.types.is_floating(c.type)}
-"""Columns of ours that are floats, whatever a file spells."""
+"""Our float columns, whose numbers may be written as integers in a file."""
 _CSV_TYPES = (
     "['BOOLEAN', 'BIGINT', 'DOUBLE', 'VARCHAR']"  # dates stay text unless the SELECT casts them
 )
@@ -41,7 +41,7 @@ _CODE = r"^[+-]?(0\d|\d{19,}$)"
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file that was found readable: where it is, and what people call it."""
+    """A readable file: its path, and its name in messages."""
 
     path: Path
     name: str
@@ -49,27 +49,27 @@ class InputFile:
     format: Format | None = None
     """The named format."""
     rejected: Rejected | None = None
-    """Takes what is wrong, where such lines and rows are to be left out."""
+    """Collects invalid lines and rows, if those are to be skipped."""
     paths: Sequence[Path] = ()
     """The files of a folder."""
 
     @property
     def stem(self) -> str:
-        """Its name without suffixes: what its tasks' set is called."""
+        """Its name without suffixes, the default name of its taskset."""
         return Path(inner_name(self.name)).stem
 
 
 class InputSession(QuerySession):
-    """A session that sees `input` and the store's tables, and no other file.
+    """A session that can read `input` and the store's tables, and no other file.
 
-    One thread and joins in the order written: the same file and SELECT give the same rows in the
-    same order, so that ids made from positions are the same in a second import. Without a store
-    its tables are there, and empty. With `spelled`, objects of a JSON file are JSON text as it is
-    spelled, for rows that are kept; else they are structs, for those that are worked with.
+    It runs on one thread, with joins in the written order: the same file and SELECT give the same
+    rows in the same order, so that ids made from positions are the same in a second import. Without
+    a store, its tables are empty. With `spelled`, objects of a JSON file stay JSON text byte for
+    byte, for rows that are stored; otherwise they are structs, for rows that are computed with.
     """
 
     def __init__(self, file: InputFile, store: Store | None, *, spelled: bool = False) -> None:
-        super().__init__()
+        super().__init__(shared=False)
         self._file, self._spelled = file, spelled
         self._json_columns: set[str] = set()
         self._is_taught = False
@@ -79,7 +79,9 @@ class InputSession(QuerySession):
             self._con.execute("SET threads = 1")
             self._con.execute("SET disabled_optimizers = 'join_order,build_side_probe_side'")
             self._con.execute(f"CREATE TEMP VIEW input AS {self._reading(path)}")
+            # set after the view is created: a SELECT can read only this file
             self._con.execute(f"SET allowed_paths = [{path}]")
+            self._lock()
             counted = self._con.execute("SELECT count(*) FROM input").fetchall()
         except duckdb.Error as error:
             raise self.broken(error) from error
@@ -98,6 +100,7 @@ class InputSession(QuerySession):
             if statements != ["SELECT"]:
                 got = " then ".join(statements) or "nothing"
                 raise QueryError(f"a file is mapped by one SELECT over `input`, got {got}")
+            self._open_for(query)
             relation = self._con.sql(self._in_parts(query))
         except duckdb.Error as error:
             raise self.refused(error) from error
@@ -105,7 +108,7 @@ class InputSession(QuerySession):
         return relation
 
     def _in_parts(self, query: str) -> str:
-        """Let the SELECT take parts of JSON as they are spelled."""
+        """Rewrite the SELECT so that parts of JSON stay byte for byte."""
         if not (self._spelled and self._json_columns):
             return query
         made = in_parts(self._con, query, self._json_columns)
@@ -115,7 +118,7 @@ class InputSession(QuerySession):
         return made
 
     def refused(self, error: duckdb.Error) -> RlakeError:
-        """Turn what DuckDB says of the SELECT into our kind of error."""
+        """Turn an error of DuckDB about the SELECT into one of ours."""
         if isinstance(error, duckdb.PermissionException):
             return QueryError(
                 "the SELECT may read `input` and the store's tables, and no other file"
@@ -123,7 +126,7 @@ class InputSession(QuerySession):
         return query_error(error, "the SELECT over `input`")
 
     def broken(self, error: duckdb.Error) -> InputError:
-        """Turn what DuckDB says of the file into our kind of error."""
+        """Turn an error of DuckDB about the file into InputError."""
         if self._source is not None and self._source.wrong is not None:
             return self._source.wrong
         lines = [line for line in str(error).splitlines() if line.strip()] or ["unreadable"]
@@ -136,11 +139,11 @@ class InputSession(QuerySession):
         )
 
     def reader(self, query: str) -> pa.RecordBatchReader:
-        """Return the rows of a SELECT, a few at a time."""
+        """Return a reader of the rows of a SELECT."""
         return self.select(query).to_arrow_reader(STEP_ROWS)
 
     def failed(self, error: duckdb.Error) -> RlakeError:
-        """Turn what goes wrong while rows are read into our kind of error."""
+        """Turn an error while reading rows into one of ours."""
         wrong = self._source.wrong if self._source else None
         return wrong or self.refused(error)
 
@@ -150,7 +153,8 @@ class InputSession(QuerySession):
         return self.select("SELECT * FROM input").columns
 
     def rows(self) -> Iterator[Row]:
-        """Yield the file's rows for a named format: JSON as it is spelled, other values as such."""
+        """Yield the file's rows for a named format: JSON byte for byte, other values as Python."""
+        # not through DuckDB, which would reformat numbers and escapes
         if self._file.kind in _JSON and self._source is not None:
             for batch in self._source.batches():
                 for found in batch.to_pylist():
@@ -177,10 +181,10 @@ class InputSession(QuerySession):
         return "SELECT * FROM file_rows"
 
     def _json(self, path: str) -> str:
-        """Let DuckDB tell the types, and give it the values as they are spelled.
+        """Infer types with DuckDB, but provide the values byte for byte.
 
-        A list of messages read as structs would get the keys of all others, in their order; read
-        as DuckDB's JSON, its numbers and its escapes would be written in another way.
+        Messages read as structs would get the keys of all other messages, in their order; read as
+        DuckDB's JSON, their numbers and escapes would be reformatted.
         """
         shape = "newline_delimited" if self._file.kind == "jsonl" else "auto"
         # The date format never matches, so that text which looks like a date stays text.
@@ -197,13 +201,13 @@ class InputSession(QuerySession):
         return f"SELECT {', '.join(parts)} FROM file_rows"
 
     def _is_json(self, name: str, kind: Any) -> bool:
-        """Tell whether a column stays JSON text."""
-        if name in _JSON_COLUMNS or str(kind) == "JSON":
+        """Return whether a column stays JSON text."""
+        if name in JSON_COLUMNS or str(kind) == "JSON":
             return True
         return self._spelled and (holds_objects(name, kind) or self._has_long(name, kind))
 
     def _has_long(self, name: str, kind: Any) -> bool:
-        """Tell whether there are whole numbers that a float would round."""
+        """Return whether there are integers that a float would round."""
         if kind.id != "double" or name in _NUMBERS:
             return False
         long = f"SELECT bool_or(regexp_full_match({quoted(name)}, '-?\\d{{16,}}')) FROM file_rows"
@@ -212,7 +216,7 @@ class InputSession(QuerySession):
     def _csv_reader(self, path: str) -> str:
         names, delimiter = _csv_header(self._file.path)
         options = f"header = true, quote = '\"', escape = '\"', delim = '{delimiter}'"
-        # First read as text: types are then inferred from a file that has its columns in each line.
+        # First as text, which checks the number of columns of each line before types are inferred.
         strict = f"auto_detect = false, columns = {_struct(dict.fromkeys(names, 'VARCHAR'))}"
         as_text = f"SELECT {_codes(names)} FROM read_csv({path}, {options}, {strict})"
         codes = self._con.execute(as_text).fetchall()[0]
@@ -229,7 +233,7 @@ class InputSession(QuerySession):
 
 
 def _verbatim(path: Path) -> str:
-    """Return a path as a pattern that only it fits: DuckDB takes every name for a pattern."""
+    """Return a path escaped as a glob pattern, since DuckDB takes every path as one."""
     return re.sub(r"([*?\[])", r"[\1]", str(path))
 
 
@@ -243,7 +247,7 @@ def _objects(file: InputFile) -> Iterator[str]:
 
 
 def in_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-    """Put the small batches of a reader together, up to BATCH_BYTES or BATCH_ROWS."""
+    """Combine the small batches of a reader, up to BATCH_BYTES or BATCH_ROWS."""
     kept: list[pa.RecordBatch] = []
     for batch in reader:
         kept.append(batch)
@@ -261,7 +265,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _csv_header(path: Path) -> tuple[list[str], str]:
-    """Return the column names and the delimiter: that which the first line has most of."""
+    """Return the column names and the delimiter, the most frequent one in the first line."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
         delimiter = max(",;\t|", key=lines.readline().count)
         lines.seek(0)
@@ -269,7 +273,7 @@ def _csv_header(path: Path) -> tuple[list[str], str]:
 
 
 def _codes(names: list[str]) -> str:
-    """Return the SQL that tells which columns hold what numbers would lose: 007, or 2 ** 64."""
+    """Return the SQL that finds columns of codes that numbers would corrupt: 007, or 2 ** 64."""
     return ", ".join(f"bool_or(regexp_matches({quoted(n)}, '{_CODE}'))" for n in names)
 
 

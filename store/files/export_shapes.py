@@ -1,4 +1,4 @@
-"""What a line of an export is made of: conversations and pairs, in messages or in plain text."""
+"""The lines of each export: conversations and pairs, as messages or as plain text."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -7,32 +7,32 @@ from typing import Any
 
 from ..conversation import NO_ANSWER, calls_of, goes_on, is_answer, shared, text_of, why_no_pair
 from .atomic_writer import Line
-from .formats.sharegpt_roles import turns
+from .formats.sharegpt import turns
 from .raw_json import Raw, dumps, elements, listed, one_line
 
-TALK = ("messages", "prompt_text", "response_text", "tools")
+CONVERSATION = ("messages", "prompt_text", "response_text", "tools")
 """Columns that a conversation is read from."""
 
-Talk = list[str]
+Conversation = list[str]
 """The text of each message, spelled as it came."""
 Row = Mapping[str, object]
 
 
 class LeftOut(Exception):
-    """A row has nothing to write; the message says why, of the row."""
+    """A row has nothing to export; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a line of an export is made of, and how."""
+    """How an export makes its lines, and which columns it reads."""
 
     about: str
-    """Half a line, for people who choose one."""
+    """A short description for listings."""
     lines: Callable[[Row], list[Line]] | None = None
     """Makes the lines of a row; raises LeftOut when it has none. None: the row as it is."""
     is_pairs: bool = False
     """Whether a row names two experiences, `chosen_id` and `rejected_id`."""
-    reads: tuple[str, ...] = TALK
+    reads: tuple[str, ...] = CONVERSATION
     """Columns that it reads."""
     needs: tuple[frozenset[str], ...] = (
         frozenset({"messages"}),
@@ -40,13 +40,13 @@ class Shape:
     )
     """Columns of which a SELECT must give one set."""
     has_plain: bool = False
-    """Whether there is a form of plain text, too."""
+    """Whether it can also be written as plain text."""
 
 
 def plain(lines: Sequence[Line]) -> list[Line]:
     """Return a row's lines of messages as plain text; raises LeftOut when it is more than that.
 
-    Only a question of one user message, and one answer, can be told without a chat template.
+    Only a question of one user message, and one answer, can be written without a chat template.
     """
     if len(lines) > 1:
         raise LeftOut(_NOT_PLAIN)
@@ -64,29 +64,29 @@ _NOT_PLAIN = "plain text is one question of a user and one answer"
 
 
 def rated_pair(chosen: Row | None, rejected: Row | None) -> Line:
-    """Return a line of a pair: what both conversations begin with, and how each goes on."""
+    """Return the line of a pair: the prompt that both conversations share, and both answers."""
     if chosen is None or rejected is None:
         raise LeftOut("its experiences are not both stored")
-    talks = _conversation(chosen), _conversation(rejected)
-    good, bad = ([_message(m) for m in conversation] for conversation in talks)
+    conversations = _conversation(chosen), _conversation(rejected)
+    good, bad = ([_message(m) for m in conversation] for conversation in conversations)
     why_not = why_no_pair(good, bad)
     if why_not is not None:
         raise LeftOut(why_not)
     same = shared(good, bad)
     message = {
-        "prompt": listed(talks[0][:same]),
-        "chosen": listed(talks[0][same:]),
-        "rejected": listed(talks[1][same:]),
+        "prompt": listed(conversations[0][:same]),
+        "chosen": listed(conversations[0][same:]),
+        "rejected": listed(conversations[1][same:]),
     }
     return {**message, **_tools(chosen)}
 
 
 def _pair(chosen: Row | None, rejected: Row | None) -> Line:
-    """Return a line of a pair for DPO, which trains on all tokens of the two answers."""
+    """Return a line of a pair for TRL's DPOTrainer, which trains on all tokens of both answers."""
     line = rated_pair(chosen, rejected)
     for name in ("chosen", "rejected"):
         if any(_message(m).get("role") == "user" for m in elements(line[name])):
-            raise LeftOut("a user goes on behind one of its answers, and would be trained on")
+            raise LeftOut("a user turn follows one of its answers, and would be trained on")
     return line
 
 
@@ -94,17 +94,17 @@ PAIR_LINES = {"dpo": _pair, "reward": rated_pair}
 """Makes a line of two experiences, the better one first; by the name of the export."""
 
 
-def _conversation(row: Row) -> Talk:
+def _conversation(row: Row) -> Conversation:
     """Return the row's conversation; raises LeftOut when nothing in it was answered."""
     said = row.get("response_text")
     response = None if said is None else str(said)
     if row.get("messages"):
-        talk = elements(one_line(str(row["messages"])))
-        messages = [_message(m) for m in talk]
+        conversation = elements(one_line(str(row["messages"])))
+        messages = [_message(m) for m in conversation]
         if goes_on(messages, response):
-            return [*talk, _answer(response)]
+            return [*conversation, _answer(response)]
         if any(map(is_answer, messages)):
-            return talk
+            return conversation
         raise LeftOut(NO_ANSWER)
     if row.get("prompt_text") is None or response is None:
         raise LeftOut("it has no question and answer in text")
@@ -133,18 +133,22 @@ def _text(messages: Any, role: str) -> str:
 
 
 def _sft(row: Row) -> list[Line]:
-    """Return a line for each assistant turn: TRL trains on completions, never on prompts."""
+    """Return a line for each assistant turn, with all that stands before it as the prompt.
+
+    TRL's SFTTrainer, whose conversational format this is, trains on completions only.
+    """
     conversation = _conversation(row)
     return [{**_turn(conversation, place), **_tools(row)} for place in _answers(conversation)]
 
 
-def _turn(talk: Talk, place: int) -> Line:
-    return {"prompt": listed(talk[:place]), "completion": listed(talk[place : place + 1])}
+def _turn(conversation: Conversation, place: int) -> Line:
+    prompt, completion = conversation[:place], conversation[place : place + 1]
+    return {"prompt": listed(prompt), "completion": listed(completion)}
 
 
-def _answers(talk: Talk) -> list[int]:
-    """Return the places of what an assistant said or called; raises LeftOut when there is none."""
-    messages = [_message(m) for m in talk]
+def _answers(conversation: Conversation) -> list[int]:
+    """Return the positions of assistant messages with text or tool calls; LeftOut without any."""
+    messages = [_message(m) for m in conversation]
     said = [
         place
         for place, m in enumerate(messages)
@@ -178,7 +182,10 @@ def _sharegpt(row: Row) -> list[Line]:
     return [{"conversations": said} | system | _tools(row)]
 
 
-_TWO_IDS = (frozenset({"chosen_id", "rejected_id"}),)
+def _pairs(about: str) -> Shape:
+    ids = (frozenset({"chosen_id", "rejected_id"}),)
+    return Shape(about, is_pairs=True, reads=("*",), needs=ids, has_plain=True)
+
 
 EXPORTS = {
     "sft": Shape(
@@ -186,28 +193,13 @@ EXPORTS = {
         _sft,
         has_plain=True,
     ),
-    "dpo": Shape(
-        '{"prompt", "chosen", "rejected"}: the pairs of `preferences`, for TRL',
-        is_pairs=True,
-        reads=("*",),
-        needs=_TWO_IDS,
-        has_plain=True,
-    ),
-    "reward": Shape(
-        '{"prompt", "chosen", "rejected", "margin"}: pairs for a reward model of TRL',
-        is_pairs=True,
-        reads=("*",),
-        needs=_TWO_IDS,
-        has_plain=True,
-    ),
+    "dpo": _pairs('{"prompt", "chosen", "rejected"}: the pairs of `preferences`, for TRL'),
+    "reward": _pairs('{"prompt", "chosen", "rejected", "margin"}: pairs for a reward model of TRL'),
     "kto": Shape(
         '{"prompt", "completion", "label"}: true where the reward is above 0, for TRL',
         _kto,
-        reads=(*TALK, "label"),
-        needs=(
-            frozenset({"messages", "label"}),
-            frozenset({"prompt_text", "response_text", "label"}),
-        ),
+        reads=(*CONVERSATION, "label"),
+        needs=tuple(columns | {"label"} for columns in Shape.needs),
         has_plain=True,
     ),
     "chat": Shape('{"messages", "tools"}: whole conversations, as OpenAI fine-tuning', _chat),

@@ -1,4 +1,4 @@
-"""A file that is to be imported: what kind it is, and whether it can be read at all."""
+"""Detect the kind of an input file, and check that it is readable."""
 
 import codecs
 import json
@@ -39,7 +39,7 @@ KIND_NAMES = {
     "arrow": "Arrow IPC, file or stream; Feather",
     "hf": "a folder that Hugging Face datasets saved with save_to_disk",
 }
-"""The kinds that `format` may name, with half a line for people who choose one."""
+"""The kinds that `format` may name, with short descriptions."""
 _BEGINNINGS = {
     b"PAR1": "parquet",
     b"ARROW1": "arrow",
@@ -48,7 +48,7 @@ _BEGINNINGS = {
 }
 _LONGEST_LINE = 64 << 20
 _SHOWN = 1 << 20
-"""Of a line that is left out, so much is written down."""
+"""How much of a skipped line is recorded."""
 
 
 @contextmanager
@@ -56,15 +56,15 @@ def open_input(
     path: str | Path,
     *,
     format: str | None = None,
-    skip_bad: bool = False,
+    skip_invalid: bool = False,
     rejected: Rejected | None = None,
     split: str | None = None,
 ) -> Iterator[InputFile]:
-    """Look at a file before anything is imported; `.gz`, `.zst` and `.bz2` are written out first.
+    """Check a file before importing it; `.gz`, `.zst` and `.bz2` are decompressed first.
 
-    `format` is one of KIND_NAMES or of FORMATS; the suffix, or how the file begins, tells the kind
-    otherwise. With `skip_bad`, lines and rows that are wrong are left out and counted; `rejected`
-    takes them, of one file or several. `split` chooses one of a folder's datasets.
+    `format` is one of KIND_NAMES or of FORMATS; otherwise the suffix, or the first bytes, determine
+    the kind. With `skip_invalid`, invalid lines and rows are skipped and counted; `rejected`
+    collects them, for one or several files. `split` selects one of a folder's datasets.
 
     Raises InputError for a file that is missing, empty or broken, ConfigError for an unknown
     format.
@@ -78,7 +78,7 @@ def open_input(
     given = Path(path)
     if not given.exists():
         raise InputError(f"`{given}` does not exist")
-    rejected = rejected if rejected is not None or not skip_bad else Rejected()
+    rejected = rejected if rejected is not None or not skip_invalid else Rejected()
     with temporary_folder() as folder:
         path = decompressed(given, folder)
         kind, named = _kind(path, format)
@@ -102,7 +102,7 @@ def _check_filled(path: Path, given: Path) -> None:
 
 
 def _parsing(path: Path, given: Path, folder: Path, rejected: Rejected | None) -> Path:
-    """Return a file of the lines that parse: the same one, unless others are left out of it."""
+    """Return a file of the lines that parse: the same file if all do."""
     _check_filled(path, given)
     try:
         bad = dict(_bad_lines(path))
@@ -114,8 +114,8 @@ def _parsing(path: Path, given: Path, folder: Path, rejected: Rejected | None) -
         line, reason = next(iter(bad.items()))
         more = f" ({len(bad)} such lines)" if len(bad) > 1 else ""
         raise InputError(
-            f"`{given}` line {line} {reason}{more}; nothing was imported; mend the file, or leave "
-            "such lines out with `--skip-bad`"
+            f"`{given}` line {line} {reason}{more}; nothing was imported; fix the file, or leave "
+            "such lines out with `--skip-invalid`"
         )
     return _without(path, given.name, bad, folder / "input.jsonl", rejected)
 
@@ -123,9 +123,7 @@ def _parsing(path: Path, given: Path, folder: Path, rejected: Rejected | None) -
 def _kind(path: Path, format: str | None) -> tuple[str, Format | None]:
     """Return the kind of file, and the named format if it is one."""
     if format is not None and format not in KIND_NAMES and format not in FORMATS:
-        raise ConfigError(
-            f"there is no format `{format}`{nearest(format, [*KIND_NAMES, *FORMATS])}"
-        )
+        raise ConfigError(f"unknown format `{format}`{nearest(format, [*KIND_NAMES, *FORMATS])}")
     if format in KIND_NAMES:
         return format, None
     named = FORMATS[format] if format else None
@@ -147,7 +145,7 @@ def _kind(path: Path, format: str | None) -> tuple[str, Format | None]:
 
 
 def _sniffed(path: Path) -> str | None:
-    """Tell the kind of a file by its first bytes, where no other kind begins so."""
+    """Return the kind of a file by its first bytes, or None."""
     try:
         with path.open("rb") as file:
             start = file.read(16)
@@ -168,6 +166,7 @@ def _bad_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _why_bad(line: bytes) -> str | None:
+    # reading stops here: a file without line breaks must not fill the memory
     if len(line) == _LONGEST_LINE:
         return f"is longer than {_LONGEST_LINE >> 20} MiB"
     if line.startswith(codecs.BOM_UTF8):
@@ -181,7 +180,7 @@ def _why_bad(line: bytes) -> str | None:
     except UnicodeDecodeError as error:
         return f"is not UTF-8 at byte {error.start + 1}"
     except UnicodeEncodeError:
-        return "holds half a surrogate pair, which is no text"
+        return "holds half a surrogate pair, which is not text"
     except ValueError as error:  # an integer of thousands of digits
         return f"cannot be read: {str(error).partition(';')[0]}"
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Rows of files on their way into the store: read, filled in, and spooled for their tables."""
+"""Read the rows of files, fill them in, and spool them for their tables."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from .duckdb_input import InputFile, InputSession
 from .formats import fitting, recognized
 from .preference_rows import fill_preferences, of_pairs
 from .row_reader import FileRows, Mapped, Progress, Selected
-from .select_columns import values_of
+from .select_columns import select_for, values_of
 from .spool import Spool
 from .tokenize import Tokenization, Tokenizer
 
@@ -23,7 +23,7 @@ IMPORTABLE = ("tasks", "experiences", "preferences")
 
 
 class Gathering:
-    """What one import reads of its files, and what is left out of them."""
+    """The state of an import: what was read from its files, and what was left out."""
 
     def __init__(
         self, store: Store, name: str, tokenizer: Tokenizer | None, progress: Progress | None
@@ -49,7 +49,7 @@ class Gathering:
         taskset: str | None = None,
         split: str | None = None,
     ) -> None:
-        """Spool the rows of a file, for each table that they go to."""
+        """Spool the rows of a file for each of their tables."""
         session = InputSession(file, self._store, spelled=True)
         rows = rows_of(self._name, file, session, sql, self._progress)
         brings_tasks = self._name != "preferences" or rows.is_pairs
@@ -67,6 +67,7 @@ class Gathering:
                     spool.put(name, filled)
 
         def probe(batch: pa.Table) -> None:
+            # a separate one: rows that are rejected must not take rollout numbers
             trial = ExperienceFill(self._store)
             trial.begin(defaults)
             for name, filled in self._filled(batch, rows, trial, defaults):
@@ -83,7 +84,7 @@ class Gathering:
     def _filled(
         self, batch: pa.Table, rows: FileRows, experiences: ExperienceFill, defaults: Defaults
     ) -> Iterator[tuple[str, pa.Table]]:
-        """Yield what a batch becomes, with the table that it goes to."""
+        """Yield the rows made from a batch, with the name of their table."""
         if self._name == "tasks":
             yield "tasks", fill_tasks(batch, defaults)
         elif self._name == "preferences" and not rows.is_pairs:
@@ -94,10 +95,11 @@ class Gathering:
             if tasks:
                 yield "tasks", check(TABLES["tasks"], tasks)
             if self._name == "preferences":
-                yield "preferences", of_pairs(filled, values_of(batch, "margin"))
+                margins = values_of(batch, "margin")
+                yield "preferences", of_pairs(filled, margins, self._store)
 
-    def told(self, spool: Spool, name: str, lineage_id: str) -> Iterator[pa.Table]:
-        """Yield the spooled rows of a table, which say who added them, and tell the progress."""
+    def stamped(self, spool: Spool, name: str, lineage_id: str) -> Iterator[pa.Table]:
+        """Yield the spooled rows of a table with the `lineage_id`, and report the progress."""
         done = nbytes = 0
         for batch in spool.rows(name):
             done += batch.num_rows
@@ -108,7 +110,7 @@ class Gathering:
 
 
 def _stamped(rows: pa.Table, lineage_id: str) -> pa.Table:
-    """Let rows say which import added them, whatever the file says."""
+    """Set the `lineage_id` of the import, whatever the file says."""
     rows = rows.select([n for n in rows.column_names if n != "lineage_id"])
     return rows.append_column("lineage_id", pa.repeat(lineage_id, rows.num_rows))
 
@@ -125,7 +127,7 @@ def _nothing(rows: FileRows, file: InputFile, session: InputSession) -> InputErr
 def rows_of(
     name: str, file: InputFile, session: InputSession, sql: str | None, progress: Progress | None
 ) -> FileRows:
-    """Choose how the file's rows become ours."""
+    """Choose the reader for a file's rows."""
     found = file.format
     if found is not None and sql is not None:
         raise ConfigError(f"format `{found.name}` has a SELECT of its own; leave it or `--sql` out")
@@ -136,10 +138,11 @@ def rows_of(
             named = " or ".join(f"`--format {one}`" for one in known)
             raise ConfigError(
                 f"`{file.name}` has columns that are not of `{name}`, and those of a known format; "
-                f'say so with {named}, or map them with `--sql "SELECT ... FROM input"`'
+                f'say so with {named}, or map them with `--sql "{select_for(name, columns)}"`'
             )
+    given = (table(name), file, session, progress, found)
     if found is None:
-        return Selected(table(name), file, session, progress, sql or "SELECT * FROM input")
+        return Selected(*given) if sql is None else Selected(*given, query=sql)
     if name not in found.tables:
         raise ConfigError(f"format `{found.name}` gives {' and '.join(found.tables)}, not `{name}`")
     if not found.fits(columns):
@@ -149,8 +152,8 @@ def rows_of(
             f"got {', '.join(f'`{c}`' for c in columns)}"
         )
     if found.selects:
-        return Selected(table(name), file, session, progress, found.selects[name], found)
-    return Mapped(table(name), file, session, progress, found)
+        return Selected(*given, query=found.selects[name])
+    return Mapped(*given)
 
 
 def _are_ours(name: str, columns: list[str]) -> bool:

@@ -1,8 +1,9 @@
-"""Import: rows of files, mapped by a SELECT or a named format, one commit a table."""
+"""Import rows of files, mapped by a SELECT or a named format, in one commit per table."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import polars as pl
 
@@ -15,50 +16,83 @@ from ..store import Store
 from ..undo import also_gave, are_gone, standing
 from ..undo import replace as replace_all
 from .duckdb_input import InputFile, InputSession
+from .file_kind import open_input
 from .import_rows import IMPORTABLE, Gathering, rows_of
 from .row_reader import Progress
 from .spool import Spool, spooled
 from .tokenize import Tokenizer
 
 _NAMED = 20
-"""So many files of one import are named where it is written down."""
+"""How many files of an import are named in its lineage."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import did."""
+    """The result of an import."""
 
     table: str
     rows: int
     """Rows stored."""
     already: int
-    """Rows that the store had already."""
+    """Rows that were stored before."""
     tasks: int
     """Tasks stored with the experiences that tried them."""
     input_rows: int
     """Rows of the file, before the SELECT."""
     skipped: int
-    """Lines and rows left out because they are wrong."""
+    """Invalid lines and rows that were skipped."""
     experiences: int = 0
     """Experiences stored with the preferences that compare them."""
     format: str | None = None
-    """The named format, also when the file was recognized as one."""
+    """The named format, given or recognized."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Rows of the file left out, by reason."""
     not_read: dict[str, int] = field(default_factory=dict)
     """Parts of rows that were not read, by reason."""
     tokenized: int = 0
-    """Rows of text that got tokens."""
+    """Rows of text that were tokenized."""
     untokenized: dict[str, int] = field(default_factory=dict)
-    """Rows that a tokenizer was named for, and that stay text, by reason."""
+    """Rows that could not be tokenized, by reason."""
     lineage_id: str | None = None
-    """What its rows say of who added them; None: it found all there already."""
+    """The id of this import in its rows; None when all rows were stored before."""
     replaced: tuple[str, ...] = ()
-    """The imports that it was made in place of, whose rows do not count any more."""
+    """The imports that it replaced, whose rows no longer count."""
     untrainable: dict[str, int] = field(default_factory=dict)
-    """Experiences read that no model can be trained on, by reason; they are stored."""
+    """Experiences that were stored but cannot be trained on, by reason."""
     rejected: dict[str, int] = field(default_factory=dict)
-    """Lines and rows left out because they are wrong, by reason."""
+    """Invalid lines and rows that were skipped, by reason."""
+
+
+def import_file(
+    store: Store,
+    path: str | Path,
+    table: str,
+    *,
+    format: str | None = None,
+    sql: str | None = None,
+    taskset: str | None = None,
+    split: str | None = None,
+    skip_invalid: bool = False,
+    replace: str | None = None,
+) -> Imported:
+    """Import the rows of a file into `tasks`, `experiences` or `preferences`, all or none.
+
+    >>> path = tmp / "sums.jsonl"
+    >>> _ = path.write_text('{"q": "1+1=", "a": "2"}')
+    >>> sql = "SELECT q AS prompt_text, a AS answer FROM input"
+    >>> import_file(store, path, "tasks", sql=sql, taskset="sums").rows
+    1
+
+    Columns are named like ours, or `format` (see `rlake import --help`; most are detected) or `sql`
+    maps them. Rows that are stored already are skipped, so a second import adds nothing. With
+    `skip_invalid`, invalid lines are skipped and counted; `replace` names an earlier import, by its
+    file or `lineage_id`, whose rows no longer count. Raises InputError for a file that cannot be
+    read, and what `import_rows` raises; then no row is stored.
+    """
+    with open_input(path, format=format, skip_invalid=skip_invalid, split=split) as file:
+        return import_rows(
+            store, table, file, sql=sql, taskset=taskset, split=split, replace=replace
+        )
 
 
 def import_rows(
@@ -75,14 +109,14 @@ def import_rows(
 ) -> Imported:
     """Append rows of files to `tasks`, `experiences` or `preferences`: all of them, or none.
 
-    Several files are one import, of one commit a table. For each, one SELECT over the table
-    `input`, which may join the store's own tables, gives columns named like ours; without one, the
-    file's format does, or its columns are ours. What is left out is filled in: see `filling`. Rows
-    that are stored already are left out, so a second import of the same file adds nothing. With a
-    `tokenizer`, experiences of text get tokens.
+    Several files are one import, with one commit per table. For each, one SELECT over the table
+    `input`, which may join the store's tables, returns columns named like ours; without a SELECT,
+    the file's format maps them, or they are ours already. Missing values are filled in: see
+    `defaults`. Rows that are stored already are skipped, so a second import of the same file adds
+    nothing. With a `tokenizer`, experiences of text are tokenized.
 
-    It takes the place of the imports into this table that `replace` names, by a file's name or a
-    `lineage_id`: what they added, and it does not, counts no more, as if `undo` had taken it back.
+    `replace` names imports into this table, by a file's name or a `lineage_id`, that this one
+    replaces: rows that only they added no longer count, as after `undo`.
 
     Raises QueryError, SchemaError, ConflictError, InputError or StoreError; then no row is stored.
 
@@ -99,6 +133,7 @@ def import_rows(
     if tokenizer is not None and name == "tasks":
         raise ConfigError("`--tokenizer` is for experiences and pairs; tasks have no answer")
     files = [file] if isinstance(file, InputFile) else list(file)
+    # before the files are read: a wrong name fails at once
     replaced = [] if replace is None else to_replace(store, replace, name, files)
     gathered = Gathering(store, name, tokenizer, progress)
     with spooled() as spool:
@@ -106,17 +141,19 @@ def import_rows(
             gathered.read(one, spool, sql=sql, taskset=taskset, split=split)
         spool.close()
         named = lineage_id()
-        done = store.append_streams({n: gathered.told(spool, n, named) for n in spool.tables})
+        done = store.append_streams({n: gathered.stamped(spool, n, named) for n in spool.tables})
         is_other = replace is not None or any(found.rows for found in done.values())
         is_other = is_other or any(are_gone(store, n, _ids(spool, n)) for n in done)
         for table_name in done if is_other else ():
             if done[table_name].duplicates:
                 also_gave(store, named, table_name, _ids(spool, table_name))
     if is_other:
+        # after the rows: if the import is killed here, `undo` still finds the rows by their id
         note(store, name, files, done, named, rows_in=gathered.input_rows)
         replace_all(store, replaced, by=named)
     rejected = [*{id(f.rejected): f.rejected for f in files if f.rejected}.values()]
     for wrong in rejected:
+        # after the rows are stored: an import that fails leaves no file behind
         wrong.write()
     why = sum((wrong.why for wrong in rejected), Counter[str]())
     stored = {n: found.rows for n, found in done.items() if n != name}
@@ -141,14 +178,14 @@ def import_rows(
 
 
 def to_replace(store: Store, wanted: str, name: str, files: Sequence[InputFile]) -> list[str]:
-    """Return the imports that count and are to be replaced; none of a file that is new."""
+    """Return the current imports to replace; none for a file that is imported first."""
     found = standing(store, wanted, sink=name)
     if found or wanted in {_called(files), *(f.name for f in files)}:
         return found
     query = f"SELECT DISTINCT substr(source, 6) FROM lineage WHERE sink = {literal(name)}"
     known = [row[0] for row in store.sql(f"{query} AND pipeline = 'import'").fetchall()]
     raise NotFoundError(
-        f"there is no import of {name} called `{wanted}`, by a file's name or a `lineage_id`"
+        f"no import of {name} is called `{wanted}`, by a file's name or a `lineage_id`"
         f"{nearest(wanted, known)}"
     )
 
@@ -160,7 +197,7 @@ def _ids(spool: Spool, name: str) -> pl.Series:
 
 
 def _called(files: Sequence[InputFile]) -> str:
-    """Return what the files of an import are called together."""
+    """Return the name of an import's files."""
     more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
     return ", ".join(file.name for file in files[:_NAMED]) + more
 
@@ -174,7 +211,7 @@ def note(
     *,
     rows_in: int,
 ) -> None:
-    """Write down which files the rows of these table versions came from."""
+    """Record which files the rows of these table versions came from."""
     versions = [{"name": n, "version": found.version} for n, found in done.items()]
     row = {
         "lineage_id": lineage_id,
@@ -192,8 +229,8 @@ def note(
 
 
 def check_select(name: str, file: InputFile, *, sql: str | None = None) -> None:
-    """Raise what `import_rows` does for a SELECT that is wrong, before there is a store.
+    """Check a SELECT before there is a store; raises as `import_rows` does.
 
-    The store's tables are there, and empty.
+    The store's tables are empty.
     """
     rows_of(name, file, InputSession(file, None, spelled=True), sql, None)

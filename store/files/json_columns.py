@@ -1,4 +1,4 @@
-"""JSON in a SELECT over a file: whole values, and parts of them, come as they are spelled there."""
+"""JSON in a SELECT over a file: values and parts of them are kept byte for byte."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from ..query import literal, nodes
 from .raw_json import elements, members
 
 _TYPED = ("rewards", "metrics", "segments")
-"""Our columns of structs: under these names a file's values have their types."""
+"""Our columns of structs: values of a file under these names are typed."""
 _STEPS = re.compile(r'\.(?:"([^"]*)"|([A-Za-z_0-9-]+))|\[(\d+)\]')
 _WRITERS = ("to_json", "json_array", "json_object", "json_merge_patch", "json_group_array",
             "json_group_object", "array_to_json", "json", "json_quote")  # fmt: skip
@@ -23,14 +23,14 @@ _EXTRACTS = {
     "json_extract_string": "json_text",
     "->>": "json_text",
 }
-"""DuckDB's functions, which write what they give anew, and those in their place."""
+"""DuckDB's functions, which reformat their results, and our replacements."""
 
 
 def typed(name: str, kind: Any, *, as_json: bool) -> str:
     """Return the SQL that makes a value of the inferred type of its JSON text.
 
-    With `as_json`, what holds objects stays JSON text: as structs its values would get the keys of
-    all rows, in their order, and numbers of one type.
+    With `as_json`, values stay JSON text: as structs they would get the keys of all rows, in one
+    order, and numbers of one type.
     """
     column = quoted(name)
     if as_json:
@@ -44,12 +44,12 @@ def typed(name: str, kind: Any, *, as_json: bool) -> str:
 
 
 def quoted(name: str) -> str:
-    """Return a column's name as it is written in SQL."""
+    """Return a column's name quoted for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def holds_objects(name: str, kind: Any) -> bool:
-    """Tell whether values of an inferred type hold objects, or are of several types."""
+    """Return whether values of an inferred type contain objects, or have mixed types."""
     return name not in _TYPED and _is_loose(kind)
 
 
@@ -68,7 +68,7 @@ def _shape(kind: Any) -> Any:
 
 
 def teach(con: duckdb.DuckDBPyConnection) -> None:
-    """Give a session the function that `in_parts` writes in place of DuckDB's own."""
+    """Register the functions that `in_parts` uses in place of DuckDB's."""
     for name, function, gives, kind in (
         ("part", part, "VARCHAR", "JSON"),
         ("text", text_of_part, "VARCHAR", "VARCHAR"),
@@ -85,7 +85,7 @@ def teach(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def part(text: str | None, path: str | None) -> str | None:
-    """Return a part of a JSON text as it is spelled, or None when it is not there.
+    """Return a part of a JSON text byte for byte, or None if it does not exist.
 
     >>> part('{"a": [1.50, {"b" : "\\\\u00e9"}]}', "$.a[1]")
     '{"b" : "\\\\u00e9"}'
@@ -96,7 +96,7 @@ def part(text: str | None, path: str | None) -> str | None:
 
 
 def text_of_part(text: str | None, path: str | None) -> str | None:
-    """Return a part as text: that of a string, what else it is as it is spelled.
+    """Return a part as text: the value of a string, other values byte for byte.
 
     >>> text_of_part('{"a": "\\u00e9"}', "a")
     'é'
@@ -107,7 +107,7 @@ def text_of_part(text: str | None, path: str | None) -> str | None:
 
 
 def elements_of(text: str | None) -> list[str] | None:
-    """Return the elements of a JSON list, None for what is none."""
+    """Return the elements of a JSON list, or None for other values."""
     return elements(text) if text is not None and text.lstrip()[:1] == "[" else None
 
 
@@ -122,7 +122,7 @@ def _step(text: str, key: str) -> str | None:
 
 
 def _steps(path: str) -> list[str] | None:
-    """Return the keys of a path, None for one that chooses several values."""
+    """Return the keys of a path, or None if it selects several values."""
     if path.startswith("/"):
         return [s.replace("~1", "/").replace("~0", "~") for s in path[1:].split("/")]
     if not path.startswith("$"):
@@ -134,9 +134,9 @@ def _steps(path: str) -> list[str] | None:
 
 
 def in_parts(con: duckdb.DuckDBPyConnection, query: str, columns: Collection[str]) -> str:
-    """Return a SELECT whose `->` and `.` give parts of these columns of JSON as they are spelled.
+    """Rewrite a SELECT so that `->` and `.` on these JSON columns return parts byte for byte.
 
-    Raises QueryError where it counts or chooses elements as of a list, which would be done to text.
+    Raises QueryError where it indexes or measures a column like a list, which would apply to text.
     """
     row = con.execute("SELECT json_serialize_sql(?)", [query]).fetchall()[0]
     tree = json.loads(row[0])
@@ -155,7 +155,8 @@ def in_parts(con: duckdb.DuckDBPyConnection, query: str, columns: Collection[str
 
 
 def _named_so(tree: object, names: set[str]) -> set[str]:
-    """Add the names that a query gives to these columns."""
+    """Add the aliases of these columns in a query."""
+    # repeatedly: an alias may have an alias in an outer SELECT
     while True:
         found = {str(n["alias"]) for n in nodes(tree) if _column(n) in names and n.get("alias")}
         if found <= names:
@@ -190,7 +191,7 @@ def _check_written(node: Mapping[str, Any], names: Collection[str]) -> None:
 
 
 def _counted(node: Mapping[str, Any]) -> Iterator[str | None]:
-    """Yield the columns that a node takes for lists."""
+    """Yield the columns that a node treats as lists."""
     if node.get("type") in ("ARRAY_EXTRACT", "ARRAY_SLICE"):
         yield _column(node["children"][0])
     if node.get("class") == "FUNCTION" and str(node.get("function_name")).lower() in _LENGTHS:
@@ -215,7 +216,7 @@ def _rewritten(node: Any, names: Collection[str]) -> Any:
 
 
 def _arrow(node: dict[str, Any], value: Any, path: Any) -> dict[str, Any]:
-    """Return what `->` gives; DuckDB's parser takes `a->'b'->>'c'` for `a->('b'->>'c')`."""
+    """Rewrite `->`; DuckDB's parser reads `a->'b'->>'c'` as `a->('b'->>'c')`."""
     if path.get("function_name") == "json_text":
         first, rest = (a["expression"] for a in path["arguments"])
         return _call("json_text", _arrow(node, value, first), rest) | {"alias": node["alias"]}
@@ -229,7 +230,7 @@ def _is_list_of_json(node: Mapping[str, Any]) -> bool:
 
 
 def _of(node: dict[str, Any], name: str, value: Any, path: Any) -> dict[str, Any]:
-    """Return the part of a value, but where its path is worked out row by row."""
+    """Return the part of a value; a path that is computed per row is left to DuckDB."""
     message = path.get("literal", {}).get("text") if path.get("class") == "CONSTANT" else None
     if message is None:
         return node

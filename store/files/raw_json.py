@@ -1,8 +1,11 @@
-"""JSON text as it is spelled: values are told apart, and kept byte for byte."""
+"""Split JSON text into its values without reformatting them."""
 
 import json
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal
 from json.decoder import scanstring  # pyright: ignore[reportAttributeAccessIssue]
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,15 +16,15 @@ _decode = json.JSONDecoder().raw_decode
 
 
 class Raw(str):
-    """JSON text, to be written as it stands."""
+    """JSON text, to be written unchanged."""
 
     __slots__ = ()
 
 
 def members(text: str, *, once: bool = False) -> dict[str, str]:
-    """Return the values of an object by key, each as the text that stands there.
+    """Return the values of an object by key, each as its original text.
 
-    Of a key that comes twice the last value counts; with `once`, ValueError names it.
+    The last value of a repeated key counts; with `once`, it raises ValueError.
 
     >>> members('{"a": 1.50, "b": {"y":2, "x" : "\\\\u00e9"}}')
     {'a': '1.50', 'b': '{"y":2, "x" : "\\\\u00e9"}'}
@@ -38,7 +41,7 @@ def members(text: str, *, once: bool = False) -> dict[str, str]:
 
 
 def elements(text: str) -> list[str]:
-    """Return the elements of a list, each as the text that stands there.
+    """Return the elements of a list, each as its original text.
 
     >>> elements('[1.0, {"a" : 1}]')
     ['1.0', '{"a" : 1}']
@@ -61,7 +64,7 @@ def listed(parts: Sequence[str]) -> Raw:
 
 
 def one_line(text: str) -> Raw:
-    """Return JSON text without line breaks, which can stand only between its values.
+    """Return JSON text without line breaks, which can occur only between values.
 
     >>> one_line('[1,\\n 2]')
     '[1,  2]'
@@ -75,10 +78,10 @@ def dumps(value: Any) -> Raw:
 
 
 def objects(path: Path) -> Iterator[str]:
-    """Yield the text of each object of a file: of a list of them, or of one after the other.
+    """Yield the text of each object of a file, in a list or concatenated.
 
-    Only one is in memory, and a megabyte of what follows. Raises ValueError where no object stands,
-    and for a list that has no end, or has something behind it.
+    Only one object and a megabyte of following text are in memory. Raises ValueError for values
+    that are not objects, and for a list without an end or followed by other text.
     """
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = _Reader(file)
@@ -87,7 +90,7 @@ def objects(path: Path) -> Iterator[str]:
         while True:
             if is_list and reader.at("]"):
                 if expects or not reader.ended:
-                    raise ValueError("something stands where the list should end")
+                    raise ValueError("the list should end, and is followed by other text")
                 return
             if not is_list and reader.ended:
                 return
@@ -98,7 +101,7 @@ def objects(path: Path) -> Iterator[str]:
 
 
 class _Reader:
-    """A file's text, of which as much is in memory as the value that is being read."""
+    """Reads a file incrementally, with only the current value in memory."""
 
     def __init__(self, file: TextIO) -> None:
         self._file, self._text, self._at = file, "", 0
@@ -108,20 +111,20 @@ class _Reader:
         return not self.peek("")
 
     def peek(self, mark: str) -> bool:
-        """Tell whether a mark, or with "" anything, comes next; passes over space."""
+        """Skip white space; return whether a mark, or with "" anything, comes next."""
         self._at = _match(_SPACE, self._text, self._at)
         while self._at == len(self._text) and self._more():
             self._at = _match(_SPACE, self._text, self._at)
         return self._at < len(self._text) and self._text.startswith(mark, self._at)
 
     def at(self, mark: str) -> bool:
-        """Pass over a mark, if it comes next."""
+        """Skip a mark, if it comes next."""
         found = self.peek(mark)
         self._at += len(mark) if found else 0
         return found
 
     def value(self) -> str:
-        """Return the object that comes next."""
+        """Return the next object."""
         while True:
             self.peek("")
             try:
@@ -138,13 +141,14 @@ class _Reader:
 
     def _more(self) -> bool:
         """Read on: a megabyte, or as much again as there is."""
+        # double the text: an object is decoded from its start after each read
         more = self._file.read(max(_CHUNK, len(self._text) - self._at))
         self._text, self._at = self._text[self._at :] + more, 0
         return bool(more)
 
 
 def _value(text: str, at: int) -> tuple[str, int]:
-    """Return the value that begins at a place, and the place of what follows it and its comma."""
+    """Return the value at a position, and the position after it and its comma."""
     end = _decode(text, at)[1]
     after = _skip(text, end)
     return text[at:end], _skip(text, after + 1) if text[after] == "," else after
@@ -158,3 +162,40 @@ def _match(pattern: re.Pattern[str], text: str, at: int) -> int:
     found = pattern.match(text, at)
     assert found is not None, "the pattern matches nothing, too"
     return found.end()
+
+
+def json_line(row: Mapping[str, Any]) -> str:
+    """Return a row as one line of JSON; times are ISO text, and NaN, which JSON lacks, is null.
+
+    `Raw` values are JSON already, and written unchanged.
+
+    >>> json_line({"reward": 0.5, "text": "a b"})
+    '{"reward": 0.5, "text": "a b"}'
+    """
+    return "{" + ", ".join(f"{dumps(str(k))}: {json_text(v)}" for k, v in row.items()) + "}"
+
+
+def json_text(value: Any) -> str:
+    """Return one value as `json_line` writes it."""
+    if isinstance(value, Raw):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False, default=_plain)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return float(value)
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value

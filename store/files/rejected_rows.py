@@ -1,4 +1,4 @@
-"""What an import leaves out since it is wrong: counted, and written down with the reason."""
+"""Invalid lines and rows that an import skips: counted, and recorded with the reason."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,16 +9,16 @@ import pyarrow as pa
 
 from ..errors import JobError, SchemaError
 from .atomic_writer import part_of
-from .jsonl import json_line
+from .raw_json import json_line
 
 _MOST_REASONS = 1000
 _OTHERS = "other reasons"
 _MOST_BYTES = 1 << 20
-"""Lines that are kept in memory before they are written."""
+"""Bytes of lines kept in memory before they are written."""
 
 
 class Rejected:
-    """Lines and rows left out, by reason; their file is made when there is one to write."""
+    """Skipped lines and rows, by reason; the file is created when there is one to write."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -28,7 +28,7 @@ class Rejected:
         self._size = 0
 
     def add(self, file: str, what: str, number: int, why: str, content: Any) -> None:
-        """Take down one line or row, numbered from 1."""
+        """Record one line or row, numbered from 1."""
         known = why in self.why or len(self.why) < _MOST_REASONS
         self.why[why if known else _OTHERS] += 1
         if self.path is None:
@@ -48,7 +48,7 @@ class Rejected:
         self._lines, self._size = [], 0
 
     def write(self) -> None:
-        """Write the file, whole, over an older one."""
+        """Write the file atomically, replacing an older one."""
         if self.path is None or not self.why:
             return
         try:
@@ -68,9 +68,9 @@ def sieved(
     probe: Callable[[pa.Table], object],
     reject: Callable[[int, str, pa.Table], None],
 ) -> tuple[Sequence[int], pa.Table]:
-    """Return the rows that `probe` lets pass, with their places; those of one place go together.
+    """Return the rows that `probe` accepts, with their places; rows of one place stay together.
 
-    Of the others `reject` is told the place, the reason and the rows.
+    The others are passed to `reject`, with their place and the reason.
     """
     try:
         probe(rows)

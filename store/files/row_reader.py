@@ -1,125 +1,130 @@
-"""A file's rows as rows of ours, by a SELECT or a named format, and the place of each."""
+"""Read a file's rows as rows of a table, by a SELECT or a named format, each with its number."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import duckdb
 import pyarrow as pa
 
 from ..errors import SchemaError
-from ..schema import Column, Table, table
+from ..schema import TABLES, Column, Table, table
 from ..validate import check
 from .defaults import experience_columns
-from .duckdb_input import InputFile, InputSession, in_batches
-from .format_batches import batches_of
+from .duckdb_input import BATCH_BYTES, BATCH_ROWS, InputFile, InputSession, in_batches
 from .formats import Format
+from .formats.format import LEFT_OUT, NOT_READ, Ours
 from .rejected_rows import sieved
 from .select_columns import RowError, check_columns, typed
 
 Progress = Callable[[str, int, int], None]
-"""Is told, now and then, what is done and how many rows and bytes that was for so far."""
+"""Called now and then with the current activity, and the rows and bytes done so far."""
+
+Numbered = tuple[Sequence[int], pa.Table]
+"""Rows, and for each the number of the row in the file that it was made from, counted from 0."""
+
+_OURS = {c.name: c.type for c in (*TABLES["tasks"].columns, *TABLES["experiences"].columns)}
+_ALSO = {"num_asked": pa.int64(), "margin": pa.float64(), "task_metadata": pa.string()}
+"""Columns that a format may give in addition to ours: `defaults` reads them."""
+
+_UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
+@dataclass
 class FileRows:
-    """A file's rows as rows of ours, batch by batch, with the place of each for errors."""
+    """A file's rows as rows of a table, in batches."""
 
-    def __init__(
-        self,
-        declared: Table,
-        file: InputFile,
-        session: InputSession,
-        progress: Progress | None,
-        format: Format | None = None,
-    ) -> None:
-        self.declared, self.format = declared, format
-        self._file, self._session, self._progress = file, session, progress
-        self.is_pairs = format is not None and format.is_pairs
-        self.read = 0
-        """Rows of ours read so far."""
-        self.left_out: Counter[str] = Counter()
-        """Rows of the file that were left out, by reason."""
-        self.not_read: Counter[str] = Counter()
-        """Parts of rows that were not read, by reason."""
-        self._places: Sequence[int] = ()
+    declared: Table
+    file: InputFile
+    session: InputSession
+    progress: Progress | None
+    format: Format | None = None
+    read: int = 0
+    """Rows read so far."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Rows of the file that were left out, by reason."""
+    not_read: Counter[str] = field(default_factory=Counter)
+    """Parts of rows that were not read, by reason."""
+    _places: Sequence[int] = ()
+
+    @property
+    def is_pairs(self) -> bool:
+        """Whether each row of the file gives two experiences, the better one first."""
+        return self.format is not None and self.format.is_pairs
 
     def spool(self, fill: Callable[[pa.Table], None], probe: Callable[[pa.Table], object]) -> None:
-        """Hand all rows to `fill`, batch by batch; those that `probe` refuses may be left out."""
+        """Pass all rows to `fill`, batch by batch; rows that `probe` refuses may be left out."""
         nbytes = 0
         try:
             for places, rows in self._given():
-                if self._file.rejected is not None:
+                if self.file.rejected is not None:
                     places, rows = sieved(rows, places, probe, self._reject)
                 self._places = places
                 self.read += rows.num_rows
                 nbytes += rows.nbytes
                 fill(rows)
-                if self._progress is not None:
-                    self._progress("reading", self.read, nbytes)
+                if self.progress is not None:
+                    self.progress("reading", self.read, nbytes)
         except RowError as error:
             raise SchemaError(self._place(error.row) + error.message) from error
         except duckdb.Error as error:
-            raise self._session.failed(error) from error
+            raise self.session.failed(error) from error
 
     def check(self, name: str, filled: pa.Table) -> None:
-        """Raise SchemaError with the place of the row that does not fit a table."""
+        """Raise SchemaError with the number of the first row that does not fit a table."""
         try:
             check(table(name), filled)
         except SchemaError as error:
             raise self._located(error, name, filled) from error
 
     def _reject(self, place: int, why: str, rows: pa.Table) -> None:
-        assert self._file.rejected is not None, "rows are left out where that was asked for"
-        why = why.replace(" in row 0", "").replace(" in 1 of 1 rows", "")
         given = [{k: v for k, v in row.items() if v is not None} for row in rows.to_pylist()]
-        content = given[0] if len(given) == 1 else given
-        self._file.rejected.add(self._file.name, "row", place + 1, why, content)
+        self._refuse(place, _alone(why), given[0] if len(given) == 1 else given)
+
+    def _refuse(self, place: int, why: str, content: object) -> None:
+        if self.file.rejected is None:
+            raise SchemaError(f"row {place + 1} of `{self.file.name}`: {why}")
+        self.file.rejected.add(self.file.name, "row", place + 1, why, content)
 
     def _located(self, error: SchemaError, name: str, filled: pa.Table) -> SchemaError:
         for row in range(filled.num_rows):
             try:
                 check(table(name), filled.slice(row, 1))
             except SchemaError as first:
-                message = str(first).replace(" in row 0", "").replace(" in 1 of 1 rows", "")
-                return SchemaError(self._place(row) + message)
+                return SchemaError(self._place(row) + _alone(str(first)))
         return error
 
-    def _given(self) -> Iterator[tuple[Sequence[int], pa.Table]]:
-        """Yield rows with the columns that the file gives, typed as declared, and their places."""
+    def _given(self) -> Iterator[Numbered]:
+        """Yield rows with the columns that the file gives, typed as declared."""
         raise NotImplementedError
 
     def _place(self, row: int) -> str:
-        return f"row {self._places[row] + 1} of `{self._file.name}`, as selected: "
+        return f"row {self._places[row] + 1} of `{self.file.name}`, as selected: "
 
 
+@dataclass
 class Selected(FileRows):
-    """The rows that a SELECT gives."""
+    """The rows of a SELECT."""
 
-    def __init__(
-        self,
-        declared: Table,
-        file: InputFile,
-        session: InputSession,
-        progress: Progress | None,
-        query: str,
-        format: Format | None = None,
-    ) -> None:
-        super().__init__(declared, file, session, progress, format)
-        relation = session.select(query)
-        self._query = query
-        self._allowed: tuple[Column, ...] = declared.columns
-        if declared.name == "experiences":
+    query: str = "SELECT * FROM input"
+
+    def __post_init__(self) -> None:
+        relation = self.session.select(self.query)
+        self._allowed: tuple[Column, ...] = self.declared.columns
+        if self.declared.name == "experiences":
             self._allowed = experience_columns(relation.columns)
         self._kinds = dict(zip(relation.columns, relation.types, strict=True))
         given = relation.limit(0).to_arrow_table().schema
-        check_columns(declared, self._allowed, given, self._kinds)
+        check_columns(self.declared, self._allowed, given, self._kinds)
 
-    def _given(self) -> Iterator[tuple[Sequence[int], pa.Table]]:
+    def _given(self) -> Iterator[Numbered]:
         selected = 0
-        for batch in in_batches(self._session.reader(self._query)):
+        for batch in in_batches(self.session.reader(self.query)):
             places: Sequence[int] = range(selected, selected + batch.num_rows)
             selected += batch.num_rows
+            # before the cast: its error names a row of this batch
             self._places = places
-            if self._file.rejected is not None:
+            if self.file.rejected is not None:
                 given = pa.Table.from_batches([batch])
                 places, given = sieved(given, places, self._typed, self._reject)
                 batch = given.combine_chunks().to_batches()[0] if places else batch.slice(0, 0)
@@ -131,22 +136,70 @@ class Selected(FileRows):
 
 
 class Mapped(FileRows):
-    """The rows that a named format makes."""
+    """The rows that a named format makes of the file's rows, in batches bounded in bytes."""
 
-    def _given(self) -> Iterator[tuple[Sequence[int], pa.Table]]:
+    def _given(self) -> Iterator[Numbered]:
         assert self.format is not None, "rows are mapped by a format"
-        make = self.format.tasks if self.declared.name == "tasks" else self.format.rows
+        is_tasks = self.declared.name == "tasks"
+        make = self.format.tasks if is_tasks else self.format.rows
         assert make is not None, "the format gives this table"
-        columns = ("messages", "answer") if self.declared.name == "tasks" else self.format.columns
-        yield from batches_of(
-            self._file.name,
-            self._session.rows(),
-            make,
-            columns,
-            left_out=self.left_out,
-            not_read=self.not_read,
-            rejected=self._file.rejected,
-        )
+        columns = ("messages", "answer") if is_tasks else self.format.columns
+        schema = pa.schema([(name, (_OURS | _ALSO)[name]) for name in columns])
+        kept: list[Ours] = []
+        places: list[int] = []
+        size = 0
+        for place, row in enumerate(self.session.rows()):
+            try:
+                made = [one for one in make(row) if self._is_read(one)]
+            except RowError as error:
+                self._refuse(place, error.message, row.as_dict())
+                continue
+            kept += made
+            places += [place] * len(made)
+            size += sum(_size(value) for one in made for value in one.values())
+            # between rows of the file: a pair must not be split over two batches
+            if size >= BATCH_BYTES or len(kept) >= BATCH_ROWS:
+                yield self._table(kept, places, schema)
+                kept, places, size = [], [], 0
+        if kept:
+            yield self._table(kept, places, schema)
+
+    def _is_read(self, row: Ours) -> bool:
+        """Count what was left out or not read of a row, and return whether it is kept."""
+        if row.get(LEFT_OUT):
+            self.left_out[row[LEFT_OUT]] += 1
+            return False
+        if row.get(NOT_READ):
+            self.not_read[row[NOT_READ]] += 1
+        return True
+
+    def _table(self, rows: list[Ours], places: list[int], schema: pa.Schema) -> Numbered:
+        """Return rows as a table; a row that does not fit is refused with all of its place."""
+        try:
+            return places, pa.Table.from_pylist(rows, schema)
+        except _UNFIT:
+            bad: dict[int, str] = {}
+            for place, row in zip(places, rows, strict=True):
+                try:
+                    pa.Table.from_pylist([row], schema)
+                except _UNFIT as error:
+                    bad.setdefault(place, str(error).splitlines()[0])
+            for place, why in bad.items():
+                self._refuse(place, why, None)
+            kept = [(p, row) for p, row in zip(places, rows, strict=True) if p not in bad]
+            return [p for p, _ in kept], pa.Table.from_pylist([row for _, row in kept], schema)
 
     def _place(self, row: int) -> str:
-        return f"row {self._places[row] + 1} of `{self._file.name}`: "
+        return f"row {self._places[row] + 1} of `{self.file.name}`: "
+
+
+def _alone(message: str) -> str:
+    """Return the error of a table of one row without that row's number."""
+    return message.replace(" in row 0", "").replace(" in 1 of 1 rows", "")
+
+
+def _size(value: object) -> int:
+    """Return about how many bytes a value takes: those of a text or of a list of numbers."""
+    if isinstance(value, str):
+        return len(value)
+    return 8 * len(value) if isinstance(value, list) else 8

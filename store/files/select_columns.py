@@ -6,8 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..errors import SchemaError, nearest
+from ..errors import SchemaError, nearest, shorten
 from ..schema import Column, Table
+from ..validate import is_text
 from .raw_json import dumps, listed
 
 Kinds = Mapping[str, Any]
@@ -20,7 +21,6 @@ _CASTS = {
     pa.float64(): "DOUBLE",
     pa.timestamp("us", "UTC"): "TIMESTAMPTZ",
 }
-_UNCASTABLE = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
 
 
 def check_columns(
@@ -37,26 +37,50 @@ def check_columns(
             joint = " Map" if hint.endswith("?") else "; map"
             raise SchemaError(
                 f"column `{field.name}` is not a column of `{declared.name}`{hint}"
-                f'{joint} the file with `--sql "SELECT ... FROM input"`'
+                f'{joint} the file with `--sql "{select_for(declared.name, given.names)}"`'
             )
         column = by_name[field.name]
         if column.name in JSON_COLUMNS or is_json(kinds[field.name]):
             continue
-        if not _fits(_plain(field.type), column.type):
+        if not _fits(storage(field.type), column.type):
             raise SchemaError(
                 f"column `{column.name}` of `{declared.name}` must be {column.type}, got "
                 f"{field.type}; {_way_out(column)}"
             )
 
 
+_OTHER_NAMES = {
+    "prompt_text": ("prompt", "question", "problem", "instruction", "query", "input"),
+    "answer": ("solution", "ground_truth", "target", "gold", "output", "completion", "response"),
+    "response_text": ("response", "completion", "output"),
+}
+"""What other files call our columns, the most likely first."""
+
+
+def select_for(name: str, columns: Sequence[str]) -> str:
+    """Return the SELECT that maps a file's columns to those of a table, as far as names tell.
+
+    >>> select_for("tasks", ["problem", "solution", "source"])
+    'SELECT problem AS prompt_text, solution AS answer FROM input'
+    """
+    last = "answer" if name == "tasks" else "response_text"
+    parts = []
+    for ours in ("prompt_text", last):
+        found = next((other for other in _OTHER_NAMES[ours] if other in columns), None)
+        parts += [ours] if ours in columns else [f"{found} AS {ours}"] if found else []
+    return f"SELECT {', '.join(parts if parts[1:] else ['...'])} FROM input"
+
+
 def _fits(got: pa.DataType, expected: pa.DataType) -> bool:
     if pa.types.is_null(got):
         return True
-    if _is_text(got) != pa.types.is_string(expected):
-        return False
+    return is_text(got) == pa.types.is_string(expected) and _casts(pa.array([], got), expected)
+
+
+def _casts(values: pa.Array, expected: pa.DataType) -> bool:
     try:
-        pa.array([], got).cast(expected)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        values.cast(expected)
+    except pa.ArrowException:
         return False
     return True
 
@@ -67,18 +91,13 @@ def _way_out(column: Column) -> str:
     return "shape it in the SELECT"
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
-
-
 def is_json(kind: Any) -> bool:
-    """Tell whether a type of DuckDB is JSON, which Arrow has as text."""
+    """Return whether a type of DuckDB is JSON, which Arrow has as text."""
     return str(kind) == "JSON"
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
+def storage(kind: pa.DataType) -> pa.DataType:
+    """Return the type that values of a type are stored as, which extensions only name."""
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
@@ -97,6 +116,7 @@ def typed(batch: pa.RecordBatch, allowed: Sequence[Column], kinds: Kinds) -> pa.
             columns[name] = pa.array(_json_texts(name, values, kinds[name]), pa.string())
         elif is_json(kinds[name]):
             columns[name] = _said(values.to_pylist(), by_name[name])
+        # a batch without values has the type null, and types must not depend on the batch
         elif values.null_count == len(values):
             columns[name] = pa.nulls(len(values), by_name[name].type)
         else:
@@ -105,7 +125,7 @@ def typed(batch: pa.RecordBatch, allowed: Sequence[Column], kinds: Kinds) -> pa.
 
 
 def _said(texts: Sequence[str | None], column: Column) -> pa.Array:
-    """Return what JSON texts say as values of a column."""
+    """Return the values of JSON texts as a column."""
     found = [None if text is None else json.loads(text) for text in texts]
 
     def made(values: Sequence[object]) -> pa.Array | None:
@@ -121,30 +141,23 @@ def _said(texts: Sequence[str | None], column: Column) -> pa.Array:
         hint = "; take text with `->>`" if pa.types.is_string(column.type) else ""
         raise RowError(
             row,
-            f"column `{column.name}` must be {column.type}, got {_short(texts[row])} of JSON{hint}",
+            f"column `{column.name}` must be {column.type}, got {short(texts[row])} of JSON{hint}",
         )
     return array
 
 
 def _cast(values: pa.Array, column: Column) -> pa.Array:
-    def cast(some: pa.Array) -> str | None:
-        try:
-            some.cast(column.type)
-        except _UNCASTABLE as error:
-            return str(error).splitlines()[0]
-        return None
-
     try:
         return values.cast(column.type)
-    except _UNCASTABLE:
-        row = next(i for i in range(len(values)) if cast(values.slice(i, 1)))
+    except pa.ArrowException:
+        row = next(i for i in range(len(values)) if not _casts(values.slice(i, 1), column.type))
         raise RowError(
             row, f"column `{column.name}` must be {column.type}, got {values[row].as_py()!r}"
         ) from None
 
 
 class RowError(SchemaError):
-    """A row of a batch is wrong; who reads the file knows which row of it that is."""
+    """A row of a batch is invalid; the reader of the file knows its row number there."""
 
     def __init__(self, row: int, message: str) -> None:
         super().__init__(row, message)
@@ -156,10 +169,10 @@ class RowError(SchemaError):
 
 def _json_texts(name: str, values: pa.Array, kind: Any) -> list[str | None]:
     """Return JSON text: text is kept as it is spelled, struct, list or map values are written."""
-    is_text = _is_text(values.type)
+    are_texts = is_text(values.type)
     texts: list[str | None] = []
     for row, value in enumerate(values.to_pylist()):
-        text = value if is_text or value is None else _written(value, kind)
+        text = value if are_texts or value is None else _written(value, kind)
         text, found = _parsed(text, row, name)
         _check_shape(name, found, row)
         texts.append(text)
@@ -192,7 +205,7 @@ def _parsed(text: str | None, row: int, name: str) -> tuple[str | None, Any]:
         if isinstance(value, str):
             text, value = value, json.loads(value)
     except ValueError:
-        raise RowError(row, f"column `{name}` must be JSON, got {_short(text)}") from None
+        raise RowError(row, f"column `{name}` must be JSON, got {short(text)}") from None
     return (None if value is None else text), value
 
 
@@ -208,29 +221,29 @@ def plain(value: Any) -> Any:
 def _check_shape(name: str, value: Any, row: int) -> None:
     if value is None:
         return
-    if name == "messages" and not _are_messages(value):
+    if name == "messages":
+        check_messages(name, value, row)
+    if name == "metadata" and not isinstance(value, dict):
+        raise RowError(row, f"column `metadata` must be an object, got {short(value)}")
+    if name == "tools" and not isinstance(value, list):
+        raise RowError(row, f"column `tools` must be a list, got {short(value)}")
+
+
+def check_messages(name: str, value: Any, row: int = 0) -> None:
+    """Raise RowError for a value that is not a conversation."""
+    given = value if isinstance(value, list) and value else [None]
+    if not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in given):
         raise RowError(
             row,
-            "column `messages` must be a list of objects with a `role`, such as "
-            f'[{{"role": "user", "content": "2+2="}}], got {_short(value)}',
+            f"column `{name}` must be a list of objects with a `role`, such as "
+            f'[{{"role": "user", "content": "2+2="}}], got {short(value)}',
         )
-    if name == "metadata" and not isinstance(value, dict):
-        raise RowError(row, f"column `metadata` must be an object, got {_short(value)}")
-    if name == "tools" and not isinstance(value, list):
-        raise RowError(row, f"column `tools` must be a list, got {_short(value)}")
 
 
-def _are_messages(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in value)
-    )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def short(value: object) -> str:
+    """Return a value as an error shows it."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return shorten(text, 60)
 
 
 def with_column(rows: pa.Table, name: str, values: Iterable[object], kind: pa.DataType) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Rows on disk between being read and being stored: a table is locked only to be written."""
+"""Spool rows on disk between reading and storing, so that tables are locked only briefly."""
 
 import os
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from ..errors import StoreError, reason
 from ..schema import TABLES
-from .count_sketch import Counts
 from .stale_files import temporary_folder
+from .text_numbers import Counts
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 class Spool:
-    """Tables of rows by name, each a temporary file; written batch by batch, then read once."""
+    """Rows by table name in temporary files; written batch by batch, then read once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -25,9 +25,10 @@ class Spool:
         self._tasks = Counts()
 
     def put(self, name: str, rows: pa.Table) -> None:
-        """Append rows; those of other columns than the last ones go to a file of their own."""
+        """Append rows; a change of columns starts a new file."""
         written = self._writers.setdefault(name, [])
         try:
+            # files of one import may have different columns, and an Arrow stream has one schema
             if not written or not written[-1][0].equals(rows.schema):
                 path = str(self._folder / f"{name}.{len(written)}")
                 made = pa.ipc.new_stream(path, rows.schema, options=_OPTIONS)
@@ -37,7 +38,7 @@ class Spool:
             raise _failed(error) from error
 
     def put_tasks(self, rows: pa.Table) -> None:
-        """Append tasks, each once: rows with one id are one task."""
+        """Append tasks without repeating ids."""
         before = self._tasks.before(rows.column("task_id").to_pylist())
         self.put("tasks", rows.filter(pa.array([n == 0 for n in before])))
 
@@ -50,7 +51,7 @@ class Spool:
                     yield pa.Table.from_batches([batch])
 
     def close(self) -> None:
-        """End the files, so that they can be read."""
+        """Finish the files, so that they can be read."""
         try:
             for _, writer in chain.from_iterable(self._writers.values()):
                 writer.close()
@@ -59,13 +60,13 @@ class Spool:
 
     @property
     def tables(self) -> list[str]:
-        """The tables that have rows, those first that others refer to."""
+        """The tables that have rows, referenced tables first."""
         return [name for name in TABLES if name in self._writers]
 
 
 @contextmanager
 def spooled() -> Iterator[Spool]:
-    """Give a spool in the system's folder for temporary files, which TMPDIR names."""
+    """Yield a spool in the system's folder for temporary files (TMPDIR)."""
     with temporary_folder() as folder:
         yield Spool(folder)
 

@@ -1,4 +1,4 @@
-"""What a process writes beside its work says whose it is, so that what a killed one left can go."""
+"""Name temporary files after their process, so that stale ones can be removed."""
 
 import os
 import re
@@ -15,17 +15,17 @@ _FOLDER = "rlake-import-"
 
 
 def mark() -> str:
-    """Return the part of a name that says which process made a file."""
+    """Return the part of a name that identifies this process."""
     return f"{_host()}-{os.getpid()}"
 
 
 def _host() -> str:
-    """Return a short name of this machine: process ids are its own."""
+    """Return a short name of this machine, since process ids are unique only within it."""
     return f"{crc32(socket.gethostname().encode()):08x}"
 
 
 def tidy(folder: Path, begins: str) -> None:
-    """Remove what processes of this machine that are gone left in a folder under such names."""
+    """Remove files with this prefix of ended processes of this machine from a folder."""
     mine = f"{begins}{_host()}-"
     for place in folder.glob(f"{escape(mine)}*"):
         pid = re.split(r"\D", place.name.removeprefix(mine))[0]
@@ -35,7 +35,7 @@ def tidy(folder: Path, begins: str) -> None:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Give a folder in the system's place for temporary files, which TMPDIR names."""
+    """Yield a folder in the system's folder for temporary files (TMPDIR)."""
     tidy(Path(gettempdir()), _FOLDER)
     with TemporaryDirectory(prefix=f"{_FOLDER}{mark()}-") as folder:
         yield Path(folder)
@@ -46,13 +46,14 @@ def _is_gone(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
+    # another user's process is alive; a number out of range is not ours to judge
     except (PermissionError, OverflowError):
         return False
     return False
 
 
 def _remove(place: Path) -> None:
-    """Remove a file or folder; one that is another user's, or went meanwhile, stays as it is."""
+    """Remove a file or folder, unless it is another user's or was removed meanwhile."""
     shutil.rmtree(place, ignore_errors=True)
     if not place.is_dir():
         try:

@@ -1,4 +1,4 @@
-"""Rows of text get tokens at import, by a tokenizer that is given; rows of tokens keep theirs."""
+"""Tokenize rows of text at import; rows that have tokens keep them."""
 
 import json
 from collections import Counter
@@ -28,19 +28,19 @@ class Tokenizer(Protocol):
 
     @property
     def digest(self) -> str:
-        """What it is: its vocabulary, rules and chat template."""
+        """A digest of its vocabulary, rules and chat template."""
         ...
 
     def __call__(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None
     ) -> Tokens | str:
-        """Return the tokens, or in a few words why there can be none."""
+        """Return the tokens, or a short reason why there are none."""
         ...
 
 
 @dataclass
 class Tokenization:
-    """An import's tokenizing: what makes the tokens, and what became of the rows."""
+    """The tokenizer of an import, and how many rows it tokenized."""
 
     tokenizer: Tokenizer
     done: int = 0
@@ -48,18 +48,20 @@ class Tokenization:
     why_not: Counter[str] = field(default_factory=Counter)
     """Rows that stay text, by reason."""
 
-    def fill(self, rows: pa.Table, talks: Sequence[Sequence[Message]]) -> pa.Table:
+    def fill(self, rows: pa.Table, conversations: Sequence[Sequence[Message]]) -> pa.Table:
         """Fill in the tokens of rows that have none; log-probs are left as they are: NULL."""
         names = ("token_ids", "loss_mask", "prompt_length", "num_tokens", "tokenizer")
         made = {name: values_of(rows, name) for name in names}
         tools = values_of(rows, "tools")
         for i, ids in enumerate(made["token_ids"]):
+            # sampled tokens are the truth: text that decodes to them may encode to others
             if ids is not None:
                 continue
-            found = self._tokens(talks[i], tools[i])
+            found = self._tokens(conversations[i], tools[i])
             if found is not None:
                 mask = list(found.loss_mask)
                 made["token_ids"][i], made["loss_mask"][i] = list(found.token_ids), mask
+                # a loss mask may have gaps between turns: only its first token ends the prompt
                 made["prompt_length"][i] = mask.index(True)
                 made["num_tokens"][i] = len(mask)
                 made["tokenizer"][i] = self.tokenizer.digest
@@ -67,8 +69,8 @@ class Tokenization:
             rows = with_column(rows, name, made[name], _KINDS[name])
         return rows
 
-    def _tokens(self, talk: Sequence[Message], tools: str | None) -> Tokens | None:
-        found = self.tokenizer(talk, json.loads(tools) if tools else None)
+    def _tokens(self, messages: Sequence[Message], tools: str | None) -> Tokens | None:
+        found = self.tokenizer(messages, json.loads(tools) if tools else None)
         if isinstance(found, str):
             self.why_not[found] += 1
             return None

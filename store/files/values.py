@@ -1,4 +1,4 @@
-"""Values that a file has of stored rows: columns of one's own, beside what pipelines derive."""
+"""Import values for stored rows from a file, like those that pipelines derive."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ import polars as pl
 
 from ..errors import ConfigError, InputError, QueryError, SchemaError
 from ..ids import lineage_id
-from ..query import literal
+from ..query import is_in
 from ..store import Store
 from ..undo import replace as replace_all
 from .duckdb_input import InputFile, InputSession
 from .importer import Imported, note, to_replace
 
 TABLES_OF = {"experience_id": "experience_values", "task_id": "task_values"}
-"""The table of the values of what a column names."""
+"""The table of values, by the column that identifies their rows."""
 _LONG = {"name", "value"}
 
 
@@ -28,11 +28,11 @@ def import_values(
 ) -> Imported:
     """Append the values of a file to `experience_values` or `task_values`: all of them, or none.
 
-    The file, or one SELECT over the table `input`, has the id of stored rows, `experience_id` or
-    `task_id`, and one column a value, named as it is to be called, or `name` when there is one
-    only; or it is long: the id, `name` and `value`. Numbers and truth values become numbers; NULL
-    says nothing. Values that count already are left out, so that a second import of the same file
-    adds nothing; of others the newest counts.
+    The file, or one SELECT over the table `input`, has `experience_id` or `task_id`, the id of
+    stored rows, and one column per value, whose name is that of the column, or `name` when there is
+    only one; or it is long: the id, `name` and `value`. Numbers and booleans become numbers; NULL
+    is skipped. Values that are current already are skipped, so that a second import of the same
+    file adds nothing; otherwise the newest value counts.
 
     Raises QueryError, SchemaError, ConfigError, InputError or StoreError; then nothing is stored.
 
@@ -83,7 +83,7 @@ def import_values(
 
 
 def _values(given: pl.DataFrame, key: str, name: str | None, file: InputFile) -> pl.DataFrame:
-    """Return the rows as (id, name, value, text), NULL left out."""
+    """Return the rows as (id, name, value, text), without NULL."""
     others = [c for c in given.columns if c not in TABLES_OF]
     if set(others) >= _LONG:
         _refuse_name(name, "the file has a column `name`")
@@ -93,7 +93,7 @@ def _values(given: pl.DataFrame, key: str, name: str | None, file: InputFile) ->
             _refuse_name(name, f"the file has {len(others)} columns of values")
         parts = [_part(given, key, pl.lit(name or other), other, file) for other in others]
     if not parts or not sum(part.height for part in parts):
-        raise InputError(f"`{file.name}` has no value beside `{key}`; nothing was imported")
+        raise InputError(f"`{file.name}` has no values for `{key}`; nothing was imported")
     return pl.concat(parts)
 
 
@@ -123,7 +123,7 @@ def _part(
 
 
 def _check(store: Store, key: str, values: pl.DataFrame, file: InputFile) -> None:
-    """Raise SchemaError for ids that are not stored, names that are missing, or two values."""
+    """Raise SchemaError for unknown ids, missing names, or two values of one name."""
     for column in (key, "name"):
         if missing := values[column].null_count():
             raise SchemaError(f"`{column}` is NULL in {missing} rows of `{file.name}`")
@@ -143,10 +143,10 @@ def _check(store: Store, key: str, values: pl.DataFrame, file: InputFile) -> Non
 
 
 def _fresh(store: Store, table: str, key: str, values: pl.DataFrame) -> pl.DataFrame:
-    """Return the values that do not count already."""
-    names = ", ".join(map(literal, values["name"].unique()))
+    """Return the values that are not current already."""
+    named = is_in("name", values["name"].unique())
     known: Any = store.sql(
-        f"SELECT {key}, name, value, text FROM {table}_current WHERE name IN ({names})"
+        f"SELECT {key}, name, value, text FROM {table}_current WHERE {named}"
     ).pl()
     return values.join(
         known, on=values.columns, how="anti", nulls_equal=True, maintain_order="left"

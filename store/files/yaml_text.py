@@ -1,23 +1,39 @@
-"""YAML that people write: configurations, pipelines, parameters; bounded, and without surprises."""
+"""Read text and YAML written by people, with limits and checks."""
 
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ..errors import ConfigError
+from ..errors import ConfigError, InputError, message_of
 
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 100
 MAX_VALUES = 100_000
-"""Values in all, those that aliases repeat counted as often as they stand in the result."""
+"""Number of values in total, counting those that aliases repeat."""
+
+
+def read_text(path: Path, *, what: str = "") -> str:
+    """Return a file's text; raise InputError, calling the file `what`, when it cannot be read.
+
+    >>> read_text(tmp / "none.yaml", what="the recipe ")
+    Traceback (most recent call last):
+    ...
+    rlake.store.errors.InputError: cannot read the recipe `...none.yaml`: No such file or directory
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise InputError(f"cannot read {what}`{path}`: {message}") from error
 
 
 def parse_yaml(text: str, what: str) -> Any:
-    """Return the value of a YAML text; raise ConfigError, calling it `what`, when it has none.
+    """Return the value of a YAML text; raise ConfigError, calling it `what`, when it is invalid.
 
-    Refused are also a text that is too long, too deep or expands to too many values by aliases,
-    and a key that comes twice in one mapping, of which YAML would keep the last.
+    Texts that are too long, nested too deeply, or expand to too many values by aliases are refused,
+    and so are repeated keys in a mapping, of which YAML would keep the last.
 
     >>> parse_yaml("a: {b: [1, 2]}", "it")
     {'a': {'b': [1, 2]}}
@@ -33,12 +49,21 @@ def parse_yaml(text: str, what: str) -> Any:
             )
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        why = " ".join(str(error).split())
-        raise ConfigError(f"{what} is not valid YAML: {why}") from error
+        raise ConfigError(f"{what} is not valid YAML: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    """Return what is wrong, after its line; PyYAML names a text where a file could stand."""
+    mark = getattr(error, "problem_mark", None)
+    if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
+        return message_of(error).replace('"<unicode string>", ', "")
+    begun = f" (from line {error.context_mark.line + 1})" if error.context_mark else ""
+    context = f"{error.context}{begun}, " if error.context else ""
+    return f"line {mark.line + 1}, column {mark.column + 1}: {context}{error.problem}"
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, which stops before a small text becomes a huge value."""
+    """The safe loader with limits, so that a small text cannot expand to a huge value."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

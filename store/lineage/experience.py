@@ -1,16 +1,17 @@
-"""Influence: where an experience came from, and the steps and policies that it went into."""
+"""Lineage of an experience: its origin, and the steps and policies that it influenced."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import NotFoundError
 from ..query import literal
-from ..store import Store
+from ..search import nearest_id
+from ..tables import Tables
 from .pipeline_runs import Asked, Row, maker
 
 _LIGHT = (
-    "experience_id, run_id, task_id, group_id, rollout, step, parent_id, source, policy_version, "
-    "segments, num_tokens, tokenizer, reward, rewards, drop_reason, created_at"
+    "experience_id, run_id, task_id, group_id, rollout_index, batch, parent_id, source, "
+    "policy_version, segments, num_tokens, tokenizer, reward, rewards, drop_reason, created_at"
 )
 _RELATIVE = "experience_id, source, run_id, policy_version, reward"
 _CHILDREN = 20
@@ -18,11 +19,11 @@ _CHILDREN = 20
 
 @dataclass(frozen=True)
 class ExperienceLineage:
-    """Where an experience came from, and what became of it."""
+    """The origin of an experience, and what it influenced."""
 
     experience_id: str
     experience: Row
-    """Its row, payload left out."""
+    """Its row without texts and tokens."""
     task: Row | None
     parents: list[Row]
     """The experiences it was made from, nearest first."""
@@ -31,20 +32,20 @@ class ExperienceLineage:
     pipeline: Row | None
     """The pipeline run or import that stored it; None when an explorer did."""
     draws: list[Row]
-    """Every draw; `counts` is false for those of superseded attempts."""
+    """All draws; `counts` is false for those of superseded attempts."""
     policies: list[Row]
-    """Of each run: the published versions trained on it, from the first one on."""
+    """For each run, the range of published versions trained on it."""
     preferences: list[Row]
     scores: list[Row]
     feedback: list[Row]
     derived: list[Row]
     drops: list[Row]
     sql: str
-    """The SELECT of all policies that it influenced."""
+    """A SELECT of all policies that it influenced."""
 
 
-def of_experience(store: Store, experience_id: str) -> ExperienceLineage:
-    """Return where an experience came from, and the steps and policies that it influenced.
+def of_experience(store: Tables, experience_id: str) -> ExperienceLineage:
+    """Return the origin of an experience, and the steps and policies that it influenced.
 
     Raises NotFoundError, with the nearest id, when it is not stored.
     """
@@ -52,7 +53,10 @@ def of_experience(store: Store, experience_id: str) -> ExperienceLineage:
     key = literal(experience_id)
     found = ask(f"SELECT {_LIGHT} FROM experiences WHERE experience_id = {key}")
     if not found:
-        raise _no_experience(store, ask, experience_id)
+        hint = nearest_id(store, "experiences", experience_id)
+        raise NotFoundError(
+            forgotten(store, experience_id) or f"there is no experience `{experience_id}`{hint}"
+        )
     task = "SELECT task_id, taskset, split, prompt_text, answer FROM tasks WHERE task_id = "
     mine = f"WHERE experience_id = {key}"
     return ExperienceLineage(
@@ -97,20 +101,8 @@ def of_experience(store: Store, experience_id: str) -> ExperienceLineage:
     )
 
 
-def _no_experience(store: Store, ask: Asked, experience_id: str) -> NotFoundError:
-    distance = f"levenshtein(experience_id, {literal(experience_id)})"
-    close = ask(
-        f"SELECT experience_id FROM experiences WHERE {distance} <= {len(experience_id) // 2} "
-        f"ORDER BY {distance} LIMIT 1"
-    )
-    hint = f"; did you mean `{close[0]['experience_id']}`?" if close else ""
-    return NotFoundError(
-        forgotten(store, experience_id) or f"there is no experience `{experience_id}`{hint}"
-    )
-
-
-def forgotten(store: Store, experience_id: str) -> str | None:
-    """Say by which retention rule an experience was deleted, None when by none."""
+def forgotten(store: Tables, experience_id: str) -> str | None:
+    """Return which retention rule deleted an experience, or None."""
     found = store.sql(
         "SELECT reason, created_at FROM drops WHERE operator = 'retention' "
         f"AND experience_id = {literal(experience_id)} LIMIT 1"

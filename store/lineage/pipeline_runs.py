@@ -1,38 +1,25 @@
-"""Which pipeline run stored a row, told from the `lineage_id` that the row has."""
+"""Which pipeline run stored a row, by the `lineage_id` of the row."""
 
 import json
 from collections.abc import Iterable
 from typing import Any
 
-import pyarrow as pa
-
 from ..query import QuerySession, literal
-from ..store import Store
+from ..tables import Tables
 
 Row = dict[str, Any]
-_MADE = pa.schema([("experience_id", pa.string()), ("lineage_id", pa.string())])
 
 
 class Asked:
     """Questions to the store as it was when the first one was asked."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Tables) -> None:
         self._console = QuerySession()
         self._console.show(store.versions(), store.open_at)
 
-    def __call__(self, query: str, **tables: pa.Table) -> list[Row]:
-        """Return the rows of a SELECT, which may read `tables` of rows in memory too."""
-        for name, rows in tables.items():
-            self._console.put(name, rows)
+    def __call__(self, query: str) -> list[Row]:
+        """Return the rows of a SELECT."""
         return self._console.sql(query).to_arrow_table().to_pylist()
-
-
-def made(ask: Asked) -> pa.Table:
-    """Return the experiences that pipelines and imports stored, each with its `lineage_id`."""
-    made = ask(
-        "SELECT experience_id, lineage_id FROM experiences SEMI JOIN lineage USING (lineage_id)"
-    )
-    return pa.Table.from_pylist(made, _MADE)
 
 
 def maker(ask: Asked, experience_id: str) -> Row | None:

@@ -8,11 +8,11 @@ from typing import Any
 from .. import snapshots
 from ..errors import NotFoundError, nearest
 from ..ids import combine
-from ..query import literal
+from ..query import is_in, literal
 from ..side_columns import SideColumn, parse
-from ..store import Store
+from ..tables import Tables
 from .experience import ExperienceLineage, of_experience
-from .pipeline_runs import Asked, Row, made, named
+from .pipeline_runs import Asked, Row, named
 
 __all__ = ["ExperienceLineage", "PolicyLineage", "of_experience", "of_policy"]
 
@@ -44,7 +44,7 @@ class PolicyLineage:
     tokenizers: list[str]
     """Digests of tokenizers that made tokens out of text, when drawn or imported."""
     snapshots: list[Row]
-    """Snapshots that the run pinned or was told to read."""
+    """Snapshots that the run pinned or was configured to read."""
     batches: list[Row]
     """Each step's digest of its rows in their order, and the table versions it was drawn from."""
     batches_digest: str | None
@@ -55,7 +55,7 @@ class PolicyLineage:
     """The SELECT of all draws with their rows, in the order of training."""
 
 
-def of_policy(store: Store, run_id: str | None, policy_version: int) -> PolicyLineage:
+def of_policy(store: Tables, run_id: str | None, policy_version: int) -> PolicyLineage:
     """Return what made a published version of a run's weights; None is the only run there is.
 
     Raises NotFoundError, with what there is, for a run or version without weights.
@@ -96,7 +96,7 @@ def of_policy(store: Store, run_id: str | None, policy_version: int) -> PolicyLi
         ),
         rows=_in_numbers(ask, drawn),
         sources=sources,
-        pipelines=_pipelines(ask, store, ids),
+        pipelines=_pipelines(ask, ids),
         functions=_functions(ask, {run_id, *(s["run_id"] for s in sources)}),
         side_columns=[_used(ask, c, ids) for c in _side_columns(config)],
         tokenizers=_tokenizers(ask, drawn),
@@ -106,7 +106,7 @@ def of_policy(store: Store, run_id: str | None, policy_version: int) -> PolicyLi
         code_versions=sorted({job["code_version"] for job in jobs}),
         config=config,
         sql=(
-            "SELECT d.step, d.position, d.lag, d.weight, d.preference_id, e.* EXCLUDE (step) "
+            "SELECT d.step, d.position, d.lag, d.weight, d.preference_id, e.* "
             "FROM draws_current d "
             f"JOIN experiences e USING (experience_id) WHERE d.run_id = {literal(run_id)} "
             f"AND d.step <= {policy_version} ORDER BY d.step, d.position"
@@ -136,6 +136,7 @@ def _no_version(run_id: str, wanted: int, published: Mapping[int, Row]) -> NotFo
 
 def _parents(published: Mapping[int, Row], version: int) -> list[int]:
     chain: list[int] = []
+    # the weights of another run are not a parent here, but what this run began from
     while version in published and not published[version].get("parent_run_id"):
         parent = published[version]["parent_version"]
         if parent is None or parent in chain:
@@ -176,10 +177,11 @@ def _sources(ask: Asked, drawn: str) -> list[Row]:
     )
 
 
-def _pipelines(ask: Asked, store: Store, ids: str) -> list[Row]:
+def _pipelines(ask: Asked, ids: str) -> list[Row]:
     """Return pipeline runs with what they did to these experiences, and to how many."""
     touched = ask(
-        f"WITH ids AS ({ids}), touched AS ("
+        f"WITH ids AS ({ids}), made AS (SELECT experience_id, lineage_id "
+        "FROM experiences SEMI JOIN lineage USING (lineage_id)), touched AS ("
         "SELECT lineage_id, 'made' AS did, count(*) AS num_experiences "
         "FROM made JOIN ids USING (experience_id) GROUP BY ALL UNION ALL "
         "SELECT lineage_id, 'derived ' || name, count(*) "
@@ -188,40 +190,39 @@ def _pipelines(ask: Asked, store: Store, ids: str) -> list[Row]:
         "UNION ALL SELECT lineage_id, 'left out', count(*) "
         "FROM drops JOIN ids USING (experience_id) GROUP BY ALL) "
         "SELECT did, num_experiences, lineage_id, p.pipeline, p.source, p.operators "
-        "FROM touched LEFT JOIN lineage p USING (lineage_id) ORDER BY lineage_id, did",
-        made=made(ask),
+        "FROM touched LEFT JOIN lineage p USING (lineage_id) ORDER BY lineage_id, did"
     )
     return [row | {"operators": named(row["operators"])} for row in touched]
 
 
 def _functions(ask: Asked, run_ids: Iterable[str | None]) -> list[Row]:
     """Return each function by which explorers made rows, with the attempts that used it so."""
-    runs = ", ".join(literal(run_id) for run_id in run_ids if run_id is not None)
+    by_run = is_in("run_id", (run_id for run_id in run_ids if run_id is not None))
     return ask(
         "SELECT f.name, f.value AS digest, run_id, list(DISTINCT attempt ORDER BY attempt) "
         "AS attempts FROM (SELECT run_id, attempt, unnest(functions) AS f FROM job_events "
-        f"WHERE job = 'explore' AND run_id IN ({runs})) "
+        f"WHERE job = 'explore' AND {by_run}) "
         "GROUP BY ALL ORDER BY run_id, f.name DESC, attempts"
     )
 
 
 def _side_columns(config: Mapping[str, Any]) -> list[tuple[str, SideColumn]]:
     """Return the side columns that a run's trainer reads, as the configuration writes them."""
-    trainer = config.get("trainer") or {}
-    sources = ((trainer.get("sampler") or {}).get("mixed") or {}).values()
-    specs = [
-        *trainer.get("side_columns", ()),
-        *(s for m in sources for s in m.get("side_columns", ())),
-    ]
+    trainer, sources = _sampled(config)
+    specs = [spec for one in (trainer, *sources) for spec in one.get("side_columns", ())]
     return [(spec, parse(spec)) for spec in dict.fromkeys(specs)]
+
+
+def _sampled(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Iterable[Mapping[str, Any]]]:
+    """Return the trainer's section of a configuration, and the sources that it mixes."""
+    trainer = config.get("trainer") or {}
+    return trainer, ((trainer.get("sampler") or {}).get("mixed") or {}).values()
 
 
 def _used(ask: Asked, named: tuple[str, SideColumn], ids: str) -> Row:
     spec, column = named
     wanted = " AND ".join(f"{k} = {literal(v)}" for k, v in column.filters) or "true"
-    by = {"scores": "scorer_version", "feedback": "annotator", "experience_values": "version"}[
-        column.table
-    ]
+    by = "annotator" if column.table == "feedback" else column.tie
     versions = ask(
         f"SELECT {by} AS version, count(*) AS num_experiences FROM {column.table} "
         f"WHERE {wanted} AND experience_id IN ({ids}) GROUP BY ALL "
@@ -238,10 +239,9 @@ def _tokenizers(ask: Asked, drawn: str) -> list[str]:
     return [row["tokenizer"] for row in found if row["tokenizer"] is not None]
 
 
-def _snapshots(store: Store, run_id: str, config: Mapping[str, Any]) -> list[Row]:
-    trainer = config.get("trainer") or {}
-    sources = ((trainer.get("sampler") or {}).get("mixed") or {}).values()
-    read = {trainer.get("at"), *(m.get("at") for m in sources)}
+def _snapshots(store: Tables, run_id: str, config: Mapping[str, Any]) -> list[Row]:
+    trainer, sources = _sampled(config)
+    read = {one.get("at") for one in (trainer, *sources)}
     return [
         {"name": s.name, "tables": s.versions, "created_at": s.created_at}
         for s in snapshots.current(store).values()

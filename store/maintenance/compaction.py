@@ -1,4 +1,4 @@
-"""Small files of a table are merged, beside readers and writers."""
+"""Merge small files of a table while others read and write."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -6,7 +6,7 @@ from itertools import accumulate
 import lance
 
 ROWS_A_FILE = 65_536
-"""Files of this many rows are left alone, so that a row is not rewritten for ever."""
+"""Files of this many rows are not merged again, so that no row is rewritten forever."""
 _BYTES_A_FILE = 256 << 20
 _BYTES_AT_ONCE = 16 << 20
 _FEW_FILES = 8
@@ -20,8 +20,8 @@ def rows_a_file(dataset: lance.LanceDataset) -> int:
 def small_files(dataset: lance.LanceDataset, *, thorough: bool) -> list[int]:
     """Return the fragments that are worth merging.
 
-    When `thorough`, all small ones. Else the newest ones, as long as the next older one is at most
-    twice as large as all newer ones together, so that a row is rewritten a few times at most; and
+    When `thorough`, all small ones. Otherwise the newest ones, as long as the next older one is at
+    most twice as large as all newer ones together, so that a row is rewritten only a few times; and
     none while they are few.
     """
     limit = rows_a_file(dataset)

@@ -1,4 +1,4 @@
-"""Scalar and full-text indexes, where queries need them: made when a table is large, kept up."""
+"""Scalar and full-text indexes: created when a table is large, then kept up to date."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ _MANY_NEW_ROWS = 20_000
 
 @dataclass(frozen=True)
 class Index:
-    """An index on one column, and the number of rows from which on it pays."""
+    """An index on one column, and the number of rows from which it pays off."""
 
     table: str
     column: str
@@ -29,12 +29,11 @@ INDEXES = (
     Index("experience_values", "experience_id", "BTREE", 100_000),
     Index("draws", "experience_id", "BTREE", 100_000),
 )
-"""What queries of the command line and of the trainer look up; an index that speeds none is not
-here. Below `worth_rows` a scan is as fast."""
+"""Indexes for queries of the command line and the trainer; below `worth_rows` a scan is as fast."""
 
 
 def new_rows(name: str, dataset: lance.LanceDataset) -> int:
-    """Return how many rows of a table the worst of its indexes does not know."""
+    """Return the largest number of rows that an index of a table lacks."""
     wanted = [index for index in INDEXES if index.table == name]
     known = _known(dataset) if wanted else {}
     rows = dataset.count_rows()
@@ -43,12 +42,12 @@ def new_rows(name: str, dataset: lance.LanceDataset) -> int:
 
 
 def is_due(name: str, dataset: lance.LanceDataset) -> bool:
-    """Tell whether so many rows are new to an index that searches of them take long."""
+    """Return whether an index lacks so many rows that searches become slow."""
     return new_rows(name, dataset) >= _MANY_NEW_ROWS
 
 
 def refresh(name: str, dataset: lance.LanceDataset) -> None:
-    """Make the indexes that a table is large enough for, and let the others know new rows."""
+    """Create the indexes that a table is large enough for, and add new rows to the others."""
     known, rows = _known(dataset), dataset.count_rows()
     wanted = [index for index in INDEXES if index.table == name]
     behind = [i.name for i in wanted if i.name in known and known[i.name] < rows]
@@ -64,5 +63,5 @@ def _is_worth(index: Index, rows: int) -> bool:
 
 
 def _known(dataset: lance.LanceDataset) -> dict[str, int]:
-    """Return how many rows each index knows, by name."""
+    """Return the number of rows in each index, by name."""
     return {index.name: index.num_rows_indexed for index in dataset.describe_indices()}

@@ -1,4 +1,4 @@
-"""`maintain`: what a store needs now and then, done beside its readers and writers."""
+"""Maintenance of a store, while others read and write it."""
 
 import json
 import os
@@ -15,16 +15,15 @@ from filelock import FileLock, Timeout
 
 from .. import embeddings
 from ..append import WritableTables
-from ..errors import StoreError, reading, reason
+from ..errors import FAILURES, StoreError, as_store_error, reading, reason
 from ..locks import LOCKS
 from ..schema import TABLES
-from ..tables import Tables
+from ..tables import Tables, check_present
 from . import compaction, indexes, old_versions, retention
 from .report import Cared, Look, Report
 
 GRACE_SECONDS = 600.0
-"""How long a version is kept after a newer one came: a query that reads it may take that long."""
-_FAILURES = (OSError, RuntimeError, ValueError)
+"""How long a superseded version is kept, since a query may still be reading it."""
 
 
 def maintain(
@@ -35,8 +34,7 @@ def maintain(
     grace: float = GRACE_SECONDS,
 ) -> Report:
     """Do what `Store.maintain` says."""
-    if store.is_past:
-        raise StoreError(f"{store!r} is read only: it shows the past; maintain the store itself")
+    check_present(store, "maintain")
     began = perf_counter()
     with _alone(store) as busy:
         if busy:
@@ -45,6 +43,7 @@ def maintain(
         before = {n: look(store, n, measured=not only_due) for n in names}
         if not dry_run and not only_due:
             _free(store, grace=_kept(grace, began))
+        # before files are merged: the merge then drops the deleted rows
         forgotten = () if only_due else retention.apply(store, dry_run=dry_run)
         care = _foresee if dry_run else _care
         tables = tuple(
@@ -56,21 +55,21 @@ def maintain(
 
 
 def _kept(grace: float, began: float) -> float:
-    """Return the grace that is left of one that was asked for: it counts from the beginning.
+    """Return a grace period that counts from the start of `maintain`.
 
-    So the time that other tables take costs no reader a version. No grace is none.
+    So the time spent on other tables does not remove versions that readers hold. 0 stays 0.
     """
     return grace and grace + perf_counter() - began
 
 
 def _free(store: Tables, *, grace: float) -> None:
-    """Remove what nobody needs, before anything is written: the disk may be full."""
+    """Remove unneeded versions before anything is written: the disk may be full."""
     for name in TABLES:
         _clean(store, name, thorough=True, grace=grace)
 
 
 def look(store: Tables, name: str, *, measured: bool = True) -> Look:
-    """Return how a table stands; a look-up by key is only timed when it is to be `measured`."""
+    """Return the state of a table; with `measured`, its bytes and the time of a lookup by key."""
     dataset = store.open_at(name)
     with reading(f"table `{name}`"):
         return Look(
@@ -78,7 +77,7 @@ def look(store: Tables, name: str, *, measured: bool = True) -> Look:
             num_bytes=_num_bytes(dataset) if measured else 0,
             versions=len(old_versions.versions(dataset)),
             new_rows=indexes.new_rows(name, dataset),
-            query_ms=_query_ms(store, name) if measured else None,
+            query_ms=_query_ms(store, name) if measured and dataset.count_rows() else None,
         )
 
 
@@ -101,7 +100,7 @@ def _care(store: Tables, name: str, before: Look, *, only_due: bool, grace: floa
         dataset = store.open_at(name)
         if not only_due or indexes.is_due(name, dataset):
             indexes.refresh(name, dataset)
-    except _FAILURES as error:
+    except FAILURES as error:
         if "conflict" not in str(error).lower():
             raise StoreError(f"cannot maintain `{name}`: {reason(error)}") from error
         left = "its files, which another process changes right now"
@@ -112,16 +111,14 @@ def _care(store: Tables, name: str, before: Look, *, only_due: bool, grace: floa
 
 def _clean(store: Tables, name: str, *, thorough: bool, grace: float) -> None:
     dataset = store.open_at(name)
-    try:
+    with as_store_error(f"cannot clean up `{name}`"):
         old_versions.remove(dataset, old_versions.removable(store, name, grace=grace))
-    except _FAILURES as error:
-        raise StoreError(f"cannot clean up `{name}`: {reason(error)}") from error
     for orphan in old_versions.orphans(dataset) if thorough else ():
         orphan.unlink(missing_ok=True)
 
 
 def _foresee(store: Tables, name: str, before: Look, *, only_due: bool, grace: float) -> Cared:
-    """Say what `_care` would do."""
+    """Estimate the effect of `_care`."""
     dataset = store.open_at(name)
     chosen = compaction.small_files(dataset, thorough=not only_due)
     rows = sum(dataset.get_fragment(i).count_rows() for i in chosen)  # pyright: ignore[reportOptionalMemberAccess]
@@ -140,9 +137,9 @@ def _foresee(store: Tables, name: str, before: Look, *, only_due: bool, grace: f
 
 @contextmanager
 def _alone(store: Tables) -> Iterator[str | None]:
-    """Be the only one who maintains a local store, or learn who is at it.
+    """Hold the maintenance lock of a local store, or yield who holds it.
 
-    Elsewhere there is no such lock: Lance lets one of two that change the same files win.
+    Elsewhere no lock is taken: of two processes that change the same files, Lance lets one win.
     """
     if store.folder is None:
         yield None
@@ -160,7 +157,7 @@ def _alone(store: Tables) -> Iterator[str | None]:
         raise StoreError(f"cannot maintain `{store.uri}`: {reason(error)}") from error
     try:
         me = {"pid": os.getpid(), "host": socket.gethostname()}
-        with suppress(OSError):  # on a full disk it works unsaid
+        with suppress(OSError):  # on a full disk, the note is optional
             note.write_text(
                 json.dumps({**me, "since": datetime.now(UTC).isoformat("T", "seconds")})
             )
@@ -180,14 +177,14 @@ def _who(note: Path) -> str:
 
 
 def _num_bytes(dataset: lance.LanceDataset) -> int:
-    """Return the bytes of a table's files, with those of its branches left out."""
+    """Return the bytes of a table's files, without those of its branches."""
     files = dataset.all_files().read_all().select(["path", "size_bytes"])
     sizes = zip(*(column.to_pylist() for column in files.columns), strict=True)
     return sum(size for path, size in sizes if not path.startswith("tree/"))
 
 
 def _query_ms(store: Tables, name: str) -> float:
-    """Return the median time of three look-ups of a key that is not there."""
+    """Return the median time of three lookups of a missing key, in milliseconds."""
     taken = []
     for _ in range(3):
         began = perf_counter()

@@ -1,4 +1,4 @@
-"""Old versions that nobody needs are removed, and files that killed writers left behind."""
+"""Remove old versions, and files that killed writers left."""
 
 import os
 from bisect import bisect_right
@@ -12,17 +12,17 @@ import lance
 from ..tables import Tables
 
 ORPHAN_SECONDS = 24 * 3600.0
-"""How old a file must be that no version knows: longer than any writer takes to its commit."""
+"""Age of an unreferenced file before it is removed: longer than any writer takes to commit."""
 _MANY_VERSIONS = 200
 _LAST_NAME = (1 << 64) - 1
 _HOLDING_DATA = ("data", "_deletions", "_indices")
 
 
 def removable(store: Tables, name: str, *, grace: float) -> list[int]:
-    """Return the versions of a table that can go, oldest first.
+    """Return the versions of a table that can be removed, oldest first.
 
-    Kept are the first one, each that a tag names (snapshots and branches have tags), and all that
-    were the newest one at some moment of the last `grace` seconds: readers may hold those.
+    The first version is kept, tagged ones (snapshots and branches have tags), and all that were the
+    newest at some moment of the last `grace` seconds, which readers may hold.
     """
     dataset = store.dataset(name)
     kept = versions(dataset)
@@ -33,7 +33,7 @@ def removable(store: Tables, name: str, *, grace: float) -> list[int]:
 
 
 def is_due(store: Tables, name: str, *, grace: float) -> bool:
-    """Tell whether so many versions are removable that a clean-up pays."""
+    """Return whether enough versions are removable to be worth a clean-up."""
     dataset = store.dataset(name)
     if dataset.version <= _MANY_VERSIONS:
         return False
@@ -48,7 +48,7 @@ def versions(dataset: lance.LanceDataset) -> list[int]:
     """Return the versions that a table has, oldest first."""
     if "://" in dataset.uri:
         return sorted(ref["version"] for ref in dataset.version_refs())
-    # their files tell the same, in a tenth of the time; newer ones sort first by name
+    # listing the files takes a tenth of the time; names count down, so newer ones sort first
     names = (entry.name.partition(".") for entry in os.scandir(f"{dataset.uri}/_versions"))
     numbers = (
         int(number) for number, _, kind in names if kind == "manifest" and number.isdecimal()
@@ -57,7 +57,7 @@ def versions(dataset: lance.LanceDataset) -> list[int]:
 
 
 def remove(dataset: lance.LanceDataset, versions: Sequence[int]) -> int:
-    """Remove versions, with the files that only they refer to; return the bytes that are free."""
+    """Remove versions and the files that only they refer to; return the bytes freed."""
     if not versions:
         return 0
     done = dataset.cleanup_old_versions(versions=list(versions), error_if_tagged_old_versions=False)
@@ -75,15 +75,15 @@ def would_free(dataset: lance.LanceDataset, versions: Sequence[int]) -> int:
 
 
 def orphans(dataset: lance.LanceDataset, *, older_than: float = ORPHAN_SECONDS) -> list[Path]:
-    """Return the files of a local table that no version refers to, and that are old enough.
+    """Return the unreferenced files of a local table that are old enough to remove.
 
-    Elsewhere there are none: Lance itself removes those that are a week old.
+    Elsewhere, Lance itself removes those that are a week old.
     """
     folder = Path(dataset.uri)
     if "://" in dataset.uri or not folder.is_dir():
         return []
     before = time() - older_than
-    # listed before the versions are read: what is committed in between is no orphan
+    # list files before reading versions: a file that is committed in between is not an orphan
     old = [path for path in _files(folder) if _changed_at(path) < before]
     if not old:
         return []
@@ -100,7 +100,7 @@ def _files(folder: Path) -> Iterator[Path]:
 def _changed_at(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except FileNotFoundError:  # a writer's own, which it removed meanwhile
+    except FileNotFoundError:  # a writer removed its own file meanwhile
         return time()
 
 

@@ -1,4 +1,4 @@
-"""What `maintain` did, a table at a time: before, after, and what was left to others."""
+"""The report of `maintain`: each table before and after."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -6,39 +6,39 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Look:
-    """How a table stands at one moment."""
+    """The state of a table at one moment."""
 
     fragments: int
     num_bytes: int
     """On disk, all versions together."""
     versions: int
     new_rows: int
-    """Rows that an index does not know yet; searches scan them."""
+    """Rows that an index lacks; searches scan them."""
     query_ms: float | None = None
-    """Time of one look-up by key; None when it was not measured."""
+    """Time of a lookup by key; None when it was not measured, or the table is empty."""
 
 
 @dataclass(frozen=True)
 class Cared:
-    """What was done for one table."""
+    """The effect on one table."""
 
     table: str
     before: Look
     after: Look
     left: str | None = None
-    """What was left to another process, and why."""
+    """Work left to another process, and why."""
 
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What a retention rule did."""
+    """The effect of a retention rule."""
 
     rule: str
     table: str
     rows: int
     """Rows deleted; listed in `drops`."""
     kept: int
-    """Rows that it names, and that an unfinished run may need."""
+    """Rows that it selects but an unfinished run may need."""
 
     def __str__(self) -> str:
         kept = f", {self.kept:,} kept for unfinished runs" if self.kept else ""
@@ -47,14 +47,14 @@ class Forgotten:
 
 @dataclass(frozen=True)
 class Report:
-    """What a `maintain` did; of a dry run, what it would do."""
+    """The effect of `maintain`; of a dry run, the expected effect."""
 
     tables: tuple[Cared, ...]
-    """Only those that were looked at."""
+    """Only the tables that were examined."""
     forgotten: tuple[Forgotten, ...]
     seconds: float
     busy: str | None = None
-    """Who is at it, when nothing was done because of that."""
+    """The process that holds the lock, when nothing was done because of it."""
     is_dry_run: bool = False
 
     def __getitem__(self, table: str) -> Cared:
@@ -71,7 +71,7 @@ class Report:
         ]  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as values that JSON knows."""
+        """Return everything as JSON values."""
         return {**asdict(self), "tables": {c.table: _without_name(c) for c in self.tables}}
 
     def __str__(self) -> str:

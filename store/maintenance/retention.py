@@ -1,8 +1,8 @@
-"""Retention: standing rules, in SQL, of which rows may be forgotten; each row that goes is listed.
+"""Retention rules: SQL conditions for rows that may be deleted; each deleted row is listed.
 
-A row goes in two commits: first it is listed in `drops`, then it is deleted. After a kill in
-between, the next `maintain` finds it again, and lists it no second time. Snapshots and versions
-within the grace period still show it.
+A row is deleted in two commits: first it is listed in `drops`, then it is deleted. After a kill in
+between, the next `maintain` deletes it without listing it again. Snapshots and versions within the
+grace period still have it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,18 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..append import WritableTables
-from ..errors import ConfigError, NotFoundError, QueryError, nearest
+from ..errors import ConfigError, NotFoundError, nearest
 from ..ids import content_id
 from ..locks import locked
 from ..query import QuerySession, columns_of, query_error
 from ..schema import TABLES, table
-from ..tables import Tables
+from ..tables import Tables, newest_named
 from .report import Forgotten
 
 TABLES_WITH_RULES = ("experiences", "scores", "experience_values", "embeddings")
-"""Tables whose rows may go: each names an experience, which `drops` can list."""
+"""Tables whose rows may be deleted: each row names an experience, which `drops` can list."""
 ABANDONED_DAYS = 30
-"""A run that did not end, and of which nothing came for so long, counts as ended."""
+"""An unfinished run without new rows for this long counts as ended."""
 
 _REFUSED = {
     "tasks": "experiences name its rows",
@@ -42,7 +42,7 @@ HAVING bool_or(r.status <> 'done') AND greatest(
 
 @dataclass(frozen=True)
 class Rule:
-    """Rows of `table` for which `where` holds may be forgotten."""
+    """Rows of `table` for which `where` holds may be deleted."""
 
     name: str
     table: str
@@ -51,33 +51,30 @@ class Rule:
 
     @property
     def reason(self) -> str:
-        """What `drops` gives as the reason."""
+        """The reason that `drops` records."""
         return f"{self.name}: {self.table} where {self.where}"
 
     @property
     def lineage_id(self) -> str:
-        """The same for each time that the rule is applied, so that no row is listed twice."""
+        """An id that is the same each time the rule is applied, so that no row is listed twice."""
         return f"retention/{self.name}/{content_id(self.table, self.where)}"
 
 
 def current(store: Tables) -> dict[str, Rule]:
-    """Return the rules that stand, by name."""
-    rules: dict[str, Rule] = {}
-    rows = store.scan("retention").collect().sort("created_at", maintain_order=True)
-    for row in rows.to_dicts():
-        rules.pop(row["name"], None)
-        if not row["is_dropped"]:
-            rules[row["name"]] = Rule(row["name"], row["table_name"], row["where"], row["note"])
-    return rules
+    """Return the current rules by name."""
+    return {
+        name: Rule(name, row["table_name"], row["where"], row["note"])
+        for name, row in newest_named(store, "retention").items()
+    }
 
 
 def add(
     store: WritableTables, name: str, *, table: str, where: str, note: str | None = None
 ) -> Rule:
-    """Let a rule stand from now on; the next `maintain` applies it.
+    """Add a rule; the next `maintain` applies it.
 
-    Raises ConfigError for a name that is taken or a table whose rows stay, QueryError for a
-    condition that is not one.
+    Raises ConfigError for a name that is taken or a table whose rows are never deleted, QueryError
+    for an invalid condition.
     """
     if not name.strip():
         raise ConfigError("a retention rule needs a name")
@@ -93,10 +90,10 @@ def add(
 
 
 def drop(store: WritableTables, name: str) -> None:
-    """Take a rule back; what it deleted stays deleted."""
+    """Remove a rule; rows that it deleted stay deleted."""
     rules = current(store)
     if name not in rules:
-        raise NotFoundError(f"there is no retention rule `{name}`{nearest(name, rules)}")
+        raise NotFoundError(f"no retention rule is called `{name}`{nearest(name, rules)}")
     rule = rules[name]
     row = {"name": name, "table_name": rule.table, "where": rule.where, "is_dropped": True}
     store.append("retention", [row])
@@ -112,18 +109,11 @@ def check(rule: Rule) -> None:
     columns_of(rule.where)  # one condition, and no more
     console = QuerySession()
     console.show(dict.fromkeys(TABLES, 1), lambda n, _: TABLES[n].schema.empty_table())
-    what = f"`where` {rule.where!r}"
-    found = console.sql(f"SELECT ({rule.where}\n) FROM {rule.table}", what=what)
-    if str(found.types[0]) != "BOOLEAN":
-        raise QueryError(
-            f"`where` must be true or false, got {str(found.types[0]).lower()} from {rule.where!r}"
-        )
-    # as a column it might count or rank the rows that happen to be read together
-    console.sql(f"SELECT 1 FROM {rule.table} WHERE ({rule.where}\n)", what=what)
+    console.check_condition(rule.where, rule.table)
 
 
 def apply(store: WritableTables, *, dry_run: bool = False) -> tuple[Forgotten, ...]:
-    """Forget the rows that the standing rules name, or count them; rows of unfinished runs stay."""
+    """Delete the rows that the rules select, or count them; rows of unfinished runs are kept."""
     return tuple(_apply(store, rule, dry_run=dry_run) for rule in current(store).values())
 
 
@@ -151,12 +141,13 @@ def _forget(store: WritableTables, rule: Rule, rows: pa.Table) -> None:
         ),
     )
     row_ids = ", ".join(map(str, rows.column("_rowid").to_pylist()))
+    # `drops` first: after a kill a row may be listed and still exist, but never be deleted unlisted
     with locked(store, rule.table):
         store.open_at(rule.table).delete(f"_rowid IN ({row_ids})")
 
 
 def _found(store: Tables, rule: Rule) -> Iterator[pa.Table]:
-    """Yield the rows that a rule names, a bounded number at a time, and which must be kept."""
+    """Yield the rows that a rule selects, in batches, and which of them must be kept."""
     versions = store.versions()
     console = QuerySession()
     console.show(versions, store.open_at)
@@ -180,7 +171,7 @@ _NONE = pa.table({"experience_id": pa.array([], pa.string())})
 
 
 def _kept(name: str) -> str:
-    """Return the SQL that tells which rows an unfinished run may need."""
+    """Return the SQL condition for rows that an unfinished run may need."""
     of_run = "coalesce(run_id IN (SELECT run_id FROM unfinished), false)"
     of_experience = "experience_id IN (SELECT experience_id FROM needed)"
     return {"experiences": of_run, "experience_values": f"({of_run} OR {of_experience})"}.get(

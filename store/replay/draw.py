@@ -1,4 +1,4 @@
-"""What a draw is: which units are fresh, what there is to draw from, and what was drawn."""
+"""Draws: the freshness limit, the supply to draw from, and the rows that were drawn."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from ..errors import QueryError
 
 @dataclass(frozen=True)
 class Freshness:
-    """Which rows are young enough: their lag in optimizer steps is at most `max_lag`."""
+    """The limit on staleness: a row may lag at most `max_lag` optimizer steps."""
 
     max_lag: int | None = None
     """None: rows of any age."""
@@ -22,7 +22,7 @@ class Freshness:
 
 @dataclass(frozen=True)
 class Supply:
-    """What there is to draw from, in units, for a step that needs `need` of them."""
+    """The units available to a step that needs `need` of them."""
 
     need: int
     fresh: int
@@ -33,9 +33,9 @@ class Supply:
     weightless: int = 0
     """Fresh ones whose priority is 0, which are never drawn."""
     draws: int | None = 0
-    """How many may be drawn in one step; None: any number, since they are put back."""
+    """How many may be drawn in one step; None: any number, with replacement."""
     parts: Mapping[str, "Supply"] = field(default_factory=dict)
-    """Of a mixture: what there is of each source."""
+    """For a mixture, the supply of each source."""
 
     @property
     def enough(self) -> bool:
@@ -66,11 +66,11 @@ class Draw:
     weights: np.ndarray
     """Importance weight of each row, at most 1 within a source."""
     epochs: np.ndarray
-    """How often each row was drawn by now, this time included."""
+    """How often each row has been drawn, including this draw."""
     sources: tuple[str | None, ...]
     """The named source of each row; None for those of a plain sampler."""
     drawn_from: dict[str, int]
-    """The version of each table that was looked at: it tells which rows there were."""
+    """The version of each table that was read, which determines the rows of the draw."""
 
     def __len__(self) -> int:
         return len(self.row_ids)

@@ -1,4 +1,4 @@
-"""Conditions: which rows may be drawn, by an SQL condition on a row or by a query for their ids."""
+"""Conditions on the rows that may be drawn: an SQL condition on a row, or a query for ids."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from ..change_feed import CREATED
 from ..errors import QueryError, StoreError
 from ..query import QuerySession, names_in, nodes, query_error, syntax, tables_of
 from ..schema import TABLES
@@ -20,7 +21,7 @@ _HEAVY = (pa.types.is_list, pa.types.is_large_list)
 
 
 class Conditions:
-    """Says of rows whether they may be drawn, following the tables that are asked for it."""
+    """Decides which rows may be drawn, following the tables that the conditions read."""
 
     def __init__(
         self,
@@ -32,9 +33,9 @@ class Conditions:
         table: str = "experiences",
         sides: Sequence[SideColumn] = (),
     ) -> None:
-        """Raise QueryError for a `where` or a `query` that is none, before there are rows.
+        """Raise QueryError for an invalid `where` or `query`, before there are rows.
 
-        Both see `sides`, in `experiences` in place of what is stored.
+        Both see the side columns `sides` in place of stored columns of `experiences`.
         """
         self._store, self._where, self._query, self._until = store, where or None, query, until
         self._table, self._key = table, TABLES[table].key[0]
@@ -44,13 +45,13 @@ class Conditions:
         """The side columns that `where` reads of a row."""
         self._hidden = {side.alias for side in own}
         self.columns = ({"drop_reason"} & known) | ((names & known) - self._hidden)
-        """What `allowed` reads of a row, beside them."""
+        """What else `allowed` reads of a row."""
         asked = tables_of(where) if where else set()
         in_all = asked | (_tables_in(query) if query is not None else set())
         reads_sides = bool(sides) and "experiences" in in_all
         self._tables = sorted(in_all.union(*(s.tables for s in sides if reads_sides)))
         self.versions: dict[str, int] = {}
-        """The versions of the tables that are asked."""
+        """The versions of the tables that the conditions read."""
         self._open_at = store.open_at if until is None else _opener(store, until)
         self._instead = (
             {"experiences": from_sql(sides, plain="plain_experiences")} if reads_sides else {}
@@ -61,7 +62,7 @@ class Conditions:
         self._check()
 
     def follow(self) -> bool:
-        """Look at the tables that are asked; tell whether they moved since the last call."""
+        """Read the versions of these tables; return whether any changed since the last call."""
         versions = {name: self._version(name) for name in self._tables}
         if versions == self.versions and (self._query is None or self._chosen is not None):
             return False
@@ -72,7 +73,7 @@ class Conditions:
         return not first
 
     def allowed(self, rows: pa.Table) -> np.ndarray:
-        """Tell which rows may be drawn: not dropped, chosen by the query, and `where` is true.
+        """Return which rows may be drawn: not dropped, chosen by the query, and `where` is true.
 
         The rows have `columns` and `sides`.
         """
@@ -84,11 +85,15 @@ class Conditions:
             kept = kept & np.isin(hashes, self._chosen)
         if self._where is None or not len(rows):
             return kept
-        # a subquery is a join, and a join may give the rows in any order
+        # a subquery is a join, which may return the rows in any order
         placed = rows.append_column(_PLACE, pa.array(np.arange(len(rows))))
-        message = f"SELECT coalesce(({self._where}\n), false) FROM new_rows AS {self._table}"
-        message = self._ask(placed, f"{message} ORDER BY {_PLACE}")
-        return kept & message.column(0).to_numpy(zero_copy_only=False)
+        query = f"SELECT coalesce(({self._where}\n), false) FROM new_rows AS {self._table}"
+        console, what = self._console_with(placed), f"`where` {self._where!r}"
+        try:
+            found = console.sql(f"{query} ORDER BY {_PLACE}", what=what).to_arrow_table()
+        except duckdb.Error as error:
+            raise query_error(error, what) from error
+        return kept & found.column(0).to_numpy(zero_copy_only=False)
 
     def _version(self, name: str) -> int:
         if self._until is not None and name in self._until:
@@ -106,25 +111,16 @@ class Conditions:
         kinds = [pa.string() if side.is_text else pa.float64() for side in self.sides]
         fields += [pa.field(s.alias, kind) for s, kind in zip(self.sides, kinds, strict=True)]
         empty = pa.schema(fields).empty_table()
-        found = self._ask(empty, f"SELECT ({self._where}\n) FROM new_rows AS {self._table}")
-        kind = found.column(0).type
-        if not pa.types.is_boolean(kind):
-            raise QueryError(f"`where` must be true or false, got {kind} from {self._where!r}")
-        # as a column it might count or rank the rows that happen to arrive together
-        self._ask(empty, f"SELECT 1 FROM new_rows AS {self._table} WHERE ({self._where}\n)")
+        self._console_with(empty).check_condition(self._where, f"new_rows AS {self._table}")
 
-    def _ask(self, rows: pa.Table, query: str) -> pa.Table:
-        """Run a query over these rows and the tables that `where` looks into."""
-        what = f"`where` {self._where!r}"
+    def _console_with(self, rows: pa.Table) -> QuerySession:
+        """Return a console with these rows and the tables that `where` looks into."""
         versions = self.versions or {name: self._version(name) for name in self._tables}
         console = self._console or self._console_of_all(versions)
         console.put("new_rows", rows)
         if console is self._console:
             console.show(versions, self._open_at)
-        try:
-            return console.sql(query, what=what).to_arrow_table()
-        except duckdb.Error as error:
-            raise query_error(error, what) from error
+        return console
 
     def _check_query(self, query: str) -> None:
         check_steady(syntax(query, what=_what(query)), what=_what(query))
@@ -168,7 +164,7 @@ class Conditions:
 
 
 def check_steady(tree: object, *, what: str) -> None:
-    """Raise QueryError for a function whose value is not a function of the rows alone."""
+    """Raise QueryError for a function that is not deterministic: such a draw cannot be repeated."""
     called = {str(node["function_name"]) for node in nodes(tree) if node.get("function_name")}
     for name in sorted(called & _unsteady()):
         raise QueryError(
@@ -186,7 +182,7 @@ def _unsteady() -> frozenset[str]:
 
 
 def hashed(ids: pl.Series) -> np.ndarray:
-    """Return 64-bit hashes of ids; they only find rows again, and never order them."""
+    """Return 64-bit hashes of ids; they identify rows, and never order them."""
     return ids.hash(0).to_numpy().astype(np.uint64, copy=False)
 
 
@@ -204,9 +200,9 @@ def _tables_in(query: str) -> set[str]:
 def _opener(
     store: Store, until: Mapping[str, int]
 ) -> Callable[[str, int], lance.LanceDataset | pa.Table]:
-    """Return what opens a table as it was, also when that version was cleaned up since.
+    """Return a function that opens a past version of a table, even one that was cleaned up.
 
-    Then the rows that were stored by then are read out of the newest version, lists left out.
+    In that case its rows are read from the newest version, without list columns.
     """
 
     def open_at(name: str, version: int) -> lance.LanceDataset | pa.Table:
@@ -217,6 +213,6 @@ def _opener(
                 raise
         dataset = store.open_at(name)
         light = [f.name for f in dataset.schema if not any(is_(f.type) for is_ in _HEAVY)]
-        return dataset.to_table(columns=light, filter=f"_row_created_at_version <= {version}")
+        return dataset.to_table(columns=light, filter=f"{CREATED} <= {version}")
 
     return open_at

@@ -1,9 +1,9 @@
-"""Arrays that grow at their end, cut into blocks, and the places of values in them."""
+"""Arrays that grow at their end, divided into blocks, and a lookup of values in them."""
 
 import numpy as np
 
 BLOCK = 256
-"""Units that are summed together: a draw looks at one number a block, and at few blocks inside."""
+"""Units summed together: a draw reads one number per block, and the units of few blocks."""
 _SPARE = 1.1
 
 
@@ -22,6 +22,7 @@ class GrowableArray:
         """Add values at the end."""
         size = self._size + len(values)
         if size > len(self._data):
+            # spare room from the second time on: every growth copies the whole array
             blocks = -(-int(size * _SPARE if self._size else size) // BLOCK)
             grown = np.full(blocks * BLOCK, self._fill, self._data.dtype)
             grown[: self._size] = self.values
@@ -47,9 +48,9 @@ class GrowableArray:
 
 
 class Places:
-    """Finds the places of hashes in an array that grows: sorted runs, merged as they pile up.
+    """Finds the positions of hashes in a growing array: sorted runs, merged as they accumulate.
 
-    What came is sorted when something is looked for: most draws look for nothing.
+    New values are sorted on the next lookup, since most draws look up nothing.
     """
 
     def __init__(self) -> None:
@@ -71,6 +72,7 @@ class Places:
         start = self._known
         if start == len(hashes):
             return
+        # merge a run only with at least as many new values, so that each is sorted few times
         while self._runs and len(self._runs[-1][1]) <= len(hashes) - start:
             start, _ = self._runs.pop()
         order = np.argsort(hashes[start:], kind="stable").astype(np.int32)

@@ -1,4 +1,4 @@
-"""The newest value of a side column for each experience that has one, fed from new rows only."""
+"""The newest value of a side column for each experience, updated from new rows only."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -15,9 +15,9 @@ from .withdrawals import Withdrawn
 
 
 class LatestValues:
-    """Follows a side table. Of an experience's rows the newest counts, as for `SideColumn`.
+    """Follows a side table; the newest row of an experience counts, as for `SideColumn`.
 
-    Derived values that a superseded attempt of a trainer made do not count.
+    Values that a superseded attempt of a trainer derived do not count.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class LatestValues:
         """Read what is new; return the hashes of the experiences whose value may have changed."""
         before = np.empty(0, np.uint64)
         others_count = self._withdrawn.follow()
+        # old rows may count again, or no longer: all values are read again
         if (self._superseded is not None and self._superseded.refresh()) or others_count:
             before = self._hashes.values
             self._clear()
@@ -64,6 +65,7 @@ class LatestValues:
         rows = self._tail.read(dataset)
         if self._tail.restarted:
             before = np.concatenate([before, self._hashes.values])
+            # the tail has just read all rows: a new one would read them again
             tail = self._tail
             self._clear()
             self._tail = tail
@@ -75,6 +77,7 @@ class LatestValues:
     def of(self, hashes: np.ndarray) -> pl.Series:
         """Return the value of each experience, NULL where it has none."""
         places = self._places.find(self._hashes.values, hashes)
+        # NaN stands for NULL: what is stored is finite
         values = np.full(len(hashes), np.nan)
         values[places >= 0] = self._values.values[places[places >= 0]]
         series = pl.Series(self.column.alias, values).fill_nan(None)
@@ -105,7 +108,7 @@ class LatestValues:
         )
 
     def _note(self, newest: pl.DataFrame) -> np.ndarray:
-        """Take over values that are newer than the known ones; return whose they are."""
+        """Store values that are newer than the known ones; return the hashes of their rows."""
         hashes, values, times = (newest[c].to_numpy() for c in ("hash", "value", "time"))
         places = self._places.find(self._hashes.values, hashes)
         known = places >= 0
@@ -121,7 +124,7 @@ class LatestValues:
 
 
 class SideValues:
-    """The side columns of an index: each has one value of a row, whatever asks for it."""
+    """The side columns of an index: conditions and priorities see the same value of a row."""
 
     def __init__(
         self,
@@ -131,7 +134,7 @@ class SideValues:
         read: Collection[str],
         until: Mapping[str, int] | None,
     ) -> None:
-        """Follow those columns whose alias is in `read`; of others only the versions are known."""
+        """Follow the columns whose alias is in `read`; of others only versions are tracked."""
         self._store, self._until = store, until or {}
         self._latest = {
             c.alias: LatestValues(store, c, until=until) for c in columns if c.alias in read
@@ -163,7 +166,7 @@ class SideValues:
         """Return columns for these experiences, NULL where one has no value."""
         return [self._latest[name].of(hashes) for name in names]
 
-    def beside(self, rows: pa.Table, hashes: np.ndarray, names: Sequence[str]) -> pa.Table:
+    def join(self, rows: pa.Table, hashes: np.ndarray, names: Sequence[str]) -> pa.Table:
         """Return rows with these columns added."""
         for name, values in zip(names, self.of(hashes, names), strict=True):
             rows = rows.append_column(name, values.to_arrow())
@@ -171,7 +174,7 @@ class SideValues:
 
 
 class _Superseded:
-    """From which step on the work of an attempt was done again, as the view `superseded_steps`."""
+    """The step from which each attempt was superseded, as in the view `superseded_steps`."""
 
     def __init__(self, store: Store, *, until: Mapping[str, int] | None) -> None:
         self._store = store
@@ -189,7 +192,7 @@ class _Superseded:
         return {"job_events": self._tail.version}
 
     def refresh(self) -> bool:
-        """Follow the runs; tell whether other work counts now."""
+        """Read new job events; return whether the superseded steps changed."""
         dataset = self._store.dataset("job_events")
         if not self._tail.moved(dataset):
             return False

@@ -1,4 +1,4 @@
-"""Mixtures: a step's rows from several named sources, each with its share."""
+"""Mixtures: the rows of a step come from several named sources with fixed shares."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,14 +22,14 @@ _FINEST = 10_000
 """Shares are taken as the nearest fractions with at most this denominator."""
 _GOLDEN = 0.6180339887498949
 _LOOKS = 50
-"""Sources look at the same versions of tables; so often they look again while others write."""
+"""How often sources are refreshed until all see the same versions while others write."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A source of a mixture: its share, and what a `Sampler` of its own draws from."""
+    """A source of a mixture: its share, and the options of its own `Sampler`."""
 
     share: float
     run_id: str | None = None
@@ -43,15 +43,15 @@ class Source:
     max_draws: int | None = 1
     order: Order | None = None
     is_paced: bool = False
-    """Whether `horizon` is about it: its rows are made while they are drawn."""
+    """Whether `horizon` applies: its rows are generated while they are drawn."""
 
 
 class Mixture:
     """Draws from several sources with shares that hold exactly over many steps.
 
-    Of each step a source gets its share of units rounded down or up; which are rounded up is a
-    function of the step alone, and evens out. Counts of draws, chances and importance weights are
-    within each source. It is used as a `Sampler` is.
+    In each step, the share of a source is rounded down or up; the rounding is a function of the
+    step alone, and evens out. Draw counts, probabilities and importance weights are computed within
+    each source. The interface is that of `Sampler`.
     """
 
     def __init__(
@@ -122,12 +122,12 @@ class Mixture:
     def supply(
         self, n: int, policy_version: int, *, step: int = 1, horizon: int | None = None
     ) -> Supply:
-        """Say what `step` of `n` units could draw from, all in all and from each source."""
+        """Return the supply for `step` of `n` units, in total and of each source."""
         self._refresh()
         return self._count(self.split(n, step), policy_version, horizon)
 
     def check(self, n: int) -> None:
-        """Raise QueryError when no step could ever draw `n` units, where that can be known."""
+        """Raise QueryError when it is certain that no step can ever draw `n` units."""
         check_size(n, self._unit)
         for (name, sampler), share in zip(self._samplers.items(), self._shares, strict=True):
             try:
@@ -138,7 +138,7 @@ class Mixture:
     def draw(
         self, n: int, *, step: int, policy_version: int, horizon: int | None = None
     ) -> Draw | None:
-        """Draw `n` units for a step, or None when a source has not so many fresh ones."""
+        """Draw `n` units for a step, or None when a source has too few fresh ones."""
         check_size(n, self._unit)
         self._refresh()
         counts = self.split(n, step)
@@ -208,7 +208,8 @@ class Mixture:
         return pl.concat(parts, how="diagonal_relaxed")[order]
 
     def _refresh(self) -> None:
-        """Let all sources look at the same versions of the tables that they share."""
+        """Bring all sources to the same versions of the tables that they share."""
+        # with different versions, `drawn_from` could not name one version, nor the draw be repeated
         for _ in range(_LOOKS):
             for sampler in self._samplers.values():
                 sampler.refresh()
@@ -285,8 +286,8 @@ class Mixture:
 def split(shares: Mapping[str, float], n: int, step: int) -> dict[str, int]:
     """Return how many of `n` units each source gives to a step.
 
-    What is left after rounding down goes to sources by systematic sampling, whose start walks
-    through all that matter: after so many steps the shares are exact.
+    Units left after rounding down are assigned by systematic sampling, whose start cycles through
+    all offsets: over one period the shares are exact.
 
     >>> [split({"expert": 0.25, "own": 0.75}, 2, step)["expert"] for step in range(1, 5)]
     [1, 0, 1, 0]
@@ -303,7 +304,7 @@ def split(shares: Mapping[str, float], n: int, step: int) -> dict[str, int]:
 
 
 def most(shares: Mapping[str, float], n: int) -> dict[str, int]:
-    """Return how many of `n` units each source gives to a step, at most.
+    """Return the most of `n` units that each source gives to any step.
 
     >>> most({"expert": 0.25, "own": 0.75}, 2)
     {'expert': 1, 'own': 2}
@@ -331,7 +332,9 @@ def _check_shares(sources: Mapping[str, Source]) -> None:
 
 
 def _walk(step: int, period: int) -> Fraction:
-    """Return a fraction of [0, 1) for a step: over a period each of its parts comes once."""
+    """Return a fraction in [0, 1) for a step; over a period, each multiple occurs once."""
+    # near the golden ratio, so that rounding up is spread evenly over steps; coprime to the period,
+    # so that each offset occurs exactly once
     stride = max(1, round(period * _GOLDEN))
     while gcd(stride, period) > 1:
         stride += 1

@@ -1,4 +1,4 @@
-"""The two experiences of each stored preference, found by their ids."""
+"""Read the two experiences of each drawn preference."""
 
 from collections.abc import Sequence
 
@@ -7,8 +7,8 @@ import polars as pl
 
 from ..change_feed import ChangeFeed
 from ..errors import StoreError
+from ..schema_versions import take
 from ..store import Store
-from ..take_rows import take
 from .filters import hashed
 from .growable_arrays import GrowableArray, Places
 
@@ -18,7 +18,7 @@ _READ = ("preference_id", "chosen_id", "rejected_id", "margin")
 class Pairs:
     """Reads drawn preferences as rows: chosen, rejected, chosen, rejected ...
 
-    It knows the address of each experience in some tens of bytes, fed from new versions only.
+    The address of every experience is kept in memory, updated from new versions only.
     """
 
     def __init__(self, store: Store) -> None:
@@ -38,7 +38,7 @@ class Pairs:
     def read(self, row_ids: Sequence[int], columns: Sequence[str]) -> pl.DataFrame:
         """Return columns of the two experiences of each preference, with its id and its margin.
 
-        An experience that is not in the store is a row of NULL beside its id. Raises StoreError
+        Of an experience that is not in the store all but its id is NULL. Raises StoreError
         when a preference was deleted since it was drawn.
         """
         preferences = take(self._store.dataset("preferences"), row_ids, _READ)
@@ -50,12 +50,13 @@ class Pairs:
         wanted = pl.DataFrame(pl.from_arrow(preferences)).select(
             "preference_id", "margin", experience_id=pl.concat_list("chosen_id", "rejected_id")
         )
+        # chosen, then rejected: the sampler treats every two consecutive rows as one pair
         wanted = wanted.explode("experience_id")
         found = self._read(wanted["experience_id"].unique(maintain_order=True), columns)
         return wanted.join(found, on="experience_id", how="left", maintain_order="left")
 
     def _read(self, ids: pl.Series, columns: Sequence[str]) -> pl.DataFrame:
-        """Return those of these experiences that are there, in any order."""
+        """Return the stored ones of these experiences, in any order."""
         self._follow()
         places = self._places.find(self._hashes.values, hashed(ids))
         addresses = self._row_ids.values[places[places >= 0]].tolist()

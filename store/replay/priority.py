@@ -1,4 +1,4 @@
-"""Priorities: an SQL or Polars expression over the columns of a row, worked out for many rows."""
+"""Priorities: an SQL or Polars expression over the columns of a row."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,14 @@ from ..side_columns import SideColumn
 from .filters import check_steady
 
 DYNAMIC = ("age", "times_drawn")
-"""Names that a priority may use, and whose values change from draw to draw."""
+"""Names in priorities whose values change from draw to draw."""
 
 
 class Priority:
-    """What rows are weighed by.
+    """The expression that rows are weighted by.
 
-    Raises QueryError for an expression that does not parse, names what is not there, is no number,
-    gives other values each time, or looks at more than one row.
+    Raises QueryError for an expression that does not parse, names a missing column, is not a
+    number, is not deterministic, or depends on more than one row.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Priority:
         self.sides = [side for side in sides if side.alias in names]
         """The side columns that it reads."""
         self.dynamic = [name for name in DYNAMIC if name in names]
-        """What it reads that changes from draw to draw."""
+        """The names of DYNAMIC that it reads."""
         self._check(facts, sides)
 
     def __str__(self) -> str:
@@ -59,14 +59,14 @@ class Priority:
         return values.cast(pl.Float64)
 
     def check(self, values: pl.Series, allowed: np.ndarray) -> int | None:
-        """Return the place of the first allowed row whose priority is no chance, if there is."""
+        """Return the place of the first allowed row whose priority cannot be a weight, or None."""
         numbers = values.to_numpy()
         known = values.is_not_null().to_numpy()
         bad = np.flatnonzero(allowed & known & ~(np.isfinite(numbers) & (numbers >= 0)))
         return int(bad[0]) if len(bad) else None
 
     def refusal(self, key: str, value: float) -> QueryError:
-        """Return the error for a row whose priority is no chance."""
+        """Return the error for a row whose priority cannot be a weight."""
         return QueryError(
             f"{self._what} is {value} for {self._table.removesuffix('s')} `{key}`, expected a "
             "finite number of 0 or more; use NULL for what is not known"
@@ -88,6 +88,7 @@ class Priority:
                 "row; join other tables by `with_columns`"
             )
         check_steady(tree, what=self._what)
+        # lower case on both sides: SQL ignores the case of names
         named = {str(n).lower() for node in found for n in node.get("column_names", ())}
         return named & {name.lower() for name in known}
 
@@ -107,7 +108,7 @@ class Priority:
         return set(names)
 
     def _check(self, facts: Sequence[str], sides: Sequence[SideColumn]) -> None:
-        """Work it out for no rows: names and types are seen then."""
+        """Evaluate it for no rows, which checks names and types."""
         schema = TABLES[self._table].schema
         fields = [schema.field(name) for name in facts]
         fields += [pa.field(s.alias, pa.string() if s.is_text else pa.float64()) for s in sides]
@@ -120,7 +121,7 @@ class Priority:
             kind = self._ask(empty, f"({self._expression}\n)").column(0).type
             types = pa.types
             is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
-            # as a column it might count or rank the rows that happen to arrive together
+            # WHERE refuses aggregates and windows, which would depend on which rows arrive together
             self._ask(empty, "1", where=f"WHERE ({self._expression}\n) IS NULL")
         if not is_number:
             raise QueryError(

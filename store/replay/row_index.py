@@ -1,4 +1,4 @@
-"""The light index of rows that may be drawn: tens of bytes a row, fed from new versions only."""
+"""The index of rows that may be drawn: tens of bytes per row, updated from new versions only."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from ..change_feed import ChangeFeed
 from ..schema import TABLES
+from ..schema_versions import take
 from ..side_columns import SideColumn
 from ..store import Store
-from ..take_rows import take
 from .filters import Conditions, hashed
 from .growable_arrays import GrowableArray, Places, repeats
 from .latest_values import SideValues
@@ -22,8 +22,8 @@ from .unit_pool import NO_VERSION, UnitPool
 from .unit_weights import UnitWeights
 from .withdrawals import Withdrawn
 
-_ORDERED = ("group_id", "step", "policy_version")
-"""Columns that put rows in order; all of a table that lacks them are as if of one step."""
+_ORDERED = ("group_id", "batch", "policy_version")
+"""Columns that order rows; without them, all rows of a table belong to one batch."""
 _HEAVY = {
     *(f.name for f in TABLES["experiences"].schema if pa.types.is_list(f.type)),
     *("messages", "tools", "prompt_text", "response_text", "metadata"),
@@ -34,11 +34,11 @@ _NOWHERE = np.empty(0, np.int64)
 
 
 class Index:
-    """Rows of a table in one canonical order, cut into units: single rows, or whole groups.
+    """Rows of a table in one canonical order, divided into units: single rows or whole groups.
 
-    The order is by step, group and id, so that the same rows give the same index on any machine
-    and however they arrived. A unit may be drawn when any of its rows may. `where` and `query` may
-    look into other tables; what they say of a row then follows them.
+    The order is by batch, group and id, so that the same rows give the same index on any machine
+    and in whatever order they arrived. A unit may be drawn when any of its rows may. `where` and
+    `query` may read other tables; their results then follow those tables.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Index:
             read |= {side.alias for side in priority.sides}
         self._sides = SideValues(store, own, read=read, until=self._until)
         self.weighing: UnitWeights | None = None
-        """What units weigh, when the strategy asks for a priority."""
+        """The weights of units, for a strategy with a priority."""
         if strategy is not None and priority is not None:
             self.weighing = UnitWeights(
                 store, priority, strategy.masses, sides=self._sides, table=table
             )
         facts = self.weighing.priority.facts if self.weighing else ()
         columns = {*self._always, *self._conditions.columns, *facts}
-        columns |= {"parent_id"} if self._order.groups_per_step else set()
+        columns |= {"group_index"} if self._order.groups_per_batch else set()
         self._heavy = sorted(columns & _HEAVY)
         self._columns = sorted(columns - _HEAVY)
         self._ledger = np.empty(0, np.uint64), np.empty(0, np.int32)
@@ -103,7 +103,7 @@ class Index:
         columns = sorted({*self._columns, *self._withdrawn.columns})
         self._tail = ChangeFeed(columns, run_id=self._run_id, until=until)
         self._last: tuple[object, ...] | None = None
-        whole = self._order.groups_per_step
+        whole = self._order.groups_per_batch
         self._behind = Behind(whole) if whole else None
         self._row_ids, self._hashes = GrowableArray(np.uint64), GrowableArray(np.uint64)
         self._allowed, self._gone = GrowableArray(np.bool_), GrowableArray(np.bool_)
@@ -137,7 +137,7 @@ class Index:
 
     @property
     def gone(self) -> np.ndarray | None:
-        """Whether each row was taken back, and only a step that had it draws it; None: no row."""
+        """Whether each row was taken back, so that only old steps draw it; None: no row."""
         return self._gone.values if len(self._gone) else None
 
     @property
@@ -147,7 +147,7 @@ class Index:
 
     @property
     def names(self) -> np.ndarray:
-        """A hash of what each unit is called."""
+        """A hash of each unit's name."""
         return self._names.values if self.grouped else self._hashes.values
 
     @property
@@ -171,8 +171,8 @@ class Index:
         held = [*vars(self).values(), *vars(self.units).values(), *self._ledger]
         kinds = GrowableArray | Places | np.ndarray
         arrays = {id(array): array.nbytes for array in held if isinstance(array, kinds)}
-        beside = self._sides.nbytes + (self.weighing.nbytes if self.weighing else 0)
-        return sum(arrays.values()) + beside
+        other = self._sides.nbytes + (self.weighing.nbytes if self.weighing else 0)
+        return sum(arrays.values()) + other
 
     @property
     def drawn_from(self) -> dict[str, int]:
@@ -184,16 +184,17 @@ class Index:
     # following the store
 
     def refresh(self) -> bool:
-        """Read what was stored since the last call; tell whether anything is new or other.
+        """Read what was stored since the last call; return whether anything changed.
 
-        Rows that sort before known ones (a late group, a second import) make it read all again, as
-        do rows of a known group, rows that are gone, and new rows in tables that `where` or
-        `query` look into: then places of units change, and `rebuilt` says so.
+        All rows are read again when new rows sort before known ones (a late group, a second
+        import) or belong to a known group, when rows were deleted, and when tables that `where` or
+        `query` read have new rows. Then positions of units change, and `rebuilt` is true.
         """
         self.rebuilt, self.touched = False, _NOWHERE
         try:
             return self._follow()
         except BaseException:
+            # some arrays may have grown and others not: the next refresh reads all rows again
             self._is_broken = True
             raise
 
@@ -202,7 +203,9 @@ class Index:
             return False
         if self._withdrawn.follow() or self._is_broken or self._conditions.follow():
             self._rebuild()
+            # again: `or` skips it when an earlier operand is true
             self._conditions.follow()
+        # before the rows are read: conditions on new rows use these values
         changed = self._sides.refresh()
         dataset = self._store.dataset(self._table)
         known, known_rows = len(self), len(self._row_ids)
@@ -225,33 +228,35 @@ class Index:
         return self.rebuilt or len(self) > known or len(self.touched) > 0
 
     def _rebuild(self, *, tail: ChangeFeed | None = None, behind: Behind | None = None) -> None:
-        """Forget all rows; how often they were drawn stays, by their names."""
+        """Forget all rows, but keep their draw counts by name."""
         self.rebuilt = True
         drawn = np.flatnonzero(self.times)
         names = np.concatenate([self.names[drawn], self._ledger[0]])
         times = np.concatenate([self.times[drawn], self._ledger[1]])
+        # `unique` keeps the first of equal names: that of the index, which is newer than the ledger
         names, first = np.unique(names, return_index=True)
         self._ledger = names, times[first]
         self._clear()
         self._tail, self._behind = tail or self._tail, behind or self._behind
 
     def _read(self, dataset: lance.LanceDataset) -> pl.DataFrame:
-        """Return the new rows in their order, as far as they are not held back."""
+        """Return the new rows in order, without those that are held back."""
         table = self._tail.read(dataset)
         if self._behind is not None:
             if self._tail.restarted:
-                self._behind = Behind(self._order.groups_per_step or 1)
+                self._behind = Behind(self._order.groups_per_batch or 1)
             table = self._behind.released(table)
         rows = pl.DataFrame(pl.from_arrow(table.select([*self._always, "_rowid"])))
         absent = [n for n in _ORDERED if n not in self._always]
         rows = rows.with_columns(pl.lit(None, pl.Int64).alias(n) for n in absent).with_columns(
-            pl.col("step").fill_null(0),
+            pl.col("batch").fill_null(0),
             pl.col("policy_version").fill_null(NO_VERSION).clip(None, NO_VERSION).cast(pl.Int32),
             hash=pl.col(self._key).hash(0),
         )
         rows = pl.concat(self._judged(table, rows, dataset))
         rows = rows.sort(self._sorted_by)
-        if self.grouped and self._order.by_arrival:  # a try's rows may be of several groups
+        # the rows of a rollout may belong to several groups, which alternate in order of arrival
+        if self.grouped and self._order.by_arrival:
             rows = rows.sort(pl.col("_rowid").min().over(self._called), maintain_order=True)
         if self.grouped:
             parts = [pl.col(c).cast(pl.String) for c in self._called]
@@ -261,9 +266,9 @@ class Index:
     def _judged(
         self, table: pa.Table, rows: pl.DataFrame, dataset: lance.LanceDataset
     ) -> Iterator[pl.DataFrame]:
-        """Yield the rows with whether they may be drawn and what their priority needs.
+        """Yield the rows with the columns that say whether they may be drawn, and their priority.
 
-        Texts and lists are read of some rows at a time only.
+        Texts and lists are read for a bounded number of rows at a time.
         """
         size = _AT_ONCE if self._heavy else max(1, len(table))
         for start in range(0, max(1, len(table)), size):
@@ -272,7 +277,7 @@ class Index:
                 heavy = take(dataset, some["_rowid"].to_list(), self._heavy)
                 for name in self._heavy:
                     part = part.append_column(name, heavy.column(name))
-            part = self._sides.beside(part, some["hash"].to_numpy(), self._judging)
+            part = self._sides.join(part, some["hash"].to_numpy(), self._judging)
             allowed, gone = self._conditions.allowed(part), self._withdrawn.of(part)
             if gone is not None:
                 allowed = allowed & ~gone
@@ -283,13 +288,13 @@ class Index:
             yield some
 
     def _judge_again(self, units: np.ndarray, dataset: lance.LanceDataset) -> None:
-        """Tell again whether rows of these units may be drawn: side columns of them changed."""
+        """Reevaluate the conditions on rows of these units, whose side columns changed."""
         columns = sorted(self._conditions.columns)
         for start in range(0, len(units) if self._judging else 0, _AT_ONCE):
             some = units[start : start + _AT_ONCE]
             rows = self.rows_of(some)
             facts = take(dataset, self.row_ids[rows].tolist(), columns)
-            facts = self._sides.beside(facts, self.hashes[rows], self._judging)
+            facts = self._sides.join(facts, self.hashes[rows], self._judging)
             allowed = self._conditions.allowed(facts)
             self.allowed[rows] = allowed if self.gone is None else allowed & ~self.gone[rows]
             if self.grouped:
@@ -298,12 +303,12 @@ class Index:
 
     @property
     def _called(self) -> list[str]:
-        """The columns that tell units apart."""
-        return ["step", "group_id"] if self.grouped else ["step", self._key]
+        """The columns that identify a unit."""
+        return ["batch", "group_id"] if self.grouped else ["batch", self._key]
 
     @property
     def _sorted_by(self) -> list[str]:
-        """The columns that put rows in order; addresses rise with each commit."""
+        """The columns that rows are sorted by; addresses increase with each commit."""
         if self._order.by_arrival:
             return ["_rowid"]
         return list(dict.fromkeys([*self._called, self._key]))

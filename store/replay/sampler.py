@@ -1,4 +1,4 @@
-"""The sampler: draws rows for training steps from what is stored, and remembers what it drew.
+"""The sampler draws stored rows for training steps, and counts how often each was drawn.
 
 A draw is a function of the rows in the index, what was drawn before, the step and the seed.
 """
@@ -12,9 +12,9 @@ import numpy as np
 import polars as pl
 
 from ..errors import QueryError, StoreError
+from ..schema_versions import take
 from ..side_columns import REPLACEABLE, SideColumn, attach, parse_all
 from ..store import Store
-from ..take_rows import take
 from .draw import Draw, Freshness, Supply, check_size
 from .filters import hashed
 from .growable_arrays import repeats
@@ -29,7 +29,7 @@ _NAMED = pl.List(pl.Struct({"name": pl.String, "value": pl.Float64}))
 
 
 class Sampler:
-    """Draws rows for training steps from what the store holds, and remembers what it drew."""
+    """Draws stored rows for training steps, and counts how often each was drawn."""
 
     def __init__(
         self,
@@ -51,18 +51,17 @@ class Sampler:
     ) -> None:
         """Draw from rows of `run_id` (any when None) for which the SQL condition `where` holds.
 
-        Of the `table` `preferences` pairs are drawn: each gives the rows of its two experiences,
+        From the table `preferences`, pairs are drawn: each gives the rows of its two experiences,
         the chosen one first, and `where`, `query` and priorities are over `preferences`.
 
         Each unit (a group when `grouped`, else a row) is drawn at most `max_draws` times; None is
-        without end. `query`, one SELECT that gives the ids of rows, chooses them by any SQL.
-        `with_columns` are side columns: `where`, `query` and the strategy's priority may name them,
-        and see those that replace a stored column in its place. `name` is what draws call this
-        source, and goes into its random numbers. With `until`, versions by table, only rows that
-        were stored by then are seen. `order` is how rows are put in order that come while they are
-        drawn.
+        no limit. `query` is one SELECT that returns the ids of the rows to draw from.
+        `where`, `query` and the strategy's priority may name the side columns `with_columns`, which
+        replace stored columns of the same name. `name` identifies this source in draws, and is part
+        of its random seed. With `until`, versions by table, only rows stored by then are seen.
+        `order` is the order of rows that arrive while they are drawn.
 
-        Raises QueryError for what can be known to be wrong before there are rows.
+        Raises QueryError for errors that can be found before there are rows.
         """
         if max_draws is not None and max_draws < 1:
             raise QueryError(f"`max_draws` must be 1 or more, got {max_draws}")
@@ -76,7 +75,7 @@ class Sampler:
         """What is drawn."""
         self._max_draws, self._seed = max_draws, seed
         self._sides = parse_all(with_columns)
-        self._told = {
+        self._chosen_by = {
             "where": where,
             "query": query,
             "run_id": run_id,
@@ -122,10 +121,10 @@ class Sampler:
         return canonical(self.parameters())
 
     def parameters(self) -> dict[str, Any]:
-        """Return what describes it, as values of JSON; what is None is left at its default."""
+        """Return its parameters as JSON values; None means the default."""
         return {
             **self.strategy.parameters(),
-            **self._told,
+            **self._chosen_by,
             "unit": self.unit,
             "max_lag": self._freshness.max_lag,
             "max_draws": self._max_draws,
@@ -138,6 +137,7 @@ class Sampler:
         """Read what was stored since the last look."""
         if self._index.refresh():
             self._weighed = None
+        # a rebuild changes the positions of units, on which all sums of the pool are based
         if self._index.rebuilt:
             self._pool = self._new_pool()
         else:
@@ -146,18 +146,17 @@ class Sampler:
     def supply(
         self, n: int, policy_version: int, *, step: int = 1, horizon: int | None = None
     ) -> Supply:
-        """Look what is stored now, and say what a step that needs `n` units could draw from.
+        """Read new rows, and return the supply for a step that needs `n` units.
 
-        Only the first `horizon` units that may be drawn at all, in canonical order, count: what a
-        step may draw then does not depend on how far its explorer happens to be ahead. `step`
-        matters to a mixture only.
+        Only the first `horizon` drawable units in canonical order count, so that the rows of a step
+        do not depend on how far the explorer is ahead. `step` matters only to a mixture.
         """
         del step
         self.refresh()
         return self.count(n, policy_version, horizon=horizon)
 
     def count(self, n: int, policy_version: int, *, horizon: int | None = None) -> Supply:
-        """Say the same of what was there at the last look."""
+        """Return the supply as of the last refresh."""
         pool = self._look(policy_version, horizon)
         fresh = pool.size
         draws = pool.room if self.strategy.replacement else fresh
@@ -172,14 +171,14 @@ class Sampler:
         )
 
     def check(self, n: int) -> None:
-        """Raise QueryError when no step could ever draw `n` units, where that can be known.
+        """Raise QueryError when it is certain that no step can ever draw `n` units.
 
-        In a store that shows the past nothing can be added: there must be enough rows now.
+        A past state of a store gains no rows, so it must have enough now.
         """
         check_size(n, self.unit)
         supply = self.supply(n, 0)
         dynamic = self._weighing is not None
-        hope = supply.weightless if dynamic else 0  # what weighs nothing now may do so later
+        hope = supply.weightless if dynamic else 0  # a weight of 0 may change from draw to draw
         if self._store.is_past and not supply.enough and not hope:
             raise QueryError(
                 f"such a step can never be drawn: {supply}, and nothing is added to {self._store!r}"
@@ -190,6 +189,7 @@ class Sampler:
         pool, index = self._pool, self._index
         pool.look(oldest=self._freshness.oldest(policy_version), horizon=horizon)
         if self._weighing is not None:
+            # weights depend on the policy by `age`, and on the horizon by which units take part
             if self._weighed != (policy_version, horizon):
                 self._weighing.weigh(index, pool.candidates(), policy_version)
                 pool.touch_all()
@@ -202,7 +202,7 @@ class Sampler:
     def draw(
         self, n: int, *, step: int, policy_version: int, horizon: int | None = None
     ) -> Draw | None:
-        """Draw `n` units for a step, or None when there are not so many fresh ones."""
+        """Draw `n` units for a step, or None when too few are fresh."""
         check_size(n, self.unit)
         self.refresh()
         return self.choose(n, step=step, policy_version=policy_version, horizon=horizon)
@@ -210,9 +210,10 @@ class Sampler:
     def choose(
         self, n: int, *, step: int, policy_version: int, horizon: int | None = None
     ) -> Draw | None:
-        """Draw out of what was there at the last look."""
+        """Draw from the rows of the last refresh."""
         if not self.count(n, policy_version, horizon=horizon).enough:
             return None
+        # seeded by the step, not by earlier draws: a resumed run must draw the same rows
         rng = np.random.default_rng([self._seed, step, *(self.name or "").encode()])
         units, weights = self.strategy.choose(self._pool, n, rng)
         return self._take(step, units, weights)
@@ -228,16 +229,16 @@ class Sampler:
     ) -> Draw:
         """Draw again what an earlier attempt drew for this step, in its order.
 
-        `ids` are those of its rows, of pairs the preference's id for each of its two rows.
-        `weights` and `drawn_from` are those that were recorded with the ids; `sources` matter to a
-        mixture only.
+        `ids` are those of its rows; for pairs, the preference's id for each of its two rows.
+        `weights` and `drawn_from` are those recorded with the ids; `sources` matter only to a
+        mixture.
         """
         del sources
         self.refresh()
         ids, weights = self._once(ids), None if weights is None else self._once(weights)
         units = self._index.find(ids)
         message = np.ones(len(units))
-        if weights is not None:  # of a group, rows that could not be used were recorded with 0
+        if weights is not None:  # unusable rows of a group were recorded with weight 0
             named, at = np.unique(self._index.unit_of(ids), return_inverse=True)
             largest = np.zeros(len(named))
             np.maximum.at(largest, at, weights)
@@ -247,24 +248,23 @@ class Sampler:
         return replace(draw, drawn_from=dict(drawn_from)) if drawn_from else draw
 
     def restore(self, ids: Sequence[str], *, sources: Sequence[str | None] | None = None) -> None:
-        """Count these rows as drawn, once for each time they are listed: the state of a sampler.
+        """Count these rows as drawn, once for each time they are listed; pairs as for `redraw`.
 
-        Pairs are listed as for `redraw`.
-
-        With the seed and the step it is all that a draw depends on, beside the rows themselves.
+        These counts are the whole state of a sampler: a draw depends only on them, the seed, the
+        step and the stored rows.
         """
         del sources
         self.refresh()
         self._count(self._index.find(self._once(ids)))
 
     def _once(self, of_rows: Sequence[T]) -> Sequence[T]:
-        """Return one of the two that a pair has for its rows."""
+        """Return one entry per pair of the two for its rows."""
         return of_rows[::2] if self._pairs else of_rows
 
     def read(self, draw: Draw, columns: Sequence[str]) -> pl.DataFrame:
         """Read the payload of a draw, one row for each of `row_ids`, in order.
 
-        Pairs have their `preference_id` and `margin` too, a row that is missing NULL beside its id.
+        Pairs have their `preference_id` and `margin` too; of a missing row all but its id is NULL.
         Raises StoreError when some of them were deleted since they were drawn.
         """
         allowed = pl.Series("allowed", draw.allowed)
@@ -308,6 +308,7 @@ class Sampler:
     ) -> Draw:
         """Return these units' rows: of those taken back, which are drawn `again`, and used."""
         index = self._index
+        # before counting: `+ 1` stands for this draw
         epochs = index.times[units] + 1 + repeats(units)
         self._count(units)
         rows, sizes = index.rows_of(units), index.sizes(units)

@@ -1,8 +1,8 @@
-"""Strategies: how a step's units are chosen among those that may be drawn."""
+"""Sampling strategies: how the units of a step are chosen from the pool."""
 
 import json
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -11,112 +11,76 @@ from ..errors import QueryError
 from .unit_pool import Pool
 
 
-class Strategy(Protocol):
-    """Chooses `n` of a pool; returns places in it, and one importance weight each."""
+class Strategy:
+    """Chooses `n` units of a pool; by default with equal weights and without replacement."""
 
     name: ClassVar[str]
-
-    @property
-    def priority(self) -> str | pl.Expr | None:
-        """What units are weighed by: an SQL or Polars expression; None when all weigh the same."""
-        ...
-
-    @property
-    def replacement(self) -> bool:
-        """Whether a unit may be drawn twice in one step."""
-        ...
+    priority: str | pl.Expr | None = None
+    """The weights of units, an SQL or Polars expression; None for equal weights."""
+    replacement: bool = False
+    """Whether a unit may be drawn twice in one step."""
 
     def masses(self, priorities: np.ndarray) -> np.ndarray:
-        """Return the mass of each priority: the chance of a draw is in proportion to it."""
-        ...
+        """Return the mass of each priority, to which the probability of a draw is proportional."""
+        return np.ones(len(priorities))
 
     def choose(self, pool: Pool, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return places in the pool in the order of the draw, and importance weights."""
-        ...
+        """Return places in the pool in the order of the draw, and one importance weight each."""
+        raise NotImplementedError
 
     def parameters(self) -> dict[str, Any]:
-        """Return what describes it, as values of JSON."""
-        ...
+        """Return its parameters as JSON values."""
+        return {"strategy": self.name}
 
 
 @dataclass(frozen=True)
-class Fifo:
-    """Oldest first; when all were drawn as often, from the start again."""
+class Fifo(Strategy):
+    """Oldest first; starts over when all units were drawn equally often."""
 
     name: ClassVar[str] = "fifo"
-
-    @property
-    def priority(self) -> None:
-        """All weigh the same."""
-        return None
-
-    @property
-    def replacement(self) -> bool:
-        """No unit comes twice in one step."""
-        return False
-
-    def masses(self, priorities: np.ndarray) -> np.ndarray:
-        """All weigh the same."""
-        return np.ones(len(priorities))
 
     def choose(self, pool: Pool, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Return the first `n` of those drawn least."""
         return pool.first(n), np.ones(n)
 
-    def parameters(self) -> dict[str, Any]:
-        """Only its name."""
-        return {"strategy": self.name}
-
 
 @dataclass(frozen=True)
-class Uniform:
-    """Each as likely as any other."""
+class Uniform(Strategy):
+    """Uniformly at random."""
 
     replacement: bool = False
-    """Whether a unit may be drawn twice in one step."""
     name: ClassVar[str] = "uniform"
-
-    @property
-    def priority(self) -> None:
-        """All weigh the same."""
-        return None
-
-    def masses(self, priorities: np.ndarray) -> np.ndarray:
-        """All weigh the same."""
-        return np.ones(len(priorities))
 
     def choose(self, pool: Pool, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Return `n` places at random."""
         return pool.random(n, rng, replacement=self.replacement), np.ones(n)
 
     def parameters(self) -> dict[str, Any]:
-        """Its name, and whether units are put back."""
+        """Return its name, and whether it draws with replacement."""
         return {"strategy": self.name, "replacement": self.replacement}
 
 
 @dataclass(frozen=True)
-class Prioritized:
-    """Each with a chance in proportion to its priority to the power of `alpha`.
+class Prioritized(Strategy):
+    """Sample with probabilities proportional to priority ** alpha.
 
     P(i) = p_i^alpha / sum_k p_k^alpha over what may be drawn, and the importance weight
     w_i = (N P(i))^-beta / max_j w_j over the batch (Schaul et al. 2015, arXiv:1511.05952).
 
-    Without replacement units are drawn one after the other, each out of those that are left
-    (successive sampling); weights use P of the first draw. A priority of 0 is never drawn. A row
-    whose priority is NULL gets the largest of those that may be drawn, as new rows do in the
-    paper, or 1 when none is above 0. A group's priority is the mean over its rows that may be
-    drawn and have one.
+    Without replacement, units are drawn one after the other from those that are left (successive
+    sampling); weights use P of the first draw. Units of priority 0 are never drawn. A row whose
+    priority is NULL gets the largest of the drawable rows, as new rows do in the paper, or 1 when
+    none is above 0. A group's priority is the mean over its drawable rows that have one.
     """
 
-    priority: str | pl.Expr = "priority"
+    priority: str | pl.Expr = "priority"  # pyright: ignore[reportIncompatibleVariableOverride]
     """A column, or an SQL or Polars expression over the columns of `experiences`, side columns,
     `age` (optimizer steps since the weights that wrote the row) and `times_drawn`."""
     alpha: float = 1.0
-    """0 makes all priorities above 0 equal, 1 takes them as they are."""
+    """0 makes all positive priorities equal, 1 leaves them unchanged."""
     beta: float = 0.0
-    """How far importance weights make up for the unequal chances: 0 not at all, 1 in full."""
+    """How far importance weights correct for unequal probabilities: 0 not at all, 1 fully."""
     replacement: bool = False
-    """Whether a unit may be drawn twice in one step."""
     name: ClassVar[str] = "prioritized"
 
     def __post_init__(self) -> None:
@@ -125,8 +89,9 @@ class Prioritized:
                 raise QueryError(f"`{name}` must be a finite number of 0 or more, got {value!r}")
 
     def masses(self, priorities: np.ndarray) -> np.ndarray:
-        """Return p^alpha, and 0 for a priority of 0; NaN, which is not known, stays."""
+        """Return p^alpha, 0 for a priority of 0, and NaN for an unknown one."""
         powers = priorities if self.alpha == 1.0 else priorities**self.alpha
+        # NaN ** 0 is 1, and `0.0 * NaN` keeps it unknown
         return np.where(priorities == 0, 0.0, powers + 0.0 * priorities)
 
     def choose(self, pool: Pool, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -135,7 +100,7 @@ class Prioritized:
         return places, importance(pool.chances(places), pool.size, self.beta)
 
     def parameters(self) -> dict[str, Any]:
-        """Its name, the expression as text, and its numbers."""
+        """Return its name, the expression as text, and its numbers."""
         return {
             "strategy": self.name,
             "priority": self.priority if isinstance(self.priority, str) else str(self.priority),

@@ -1,7 +1,7 @@
-"""What may be drawn: units with their masses, summed block by block, so that a draw is cheap.
+"""The pool of units that may be drawn: their masses are summed per block, so a draw is cheap.
 
-A draw looks at one sum a block, and inside of those blocks only that it hits. Sums are made again
-only for blocks in which something changed: a count, a priority, what is fresh, the horizon.
+A draw reads one sum per block, and the units of only the blocks that it hits. Sums are recomputed
+only for blocks in which something changed: a count, a priority, freshness, the horizon.
 """
 
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ import numpy as np
 from .growable_arrays import BLOCK, GrowableArray, repeats
 
 NO_VERSION = int(np.iinfo(np.int32).max)
-"""Stands for a row that no policy of ours wrote: it is never stale."""
+"""The version of rows that no policy of ours wrote: they are never stale."""
 
 _NEVER = int(np.iinfo(np.int32).max)
 _MOST = 16
-"""A draw of more than one part in so many of the pool sorts it: few units are drawn in vain."""
+"""Draws of more than 1/16 of the pool sort it: drawing one by one would hit units again."""
 _AT_ONCE = 4096
 """Blocks that are summed together: a million units, some tens of MB of working memory."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Which units may be drawn at a step, beside those that are drawable at all."""
+    """Which units may be drawn at a step, out of those that are drawable at all."""
 
     oldest: int | None = None
     """The oldest policy version that is fresh; None: any."""
@@ -45,7 +45,7 @@ class UnitPool:
 
 
 class Pool:
-    """Units in canonical order, of which some may be drawn, each with a mass that is its chance."""
+    """Units in canonical order, with the mass of each that may be drawn: its relative chance."""
 
     def __init__(self, units: UnitPool, *, max_draws: int | None) -> None:
         """Look at the units of an index, each of which is drawn `max_draws` times at most.
@@ -64,12 +64,12 @@ class Pool:
     # what is there
 
     def touch(self, units: np.ndarray) -> None:
-        """Note that something of these units changed."""
+        """Mark these units as changed."""
         blocks = units // BLOCK
         self._dirty[blocks[blocks < len(self._dirty)]] = True
 
     def touch_all(self) -> None:
-        """Note that anything may have changed."""
+        """Mark all units as changed."""
         self._dirty[:] = True
 
     def look(self, *, oldest: int | None, horizon: int | None) -> None:
@@ -151,7 +151,9 @@ class Pool:
                 masses[blocks] = self._inside(blocks, gone, heavy)[:, -1]
             edges = np.cumsum(masses)
             assert edges[-1] > 0, "there are as many as the supply counted"
+            # a unit that is hit again is redrawn from the rest, which is successive sampling
             points = rng.random(n - len(drawn)) * edges[-1]
+            # rounding may yield the total itself, which lies beyond the last block
             points = np.minimum(points, np.nextafter(edges[-1], 0.0))
             hits = np.searchsorted(edges, points, side="right")
             blocks = np.unique(hits)
@@ -163,10 +165,10 @@ class Pool:
         return drawn
 
     def _due(self, n: int) -> np.ndarray:
-        """Return the places that each draw from now on must have, if all are to be used up.
+        """Return the places that every later draw must contain for all units to be used up.
 
-        That takes at least `draws` more draws of `n`, and none has a place twice: so a place with
-        as many draws left is in each of them. There are never more than `n`.
+        That takes at least `draws` more draws of `n`, none of which has a place twice: a place with
+        that many draws left is in each of them. There are never more than `n` such places.
         """
         room = self.room
         if not n or not room or not self._max_draws or self._bounds.limit is not None:
@@ -179,10 +181,10 @@ class Pool:
         return places[left >= draws]
 
     def _race(self, n: int, rng: np.random.Generator, due: np.ndarray) -> np.ndarray:
-        """Do successive sampling of much of the pool: the order in which units come in a race.
+        """Draw a large part of the pool by successive sampling: the order of finish in a race.
 
-        Their times are exponential with their masses as rates (Efraimidis and Spirakis 2006).
-        Those that are `due` are in it, wherever they come.
+        Finish times are exponential with the masses as rates (Efraimidis and Spirakis 2006). Units
+        that are `due` are always drawn.
         """
         places = self.candidates()
         masses = self._filled(self._mass_of(places), self._heavy())
@@ -203,7 +205,7 @@ class Pool:
     def _accept(
         self, drawn: np.ndarray, places: np.ndarray, *, replacement: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return all that is drawn now, in order, and which places may not be drawn any more."""
+        """Return all places drawn so far, in order, and the places that may not be drawn again."""
         all_ = np.concatenate([drawn, places])
         if replacement and self._max_draws is None:
             return all_, _NOWHERE
@@ -215,7 +217,7 @@ class Pool:
     # sums
 
     def _grow(self) -> None:
-        self._dirty[self._size // BLOCK :] = True  # the last block may have got more units
+        self._dirty[self._size // BLOCK :] = True  # the last block may have grown
         self._size = len(self._drawable)
         blocks = len(self._drawable.blocks)
         new = blocks - len(self._dirty)
@@ -249,7 +251,8 @@ class Pool:
             unknown = np.isnan(mass)
             known = np.where(unknown, 0.0, mass)
             chance = unknown | (known > 0)
-            sums["mass"] = np.cumsum(known, axis=1)[:, -1]  # in order, so equal on any machine
+            # not `sum`, whose pairwise order depends on the machine: draws must repeat anywhere
+            sums["mass"] = np.cumsum(known, axis=1)[:, -1]
             sums["unknown"], sums["heavy"] = unknown.sum(1), known.max(1)
         sums["size"] = chance.sum(1)
         sums["times"] = np.where(chance, times, 0).sum(1)
@@ -262,7 +265,7 @@ class Pool:
         return (blocks[:, None] * BLOCK + np.arange(BLOCK)) < limit
 
     def _may(self, blocks: np.ndarray) -> np.ndarray:
-        """Tell which units of these blocks may be drawn, whatever their mass."""
+        """Return which units of these blocks may be drawn, whatever their mass."""
         may = self._drawable.blocks[blocks] & self._near(blocks)
         if self._max_draws is not None:
             may &= self._times.blocks[blocks] < self._max_draws
@@ -306,7 +309,7 @@ class Pool:
         return block * BLOCK + int(inside[horizon - before - 1]) + 1
 
     def _differ(self, bounds: Bounds) -> np.ndarray:
-        """Tell in which blocks other units may be drawn with these bounds."""
+        """Return the blocks in which these bounds change which units may be drawn."""
         old, new = self._bounds, bounds
         differ = np.zeros(len(self._sums), np.bool_)
         if old.oldest != new.oldest:
@@ -327,19 +330,8 @@ def _places(blocks: np.ndarray, may: np.ndarray) -> np.ndarray:
 _FIRST = 64
 """Blocks that are looked through together for the first units."""
 _NOWHERE = np.empty(0, np.int64)
+_COUNTS = ("all", "drawable", "open", "fresh", "size", "unknown", "low", "high", "least")
 _SUMS = np.dtype(
-    [
-        ("all", np.int32),
-        ("drawable", np.int32),
-        ("open", np.int32),
-        ("fresh", np.int32),
-        ("size", np.int32),
-        ("unknown", np.int32),
-        ("times", np.int64),
-        ("low", np.int32),
-        ("high", np.int32),
-        ("least", np.int32),
-        ("mass", np.float64),
-        ("heavy", np.float64),
-    ]
-)
+    [*((name, np.int32) for name in _COUNTS), ("times", np.int64), ("mass", np.float64),
+     ("heavy", np.float64)]
+)  # fmt: skip

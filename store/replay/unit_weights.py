@@ -1,4 +1,4 @@
-"""What units of an index weigh: the priorities of their rows, kept as new rows and values come."""
+"""The weights of units: the priorities of their rows, updated as rows and values arrive."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -9,8 +9,8 @@ import polars as pl
 import pyarrow as pa
 
 from ..schema import TABLES
+from ..schema_versions import take
 from ..store import Store
-from ..take_rows import take
 from .growable_arrays import GrowableArray
 from .latest_values import SideValues
 from .priority import Priority
@@ -21,7 +21,7 @@ _CHUNKS = 8
 
 
 class RowArrays(Protocol):
-    """What the weights read of the index that has them: its rows, and how they make up units."""
+    """What the weights read of their index: its rows, and which rows make up a unit."""
 
     @property
     def grouped(self) -> bool:
@@ -58,9 +58,10 @@ class RowArrays(Protocol):
 
 
 class UnitWeights:
-    """Masses of units. A priority that changes from draw to draw keeps the columns it is made of.
+    """Masses of units.
 
-    Of any other only its value is kept, and worked out again when a side column of the row changed.
+    For a priority that changes from draw to draw, the columns it reads are kept. For any other, its
+    value is kept, and computed again when a side column of the row changes.
     """
 
     def __init__(
@@ -87,11 +88,11 @@ class UnitWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what it holds beside the masses."""
+        """Bytes of what it holds, without the masses."""
         return int(self._kept.estimated_size()) if self._kept is not None else 0
 
     def of(self, table: pa.Table, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return what is to be kept of new rows: their priority, or what it is made of."""
+        """Return what to keep of new rows: their priority, or the columns that it reads."""
         if self.priority.dynamic:
             sides = self._sides.of(rows["hash"].to_numpy(), self._names)
             facts = [pl.Series(name, table.column(name)) for name in self.priority.facts]
@@ -108,10 +109,10 @@ class UnitWeights:
     def _with_sides(self, rows: pa.Table, hashes: np.ndarray) -> pa.Table:
         if not rows.num_columns:  # an expression of constants, or of side columns, needs rows too
             rows = pa.table({"constant": np.zeros(len(hashes), np.int8)})
-        return self._sides.beside(rows, hashes, self._names)
+        return self._sides.join(rows, hashes, self._names)
 
     def keep(self, index: RowArrays, new: np.ndarray, rows: pl.DataFrame) -> None:
-        """Keep what the priorities of new units are, or what they are made of."""
+        """Keep the priorities of new units, or the columns that they read."""
         self.masses.extend(np.ones(len(new)))
         if not self.priority.dynamic:
             self._set(index, new, rows["priority"].to_numpy())
@@ -131,7 +132,7 @@ class UnitWeights:
         self.masses.values[units] = self._masses_of(priorities)
 
     def again(self, index: RowArrays, units: np.ndarray, dataset: lance.LanceDataset) -> None:
-        """Work out again the priorities of units, since side columns of their rows changed."""
+        """Recompute the priorities of units whose side columns changed."""
         for start in range(0, len(units), _AT_ONCE):
             some = units[start : start + _AT_ONCE]
             rows = index.rows_of(some)
@@ -154,7 +155,7 @@ class UnitWeights:
 
         For a priority that uses `age` or `times_drawn`.
         """
-        # all of them: a unit left out of this draw must not keep the mass of an older one
+        # all units: one that is not in this draw must not keep its mass from an earlier draw
         self.masses.values[:] = 0.0
         if not len(units) or self._kept is None:
             return

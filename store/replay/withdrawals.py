@@ -1,4 +1,4 @@
-"""Which rows were taken back: no new draw has them, and what was drawn before stays as it was."""
+"""Rows that were taken back: no new draw contains them, and earlier draws are unchanged."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ import polars as pl
 import pyarrow as pa
 
 from ..change_feed import ChangeFeed
-from ..query import literal
+from ..query import is_in
 from ..schema import TABLES
 from ..store import Store
 from ..withdrawals import is_gone, kept, taken_back
@@ -17,16 +17,16 @@ _READ = {
     "members": ("lineage_id", "table_name", "row_id"),
 }
 _REFERS = {"preferences": ("chosen_id", "rejected_id")}
-"""Columns that name experiences: a pair of one that was taken back is not drawn either."""
+"""Columns that name experiences: a pair with one that was taken back is not drawn either."""
 _NONE = pl.Series([], dtype=pl.String)
 
 
 class Withdrawn:
-    """Follows `withdrawals` and `members`, as the views `experiences_current` and others do."""
+    """Follows `withdrawals` and `members`, like the view `experiences_current`."""
 
     def __init__(self, store: Store, *, table: str, until: Mapping[str, int] | None) -> None:
         self._store, self._table = store, table
-        # a step that was drawn before anything was taken back names no version of these
+        # `until` lacks these tables if nothing had been taken back when the step was drawn
         self._tails = {
             name: ChangeFeed(columns, until=None if until is None else until.get(name, 1))
             for name, columns in _READ.items()
@@ -38,17 +38,17 @@ class Withdrawn:
 
     @property
     def columns(self) -> set[str]:
-        """What `of` reads of a row: nothing while nothing was taken back."""
+        """The columns that `of` reads; none while nothing is taken back."""
         read = {"lineage_id", *TABLES[self._table].key, *_REFERS.get(self._table, ())}
         return read if self._gone else set()
 
     @property
     def versions(self) -> dict[str, int]:
-        """The versions of the tables that say something."""
+        """The versions of the tables that have rows."""
         return {name: tail.version for name, tail in self._tails.items() if tail.version > 1}
 
     def follow(self) -> bool:
-        """Look at the tables; tell whether other rows count since the last call."""
+        """Read the tables; return whether the set of rows that count has changed."""
         is_new = self._read("withdrawals")
         if self._rows["withdrawals"].height:  # else members say nothing
             is_new = self._read("members") or is_new
@@ -62,7 +62,7 @@ class Withdrawn:
         return self._gone != before[0] or not self._kept.equals(before[1])
 
     def of(self, rows: pa.Table) -> np.ndarray | None:
-        """Tell which rows were taken back; None: none of any."""
+        """Return which rows were taken back; None: none of any."""
         if not self._gone:
             return None
         message = is_gone(self._table, self._gone, self._kept)
@@ -84,8 +84,7 @@ class Withdrawn:
         if not self._gone:
             return _NONE
         found = self._store.dataset("experiences").to_table(
-            columns=["experience_id"],
-            filter=f"lineage_id IN ({', '.join(map(literal, self._gone))})",
+            columns=["experience_id"], filter=is_in("lineage_id", self._gone)
         )
         ids = pl.Series(values=found.column("experience_id"), dtype=pl.String)
         both = kept(self._rows["members"], "experiences", self._gone)

@@ -1,9 +1,9 @@
 """Figures of care and of finding."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from statistics import median
-from time import perf_counter
 
 import numpy as np
 import pyarrow as pa
@@ -11,42 +11,14 @@ import pyarrow as pa
 from rlake.pipelines.embed import embed
 from rlake.store import Store, connect, embeddings
 
-from .figure import Bench, Figure, of, say, timed
+from .figure import Bench, Figure, identity, of, once, say, timed
 
 _COMMITS, _EDGE, _CHECKPOINT = 10_000, 500, 50
 _LENGTH = 256
-_WORDS = [
-    "carry",
-    "the",
-    "one",
-    "then",
-    "add",
-    "both",
-    "digits",
-    "so",
-    "we",
-    "get",
-    "answer",
-    "sum",
-    "ten",
-    "units",
-    "tens",
-    "digit",
-    "column",
-    "first",
-    "second",
-    "result",
-    "therefore",
-    "equals",
-    "left",
-    "right",
-    "number",
-    "half",
-    "double",
-    "twice",
-    "minus",
-    "plus",
-]
+_WORDS = (
+    "carry the one then add both digits so we get answer sum ten units tens digit column first "
+    "second result therefore equals left right number half double twice minus plus"
+)
 
 
 def commits(bench: Bench) -> Iterator[Figure]:
@@ -54,28 +26,22 @@ def commits(bench: Bench) -> Iterator[Figure]:
     store = connect(bench.folder / "commits")
     taken, cared = np.empty(_COMMITS), []
     for i in range(_COMMITS):
-        began = perf_counter()
-        store.append("metrics", _metrics(i))
-        taken[i] = 1000 * (perf_counter() - began)
+        taken[i] = 1000 * once(partial(store.append, "metrics", _metrics(i)))[1]
         if i % _CHECKPOINT == _CHECKPOINT - 1:
-            began = perf_counter()
-            store.maintain(only_due=True)
-            cared.append(1000 * (perf_counter() - began))
+            cared.append(1000 * once(partial(store.maintain, only_due=True))[1])
         if i % 1000 == 999:
             say(f"{i + 1} commits, median of the last 500: {median(taken[i - 499 : i + 1]):.2f} ms")
     first, last = median(taken[:_EDGE]), median(taken[-_EDGE:])
     what = f"{_COMMITS} commits of 8 rows to one table, `maintain` after each {_CHECKPOINT}"
     ratio = round(last / first, 3)
-    yield Figure(
-        "commits", ratio, "ratio", 1.5, f"{what}; last {_EDGE} {last:.2f} ms to first {first:.2f}"
-    )
+    edges = f"last {_EDGE} {last:.2f} ms to first {first:.2f}"
+    yield Figure("commits", ratio, "ratio", 1.5, f"{what}; {edges}")
     yield Figure("commits_p99", round(float(np.quantile(taken, 0.99)), 3), "ms", None, what)
     yield of(cared, "maintain_due", None, f"{what}; at most {max(cared):.0f} ms")
-    began = perf_counter()
-    report = store.maintain(grace=0)["metrics"]
-    message = f"{report.before.versions} versions, {report.before.num_bytes / 1e6:.0f} MB before"
-    seconds = round(perf_counter() - began, 3)
-    yield Figure("maintain_all", seconds, "s", None, f"{what}; then all old versions: {message}")
+    reports, seconds = once(partial(store.maintain, grace=0))
+    before = reports["metrics"].before
+    all_ = f"all old versions: {before.versions} versions, {before.num_bytes / 1e6:.0f} MB before"
+    yield Figure("maintain_all", round(seconds, 3), "s", None, f"{what}; then {all_}")
 
 
 def care(bench: Bench) -> Iterator[Figure]:
@@ -86,7 +52,7 @@ def care(bench: Bench) -> Iterator[Figure]:
     ids = iter(np.random.default_rng(2).integers(0, bench.rows, 1000))
     queries = {
         "where": lambda _: store.sql(
-            "SELECT count(*), avg(reward) FROM experiences WHERE step BETWEEN 100 AND 110"
+            "SELECT count(*), avg(reward) FROM experiences WHERE batch BETWEEN 100 AND 110"
         ).fetchall(),
         "look_up": lambda _: store.dataset("experiences").to_table(
             columns=["reward"], filter=f"experience_id = '{_name(next(ids))}'"
@@ -95,9 +61,8 @@ def care(bench: Bench) -> Iterator[Figure]:
     }
     for name, query in queries.items():
         yield of(timed(query, times=7), f"{name}_before", None, what)
-    began = perf_counter()
-    store.maintain()
-    yield Figure("maintain", round(perf_counter() - began, 3), "s", None, f"{what}, first time")
+    _, seconds = once(store.maintain)
+    yield Figure("maintain", round(seconds, 3), "s", None, f"{what}, first time")
     for name, query in queries.items():
         yield of(timed(query, times=15), name, None, f"{what}, after `maintain`")
     _fill(store, 1000, at_once=1000, first=bench.rows)
@@ -110,9 +75,8 @@ def similar(bench: Bench) -> Iterator[Figure]:
     """Search by vectors: exactly, and by the index."""
     store, n = connect(bench.folder / "similar"), embeddings.WORTH_ROWS
     _fill(store, n, at_once=20_000)
-    began = perf_counter()
-    done = embed(store)
-    speed = round(done.rows / (perf_counter() - began))
+    done, seconds = once(partial(embed, store))
+    speed = round(done.rows / seconds)
     yield Figure("embed", speed, "rows/s", None, f"{n} responses of 30 words, hashed_ngrams")
     asked = [_name(i) for i in np.random.default_rng(3).integers(0, n, 40)]
     exact: dict[str, set[str]] = {}
@@ -123,9 +87,7 @@ def similar(bench: Bench) -> Iterator[Figure]:
 
     taken = timed(lambda i: exact.update({asked[i % 40]: ask(i)}), times=40, warm_up=1)
     yield of(taken, "similar_exact", None, what)
-    began = perf_counter()
-    store.maintain()
-    built = perf_counter() - began
+    _, built = once(store.maintain)
     yield of(
         timed(ask, times=40, warm_up=1), "similar", None, f"{what}, index made in {built:.1f} s"
     )
@@ -156,23 +118,11 @@ def _fill(store: Store, n: int, *, at_once: int, first: int = 0) -> None:
     rng = np.random.default_rng(first)
     for start in range(first, first + n, at_once):
         places = range(start, min(start + at_once, first + n))
-        store.append("experiences", _told(rng, places))
+        store.append("experiences", _rows(rng, start, len(places)))
         if start // 50_000 != (start + at_once) // 50_000:
             say(f"{places[-1] + 1 - first} of {n} rows")
 
 
-def _told(rng: np.random.Generator, places: range) -> pa.Table:
-    n = len(places)
-    texts = [" ".join(words) for words in rng.choice(_WORDS, (n, 30))]
-    return pa.table(
-        {
-            "experience_id": [_name(p) for p in places],
-            "group_id": [_name(p)[:-3] for p in places],
-            "task_id": [f"task-{p // 8 % 5000}" for p in places],
-            "rollout": [p % 8 for p in places],
-            "step": [p // 256 for p in places],
-            "source": ["explorer"] * n,
-            "reward": rng.random(n),
-            "response_text": texts,
-        }
-    )
+def _rows(rng: np.random.Generator, first: int, n: int) -> pa.Table:
+    texts = [" ".join(words) for words in rng.choice(_WORDS.split(), (n, 30))]
+    return pa.table({**identity(first, n), "reward": rng.random(n), "response_text": texts})

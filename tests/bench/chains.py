@@ -1,8 +1,5 @@
 """Figures of pipelines: a million rows through a chain, and a chain over more than memory holds."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +8,7 @@ import pyarrow as pa
 
 from rlake.store import Store, connect
 
-from .figure import Bench, Figure, say
+from .figure import Bench, Figure, identity, say, told
 
 _MILLION = 1_000_000
 _SCALAR_ROWS = 65_536
@@ -42,7 +39,7 @@ name: {name}
 source: {{table: experiences}}
 operators:
 - group_zscore
-- {{keep: {{where: "reward > 0 OR rollout < 6"}}}}
+- {{keep: {{where: "reward > 0 OR rollout_index < 6"}}}}
 - {{priority: {{expression: "abs(advantage)"}}}}
 """
 
@@ -76,31 +73,18 @@ def chain_200k(bench: Bench) -> Iterator[Figure]:
 def _run(store: Store, name: str, sink: str | None, *, times: int) -> dict[str, float]:
     """Run the chain in fresh processes; return what the fastest tells."""
     text = _CHAIN.format(name=name) + (f"sink: {sink}\n" if sink else "")
-    command = [sys.executable, "-c", _RUN, store.root, text]
-    runs = []
-    for i in range(times):
-        say(f"{name}: run {i + 1} of {times}")
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        runs.append(json.loads(done.stdout.splitlines()[-1]))
-    return min(runs, key=lambda told: told["ms"])
+    runs = (told([_RUN, store.root, text], name) for _ in range(times))
+    return min(runs, key=lambda run: run["ms"])
 
 
 def _scalars(folder: Path) -> Store:
     store = connect(folder)
     for start in range(0, _MILLION, _SCALAR_ROWS):
         n = min(_SCALAR_ROWS, _MILLION - start)
-        place = np.arange(start, start + n)
-        group = np.char.mod("bench/%07d", place // 8)
         rewards = np.random.default_rng(start).random(n) < 0.4
         rows = {
-            "experience_id": np.char.add(group, np.char.mod("/%02d", place % 8)),
-            "group_id": group,
-            "task_id": np.char.mod("task-%d", place // 8 % 5000),
-            "run_id": np.full(n, "bench"),
-            "rollout": place % 8,
-            "step": place // 256 + 1,
-            "source": np.full(n, "explorer"),
-            "policy_version": place * 10 // _MILLION,
+            **identity(start, n),
+            "policy_version": np.arange(start, start + n) * 10 // _MILLION,
             "reward": rewards.astype(np.float64),
             "num_turns": np.ones(n, np.int64),
         }

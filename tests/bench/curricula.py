@@ -5,9 +5,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from rlake.store import Experience, Store, Task, connect
+from rlake.store import Store, Task, connect
 
 from .figure import Bench, Figure, say
+from .imitation import imitate, newest_weights
 
 if TYPE_CHECKING:
     from rlake.loop.config import RunConfig
@@ -24,8 +25,8 @@ solves every other time; and sums of three digits, which it never saw and never 
 LEARNABLE = "taskset = 'pool' AND metadata->>'kind' <> 'long'"
 TARGET = 0.6
 """Mean reward over the tasks that are learnable, sampled as in training."""
-EVERY, TRIES = 10, 40
-"""Steps between two measurements, and tries at each task in one."""
+EVERY, ROLLOUTS = 10, 40
+"""Steps between two evaluations, and rollouts of each task in one."""
 STEPS = 150
 """A run that has not reached the target by then counts as if it did so then."""
 GROUPS, GROUP_SIZE = 12, 8
@@ -62,7 +63,7 @@ def curricula(bench: Bench) -> Iterator[Figure]:
 
 
 def pool(seed: int = 0) -> Iterator[Task]:
-    """Yield the tasks that are tried: one in ten to learn from, and the others too hard."""
+    """Yield the tasks: one in ten to learn from, and the others too hard."""
     from rlake.loop.recipes.toys.sums import mixed_sums, without_carries
 
     left = dict(POOL)
@@ -79,32 +80,11 @@ def warm_start(folder: Path, *, steps: int = 200) -> Path:
     """Imitate an expert who often forgets to carry; return the folder of the weights."""
     from rlake.loop.config import load
     from rlake.loop.recipes.toys.sums import forgetful_answers, mixed_sums
-    from rlake.loop.run import train
-    from rlake.loop.runs.job import run_folder
-    from rlake.loop.weight_sync import newest
 
-    store = connect(folder)
     tasks = list(mixed_sums(digits=(2,), each=3000, seed=1))
-    lines = forgetful_answers(tasks, answers=2)
-    store.append("tasks", tasks)
-    store.append("experiences", [_imitated(tasks[i // 2], i, line) for i, line in enumerate(lines)])
     overrides = ["tasks.generator=null", f"trainer.steps={steps}", "trainer.max_uses=20"]
     config = load("quickstart_sft", [*overrides, "trainer.lr_scheduler.warmup_steps=20"])
-    train(store, config)
-    return newest(store, run_folder(store, config), config.name).folder
-
-
-def _imitated(task: Task, number: int, line: Mapping[str, object]) -> Experience:
-    return Experience(
-        task_id=task.task_id,
-        group_id=task.task_id,
-        experience_id=f"expert/{number}",
-        rollout=number % 2,
-        prompt_text=task.prompt_text,
-        response_text=str(line["answer"]),
-        reward=float(bool(line["is_right"])),
-        source="expert",
-    )
+    return imitate(connect(folder), config, tasks, forgetful_answers(tasks, answers=2), answers=2)
 
 
 def configured(warm: Path, selector: str, seed: int, *, steps: int = STEPS) -> "RunConfig":
@@ -122,7 +102,7 @@ def configured(warm: Path, selector: str, seed: int, *, steps: int = STEPS) -> "
         "trainer.checkpoint_every=1000",
         f"evaluate.where={LEARNABLE}",
         "evaluate.sampling.temperature=1.0",
-        f"evaluate.group_size={TRIES}",
+        f"evaluate.group_size={ROLLOUTS}",
     ]
     config = load("quickstart_grpo", overrides)
     assert f"group_size': {GROUP_SIZE}" in str(config.algorithm), "the recipe's groups are so large"
@@ -130,17 +110,17 @@ def configured(warm: Path, selector: str, seed: int, *, steps: int = STEPS) -> "
 
 
 def steps_to_target(folder: Path, warm: Path, selector: str, seed: int) -> int:
-    """Run until the target is reached; measuring is done beside, on tries that are not counted."""
+    """Run until the target is reached, by evaluations whose rollouts are not counted."""
     from rlake.loop.run import run
 
-    store, beside = connect(folder / "lake"), connect(folder / "beside")
-    for lake in (store, beside):
+    store, other = connect(folder / "lake"), connect(folder / "other")
+    for lake in (store, other):
         lake.append("tasks", list(pool()))
     config = configured(warm, selector, seed)
 
     def listen(job: str, step: int, values: Mapping[str, float]) -> None:
         if job == "train" and step % EVERY == 0:
-            reward = measured(store, beside, config)
+            reward = measured(store, other, config)
             say(f"{selector} seed {seed} step {step}: {reward:.3f}")
             if reward >= TARGET:
                 raise Reached(step)
@@ -152,11 +132,8 @@ def steps_to_target(folder: Path, warm: Path, selector: str, seed: int) -> int:
     return STEPS
 
 
-def measured(store: Store, beside: Store, config: "RunConfig") -> float:
+def measured(store: Store, other: Store, config: "RunConfig") -> float:
     """Return the mean reward of the newest weights, kept in another store."""
     from rlake.loop.evaluation.evaluate import evaluate
-    from rlake.loop.runs.job import run_folder
-    from rlake.loop.weight_sync import newest
 
-    weights = newest(store, run_folder(store, config), config.name)
-    return evaluate(beside, config, model=weights.folder).reward_mean
+    return evaluate(other, config, model=newest_weights(store, config)).reward_mean

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from polars.testing import assert_frame_equal
 from rlake.operators import data_juicer as operator
 from rlake.store.errors import JobError
 
-from .figure import Bench, Figure, timed
+from .figure import Bench, Figure, timed, told
 
 _TEXTS = 20_000
 _CHAIN: list[dict[str, dict[str, Any]]] = [
@@ -37,6 +35,7 @@ began = time.perf_counter()
 done = data.process(load_ops(chain))
 taken = time.perf_counter() - began
 (folder / "theirs.json").write_text(json.dumps({"seconds": taken, "rows": done.to_list()}))
+print(taken)
 """
 
 
@@ -82,12 +81,8 @@ def _texts() -> pl.DataFrame:
 def _run_there(folder: Path) -> dict[str, Any]:
     """Run its own executor, in a process and a folder of its own: it starts others and writes."""
     places = {"HF_DATASETS_CACHE": str(folder / "hf"), "HOME": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _THEIRS, str(folder), json.dumps(_CHAIN)],
-        cwd=folder, env=os.environ | places, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise JobError(f"Data-Juicer's own executor failed: {done.stderr[-2000:]}")
+    program = [_THEIRS, str(folder), json.dumps(_CHAIN)]
+    told(program, "Data-Juicer's own executor", cwd=folder, env=os.environ | places)
     return json.loads((folder / "theirs.json").read_text())
 
 

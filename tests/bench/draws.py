@@ -1,8 +1,8 @@
 """Figures of draws: looking, choosing rows and reading their payload."""
 
 from collections.abc import Iterator
+from functools import partial
 from statistics import median
-from time import perf_counter
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +10,7 @@ import pyarrow as pa
 from rlake.store import Store, connect
 from rlake.store.replay import Freshness, Prioritized, Sampler
 
-from .figure import PAYLOAD, Bench, Figure, of, rows, say, timed
+from .figure import PAYLOAD, Bench, Figure, identity, of, once, rows, say, timed, tokens
 
 _VERSIONS = 10
 _N = 256
@@ -45,9 +45,7 @@ def draw_2m(bench: Bench) -> Iterator[Figure]:
     taken: dict[int, list[float]] = {0: [], 1: []}
     for step in range(60):  # by turns, since the machine's speed changes
         for which, sampler in enumerate((small, large)):
-            began = perf_counter()
-            _draw(sampler, step)
-            taken[which].append(1000 * (perf_counter() - began))
+            taken[which].append(1000 * once(partial(_draw, sampler, step))[1])
     few, many = taken[0][10:], taken[1][10:]
     yield of(few, "draw_200k", None, what.format(_LARGE // 10))
     yield of(many, "draw_2m", None, what.format(_LARGE))
@@ -68,12 +66,9 @@ def _sampler(store: Store, strategy: Prioritized | None = None) -> Sampler:
 
 
 def _first(sampler: Sampler, figure: str, rows: int) -> Figure:
-    began = perf_counter()
-    sampler.supply(_N, 9)
-    taken = round(1000 * (perf_counter() - began), 3)
-    return Figure(
-        figure, taken, "ms", None, f"the first look at {rows} rows; later ones read what is new"
-    )
+    _, taken = once(lambda: sampler.supply(_N, 9))
+    what = f"the first look at {rows} rows; later ones read what is new"
+    return Figure(figure, round(1000 * taken, 3), "ms", None, what)
 
 
 def _draw(sampler: Sampler, step: int) -> None:
@@ -108,27 +103,12 @@ def _fresh(rng: np.random.Generator, n: int, *, first: int) -> pa.Table:
 def _stale(n: int, *, first: int) -> pa.Table:
     """Make n rows as `rows` does, of four tokens each, and of versions that are stale."""
     place = np.arange(first, first + n)
-    group = np.char.mod("bench/%06d", place // 256)
-    group = np.char.add(group, np.char.mod("/%04d", place % 256 // 8))
-    offsets = pa.array(np.arange(0, 4 * n + 1, 4), pa.int32())
-
-    def per_token(values: np.ndarray) -> pa.Array:
-        return pa.ListArray.from_arrays(offsets, pa.array(values))
-
+    zeros = np.zeros(4 * n, np.float32)
     return pa.table(
         {
-            "experience_id": np.char.add(group, np.char.mod("/%02d", place % 8)),
-            "group_id": group,
-            "task_id": np.char.mod("task-%d", place // 8 % 5000),
-            "run_id": np.full(n, "bench"),
-            "rollout": place % 8,
-            "step": place // 256 + 1,
-            "source": np.full(n, "explorer"),
+            **identity(first, n),
             "policy_version": place % 4,
-            "token_ids": per_token(np.zeros(4 * n, np.int32)),
-            "logprobs": per_token(np.zeros(4 * n, np.float32)),
-            "loss_mask": per_token(np.ones(4 * n, np.bool_)),
-            "num_tokens": np.full(n, 4),
+            **tokens(np.full(n, 4), zeros, zeros, np.ones(4 * n, np.bool_)),
             "reward": (place % 5 == 0).astype(np.float64),
         }
     )

@@ -1,4 +1,4 @@
-"""What each algorithm makes of the digits that grpo_digits sorts: one figure a recipe."""
+"""What each algorithm makes of the digits that grpo_digits sorts: one figure an algorithm."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,46 +8,62 @@ from typing import TYPE_CHECKING
 from .figure import Bench, Figure
 
 if TYPE_CHECKING:
+    from rlake.loop.config import RunConfig
     from rlake.store import Store
 
-TAUGHT = (
-    "on_policy_distillation_digits",
-    "stored_distillation_digits",
-    "jsd_digits",
-    "jsd_sampled_digits",
-)
-"""Recipes whose teacher is what sft_digits made in the same store."""
-DIGITS = (
-    "sft_digits",
-    "dft_digits",
-    "cpt_digits",
-    "raft_digits",
-    "grpo_digits",
-    "dr_grpo_digits",
-    "dapo_digits",
-    "gspo_digits",
-    "cispo_digits",
-    "sapo_digits",
-    "m2po_digits",
-    "clip_b_digits",
-    "clip_v_digits",
-    "rloo_digits",
-    "remax_digits",
-    "reinforce_digits",
-    "reinforce_plus_plus_digits",
-    "ppo_digits",
-    "opmd_digits",
-    "asymre_digits",
-    "topr_digits",
-    "sppo_digits",
-    "rec_digits",
-    "mix_digits",
-    "chord_digits",
-    "multi_step_grpo_digits",
-    "gigpo_digits",
-    *TAUGHT,
-)
-"""Recipes on the digits, each teacher before those it teaches."""
+ROWS = "trainer.batch_size=128"
+"""What algorithms need that compare no groups: their batch counts rows."""
+TAUGHT: dict[str, tuple[str, ...]] = {
+    "on_policy_distillation_digits": ("on_policy_distillation_digits",),
+    "stored_distillation_digits": ("stored_distillation_digits",),
+    "jsd_digits": ("on_policy_distillation_digits", "algorithm={jsd: {beta: 0.5}}"),
+    "jsd_sampled_digits": (
+        "on_policy_distillation_digits",
+        "algorithm={jsd: {beta: 0.5, over: sampled}}",
+    ),
+}
+"""Those whose teacher is what sft_digits made in the same store."""
+CHORD = "algorithm={chord: {mu: 0.5, mu_valley: 0.05, mu_decay_steps: 40, phi: false}}"
+DIGITS: dict[str, tuple[str, ...]] = {
+    "sft_digits": ("sft_digits",),
+    "dft_digits": ("sft_digits", "algorithm={sft: {weighting: probability}}"),
+    "cpt_digits": ("sft_digits", "algorithm=cpt"),
+    "raft_digits": ("grpo_digits", "algorithm=raft"),
+    "grpo_digits": ("grpo_digits",),
+    "dr_grpo_digits": ("grpo_digits", "algorithm=dr_grpo"),
+    "dapo_digits": ("grpo_digits", "algorithm=dapo"),
+    "gspo_digits": ("grpo_digits", "algorithm=gspo"),
+    "cispo_digits": ("grpo_digits", "algorithm=cispo"),
+    "sapo_digits": ("grpo_digits", "algorithm=sapo"),
+    "m2po_digits": ("grpo_digits", "algorithm=m2po"),
+    "clip_b_digits": ("grpo_digits", "algorithm=clip_b"),
+    "clip_v_digits": ("grpo_digits", "algorithm=clip_v"),
+    "rloo_digits": ("grpo_digits", "algorithm=rloo"),
+    "remax_digits": ("grpo_digits", "algorithm=remax", ROWS),
+    "reinforce_digits": ("grpo_digits", "algorithm=reinforce", ROWS),
+    "reinforce_plus_plus_digits": ("grpo_digits", "algorithm=reinforce_plus_plus", ROWS),
+    "ppo_digits": ("grpo_digits", "algorithm=ppo", ROWS),
+    "opmd_digits": ("grpo_digits", "algorithm=opmd"),
+    "asymre_digits": ("grpo_digits", "algorithm=asymre"),
+    "topr_digits": ("grpo_digits", "algorithm=topr", ROWS),
+    "sppo_digits": ("grpo_digits", "algorithm=sppo"),
+    "rec_digits": ("grpo_digits", "algorithm=rec"),
+    "mix_digits": ("mix_digits",),
+    "chord_digits": ("mix_digits", CHORD),
+    "multi_step_grpo_digits": ("multi_step_grpo_digits",),
+    "gigpo_digits": ("multi_step_grpo_digits", "algorithm=gigpo"),
+    **TAUGHT,
+}
+"""A recipe on the digits and what changes it, by the run's name; each teacher before its pupils."""
+PAIRS: dict[str, tuple[str, ...]] = {
+    "dpo_digits": ("dpo_digits",),
+    "ipo_digits": ("dpo_digits", "algorithm=ipo"),
+    "simpo_digits": ("dpo_digits", "algorithm=simpo"),
+    "orpo_digits": ("dpo_digits", "algorithm=orpo"),
+    "kto_digits": ("kto_digits",),
+    "reward_model_digits": ("dpo_digits", "algorithm=reward_model", "evaluate=null"),
+}
+"""The same of algorithms that learn from stored pairs or labels."""
 SEEDS = (0, 1, 2)
 EDGE = 5
 """Steps at the start and at the end whose rewards are compared."""
@@ -55,7 +71,7 @@ EDGE = 5
 
 @dataclass(frozen=True)
 class Learned:
-    """What a recipe came to: rewards on tasks never trained on, greedy, and of the tries."""
+    """What an algorithm came to: rewards on tasks never trained on, greedy, and of the tries."""
 
     before: float
     after: float
@@ -74,7 +90,7 @@ class Learned:
 
 
 def recipes(bench: Bench) -> Iterator[Figure]:
-    """Run every recipe on the digits with three seeds."""
+    """Run every algorithm on the digits with three seeds."""
     from rlake.store import connect
 
     found: dict[str, list[Learned]] = {name: [] for name in DIGITS}
@@ -95,16 +111,23 @@ def recipes(bench: Bench) -> Iterator[Figure]:
         )
 
 
+def settings(name: str, *overrides: str) -> "RunConfig":
+    """Return the configuration of a run on the digits; checkpoints would only cost time."""
+    from rlake.loop.config import load
+
+    recipe, *changes = {**DIGITS, **PAIRS}[name]
+    return load(recipe, [f"name={name}", "trainer.checkpoint_every=1000", *changes, *overrides])
+
+
 def learn(name: str, store: "Store", *, seed: int = 0, steps: int | None = None) -> Learned:
-    """Run a recipe in a store, and measure it before and after."""
+    """Run an algorithm in a store, and evaluate it before and after."""
     from time import perf_counter
 
-    from rlake.loop.config import load
     from rlake.loop.evaluation.evaluate import evaluate
     from rlake.loop.run import run
 
     short = [] if steps is None else [f"trainer.steps={steps}"]
-    config = load(name, [f"seed={seed}", "trainer.checkpoint_every=1000", *short])
+    config = settings(name, f"seed={seed}", *short)
     before = evaluate(store, config).reward_mean
     began = perf_counter()
     run(store, config)
@@ -112,7 +135,7 @@ def learn(name: str, store: "Store", *, seed: int = 0, steps: int | None = None)
     after = evaluate(store, config).reward_mean
     tries = store.sql(
         f"SELECT avg(reward) FROM experiences WHERE run_id = '{name}' AND drop_reason IS NULL "
-        "GROUP BY step ORDER BY step"
+        "GROUP BY batch ORDER BY batch"
     ).fetchall()
     rewards = [reward for (reward,) in tries]
     edges = (mean(rewards[:EDGE]), mean(rewards[-EDGE:])) if rewards else (None, None)

@@ -59,8 +59,8 @@ def configured(schedule: str) -> "RunConfig":
         "name": f"schedule_{schedule}",
         "schedule": schedule,
         "explorer": {
-            "workflow": {"rlake.loop.recipes.toys.workflows:long_tail": waits},
-            "rewards": "rlake.loop.recipes.toys.sums:share_right",
+            "workflow": {"rlake.loop.recipes.toys:long_tail": waits},
+            "rewards": "rlake.loop.recipes.toys:share_right",
             "group_size": 8,
             "sampling": {"max_tokens": 4},
         },

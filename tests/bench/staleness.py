@@ -5,9 +5,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from rlake.store import Experience, Store, connect
+from rlake.store import Store, connect
 
 from .figure import Bench, Figure, say
+from .imitation import imitate
 
 if TYPE_CHECKING:
     from rlake.loop.config import RunConfig
@@ -27,8 +28,8 @@ log-probs anew. clipped: PPO's range is around the policy that wrote them. corre
 objective (arXiv:2505.24298) with truncated importance weights.
 """
 STEPS, LEARNING_RATE = 60, 1e-3
-TRIES = 8
-"""Tries at each of the hundred sums when a run has ended, sampled as in training."""
+ROLLOUTS = 8
+"""Rollouts of each of the hundred sums when a run has ended, sampled as in training."""
 MODEL: Mapping[str, Any] = {
     "hidden_size": 48,
     "layers": 2,
@@ -69,29 +70,9 @@ def _figure(name: str, rewards: Sequence[float], *, lag: int) -> Figure:
 def warm_start(store: Store) -> Path:
     """Imitate an expert who forgets four carries in five; return the folder of the weights."""
     from rlake.loop.config import build
-    from rlake.loop.recipes.toys.sums import addition, forgetful_answers
-    from rlake.loop.run import train
-    from rlake.loop.runs.job import run_folder
-    from rlake.loop.weight_sync import newest
+    from rlake.loop.recipes.toys import addition, forgetful_answers
 
     tasks = list(addition(low=0, high=9, held_out=0))
-    answers = 8
-    store.append("tasks", tasks)
-    store.append(
-        "experiences",
-        [
-            Experience(
-                task_id=tasks[i // answers].task_id,
-                group_id=tasks[i // answers].task_id,
-                experience_id=f"expert/{i}",
-                rollout=i % answers,
-                prompt_text=str(line["question"]),
-                response_text=str(line["answer"]),
-                source="expert",
-            )
-            for i, line in enumerate(forgetful_answers(tasks, answers=answers, forget=0.8))
-        ],
-    )
     config = build(
         {
             "name": "warm_start",
@@ -109,8 +90,8 @@ def warm_start(store: Store) -> Path:
             },
         }
     )
-    train(store, config)
-    return newest(store, run_folder(store, config), config.name).folder
+    lines = forgetful_answers(tasks, answers=8, forget=0.8)
+    return imitate(store, config, tasks, lines, answers=8)
 
 
 def configured(
@@ -149,7 +130,7 @@ def configured(
             },
             "evaluate": {
                 "where": "taskset = 'addition'",
-                "group_size": TRIES,
+                "group_size": ROLLOUTS,
                 "sampling": {"temperature": 1.0, "max_tokens": 3},
             },
         }

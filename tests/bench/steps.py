@@ -57,7 +57,7 @@ def step(bench: Bench) -> Iterator[Figure]:
 @contextmanager
 def measured() -> Iterator[list[tuple[str, float, float]]]:
     """Note (call, time, milliseconds) of every outermost call into the store, but not of waits."""
-    from rlake.loop.trainer import data_loader
+    from rlake.loop.trainer import batch_rows
     from rlake.loop.weight_sync import WeightSubscriber
 
     spent: list[tuple[str, float, float]] = []
@@ -70,7 +70,7 @@ def measured() -> Iterator[list[tuple[str, float, float]]]:
         (Sampler, "read"),
         (Index, "refresh"),
         (WeightSubscriber, "find"),
-        (data_loader, "row_digests"),
+        (batch_rows, "row_digests"),
     ]
 
     def wrap(call: Callable[..., Any], name: str) -> Callable[..., Any]:

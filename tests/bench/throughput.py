@@ -8,8 +8,6 @@ Times are CPU seconds on one thread; memory is what a process holds at most, the
 
 import copy
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,7 +21,7 @@ import polars as pl
 
 from rlake.store.errors import JobError
 
-from .figure import Bench, Figure
+from .figure import Bench, Figure, told
 
 ALGORITHMS = ("sft", "dpo", "grpo")
 ROWS, AT_ONCE = 16, 4
@@ -314,17 +312,8 @@ def _status(name: str) -> float:
 def _elsewhere(side: str, work: Work) -> float:
     """Measure in a process of its own, whose allocator gives back what is free at once."""
     call = f"from {__name__} import Work, memory; print(memory({side!r}, {work!r}))"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", call],
-        env=os.environ
-        | {"MALLOC_MMAP_THRESHOLD_": str(2**18), "PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise JobError(f"a step of {side} could not be measured: {done.stderr[-2000:]}")
-    return float(done.stdout.split()[-1])
+    path = {"MALLOC_MMAP_THRESHOLD_": str(2**18), "PYTHONPATH": str(Path(__file__).parents[1])}
+    return told([call], f"a step of {side}", env=os.environ | path)
 
 
 def throughput(bench: Bench) -> Iterator[Figure]:
@@ -362,14 +351,13 @@ def compared(work: Work) -> Iterator[Figure]:
     loss = f"first losses {first['ours']:.5f} and {first['theirs']:.5f}"
     rate = f"{tokens / middle['ours']:.0f} and {tokens / middle['theirs']:.0f} tokens/s"
     wanted = f"{work.told}; {rate}; {loss}; 1.3 or more wanted; medians of {REPEAT} in turns"
-    yield Figure(
-        name, round(middle["theirs"] / middle["ours"], 2), "x TRL's tokens/s", None, wanted
-    )
+    ratio, unit = round(middle["theirs"] / middle["ours"], 2), "x TRL's tokens/s"
+    yield Figure(name, ratio, unit, None, wanted)
     if "sorted" in middle:
         ratio = round(middle["sorted"] / middle["ours"], 2)
-        told = f"{work.told}; TRL with rows of like length together"
-        yield Figure(f"{name}_sorted", ratio, "x TRL's tokens/s", None, told)
+        what = f"{work.told}; TRL with rows of like length together"
+        yield Figure(f"{name}_sorted", ratio, unit, None, what)
     held = {side: _elsewhere(side, work) for side in ("ours", "theirs")}
-    told = f"{work.told}; {held['ours']:.0f} and {held['theirs']:.0f} MB above the model"
+    what = f"{work.told}; {held['ours']:.0f} and {held['theirs']:.0f} MB above the model"
     share = round(held["ours"] / held["theirs"], 2)
-    yield Figure(f"memory_{work.algorithm}_{work.vocabulary}", share, "of TRL's", 1.0, told)
+    yield Figure(f"memory_{work.algorithm}_{work.vocabulary}", share, "of TRL's", 1.0, what)

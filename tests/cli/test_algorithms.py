@@ -11,7 +11,7 @@ from support.losses import prepared, with_trained
 
 from rlake.loop import cli
 from rlake.loop.algorithms import names, resolve
-from rlake.loop.cli.algorithm_docs import describe
+from rlake.loop.cli.algorithms import describe
 from rlake.loop.losses import PolicyGradient
 from rlake.operators.resolve import public
 
@@ -31,9 +31,9 @@ def test_the_table_has_a_line_for_each_with_its_paper(
     assert "2402.03300" in next(line for line in lines if line.startswith("grpo "))
 
 
-def test_the_readme_names_every_algorithm_and_no_other() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    [table] = re.findall(r"^## Algorithms\n(.*?)\n\n[^|]", readme, re.MULTILINE | re.DOTALL)
+def test_the_site_groups_every_algorithm_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "researchers.md").read_text()
+    [table] = re.findall(r"^## Algorithms\n(.*?)\n\n[^|]", page, re.MULTILINE | re.DOTALL)
     assert sorted(re.findall(r"`(\w+)`", table)) == names()
 
 
@@ -47,7 +47,7 @@ def test_a_page_tells_paper_parameters_defaults_and_metrics(
         "draws group of 8",
         "clip: 0.2 How far below 1 the ratio may push.",
         "clip_high: null How far above 1; None: as far as below.",
-        "kl.coef: 0.0 What a nat of divergence costs.",
+        "kl.coef: 0.0 Penalty per nat of divergence.",
         "train/clip_fraction the share of tokens whose ratio left the trusted range",
         "train/ratio the mean of pi/pi_old over trained tokens",
     ):
@@ -69,7 +69,7 @@ def test_a_name_that_is_not_there_is_refused_with_the_nearest(
 ) -> None:
     assert cli.run_command(["algorithms", "grop"]) == cli.MISUSED
     assert capsys.readouterr().err == (
-        "error: there is no algorithm `grop`; did you mean `grpo`?\n"
+        "error: algorithm `grop` does not exist; did you mean `grpo`?\n"
     )
 
 

@@ -1,17 +1,15 @@
 """What is wrong is refused with one clear line and the right exit code; nothing is half-written."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import lance
 import pytest
+from support.commands import Command, last_json, refused
 
+from rlake.loop.cli import FORMER
 from rlake.store import Store, Task, connect
 from rlake.store.schema import SCHEMA_VERSION, TABLES
-
-Command = Callable[..., CompletedProcess[str]]
 
 
 def write(name: str, text: str) -> str:
@@ -21,16 +19,6 @@ def write(name: str, text: str) -> str:
 
 def rows(*values: object) -> str:
     return "".join(json.dumps(v) + "\n" for v in values)
-
-
-def assert_refused(said: CompletedProcess[str], *words: str, code: int = 2) -> None:
-    """One line on stderr that holds all words, nothing on stdout, and the exit code."""
-    assert said.returncode == code, said.stderr
-    assert said.stderr.startswith("error: ")
-    assert said.stderr.count("\n") == 1
-    assert said.stdout == ""
-    for word in words:
-        assert word in said.stderr
 
 
 GOOD = {"prompt_text": "1+1=", "answer": "2"}
@@ -54,7 +42,7 @@ GOOD = {"prompt_text": "1+1=", "answer": "2"}
         ("bad.json", '[{"prompt_text": "a"},\n{"prompt_text"]', "cannot read `bad.json` as json"),
         ("bad.csv", "prompt_text,answer\na,b\nc,d,e\n", "line 3: Expected Number of Columns: 2"),
         ("quote.csv", 'prompt_text,answer\na,"b\nc,d\n', "Value with unterminated quote"),
-        ("bad.parquet", "PAR?", "cannot read `bad.parquet` as parquet"),
+        ("bad.parquet", "PAR1 junk PAR1", "cannot read `bad.parquet` as parquet"),
         ("tasks.txt", "x", "cannot tell what kind of file `tasks.txt` is"),
         ("typo.jsonl", rows({"promt_text": "a"}), "did you mean `prompt_text`?"),
         ("other.jsonl", rows({"zzz": 1}), "`zzz` is not a column of `tasks`"),
@@ -79,7 +67,7 @@ def test_a_file_that_cannot_be_tasks_is_refused(
     if text is not None:
         write(name, text)
     before = lake.versions()
-    assert_refused(rlake("import", "tasks", name), words)
+    refused(rlake("import", "tasks", name), words)
     assert lake.versions() == before
 
 
@@ -87,24 +75,22 @@ def test_the_number_of_bad_lines_is_said_and_the_store_not_even_made(
     rlake: Command, tmp_path: Path
 ) -> None:
     write("bad.jsonl", "{\n" + rows(GOOD) + "}\n")
-    assert_refused(
-        rlake("import", "tasks", "bad.jsonl"), "line 1 ", "(2 such lines)", "`--skip-bad`"
-    )
+    refused(rlake("import", "tasks", "bad.jsonl"), "line 1 ", "(2 such lines)", "`--skip-invalid`")
     assert not (tmp_path / "lake").exists()
 
 
 def test_bad_lines_are_left_out_and_counted_when_asked(rlake: Command, lake: Store) -> None:
     write("bad.jsonl", "{\n" + rows(GOOD) + "[]\n\n" + rows({"prompt_text": "3+3="}))
-    said = rlake("import", "tasks", "bad.jsonl", "--skip-bad", "--json")
-    done = json.loads(said.stdout.splitlines()[-1])
+    said = rlake("import", "tasks", "bad.jsonl", "--skip-invalid", "--json")
+    done = last_json(said)
     assert (said.returncode, done["rows"], done["skipped"], done["input_rows"]) == (0, 2, 2, 2)
     assert lake.scan("tasks").collect()["prompt_text"].to_list() == ["2+2=", "1+1=", "3+3="]
 
 
-def test_skip_bad_leaves_out_rows_of_every_kind_of_file(rlake: Command, lake: Store) -> None:
+def test_skip_invalid_leaves_out_rows_of_every_kind_of_file(rlake: Command, lake: Store) -> None:
     write("tasks.csv", "prompt_text,metadata\na,{}\nb,{broken\n")
-    said = rlake("import", "tasks", "tasks.csv", "--skip-bad", "--json")
-    done = json.loads(said.stdout.splitlines()[-1])
+    said = rlake("import", "tasks", "tasks.csv", "--skip-invalid", "--json")
+    done = last_json(said)
     assert (done["rows"], done["skipped"]) == (1, 1)
     assert done["rejected_to"] == "tasks.csv.rejected.jsonl"
     assert lake.count("tasks") == 2
@@ -127,7 +113,7 @@ TRIED = {"prompt_text": "2+2=", "response_text": "4"}
         (rows({"task_id": "zz", "response_text": "4"}), "task 'zz' is not stored"),
         (rows(TRIED | {"token_ids": [1, 2], "logprobs": [0.0]}), "one for each of `token_ids`"),
         (rows(TRIED | {"priority": -1.0}), "negative number"),
-        (rows(TRIED | {"rollout": 0.5}), "column `rollout` must be int64, got 0.5"),
+        (rows(TRIED | {"rollout_index": 0.5}), "column `rollout_index` must be int64, got 0.5"),
         (rows({"messages": [{"role": "assistant", "content": "4"}]}), "an answer and no question"),
     ],
 )
@@ -136,14 +122,14 @@ def test_experiences_that_do_not_fit_are_refused_and_bring_no_task(
 ) -> None:
     write("tries.jsonl", text)
     before = lake.versions()
-    assert_refused(rlake("import", "experiences", "tries.jsonl"), words)
+    refused(rlake("import", "experiences", "tries.jsonl"), words)
     assert lake.versions() == before
 
 
 def test_a_row_that_is_wrong_is_named_also_far_down_the_file(rlake: Command, lake: Store) -> None:
     many = [TRIED | {"reward": float("nan") if i == 2500 else 0.5} for i in range(3000)]
     write("tries.jsonl", rows(*many))
-    assert_refused(rlake("import", "experiences", "tries.jsonl"), "row 2501 of `tries.jsonl`")
+    refused(rlake("import", "experiences", "tries.jsonl"), "row 2501 of `tries.jsonl`")
     assert lake.count("experiences") == 0
     assert lake.count("tasks") == 1
 
@@ -152,9 +138,7 @@ def test_the_id_of_a_stored_row_with_other_content_is_refused(rlake: Command, la
     write("one.jsonl", rows(TRIED | {"experience_id": "a", "reward": 1.0}))
     write("two.jsonl", rows(TRIED | {"experience_id": "a", "reward": 0.0}))
     assert rlake("import", "experiences", "one.jsonl").returncode == 0
-    assert_refused(
-        rlake("import", "experiences", "two.jsonl"), "`experience_id` 'a' is in `experiences`"
-    )
+    refused(rlake("import", "experiences", "two.jsonl"), "`experience_id` 'a' is in `experiences`")
     assert lake.scan("experiences").collect()["reward"].to_list() == [1.0]
 
 
@@ -163,7 +147,7 @@ def test_the_id_of_a_stored_row_with_other_content_is_refused(rlake: Command, la
     [
         ("a", "zz", "`rejected_id` 'zz' is not stored"),
         ("a", "a", "are both 'a'"),
-        ("a", "b", "are not two tries at task"),
+        ("a", "b", "are not two rollouts of task"),
         ("a", None, "`rejected_id` is missing"),
     ],
 )
@@ -174,7 +158,7 @@ def test_a_pair_must_be_two_stored_tries_at_one_task(
     write("tries.jsonl", rows(TRIED | {"experience_id": "a"}, other))
     assert rlake("import", "experiences", "tries.jsonl").returncode == 0
     write("pairs.jsonl", rows({"chosen_id": chosen, "rejected_id": rejected}))
-    assert_refused(rlake("import", "preferences", "pairs.jsonl"), words)
+    refused(rlake("import", "preferences", "pairs.jsonl"), words)
     assert lake.count("preferences") == 0
 
 
@@ -209,7 +193,7 @@ def test_a_select_that_is_wrong_imports_nothing(
 ) -> None:
     write("tasks.jsonl", rows(GOOD))
     before = lake.versions()
-    assert_refused(rlake("import", "tasks", "tasks.jsonl", "--sql", select), words)
+    refused(rlake("import", "tasks", "tasks.jsonl", "--sql", select), words)
     assert lake.versions() == before
     assert sorted(p.name for p in Path().iterdir()) == ["lake", "tasks.jsonl"]
     assert Path("tasks.jsonl").read_text() == rows(GOOD)
@@ -219,15 +203,13 @@ def test_a_select_that_is_wrong_imports_nothing(
     ("select", "words"),
     [
         ("SELEC prompt_text FROM input", "does not parse"),
-        ("SELECT promt_text FROM input", "did you mean `prompt_text`?"),
-        ("SELECT prompt_text, 5 AS answer FROM input", "`answer::VARCHAR AS answer`"),
         ("SELECT prompt_text AS promt_text FROM input", "`prompt_text`? Map the file with `--sql"),
         ("SELECT prompt_text AS zzz FROM input", "`workflow`; map the file with `--sql"),
     ],
 )
 def test_a_select_that_is_wrong_makes_no_store(rlake: Command, select: str, words: str) -> None:
     write("tasks.jsonl", rows(GOOD))
-    assert_refused(rlake("import", "tasks", "tasks.jsonl", "--sql", select), words)
+    refused(rlake("import", "tasks", "tasks.jsonl", "--sql", select), words)
     assert [p.name for p in Path().iterdir()] == ["tasks.jsonl"]
 
 
@@ -259,7 +241,7 @@ def test_sql_that_does_not_parse_or_tries_to_write_is_refused(
     rlake: Command, lake: Store, query: str, words: str, options: list[str]
 ) -> None:
     said = rlake("sql", query, *options)
-    assert_refused(said, words)
+    refused(said, words)
     assert lake.count("tasks") == 1
     assert [p.name for p in Path().iterdir()] == ["lake"]
 
@@ -270,10 +252,8 @@ def test_the_past_must_have_a_name(rlake: Command, lake: Store) -> None:
     count = "SELECT count(*) AS n FROM tasks"
     assert json.loads(rlake("sql", count, "--json", "--at", "before").stdout) == [{"n": 1}]
     assert json.loads(rlake("sql", count, "--json").stdout) == [{"n": 2}]
-    assert_refused(
-        rlake("sql", count, "--at", "befor"), "no snapshot `befor`; did you mean `before`?"
-    )
-    assert_refused(rlake("snapshot", "create", "before"), "`before` exists already")
+    refused(rlake("sql", count, "--at", "befor"), "no snapshot `befor`; did you mean `before`?")
+    refused(rlake("snapshot", "create", "before"), "`before` exists already")
 
 
 @pytest.mark.parametrize(
@@ -282,7 +262,7 @@ def test_the_past_must_have_a_name(rlake: Command, lake: Store) -> None:
     ids=lambda c: c[0],
 )
 def test_reading_makes_no_store(rlake: Command, tmp_path: Path, command: list[str]) -> None:
-    assert_refused(rlake(*command), "there is no store at", "`--store`")
+    refused(rlake(*command), "there is no store at", "`--store`")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -294,8 +274,8 @@ def test_a_place_that_is_no_store_is_left_alone(rlake: Command, tmp_path: Path) 
         ("home", "is not a store: it holds 1 other"),
         ("tasks.jsonl", "is a file"),
     ):
-        assert_refused(rlake("import", "tasks", "tasks.jsonl", "--store", store), words)
-        assert_refused(rlake("tables", "--store", store), words)
+        refused(rlake("import", "tasks", "tasks.jsonl", "--store", store), words)
+        refused(rlake("tables", "--store", store), words)
     assert [p.name for p in (tmp_path / "home").iterdir()] == ["letter.txt"]
 
 
@@ -313,8 +293,8 @@ def test_a_store_of_a_newer_schema_is_refused(
         empty = table.schema.with_metadata(metadata).empty_table()
         lance.write_dataset(empty, str(tmp_path / "lake" / f"{name}.lance"))
     write("tasks.jsonl", rows(GOOD))
-    assert_refused(rlake("tables"), words)
-    assert_refused(rlake("import", "tasks", "tasks.jsonl"), words)
+    refused(rlake("tables"), words)
+    refused(rlake("import", "tasks", "tasks.jsonl"), words)
     assert lance.dataset(str(tmp_path / "lake" / "tasks.lance")).count_rows() == 0
 
 
@@ -335,7 +315,7 @@ def test_a_store_of_a_newer_schema_is_refused(
         (["import", "tasks", "tasks.jsonl", "--format", "chat", "--sql", "SELECT 1"], "`--sql`"),
         (["import", "preferences", "tasks.jsonl", "--split", "test"], "preferences have none"),
         (["export", "sft", "--out", "x.csv"], "`sft` is written to `.jsonl`, "),
-        (["export", "sft", "--out", "no/x.jsonl"], "there is no folder `no`"),
+        (["export", "sft", "--out", "no/x.jsonl"], "`no` does not exist"),
         (["export", "sft", "--out", "x.jsonl", "--where", "rewrad > 0"], "did you mean `reward`?"),
         (["export", "sft", "--out", "x.jsonl", "--where", "true"], "no rows to export as sft"),
         (["export", "dpo", "--out", "x.jsonl"], "no rows to export as dpo"),
@@ -350,9 +330,23 @@ def test_a_command_used_wrongly_says_how_to_use_it(
 ) -> None:
     write("tasks.jsonl", rows(GOOD))
     before = lake.versions()
-    assert_refused(rlake(*args), words)
+    refused(rlake(*args), words)
     assert lake.versions() == before
     assert sorted(p.name for p in Path().iterdir()) == ["lake", "tasks.jsonl"]
+
+
+@pytest.mark.parametrize("former", FORMER)
+def test_what_was_renamed_names_its_new_name(rlake: Command, former: str) -> None:
+    *path, old = former.split()
+    refused(rlake(*path, old), f"`{old}` is called `{FORMER[former]}` (see")
+    now = [*path, FORMER[former]]
+    help_words = now if old[0] != "-" else path
+    assert FORMER[former] in rlake(*help_words, "--help").stdout
+
+
+def test_explorers_are_added_only_to_a_run_on_ray(rlake: Command) -> None:
+    said = rlake("explore", "grpo_arithmetic", "--add-explorers", 1)
+    refused(said, "has no `ray` section")
 
 
 # damage
@@ -380,7 +374,7 @@ def test_a_file_that_is_gone_is_a_failure_that_is_named(
     lake.append(
         "experiences",
         [
-            {"experience_id": "a/0", "task_id": task, "group_id": "a", "rollout": 0,
+            {"experience_id": "a/0", "task_id": task, "group_id": "a", "rollout_index": 0,
              "source": "human", "prompt_text": "2+2=", "response_text": "four"}
         ],
     )  # fmt: skip
@@ -388,4 +382,4 @@ def test_a_file_that_is_gone_is_a_failure_that_is_named(
     for path in Path("lake/experiences.lance/data").iterdir():
         path.unlink()
     said = rlake(*command)
-    assert_refused(said, "`experiences`: Not found: ", ".lance; `rlake doctor` says", code=1)
+    refused(said, "`experiences`: Not found: ", ".lance; `rlake doctor` says", code=1)

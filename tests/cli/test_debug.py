@@ -8,7 +8,7 @@ import pytest
 from support.tiny_models import config
 
 from rlake.loop.cli import run_command
-from rlake.loop.cli.token_colors import colored, legend, shade
+from rlake.loop.cli.show import colored, legend, shade
 from rlake.loop.run import run as run_both
 from rlake.store import connect
 
@@ -39,7 +39,7 @@ def test_a_try_shows_its_turns_tokens_rewards_and_row(
     debug(place, "single_turn", "--task", task_id[:12])
     shown = capsys.readouterr().out
     for part in (
-        "tried by version 1",
+        "policy version 1",
         prompt,
         "turns",
         "rewards",
@@ -53,10 +53,10 @@ def test_a_try_shows_its_turns_tokens_rewards_and_row(
 def test_json_is_the_row_that_would_be_stored(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    debug(place, "single_turn", "--ask", "1+1=", "--answer", "02", "--tries", "2", "--json")
+    debug(place, "single_turn", "--ask", "1+1=", "--answer", "02", "--rollouts", "2", "--json")
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["policy"] == "version 1"
-    assert [row["rollout"] for row in told["rows"]] == [0, 1]
+    assert [row["rollout_index"] for row in told["rows"]] == [0, 1]
     assert len(told["rows"][0]["token_ids"]) == told["rows"][0]["num_tokens"]
 
 
@@ -64,7 +64,7 @@ def test_json_is_the_row_that_would_be_stored(
     ("args", "said"),
     [
         (["single_turn"], "name a task with `--task ID`"),
-        (["single_turn", "--task", "zz"], "`zz` is no task of this store"),
+        (["single_turn", "--task", "zz"], "`zz` is not a task of this store"),
         (["single_trun", "--ask", "1"], "there is no workflow `single_trun`"),
     ],
 )
@@ -80,7 +80,7 @@ def test_show_has_the_tokens_of_a_stored_row(
 ) -> None:
     [(name,)] = connect(place / "lake").sql("SELECT min(experience_id) FROM experiences").fetchall()
     assert run_command(["show", name, "--tokens", "--store", str(place / "lake")]) == 0
-    assert "tokens, by the probability that they were sampled with" in capsys.readouterr().out
+    assert "tokens, by sampling probability" in capsys.readouterr().out
 
 
 def test_what_was_sampled_has_the_colour_of_its_probability() -> None:

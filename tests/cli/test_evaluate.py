@@ -1,19 +1,15 @@
 """`rlake evaluate`: what it prints, as a table and as JSON, and what it refuses."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
-from typing import Any
 
 import pytest
 import yaml
+from support.commands import Command, last_json, refused
 from support.tiny_models import config
 
 from rlake.loop.run import run
 from rlake.store import Store
-
-Command = Callable[..., CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -26,17 +22,12 @@ def trained(lake: Store, tmp_path: Path) -> str:
     return "demo.yaml"
 
 
-def told(done: CompletedProcess[str]) -> dict[str, Any]:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.mark.slow
 def test_versions_are_measured_once_and_compared(rlake: Command, trained: str) -> None:
-    first = told(rlake("evaluate", trained, "--json"))
+    first = last_json(rlake("evaluate", trained, "--json"))
     assert (first["policy_version"], first["run_id"]) == (3, "demo:eval-001")
     assert [e["name"] for e in first["estimates"]][:3] == ["accuracy", "reward_mean", "pass@1"]
-    every = told(rlake("evaluate", trained, "--every-checkpoint", "--json"))["evaluations"]
+    every = last_json(rlake("evaluate", trained, "--every-checkpoint", "--json"))["evaluations"]
     assert [one["is_from_before"] for one in every] == [False] * (len(every) - 1) + [True]
     shown = rlake("evaluate", trained)
     assert "version 3" in shown.stdout
@@ -44,12 +35,12 @@ def test_versions_are_measured_once_and_compared(rlake: Command, trained: str) -
     compared = rlake("evaluate", trained, "--compare", "3", "3")
     assert "version 3 against version 3, on 5 tasks" in compared.stdout
     assert "p, McNemar's exact test" in compared.stdout
-    both = told(rlake("evaluate", trained, "--compare", 3, 3, "--json"))
+    both = last_json(rlake("evaluate", trained, "--compare", 3, 3, "--json"))
     assert both["comparison"]["p_value"] == 1.0
 
 
 def test_options_change_how_it_is_measured(rlake: Command, trained: str) -> None:
-    found = told(
+    found = last_json(
         rlake(
             *("evaluate", trained, "--json", "--k", "1,2", "--where", "answer = '4'"),
             *("--engine", "transformers", "--set", "evaluate.group_size=2"),
@@ -64,11 +55,11 @@ def test_options_change_how_it_is_measured(rlake: Command, trained: str) -> None
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--k", "8"], "pass@8 needs 8 tries"),
+        (["--k", "8"], "pass@8 needs 8 rollouts"),
         (["--k", "many"], "evaluate.pass_at"),
-        (["--engine", "steam"], "there is no engine `steam`"),
+        (["--engine", "steam"], "engine `steam` does not exist"),
         (["--version", "77"], "has no weights of version 77"),
-        (["--model", "./nowhere"], "there is no such folder"),
+        (["--model", "./nowhere"], "loaded: no such folder"),
         (["--version", "0", "--every-checkpoint"], "one of --version, --every-checkpoint"),
         (["--where", "answer = 'none'"], "no task matches"),
     ],
@@ -78,9 +69,7 @@ def test_what_cannot_be_measured_is_said_in_one_line(
 ) -> None:
     tree = config().model_dump(mode="json", exclude_none=True)
     (tmp_path / "demo.yaml").write_text(yaml.safe_dump(tree))
-    done = rlake("evaluate", "demo.yaml", *options)
-    assert done.returncode == 2
-    assert says in done.stderr
+    refused(rlake("evaluate", "demo.yaml", *options), says)
 
 
 def test_a_run_that_is_measured_meanwhile_prints_it_and_is_shown_with_it(
@@ -95,11 +84,11 @@ def test_a_run_that_is_measured_meanwhile_prints_it_and_is_shown_with_it(
     done = rlake("run", "demo.yaml")
     assert "demo step 2: accuracy" in done.stderr
     assert "held_out_reward_before" in done.stdout
+    refused(rlake("show", "dmo"), "has the id `dmo`; did you mean the run `demo`?")
     shown = json.loads(rlake("show", "demo", "--json").stdout)
     assert [one["policy_version"] for one in shown["measurements"]] == [0, 2, 3]
     rewards = lake.sql(
-        "SELECT avg(reward) FROM experiences WHERE run_id LIKE 'demo:eval-%' GROUP BY step "
-        "ORDER BY step"
+        "SELECT avg(reward) FROM experiences WHERE purpose = 'eval' GROUP BY batch ORDER BY batch"
     ).fetchall()
     told_of = [one["reward_mean"] for one in shown["measurements"]]
     assert told_of == pytest.approx([reward for (reward,) in rewards])

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +34,35 @@ def export(store: Store, *args: str) -> int:
     return rlake_command(["export", "model", *args, "--store", store.uri])
 
 
+def assert_complete(folder: Path) -> None:
+    """A loader that knows nothing of us finds the class, the dtype, all keys and the tokenizer."""
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["architectures"], config["dtype"]) == (["Qwen3ForCausalLM"], "float32")
+    assert (folder / "generation_config.json").is_file()
+    kind: Any = AutoModelForCausalLM
+    model, found = kind.from_pretrained(str(folder), dtype="auto", output_loading_info=True)
+    assert (type(model).__name__, model.dtype) == ("Qwen3ForCausalLM", torch.float32)
+    wrong = ("missing_keys", "unexpected_keys", "mismatched_keys")
+    assert not any(found[name] for name in wrong), found
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    assert tokenizer_digest(tokenizer) == tokenizer_digest(tiny()[1])
+
+
+@pytest.mark.parametrize("run_id", ["whole", "small"])
+def test_published_and_exported_folders_are_complete_for_other_loaders(
+    trained: Store, tmp_path: Path, run_id: str
+) -> None:
+    elsewhere = Path(trained.uri).parent / "elsewhere" / "small"
+    assert trained.runs_folder is not None
+    runs = {"whole": trained.runs_folder / "whole", "small": elsewhere}
+    out = tmp_path / "out"
+    assert export(trained, run_id, "--folder", str(runs[run_id]), "--out", str(out)) == 0
+    assert_complete(out)
+    published = newest(trained, runs[run_id], run_id).folder
+    # an adapter is published beside the model that it goes on top of
+    assert_complete(published if run_id == "whole" else elsewhere / "base")
+
+
 def test_whole_weights_are_a_folder_that_transformers_loads(
     trained: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -44,8 +74,6 @@ def test_whole_weights_are_a_folder_that_transformers_loads(
     ours, _ = load_folder(newest(trained, trained.runs_folder / "whole", "whole").folder)
     for name, value in ours.state_dict().items():
         assert torch.equal(value, model.state_dict()[name])
-    tokenizer = AutoTokenizer.from_pretrained(str(out))
-    assert tokenizer_digest(tokenizer) == tokenizer_digest(tiny()[1])
 
 
 def test_a_run_that_lies_elsewhere_is_found_where_it_is_said_to_be(
@@ -58,7 +86,6 @@ def test_a_run_that_lies_elsewhere_is_found_where_it_is_said_to_be(
     assert export(trained, "small", "--folder", str(place), "--out", out) == 0
     told = capsys.readouterr().out
     assert told == f"wrote version 1 of small to {out}: its adapter merged into the model\n"
-    AutoModelForCausalLM.from_pretrained(out)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +93,8 @@ def test_a_run_that_lies_elsewhere_is_found_where_it_is_said_to_be(
     [
         (["whle"], "run `whle` has published no weights; did you mean `whole`?"),
         (["whole", "--version", "7"], "run `whole` has no weights of version 7; there are [0, 1]"),
-        (["whole", "--where", "true"], "--where is for rows, and `model` was asked for"),
-        ([], "whose weights? name the run"),
+        (["whole", "--where", "true"], "--where is for rows, not for `model`"),
+        ([], "the run is missing; name it"),
     ],
 )
 def test_what_cannot_be_exported_is_refused(
@@ -88,7 +115,7 @@ def test_a_run_is_for_weights_only(
 ) -> None:
     args = ["export", "sft", "whole", "--out", str(tmp_path / "x.jsonl"), "--store", trained.uri]
     assert rlake_command(args) == 2
-    assert "RUN is for `model`, and `sft` was asked for" in capsys.readouterr().err
+    assert "RUN is for `model`, not for `sft`" in capsys.readouterr().err
 
 
 def test_the_answer_may_be_an_object(

@@ -1,18 +1,15 @@
 """Real input: GSM8K questions and four models' solutions, from files to answers to files."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
-from typing import Any
 
 import pytest
+from support.commands import Command, last_json
+from support.files import lines
 from support.gsm8k import imports
 
 from rlake.loop.cli import run_command
 from rlake.store import Store, Task, connect
-
-Command = Callable[..., CompletedProcess[str]]
 
 PIPELINE = """
 name: right_and_wrong
@@ -20,10 +17,6 @@ source: {table: experiences, where: "source = 'imported'"}
 operators: [drop_flat_groups, {pairs: {strategy: max_min}}]
 sink: {table: preferences}
 """
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +86,7 @@ def test_the_view_groups_shows_four_tries_a_question(lake: Store, gsm8k: Path) -
     questions = len(lines(gsm8k / "test.jsonl"))
     sizes = lake.sql("SELECT num_rollouts, count(*) FROM groups GROUP BY 1").fetchall()
     assert sizes == [(4, questions)]
-    rollouts = lake.sql("SELECT rollout, count(*) FROM experiences GROUP BY 1 ORDER BY 1")
+    rollouts = lake.sql("SELECT rollout_index, count(*) FROM experiences GROUP BY 1 ORDER BY 1")
     assert rollouts.fetchall() == [(i, questions) for i in range(4)]
 
 
@@ -101,7 +94,7 @@ def test_a_second_import_adds_nothing(lake: Store, gsm8k: Path, rlake: Command) 
     before = {name: (lake.count(name), lake.versions()[name]) for name in ("tasks", "experiences")}
     for command in imports(gsm8k):
         said = rlake(*command, "--store", lake.uri, "--json")
-        done = json.loads(said.stdout.splitlines()[-1])
+        done = last_json(said)
         assert (said.returncode, done["rows"], done["tasks"]) == (0, 0, 0)
         assert done["already"] == before[done["table"]][0] or done["table"] == "tasks"
     assert before == {n: (lake.count(n), lake.versions()[n]) for n in ("tasks", "experiences")}
@@ -116,7 +109,7 @@ def test_a_pipeline_of_right_and_wrong_groups_gives_preferences_and_dpo_lines(
     (tmp_path / "pairs.yaml").write_text(PIPELINE)
     assert rlake("pipeline", "explain", "pairs.yaml").returncode == 0
     said = rlake("pipeline", "run", "pairs.yaml", "--store", lake.uri, "--json")
-    assert json.loads(said.stdout.splitlines()[-1])["rows_out"] == mixed
+    assert last_json(said)["rows_out"] == mixed
     assert lake.count("preferences") == mixed
 
     assert rlake("export", "dpo", "--out", "dpo.jsonl", "--store", lake.uri).returncode == 0

@@ -61,7 +61,7 @@ VALUES: tuple[Any, ...] = (
     {"x" * 3000: {"y": [math.nan]}},
     [None] * 3000,
 )
-STARTS = {"quickstart", "serve", "label", "bench", "watch"}
+STARTS = {"quickstart", "serve", "label", "selftest", "watch"}
 """Commands that would begin to work or to wait."""
 
 CONFIG = {"name": "demo", "model": {"from_scratch": {}}, "algorithm": "sft"}

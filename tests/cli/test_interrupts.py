@@ -114,8 +114,12 @@ def test_an_import_of_many_rows_ends_while_they_are_stored(tmp_path: Path) -> No
     assert lake.count("tasks") in (0, 60_000)
 
 
-@pytest.mark.parametrize("job", ["explore", "train"])
-def test_a_job_that_waits_for_the_other_ends_and_is_on_record(tmp_path: Path, job: str) -> None:
+@pytest.mark.parametrize(
+    ("job", "sign", "code"), [("explore", signal.SIGINT, 130), ("train", signal.SIGTERM, 143)]
+)
+def test_a_job_that_waits_for_the_other_ends_and_is_on_record(
+    tmp_path: Path, job: str, sign: signal.Signals, code: int
+) -> None:
     waiting = jobs.start(tmp_path, job, "small.yaml")
     lake = tmp_path / "lake"
 
@@ -124,8 +128,8 @@ def test_a_job_that_waits_for_the_other_ends_and_is_on_record(tmp_path: Path, jo
         return opened is not None and opened.count("job_events") > 0
 
     until(runs, "it never began", waiting)
-    code, said = end(waiting)
-    assert (code, said.splitlines()[-1]) == (130, "error: interrupted")
+    ended, said = end(waiting, sign)
+    assert (ended, said.splitlines()[-1]) == (code, "error: interrupted")
     found = connect(lake).sql("SELECT job, status FROM runs").fetchall()
     assert found == [(job, "interrupted")]
 
@@ -174,7 +178,7 @@ MADE = f"""
 name: made
 source:
   sql: >-
-    SELECT experience_id || '/' || i AS experience_id, task_id, group_id, i AS rollout,
+    SELECT experience_id || '/' || i AS experience_id, task_id, group_id, i AS rollout_index,
     'synthetic' AS source, repeat(response_text, 50) AS response_text, experience_id AS parent_id
     FROM experiences, range({MANY // 4}) r(i) WHERE parent_id IS NULL
 operators: []
@@ -223,10 +227,7 @@ def test_a_pipeline_ends_while_a_judge_is_asked_and_the_next_run_does_all(
     assert is_sound(lake, made)
 
 
-@pytest.mark.parametrize(("sign", "code"), INTERRUPTED)
-def test_a_pipeline_ends_while_it_stores_and_the_next_run_stores_the_rest(
-    tmp_path: Path, sign: signal.Signals, code: int
-) -> None:
+def test_a_pipeline_ends_while_it_stores_and_the_next_run_stores_the_rest(tmp_path: Path) -> None:
     lake = connect(tmp_path / "lake")
     made = experiences(4, response_text="four")
     lake.append("experiences", made)
@@ -235,7 +236,7 @@ def test_a_pipeline_ends_while_it_stores_and_the_next_run_stores_the_rest(
     before = {*data.iterdir()}
     running = start(tmp_path, "pipeline", "run", "made.yaml")
     until(lambda: {*data.iterdir()} - before, "no file was written", running)
-    assert end(running, sign) == (code, "error: interrupted\n")
+    assert end(running, signal.SIGTERM) == (143, "error: interrupted\n")
     stored, runs = lake.count("experiences") - 4, lake.count("lineage")
     assert 0 <= stored <= MANY
     assert not runs or stored == MANY, "a run that did not store everything is not on record"

@@ -2,17 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from subprocess import CompletedProcess
 
 import pytest
 from support.builders import experiences, task
+from support.commands import Command, refused
 
 from rlake.store import Store
 from rlake.store.maintenance import retention
-
-Command = Callable[..., CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -23,7 +20,7 @@ def trained(lake: Store) -> Store:
     functions = [{"name": "reward:exact_match", "value": "abc"}]
     lake.append("tasks", [task(0)])
     tries = [
-        replace(e, run_id="demo", step=1, policy_version=0, segments=None)
+        replace(e, run_id="demo", batch=1, policy_version=0, segments=None)
         for e in experiences(4, reward=[1.0, 0.0, None, 0.5])
     ]
     lake.append("experiences", tries)
@@ -140,8 +137,8 @@ def test_lineage_of_the_past(rlake: Command, trained: Store) -> None:
     [
         ((), "give either --policy or --experience"),
         (("--policy", "1", "--experience", "g000/00"), "give either --policy or --experience"),
-        (("--policy", "newest"), "`newest` is no version of weights; write `40`, or `RUN:40`"),
-        (("--policy", "demo:1", "--run", "other"), "names run `demo`, and --run `other`"),
+        (("--policy", "newest"), "`newest` is not a policy version; write `40` or `RUN:40`"),
+        (("--policy", "demo:1", "--run", "other"), "names run `demo`, but --run names `other`"),
         (("--policy", "9"), "no weights of version 9 that count; the nearest are `2`, `1`, `0`"),
         (("--policy", "dmo:1"), "no run `dmo` has published weights; did you mean `demo`"),
         (("--experience", "g000/2"), "there is no experience `g000/2`; did you mean `g000/0"),
@@ -151,9 +148,7 @@ def test_lineage_of_the_past(rlake: Command, trained: Store) -> None:
 def test_lineage_used_wrongly_says_how(
     rlake: Command, trained: Store, words: tuple[str, ...], told: str
 ) -> None:
-    done = rlake("lineage", *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert told in done.stderr
+    refused(rlake("lineage", *words), told)
 
 
 def test_an_experience_that_a_retention_rule_deleted_is_still_told_of(
@@ -166,8 +161,9 @@ def test_an_experience_that_a_retention_rule_deleted_is_still_told_of(
     retention.add(trained, "one", table="experiences", where=f"experience_id = '{gone}'")
     assert sum(f.rows for f in trained.maintain().forgotten) == 1
     for command in (["lineage", "--experience"], ["show"]):
-        said = rlake(*command, gone)
-        assert said.returncode == 2
-        assert f"experience `{gone}` was deleted" in said.stderr
-        assert "by retention rule one: experiences where" in said.stderr
+        refused(
+            rlake(*command, gone),
+            f"experience `{gone}` was deleted",
+            "by retention rule one: experiences where",
+        )
         assert rlake(*command, gone, "--at", "before").returncode == 0

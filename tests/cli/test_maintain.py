@@ -1,22 +1,11 @@
 """What people see of care and of finding: maintain, doctor, retention, search, similar, embed."""
 
-import json
-from collections.abc import Callable
-from subprocess import CompletedProcess
-from typing import Any
-
 import pytest
 from filelock import FileLock
 from support.builders import experiences
+from support.commands import Command, last_json
 
 from rlake.store import Store
-
-Command = Callable[..., CompletedProcess[str]]
-
-
-def last_json(said: CompletedProcess[str]) -> dict[str, Any]:
-    assert said.returncode == 0, said.stderr
-    return json.loads(said.stdout.splitlines()[-1])
 
 
 @pytest.fixture
@@ -83,9 +72,9 @@ def test_the_doctor_tells_a_killed_run_from_one_that_runs(rlake: Command, tried:
 
 
 def test_rules_are_added_listed_applied_and_dropped(rlake: Command, tried: Store) -> None:
-    assert "no rules stand" in rlake("retention", "list").stdout
+    assert "no rules; add one" in rlake("retention", "list").stdout
     rule = ("--table", "experiences", "--where", "reward < 1")
-    assert "`failures` stands" in rlake("retention", "add", "failures", *rule).stdout
+    assert "added rule `failures`" in rlake("retention", "add", "failures", *rule).stdout
     assert "reward < 1" in rlake("retention", "list").stdout
     assert "rule `failures`: 4 rows of `experiences`" in rlake("maintain", "--dry-run").stdout
     assert tried.count("experiences") == 8
@@ -95,14 +84,14 @@ def test_rules_are_added_listed_applied_and_dropped(rlake: Command, tried: Store
     assert (listed["name"], listed["experiences_listed"]) == ("failures", 4)
     assert rlake("retention", "drop", "failures").returncode == 0
     said = rlake("retention", "drop", "failures")
-    assert (said.returncode, "no retention rule `failures`" in said.stderr) == (2, True)
+    assert (said.returncode, "no retention rule is called `failures`" in said.stderr) == (2, True)
     said = rlake("retention", "add", "x", "--table", "experiences", "--where", "rewrad < 1")
     assert (said.returncode, "did you mean `reward`" in said.stderr) == (2, True)
 
 
 def test_experiences_are_found_by_words_and_by_likeness(rlake: Command, tried: Store) -> None:
     assert "no idea" in rlake("search", "idea", "-k", "2").stdout
-    found = last_json(rlake("search", "idea", "--where", "rollout = 3", "--json"))["found"]
+    found = last_json(rlake("search", "idea", "--where", "rollout_index = 3", "--json"))["found"]
     assert [row["experience_id"] for row in found] == ["g000/03", "g001/03"]
     assert "nothing found" in rlake("search", "quaternion").stdout
     said = rlake("similar", "g000/01")

@@ -1,19 +1,14 @@
 """The commands that run pipelines: what is read, remembered and told, and exit codes."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
-from typing import Any
 
 import pytest
 from support.builders import RIGHT_AND_WRONG, experiences
+from support.commands import Command, last_json, refused
 
-from rlake.loop.cli.pipeline import told
+from rlake.loop.cli.pipeline import status
 from rlake.pipelines.report import Dropped, Progress, Step
 from rlake.store import Store
-
-Rlake = Callable[..., CompletedProcess[str]]
 
 PAIRS = """
 name: pairs
@@ -24,7 +19,7 @@ sink: {table: preferences}
 
 
 @pytest.fixture
-def file(lake: Store, rlake: Rlake) -> Path:
+def file(lake: Store, rlake: Command) -> Path:
     """A pipeline's file in the current folder, and eight rows in the store."""
     rows = experiences(12, reward=(*RIGHT_AND_WRONG, 1.0, 1.0, 1.0, 1.0))
     lake.append("experiences", rows[:8])
@@ -32,13 +27,8 @@ def file(lake: Store, rlake: Rlake) -> Path:
     return Path("pairs.yaml")
 
 
-def last_json(done: CompletedProcess[str]) -> dict[str, Any]:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def test_run_reads_what_is_new_and_with_full_everything(
-    rlake: Rlake, lake: Store, file: Path
+    rlake: Command, lake: Store, file: Path
 ) -> None:
     said = rlake("pipeline", "run", file)
     assert "pairs: 8 rows in, 1 out" in said.stdout
@@ -52,14 +42,11 @@ def test_run_reads_what_is_new_and_with_full_everything(
     assert (full["rows_in"], full["rows_out"], full["already"]) == (12, 0, 2)
 
 
-def test_an_executor_that_is_not_there_is_told(rlake: Rlake, file: Path) -> None:
-    said = rlake("pipeline", "run", file, "--executor", "locl")
-    assert said.returncode == 2
-    assert "`locl`" in said.stderr
-    assert "did you mean `local`" in said.stderr
+def test_an_executor_that_is_not_there_is_told(rlake: Command, file: Path) -> None:
+    refused(rlake("pipeline", "run", file, "--executor", "locl"), "`locl`", "did you mean `local`")
 
 
-def test_explain_tells_what_a_run_would_read_and_what_runs_did(rlake: Rlake, file: Path) -> None:
+def test_explain_tells_what_a_run_would_read_and_what_runs_did(rlake: Command, file: Path) -> None:
     before = rlake("pipeline", "explain", file).stdout
     assert "now         a run reads everything: there was no such run yet" in before
     rlake("pipeline", "run", file)
@@ -68,10 +55,10 @@ def test_explain_tells_what_a_run_would_read_and_what_runs_did(rlake: Rlake, fil
     assert "so far      1 run, " in after
     found = last_json(rlake("pipeline", "explain", file, "--json"))
     assert [step["operator"] for step in found["steps"]] == ["drop_flat_groups", "pairs"]
-    assert (found["rows"], found["unseen"], found["runs"]) == (8, 0, 1)
+    assert (found["rows"], found["to_read"], found["runs"]) == (8, 0, 1)
 
 
-def test_watch_prints_a_line_for_each_run_and_ends_when_idle(rlake: Rlake, file: Path) -> None:
+def test_watch_prints_a_line_for_each_run_and_ends_when_idle(rlake: Command, file: Path) -> None:
     said = rlake("pipeline", "watch", file, "--until-idle", "0.1")
     assert said.returncode == 0
     [line] = said.stdout.splitlines()
@@ -85,10 +72,10 @@ def test_a_run_is_drawn_with_its_speed_and_what_it_drops_most() -> None:
     now = Progress(
         stage=1, stages=1, rows=200, treated=100, seconds=0.5, steps=steps, dropped=dropped
     )
-    assert told(now) == "200 rows/s; 7 dropped, most by brief: 9 characters; 3 failed"
+    assert status(now) == "200 rows/s; 7 dropped, most by brief: 9 characters; 3 failed"
 
 
-def test_memory_is_shown_and_cleared(rlake: Rlake, lake: Store, file: Path) -> None:
+def test_memory_is_shown_and_cleared(rlake: Command, lake: Store, file: Path) -> None:
     import polars as pl
 
     from rlake.operators import Rows, operator
@@ -98,18 +85,18 @@ def test_memory_is_shown_and_cleared(rlake: Rlake, lake: Store, file: Path) -> N
     def words() -> Rows:
         return Rows(lambda row: {"words": len(row["response_text"])}, {"words": pl.Int64})
 
-    assert rlake("pipeline", "memory").stdout == "remembered: 0 answers, 0.0 MiB\n"
+    assert rlake("pipeline", "cache").stdout == "cached: 0 results, 0.0 MiB\n"
     rows = pl.DataFrame({"experience_id": ["a", "b"], "response_text": ["one", "three"]})
     OperatorCache(lake).apply(words(), rows)
-    shown = rlake("pipeline", "memory")
+    shown = rlake("pipeline", "cache")
     assert "words()" in shown.stdout
-    assert "remembered: 2 answers" in shown.stdout
-    assert last_json(rlake("pipeline", "memory", "--clear", "--json"))["is_cleared"] is True
-    assert rlake("pipeline", "memory").stdout.startswith("remembered: 0 answers")
+    assert "cached: 2 results" in shown.stdout
+    assert last_json(rlake("pipeline", "cache", "--clear", "--json"))["is_cleared"] is True
+    assert rlake("pipeline", "cache").stdout.startswith("cached: 0 results")
 
 
 def test_a_plan_of_expressions_is_told_in_json_and_nothing_else_is_printed(
-    rlake: Rlake, lake: Store
+    rlake: Command, lake: Store
 ) -> None:
     Path("keep.yaml").write_text(
         "name: kept\nsource: {table: experiences}\noperators: [{keep: {where: reward > 9}}]\n"
@@ -123,13 +110,15 @@ def test_a_plan_of_expressions_is_told_in_json_and_nothing_else_is_printed(
     assert done.stderr == "", "a bar is drawn on terminals only"
 
 
-def test_a_pipeline_whose_source_is_empty_did_nothing(rlake: Rlake, lake: Store) -> None:
+def test_a_pipeline_whose_source_is_empty_did_nothing(rlake: Command, lake: Store) -> None:
     text = """
 name: none
 source: {table: tasks, where: "split = 'nosuch'"}
 operators: []
 """
     Path("none.yaml").write_text(text)
-    done = rlake("pipeline", "run", "none.yaml")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "pipeline `none` did nothing: its source has no rows" in done.stderr
+    refused(
+        rlake("pipeline", "run", "none.yaml"),
+        "pipeline `none` did nothing: its source has no rows",
+        code=1,
+    )

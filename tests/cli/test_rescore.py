@@ -4,26 +4,23 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 from support.builders import experiences, task
+from support.commands import Command, refused
 
 from rlake.operators import rewards, score
 from rlake.operators.source_digest import digest
 from rlake.pipelines import rescoring
 from rlake.store import Store, Task
 
-Command = Callable[..., CompletedProcess[str]]
-
 MINE = """
 def lenient(task, experience):
-    if experience.rollout == 3:
+    if experience.rollout_index == 3:
         raise ValueError("no opinion on the last")
-    return None if experience.rollout == 2 else 0.5 + len(task.metadata or {})
+    return None if experience.rollout_index == 2 else 0.5 + len(task.metadata or {})
 """
 
 
@@ -50,7 +47,7 @@ def test_a_reward_of_ours_judges_all_rows_and_says_what_changed(
     done = rlake("rescore", "--reward", "exact_match", "--version", "7")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "exact_match@7 judged 12 rows",
+        "exact_match@7 scored 12 rows",
         # fourth tries have a reward now, and those at the task that is not stored have none
         "against the stored reward: 5 changed (41.7%), 0 higher, 0 lower",
         "mean: 0.3333 stored, 0.25 now",
@@ -65,21 +62,21 @@ def test_a_row_that_cannot_be_judged_stops_nothing_and_says_why(
     rlake: Command, tried: Store
 ) -> None:
     done = rlake("rescore", "--reward", "my_rewards:lenient")
-    assert "could not be judged: 3 rows, such as: ValueError: no opinion" in done.stdout
+    assert "could not be scored: 3 rows, such as: ValueError: no opinion" in done.stdout
     assert verdicts(tried) == [
         (0.5, None, 6),
-        (None, "ValueError: no opinion on the last", 3),
+        (None, "ValueError: no opinion on the last (my_rewards.py:4)", 3),
         (None, None, 3),
     ]
 
 
 def test_rows_that_were_judged_before_are_passed_over(rlake: Command, tried: Store) -> None:
-    first = rlake("rescore", "--reward", "exact_match", "--where", "rollout < 2", "--json")
+    first = rlake("rescore", "--reward", "exact_match", "--where", "rollout_index < 2", "--json")
     assert json.loads(first.stdout)["new"] == 6
     rest = json.loads(rlake("rescore", "--reward", "exact_match", "--json").stdout)
     assert (rest["rows"], rest["new"]) == (12, 6)
     told = rlake("rescore", "--reward", "exact_match").stdout
-    assert "judged 12 rows (12 before)" in told
+    assert "scored 12 rows (12 before)" in told
     assert tried.count("scores") == 12
 
 
@@ -119,16 +116,16 @@ def test_rescore_used_wrongly_says_how(rlake: Command, tried: Store) -> None:
         (("--reward", "exact_match", "--where", "rewrad > 0"), "`rewrad`"),
         (("--reward", "exact_match", "--where", "1 = 1; SELECT 1"), "does not parse"),
     ):
-        done = rlake("rescore", *words)
-        assert (done.returncode, done.stdout) == (2, ""), words
-        assert told in done.stderr
+        refused(rlake("rescore", *words), told)
     assert tried.count("scores") == 0
 
 
 def test_nothing_to_judge_is_said(rlake: Command, tried: Store) -> None:
-    done = rlake("rescore", "--reward", "exact_match", "--where", "reward > 9")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "nothing was judged: no experience matches `--where` reward > 9" in done.stderr
+    refused(
+        rlake("rescore", "--reward", "exact_match", "--where", "reward > 9"),
+        "nothing was scored: no experience matches `--where` reward > 9",
+        code=1,
+    )
 
 
 SLOW = """
@@ -196,12 +193,14 @@ def test_a_judge_of_groups_sees_them_whole_and_fails_by_group(
     monkeypatch.syspath_prepend(tmp_path)
     lake.append("experiences", experiences(12, reward=[1.0, 0.0, 0.0, 0.0]))
     spec = "'group_rewards:ranked': {best: 2.0}"
-    first = rlake("rescore", "--reward", spec, "--version", "1", "--where", "rollout < 2", "--json")
+    first = rlake(
+        "rescore", "--reward", spec, "--version", "1", "--where", "rollout_index < 2", "--json"
+    )
     assert json.loads(first.stdout)["new"] == 6, "only rows that were asked for are stored"
     assert verdicts(lake) == [
         (0.0, "of 4", 2),
         (2.0, "of 4", 2),
-        (None, "TimeoutError: the judge is away", 2),
+        (None, "TimeoutError: the judge is away (group_rewards.py:7)", 2),
     ]
     rest = rlake("rescore", "--reward", spec, "--version", "1", "--json")
     assert json.loads(rest.stdout)["new"] == 6
@@ -224,9 +223,11 @@ def test_rescoring_has_the_name_and_version_that_the_operator_has(
 def test_a_reward_that_can_judge_no_row_is_a_failure_and_says_why(
     rlake: Command, tried: Store
 ) -> None:
-    done = rlake("rescore", "--reward", "json:loads")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "`loads` could judge none of 12 rows, such as: TypeError" in done.stderr
+    refused(
+        rlake("rescore", "--reward", "json:loads"),
+        "`loads` scored none of 12 rows, such as: TypeError",
+        code=1,
+    )
 
 
 def test_half_a_character_in_a_reason_is_stored_as_a_question_mark(
@@ -321,19 +322,17 @@ def test_a_difference_used_wrongly_says_how(rlake: Command, lake: Store) -> None
     for words, message in (
         (("reward", "score:strct"), "did you mean `strict`"),
         (("reward", "score:strict@2"), "of version `2`"),
-        (("reward", "strict"), "`strict` is no reward"),
-        (("rewrd", "reward"), "`rewrd` is no reward; did you mean `reward`?"),
+        (("reward", "strict"), "`strict` is not a reward"),
+        (("rewrd", "reward"), "`rewrd` is not a reward; did you mean `reward`?"),
         (("reward", "feedback:label"), "is text"),
         (("reward", "score:strict", "--where", "rewrd > 1"), "`rewrd`"),
     ):
-        done = rlake("rewards", "diff", *words)
-        assert (done.returncode, done.stdout) == (2, ""), words
-        assert message in done.stderr, done.stderr
+        refused(rlake("rewards", "diff", *words), message)
     for words, message in (
-        ("[1, 2]", "is a name, or"),
+        ("[1, 2]", "must be a name or"),
         ("{exact_match", "is not valid YAML"),
         ("overlong: {max_tokens: 5, cach: 1}", "no parameter `cach`"),
-        ("overlong: 5", "is a name, or"),
+        ("overlong: 5", "must be a name or"),
     ):
         assert message in rlake("rescore", "--reward", words).stderr
 

@@ -1,22 +1,19 @@
-"""`rlake bench`: recipes that are run to see that all of it learns, and the report of it."""
+"""`rlake selftest`: recipes that are run to see that all of it learns, and the report of it."""
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from support.commands import Command, last_json, refused
 from support.tiny_models import offline, written
 
 from rlake.loop.config.stages import load_stages
 from rlake.loop.run import run
 from rlake.loop.selftest.report import notes
-from rlake.loop.selftest.run import RECIPES, Options, SelfTestResult, measured_on, staged
+from rlake.loop.selftest.run import RECIPES, Options, SelfTestResult, evaluated_tasks, staged
 from rlake.store import Store, connect
 
-Rlake = Callable[..., CompletedProcess[str]]
 SHORT = [
     "stages.warm_start.trainer.steps=2",
     "stages.warm_start.trainer.batch_size=4",
@@ -25,19 +22,16 @@ SHORT = [
 
 
 def test_a_task_that_is_not_there_and_a_folder_that_holds_something_are_refused(
-    rlake: Rlake, tmp_path: Path
+    rlake: Command, tmp_path: Path
 ) -> None:
-    done = rlake("bench", "countdwn")
-    assert done.returncode == 2
-    assert "no task `countdwn` to verify; did you mean `countdown`?" in done.stderr
+    refused(rlake("selftest", "countdwn"), "has no task `countdwn`; did you mean `countdown`?")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    done = rlake("bench", "countdown", "--folder", "full")
-    assert done.returncode == 2
-    assert "exists and is not empty" in done.stderr
-    done = rlake("bench", "gsm8k", "--folder", "new", "--data", "nowhere")
-    assert done.returncode == 2
-    assert "there is no `nowhere/train.jsonl`" in done.stderr
+    refused(rlake("selftest", "countdown", "--folder", "full"), "exists and is not empty")
+    refused(
+        rlake("selftest", "gsm8k", "--folder", "new", "--data", "nowhere"),
+        "`nowhere/train.jsonl` does not exist",
+    )
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -64,18 +58,18 @@ def test_a_task_says_whether_what_it_was_measured_on_was_trained_on(store: Store
     rows = written(8)
     store.append("experiences", rows)
     measured = [
-        replace(row, experience_id=f"eval/{i}", run_id="demo:eval-001")
+        replace(row, experience_id=f"eval/{i}", run_id="demo:eval-001", purpose="eval")
         for i, row in enumerate(rows)
     ]
     store.append("experiences", measured)
-    found = measured_on(store)
+    found = evaluated_tasks(store)
     assert found == {"num_tasks": 2, "num_trained_on": 0}
-    assert "measured on 2 tasks that were never trained on" in notes(of_task(**found))
+    assert "evaluated on 2 held-out tasks" in notes(of_task(**found))
     run(store, offline(trainer={"where": "task_id = 't0' AND run_id IS NULL"}))
-    found = measured_on(store)
+    found = evaluated_tasks(store)
     assert found == {"num_tasks": 2, "num_trained_on": 1}
     told = notes(of_task(**found, data="a generated stand-in for GSM8K"))
-    assert "1 of the 2 tasks that it is measured on were trained on" in told
+    assert "1 of the 2 evaluation tasks were also trained on" in told
     assert told.endswith("tasks: a generated stand-in for GSM8K")
 
 
@@ -89,15 +83,15 @@ def of_task(**known: Any) -> SelfTestResult:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_short_bench_of_two_tasks_reports_what_its_stores_hold(
-    rlake: Rlake, tmp_path: Path
+    rlake: Command, tmp_path: Path
 ) -> None:
     some = "taskset = 'frozen_squares' OR split <> 'train' AND right(task_id, 1) = '0'"
     few = [f"evaluate.where={some}", "evaluate.group_size=1", *SHORT]
     words = [word for text in few for word in ("--set", text)]
     names = ["frozen_lake", "countdown"]
-    done = rlake("bench", *names, "--steps", 2, "--folder", "here", "--json", *words)
+    done = rlake("selftest", *names, "--steps", 2, "--folder", "here", "--json", *words)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = last_json(done)
     assert [one["task"] for one in told["tasks"]] == names
     for one in told["tasks"]:
         store = connect(tmp_path / "here" / one["task"], create=False)
@@ -117,28 +111,28 @@ def test_a_short_bench_of_two_tasks_reports_what_its_stores_hold(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_gsm8k_is_read_from_a_folder_and_goes_through_all_parts(
-    rlake: Rlake, gsm8k: Path, tmp_path: Path
+    rlake: Command, gsm8k: Path, tmp_path: Path
 ) -> None:
     few = ["tasks.where=split = 'train' AND length(prompt_text) < 200", "trainer.batch_size=1"]
     few += ["evaluate.where=split = 'test' AND right(task_id, 2) = '00'"]
     few += [f"{part}.sampling.max_tokens=4" for part in ("explorer", "evaluate")]
     words = [word for text in few for word in ("--set", text)]
     options = ["--data", gsm8k, "--steps", 1, "--folder", "here", "--json"]
-    done = rlake("bench", "gsm8k", *options, *words)
+    done = rlake("selftest", "gsm8k", *options, *words)
     assert done.returncode == 0, done.stderr
-    [one] = json.loads(done.stdout.splitlines()[-1])["tasks"]
+    [one] = last_json(done)["tasks"]
     assert (one["steps"], one["samples"], one["after"]) == (1, 8, 0.0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_lakes_are_crossed_more_often_than_behind_the_warm_start(
-    rlake: Rlake, tmp_path: Path
+    rlake: Command, tmp_path: Path
 ) -> None:
     assert load_stages("frozen_lake")[0].config.seed == 0  # no seed was picked
-    done = rlake("bench", "frozen_lake", "--folder", "here", "--json")
+    done = rlake("selftest", "frozen_lake", "--folder", "here", "--json")
     assert done.returncode == 0, done.stderr
-    [one] = json.loads(done.stdout.splitlines()[-1])["tasks"]
+    [one] = last_json(done)["tasks"]
     assert 0.1 < one["before"] < 0.55
     assert one["after"] > one["before"] + 0.25
     assert one["last_reward"] > one["first_reward"] + 0.2

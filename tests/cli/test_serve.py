@@ -147,3 +147,10 @@ def test_a_server_learns_from_its_own_traffic_and_drops_no_request_as_weights_ch
         "SELECT policy_version, count(*) FROM experiences WHERE source = 'served' GROUP BY 1"
     )
     assert {0, 3} <= {version for version, _ in rows.fetchall()}
+
+    one = CONFIG.replace("name: load", "name: one").partition("model:")[0]
+    served = Served(tmp_path, config=one + "model: {run: load, version: 3}\nalgorithm: sft\n")
+    assert httpx.post(served.url + "/v1/chat/completions", json={"messages": [USER]}).is_success
+    assert served.end() == 0
+    rows = lake.sql("SELECT policy_version FROM experiences WHERE run_id = 'one:serve'")
+    assert rows.fetchall() == [(0,)], "the model that `one` starts from"

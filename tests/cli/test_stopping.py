@@ -9,6 +9,7 @@ from subprocess import CompletedProcess
 from time import monotonic, sleep
 
 import pytest
+from support.files import write
 
 from rlake.store import Store, Task
 from rlake.store.files import import_rows, open_input
@@ -28,14 +29,10 @@ def on_a_full_disk(folder: Path, *args: str) -> CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def write(path: Path, rows: list[dict[str, str]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def test_a_full_disk_is_said_and_nothing_is_stored_or_written(lake: Store, tmp_path: Path) -> None:
     filler = "".join(chr(33 + i * i % 90) for i in range(1000))
     many = [{"prompt_text": f"{i} {filler[i:]}", "response_text": "4"} for i in range(900)]
-    write(tmp_path / "many.jsonl", many)
+    write(tmp_path / "many.jsonl", *many)
     said = on_a_full_disk(tmp_path, "import", "experiences", "many.jsonl")
     assert said.returncode == 1
     assert said.stderr.startswith("error: cannot write a temporary file: File too large; ")
@@ -57,7 +54,7 @@ def test_an_import_that_was_stopped_is_run_again_without_duplicates(
     lake: Store, tmp_path: Path, sign: signal.Signals
 ) -> None:
     many = [{"prompt_text": f"{i}+{i}=", "response_text": str(2 * i)} for i in range(5_000)]
-    write(tmp_path / "many.jsonl", many)
+    write(tmp_path / "many.jsonl", *many)
     command = [*RLAKE, "import", "experiences", "many.jsonl", "--json"]
     data = tmp_path / "lake" / "experiences.lance" / "data"
     importing = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)

@@ -2,18 +2,14 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
-from typing import Any
 
 import pytest
 from filelock import FileLock
 from support.builders import experiences, task
+from support.commands import Command, last_json, refused
 
 from rlake.store import Store, connect
-
-Command = Callable[..., CompletedProcess[str]]
 
 RUNNING = {
     "run_id": "demo",
@@ -33,16 +29,6 @@ sink: {file: out.jsonl}
 """
 
 
-def last_json(said: CompletedProcess[str]) -> dict[str, Any]:
-    assert said.returncode == 0, said.stderr
-    return json.loads(said.stdout.splitlines()[-1])
-
-
-def refused(said: CompletedProcess[str]) -> str:
-    assert (said.returncode, said.stdout) == (2, "")
-    return said.stderr
-
-
 def count(rlake: Command, table: str, *options: object) -> int:
     said = rlake("sql", f"SELECT count(*) AS n FROM {table}", "--json", *options)
     assert said.returncode == 0, said.stderr
@@ -51,7 +37,9 @@ def count(rlake: Command, table: str, *options: object) -> int:
 
 def test_snapshots_are_taken_listed_compared_and_dropped(rlake: Command, lake: Store) -> None:
     assert "no snapshots yet" in rlake("snapshot", "list").stdout
-    assert rlake("snapshot", "create", "one", "--note", "why").returncode == 0
+    made = last_json(rlake("snapshot", "create", "one", "--note", "why", "--json"))
+    assert made["tables"]["experiences"] == lake.versions()["experiences"]
+    assert "one" in rlake("snapshot", "list").stdout
     lake.append("experiences", experiences(4, run_id="demo"))
     said = rlake("snapshot", "diff", "one").stdout.splitlines()
     assert [line.split() for line in said if line.startswith("experiences ")] == [
@@ -136,7 +124,7 @@ def test_a_live_job_forbids_a_restore_a_killed_one_does_not(rlake: Command, lake
 
 def test_a_branch_is_made_used_listed_merged_and_dropped(rlake: Command, lake: Store) -> None:
     lake.append("experiences", experiences(4))
-    assert "no branches; make one" in rlake("branch", "list").stdout
+    assert "no branches; create one" in rlake("branch", "list").stdout
     made = last_json(rlake("branch", "create", "trial", "--json"))
     assert made["store"] == f"{lake.uri}@trial"
     on_trial = ("--store", made["store"])
@@ -195,7 +183,7 @@ def test_a_branch_that_is_damaged_hides_no_other_and_can_be_dropped(
     shutil.rmtree("lake/tasks.lance/tree/broken")
     listed = json.loads(rlake("branch", "list", "--json").stdout)["branches"]
     assert {b["name"]: b["rows_added"] for b in listed} == {"broken": None, "whole": {}}
-    assert "it cannot be read: see `rlake doctor`" in rlake("branch", "list").stdout
+    assert "cannot be read; see `rlake doctor`" in rlake("branch", "list").stdout
     assert "with what was left of its own" in rlake("branch", "drop", "broken", "--force").stdout
     assert [
         b["name"] for b in json.loads(rlake("branch", "list", "--json").stdout)["branches"]
@@ -206,4 +194,4 @@ def test_nothing_is_undone_where_nothing_was_to_be_restored(rlake: Command, lake
     lake.snapshot("here")
     said = rlake("snapshot", "restore", "here")
     assert said.returncode == 0
-    assert said.stdout == "nothing to restore: the tables are as they were at `here`\n"
+    assert said.stdout == "nothing to restore: the tables are unchanged since `here`\n"

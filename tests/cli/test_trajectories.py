@@ -1,19 +1,17 @@
 """Trajectories of agents that call tools: imported, asked about, found, exported, trained on."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
-from typing import Any
 
 import pytest
 from support.chat_templates import QWEN25
+from support.commands import Command
+from support.files import lines
 from support.tiny_models import tiny
 
 from rlake.store import Store, connect
 from rlake.store.files.raw_json import elements, members
 
-Command = Callable[..., CompletedProcess[str]]
 FILE = Path(__file__).parents[1] / "files" / "trajectories.jsonl"
 LINES = FILE.read_text(encoding="utf-8").splitlines()
 
@@ -30,10 +28,6 @@ def imported(rlake: Command) -> Store:
     assert (again["rows"], again["already"]) == (0, 6)
     assert again["untrainable"] == {"it has no assistant turn": 1}
     return connect("lake")
-
-
-def lines(path: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
 def test_whole_trajectories_go_out_as_they_came_in(imported: Store, rlake: Command) -> None:

@@ -1,12 +1,11 @@
 """Taking back what was imported, on the command line."""
 
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
+
+from support.commands import Command
 
 from rlake.store import Task, connect
 
-Command = Callable[..., CompletedProcess[str]]
 TASK = Task.ask("2+2=", "4").task_id
 
 
@@ -21,7 +20,7 @@ def test_the_command_says_how_many_values_and_how_to_take_them_back(
     assert said.stdout.startswith("imported 1 value from ")
     lineage_id = said.stdout.partition("`rlake undo ")[2].partition("`")[0]
     done = rlake("undo", lineage_id, *where)
-    assert done.stdout == f"took back `levels.csv` ({lineage_id}): 1 of task_values\n"
-    assert rlake("redo", lineage_id, *where).stdout.startswith("put back `levels.csv`")
+    assert done.stdout == f"undid `levels.csv` ({lineage_id}): 1 of task_values\n"
+    assert rlake("redo", lineage_id, *where).stdout.startswith("restored `levels.csv`")
     wrong = rlake("import", "tasks", tmp_path / "levels.csv", "--name", "x", *where)
-    assert (wrong.returncode, "`--name` is for values" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "`--name` is only for `values`" in wrong.stderr) == (2, True)

@@ -1,18 +1,16 @@
 """A configuration that cannot be run is refused before anything is made of it."""
 
-from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-
-Command = Callable[..., CompletedProcess[str]]
+from support.commands import Command
 
 ONLINE = """
 name: demo
 model:
   from_scratch: {hidden_size: 16, layers: 1, heads: 2, max_length: 48, alphabet: 0123456789+=}
-tasks: {generator: {addition: {low: 0, high: 4, held_out: 5}}}
+tasks: {generator: {rlake.loop.recipes.toys:addition: {low: 0, high: 4, held_out: 5}}}
 algorithm: {grpo: {group_size: 3}}
 explorer: {rewards: exact_match, sampling: {max_tokens: 3}}
 trainer: {steps: 1, batch_size: 2}
@@ -54,7 +52,7 @@ WRONG = [
     "schedule.max_lag=-1",
     "seed=1e30",
     "tasks.generator=nosuch",
-    "tasks.generator={addition: {nosuch: 1}}",
+    "tasks.generator={rlake.loop.recipes.toys:addition: {nosuch: 1}}",
     "tasks.where=nosuch = 1",
     "tasks.where=task_id =",
     "tasks.where=false",
@@ -99,8 +97,17 @@ OFFLINE = [
 ]
 
 
+CONDITIONS = {
+    "tasks.where": "spilt = 'train'",
+    "evaluate.where": "spilt = 'eval'",
+    "trainer.where": "rewrad > 0",
+    "trainer.eval_where": "quality > 0",
+    "trainer.sampler.mixed.b.where": "rewrad > 0",
+}
+
+
 @pytest.fixture
-def refused(rlake: Command) -> Callable[..., CompletedProcess[str]]:
+def refused(rlake: Command) -> Command:
     """Run a command that is used wrongly, and see that nothing came of it."""
     Path("online.yaml").write_text(ONLINE)
     Path("empty").mkdir()
@@ -126,3 +133,22 @@ def test_a_wrong_configuration_is_refused_and_nothing_is_made(refused: Command, 
 def test_a_wrong_offline_run_is_refused_and_nothing_is_made(refused: Command, wrong: str) -> None:
     given = ("explorer=null", "algorithm=sft", "trainer.steps=null", wrong)
     refused("train", "online.yaml", *(word for one in given for word in ("--set", one)))
+
+
+@pytest.mark.parametrize("key", CONDITIONS)
+def test_a_dry_run_names_the_key_of_a_condition_on_no_column(refused: Command, key: str) -> None:
+    sources = "trainer.sampler={mixed: {a: {share: 0.5}, b: {share: 0.5, run: old}}}"
+    mixed = ("--set", sources) if "mixed" in key else ()
+    known = ("--set", "trainer.side_columns=['good=score:judge']")
+    wrong = ("--set", f"{key}={CONDITIONS[key]}")
+    said = refused("run", "online.yaml", "--dry-run", *mixed, *known, *wrong)
+    assert said.stderr.startswith(f"error: `{key}`: ")
+
+
+def test_a_dry_run_knows_replaced_columns_and_tables_of_the_user(rlake: Command) -> None:
+    Path("online.yaml").write_text(ONLINE)
+    known = ("--set", "trainer.side_columns=['good=score:judge']")
+    mine = ("--set", "tasks.where=task_id IN (SELECT task_id FROM user_own)")
+    right = ("--set", "trainer.where=good > 0", *known, *mine)
+    done = rlake("run", "online.yaml", "--dry-run", *right)
+    assert done.returncode == 0, done.stderr

@@ -12,8 +12,7 @@ from support.tiny_models import tiny
 from rlake.loop.inference import Request, Sampled, Weights
 from rlake.loop.inference.policy import Sampling
 from rlake.loop.inference.vllm_engine.engine import VllmEngine
-from rlake.loop.models.digest import weights_digest
-from rlake.loop.weight_sync import state_of
+from rlake.loop.models.state_dict import state_of, weights_digest
 
 pytestmark = [
     pytest.mark.gpu,

@@ -19,7 +19,7 @@ DEFAULT = {
         "store/test_append.py::test_nothing_of_the_store_updates_a_row",
     ),
     "3 tokens are the truth": (
-        "loop/trajectories/test_chat_templates.py::test_tokens_that_would_be_others_when_tokenised_again_stay_as_they_were",
+        "loop/trajectories/test_chat_templates.py::test_tokens_that_would_be_others_when_tokenized_again_stay_as_they_were",
         "loop/trajectories/test_chat_templates.py::test_rows_hold_all_that_was_sampled_and_every_column_is_aligned",
     ),
     "4 versions are true": (
@@ -102,9 +102,9 @@ def test_every_law_is_proven_by_a_default_test(law: str) -> None:
         assert not any("mark.slow" in mark for mark in found[name]), f"{named} is slow"
 
 
-def test_the_table_of_laws_in_the_readme_names_files_of_their_tiers() -> None:
-    text = (TESTS.parent / "README.md").read_text(encoding="utf-8")
-    table = text.partition("| law | default tests |")[2].partition("\n\n")[0]
+def test_the_table_of_guarantees_names_files_of_their_tiers() -> None:
+    text = (TESTS.parent / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    table = text.partition("| guarantee | default tests |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1:4] for line in table.splitlines()[2:]]
     assert {number for law, _, _ in rows for number in re.findall(r"\b\d+\b(?= )", law)} == {
         law.split()[0] for law in DEFAULT

@@ -23,6 +23,8 @@ SHIPPED = {".html", ".py", ".sql", ".yaml"}
 def shipped() -> Iterator[Path]:
     """Yield the path, below the root, of each file that a user must get."""
     yield Path("__init__.py")
+    yield Path("algorithms.py")
+    yield Path("recipes.py")
     yield Path("py.typed")
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*"):
@@ -65,11 +67,25 @@ def test_no_extra_installs_what_is_not_used() -> None:
     assert names - used == set()
 
 
+def test_every_extra_that_a_message_or_a_document_names_is_one() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = set(project["optional-dependencies"])
+    documents = [*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "docs").glob("*.md")]
+    sources = [ROOT / path for path in shipped() if path.suffix == ".py"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (*sources, *documents))
+    listed = re.findall(r"rlake\[([\w,-]+)\]", text)
+    named = {name for names in listed for name in names.split(",")}
+    named |= set(re.findall(r"missing_extra\(.*?, \"([\w-]+)\"\)", text))
+    assert named <= extras
+    assert named >= extras - {"dev"}, "an extra that nothing names"
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     tree = tmp_path / "tree"  # built in a copy: setuptools leaves build/ behind
     tree.mkdir()
-    for name in ("pyproject.toml", "setup.py", "__init__.py", "py.typed", "LICENSE", "README.md"):
+    named = ("__init__.py", "algorithms.py", "recipes.py", "py.typed", "LICENSE", "README.md")
+    for name in ("pyproject.toml", "setup.py", *named):
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, tree)
     for folder in FOLDERS:
@@ -91,7 +107,7 @@ def test_a_type_checker_sees_the_same_public_names() -> None:
     tree = ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {
-        alias.name: f".{node.module}"
+        alias.name: f".{node.module}" if node.module else ""
         for node in block.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names

@@ -14,7 +14,7 @@ import pytest
 from nbclient import NotebookClient
 
 from rlake.loop.cli import run_command
-from rlake.loop.recipes.toys.gsm8k import real
+from rlake.loop.recipes.gsm8k import real
 from rlake.store import connect
 
 NOTEBOOKS = {path.stem: path for path in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb")}
@@ -23,6 +23,16 @@ IN_BRIEF = (FIRST,)
 """Those that the default tests run; the slow ones run the others."""
 LONG = ("301_offline_sft_and_dpo", "302_a_new_algorithm_in_one_file", "303_staleness")
 """Those that train for a minute: they are among the long ones."""
+
+
+PUBLIC = ("rlake", "rlake.algorithms", "rlake.operators", "rlake.operators.rewards")
+PUBLIC += ("rlake.pipelines", "rlake.recipes")
+DEEPER = {
+    "103": {"store.ids", "store.replay", "store.verify_draws"},
+    "302": {"loop.cli.algorithms"},
+    "401": {"loop.cli"},
+}
+"""Modules that are not public, by the notebook that shows what is inside them."""
 
 
 def among(name: str) -> Any:
@@ -101,7 +111,7 @@ def test_the_first_notebook_says_on_which_data_it_runs(
 
 def test_the_first_notebook_runs_without_the_data_and_says_so(tmp_path: Path) -> None:
     done = execute(NOTEBOOKS[FIRST], tmp_path, RLAKE_DATA=str(tmp_path))
-    assert f"a generated stand-in for GSM8K, in gsm8k: there is no {tmp_path}/gsm8k" in done.text
+    assert f"a generated stand-in for GSM8K, in gsm8k: {tmp_path}/gsm8k does not exist" in done.text
 
 
 @pytest.mark.slow
@@ -138,3 +148,11 @@ def told(place: Path) -> list[list[tuple[Any, ...]]]:
     found = [store.sql(f"{query} ORDER BY ALL").fetchall() for query in queries]
     assert all(found), "an empty table proves nothing"
     return found
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_imports_public_names_but_for_what_it_looks_into(name: str) -> None:
+    text = "\n".join("".join(cell["source"]) for cell in cells(NOTEBOOKS[name], "code"))
+    found = set(re.findall(r"^\s*(?:from|import) (rlake[\w.]*)", text, re.MULTILINE))
+    deeper = {module.removeprefix("rlake.") for module in found - set(PUBLIC)}
+    assert deeper == DEEPER.get(name.partition("_")[0], set())

@@ -8,11 +8,10 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.builders import experiences, rows
+from support.builders import table
 
 from rlake import operators as o
-from rlake.operators import Operator, OperatorFunction
-from rlake.store.errors import OperatorError
+from rlake.operators import Operator
 
 Groups = Sequence[Sequence[float | None]]
 Formula = Callable[[list[np.ndarray]], list[np.ndarray]]
@@ -30,20 +29,18 @@ def tokens(group: int, place: int) -> int:
 
 
 def shuffled(groups: Groups, seed: int) -> pl.DataFrame:
-    records = [
-        one
+    records = (
+        {
+            "reward": reward,
+            "experience_id": f"{g}/{i}",
+            "group_id": f"g{g}",
+            "token_ids": [7] * (tokens(g, i) + 1),
+            "loss_mask": [False] + [True] * tokens(g, i),
+        }
         for g, rewards in enumerate(groups)
         for i, reward in enumerate(rewards)
-        for one in experiences(
-            1,
-            reward=reward,
-            experience_id=f"{g}/{i}",
-            group_id=f"g{g}",
-            token_ids=[7] * (tokens(g, i) + 1),
-            loss_mask=[False] + [True] * tokens(g, i),
-        )
-    ]
-    made = rows(records).with_columns(greedy=pl.lit(0.25))
+    )
+    made = table(records).with_columns(greedy=pl.lit(0.25))
     return made.sample(fraction=1.0, shuffle=True, seed=seed)
 
 
@@ -90,14 +87,14 @@ def over_batch_std(groups: list[np.ndarray]) -> list[np.ndarray]:
     ]
 
 
-def normalised(groups: list[np.ndarray]) -> list[np.ndarray]:
+def normalized(groups: list[np.ndarray]) -> list[np.ndarray]:
     every = np.concatenate(groups)
     if is_flat(every):
         return [np.zeros(len(r)) for r in groups]
     return [(r - every.mean()) / (every.std(ddof=1) + 1e-8) for r in groups]
 
 
-def normalised_by_token(groups: Groups) -> list[np.ndarray]:
+def normalized_by_token(groups: Groups) -> list[np.ndarray]:
     times = [
         np.array([tokens(g, i) for i, r in enumerate(rewards) if r is not None], np.int64)
         for g, rewards in enumerate(groups)
@@ -148,14 +145,14 @@ FORMULAS: list[tuple[Operator, Formula]] = [
         lambda groups: [r - np.concatenate(groups).mean() for r in groups],
     ),
     (o.greedy_baseline(baseline="greedy"), lambda groups: [r - 0.25 for r in groups]),
-    (o.batch_zscore(), normalised),
+    (o.batch_zscore(), normalized),
     (
         o.centered_batch_zscore(),
-        lambda groups: normalised(by_group(lambda r: r - r.mean())(groups)),
+        lambda groups: normalized(by_group(lambda r: r - r.mean())(groups)),
     ),
     (o.balanced(drop="none"), by_group(lambda r: r - r.mean())),
     (
-        o.balanced(drop="none", normalise="std"),
+        o.balanced(drop="none", normalize="std"),
         by_group(lambda r: (r - r.mean()) / (r.std(ddof=1) + 1e-6)),
     ),
     (o.max_rl(), by_group(over_pass_rate)),
@@ -182,7 +179,7 @@ def test_advantages_are_the_formulas_of_the_papers(
 @given(groups=groups_of_rewards, seed=st.integers(0, 99))
 def test_rows_may_count_as_often_as_they_have_tokens(groups: Groups, seed: int) -> None:
     found = o.batch_zscore(per="token")(shuffled(groups, seed))
-    check(groups, found, normalised_by_token(groups))
+    check(groups, found, normalized_by_token(groups))
 
 
 def test_a_row_without_tokens_is_left_out_where_tokens_count() -> None:
@@ -231,13 +228,13 @@ def test_the_same_rows_give_the_same_bits_in_any_order_and_engine(op: Operator) 
 whole_rewards = st.lists(st.none() | st.integers(-3, 3).map(float), min_size=1, max_size=8)
 
 
-@pytest.mark.parametrize("normalise", ["none", "std"])
+@pytest.mark.parametrize("normalize", ["none", "std"])
 @settings(max_examples=20, deadline=None)
 @given(rewards=whole_rewards, seed=st.integers(0, 99))
 def test_balanced_keeps_as_many_low_answers_as_others(
-    normalise: str, rewards: list[float | None], seed: int
+    normalize: str, rewards: list[float | None], seed: int
 ) -> None:
-    found = o.balanced(normalise=normalise, seed=seed)(shuffled([rewards], seed))  # pyright: ignore[reportArgumentType]
+    found = o.balanced(normalize=normalize, seed=seed)(shuffled([rewards], seed))  # pyright: ignore[reportArgumentType]
     credit = dict(found.select("experience_id", "advantage").iter_rows())
     known = {f"0/{i}": r for i, r in enumerate(rewards) if r is not None}
     assert {i for i, a in credit.items() if a is not None} == set(known)
@@ -248,7 +245,7 @@ def test_balanced_keeps_as_many_low_answers_as_others(
     assert len(zero) == max(0, len(low) - len(others)) or is_flat(scored(rewards))
     kept = {i: r for i, r in known.items() if i not in zero}
     r = np.array(list(kept.values()))
-    std = r.std(ddof=1) + 1e-6 if normalise == "std" and len(r) > 1 else 1.0
+    std = r.std(ddof=1) + 1e-6 if normalize == "std" and len(r) > 1 else 1.0
     expected = np.zeros(len(r)) if is_flat(r) else (r - r.mean()) / std
     np.testing.assert_allclose([credit[i] for i in kept], expected, rtol=1e-9, atol=1e-9)
 
@@ -264,20 +261,3 @@ def test_the_lot_of_balanced_depends_on_seed_and_id_alone() -> None:
     assert chosen == [kept(seed, frame.reverse()) for seed in range(8)]
     assert {len(one) for one in chosen} == {1}
     assert len(set().union(*chosen)) > 2, "seeds choose differently"
-
-
-@pytest.mark.parametrize(
-    ("function", "params", "told"),
-    [
-        (o.log_mean_exp, {"tau": 0.0}, "`tau` of `log_mean_exp` must be above 0, got 0.0"),
-        (o.pass_at_k, {"k": 0}, "`k` of `pass_at_k` must be 1 or more, got 0"),
-        (o.gigpo, {"gamma": 1.5}, "`gamma` of `gigpo` must be from 0 to 1, got 1.5"),
-        (o.group_zscore, {"std": "task"}, "parameter `std` of `group_zscore` got 'task'"),
-        (o.reinforce, {"baseline": "mean"}, "parameter `baseline` of `reinforce` got 'mean'"),
-    ],
-)
-def test_parameters_that_make_no_sense_are_refused(
-    function: OperatorFunction[...], params: dict[str, object], told: str
-) -> None:
-    with pytest.raises(OperatorError, match=told):
-        function(**params)

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.builders import experiences, rows
+from support.builders import table
 
 from rlake.operators import Operator, gigpo, group_zscore, step_zscore
 from rlake.store.ids import rollout_id
@@ -30,21 +30,19 @@ some_groups = st.lists(
 
 
 def frame_of(groups: Groups, seed: int) -> pl.DataFrame:
-    records = [
-        one
+    records = (
+        {
+            "reward": reward,
+            "experience_id": rollout_id(f"g{g}", i, j),
+            "group_id": f"g{g}",
+            "rollout_index": i,
+            "prompt_text": state,
+        }
         for g, rollouts in enumerate(groups)
         for i, steps in enumerate(rollouts)
         for j, (reward, state) in enumerate(steps)
-        for one in experiences(
-            1,
-            reward=reward,
-            experience_id=rollout_id(f"g{g}", i, j),
-            group_id=f"g{g}",
-            rollout=i,
-            prompt_text=state,
-        )
-    ]
-    return rows(records).sample(fraction=1.0, shuffle=True, seed=seed)
+    )
+    return table(records).sample(fraction=1.0, shuffle=True, seed=seed)
 
 
 def found_by(op: Operator, groups: Groups, seed: int) -> dict[str, float | None]:
@@ -88,13 +86,13 @@ def test_step_zscore_is_that_of_the_last_step_for_all_steps(
 
 
 @pytest.mark.parametrize("own_rewards", [False, True])
-@pytest.mark.parametrize("normalise", ["none", "std"])
+@pytest.mark.parametrize("normalize", ["none", "std"])
 @settings(max_examples=20, deadline=None)
 @given(groups=some_groups, seed=st.integers(0, 99))
 def test_gigpo_is_the_credit_of_the_rollout_and_of_the_step_at_its_state(
-    groups: Groups, seed: int, *, own_rewards: bool, normalise: Any
+    groups: Groups, seed: int, *, own_rewards: bool, normalize: Any
 ) -> None:
-    gamma, omega, std = 0.5, 0.75, normalise == "std"
+    gamma, omega, std = 0.5, 0.75, normalize == "std"
     expected: dict[str, float | None] = {}
     for g, rollouts in enumerate(groups):
         episodes: dict[int, float] = {}
@@ -117,7 +115,7 @@ def test_gigpo_is_the_credit_of_the_rollout_and_of_the_step_at_its_state(
                 value = first[i] + omega * second.get((i, j), 0.0) if i in first else None
                 expected[rollout_id(f"g{g}", i, j)] = value
     step_reward = "reward" if own_rewards else None
-    op = gigpo(gamma=gamma, omega=omega, normalise=normalise, step_reward=step_reward)
+    op = gigpo(gamma=gamma, omega=omega, normalize=normalize, step_reward=step_reward)
     # sums that differ by rounding alone are divided by the epsilon at least
     compared(found_by(op, groups, seed), expected)
 
@@ -153,7 +151,7 @@ def test_the_same_steps_give_the_same_bits_in_any_order_and_engine() -> None:
         groups: Groups = [
             [[(float(r), "door") for r in rng.normal(size=3)] for _ in range(3)] for _ in range(2)
         ]
-        for op in (gigpo(step_reward="reward", normalise="std"), step_zscore(per_step=True)):
+        for op in (gigpo(step_reward="reward", normalize="std"), step_zscore(per_step=True)):
             once = found_by(op, groups, seed)
             for engine in ("streaming", "in-memory"):
                 again = op(frame_of(groups, seed + 1).lazy()).collect(engine=engine)

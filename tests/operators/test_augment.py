@@ -6,14 +6,14 @@ from typing import Any
 
 import polars as pl
 import pytest
-from support.builders import experiences, rows, task
+from support.builders import experiences, line_of, rows, task
 
 from rlake.operators import (
     OperatorFunction,
     expert_answers,
     good_prefix,
     hindsight,
-    mix,
+    mix_tasksets,
     paraphrase,
     retry_tasks,
 )
@@ -21,7 +21,6 @@ from rlake.operators.derived_rows import retold
 from rlake.operators.paraphrases import echo
 from rlake.pipelines import Pipeline, Sql, Table
 from rlake.store import Experience, Store, Task
-from rlake.store.errors import OperatorError
 
 ECHO = "rlake.operators.paraphrases:echo"
 TOKENS = ("token_ids", "loss_mask", "logprobs", "teacher_logprobs", "token_rewards", "segments")
@@ -47,7 +46,7 @@ def tries(n: int = 1, **columns: Any) -> pl.DataFrame:
         "segments": [{"policy_version": 3, "num_tokens": 2}],
         "advantage": 0.5,
         "run_id": "r",
-        "step": 1,
+        "batch": 1,
     }
     return rows(experiences(n, reward=0.0, **(values | columns)))
 
@@ -92,7 +91,7 @@ def test_hindsight_leaves_alone_what_would_not_be_true(columns: dict[str, Any]) 
 
 
 def doubled(task: Task, experience: Experience) -> Task | None:
-    """Ask for what was said: a relabelling of our own."""
+    """Ask for what was said: a relabeling of our own."""
     said = experience.response_text or ""
     if said == "broken":
         raise ValueError("cannot be read")
@@ -103,11 +102,10 @@ def test_hindsight_by_a_function_of_ones_own_fails_by_row() -> None:
     frame = tries(3).with_columns(response_text=pl.Series(["a", "broken", "nothing"]))
     applied = hindsight(relabel=doubled).apply(frame)
     [new] = made_of(frame, applied.rows)
+    where = line_of(__file__, "cannot be read")
     assert (new["parent_id"], new["prompt_text"]) == ("g000/00", "Say a")
     assert new["task_id"] == Task.ask("Say a", "a", taskset="said").task_id
-    assert applied.failed.rows() == [("g000/01", "ValueError: cannot be read")]
-    with pytest.raises(OperatorError, match="name `achieved_goal`, or your own"):
-        hindsight(relabel="gaol")
+    assert applied.failed.rows() == [("g000/01", f"ValueError: cannot be read {where}")]
 
 
 TALK = [
@@ -172,14 +170,6 @@ def test_replies_that_the_task_began_with_are_not_counted_as_sampled() -> None:
     assert [new[name] for name in TOKENS] == [None] * len(TOKENS)
 
 
-@pytest.mark.parametrize("function", [good_prefix, retry_tasks])
-def test_a_sign_of_failure_that_is_no_regular_expression_is_refused(
-    function: OperatorFunction[...],
-) -> None:
-    with pytest.raises(OperatorError, match=r"`failed` '\(' does not parse"):
-        function(failed="(")
-
-
 def test_a_try_that_fails_at_once_has_no_good_prefix() -> None:
     frame = walked([say("user", "go"), say("assistant", "fly"), say("tool", "error")])
     assert good_prefix()(frame).height == 1
@@ -188,7 +178,7 @@ def test_a_try_that_fails_at_once_has_no_good_prefix() -> None:
 def test_failed_tries_become_tasks_that_say_what_was_wrong(store: Store) -> None:
     store.append("tasks", [task(0)])
     tried = rows(experiences(4, reward=(1.0, 0.0, None, 0.0))).with_columns(
-        prompt_text=pl.lit("0+0="), response_text=pl.format("{}", "rollout")
+        prompt_text=pl.lit("0+0="), response_text=pl.format("{}", "rollout_index")
     )
     store.append("experiences", tried)
     chain = Pipeline(
@@ -227,8 +217,6 @@ def test_a_task_may_begin_at_the_failed_step() -> None:
     assert json.loads(made["messages"]) == TALK[:3]
     fine = walked([say("user", "go"), say("assistant", "x")]).with_columns(answer=pl.lit("out"))
     assert op.apply(fine).dropped["reason"].to_list() == ["no failed step is found in it"]
-    with pytest.raises(OperatorError, match=r"may hold `\{feedback\}` and nothing else"):
-        retry_tasks(prompt="{answer}")
 
 
 def test_a_paraphrase_is_another_question_without_tokens_or_a_verdict() -> None:
@@ -277,9 +265,10 @@ def test_a_policy_that_fails_on_a_row_leaves_the_others(monkeypatch: pytest.Monk
         return await echo(messages)
 
     monkeypatch.setattr("rlake.operators.paraphrases.echo", moody)
-    frame = tries(3).with_columns(prompt_text=pl.format("ask {}", "rollout"))
+    frame = tries(3).with_columns(prompt_text=pl.format("ask {}", "rollout_index"))
     applied = paraphrase(policy=ECHO, prompt="{text}?").apply(frame)
-    assert applied.failed.rows() == [("g000/01", "ConnectionError: gone")]
+    gone = f"ConnectionError: gone {line_of(__file__, 'gone')}"
+    assert applied.failed.rows() == [("g000/01", gone)]
     assert applied.rows["parent_id"].drop_nulls().to_list() == ["g000/00", "g000/02"]
 
 
@@ -309,7 +298,7 @@ def test_a_share_of_the_groups_is_shown_the_same_whatever_their_order() -> None:
     assert 70 <= len(parents) <= 130  # 100, give or take 3.5 standard deviations
     mixed = frame.sample(fraction=1.0, shuffle=True, seed=0)
     assert set(op(mixed)["parent_id"].drop_nulls()) == parents
-    both = mix(shares={"expert": 1, "explorer": 2}, by="source")(op(frame))
+    both = mix_tasksets(shares={"expert": 1, "explorer": 2}, by="source")(op(frame))
     counts = dict(both.group_by("source").len().iter_rows())
     assert counts["explorer"] == 2 * counts["expert"]
 
@@ -322,7 +311,7 @@ def test_no_row_of_other_words_keeps_what_was_true_of_the_old_ones(
     frame = walked(metadata={"desired_goal": "go", "achieved_goal": "stay"}, finish_reason="stop")
     frame = frame.with_columns(answer=pl.lit("out"), priority=pl.lit(2.0))
     [new] = made_of(frame, function(**policy)(frame))
-    gone = ("advantage", "priority", "rewards", "run_id", "step", "drop_reason", "finish_reason")
+    gone = ("advantage", "priority", "rewards", "run_id", "batch", "drop_reason", "finish_reason")
     assert [new[name] for name in gone] == [None] * len(gone)
     old, kept = frame["token_ids"][0], new["token_ids"]
     assert kept is None or list(kept) == list(old)[: len(kept)]

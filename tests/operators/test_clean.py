@@ -4,19 +4,17 @@ import json
 from typing import Any
 
 import polars as pl
-import pytest
 
 from rlake.operators import (
     Operator,
     cut_at,
+    extract_reasoning,
     normalize_unicode,
     num_private,
     redact,
     repair_messages,
     strip_think,
-    thought,
 )
-from rlake.store.errors import OperatorError
 
 
 def texts(op: Operator, *given: str | None, column: str = "response_text") -> list[Any]:
@@ -48,7 +46,7 @@ THOUGHTS = [
 def test_what_was_thought_aloud_goes_also_where_a_tag_is_missing_and_can_be_kept() -> None:
     given = [text for text, _, _ in THOUGHTS]
     assert texts(strip_think(), *given) == [left for _, left, _ in THOUGHTS]
-    assert texts(thought(), *given) == [kept for _, _, kept in THOUGHTS]
+    assert texts(extract_reasoning(), *given) == [kept for _, _, kept in THOUGHTS]
     assert texts(strip_think(tag="reasoning"), "<reasoning>x</reasoning>y") == ["y"]
 
 
@@ -157,19 +155,3 @@ def test_a_conversation_that_cannot_be_repaired_fails_alone() -> None:
         strict=True,
     ):
         assert words in error
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: cut_at(stops=[]), "strings that are not empty"),
-        (lambda: cut_at(stops=["a", ""]), "strings that are not empty"),
-        (lambda: strip_think(tag="<think>"), "`tag` must be a word, as `think`, got '<think>'"),
-        (lambda: redact(patterns={"x": "("}), "pattern `x` '\\(' does not parse"),
-        (lambda: redact(patterns={"x": "a*"}), "matches the empty text"),
-        (lambda: redact(kinds=[]), "nothing to redact"),
-    ],
-)
-def test_parameters_that_make_no_sense_are_refused(build: Any, message: str) -> None:
-    with pytest.raises(OperatorError, match=message):
-        build()

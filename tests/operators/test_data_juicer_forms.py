@@ -33,6 +33,8 @@ def table(*texts: str | None, **columns: Any) -> pl.DataFrame:
 
 def test_the_yaml_form_and_the_python_form_build_the_same_operator() -> None:
     short = {"text_length_filter": {"min_len": 2}}
+    plain = resolve({"data_juicer": "clean_ip_mapper"})
+    assert plain == data_juicer(operator="clean_ip_mapper")
     by_name = resolve({"data_juicer": {**short, "column": "prompt_text"}})
     assert by_name == data_juicer(operator=short, column="prompt_text")
     assert by_name == resolve({"data_juicer": dict(by_name.params)})
@@ -58,7 +60,7 @@ def test_the_version_of_data_juicer_belongs_to_the_fingerprint(
 def test_a_text_that_is_null_passes_no_filter_and_is_cleaned_by_nothing() -> None:
     rows = table("see http://a.org now", None)
     applied = data_juicer(operator="text_length_filter").apply(rows.tail(1))
-    assert applied.dropped.rows() == [("e1", "there is no text in `response_text`")]
+    assert applied.dropped.rows() == [("e1", "`response_text` has no text")]
     cleaned = rows.pipe(data_juicer(operator="clean_links_mapper"))
     assert cleaned["response_text"].to_list() == ["see  now", None]
 
@@ -341,11 +343,6 @@ def test_a_recipe_names_its_column_of_texts(tmp_path: Path) -> None:
     assert resolved([{"data_juicer_recipe": str(tmp_path / "recipe.yaml")}]) == [op]
 
 
-def test_an_operator_without_parameters_may_be_named_as_a_text() -> None:
-    [op] = resolved([{"data_juicer": "clean_ip_mapper"}])
-    assert op == data_juicer(operator="clean_ip_mapper")
-
-
-def test_a_parameter_beside_the_operator_that_does_not_exist_is_named() -> None:
+def test_a_parameter_that_does_not_exist_is_named() -> None:
     with pytest.raises(OperatorError, match="no parameter `colum`; did you mean `column`"):
         data_juicer(clean_ip_mapper={}, colum="prompt_text")

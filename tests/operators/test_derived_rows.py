@@ -4,11 +4,11 @@ import random
 
 import polars as pl
 import pytest
-from support.builders import RIGHT_AND_WRONG, experiences, rows
+from support.builders import experiences, rows
 
 from rlake.operators import (
-    best_of_group,
     clean_whitespace,
+    copy_best,
     drop_flat_groups,
     group_statistics,
     priority,
@@ -32,7 +32,7 @@ def test_flat_groups_go_whole_with_the_reason_and_null_rewards_stay_with_their_g
             *experiences(3, reward=(1.0, None, 0.0), group_id="mixed", task_id="m"),
             *experiences(2, reward=(None, 1.0), group_id="few", task_id="f"),
         ]
-    ).with_columns(experience_id=pl.format("{}/{}", "group_id", "rollout"))
+    ).with_columns(experience_id=pl.format("{}/{}", "group_id", "rollout_index"))
     kept, dropped = drop_flat_groups().split(frame)
     assert kept["group_id"].to_list() == ["mixed"] * 3
     assert dict(dropped.select("group_id", "reason").iter_rows()) == {
@@ -56,9 +56,9 @@ def test_rounding_does_not_make_a_flat_group_differ() -> None:
 def test_a_reward_that_is_no_number_makes_no_group_differ() -> None:
     frame = rows(experiences(4, reward=(0.1, 0.1, 0.5, 0.5), group_size=2))
     for odd in (float("nan"), float("inf")):
-        given = frame.with_columns(reward=pl.when(rollout=1).then(odd).otherwise("reward"))
+        given = frame.with_columns(reward=pl.when(rollout_index=1).then(odd).otherwise("reward"))
         assert drop_flat_groups()(given).height == 0
-        assert best_of_group()(given)["parent_id"].drop_nulls().to_list() == ["g000/00", "g001/00"]
+        assert copy_best()(given)["parent_id"].drop_nulls().to_list() == ["g000/00", "g001/00"]
 
 
 def test_priority_names_the_row_that_is_not_finite_or_below_zero() -> None:
@@ -72,21 +72,16 @@ def test_priority_names_the_row_that_is_not_finite_or_below_zero() -> None:
     assert priority(expression="2 - reward")(frame)["priority"].to_list() == [1.5, 3.0, 0.0]
 
 
-def test_best_of_group_copies_the_best_row_once_however_often_it_runs() -> None:
+def test_copy_best_copies_the_best_row_once_however_often_it_runs() -> None:
     frame = rows(experiences(8, reward=(0.0, 1.0, 1.0, None, None, None, None, None)))
-    once = best_of_group()(frame)
+    once = copy_best()(frame)
     [copy] = once.tail(-8).to_dicts()
     assert (copy["parent_id"], copy["source"], copy["reward"]) == ("g000/01", "synthetic", 1.0)
-    assert copy["experience_id"] == f"g000/01/best_of_group-{best_of_group().fingerprint[:8]}"
+    assert copy["experience_id"] == f"g000/01/copy_best-{copy_best().fingerprint[:8]}"
     assert copy["group_id"] == copy["experience_id"]
-    assert best_of_group()(once).equals(once)
+    assert copy_best()(once).equals(once)
 
 
-def test_best_of_group_may_ask_for_a_reward() -> None:
+def test_copy_best_may_ask_for_a_reward() -> None:
     frame = rows(experiences(8, reward=(0.0, 0.2, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)))
-    assert best_of_group(min_reward=0.5)(frame)["parent_id"].drop_nulls().to_list() == ["g001/00"]
-
-
-def test_flat_and_right_groups_are_told_apart_in_rows() -> None:
-    frame = rows(experiences(8, reward=(*RIGHT_AND_WRONG, 1.0, 1.0, 1.0, 1.0)))
-    assert drop_flat_groups()(frame)["group_id"].unique().to_list() == ["g000"]
+    assert copy_best(min_reward=0.5)(frame)["parent_id"].drop_nulls().to_list() == ["g001/00"]

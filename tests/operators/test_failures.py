@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from support.builders import experiences, rows
+from support.builders import experiences, line_of, rows
 
 from rlake.operators import Batches, Explained, Operator, Rows, Value, operator
 from rlake.operators.async_map import answers
@@ -19,7 +19,7 @@ BAD = "g001/02"
 FRAME = rows(experiences(12, reward=(0.0, 1.0, 0.5))).with_columns(
     response_text=pl.when(pl.col("experience_id") == BAD)
     .then(pl.lit("seven"))
-    .otherwise(pl.col("rollout").cast(pl.String))
+    .otherwise(pl.col("rollout_index").cast(pl.String))
 )
 """Twelve rows in three groups; the text of one is no number."""
 GROUPS_APART = FRAME[[0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11]]
@@ -72,7 +72,7 @@ def by_rows() -> Any:
 
 @operator("derive")
 def by_waiting_rows() -> Any:
-    return Rows(_number_later, NUMBER, at_once=3)
+    return Rows(_number_later, NUMBER, max_concurrency=3)
 
 
 FORMS = (by_expression, by_sql_value, by_sql_text, by_frame, by_batches, by_rows, by_waiting_rows)
@@ -122,7 +122,7 @@ def _raising(kind: Any, *, scope: Any = "row", **declared: Any) -> Any:
                 case "augment":
                     parent = pl.col("experience_id").alias("parent_id")
                     own = [pl.lit(None, pl.String).alias(n) for n in ("experience_id", "group_id")]
-                    nothing = [pl.lit(None).alias(n) for n in ("run_id", "step")]
+                    nothing = [pl.lit(None).alias(n) for n in ("run_id", "batch")]
                     copies = frame.filter(number == 0, pl.col("parent_id").is_null()).with_columns(
                         parent
                     )
@@ -223,7 +223,7 @@ def test_rows_that_fail_within_a_body_that_goes_on_are_treated_alike(kind: Any) 
 @pytest.mark.parametrize("seconds", [5.0, 0.05])
 def test_what_a_row_function_answers_wrongly_is_the_error_of_that_row(seconds: float) -> None:
     async def judge(row: Mapping[str, Any]) -> Any:
-        match row["rollout"], row["group_id"]:
+        match row["rollout_index"], row["group_id"]:
             case 0, "g000":
                 return {"score": "high", "why": "x"}
             case 1, "g000":
@@ -238,7 +238,7 @@ def test_what_a_row_function_answers_wrongly_is_the_error_of_that_row(seconds: f
 
     @operator("derive")
     def judged() -> Any:
-        return Rows(judge, {"score": pl.Float64, "why": pl.String}, seconds=seconds)
+        return Rows(judge, {"score": pl.Float64, "why": pl.String}, timeout=seconds)
 
     async def inside_a_running_loop() -> Any:
         return judged().apply(FRAME)
@@ -249,7 +249,7 @@ def test_what_a_row_function_answers_wrongly_is_the_error_of_that_row(seconds: f
         "TypeError: `score` must be Float64, got 'high'",
         "the row function returned ['score'], expected exactly ['score', 'why']",
         "the row function returned NoneType, expected exactly ['score', 'why']",
-        "CancelledError: given up by the client",
+        f"CancelledError: given up by the client {line_of(__file__, 'given up by')}",
         *late,
     ]
     first = 4 + len(late)
@@ -275,13 +275,13 @@ def test_no_more_calls_are_under_way_and_no_more_rows_are_taken_than_at_once() -
         under_way -= 1
         return i
 
-    assert answers(slow, given(), at_once=4) == [(i, None) for i in range(50)]
+    assert answers(slow, given(), max_concurrency=4) == [(i, None) for i in range(50)]
     assert most == 4
 
 
 def test_a_row_function_needs_room_and_time() -> None:
     wrong: dict[str, Any]
-    for wrong in ({"at_once": 0}, {"seconds": 0.0}, {"seconds": float("nan")}):
+    for wrong in ({"max_concurrency": 0}, {"timeout": 0.0}, {"timeout": float("nan")}):
         with pytest.raises(OperatorError, match="must be above 0"):
             Rows(_number, NUMBER, **wrong)
 
@@ -362,7 +362,7 @@ def test_of_what_looks_at_all_rows_or_at_groups_that_are_not_there_nothing_is_cu
     with pytest.raises(RowsFailed, match="seven"):
         _raising("filter", scope="group").apply(FRAME.drop("group_id"))
     again = pickle.loads(pickle.dumps(RowsFailed("operator `x`: failed", "ValueError: no")))
-    assert (str(again), again.told) == ("operator `x`: failed", "ValueError: no")
+    assert (str(again), again.reason) == ("operator `x`: failed", "ValueError: no")
 
 
 def test_rows_without_a_group_are_one_group_when_groups_are_cut() -> None:
@@ -394,7 +394,7 @@ def test_sql_that_returns_rows_in_another_order_is_put_into_the_order_of_the_row
     def by_window() -> Any:
         return (
             "SELECT *, avg(reward) OVER (PARTITION BY group_id) AS mean FROM input "
-            "ORDER BY rollout DESC, group_id"
+            "ORDER BY rollout_index DESC, group_id"
         )
 
     made = by_window()(GROUPS_APART)

@@ -1,9 +1,6 @@
 """What filters keep, and the reason and number that each dropped row is given."""
 
-from typing import Any
-
 import polars as pl
-import pytest
 from support.builders import RIGHT_AND_WRONG, experiences, rows
 
 from rlake.operators import (
@@ -13,12 +10,11 @@ from rlake.operators import (
     drop_truncated,
     drop_unscored,
     failure_kind,
-    keep_best,
     keep_length_between,
     keep_reward_between,
     sample,
+    top_k,
 )
-from rlake.store.errors import OperatorError
 
 NAN, INF = float("nan"), float("inf")
 
@@ -131,7 +127,7 @@ def _judged(*groups: tuple[list[float | None], list[float | None]]) -> pl.DataFr
         ]
         frames.append(
             rows(made).with_columns(
-                experience_id=pl.format("{}/{}", "group_id", "rollout"),
+                experience_id=pl.format("{}/{}", "group_id", "rollout_index"),
                 rewards=pl.Series(lists, dtype=rows(made).schema["rewards"]),
             )
         )
@@ -149,7 +145,7 @@ def test_dynamic_sampling_judges_groups_by_accuracy_and_not_by_the_shaped_reward
         ([1.0, 0.0, 0.5], [1.0, None, 0.0]),
     )
     op = dapo_dynamic_sampling()
-    reasons = [r for i, r in zip(frame["rollout"], told(op, frame), strict=True) if i == 0]
+    reasons = [r for i, r in zip(frame["rollout_index"], told(op, frame), strict=True) if i == 0]
     assert reasons == [
         "2 of 2 answers of its group are right",
         None,
@@ -179,19 +175,33 @@ def test_dynamic_sampling_reads_the_accuracy_of_metrics_where_rewards_have_none(
 def test_the_best_of_a_group_a_task_or_all_stay_with_the_first_id_of_equal_ones() -> None:
     frame = rows(experiences(8, reward=(0.5, 1.0, 1.0, None, 0.2, 7.0, 0.1, 0.2)))
     frame = frame[[7, 0, 4, 2, 5, 1, 3, 6]].with_columns(pl.col("reward").replace(7.0, NAN))
-    assert frame.pipe(keep_best())["experience_id"].to_list() == ["g001/00", "g000/01"]
-    two = frame.pipe(keep_best(best=2, within="task"))["experience_id"].to_list()
+    assert frame.pipe(top_k())["experience_id"].to_list() == ["g001/00", "g000/01"]
+    two = frame.pipe(top_k(k=2, within="task"))["experience_id"].to_list()
     assert two == ["g001/03", "g001/00", "g000/02", "g000/01"]
-    least = keep_best(by="reward", ascending=True, within="all")
+    least = top_k(by="reward", ascending=True, within="all")
     assert frame.pipe(least)["experience_id"].to_list() == ["g001/02"]
-    reasons = dict(keep_best().apply(frame).dropped.iter_rows())
-    assert reasons["g000/02"] == "number 2 of 3 by reward in its group, the first 1 stay"
-    assert reasons["g000/03"] == reasons["g001/01"] == "reward is not there"
-    assert (keep_best().scope, least.scope, keep_best(within="task").scope) == (
+    reasons = dict(top_k().apply(frame).dropped.iter_rows())
+    assert reasons["g000/02"] == "rank 2 of 3 by reward in its group; the first 1 are kept"
+    assert reasons["g000/03"] == "its reward is NULL"
+    assert reasons["g001/01"] == "its reward is not finite"
+    assert (top_k().scope, least.scope, top_k(within="task").scope) == (
         "group",
         "all",
         "all",
     )
+
+
+def test_the_best_k_count_each_reply_once_by_any_column() -> None:
+    frame = rows(experiences(4, reward=1.0)).with_columns(
+        response_text=pl.Series(["4", "4", "four", "IV"]), priority=pl.Series([0.3, 0.2, 0.1, 0.4])
+    )
+    few = top_k(k=2, by="priority", ascending=True, min_value=0.15, distinct_by="response_text")
+    applied = few.apply(frame)
+    assert applied.rows["experience_id"].to_list() == ["g000/01", "g000/03"]
+    assert dict(applied.dropped.iter_rows()) == {
+        "g000/00": "an equal reply of its group counts",
+        "g000/02": "its priority is below 0.15",
+    }
 
 
 def test_a_sample_is_its_share_and_a_smaller_one_is_part_of_a_larger() -> None:
@@ -206,20 +216,3 @@ def test_a_sample_is_its_share_and_a_smaller_one_is_part_of_a_larger() -> None:
     other = set(frame.pipe(sample(share=0.5, seed=1))["experience_id"])
     assert abs(len(other & kept[0.5]) - 1000) < 5 * (4000 * 0.25 * 0.75) ** 0.5
     assert sample(share=0.5).scope == "row"
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: keep_reward_between(), "a range needs `low`, `high` or both"),
-        (lambda: keep_length_between(low=3, high=2), "`low` is 3, above `high`, which is 2"),
-        (lambda: keep_best(best=0), "`best` of `keep_best` must be 1 or more, got 0"),
-        (lambda: sample(share=1.5), "`share` must be from 0 to 1, got 1.5"),
-        (lambda: drop_failed(kinds=["time_out"]), "`kinds` of `drop_failed` got"),  # pyright: ignore[reportArgumentType]
-    ],
-)
-def test_a_filter_that_could_keep_nothing_or_everything_is_refused(
-    build: Any, message: str
-) -> None:
-    with pytest.raises(OperatorError, match=message):
-        build()

@@ -10,14 +10,13 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.builders import experiences, rows
+from support.builders import experiences, rows, table
 
-from rlake.operators import best_of_n, kto_labels, pairs, rejection_sample
-from rlake.operators.seeded_random import chance
+from rlake.operators import kto_labels, pairs, rejection_sample, top_k
+from rlake.operators.statistics import seeded_uniform
 from rlake.pipelines import Pipeline, Table
 from rlake.store import Store
 from rlake.store.conversation import PARTED, why_no_pair
-from rlake.store.errors import OperatorError
 from rlake.store.ids import content_id
 
 
@@ -25,7 +24,7 @@ def tries(*rewards: float | None, size: int | None = None, **columns: Any) -> pl
     """Return rows with these rewards and replies that differ, in groups of `size`."""
     made = experiences(len(rewards), reward=rewards, group_size=size or len(rewards), **columns)
     texts = columns.get("response_text")
-    replies = pl.format("reply {}", "rollout") if texts is None else pl.lit(texts)
+    replies = pl.format("reply {}", "rollout_index") if texts is None else pl.lit(texts)
     return rows(made).with_columns(response_text=replies)
 
 
@@ -164,6 +163,7 @@ SPOKEN = [
 ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.sampled_from(SPOKEN), min_size=1, max_size=4), min_size=2, max_size=5))
 def test_conversations_part_where_their_messages_do_however_they_are_spelled(
     spoken: list[list[dict[str, object]]],
@@ -198,12 +198,14 @@ def test_conversations_part_where_their_messages_do_however_they_are_spelled(
 def test_only_the_last_steps_of_tries_are_compared_when_asked() -> None:
     steps = [f"g/0{rollout}{place}" for rollout in (0, 1) for place in ("", ".1", ".2", ".10")]
     frame = tries(*([1.0] * 4 + [0.0] * 4)).with_columns(
-        experience_id=pl.Series(steps), rollout=pl.Series([0] * 4 + [1] * 4), group_id=pl.lit("g")
+        experience_id=pl.Series(steps),
+        rollout_index=pl.Series([0] * 4 + [1] * 4),
+        group_id=pl.lit("g"),
     )
     assert len(pairs(strategy="all")(frame)) == 16
     applied = pairs(strategy="all", last_step=True).apply(frame)
     assert applied.rows.select("chosen_id", "rejected_id").rows() == [("g/00.10", "g/01.10")]
-    assert Counter(applied.dropped["reason"]) == {"an earlier step of its try": 6}
+    assert Counter(applied.dropped["reason"]) == {"an earlier step of its rollout": 6}
 
 
 def test_pairs_across_a_task_join_its_groups() -> None:
@@ -223,18 +225,14 @@ grouped = st.lists(
 
 
 def of_groups(made: list[tuple[int, float | None]]) -> pl.DataFrame:
-    return rows(
-        [
-            one
-            for i, (group, reward) in enumerate(made)
-            for one in experiences(
-                1,
-                reward=reward,
-                experience_id=f"e{(i * 7) % 13:02d}",
-                group_id=f"g{group}",
-                response_text=f"{i}",
-            )
-        ]
+    return table(
+        {
+            "reward": reward,
+            "experience_id": f"e{(i * 7) % 13:02d}",
+            "group_id": f"g{group}",
+            "response_text": f"{i}",
+        }
+        for i, (group, reward) in enumerate(made)
     )
 
 
@@ -248,7 +246,7 @@ def every_pair(frame: pl.DataFrame, min_margin: float) -> set[tuple[str, str]]:
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(made=grouped, min_margin=st.sampled_from([0.0, 0.25, 0.5]), seed=st.integers(0, 9))
 def test_every_strategy_gives_pairs_where_there_are_some_and_only_such(
     made: list[tuple[int, float | None]], min_margin: float, seed: int
@@ -276,7 +274,7 @@ def test_every_strategy_gives_pairs_where_there_are_some_and_only_such(
 def test_rows_without_a_group_are_one_group() -> None:
     frame = tries(1.0, 0.0, size=2).with_columns(group_id=pl.lit(None, pl.String))
     assert named(pairs()(frame)) == [("00", "01", 1.0)]
-    assert best_of_n()(frame).height == 1
+    assert top_k()(frame).height == 1
 
 
 def test_all_pairs_of_a_large_group_are_bounded_and_are_not_of_one_row() -> None:
@@ -295,7 +293,8 @@ def test_random_pairs_are_spread_over_all_pairs() -> None:
     groups = pl.concat(
         [
             frame.with_columns(
-                group_id=pl.lit(f"g{i}"), experience_id=pl.format("{}/{}", pl.lit(i), "rollout")
+                group_id=pl.lit(f"g{i}"),
+                experience_id=pl.format("{}/{}", pl.lit(i), "rollout_index"),
             )
             for i in range(600)
         ]
@@ -335,16 +334,16 @@ def _typed(made: list[dict[str, Any]]) -> pl.DataFrame:
     return plain.with_columns(given)
 
 
-def test_best_of_n_keeps_the_best_of_each_group_and_says_why_not_the_others() -> None:
+def test_top_k_keeps_the_best_of_each_group_and_says_why_not_the_others() -> None:
     frame = tries(0.5, 1.0, None, 0.9, 0.1, 0.2, 0.2, 0.0, size=4).with_columns(
         response_text=pl.Series(["a", "b", "c", "d", "a", "b", "b", "d"])
     )
-    op = best_of_n(n=2, min_reward=0.2)
+    op = top_k(k=2, min_value=0.2, distinct_by="messages")
     applied = op.apply(frame)
     assert applied.rows["experience_id"].to_list() == ["g000/01", "g000/03", "g001/01"]
     assert applied.rows.columns == frame.columns
     assert dict(applied.dropped.iter_rows()) == {
-        "g000/00": "not among the best 2 of its group",
+        "g000/00": "rank 3 of 3 by reward in its group; the first 2 are kept",
         "g000/02": "its reward is NULL",
         "g001/00": "its reward is below 0.2",
         "g001/02": "an equal reply of its group counts",
@@ -352,11 +351,11 @@ def test_best_of_n_keeps_the_best_of_each_group_and_says_why_not_the_others() ->
     }
 
 
-def test_best_of_n_of_a_task_takes_the_best_of_its_groups() -> None:
+def test_top_k_of_a_task_takes_the_best_of_its_groups() -> None:
     frame = tries(0.5, 1.0, 0.9, 0.1, size=2).with_columns(
         task_id=pl.lit("t"), response_text=pl.Series(list("abcd"))
     )
-    kept = best_of_n(within="task", n=2)(frame)
+    kept = top_k(within="task", k=2)(frame)
     assert kept["experience_id"].to_list() == ["g000/01", "g001/00"]
 
 
@@ -368,7 +367,9 @@ def algorithm_1(candidates: dict[str, float], n: int, beta: float, seed: int) ->
         rest = {c: r for c, r in candidates.items() if c not in chosen}
         largest = max(rest.values())
         for c, r in rest.items():
-            if len(chosen) < n and chance(seed, round_, c) < math.e ** ((r - largest) / beta):
+            if len(chosen) < n and seeded_uniform(seed, round_, c) < math.e ** (
+                (r - largest) / beta
+            ):
                 chosen.append(c)
         round_ += 1
     return chosen
@@ -385,7 +386,7 @@ def test_rejection_sampling_is_algorithm_1(
     rewards: list[float], n: int, beta: float, seed: int
 ) -> None:
     frame = tries(*rewards)
-    asked = sorted(frame["experience_id"], key=lambda name: chance(seed, name))
+    asked = sorted(frame["experience_id"], key=lambda name: seeded_uniform(seed, name))
     reward_of = dict(frame.select("experience_id", "reward").iter_rows())
     candidates = {name: reward_of[name] for name in asked}
     expected = algorithm_1(candidates, n, beta, seed)
@@ -398,18 +399,10 @@ def test_rejection_sampling_is_algorithm_1(
 
 def test_one_accepted_row_follows_the_tilted_policy() -> None:
     rewards, beta, many = (0.0, 1.0, 2.0), 1.0, 400
-    frame = pl.concat(
-        [
-            tries(*(rewards[(i + k) % 3] for k in range(3))).with_columns(
-                group_id=pl.lit(f"g{i:03d}"),
-                experience_id=pl.format("{}/{}", pl.lit(f"g{i:03d}"), "rollout"),
-            )
-            for i in range(many)
-        ]
-    )
+    frame = tries(*(rewards[(i + k) % 3] for i in range(many) for k in range(3)), size=3)
     first_round = Counter[float]()
-    for group, place, reward in frame.select("group_id", "rollout", "reward").rows():
-        first_round[reward] += chance(0, 0, f"{group}/{place}") < math.exp((reward - 2.0) / beta)
+    for name, reward in frame.select("experience_id", "reward").rows():
+        first_round[reward] += seeded_uniform(0, 0, name) < math.exp((reward - 2.0) / beta)
     for reward in rewards:
         share = math.exp((reward - 2.0) / beta)
         deviation = math.sqrt(many * share * (1 - share))
@@ -425,8 +418,6 @@ def test_a_small_beta_keeps_the_best_and_a_large_one_any() -> None:
         i for s in range(60) for i in named_ids(rejection_sample(n=1, beta=1e6, seed=s)(frame))
     )
     assert set(kept) == {"00", "01", "02", "03", "04"}
-    with pytest.raises(OperatorError, match="`beta` must be above 0, got 0"):
-        rejection_sample(beta=0.0)
 
 
 def named_ids(frame: pl.DataFrame) -> list[str]:
@@ -472,13 +463,3 @@ def test_kto_gives_no_label_for_a_reward_that_is_no_number(by: Any) -> None:
     assert labels.to_list() == [True, False, None]
     constant = frame.with_columns(reward=pl.lit(1.0))
     assert kto_labels(by=by)(constant).height == 3
-
-
-def test_numbers_that_mean_nothing_are_refused() -> None:
-    for wrong in (
-        lambda: pairs(max_pairs=0),
-        lambda: best_of_n(n=0),
-        lambda: kto_labels(ratio=0.0),
-    ):
-        with pytest.raises(OperatorError, match="must be"):
-            wrong()

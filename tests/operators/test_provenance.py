@@ -19,7 +19,7 @@ class Longer:
         return 1.0
 
 
-def test_a_changed_source_is_another_digest_and_a_changed_neighbour_is_not(
+def test_a_changed_source_is_another_digest_and_a_changed_neighbor_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)

@@ -7,19 +7,16 @@ import polars as pl
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.builders import experiences, rows
+from support.builders import table
 
 from rlake.operators import format_score, repetition_score, surprise
-from rlake.store.errors import OperatorError
 
 GOOD = "<think>\n2 + 2 is 4\n</think>\n<answer>4</answer>\n"
 
 
 def answered(*texts: str | None) -> pl.DataFrame:
-    return rows(
-        one
-        for i, text in enumerate(texts)
-        for one in experiences(1, experience_id=f"{i:02d}", response_text=text)
+    return table(
+        {"experience_id": f"{i:02d}", "response_text": text} for i, text in enumerate(texts)
     )
 
 
@@ -49,13 +46,6 @@ def test_patterns_are_checks_too() -> None:
     assert found.to_list() == [1.0, 0.5, 0.0]
 
 
-def test_a_pattern_that_is_none_is_refused_with_its_text() -> None:
-    with pytest.raises(OperatorError, match=r"`patterns` of `format_score` holds '\(\?=4\)'"):
-        format_score(patterns=["(?=4)"])
-    with pytest.raises(OperatorError, match="needs `tags` or `patterns`"):
-        format_score(tags=[])
-
-
 def share_repeated(pieces: list[str] | list[int], n: int) -> float:
     grams = [tuple(pieces[i : i + n]) for i in range(len(pieces) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
@@ -83,10 +73,9 @@ def sampled(*given: tuple[list[float], list[bool]] | None) -> pl.DataFrame:
     for i, one in enumerate(given):
         logprobs, mask = one or (None, None)
         ids = None if mask is None else [j % 3 for j in range(len(mask))]
-        made += experiences(
-            1, experience_id=f"{i:02d}", token_ids=ids, loss_mask=mask, logprobs=logprobs
-        )
-    return rows(made)
+        made.append({"token_ids": ids, "loss_mask": mask, "logprobs": logprobs})
+        made[-1]["experience_id"] = f"{i:02d}"
+    return table(made)
 
 
 tokens = st.integers(0, 9).flatmap(

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from support.builders import experiences, rows
+from support.builders import experiences, line_of, rows
 
 from rlake.operators import score
 from rlake.operators.rewards import exact_match, math_equivalence, numeric_answer
-from rlake.operators.scoring import scored
+from rlake.operators.scoring import score_rows
 from rlake.store import Experience, Task
 from rlake.store.errors import OperatorError
 
@@ -81,7 +81,7 @@ def test_numeric_answer(answer: str | None, text: str | None, reward: float | No
 
 
 @pytest.mark.skipif(not SOLUTIONS.exists(), reason="needs the data of ../shared")
-def test_numeric_answer_agrees_with_the_judgement_of_every_published_solution() -> None:
+def test_numeric_answer_agrees_with_the_judgment_of_every_published_solution() -> None:
     judged, told = [], []
     for line in SOLUTIONS.read_text().splitlines():
         row = json.loads(line)
@@ -105,11 +105,10 @@ def test_math_equivalence_agrees_with_the_labels_of_real_solutions(
             said = row[model]["solution"]
             rows.append({"task_id": "t", "answer": row["ground_truth"], "response_text": said})
             labels.append(float(row[model]["is_correct"]))
-    verdicts = scored(math_equivalence, rows)
     differ = [
-        (label, verdict, row["answer"][-30:], row["response_text"][-60:])
-        for label, verdict, row in zip(labels, verdicts, rows, strict=True)
-        if verdict[0] != label
+        (label, scored, row["answer"][-30:], row["response_text"][-60:])
+        for label, scored, row in zip(labels, score_rows(math_equivalence, rows), rows, strict=True)
+        if scored[0][0] != label
     ]
     agreement = 1 - len(differ) / len(rows)
     with capsys.disabled():
@@ -130,8 +129,8 @@ def test_score_keeps_the_error_of_a_row_and_goes_on() -> None:
     assert judged["reward"].to_list() == [None, None, None, 0.5]
     assert judged["detail"].to_list() == [
         None,
-        "LookupError: cannot judge 1",
-        "SchemaError: the reward is nan, expected a finite number or None",
+        f"LookupError: cannot judge 1 {line_of(__file__, 'cannot judge')}",
+        "the reward is nan, expected a finite number or None",
         None,
     ]
     assert judged["scorer_version"].unique().to_list() == ["7"]

@@ -242,7 +242,10 @@ def test_math_equivalence_works_in_threads_and_ends_what_takes_too_long() -> Non
         ({"overlong": {"max_tokens": 5}}, "the reward `overlong` needs `cache`"),
         ("overlong", "needs `max_tokens`, `cache`; write `{overlong: {max_tokens: ...}}`"),
         ({"overlong": {"max_token": 5}}, "no parameter `max_token`; did you mean `max_tokens`"),
-        ({"overlong": {"max_tokens": "5", "cache": 1}}, "got '5': input should be a valid integer"),
+        (
+            {"overlong": {"max_tokens": "5", "cache": 1}},
+            "got '5' (str): input should be a valid integer",
+        ),
         ({"overlong": {"max_tokens": 5, "cache": 0}}, "should be greater than 0"),
         ({"exact_match": {"strict": True}}, "`strict`; it has no parameters"),
         ({"tool_call_match": {"order": "some"}}, "parameter `order`"),

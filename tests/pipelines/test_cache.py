@@ -1,6 +1,7 @@
 """Costly operators answer from memory, as they would have answered; a memory may go at any time."""
 
 import linecache
+import runpy
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import lance
 import polars as pl
 import pyarrow as pa
 import pytest
-from support.builders import experiences, task
+from support.builders import experiences, line_of, task
 
 import rlake
 from rlake.operators import Batches, Explained, Operator, Rows, group_zscore, keep, operator, score
@@ -51,23 +52,24 @@ def words(*, least: int = 0) -> Batches:
 @operator("filter", reads=("response_text",), writes=("size",))
 def brief(*, limit: int = 10) -> Explained:
     def judge(row: dict[str, Any]) -> dict[str, Any]:
-        ASKED.append(row["response_text"])
-        if row["response_text"] == "bad":
-            raise ValueError("a bad text")
-        size = len(row["response_text"] or "")
+        size = len(_asked(row))
         return {"keep": size < limit, "reason": f"{size} characters", "size": size}
 
     kinds = {"keep": pl.Boolean, "reason": pl.String, "size": pl.Int64}
     return Explained(Rows(judge, kinds), reason="too long")
 
 
+def _asked(row: dict[str, Any]) -> str:
+    ASKED.append(row["response_text"])
+    if row["response_text"] == "bad":
+        raise ValueError("a bad text")
+    return row["response_text"] or ""
+
+
 @operator("clean", reads=("response_text",))
 def loud() -> Rows:
     def shout(row: dict[str, Any]) -> dict[str, Any]:
-        ASKED.append(row["response_text"])
-        if row["response_text"] == "bad":
-            raise ValueError("a bad text")
-        return {"response_text": (row["response_text"] or "").upper()}
+        return {"response_text": _asked(row).upper()}
 
     return Rows(shout, {"response_text": pl.String})
 
@@ -186,16 +188,12 @@ def test_a_memory_may_be_deleted_or_damaged_at_any_time(store: Store) -> None:
     memory = OperatorCache(store)
     expected = memory.apply(words(), TEXTS)[0].rows
     folder = Path(store.root) / "memory"
-    for harm in (_delete, _damage):
+    for harm in (shutil.rmtree, _damage):
         harm(folder)
         made, cache = memory.apply(words(), TEXTS)
         assert (made.rows.equals(expected), cache) == (True, 0)
         memory.memories.clear()
         memory.apply(words(), TEXTS)
-
-
-def _delete(folder: Path) -> None:
-    shutil.rmtree(folder)
 
 
 def _damage(folder: Path) -> None:
@@ -273,7 +271,7 @@ WITH_ANSWERS = Sql("SELECT e.*, t.answer FROM experiences e JOIN tasks t USING (
 
 async def judge(task: Task, experience: Experience) -> float:
     JUDGED.append(str(experience.response_text))
-    if experience.response_text == "no idea" and experience.rollout > 2:
+    if experience.response_text == "no idea" and experience.rollout_index > 2:
         raise ValueError("what is there to judge?")
     return float(task.answer == experience.response_text)
 
@@ -292,9 +290,9 @@ def to_judge(store: Store) -> Store:
 
 
 def test_a_changed_filter_before_a_judge_asks_it_about_new_rows_only(to_judge: Store) -> None:
-    judging(keep(where="rollout < 3")).run(to_judge)
+    judging(keep(where="rollout_index < 3")).run(to_judge)
     assert len(JUDGED) == 30
-    judging(keep(where="rollout < 2")).run(to_judge)
+    judging(keep(where="rollout_index < 2")).run(to_judge)
     assert len(JUDGED) == 30, "all of these were asked about before"
     longer = keep(where="length(response_text) > 0")
     report = judging(words(), group_zscore(), longer).run(to_judge)
@@ -316,11 +314,12 @@ def test_errors_of_a_judge_are_failures_whatever_the_sink(
     failed = to_judge.sql(
         "SELECT DISTINCT operator, experience_id, error FROM operator_errors"
     ).fetchall()
-    assert failed == [("score", "bad/00", "ValueError: what is there to judge?")]
+    why = f"ValueError: what is there to judge? {line_of(__file__, 'what is there')}"
+    assert failed == [("score", "bad/00", why)]
     assert len(JUDGED) == 42, "an error is not remembered, an answer is"
     if sink == "scores":
         kept = "SELECT value, detail FROM scores WHERE experience_id = 'bad/00'"
-        assert to_judge.sql(kept).fetchall() == [(None, "ValueError: what is there to judge?")]
+        assert to_judge.sql(kept).fetchall() == [(None, why)]
 
 
 def test_a_judge_that_fails_on_many_rows_stops_the_job(to_judge: Store) -> None:
@@ -434,15 +433,18 @@ print(len(asked))
 
 
 def test_a_run_killed_midway_is_not_asked_again_about_groups_that_it_finished(
-    to_judge: Store, tmp_path: Path
+    to_judge: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-
-    def run(killed_at: int) -> subprocess.CompletedProcess[str]:
-        given = [sys.executable, str(script), to_judge.uri, str(killed_at)]
-        return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
-
-    assert run(7).returncode == -signal.SIGKILL
-    again = run(0)
-    assert (again.returncode, again.stdout) == (0, "4\n"), again.stderr
+    given = [str(script), to_judge.uri]
+    killed = subprocess.run([sys.executable, *given, "7"], timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    monkeypatch.setattr(sys, "argv", [*given, "0"])
+    monkeypatch.setattr("rlake.pipelines.cache._AT_ONCE", 8)  # as the script sets them
+    monkeypatch.setattr("rlake.pipelines.cache._KEEP_SECONDS", 0.0)
+    runpy.run_path(str(script), run_name="__main__")
+    assert capsys.readouterr().out == "4\n"

@@ -7,7 +7,7 @@ import pytest
 from support.builders import experiences
 
 from rlake.operators import (
-    best_of_group,
+    copy_best,
     drop_flat_groups,
     group_zscore,
     keep,
@@ -25,13 +25,19 @@ pytestmark = pytest.mark.filterwarnings(
 )
 SCORED = Sql("SELECT e.*, t.answer FROM experiences e LEFT JOIN tasks t USING (task_id) ORDER BY 1")
 CHAINS: dict[str, tuple[Any, ...]] = {
-    "rows": (Table("experiences"), [keep(where="reward > 0"), priority(expression="rollout")]),
+    "rows": (
+        Table("experiences"),
+        [keep(where="reward > 0"), priority(expression="rollout_index")],
+    ),
     "groups": (
-        Table("experiences", where="rollout < 9"),
+        Table("experiences", where="rollout_index < 9"),
         [group_zscore(), drop_flat_groups(), keep(where="advantage > 0")],
     ),
     "all": (Table("experiences"), [group_zscore(), keep(where="row_number() OVER () > 9")]),
-    "augment": (Table("experiences"), [group_zscore(), best_of_group(), keep(where="rollout < 3")]),
+    "augment": (
+        Table("experiences"),
+        [group_zscore(), copy_best(), keep(where="rollout_index < 3")],
+    ),
     "query": (SCORED, [score(), keep(where="reward IS NULL OR reward < 1")]),
     "reshape": (Table("experiences"), [drop_flat_groups(), pairs()]),
 }

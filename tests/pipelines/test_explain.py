@@ -35,7 +35,7 @@ def explain(pipeline: Pipeline, store: Store) -> Explanation:
 def test_before_the_first_run_nothing_is_known_but_what_the_kinds_say(store: Store) -> None:
     store.append("experiences", experiences(12, reward=(*RIGHT_AND_WRONG, 1.0, 1.0, 1.0, 1.0)))
     told = explain(CHAIN, store)
-    assert (told.rows, told.unseen, told.runs) == (12, 12, 0)
+    assert (told.rows, told.to_read, told.runs) == (12, 12, 0)
     assert [(s.rows_in, s.rows_out) for s in told.steps] == [
         (12, None),
         (None, None),
@@ -54,7 +54,7 @@ def test_after_a_run_rows_expected_costs_and_answers_are_known(store: Store) -> 
     CHAIN.run(store)
     store.append("experiences", rows[8:])
     told = explain(CHAIN, store)
-    assert (told.rows, told.unseen, told.runs) == (24, 16, 1)
+    assert (told.rows, told.to_read, told.runs) == (24, 16, 1)
     assert [(s.rows_in, s.rows_out, s.is_exact) for s in told.steps] == [
         (16, 8, False),
         (8, 8, False),
@@ -86,7 +86,7 @@ def test_a_plan_with_nothing_to_do_says_so(store: Store) -> None:
     store.append("experiences", experiences(8, reward=RIGHT_AND_WRONG))
     CHAIN.run(store)
     told = explain(CHAIN, store)
-    assert told.unseen == 0
+    assert told.to_read == 0
     assert "a run reads nothing: no row came since" in str(told)
 
 

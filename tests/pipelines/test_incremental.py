@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.builders import RIGHT_AND_WRONG, experiences, task
+from support.operators import copied, length
 
 import rlake
 from rlake.operators import Rows, drop_flat_groups, group_zscore, keep, operator
@@ -20,11 +21,6 @@ from rlake.store import Experience, Store
 
 EXPERIENCES = Table("experiences")
 DERIVED, PREFERENCES = Table("experience_values"), Table("preferences")
-
-
-@operator("derive")
-def length() -> pl.Expr:
-    return pl.col("response_text").str.len_chars().cast(pl.Int64).alias("length")
 
 
 @operator("derive", reads=("response_text",), writes=("words",))
@@ -38,17 +34,6 @@ def words(*, least: int = 0) -> Rows:
 @operator("derive", writes=("place",))
 def place_among_all() -> pl.Expr:
     return pl.col("reward").rank("ordinal").cast(pl.Int64).alias("place")
-
-
-@operator("augment", reads=("experience_id",), reads_all=True, scope="row")
-def copied() -> Any:
-    none = pl.lit(None, pl.String)
-
-    def copy(frame: pl.LazyFrame) -> pl.LazyFrame:
-        child = frame.with_columns(parent_id="experience_id", source=pl.lit("synthetic"))
-        return child.with_columns(experience_id=none, group_id=none, created_at=pl.lit(None))
-
-    return copy
 
 
 OF_TASKS = "task_id NOT IN (SELECT task_id FROM tasks WHERE split = 'none')"
@@ -142,12 +127,12 @@ def test_a_chain_that_sees_groups_reads_the_groups_of_new_rows(store: Store) -> 
     assert told(chain.run(store)) == (11, 0)
     store.append("experiences", rows[7:8])
     assert told(chain.run(store)) == (4, 8)
-    centred = read(
+    centered = read(
         store,
         "SELECT value > 0 FROM experience_values_current WHERE starts_with(experience_id, 'g001') "
         "ORDER BY experience_id",
     )
-    assert centred == [(True,), (False,), (False,), (True,)]
+    assert centered == [(True,), (False,), (False,), (True,)]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +209,9 @@ def test_a_value_that_a_row_lost_to_a_new_one_of_its_group_is_taken_back(
     better.run(whole)
     assert counting(store).equals(counting(whole))
     assert counting(store)["experience_id"].to_list() == ["g000/00", "g000/03"]
-    store.append("experiences", experiences(1, reward=9.0, rollout=4, experience_id="g000/04"))
+    store.append(
+        "experiences", experiences(1, reward=9.0, rollout_index=4, experience_id="g000/04")
+    )
     better.run(store)
     assert counting(store)["experience_id"].to_list() == ["g000/04"]
     beside = store.scan("experiences", with_columns=["derived:advantage"]).collect()
@@ -233,7 +220,8 @@ def test_a_value_that_a_row_lost_to_a_new_one_of_its_group_is_taken_back(
 
 def test_what_another_pipeline_said_of_a_row_is_not_taken_back(store: Store) -> None:
     first, second = (
-        replace(pipeline(length(), keep(where=f"rollout = {n}")), name=f"p{n}") for n in (0, 1)
+        replace(pipeline(length(), keep(where=f"rollout_index = {n}")), name=f"p{n}")
+        for n in (0, 1)
     )
     store.append("experiences", experiences(4, reward=0.0))
     first.run(store)
@@ -244,14 +232,14 @@ def test_what_another_pipeline_said_of_a_row_is_not_taken_back(store: Store) -> 
 
 def test_a_changed_chain_takes_back_the_values_of_rows_that_it_does_not_keep(store: Store) -> None:
     store.append("experiences", experiences(4, reward=0.0))
-    pipeline(length(), keep(where="rollout < 3")).run(store)
-    pipeline(length(), keep(where="rollout > 1")).run(store)
+    pipeline(length(), keep(where="rollout_index < 3")).run(store)
+    pipeline(length(), keep(where="rollout_index > 1")).run(store)
     assert counting(store)["experience_id"].to_list() == ["g000/02", "g000/03"]
-    pipeline(words(), keep(where="rollout = 0")).run(store)
+    pipeline(words(), keep(where="rollout_index = 0")).run(store)
     names = store.sql("SELECT DISTINCT name FROM experience_values_current ORDER BY 1").fetchall()
     assert len(names) == 2, "of other names nothing is taken back, unless the sink is replaced"
     replaced = pipeline(
-        words(), keep(where="rollout = 0"), sink=Table("experience_values", mode="replace")
+        words(), keep(where="rollout_index = 0"), sink=Table("experience_values", mode="replace")
     )
     replaced.run(store)
     assert counting(store)["experience_id"].to_list() == ["g000/00"]
@@ -285,7 +273,7 @@ def test_another_parameter_source_or_name_is_another_pipeline(store: Store) -> N
     store.append("experiences", experiences(4, reward=0.0))
     pipeline(words()).run(store)
     assert pipeline(words(least=1)).run(store).rows_in == 4
-    where = Table("experiences", where="rollout > 0")
+    where = Table("experiences", where="rollout_index > 0")
     assert pipeline(words(), source=where).run(store).rows_in == 3
     assert Pipeline("q", EXPERIENCES, [words()], DERIVED).run(store).rows_in == 4
     assert pipeline(words()).run(store).rows_in == 0
@@ -339,7 +327,7 @@ def test_after_a_kill_before_lineage_the_same_rows_are_read_and_stored_once(stor
 arrivals = st.lists(st.integers(0, 3), min_size=16, max_size=16)
 CHAINS: dict[str, Sequence[Any]] = {
     "rows": BY_ROW,
-    "groups": [group_zscore(), keep(where="advantage > 0 OR rollout = 0"), length()],
+    "groups": [group_zscore(), keep(where="advantage > 0 OR rollout_index = 0"), length()],
     "all": [place_among_all(), words()],
 }
 
@@ -407,7 +395,7 @@ def test_five_thousand_rows_more_are_five_thousand_rows_treated(
     rows = pl.DataFrame({"experience_id": ids.cast(pl.String).str.zfill(6)}).with_columns(
         task_id=pl.lit("t"),
         group_id=(ids // 4).cast(pl.String),
-        rollout=ids % 4,
+        rollout_index=ids % 4,
         reward=(ids * 7919 % 101) / 100,
         source=pl.lit("imported"),
         response_text=pl.format("answer {} of many", ids % 977),

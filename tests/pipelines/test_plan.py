@@ -9,7 +9,7 @@ import pytest
 from support.builders import experiences
 
 from rlake.operators import (
-    best_of_group,
+    copy_best,
     drop_flat_groups,
     group_zscore,
     keep,
@@ -47,40 +47,36 @@ def test_a_row_filter_before_an_operator_of_whole_groups_is_refused(late: Any) -
     operators = [keep(where="reward > 0"), late]
     told = f"`keep` drops single rows before `{late.name}`.*put `{late.name}` before `keep`"
     with pytest.raises(OperatorError, match=told):
-        Pipeline(name="x", source=EXPERIENCES, operators=operators).explain()
-    Pipeline(name="x", source=EXPERIENCES, operators=operators[::-1]).explain()
-
-
-def test_a_where_that_cuts_groups_is_refused_before_group_statistics(store: Store) -> None:
-    store.append("experiences", experiences(4, reward=(1.0, 0.0, None, 0.0)))
-    cut = Pipeline(
-        name="x", source=Table("experiences", where="reward > 0"), operators=["group_zscore"]
-    )
-    with pytest.raises(OperatorError, match="keeps 1 of 3 rewards of the group 'g000'"):
-        cut.explain(store)
-    with pytest.raises(OperatorError, match="put the condition as `keep` behind"):
-        cut.run(store)
-    whole = Table("experiences", where="reward IS NOT NULL AND group_id = 'g000'")
-    Pipeline(name="x", source=whole, operators=["group_zscore"]).explain(store)
+        Pipeline("x", EXPERIENCES, operators).explain()
+    Pipeline("x", EXPERIENCES, operators[::-1]).explain()
 
 
 @pytest.mark.parametrize(
-    "query",
+    "source",
     [
-        "SELECT * FROM experiences WHERE reward > 0.5",
-        "SELECT experience_id, group_id, reward FROM experiences WHERE reward > 0.5;",
-        "WITH best AS (FROM experiences WHERE reward > 0.5) SELECT e.*, 1 AS one FROM best e",
+        Table("experiences", where="reward > 0"),
+        Sql("SELECT * FROM experiences WHERE reward > 0.5"),
+        Sql("SELECT experience_id, group_id, reward FROM experiences WHERE reward > 0.5;"),
+        Sql("WITH best AS (FROM experiences WHERE reward > 0.5) SELECT e.*, 1 AS one FROM best e"),
     ],
+    ids=str,
 )
-def test_a_query_that_cuts_groups_is_refused_before_group_statistics(
-    store: Store, query: str
+def test_a_source_that_cuts_groups_is_refused_before_group_statistics(
+    store: Store, source: Any
 ) -> None:
     store.append("experiences", experiences(4, reward=(1.0, 0.0, None, 0.0)))
-    cut = Pipeline(name="x", source=Sql(query), operators=["group_zscore"])
-    with pytest.raises(OperatorError, match="`sql` keeps 1 of 3 rewards of the group 'g000'"):
+    cut = Pipeline(name="x", source=source, operators=["group_zscore"])
+    what = "where" if isinstance(source, Table) else "sql"
+    with pytest.raises(OperatorError, match=f"`{what}` keeps 1 of 3 rewards of the group 'g000'"):
         cut.explain(store)
-    with pytest.raises(OperatorError, match="put the condition as `keep` behind"):
+    with pytest.raises(OperatorError, match="put the condition as `keep` after"):
         cut.run(store)
+
+
+def test_a_where_that_keeps_all_rewards_of_groups_is_taken(store: Store) -> None:
+    store.append("experiences", experiences(4, reward=(1.0, 0.0, None, 0.0)))
+    whole = Table("experiences", where="reward IS NOT NULL AND group_id = 'g000'")
+    Pipeline(name="x", source=whole, operators=["group_zscore"]).explain(store)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +154,7 @@ def quality() -> Any:
                 "source": Sql(
                     "SELECT e.*, t.answer FROM experiences e JOIN tasks t USING (task_id)"
                 ),
-                "operators": [best_of_group()],
+                "operators": [copy_best()],
                 "sink": EXPERIENCES,
             },
         ),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.builders import RIGHT_AND_WRONG, experiences, task
 
-from rlake.operators import best_of_group, keep, pairs, score
+from rlake.operators import copy_best, keep, pairs, score
 from rlake.pipelines import Pipeline, Sql, Table
 from rlake.store import Store
 from rlake.store.errors import ConfigError
@@ -72,7 +72,7 @@ def test_what_appends_beside_keeps_what_an_older_definition_gave(filled: Store) 
 def test_a_pipeline_replaces_only_what_runs_of_its_name_gave(filled: Store) -> None:
     pairing("other", ALL).run(filled)
     pairing("mine", BEST).run(filled)
-    pairing("mine", keep(where="rollout > 1"), pairs(distinct_by=None)).run(filled)
+    pairing("mine", keep(where="rollout_index > 1"), pairs(distinct_by=None)).run(filled)
     assert (current(filled), made_by(filled, "other"), made_by(filled, "mine")) == (4, 4, 1)
 
 
@@ -84,7 +84,7 @@ def test_verdicts_of_a_replaced_sink_are_those_of_the_rows_that_it_has_now(fille
         Table("scores", mode="replace"),
     )
     judged.run(filled)
-    fewer = replace(judged, operators=[keep(where="rollout < 2"), *judged.operators])
+    fewer = replace(judged, operators=[keep(where="rollout_index < 2"), *judged.operators])
     fewer.run(filled)
     assert (filled.count("scores"), current(filled, "scores")) == (4, 2)
 
@@ -112,7 +112,7 @@ def test_rows_that_were_taken_back_are_no_input(filled: Store) -> None:
 def test_what_a_replacing_augment_added_before_is_not_its_source(filled: Store) -> None:
     sink = Table("experiences", mode="replace")
     for least in (0.5, 0.25):
-        chain = [best_of_group(min_reward=least)]
+        chain = [copy_best(min_reward=least)]
         assert Pipeline("best", EXPERIENCES, chain, sink).run(filled).rows_in == 4
     made = "FROM experiences_current WHERE parent_id IS NOT NULL"
     assert filled.sql(f"SELECT count(*) {made}").fetchall() == [(1,)]

@@ -133,7 +133,7 @@ def test_values_that_are_the_same_are_stored_once(judged: Store) -> None:
 
 
 def test_a_value_that_came_out_otherwise_is_a_new_row_that_counts(judged: Store) -> None:
-    part = Table("experiences", where="rollout > 0")
+    part = Table("experiences", where="rollout_index > 0")
     assert derive(judged, by_times_scored()) == (4, 0)
     assert derive(judged, by_times_scored(), source=part) == (3, 0)
     assert derive(judged, by_times_scored(), source=part) == (0, 3)

@@ -16,7 +16,7 @@ from support.builders import experiences
 
 from rlake.operators import (
     Operator,
-    best_of_group,
+    copy_best,
     drop_flat_groups,
     group_zscore,
     keep,
@@ -55,7 +55,7 @@ def every_third() -> Any:
 def twice() -> Any:
     def copies(frame: pl.LazyFrame) -> pl.LazyFrame:
         own = [pl.lit(None, pl.String).alias(n) for n in ("experience_id", "group_id")]
-        kept = frame.filter(pl.col("rollout") % 2 == 0)
+        kept = frame.filter(pl.col("rollout_index") % 2 == 0)
         return kept.with_columns(parent_id=pl.col("experience_id")).with_columns(own)
 
     return copies
@@ -63,13 +63,13 @@ def twice() -> Any:
 
 CHAINS: dict[str, Sequence[Operator]] = {
     "none": [],
-    "rows": [priority(expression="rollout"), keep(where="reward > 0")],
+    "rows": [priority(expression="rollout_index"), keep(where="reward > 0")],
     "groups": [group_zscore(), drop_flat_groups(), keep(where="advantage > 0")],
     "all_first": [rank(), keep(where="rank < 20")],
     "all_between": [group_zscore(), rank(), keep(where="rank > 9"), every_third(), priority(
         expression="abs(advantage) + rank")],
-    "augment": [group_zscore(), twice(), keep(where="rollout < 3")],
-    "augment_all": [best_of_group(), rank(), every_third()],
+    "augment": [group_zscore(), twice(), keep(where="rollout_index < 3")],
+    "augment_all": [copy_best(), rank(), every_third()],
     "reshape": [drop_flat_groups(), pairs(strategy="best_against_rest")],
 }  # fmt: skip
 
@@ -117,7 +117,7 @@ def test_a_query_a_file_and_a_frame_give_the_same_as_the_table(
     shuffled: Store, tmp_path: Path, chain: str
 ) -> None:
     rows = pl.DataFrame(pl.from_arrow(shuffled.dataset("experiences").to_table()))
-    named = ["experience_id", "task_id", "group_id", "rollout", "reward"]
+    named = ["experience_id", "task_id", "group_id", "rollout_index", "reward"]
     rows = rows.select(named)
     rows.write_parquet(tmp_path / "rows.parquet")
     expected = rows
@@ -132,23 +132,19 @@ def test_a_query_a_file_and_a_frame_give_the_same_as_the_table(
 
 
 def test_a_where_and_side_columns_are_read_part_by_part(shuffled: Store) -> None:
-    shuffled.append(
-        "scores",
-        [
-            {"experience_id": f"g{g:03d}/00", "scorer": "s", "scorer_version": "1", "value": g}
-            for g in map(float, range(5))
-            for g in [int(g)]
-        ],
-    )
+    scorer = {"scorer": "s", "scorer_version": "1"}
+    verdicts = [{"experience_id": f"g{g:03d}/00", "value": g, **scorer} for g in range(5)]
+    shuffled.append("scores", verdicts)
     source = Table(
         "experiences",
-        where="task_id IN (SELECT task_id FROM experiences WHERE rollout = 0) AND rollout < 2",
+        where="task_id IN (SELECT task_id FROM experiences WHERE rollout_index = 0) "
+        "AND rollout_index < 2",
         with_columns=["score:s", "reward=score:s"],
     )
     found = Pipeline(name="x", source=source).run(shuffled, executor=Local(part_bytes=1)).rows
     expected = (
         shuffled.scan("experiences", with_columns=["score:s", "reward=score:s"])
-        .filter(pl.col("rollout") < 2)
+        .filter(pl.col("rollout_index") < 2)
         .collect()
     )
     assert found is not None
@@ -264,7 +260,7 @@ SINKS = {
         "[group_zscore, {keep: {where: reward > 0}}, {priority: {expression: reward}}]"
     ),
     "preferences": "[drop_flat_groups, {pairs: {strategy: best_against_rest}}]",
-    "experiences": "[best_of_group]",
+    "experiences": "[copy_best]",
 }
 
 
@@ -297,9 +293,9 @@ PEAK = """
 import sys
 import rlake
 from rlake.pipelines import File, Local, Pipeline, Table
-source = Table("experiences", where=f"step <= {sys.argv[3]}")
+source = Table("experiences", where=f"batch <= {sys.argv[3]}")
 Pipeline(name="x", source=source, sink=File(sys.argv[2]), operators=[
-    "group_zscore", {"keep": {"where": "rollout < 7"}}
+    "group_zscore", {"keep": {"where": "rollout_index < 7"}}
 ]).run(rlake.connect(sys.argv[1]), executor=Local(part_bytes=4 << 20))
 with open("/proc/self/status") as status:  # getrusage would tell of the process that started this
     print(next(line for line in status if line.startswith("VmHWM")).split()[1])

@@ -7,33 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 from support.builders import experiences
+from support.operators import copied, length
 
 import rlake
-from rlake.operators import group_zscore, keep, operator
+from rlake.operators import group_zscore, keep
 from rlake.pipelines import File, Pipeline, Report, Sql, Table, watch
 from rlake.store import Store
 from rlake.store.errors import ConfigError
 
 EXPERIENCES, DERIVED = Table("experiences"), Table("experience_values")
-
-
-@operator("derive")
-def length() -> pl.Expr:
-    return pl.col("response_text").str.len_chars().cast(pl.Int64).alias("length")
-
-
-@operator("augment", reads=("experience_id",), reads_all=True, scope="row")
-def copied() -> Any:
-    none = pl.lit(None, pl.String)
-
-    def copy(frame: pl.LazyFrame) -> pl.LazyFrame:
-        child = frame.with_columns(parent_id="experience_id", source=pl.lit("synthetic"))
-        return child.with_columns(experience_id=none, group_id=none, created_at=pl.lit(None))
-
-    return copy
 
 
 def pipeline(*operators: Any, source: Any = EXPERIENCES, sink: Any = DERIVED) -> Pipeline:
@@ -90,7 +74,7 @@ def test_a_query_that_reads_what_the_pipeline_writes_comes_to_rest(store: Store)
         "SELECT e.* FROM experiences e ANTI JOIN experience_values USING (experience_id) "
         "LEFT JOIN drops d USING (experience_id) WHERE d.reason IS NULL"
     )
-    chain = pipeline(keep(where="rollout > 0"), length(), source=Sql(query))
+    chain = pipeline(keep(where="rollout_index > 0"), length(), source=Sql(query))
     assert rows_in(watch(chain, store, until_idle=0.3)) == [4, 0]
     assert store.count("experience_values") == 3
 

@@ -1,7 +1,5 @@
 """Append is atomic and idempotent, and a stored row never changes."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,6 +9,7 @@ import lance
 import polars as pl
 import pytest
 from support.builders import experiences, rows, task
+from support.processes import said, start, tell
 
 from rlake.store import Appended, Experience, RlakeError, Store, connect
 from rlake.store.append import TRIES
@@ -90,19 +89,12 @@ for line in sys.stdin:
     lake.append("tasks", [rlake.Task.ask(line)])
     print("done", flush=True)
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", behind, store.uri],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    process = start(behind, store.uri)
+    assert said(process) == "ready"
     for n in range(3):
         store.append("tasks", [task(n)])
-        print(n, file=process.stdin, flush=True)
-        assert process.stdout.readline() == "done\n"
+        tell(process, n)
+        assert said(process) == "done"
     process.communicate(timeout=100)
     assert len(times(store)) == 6
     assert times(store) == sorted(times(store))
@@ -183,13 +175,6 @@ def test_a_row_twice_in_one_batch_is_stored_once(store: Store) -> None:
     once = experiences(3)
     assert store.append("experiences", [*once, *once, once[0]]) == Appended(3, 4, 2)
     assert len(ids(store)) == 3
-
-
-def test_one_id_with_two_contents_in_one_batch_is_refused(store: Store) -> None:
-    [one] = experiences(1, reward=1.0)
-    with pytest.raises(ConflictError, match="other content"):
-        store.append("experiences", [one, replace(one, reward=0.0)])
-    assert store.count("experiences") == 0
 
 
 def test_keys_of_several_columns_are_compared_as_a_whole(store: Store) -> None:
@@ -369,9 +354,9 @@ def test_nothing_of_the_store_updates_a_row() -> None:
     assert verbs.isdisjoint({"update", "delete", "merge", "upsert", "overwrite", "drop"})
     assert verbs == {
         "append", "append_stream", "append_streams", "at", "branch", "committed", "committer",
-        "count", "dataset",
-        "folder", "is_past", "lines", "lock_name", "maintain", "on_branch", "open_at",
-        "open_for_names",
+        "count", "dataset", "diff", "drop_branch",
+        "folder", "is_past", "lineage", "lines", "lock_name", "maintain", "merge_branch",
+        "newest_version", "on_branch", "open_at", "open_for_names", "restore",
         "runs_folder", "scan", "search", "similar", "snapshot", "sql", "storage_options",
         "user_versions", "versions", "views_sql", "wait_for",
     }  # fmt: skip

@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 from support.builders import experiences, task
+from support.table_rows import event
 
 from rlake.store import Store, branches, connect, snapshots
 from rlake.store.errors import ConflictError, NotAStoreError, NotFoundError, QueryError, StoreError
@@ -24,19 +25,6 @@ from rlake.store.snapshots import restore
 def score(experience_id: str, value: float, *, version: str = "1") -> dict[str, Any]:
     row = {"experience_id": experience_id, "scorer": "strict", "scorer_version": version}
     return {**row, "value": value}
-
-
-def job(status: str) -> dict[str, Any]:
-    return {
-        "run_id": "demo",
-        "attempt": 1,
-        "job": "train",
-        "name": "demo",
-        "config": "{}",
-        "code_version": "0",
-        "status": status,
-        "start_step": 1,
-    }
 
 
 def size(folder: Path) -> int:
@@ -335,7 +323,7 @@ def test_a_branch_that_others_left_from_or_a_run_works_on_is_kept(lake: Store) -
     with pytest.raises(QueryError, match="`trial` has branches of its own: child; drop them first"):
         branches.drop(lake, "trial", force=True)
     branches.drop(lake, "child")
-    trial.append("job_events", [job("running")])
+    trial.append("job_events", [event(run_id="demo")])
     with pytest.raises(QueryError, match="`train` of run `demo` on branch `trial` is not done"):
         branches.drop(lake, "trial")
     branches.drop(lake, "trial", force=True)

@@ -32,7 +32,7 @@ done = len(log.read_text().splitlines()) if log.exists() else 0
 with log.open("a") as told:
     while not (log.parent / "stop").exists():
         done += 1  # perhaps stored already, and not told: it is tried again
-        made = experiences(4, reward=1.0, run_id=me, step=done, group_id=f"{me}/{done:06d}")
+        made = experiences(4, reward=1.0, run_id=me, batch=done, group_id=f"{me}/{done:06d}")
         ids = [f"{me}/{done:06d}/{i:02d}" for i in range(4)]
         lake.append("experiences", [{**e.row(), "experience_id": i} for e, i in zip(made, ids)])
         print(done, file=told, flush=True)
@@ -196,5 +196,5 @@ def check_that_faults_are_found(folder: Path, ids: list[str]) -> None:
     }
 
     lake = faulty("gap")
-    lake.open_at("experiences").delete("run_id = 'small' AND step = 3")
+    lake.open_at("experiences").delete("run_id = 'small' AND batch = 3")
     assert ("batch", "small") in audit(lake, ids)["skipped"]

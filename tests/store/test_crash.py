@@ -1,17 +1,13 @@
 """Real processes that are killed, and that write at the same time."""
 
-import os
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 from support.builders import experiences
+from support.processes import said, start, tell
 
 from rlake.store import Store, connect
-
-TESTS = str(Path(__file__).parents[1])
 
 WRITER = """
 import sys
@@ -60,27 +56,12 @@ print(new, flush=True)
 )
 
 
-def start(code: str, *arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])},
-    )
-
-
-def lines(process: subprocess.Popen[str], n: int) -> list[str]:
-    assert process.stdout is not None
-    return [process.stdout.readline().strip() for _ in range(n)]
-
-
 def kill(process: subprocess.Popen[str]) -> list[str]:
     """Kill a process as `kill -9` does, and return what else it had said."""
     process.send_signal(signal.SIGKILL)
-    said, _ = process.communicate(timeout=100)
+    rest, _ = process.communicate(timeout=100)
     assert process.returncode == -signal.SIGKILL, "it was killed, it did not end"
-    return said.split()
+    return rest.split()
 
 
 def audit(store: Store) -> tuple[int, int, int, int]:
@@ -94,10 +75,10 @@ def audit(store: Store) -> tuple[int, int, int, int]:
 
 def test_kill_between_appends_loses_nothing_that_was_returned(store: Store) -> None:
     writer = start(APPENDS, store.uri)
-    lines(writer, 5)
+    for _ in range(5):
+        said(writer)
     time.sleep(0.05)  # so that the kill lands anywhere within an append
-    said = kill(writer)
-    returned = 5 + len(said)
+    returned = 5 + len(kill(writer))
     rows, ids, groups, broken = audit(connect(store.uri))
     assert groups in (returned, returned + 1), "the last append may have been done, but not told"
     assert (rows, ids, broken) == (4 * groups, 4 * groups, 0)
@@ -108,7 +89,7 @@ def test_kill_between_appends_loses_nothing_that_was_returned(store: Store) -> N
 def test_kill_within_a_stream_leaves_nothing_of_it(store: Store) -> None:
     store.append("experiences", experiences(4, reward=1.0))
     writer = start(STREAM, store.uri)
-    assert lines(writer, 4)[-1] == "1200", "it is in the middle"
+    assert [said(writer) for _ in range(4)][-1] == "1200", "it is in the middle"
     kill(writer)
     after = connect(store.uri)
     assert audit(after) == (4, 4, 1, 0)
@@ -118,10 +99,9 @@ def test_kill_within_a_stream_leaves_nothing_of_it(store: Store) -> None:
 def test_four_processes_lose_and_duplicate_nothing(store: Store) -> None:
     writers = [start(MINE_AND_OURS, store.uri, me) for me in range(4)]
     for writer in writers:
-        assert lines(writer, 1) == ["ready"]
+        assert said(writer) == "ready"
     for writer in writers:
-        assert writer.stdin is not None
-        print(file=writer.stdin, flush=True)
+        tell(writer)
     new = [int(writer.communicate(timeout=100)[0]) for writer in writers]
     assert [w.returncode for w in writers] == [0, 0, 0, 0]
     assert sum(new) == 200, "each row was new to one of them"

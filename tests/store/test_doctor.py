@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 
 import pytest
 from support.builders import experiences, task
+from support.table_rows import draw, event
 
 from rlake.store import Store, connect, doctor
 from rlake.store.doctor import Finding, diagnose
 from rlake.store.maintenance import indexes, old_versions
-
-RUN = {"run_id": "r", "attempt": 1, "name": "r", "config": "{}", "code_version": "0",
-       "start_step": 1, "status": "running"}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -92,10 +90,8 @@ def test_a_table_that_does_not_open_is_named(filled: Store) -> None:
 
 def test_a_table_that_lost_its_newest_version_is_named(filled: Store) -> None:
     version = filled.dataset("experiences").version
-    draw = {"run_id": "r", "attempt": 1, "step": 1, "position": 0, "experience_id": "g000/00",
-            "epoch": 1, "weight": 1.0, "sampler": "fifo", "digest": "",
-            "drawn_from": [{"name": "experiences", "version": version}]}  # fmt: skip
-    filled.append("draws", [draw])
+    drawn_from = [{"name": "experiences", "version": version}]
+    filled.append("draws", [draw("g000/00", drawn_from=drawn_from)])
     assert told(filled, "error") == []
     manifests = Path(filled.uri) / "experiences.lance" / "_versions"
     min(manifests.glob("*.manifest")).unlink()  # they count down: the newest sorts first
@@ -136,7 +132,7 @@ def test_rows_from_the_future_are_counted(filled: Store) -> None:
 
 
 def test_a_run_that_was_killed_is_told_from_one_that_runs(filled: Store) -> None:
-    filled.append("job_events", [RUN | {"job": job} for job in ("train", "explore", "evaluate")])
+    filled.append("job_events", [event(job=job) for job in ("train", "explore", "evaluate")])
     lives = {"train": False, "explore": True, "evaluate": None}
     found = diagnose(filled, is_live=lambda _, run, job: lives[job])
     said = {f.what: f.level for f in found if "of run `r`" in f.what}
@@ -161,7 +157,7 @@ def test_a_disk_that_fills_up_is_told(
     one(filled, level, "GB are free")
 
 
-def test_what_maintain_would_mend_is_told(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_maintain_would_fix_is_told(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_MANY_FILES", 4)
     monkeypatch.setattr(doctor, "_MANY_VERSIONS", 4)
     monkeypatch.setattr(indexes, "_MANY_NEW_ROWS", 8)
@@ -174,8 +170,8 @@ def test_what_maintain_would_mend_is_told(filled: Store, monkeypatch: pytest.Mon
     ):
         assert "rlake maintain" in one(filled, level, words).way_out
     filled.maintain(grace=0)
-    mended = ("small files", "versions slow", "indexes yet")
-    assert not any(w in f.what for f in diagnose(filled) for w in mended)
+    fixed = ("small files", "versions slow", "indexes yet")
+    assert not any(w in f.what for f in diagnose(filled) for w in fixed)
 
 
 def test_starting_processes_by_fork_is_told(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:

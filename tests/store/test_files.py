@@ -7,42 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.files import answer, ask, bring, lines, write
 
 from rlake.store import Store, Task
-from rlake.store.errors import ConfigError, QueryError
-from rlake.store.files import (
-    Imported,
-    export_dpo,
-    export_experiences,
-    export_sft,
-    import_rows,
-    open_input,
-)
+from rlake.store.errors import ConfigError, ConflictError, QueryError
+from rlake.store.files import export
+from rlake.store.ids import preference_id
 from rlake.store.lineage.experience import of_experience
-
-
-def bring(
-    store: Store, table: str, path: Path, *, format: str | None = None, **options: Any
-) -> Imported:
-    with open_input(path, format=format) as file:
-        return import_rows(store, table, file, **options)
-
-
-def write(path: Path, *rows: object) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def ask(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
-def answer(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
 
 
 def stored(store: Store, table: str, *columns: str) -> list[tuple[Any, ...]]:
@@ -68,9 +39,11 @@ def test_all_kinds_of_file_give_the_same_tasks(store: Store, tmp_path: Path) -> 
 def test_text_that_looks_like_something_else_stays_text(store: Store, tmp_path: Path) -> None:
     uuid = "123e4567-e89b-12d3-a456-426614174000"
     texts = ["2024-01-01", "2024-01-01T10:00:00Z", uuid, "1e5", "true", "null"]
-    for text in texts:
-        bring(store, "tasks", write(tmp_path / "a.jsonl", {"prompt_text": text}))
-    assert [t for (t,) in stored(store, "tasks", "prompt_text")] == texts
+    # a column each: types are inferred by column
+    names = ["prompt_text", "response_text", "finish_reason", "drop_reason", "engine", "session_id"]
+    path = write(tmp_path / "a.jsonl", dict(zip(names, texts, strict=True)))
+    bring(store, "experiences", path)
+    assert stored(store, "experiences", *names) == [tuple(texts)]
 
 
 def test_messages_are_kept_as_they_stand_whatever_other_rows_hold(
@@ -120,7 +93,7 @@ def test_experiences_without_a_task_bring_it(store: Store, tmp_path: Path) -> No
     assert (done.rows, done.tasks) == (2, 1)
     task = Task.ask("2+2=", "4", taskset="a")
     assert stored(store, "tasks", "task_id") == [(task.task_id,)]
-    columns = ("task_id", "group_id", "rollout", "reward", "num_turns")
+    columns = ("task_id", "group_id", "rollout_index", "reward", "num_turns")
     assert stored(store, "experiences", *columns) == [
         (task.task_id, task.task_id, 0, 1.0, 1),
         (task.task_id, task.task_id, 1, 0.0, 1),
@@ -202,6 +175,12 @@ def test_pairs_take_task_and_margin_from_the_two_tries(store: Store, tmp_path: P
     assert bring(store, "preferences", path).rows == 0
     task = Task.ask("2+2=", taskset="a").task_id
     assert stored(store, "preferences", "task_id", "margin", "source") == [(task, 0.75, "imported")]
+    judged = {"chosen_id": "good", "rejected_id": "bad", "source": "judge", "margin": 0.5}
+    again = bring(store, "preferences", write(path, judged))
+    assert (again.rows, again.already) == (0, 1), "two rows are one pair, whoever compared them"
+    named = write(path, judged | {"preference_id": preference_id("good", "bad")})
+    with pytest.raises(ConflictError, match="already with other content"):
+        bring(store, "preferences", named)
 
 
 @pytest.fixture
@@ -214,12 +193,7 @@ def talks(store: Store, tmp_path: Path) -> Store:
         {"experience_id": "yes", "messages": [*start, answer("yes")], "tools": tools},
         {"experience_id": "no", "messages": [*start, answer("no, 4")], "tools": tools},
         {"experience_id": "silent", "prompt_text": "3+3="},
-        {
-            "experience_id": "dropped",
-            "prompt_text": "4+4=",
-            "response_text": "8",
-            "drop_reason": "x",
-        },
+        {"experience_id": "dropped", "prompt_text": "?", "response_text": "8", "drop_reason": "x"},
     ]
     bring(store, "experiences", write(tmp_path / "rows.jsonl", *rows))
     return store
@@ -228,7 +202,7 @@ def talks(store: Store, tmp_path: Path) -> Store:
 def test_sft_has_a_line_for_each_assistant_turn_and_leaves_out_what_has_none(
     talks: Store, tmp_path: Path
 ) -> None:
-    done = export_sft(talks, tmp_path / "sft.jsonl")
+    done = export(talks, "sft", tmp_path / "sft.jsonl")
     assert (done.rows, done.left_out) == (5, 1)
     plain, first, yes, *_ = lines(tmp_path / "sft.jsonl")
     assert plain == {"prompt": [ask("1+1=")], "completion": [answer("2")]}
@@ -242,7 +216,7 @@ def test_sft_has_a_line_for_each_assistant_turn_and_leaves_out_what_has_none(
 def test_sft_takes_any_select_that_gives_text(talks: Store, tmp_path: Path) -> None:
     sql = """SELECT 'Q: ' || prompt_text AS prompt_text, upper(response_text) AS response_text
              FROM experiences WHERE experience_id = 'yes'"""
-    export_sft(talks, tmp_path / "sft.jsonl", sql=sql)
+    export(talks, "sft", tmp_path / "sft.jsonl", sql=sql)
     assert lines(tmp_path / "sft.jsonl") == [
         {"prompt": [ask("Q: sure?")], "completion": [answer("YES")]}
     ]
@@ -254,7 +228,7 @@ def test_dpo_shares_the_prompt_and_leaves_out_pairs_without_a_difference(
     pairs = [("no", "yes"), ("no", "no"), ("no", "silent"), ("no", "gone"), ("no", "plain")]
     values = ", ".join(f"('{a}', '{b}')" for a, b in pairs)
     sql = f"SELECT * FROM (VALUES {values}) AS pairs(chosen_id, rejected_id)"
-    done = export_dpo(talks, tmp_path / "dpo.jsonl", sql=sql)
+    done = export(talks, "dpo", tmp_path / "dpo.jsonl", sql=sql)
     assert (done.rows, done.left_out) == (1, 4)
     (pair,) = lines(tmp_path / "dpo.jsonl")
     assert pair["prompt"] == [ask("2+2="), answer("5"), ask("sure?")]
@@ -264,12 +238,12 @@ def test_dpo_shares_the_prompt_and_leaves_out_pairs_without_a_difference(
 def test_experiences_are_exported_with_all_columns_or_those_selected(
     talks: Store, tmp_path: Path
 ) -> None:
-    export_experiences(talks, tmp_path / "a.parquet", where="reward IS NOT NULL")
+    export(talks, "experiences", tmp_path / "a.parquet", where="reward IS NOT NULL")
     whole = pq.read_table(tmp_path / "a.parquet")
     assert whole.column_names == talks.scan("experiences").collect_schema().names()
     assert whole.column("experience_id").to_pylist() == ["plain"]
     sql = "SELECT experience_id, reward, 0 / 0.0 AS odd FROM experiences ORDER BY 1 LIMIT 2"
-    export_experiences(talks, tmp_path / "a.jsonl", sql=sql)
+    export(talks, "experiences", tmp_path / "a.jsonl", sql=sql)
     assert lines(tmp_path / "a.jsonl") == [
         {"experience_id": "dropped", "reward": None, "odd": None},
         {"experience_id": "no", "reward": None, "odd": None},
@@ -282,7 +256,7 @@ def test_an_export_that_fails_half_way_leaves_the_older_file(talks: Store, tmp_p
     late = "CASE WHEN reward IS NULL THEN error('late') ELSE 'x' END"
     sql = f"SELECT prompt_text, {late} AS response_text FROM experiences"
     with pytest.raises(QueryError, match="late"):
-        export_sft(talks, out, sql=sql)
+        export(talks, "sft", out, sql=sql)
     assert out.read_text() == "older"
     assert [p.name for p in tmp_path.iterdir() if "sft" in p.name] == ["sft.jsonl"]
 

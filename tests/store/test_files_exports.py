@@ -8,9 +8,10 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 from support.builders import experiences, rows, task
+from support.files import lines
 
 from rlake.loop.cli import run_command
-from rlake.operators import best_of_n, kto_labels, pairs
+from rlake.operators import kto_labels, pairs, top_k
 from rlake.pipelines import Pipeline, Table
 from rlake.store import Store
 from rlake.store.errors import ConfigError, InputError, QueryError
@@ -24,14 +25,11 @@ def tried(store: Store) -> Store:
     """Return a store with two groups of tries, as text."""
     store.append("tasks", [task(0), task(1)])
     made = rows(experiences(8, reward=REWARDS)).with_columns(
-        prompt_text=pl.format("{}?", "group_id"), response_text=pl.format("reply {}", "rollout")
+        prompt_text=pl.format("{}?", "group_id"),
+        response_text=pl.format("reply {}", "rollout_index"),
     )
     store.append("experiences", made)
     return store
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def said(line: dict[str, Any]) -> str:
@@ -41,7 +39,7 @@ def said(line: dict[str, Any]) -> str:
 def test_the_rows_that_a_pipeline_returns_are_exported(
     tried: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    best = Pipeline(name="best", source=Table("experiences"), operators=[best_of_n(n=1)])
+    best = Pipeline(name="best", source=Table("experiences"), operators=[top_k()])
     kept = best.run(tried).rows
     assert kept is not None
     done = export(tried, "sft", tmp_path / "a.jsonl", rows=kept.to_arrow())
@@ -50,7 +48,7 @@ def test_the_rows_that_a_pipeline_returns_are_exported(
         ["g000?reply 0", "g001?reply 0"],
     )
     monkeypatch.chdir(tmp_path)
-    chain = "name: best\nsource: {table: experiences}\noperators: [{best_of_n: {n: 1}}]\n"
+    chain = "name: best\nsource: {table: experiences}\noperators: [top_k]\n"
     Path("best.yaml").write_text(chain)
     command = ["export", "sft", "--pipeline", "best.yaml", "--out", "b.jsonl"]
     for _ in range(2):  # rows are returned again when nothing is new
@@ -104,7 +102,7 @@ def test_pairs_go_to_a_reward_model_without_margins_when_one_has_none(
         == 0
     )
     told = capsys.readouterr().out
-    assert "no line has a margin: 1 pair came without one" in told
+    assert "no line has a margin: missing in 1 pair" in told
     without = lines(tmp_path / "b.jsonl")
     assert (len(without), {"margin"} & set().union(*without)) == (5, set())
     some = export(tried, "reward", tmp_path / "c.jsonl", where="margin IS NOT NULL")
@@ -248,7 +246,7 @@ def test_no_question_of_a_user_is_in_an_answer_that_dpo_trains_on(
     done = export(store, "dpo", tmp_path / "a.jsonl", sql=sql)
     assert done.why == {
         "its conversations part at a question, not at an answer": 1,
-        "a user goes on behind one of its answers, and would be trained on": 1,
+        "a user turn follows one of its answers, and would be trained on": 1,
     }
     [line] = lines(done.path)
     assert (line["prompt"], line["chosen"]) == ([asked], [answered])
@@ -262,7 +260,7 @@ def test_no_question_of_a_user_is_in_an_answer_that_dpo_trains_on(
     [
         ({"what": "sft", "label": "true"}, "`--label` is for kto; sft has no labels"),
         ({"what": "kto", "sql": "SELECT 1", "label": "true"}, "a SELECT names its own columns"),
-        ({"what": "dpo", "with_columns": ["score:x"]}, "leave `--with` out"),
+        ({"what": "dpo", "with_columns": ["score:x"]}, "leave `--side-columns` out"),
         ({"what": "kto", "label": "rewrad > 0"}, "did you mean `reward`"),
         ({"what": "kto", "label": "response_text"}, "Could not convert string"),
     ],
@@ -273,3 +271,29 @@ def test_options_that_do_not_fit_are_refused(
     with pytest.raises((ConfigError, QueryError), match=told):
         export(tried, options.pop("what"), tmp_path / "a.jsonl", **options)
     assert not list(tmp_path.glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_equal_lines_are_counted_and_may_be_written_once(
+    tried: Store, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twice = rows(experiences(4, reward=1.0, run_id="again")).with_columns(
+        experience_id=pl.format("again/{}", "rollout_index"),
+        prompt_text=pl.lit("g000?"),
+        response_text=pl.format("reply {}", pl.col("rollout_index") % 2),
+    )
+    tried.append("experiences", twice)
+    done = export(tried, "kto", tmp_path / name, where="reward = 1")
+    assert (done.rows, done.repeated, done.labels) == (7, 3, {True: 7})
+    done = export(tried, "kto", tmp_path / name, where="reward = 1", distinct=True)
+    assert (done.rows, done.repeated, done.labels) == (4, 3, {True: 4})
+    out = str(tmp_path / f"b{name}")
+    command = ["export", "sft", "--out", out, "--where", "reward = 1", "--store", tried.uri]
+    assert run_command(command) == 0
+    assert "3 lines equal to an earlier one: `--distinct` writes each once" in (
+        capsys.readouterr().out
+    )
+    assert run_command([*command, "--distinct"]) == 0
+    assert "wrote 4 rows" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="every experience has its own id"):
+        export(tried, "experiences", tmp_path / "c.jsonl", distinct=True)

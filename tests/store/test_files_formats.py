@@ -13,10 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.files import answer, ask, bring, write
 
 from rlake.store import Store
 from rlake.store.errors import ConfigError, InputError, SchemaError
-from rlake.store.files import FORMATS, Imported, import_rows, open_input
+from rlake.store.files import FORMATS
 from rlake.store.files.formats import Row
 from rlake.store.files.formats.safe_pickle import plain_values
 from rlake.store.files.formats.trinity import experiences as trinity_rows
@@ -25,34 +26,8 @@ from rlake.store.files.select_columns import RowError
 FILES = Path(__file__).parents[1] / "files"
 
 
-def bring(
-    store: Store,
-    table: str,
-    path: Path,
-    *,
-    format: str | None = None,
-    split: str | None = None,
-    **options: Any,
-) -> Imported:
-    with open_input(path, format=format, split=split) as file:
-        return import_rows(store, table, file, split=split, **options)
-
-
-def write(path: Path, *rows: object) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def stored(store: Store, columns: str, table: str = "experiences") -> list[tuple[Any, ...]]:
     return store.sql(f"SELECT {columns} FROM {table}").fetchall()
-
-
-def ask(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
-def answer(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
 
 
 def test_requests_and_responses_of_the_openai_client_become_tries(store: Store) -> None:
@@ -60,7 +35,7 @@ def test_requests_and_responses_of_the_openai_client_become_tries(store: Store) 
     assert (done.format, done.rows, done.tasks) == ("chat", 3, 2)
     lines = (FILES / "openai.jsonl").read_text().splitlines()
     request = lines[1].split('"messages":[', 1)[1].split('],"n":2', 1)[0]
-    call, four, five = stored(store, "messages, tools, finish_reason, num_turns, rollout")
+    call, four, five = stored(store, "messages, tools, finish_reason, num_turns, rollout_index")
     assert four[0] == f'[{", ".join(_apart(request))}, {{"content":"four ½","role":"assistant"}}]'
     assert '"arguments":"{\\"a\\": 2,  \\"b\\": 2.50}"' in call[0]
     tools = lines[1].split('"tools":', 1)[1].split('}, "response"', 1)[0]
@@ -116,16 +91,16 @@ def test_completions_of_trl_keep_each_reward_and_a_missing_one_is_not_zero(
     done = bring(store, "experiences", FILES / f"{name}.parquet")
     rows = pq.read_table(FILES / f"{name}.parquet").to_pylist()
     assert (done.format, done.rows) == ("trl", len(rows))
-    found = stored(store, "step, prompt_text, response_text, rewards, reward, advantage")
-    for row, (step, prompt, response, rewards, reward, advantage) in zip(rows, found, strict=True):
+    found = stored(store, "batch, prompt_text, response_text, rewards, reward, advantage")
+    for row, (batch, prompt, response, rewards, reward, advantage) in zip(rows, found, strict=True):
         said = [row["prompt"], row["completion"]]
         talk = [s if isinstance(s, str) else s[0]["content"] for s in said]
-        assert (step, prompt, response, advantage) == (row["step"], *talk, row["advantage"])
+        assert (batch, prompt, response, advantage) == (row["step"], *talk, row["advantage"])
         assert rewards == [{"name": n, "value": row[n]} for n in ("ones", "even")]
         both = None if row["even"] is None else row["ones"] + row["even"]
         assert reward == both
     assert {None} < {reward for *_, reward, _ in found}
-    groups = stored(store, "group_id, rollout, token_ids")
+    groups = stored(store, "group_id, rollout_index, token_ids")
     assert len({g for g, _, _ in groups}) == len({str(r["prompt"]) for r in rows})
     assert sorted(r for _, r, _ in groups) == [0, 0, 1, 1]
     assert {t for _, _, t in groups} == {None}
@@ -134,7 +109,9 @@ def test_completions_of_trl_keep_each_reward_and_a_missing_one_is_not_zero(
 def test_rollout_dumps_of_verl_keep_their_extra_fields(store: Store) -> None:
     done = bring(store, "experiences", FILES / "verl.jsonl")
     assert (done.format, done.rows, done.tasks) == ("verl", 3, 2)
-    found = stored(store, "prompt_text, response_text, reward, step, rollout, metrics, metadata")
+    found = stored(
+        store, "prompt_text, response_text, reward, batch, rollout_index, metrics, metadata"
+    )
     asked = "user\n2+2=\nassistant\n"
 
     def metrics(acc: float, format: float) -> list[dict[str, Any]]:
@@ -318,6 +295,7 @@ def test_the_buffer_of_trinity_is_read_without_running_its_pickles(store: Store)
     assert last[:2] == (None, None)
     teachers = stored(store, "teacher_logprobs")[1][0]
     assert teachers == pytest.approx([0, 0, -0.1, -0.2, -0.3, -0.4])
+    assert stored(store, "batch") == [(3,), (3,), (None,)]
     kept = json.loads(stored(store, "metadata")[0][0])["trinity"]
     assert (kept["eid"]["batch"], kept["info"]["use_count"], kept["msg_id"]) == (3, 0, "aaaaaa")
 

@@ -9,10 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.files import bring, write
 
 from rlake.store import Store, connect
 from rlake.store.errors import ConfigError, InputError
-from rlake.store.files import export, import_rows, open_input
+from rlake.store.files import export
 from rlake.store.files.raw_json import elements, listed, members, objects
 
 ODD = (
@@ -26,11 +27,6 @@ ODD = (
 TOOLS = '[{"type":"function","function":{"name":"f","parameters":{"minimum":1.0,"b":1,"a":2}}}]'
 
 
-def bring(store: Store, path: Path, *, table: str = "experiences", format: str | None = None):
-    with open_input(path, format=format) as file:
-        return import_rows(store, table, file)
-
-
 def texts(store: Store) -> list[tuple[Any, ...]]:
     return store.sql("SELECT messages, tools FROM experiences").fetchall()
 
@@ -42,7 +38,7 @@ def test_conversations_with_tool_calls_survive_a_round_trip_byte_for_byte(
     plain = '[{"role":"user","content":"hi"},{"role":"assistant","content":"yo"}]'
     lines = f'{{"messages": {ODD}, "tools": {TOOLS}}}\n{{"messages":{plain}}}\n'
     (tmp_path / "a.jsonl").write_text(lines)
-    bring(store, tmp_path / "a.jsonl", format=format)
+    bring(store, "experiences", tmp_path / "a.jsonl", format=format)
     assert texts(store) == [(ODD, TOOLS), (plain, None)]
     export(store, "chat", tmp_path / "b.jsonl")
     out = (tmp_path / "b.jsonl").read_text()
@@ -51,7 +47,7 @@ def test_conversations_with_tool_calls_survive_a_round_trip_byte_for_byte(
         f'{{"messages": {plain}}}',
     ]
     other = connect(tmp_path / "other")
-    bring(other, tmp_path / "b.jsonl", format="chat")
+    bring(other, "experiences", tmp_path / "b.jsonl", format="chat")
     assert texts(other) == texts(store)
     export(store, "sft", tmp_path / "sft.jsonl")
     called, told = map(members, (tmp_path / "sft.jsonl").read_text().splitlines()[:2])
@@ -76,11 +72,11 @@ def test_whole_rows_come_back_equal_from_each_kind_of_file(
     }
     line = json.dumps(row)[:-1] + f', "messages": {ODD}, "tools": {TOOLS}}}\n'
     (tmp_path / "a.jsonl").write_text(line)
-    bring(store, tmp_path / "a.jsonl")
+    bring(store, "experiences", tmp_path / "a.jsonl")
     done = export(store, "experiences", tmp_path / f"out{suffix}")
     assert (done.rows, done.left_out) == (1, 0)
     other = connect(tmp_path / "other")
-    bring(other, tmp_path / f"out{suffix}")
+    bring(other, "experiences", tmp_path / f"out{suffix}")
     both = [
         s.scan("experiences").drop("lineage_id", "digest").collect().to_dicts()
         for s in (store, other)
@@ -91,7 +87,7 @@ def test_whole_rows_come_back_equal_from_each_kind_of_file(
 def test_messages_printed_over_many_lines_are_exported_on_one(store: Store, tmp_path: Path) -> None:
     talk = [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": "c"}]
     (tmp_path / "a.json").write_text(json.dumps([{"messages": talk}], indent=2))
-    bring(store, tmp_path / "a.json")
+    bring(store, "experiences", tmp_path / "a.json")
     export(store, "chat", tmp_path / "b.jsonl")
     (line,) = (tmp_path / "b.jsonl").read_text().splitlines()
     assert json.loads(line) == {"messages": talk}
@@ -147,11 +143,11 @@ def rated(store: Store, tmp_path: Path) -> Store:
         for name, reward in (("good", 1.0), ("bad", 0.0), ("unrated", None))
     ]
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    bring(store, path)
+    write(path, *rows)
+    bring(store, "experiences", path)
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text('{"chosen_id": "good", "rejected_id": "bad"}\n')
-    bring(store, pairs, table="preferences")
+    bring(store, "preferences", pairs)
     return store
 
 
@@ -177,7 +173,7 @@ def test_sharegpt_goes_out_in_its_own_roles_and_comes_back(rated: Store, tmp_pat
     ]
     assert json.loads(line)["system"] == "be brief"
     other = connect(tmp_path / "other")
-    bring(other, tmp_path / "a.jsonl")
+    bring(other, "experiences", tmp_path / "a.jsonl")
     ((messages, tools),) = texts(other)
     said = [(m["role"], m.get("content")) for m in json.loads(messages)]
     assert said == [
@@ -219,8 +215,8 @@ def test_rows_without_a_common_type_are_no_table(store: Store, tmp_path: Path) -
         {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": c}]}
         for c in ("text", [{"type": "text", "text": "part"}])
     ]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    bring(store, tmp_path / "a.jsonl")
+    write(tmp_path / "a.jsonl", *rows)
+    bring(store, "experiences", tmp_path / "a.jsonl")
     with pytest.raises(InputError, match=r"no types in common.*write to `b.jsonl`"):
         export(store, "sft", tmp_path / "b.parquet")
     assert export(store, "sft", tmp_path / "b.jsonl").rows == 2

@@ -1,12 +1,12 @@
 """Values of one's own: columns of a file about stored rows, beside what pipelines derive."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 from support.builders import experiences, task
+from support.files import write
 
 from rlake.store import Store
 from rlake.store.errors import ConfigError, InputError, QueryError, RlakeError, SchemaError
@@ -77,7 +77,7 @@ def test_wide_and_long_files_of_every_kind_give_the_same_values(
         for name in ("good",)
     ]
     path = tmp_path / "long.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in long))
+    write(path, *long)
     assert bring(filled, path).already == 4
     frame = filled.scan("experiences", with_columns=["derived:good", "t=derived:topic.text"])
     found = frame.select("good", "t").collect().rows()
@@ -90,7 +90,7 @@ def test_wide_and_long_files_of_every_kind_give_the_same_values(
         ("task_id,level", "nobody,1", {}, SchemaError, "1 of 1 ids of `a.csv` are not stored"),
         ("id,level", "x,1", {}, QueryError, "by `experience_id` or `task_id`; got `id`, `level`"),
         ("task_id,a,b", f"{IDS[0]},1,2", {"name": "c"}, ConfigError, "has 2 columns of values"),
-        ("task_id,level", f"{IDS[0]},", {}, InputError, "has no value beside `task_id`"),
+        ("task_id,level", f"{IDS[0]},", {}, InputError, "has no values for `task_id`"),
         ("task_id,a", f"{IDS[0]},1\n{IDS[0]},2", {}, SchemaError, "has two values `a` of"),
         ("task_id,a", f"{IDS[0]},1", {"replace": "b.csv"}, RlakeError, "called `b.csv`"),
     ],

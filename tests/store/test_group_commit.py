@@ -69,13 +69,13 @@ def test_what_is_acknowledged_is_stored(store: Store, held: threading.Event) -> 
 def test_rows_of_each_thread_are_stored_in_its_order(store: Store) -> None:
     def submit(me: int) -> None:
         for n in range(30):
-            made = experiences(1, run_id=str(me), experience_id=f"{me}/{n:03d}", step=n)
+            made = experiences(1, run_id=str(me), experience_id=f"{me}/{n:03d}", batch=n)
             committer.submit("experiences", made)
 
     with store.committer(max_seconds=0.01) as committer, ThreadPoolExecutor(4) as threads:
         list(threads.map(submit, range(4)))
     for me in range(4):
-        told = store.sql(f"SELECT step FROM experiences WHERE run_id = '{me}' ORDER BY created_at")
+        told = store.sql(f"SELECT batch FROM experiences WHERE run_id = '{me}' ORDER BY created_at")
         assert [step for (step,) in told.fetchall()] == list(range(30))
 
 

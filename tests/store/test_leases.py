@@ -1,22 +1,19 @@
 """Leases: one writer at a time where there are no file locks, whoever is killed or falls asleep."""
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import lance
 import pytest
 from support.builders import experiences, task
+from support.processes import said, start
 
 from rlake.store import Store, connect, leases
 from rlake.store.errors import BusyError, ConflictError, NotAStoreError, StoreError
 from rlake.store.schema import TABLES
 from rlake.store.validate import conform
-
-TESTS = str(Path(__file__).parents[1])
 
 SLEEPER = """
 import sys
@@ -44,20 +41,11 @@ def lake(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     return connect(f"file://{store.uri}")
 
 
-def start(code: str, *arguments: object) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": TESTS},
-    )
-
-
-def looked(process: "subprocess.Popen[str]") -> None:
-    """Wait until the process holds the lease and has seen what the table holds."""
-    assert process.stdout is not None
-    assert process.stdout.readline() == "looked\n"
+def sleeper(lake: Store) -> "subprocess.Popen[str]":
+    """Start a writer that holds the lease and has seen what the table holds."""
+    writer = start(SLEEPER, lake.uri)
+    assert said(writer) == "looked"
+    return writer
 
 
 def test_a_store_with_leases_appends_and_reads_as_any_other(lake: Store) -> None:
@@ -77,8 +65,7 @@ def test_a_folder_that_is_no_store_is_refused_as_well(tmp_path: Path) -> None:
 def test_a_lease_of_a_killed_writer_is_taken_over(
     lake: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = start(SLEEPER, lake.uri)
-    looked(writer)
+    writer = sleeper(lake)
     writer.send_signal(signal.SIGKILL)
     writer.communicate(timeout=100)
     began = time.monotonic()
@@ -95,25 +82,23 @@ def test_a_lease_is_renewed_while_its_holder_works(
 ) -> None:
     monkeypatch.setattr(leases, "LEASE_SECONDS", 2.5)
     monkeypatch.setattr(leases, "LOCK_SECONDS", 4.0)
-    writer = start(SLEEPER, lake.uri)
-    looked(writer)
+    writer = sleeper(lake)
     with pytest.raises(BusyError, match=r"gave up after 4 s: `\S+` is writing `tasks`"):
         lake.append_stream("tasks", [[task(9)]])
-    said, _ = writer.communicate("go\n", timeout=100)
-    assert said.startswith("Appended(rows=4, duplicates=0")
+    told, _ = writer.communicate("go\n", timeout=100)
+    assert told.startswith("Appended(rows=4, duplicates=0")
     assert lake.append("tasks", [task(n) for n in range(4)]).duplicates == 4
 
 
 def test_a_writer_that_slept_through_its_lease_stores_nothing_twice(lake: Store) -> None:
-    writer = start(SLEEPER, lake.uri)
-    looked(writer)
+    writer = sleeper(lake)
     writer.send_signal(signal.SIGSTOP)
     assert lake.append("tasks", [task(n) for n in range(6)]).rows == 6
     writer.send_signal(signal.SIGCONT)
-    said, _ = writer.communicate("go\n", timeout=100)
-    assert said.startswith("BusyError cannot write to `tasks`"), said
-    told = lake.sql("SELECT count(*), count(DISTINCT task_id) FROM tasks").fetchall()
-    assert told == [(6, 6)]
+    told, _ = writer.communicate("go\n", timeout=100)
+    assert told.startswith("BusyError cannot write to `tasks`"), told
+    counts = lake.sql("SELECT count(*), count(DISTINCT task_id) FROM tasks").fetchall()
+    assert counts == [(6, 6)]
 
 
 def test_a_writer_that_slept_before_it_looked_does_not_write_without_the_lease(

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from support.builders import experiences, task
+from support.table_rows import draw, event, policy
 
-from rlake.operators import best_of_group, keep, priority
+from rlake.operators import copy_best, keep, priority
 from rlake.pipelines import Pipeline, Table
 from rlake.store import Store, connect
 from rlake.store.errors import NotFoundError
@@ -21,31 +22,19 @@ JUDGED = [{"name": "reward:exact_match", "value": "abc"}]
 
 
 def run_row(attempt: int, start_step: int, *, run_id: str = "r", **rest: Any) -> dict[str, Any]:
-    row = {
-        "run_id": run_id, "attempt": attempt, "job": "train", "name": run_id,
-        "config": json.dumps(CONFIG), "code_version": f"0.{attempt}", "status": "running",
-        "start_step": start_step,
-    }  # fmt: skip
-    return row | rest
+    own = {"config": json.dumps(CONFIG), "code_version": f"0.{attempt}"}
+    return event(run_id=run_id, attempt=attempt, start_step=start_step, **own) | rest
 
 
 def draw_row(
     attempt: int, step: int, position: int, experience_id: str, **rest: Any
 ) -> dict[str, Any]:
-    row = {
-        "run_id": "r", "attempt": attempt, "step": step, "position": position, "epoch": 1,
-        "lag": step - 1, "experience_id": experience_id, "weight": 1.0, "sampler": "fifo",
-        "digest": "d", "batch_digest": f"b{attempt}.{step}", "source": None,
-    }  # fmt: skip
-    return row | rest
+    own = {"attempt": attempt, "position": position, "lag": step - 1}
+    return draw(experience_id, step, batch_digest=f"b{attempt}.{step}", **own) | rest
 
 
 def policy_row(attempt: int, version: int, parent: int | None, **rest: Any) -> dict[str, Any]:
-    row = {
-        "run_id": "r", "attempt": attempt, "policy_version": version, "parent_version": parent,
-        "step": version, "path": f"a{attempt}/v{version}", "digest": f"w{attempt}.{version}",
-    }  # fmt: skip
-    return row | rest
+    return policy(attempt, version, parent_version=parent) | rest
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +61,13 @@ def _train(store: Store) -> None:
     """
     store.append("tasks", [task(0), task(1)])
     tries = [
-        replace(e, run_id="r", step=1, policy_version=i // 4)
+        replace(e, run_id="r", batch=1, policy_version=i // 4)
         for i, e in enumerate(experiences(8, reward=[1.0, 0.0, None, 0.0]))
     ]
     store.append("experiences", tries)
     store.append("experiences", experiences(1, experience_id="file/00", source="imported"))
     source = Table("experiences", where="run_id = 'r'")
-    best = best_of_group(min_reward=1.0)
+    best = copy_best(min_reward=1.0)
     Pipeline(name="copies", source=source, operators=[best], sink=Table("experiences")).run(store)
     Pipeline(name="weak", source=source, operators=[keep(where="reward > 0")]).run(store)
     ranked = [priority(expression="reward + 1")]
@@ -131,7 +120,7 @@ def test_the_rows_of_a_policy_can_be_had_in_the_order_of_training(trained: Store
     assert rows["experience_id"].to_list()[:7] == [
         "g000/00", "g000/01", "g000/02", "g000/03", "g001/00", "g001/01", "g001/02",
     ]  # fmt: skip
-    assert rows["experience_id"][7].startswith("g001/00/best_of_group-")
+    assert rows["experience_id"][7].startswith("g001/00/copy_best-")
 
 
 def test_an_earlier_policy_was_made_by_fewer_rows(trained: Store) -> None:
@@ -159,7 +148,7 @@ def test_a_policy_names_the_pipelines_that_made_ranked_and_left_out_its_rows(
         "derived priority": ("ranks", 5),
         "left out": ("weak", 5),
     }
-    assert found["made"]["operators"][0].startswith("best_of_group(min_reward=1.0) ")
+    assert found["made"]["operators"][0].startswith("copy_best(min_reward=1.0) ")
 
 
 def test_a_policy_names_its_rewards_side_columns_and_snapshots(trained: Store) -> None:

@@ -9,20 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.builders import experiences
-from support.draws import a_store, draws, flat, names, versioned
+from support.draws import STRATEGIES, a_store, draws, flat, names, versioned
 
 from rlake.store import Store
 from rlake.store.errors import QueryError
-from rlake.store.replay import Fifo, Freshness, Prioritized, Sampler, Uniform
+from rlake.store.replay import Freshness, Sampler, Uniform
 
 EXAMPLES = settings(max_examples=10, deadline=None)
-STRATEGIES = [
-    Fifo(),
-    Uniform(),
-    Uniform(replacement=True),
-    Prioritized("1 + rollout"),
-    Prioritized("1.0 / (1 + age)"),
-]
 
 
 # freshness
@@ -48,7 +41,7 @@ def test_no_row_beyond_max_lag_is_ever_drawn(
         made = versioned(versions, group_size=2)
         made = [  # the second row of a group is up to two versions younger
             replace(e, policy_version=e.policy_version + int(str(e.experience_id)[3]) % 3)
-            if e.policy_version is not None and e.rollout
+            if e.policy_version is not None and e.rollout_index
             else e
             for e in made
         ]
@@ -179,12 +172,6 @@ def test_where_and_dropped_rows_are_read_with_their_group_but_not_allowed(store:
     assert rows["reward"].to_list() == [1.0, 0.0, None, 1.0] * 2
 
 
-def test_single_rows_are_drawn_only_where_the_condition_is_true(store: Store) -> None:
-    store.append("experiences", experiences(8, reward=[1.0, 0.0, None, 1.0]))
-    sampler = Sampler(store, where="reward > 0")
-    assert draws(sampler, 4, [1]) == [["g000/00", "g000/03", "g001/00", "g001/03"]]
-
-
 def test_a_condition_may_ask_other_tables(store: Store) -> None:
     store.append("experiences", experiences(8))
     verdict = {"scorer": "judge", "scorer_version": "1"}
@@ -197,13 +184,6 @@ def test_a_condition_may_ask_other_tables(store: Store) -> None:
     store.append("scores", [verdict | {"experience_id": "g000/00", "value": 1.0}])
     assert draws(sampler, 1, [3]) == [["g000/00"]], "what was drawn stays drawn"
     assert sampler.draw(1, step=4, policy_version=0) is None
-
-
-def test_only_rows_of_the_run_are_drawn(store: Store) -> None:
-    made = [replace(e, run_id="a" if i % 2 else "b") for i, e in enumerate(experiences(8))]
-    store.append("experiences", made)
-    for where in (None, "run_id = 'a'", "run_id <> 'b'"):
-        assert draws(Sampler(store, run_id="a", where=where), 4, [1]) == [names(8)[1::2]]
 
 
 def test_the_payload_is_read_in_the_order_of_the_draw(store: Store) -> None:

@@ -25,8 +25,8 @@ STRATEGIES = [
     Fifo(),
     Uniform(),
     Uniform(replacement=True),
-    Prioritized("1 + rollout", beta=0.5),
-    Prioritized("(1 + rollout) / (1.0 + age + times_drawn)"),
+    Prioritized("1 + rollout_index", beta=0.5),
+    Prioritized("(1 + rollout_index) / (1.0 + age + times_drawn)"),
 ]
 
 
@@ -39,7 +39,7 @@ def test_a_draw_is_the_same_however_the_rows_arrived(
     tmp_path: Path, empty_store: Path, strategy: Any, unit: str
 ) -> None:
     made = [
-        replace(e, step=1 + i // 16, policy_version=i // 16) for i, e in enumerate(experiences(48))
+        replace(e, batch=1 + i // 16, policy_version=i // 16) for i, e in enumerate(experiences(48))
     ]
     seen = []
     for trial in range(4):
@@ -152,7 +152,7 @@ def test_draws_are_a_function_of_rows_and_earlier_draws(
     seed: int,
 ) -> None:
     made = [
-        replace(e, policy_version=i // 8, step=1 + i // 8) for i, e in enumerate(experiences(24))
+        replace(e, policy_version=i // 8, batch=1 + i // 8) for i, e in enumerate(experiences(24))
     ]
     options: dict[str, Any] = {
         "strategy": strategy,
@@ -191,7 +191,7 @@ def test_a_step_is_rebuilt_from_the_versions_that_it_was_drawn_from(store: Store
         store.append("experiences", [replace(e, policy_version=step - 1) for e in some])
         values = [
             {"experience_id": e.experience_id, "name": "priority", "version": str(step),
-             "value": float(step + e.rollout)}
+             "value": float(step + e.rollout_index)}
             for e in some[::2]
         ]  # fmt: skip
         store.append("experience_values", values)
@@ -218,7 +218,7 @@ def test_what_is_drawn_again_is_what_is_stored_in_every_column(store: Store) -> 
         replace(
             e,
             run_id="r",
-            step=1,
+            batch=1,
             policy_version=i,
             segments=[{"policy_version": i, "num_tokens": 2}],
             token_ids=[i, 2, 3],

@@ -149,7 +149,7 @@ def test_a_source_may_be_a_snapshot_another_run_or_a_query(store: Store) -> None
         replace(e, experience_id=f"{e.experience_id}b", run_id="b") for e in experiences(8)
     ]  # fmt: skip
     store.append("experiences", made)
-    query = "SELECT experience_id FROM experiences WHERE run_id = 'b' AND rollout = 3"
+    query = "SELECT experience_id FROM experiences WHERE run_id = 'b' AND rollout_index = 3"
     mixture = Mixture(
         store,
         {
@@ -172,7 +172,7 @@ def test_a_source_may_be_a_snapshot_another_run_or_a_query(store: Store) -> None
 @pytest.mark.parametrize("kept", [0, 1, 3])
 def test_a_restored_mixture_goes_on_as_if_nothing_had_happened(store: Store, kept: int) -> None:
     stored(store)
-    own = {"where": None, "strategy": Prioritized("1 + rollout", beta=1.0), "max_draws": 2}
+    own = {"where": None, "strategy": Prioritized("1 + rollout_index", beta=1.0), "max_draws": 2}
 
     def mixture() -> Mixture:
         return half_and_half(store, **own)
@@ -258,7 +258,7 @@ def test_what_can_never_be_filled_is_said_at_once(store: Store) -> None:
     stored(store, 8)
     store.snapshot("then")
     sources = {
-        "few": Source(share=0.5, at="then", where="rollout = 0"),
+        "few": Source(share=0.5, at="then", where="rollout_index = 0"),
         "new": Source(share=0.5, run_id="later"),
     }
     mixture = Mixture(store, sources)

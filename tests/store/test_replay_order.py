@@ -21,8 +21,9 @@ def group(step: int, place: int, *, size: int = 2) -> list[Experience]:
             experience_id=rollout_id(name, i),
             group_id=name,
             run_id="demo",
-            step=step,
-            rollout=i,
+            batch=step,
+            group_index=place,
+            rollout_index=i,
             policy_version=0,
         )
         for i, row in enumerate(experiences(size))
@@ -43,7 +44,7 @@ def sampler(store: Store, order: Order) -> Sampler:
 
 
 def test_a_group_waits_for_those_before_it_whatever_comes_first(store: Store) -> None:
-    ours = sampler(store, Order(groups_per_step=3))
+    ours = sampler(store, Order(groups_per_batch=3))
     store.append("experiences", group(1, 2))
     store.append("experiences", group(2, 0))
     assert drawn(ours, store, 1) is None
@@ -57,7 +58,7 @@ def test_a_group_waits_for_those_before_it_whatever_comes_first(store: Store) ->
 def test_the_same_groups_are_drawn_in_the_same_order_however_they_arrive(
     store: Store, arrivals: Sequence[int]
 ) -> None:
-    ours = sampler(store, Order(groups_per_step=2))
+    ours = sampler(store, Order(groups_per_batch=2))
     for number in arrivals:
         store.append("experiences", group(1 + number // 2, number % 2))
         ours.refresh()
@@ -68,27 +69,14 @@ def test_the_same_groups_are_drawn_in_the_same_order_however_they_arrive(
 def test_groups_that_arrive_out_of_order_do_not_make_the_index_read_all_again(
     store: Store,
 ) -> None:
-    for order in (Order(groups_per_step=4), Order(by_arrival=True)):
+    for order in (Order(groups_per_batch=4), Order(by_arrival=True)):
         run = Index(store, grouped=True, run_id="demo", order=order)
         for place in (3, 1, 0, 2):
-            if order.groups_per_step:
+            if order.groups_per_batch:
                 store.append("experiences", group(1, place))
             run.refresh()
             assert not run.rebuilt
         assert len(run) == 4
-
-
-def test_what_operators_made_of_a_row_belongs_to_its_group(store: Store) -> None:
-    ours = sampler(store, Order(groups_per_step=2))
-    made = [
-        replace(row, experience_id=f"{row.experience_id}+", parent_id=row.experience_id)
-        for row in group(1, 1)
-    ]
-    store.append("experiences", [*group(1, 1), *made])
-    assert drawn(ours, store, 1) is None
-    store.append("experiences", group(1, 0))
-    assert drawn(ours, store, 2) == ["000001/0000", "000001/0001"]
-    assert drawn(ours, store, 1) is None
 
 
 def test_by_arrival_the_first_that_is_stored_is_the_first_that_is_drawn(store: Store) -> None:

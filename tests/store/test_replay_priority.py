@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.builders import experiences
 from support.draws import a_store, draws, flat, names
+from support.table_rows import event
 
 from rlake.store import Store
 from rlake.store.errors import QueryError
@@ -66,7 +67,7 @@ def derived(i: int, value: float | None, **columns: Any) -> dict[str, Any]:
         ("REWARD", [0.25, 0.5, 0.75, 1.0]),
         ("experiences.reward * 2", [0.25, 0.5, 0.75, 1.0]),
         ("1", [1.0, 1.0, 1.0, 1.0]),
-        ("rollout + 1 -- and a remark", [0.25, 0.5, 0.75, 1.0]),
+        ("rollout_index + 1 -- and a remark", [0.25, 0.5, 0.75, 1.0]),
         ("len(response_text)", [0.25, 0.5, 0.75, 1.0]),
         ("len(token_ids)", [1.0, 0.75, 0.5, 0.25]),
         ("map_from_entries(rewards)['format'] + 1", [0.5, 1.0, 0.5, 1.0]),
@@ -222,16 +223,14 @@ def test_labels_of_people_can_be_weighed(store: Store) -> None:
 
 def test_what_a_superseded_attempt_derived_does_not_count(store: Store) -> None:
     stored(store)
-    run = {"run_id": "r", "job": "train", "name": "r", "config": "{}", "code_version": "1",
-           "status": "running"}  # fmt: skip
-    store.append("job_events", [run | {"attempt": 1, "start_step": 1}])
+    store.append("job_events", [event()])
     sampler = Sampler(store, strategy=by("p"), with_columns=["p=derived:priority"], max_draws=None)
     made = {"run_id": "r", "attempt": 1}
     for step in range(1, 4):
         rows = [derived(i, float(1 + step * (i == 0)), version=str(step)) for i in range(4)]
         store.append("experience_values", [row | made | {"step": step} for row in rows])
     assert list(chances(sampler).values()) == [1.0, 0.25, 0.25, 0.25]
-    store.append("job_events", [run | {"attempt": 2, "start_step": 3}])
+    store.append("job_events", [event(attempt=2, start_step=3)])
     assert list(chances(sampler).values()) == pytest.approx([1.0, 1 / 3, 1 / 3, 1 / 3])
     store.append(
         "experience_values", [derived(1, 6.0, version="4") | made | {"attempt": 2, "step": 3}]

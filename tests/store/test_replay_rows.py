@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.builders import experiences, rows
-from support.draws import a_store, draws, flat, ids, names
+from support.draws import STRATEGIES, a_store, draws, flat, ids, names
 from support.preferences import preference
 
 from rlake.store import Experience, Store
@@ -19,13 +19,6 @@ from rlake.store.errors import QueryError, StoreError
 from rlake.store.replay import Fifo, Prioritized, Sampler, Uniform
 
 EXAMPLES = settings(max_examples=10, deadline=None)
-STRATEGIES = [
-    Fifo(),
-    Uniform(),
-    Uniform(replacement=True),
-    Prioritized("1 + rollout"),
-    Prioritized("1.0 / (1 + age)"),
-]
 
 
 def test_units_beyond_the_horizon_wait(store: Store) -> None:
@@ -47,8 +40,8 @@ def test_units_beyond_the_horizon_wait(store: Store) -> None:
 @given(
     strategy=st.sampled_from(STRATEGIES),
     max_draws=st.sampled_from([1, 2, 3, None]),
-    where=st.sampled_from([None, "reward > 0", "rollout <> 1"]),
-    query=st.sampled_from([None, "SELECT experience_id FROM experiences WHERE rollout < 3"]),
+    where=st.sampled_from([None, "reward > 0", "rollout_index <> 1"]),
+    query=st.sampled_from([None, "SELECT experience_id FROM experiences WHERE rollout_index < 3"]),
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
 )
 def test_draws_keep_to_all_that_was_asked(
@@ -65,9 +58,9 @@ def test_draws_keep_to_all_that_was_asked(
     grouped = unit == "groups"
 
     def may(e: Experience) -> bool:
-        if e.drop_reason or (query and e.rollout == 3):
+        if e.drop_reason or (query and e.rollout_index == 3):
             return False
-        return where is None or (bool(e.reward) if "reward" in where else e.rollout != 1)
+        return where is None or (bool(e.reward) if "reward" in where else e.rollout_index != 1)
 
     with a_store(empty_store) as store:
         store.append("experiences", made)
@@ -132,7 +125,7 @@ def test_a_query_may_ask_a_view(store: Store) -> None:
         ("SELECT 'x' || range AS experience_id FROM range(3)", "gives 3 ids of experiences that "
          "are not in the store, such as `x0`"),
         ("SELECT experience_id FROM", "does not parse"),
-        ("DROP TABLE experiences", "is no query that can be read"),
+        ("DROP TABLE experiences", "cannot be read as a query"),
         ("SELECT experience_id FROM taskz", "no table or view `taskz`; did you mean `tasks`"),
         ("SELECT experience_id FROM experiences WHERE random() < 0.5", "calls `random`"),
         ("SELECT 1; SELECT 2", "must be one expression, got 2 statements"),
@@ -156,12 +149,12 @@ def test_a_condition_whose_value_changes_by_itself_is_refused(store: Store) -> N
         ({}, 9),
         ({"grouped": True}, 3),
         ({"where": "reward > 9"}, 1),
-        ({"query": "SELECT experience_id FROM experiences WHERE rollout = 0"}, 3),
+        ({"query": "SELECT experience_id FROM experiences WHERE rollout_index = 0"}, 3),
         ({"run_id": "another"}, 1),
         ({"max_draws": 5}, 9),
         ({"strategy": Uniform(replacement=True)}, 9),
-        ({"strategy": Prioritized("rollout", replacement=True), "max_draws": 2}, 13),
-        ({"strategy": Prioritized("rollout")}, 7),
+        ({"strategy": Prioritized("rollout_index", replacement=True), "max_draws": 2}, 13),
+        ({"strategy": Prioritized("rollout_index")}, 7),
     ],
 )
 def test_a_draw_that_can_never_be_filled_is_said_at_once(
@@ -194,12 +187,12 @@ def test_a_table_that_was_restored_is_read_anew(store: Store) -> None:
 
 def many(store: Store, n: int) -> None:
     """Append n rows, all alike but for their place."""
-    made = rows(experiences(1)).drop("experience_id", "group_id", "rollout", "response_text")
+    made = rows(experiences(1)).drop("experience_id", "group_id", "rollout_index", "response_text")
     place = pl.int_range(n, eager=True)
     store.append("experiences", pl.concat([made] * n).with_columns(
         experience_id=pl.format("e{}", place + 10**6),
         group_id=pl.format("g{}", place // 8 + 10**6),
-        rollout=place % 8,
+        rollout_index=place % 8,
         response_text=pl.format("{}", place),
     ))  # fmt: skip
 
@@ -239,7 +232,7 @@ def test_the_index_takes_less_than_100_bytes_a_row(store: Store) -> None:
     n = 20_000
     many(store, n)
     for grouped in (False, True):
-        for strategy in (Fifo(), Prioritized("1 + rollout")):
+        for strategy in (Fifo(), Prioritized("1 + rollout_index")):
             sampler = Sampler(store, strategy=strategy, grouped=grouped)
             sampler.supply(1, 0)
             assert 20 < sampler.nbytes / n < 100
@@ -250,7 +243,7 @@ def test_rows_that_were_deleted_since_they_were_drawn_are_missed(store: Store) -
     sampler = Sampler(store)
     draw = sampler.draw(8, step=1, policy_version=0)
     assert draw is not None
-    store.dataset("experiences").delete("rollout = 3")
+    store.dataset("experiences").delete("rollout_index = 3")
     with pytest.raises(StoreError, match="2 of 8 drawn rows are gone"):
         sampler.read(draw, ["reward"])
 
@@ -274,7 +267,7 @@ def test_all_is_drawn_exactly_as_often_as_allowed_in_as_few_steps_as_that_takes(
     empty_store: Path, unit: str, strategy: Any, num_groups: int, size: int, epochs: int
 ) -> None:
     if unit != "pairs" and isinstance(strategy, Prioritized):
-        strategy = Prioritized(strategy.priority.replace("margin", "rollout"))
+        strategy = Prioritized(strategy.priority.replace("margin", "rollout_index"))
     with a_store(empty_store) as store:
         store.append("experiences", experiences(4 * num_groups, group_size=4))
         made = names(4 * num_groups)

@@ -16,7 +16,7 @@ from rlake.store.replay import Fifo, Prioritized, Sampler, Uniform
 
 
 def test_fifo_is_oldest_first(store: Store) -> None:
-    made = [replace(e, step=1 + i // 4) for i, e in enumerate(experiences(12))]
+    made = [replace(e, batch=1 + i // 4) for i, e in enumerate(experiences(12))]
     for part in (made[4:8], made[:4], made[8:]):
         store.append("experiences", part)
     sampler = Sampler(store)
@@ -41,16 +41,6 @@ def test_new_rows_come_before_a_second_epoch(store: Store) -> None:
     draws(sampler, 4, [1])
     store.append("experiences", experiences(6))
     assert draws(sampler, 4, [2]) == [[*names(6)[4:], *names(2)]]
-
-
-def test_uniform_draws_none_twice_in_a_step_and_each_as_often_as_allowed(store: Store) -> None:
-    store.append("experiences", experiences(20))
-    sampler = Sampler(store, strategy=Uniform(), max_draws=2)
-    seen = draws(sampler, 5, range(1, 6))
-    assert all(len(set(step)) == 5 for step in seen)
-    rest = sampler.supply(1, 0).fresh
-    seen += draws(sampler, rest, [6])
-    assert max(Counter(flat(seen)).values()) == 2
 
 
 def test_uniform_is_uniform(store: Store) -> None:
@@ -141,20 +131,12 @@ def test_a_priority_of_zero_is_never_drawn_and_is_counted(store: Store) -> None:
 def test_a_priority_that_is_null_is_the_largest_of_those_that_may_be_drawn(store: Store) -> None:
     weighed(store, [1.0, None, 3.0, 100.0])
     sampler = Sampler(
-        store, strategy=Prioritized(beta=1.0), where="rollout < 3", max_draws=None
+        store, strategy=Prioritized(beta=1.0), where="rollout_index < 3", max_draws=None
     )  # fmt: skip
     draw = sampler.draw(3, step=1, policy_version=0)
     assert draw is not None
     weights = dict(zip(ids(sampler, draw), draw.weights.tolist(), strict=True))
     assert weights == pytest.approx({"g000/00": 1.0, "g000/01": 1 / 3, "g000/02": 1 / 3})
-
-
-def test_without_any_priority_all_are_equal(store: Store) -> None:
-    weighed(store, [None] * 4)
-    sampler = Sampler(store, strategy=Prioritized(beta=1.0))
-    draw = sampler.draw(4, step=1, policy_version=0)
-    assert draw is not None
-    assert draw.weights.tolist() == [1.0] * 4
 
 
 def test_the_priority_of_a_group_is_the_mean_over_its_rows_that_may_be_drawn(

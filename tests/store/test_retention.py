@@ -1,22 +1,14 @@
 """Retention: what a rule names is forgotten, and listed; what a run may need is not."""
 
-from typing import Any
-
 import pytest
 from support.builders import experiences
+from support.table_rows import event
 
 from rlake.store import Store
 from rlake.store.errors import ConfigError, NotFoundError, QueryError
 from rlake.store.maintenance import retention
 from rlake.store.maintenance.report import Forgotten
 from rlake.store.store import Store as _Store
-
-RUN = {"attempt": 1, "job": "train", "name": "r", "config": "{}", "code_version": "0",
-       "start_step": 1}  # fmt: skip
-
-
-def ended(store: Store, run: str, status: str, **columns: Any) -> None:
-    store.append("job_events", [RUN | {"run_id": run, "status": status} | columns])
 
 
 def left(store: Store, table: str = "experiences") -> list[str]:
@@ -60,7 +52,7 @@ def test_rows_of_unfinished_runs_stay(store: Store, status: str, num_left: int) 
     store.append("embeddings", [
         {"experience_id": i, "embedder": "e", "vector": [1.0]} for i in left(store)
     ])  # fmt: skip
-    ended(store, "r", status)
+    store.append("job_events", [event(status)])
     for table in ("embeddings", "experiences"):
         retention.add(store, table, table=table, where="true")
     done = {f.table: (f.rows, f.kept) for f in store.maintain().forgotten}
@@ -72,7 +64,7 @@ def test_a_run_of_which_nothing_came_for_long_counts_as_ended(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.append("experiences", experiences(4, run_id="r"))
-    ended(store, "r", "running")
+    store.append("job_events", [event()])
     retention.add(store, "all", table="experiences", where="true")
     soon = retention._UNFINISHED.replace("INTERVAL 30 DAY", "INTERVAL 0 DAY")  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(retention, "_UNFINISHED", soon)
@@ -146,7 +138,7 @@ def test_rules_are_listed_and_taken_back(store: Store) -> None:
     assert list(retention.current(store)) == ["a", "b"]
     retention.drop(store, "a")
     assert list(retention.current(store)) == ["b"]
-    with pytest.raises(NotFoundError, match="no retention rule `a`; known are `b`"):
+    with pytest.raises(NotFoundError, match="no retention rule is called `a`; known are `b`"):
         retention.drop(store, "a")
     retention.add(store, "a", table="experiences", where="reward < 0")
     assert retention.current(store)["a"].where == "reward < 0"

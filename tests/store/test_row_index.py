@@ -1,12 +1,8 @@
 """The light index that draws are made from, and the tail that feeds it."""
 
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,8 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.builders import experiences, task
+from support.draws import a_store
 
-from rlake.store import Experience, Store, connect
+from rlake.store import Experience, Store
 from rlake.store.change_feed import ChangeFeed
 from rlake.store.errors import QueryError
 from rlake.store.replay import Fifo, Prioritized
@@ -33,14 +30,6 @@ Cell = tuple[int | None, int, int]
 """Step, group and rollout of a row; a row is here once."""
 
 
-@contextmanager
-def a_store(empty: Path) -> Iterator[Store]:
-    """A store of its own for each example of a property."""
-    with TemporaryDirectory() as folder:
-        shutil.copytree(empty, Path(folder) / "store")
-        yield connect(Path(folder) / "store")
-
-
 def row(cell: Cell) -> Experience:
     """Make a row whose columns all follow from its place."""
     step, group, rollout = cell
@@ -48,9 +37,9 @@ def row(cell: Cell) -> Experience:
     return replace(
         e,
         run_id="r",
-        step=step,
+        batch=step,
         group_id=f"g{group}",
-        rollout=rollout,
+        rollout_index=rollout,
         experience_id=f"{step}/{group}/{rollout}",
         policy_version=None if (group + rollout) % 5 == 4 else 3 * group + rollout,
         reward=None if rollout == 2 else float(rollout % 2),
@@ -85,7 +74,7 @@ def same(a: Index, b: Index) -> None:
 @given(
     commits=COMMITS,
     compact=st.integers(0, 12),
-    where=st.sampled_from([None, "reward > 0.5", "reward IS NULL OR step = 1"]),
+    where=st.sampled_from([None, "reward > 0.5", "reward IS NULL OR batch = 1"]),
 )
 def test_an_index_that_followed_equals_a_fresh_one(
     empty_store: Path, unit: str, where: str | None, commits: list[list[Cell]], compact: int
@@ -111,7 +100,7 @@ def test_an_index_says_what_the_rows_say(
     made = [row(c) for cells in commits for c in cells]
     made.sort(
         key=lambda e: (
-            e.step or 0,
+            e.batch or 0,
             str(e.group_id) if unit == "groups" else "",
             str(e.experience_id),
         )
@@ -121,7 +110,7 @@ def test_an_index_says_what_the_rows_say(
             store.append("experiences", [row(c) for c in cells])
         index = Index(store, grouped=unit == "groups", where="reward >= 0", run_id="r")
         index.refresh()
-    called = [(e.step or 0, e.group_id) if unit == "groups" else e.experience_id for e in made]
+    called = [(e.batch or 0, e.group_id) if unit == "groups" else e.experience_id for e in made]
     units = [
         [e for e, n in zip(made, called, strict=True) if n == name]
         for name in dict.fromkeys(called)
@@ -175,7 +164,7 @@ def test_only_the_run_that_was_asked_for_is_there(store: Store) -> None:
         ("true -- and a remark", [True, True, True]),
         ("reward IS NULL OR reward = 0", [False, True, True]),
         ("true) OR (false", [True, True, True]),
-        ("experiences.rollout IN (1, 2)", [False, True, True]),
+        ("experiences.rollout_index IN (1, 2)", [False, True, True]),
         ("task_id IN (SELECT task_id FROM tasks WHERE answer = '0')", [True, True, True]),
         ("task_id IN (SELECT task_id FROM tasks WHERE answer = '1')", [False, False, False]),
         (
@@ -199,8 +188,8 @@ def test_where_is_true_false_or_null_which_is_false(
     ("where", "message"),
     [
         ("reward", "must be true or false, got double"),
-        ("1", "must be true or false, got int32"),
-        ("SELECT 1", "must be true or false, got int32"),
+        ("1", "must be true or false, got integer"),
+        ("SELECT 1", "must be true or false, got integer"),
         ("rewrad > 1", "names a column `rewrad` that is not there; did you mean `reward`"),
         ("reward >", "`where` 'reward >'"),
         ("max(reward) > 1", "WHERE clause cannot contain aggregates"),
@@ -272,7 +261,7 @@ def test_where_compares_with_all_rows_not_only_with_new_ones(store: Store) -> No
 def test_a_tail_reads_each_row_once(empty_store: Path, actions: list[str]) -> None:
     with a_store(empty_store) as store:
         rows = experiences(2 * len(actions))
-        made = iter([replace(e, run_id="r" if e.rollout < 3 else "s") for e in rows])
+        made = iter([replace(e, run_id="r" if e.rollout_index < 3 else "s") for e in rows])
         tail = ChangeFeed(["experience_id"], run_id="r")
         read: list[str] = []
         expected: list[str] = []
@@ -282,7 +271,7 @@ def test_a_tail_reads_each_row_once(empty_store: Path, actions: list[str]) -> No
             if action == "append":
                 new = [next(made), next(made)]
                 store.append("experiences", new)
-                waiting += [str(e.experience_id) for e in new if e.rollout < 3]
+                waiting += [str(e.experience_id) for e in new if e.rollout_index < 3]
             elif action == "compact":
                 store.maintain()
             elif action == "read":
@@ -294,7 +283,7 @@ def test_a_tail_reads_each_row_once(empty_store: Path, actions: list[str]) -> No
 
 
 @pytest.mark.parametrize("unit", ["rows", "groups"])
-@pytest.mark.parametrize("where", ["reward >= 1", "reward >= 1 OR step = 1 AND reward IS NULL"])
+@pytest.mark.parametrize("where", ["reward >= 1", "reward >= 1 OR batch = 1 AND reward IS NULL"])
 @EXAMPLES
 @given(data=st.data())
 def test_conditions_follow_the_side_columns_that_replace_stored_ones(

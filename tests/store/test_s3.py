@@ -190,7 +190,7 @@ def test_a_table_lost_on_s3_is_not_made_anew_and_one_half_made_is(
 
 
 def test_a_bucket_that_is_not_there_is_named(server: dict[str, str]) -> None:
-    with pytest.raises(StoreError, match=r"at `s3://nobody/x`: there is no such bucket"):
+    with pytest.raises(StoreError, match=r"at `s3://nobody/x`: the bucket does not exist"):
         connect("s3://nobody/x", storage_options=server)
 
 

@@ -31,7 +31,7 @@ def tell(store: Store, texts: Sequence[str | None], *, first: int = 0) -> None:
             task_id="t",
             group_id="g",
             experience_id=f"e{i}",
-            rollout=i,
+            rollout_index=i,
             response_text=text,
             reward=float(i % 2),
         )
@@ -57,7 +57,7 @@ def test_responses_are_found_by_their_words(store: Store) -> None:
 
 def test_the_best_are_found_where_a_condition_leaves_few(store: Store) -> None:
     tell(store, [f"carry the one {i}" for i in range(400)])
-    found = store.search("carry", k=2, where="rollout IN (333, 399) OR reward > 1")
+    found = store.search("carry", k=2, where="rollout_index IN (333, 399) OR reward > 1")
     assert sorted(ids(found)) == ["e333", "e399"]
 
 
@@ -99,7 +99,7 @@ def test_forgotten_experiences_are_not_found(store: Store) -> None:
 
 def test_only_rows_without_a_vector_are_embedded(store: Store) -> None:
     tell(store, [*TEXTS, None, "  "])
-    done = embed(store, where="rollout < 3")
+    done = embed(store, where="rollout_index < 3")
     assert (done.rows, done.already, done.without_text) == (3, 0, 0)
     done = embed(store)
     assert (done.embedder, done.rows, done.already) == ("hashed_ngrams@1", 2, 3)
@@ -167,7 +167,7 @@ def test_what_cannot_be_found_is_told_with_the_way_out(store: Store) -> None:
     tell(store, TEXTS[:3])
     with pytest.raises(NotFoundError, match="no embeddings yet; make them with `rlake embed`"):
         store.similar("e0")
-    embed(store, where="rollout < 2")
+    embed(store, where="rollout_index < 2")
     with pytest.raises(NotFoundError, match="no experience `f1`; did you mean `e1`"):
         store.similar("f1")
     with pytest.raises(NotFoundError, match=r"`e2` has no vector by .*; make it with `rlake embed"):
@@ -230,7 +230,10 @@ def place(store: Store, given: np.ndarray, *, first: int = 0) -> None:
     names = [f"e{i:05d}" for i in range(first, first + len(given))]
     [one] = experiences(1)
     rows = pl.DataFrame({"experience_id": names}).with_columns(
-        task_id=pl.lit(one.task_id), group_id=pl.lit("g"), rollout=0, source=pl.lit("imported")
+        task_id=pl.lit(one.task_id),
+        group_id=pl.lit("g"),
+        rollout_index=0,
+        source=pl.lit("imported"),
     )
     store.append("experiences", rows)
     made = pl.DataFrame({"experience_id": names, "vector": given.tolist()})

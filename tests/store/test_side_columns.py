@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 from support.builders import experiences
+from support.table_rows import event
 
 from rlake.store import Store, side_columns
 from rlake.store.errors import NotFoundError, QueryError
@@ -38,13 +39,6 @@ def feedback(i: int, annotator: str, label: str | None, number: float | None) ->
     }
 
 
-def trainer(attempt: int, start_step: int) -> dict[str, Any]:
-    return {
-        "run_id": "r", "attempt": attempt, "job": "train", "name": "r", "config": "{}",
-        "code_version": "0", "status": "running", "start_step": start_step,
-    }  # fmt: skip
-
-
 @pytest.fixture
 def judged(store: Store) -> Store:
     """Four rows with rewards 1, 0, 0, 1, and what was said of them later."""
@@ -54,12 +48,12 @@ def judged(store: Store) -> Store:
     store.append("scores", [score(3, 0.75, scorer="my.rewards:lenient")])
     store.append("feedback", [feedback(0, "alice", "good", 1.0), feedback(1, "alice", "bad", 0.0)])
     store.append("feedback", [feedback(0, "bob", "bad", None)])
-    store.append("job_events", [trainer(1, 1)])
+    store.append("job_events", [event()])
     store.append("experience_values", [derived(0, 1.0, version="a"), derived(1, 2.0, version="a")])
     ours = {"run_id": "r", "attempt": 1}
     store.append("experience_values", [derived(0, 10.0, version="r/1/1", step=1, **ours)])
     store.append("experience_values", [derived(0, 20.0, version="r/1/5", step=5, **ours)])
-    store.append("job_events", [trainer(2, 3)])
+    store.append("job_events", [event(attempt=2, start_step=3)])
     store.append("experience_values", [derived(2, None, version="t", text="of clips")])
     return store
 
@@ -180,10 +174,10 @@ def test_the_newest_row_is_the_last_one_appended_whatever_its_version(store: Sto
         ("score:", "names no side column"),
         ("=score:x", "names no side column"),
         ("feedback:lable", "did you mean `label`"),
-        ("step=score:x", "would hide the column `step`"),
-        ("Step=score:x", "would hide the column `Step`"),
+        ("batch=score:x", "would hide the column `batch`"),
+        ("Batch=score:x", "would hide the column `Batch`"),
         ("score:reward", "write `reward=score:reward`"),
-        ("derived:step", "would hide the column `step`"),
+        ("derived:batch", "would hide the column `batch`"),
         ("reward=feedback:label", "`reward` is a number"),
         ("score:a-b", "`NAME=...`"),
     ],

@@ -1,60 +1,28 @@
 """Snapshots: taken while others write, compared, given up, and gone back to."""
 
-import os
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-import lance
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.builders import experiences, task
+from support.processes import said, start, tell
+from support.table_rows import draw, event
 
 from rlake.store import Store, connect, snapshots
 from rlake.store.change_feed import ChangeFeed
-from rlake.store.diff import diff
 from rlake.store.errors import NotFoundError, QueryError, StoreError
 from rlake.store.locks import locked
 from rlake.store.replay import Sampler
 from rlake.store.replay.row_index import Index
 from rlake.store.schema import REFERRING_FIRST, TABLES
 from rlake.store.snapshots import restore
-
-TESTS = str(Path(__file__).parents[1])
-
-
-def job(status: str, *, run: str = "demo") -> dict[str, Any]:
-    return {
-        "run_id": run,
-        "attempt": 1,
-        "job": "train",
-        "name": run,
-        "config": "{}",
-        "code_version": "0",
-        "status": status,
-        "start_step": 1,
-    }
-
-
-def drawn(experience_id: str, step: int) -> dict[str, Any]:
-    return {
-        "run_id": "demo",
-        "attempt": 1,
-        "step": step,
-        "position": 0,
-        "experience_id": experience_id,
-        "epoch": 1,
-        "weight": 1.0,
-        "sampler": "fifo",
-        "digest": "d",
-    }
 
 
 def ids(store: Store) -> list[str]:
@@ -64,13 +32,7 @@ def ids(store: Store) -> list[str]:
 @contextmanager
 def python(code: str, *arguments: object) -> Iterator["subprocess.Popen[str]"]:
     """Run code in another process; lines written to it let it go on."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])},
-    )
+    process = start(code, *arguments)
     try:
         yield process
     finally:
@@ -78,14 +40,8 @@ def python(code: str, *arguments: object) -> Iterator["subprocess.Popen[str]"]:
         process.communicate()
 
 
-def said(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
 def go_on(process: "subprocess.Popen[str]") -> str:
-    assert process.stdin is not None
-    print(file=process.stdin, flush=True)
+    tell(process)
     return said(process)
 
 
@@ -133,11 +89,11 @@ class Busy(Store):
         super().__init__(store.uri)
         self.other, self.rows = store, iter(experiences(1000))
 
-    def dataset(self, name: str) -> lance.LanceDataset:
-        found = super().dataset(name)
+    def newest_version(self, name: str) -> int:
+        found = super().newest_version(name)
         row = next(self.rows)
         self.other.append("experiences", [row])
-        self.other.append("draws", [drawn(str(row.experience_id), 1 + self.other.count("draws"))])
+        self.other.append("draws", [draw(str(row.experience_id), 1 + self.other.count("draws"))])
         return found
 
 
@@ -172,7 +128,7 @@ def test_a_difference_counts_rows_by_table_run_and_source(store: Store) -> None:
     imported = experiences(9, run_id="b", source="imported")[8:]
     store.append("experiences", imported)
     store.snapshot("two")
-    found = diff(store, "one", "two")
+    found = store.diff("one", "two")
     assert {(d.table, d.added, d.removed) for d in found.tables} == {
         ("tasks", 2, 0),
         ("experiences", 5, 0),
@@ -182,9 +138,9 @@ def test_a_difference_counts_rows_by_table_run_and_source(store: Store) -> None:
         {"run_id": "a", "source": "explorer", "added": 4, "removed": 0},
         {"run_id": "b", "source": "imported", "added": 1, "removed": 0},
     ]
-    back = {d.table: (d.added, d.removed) for d in diff(store, "two", "one").tables}
+    back = {d.table: (d.added, d.removed) for d in store.diff("two", "one").tables}
     assert back == {"tasks": (0, 2), "experiences": (0, 5), "snapshots": (0, 1)}
-    assert diff(store, "two").tables[0].table == "snapshots", "its own row is all that came"
+    assert store.diff("two").tables[0].table == "snapshots", "its own row is all that came"
 
 
 def test_compaction_is_no_difference_and_deletion_is_one(store: Store) -> None:
@@ -192,16 +148,16 @@ def test_compaction_is_no_difference_and_deletion_is_one(store: Store) -> None:
         store.append("experiences", [e])
     store.snapshot("one")
     assert store.maintain()["experiences"].after.fragments == 1
-    assert [d.table for d in diff(store, "one").tables] == ["snapshots"]
-    store.dataset("experiences").delete("rollout < 3")
-    [change] = [d for d in diff(store, "one").tables if d.table == "experiences"]
+    assert [d.table for d in store.diff("one").tables] == ["snapshots"]
+    store.dataset("experiences").delete("rollout_index < 3")
+    [change] = [d for d in store.diff("one").tables if d.table == "experiences"]
     assert (change.added, change.removed) == (0, 3)
 
 
 def test_a_difference_from_what_is_not_there_names_the_nearest(store: Store) -> None:
     store.snapshot("first")
     with pytest.raises(NotFoundError, match="no snapshot `frist`; did you mean `first`"):
-        diff(store, "first", "frist")
+        store.diff("first", "frist")
 
 
 # dropping
@@ -235,10 +191,10 @@ def test_a_drop_that_was_killed_half_way_is_completed_by_dropping_again(store: S
 def test_what_an_unfinished_run_works_on_is_dropped_only_by_force(
     store: Store, status: str
 ) -> None:
-    store.append("job_events", [job(status)])
+    store.append("job_events", [event(status, run_id="demo")])
     for name in ("demo.rows", "demo.tasks", "demo.other", "done.rows"):
         store.snapshot(name)
-    store.append("job_events", [job("done", run="done")])
+    store.append("job_events", [event("done", run_id="done")])
     for name in ("demo.rows", "demo.tasks"):
         with pytest.raises(QueryError, match=f"`{name}` is what run `demo` works on, and its `tra"):
             snapshots.drop(store, name)
@@ -347,7 +303,7 @@ def test_an_index_that_loses_all_its_rows_is_empty(store: Store) -> None:
 
 def test_nothing_is_restored_while_a_job_runs(store: Store) -> None:
     store.snapshot("one")
-    store.append("job_events", [job("running")])
+    store.append("job_events", [event(run_id="demo")])
     with pytest.raises(QueryError, match="`train` of run `demo` is running, and would lose its"):
         restore(store, "one")
     assert store.count("job_events") == 1
@@ -392,7 +348,7 @@ def test_a_restore_that_was_killed_is_completed_by_doing_it_again(store: Store, 
     store.snapshot("one")
     store.append("tasks", [task(0)])
     store.append("experiences", experiences(4))
-    store.append("draws", [drawn("g000/00", 1)])
+    store.append("draws", [draw("g000/00")])
     with python(KILLED, store.uri, done) as process:
         process.wait(60)
     counts = [store.count(name) for name in ("draws", "experiences", "tasks")]
@@ -444,7 +400,7 @@ def test_a_tail_knows_the_rows_that_there_are(empty_store: Path, actions: list[s
             elif action == "compact":
                 dataset.optimize.compact_files()
             elif action == "delete":
-                dataset.delete("rollout = 1")
+                dataset.delete("rollout_index = 1")
             elif action == "read":
                 rows = tail.read(dataset)["experience_id"].to_pylist()
                 known = rows if tail.restarted else known + rows

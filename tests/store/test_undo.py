@@ -1,25 +1,20 @@
 """Undoing: what one import or run added is taken back as a whole, and nothing is lost by it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.builders import experiences, task
+from support.files import write
 
 from rlake.store import Store
 from rlake.store.errors import NotFoundError, QueryError
-from rlake.store.files import Imported, export_dpo, export_sft, import_rows, open_input
+from rlake.store.files import Imported, export, import_rows, open_input
 from rlake.store.replay import Mixture, Sampler, Source
 from rlake.store.undo import redo, undo
 
 MAPPING = "SELECT q AS prompt_text, a AS response_text, r AS reward, g AS group_id FROM input"
 CORRECTED = MAPPING.replace("r AS", "(r + 1) / 4 AS")
-
-
-def write(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def tries(n: int, *, first: int = 0) -> list[dict[str, Any]]:
@@ -173,8 +168,8 @@ def test_exports_and_pairs_leave_out_what_was_taken_back(store: Store, tmp_path:
     store.append("preferences", rows)
     assert done.lineage_id is not None
     undo(store, done.lineage_id)
-    assert export_sft(store, tmp_path / "sft.jsonl").rows == 2
-    assert export_dpo(store, tmp_path / "dpo.jsonl").rows == 1
+    assert export(store, "sft", tmp_path / "sft.jsonl").rows == 2
+    assert export(store, "dpo", tmp_path / "dpo.jsonl").rows == 1
     assert Sampler(store, table="preferences").supply(1, 0).fresh == 1
 
 
@@ -201,5 +196,5 @@ def test_what_cannot_be_undone_is_told_with_the_way_out(store: Store, tmp_path: 
     undo(store, done.lineage_id)
     with pytest.raises(QueryError, match="was taken back before"):
         undo(store, done.lineage_id)
-    with pytest.raises(NotFoundError, match=r"no import of experiences called `b\.jsonl`"):
+    with pytest.raises(NotFoundError, match=r"no import of experiences is called `b\.jsonl`"):
         bring(store, tmp_path / "a.jsonl", CORRECTED, replace="b.jsonl")

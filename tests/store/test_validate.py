@@ -11,7 +11,13 @@ import pytest
 from rlake.store import Store
 from rlake.store.errors import SchemaError
 
-ROW = {"experience_id": "e", "task_id": "t", "group_id": "g", "rollout": 0, "source": "explorer"}
+ROW = {
+    "experience_id": "e",
+    "task_id": "t",
+    "group_id": "g",
+    "rollout_index": 0,
+    "source": "explorer",
+}
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rewrad": 1.0}, "column `rewrad` is not a column of `experiences`; did you mean `reward`?"),
@@ -22,10 +28,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"reward": b"1"}, "must be double, got b'1' (bytes) in row 0"),
     ({"task_id": 3}, "column `task_id` of `experiences` must be string, got 3 (int) in row 0"),
-    ({"rollout": 1.5}, "column `rollout` of `experiences` must be int64, got 1.5 (float) in row 0"),
-    ({"rollout": True}, "must be int64, got True (bool) in row 0"),
-    ({"rollout": "1"}, "must be int64, got '1' (str) in row 0"),
-    ({"rollout": 2**70}, "column `rollout` of `experiences` must be int64"),
+    (
+        {"rollout_index": 1.5},
+        "column `rollout_index` of `experiences` must be int64, got 1.5 (float) in row 0",
+    ),
+    ({"rollout_index": True}, "must be int64, got True (bool) in row 0"),
+    ({"rollout_index": "1"}, "must be int64, got '1' (str) in row 0"),
+    ({"rollout_index": 2**70}, "column `rollout_index` of `experiences` must be int64"),
     ({"token_ids": [1, 2.5]}, "column `token_ids` of `experiences` must be list<item: int32>"),
     ({"token_ids": ["1"]}, "must be list<item: int32>, got ['1'] (list) in row 0"),
     ({"token_ids": [2**40]}, "must be list<item: int32>"),
@@ -45,9 +54,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"priority": math.inf}, "column `priority` of `experiences` holds NaN or infinity"),
     ({"token_ids": [1], "logprobs": [-math.inf]}, "`logprobs` of `experiences` holds NaN"),
     ({"rewards": [{"name": "a", "value": math.nan}]}, "`rewards` of `experiences` holds NaN"),
-    ({"rewards": [{"name": "a", "valu": 1.0}]}, "there is no field `valu`"),
+    ({"rewards": [{"name": "a", "valu": 1.0}]}, "unknown field `valu`"),
     ({"rewards": {"a": 1.0}}, "column `rewards` of `experiences` must be list<item: struct<"),
     ({"source": "explorr"}, "holds 'explorr'; did you mean `explorer`?"),
+    ({"purpose": "evel"}, "holds 'evel'; did you mean `eval`?"),
     ({"priority": -1.0}, "`priority` of `experiences` holds a negative number, expected 0 or more"),
     ({"created_at": "2020-01-01"}, "column `created_at` of `experiences` must be timestamp"),
 ]
@@ -101,7 +111,7 @@ def test_the_row_that_is_wrong_is_named(store: Store) -> None:
 
 def test_a_long_wrong_value_is_not_printed_whole(store: Store) -> None:
     with pytest.raises(SchemaError) as refused:
-        store.append("experiences", [ROW | {"rollout": "x" * 10_000}])
+        store.append("experiences", [ROW | {"rollout_index": "x" * 10_000}])
     assert len(str(refused.value)) < 500
 
 
@@ -115,8 +125,8 @@ ACCEPTED: list[tuple[str, Any, Any]] = [
     ("reward", 1, 1.0),
     ("reward", True, 1.0),
     ("reward", np.float32(0.5), 0.5),
-    ("rollout", 2.0, 2),
-    ("rollout", np.int32(2), 2),
+    ("rollout_index", 2.0, 2),
+    ("rollout_index", np.int32(2), 2),
     ("token_ids", np.array([1, 2]), [1, 2]),
     ("token_ids", (1, 2), [1, 2]),
     ("rewards", [{"value": 1, "name": "a"}], [{"name": "a", "value": 1.0}]),
@@ -140,3 +150,8 @@ def test_large_lists_and_views_of_polars_are_taken(store: Store) -> None:
     frame = pl.DataFrame([ROW | {"token_ids": [1, 2], "logprobs": [0.0, -1.0]}])
     store.append("experiences", frame)
     assert store.scan("experiences").select("token_ids").collect().item().to_list() == [1, 2]
+
+
+def test_a_row_trains_unless_it_says_that_it_evaluates(store: Store) -> None:
+    store.append("experiences", [ROW, ROW | {"experience_id": "other", "purpose": "eval"}])
+    assert sorted(store.scan("experiences").collect()["purpose"]) == ["eval", "train"]

@@ -8,32 +8,19 @@ from typing import Any
 
 import pytest
 from support.builders import experiences
+from support.table_rows import draw, event
+from support.table_rows import policy as policy_row
 
 from rlake.store import Experience, Store
 from rlake.store.records import now
 
 
-def run_row(attempt: int, start_step: int, *, job: str = "train", **rest: Any) -> dict[str, Any]:
-    row = {
-        "run_id": "r", "attempt": attempt, "job": job, "name": "r", "config": "{}",
-        "code_version": "0", "status": "running", "start_step": start_step,
-    }  # fmt: skip
-    return row | rest
+def run_row(attempt: int, start_step: int, **rest: Any) -> dict[str, Any]:
+    return event(attempt=attempt, start_step=start_step) | rest
 
 
 def draw_row(attempt: int, step: int, experience_id: str, **rest: Any) -> dict[str, Any]:
-    row = {
-        "run_id": "r", "attempt": attempt, "step": step, "position": 0, "epoch": 1, "lag": 0,
-        "experience_id": experience_id, "weight": 1.0, "sampler": "fifo", "digest": "d",
-    }  # fmt: skip
-    return row | rest
-
-
-def policy_row(attempt: int, version: int) -> dict[str, Any]:
-    return {
-        "run_id": "r", "attempt": attempt, "policy_version": version, "step": version,
-        "path": f"a{attempt}/v{version}", "digest": "d",
-    }  # fmt: skip
+    return draw(experience_id, step, attempt=attempt, **rest)
 
 
 def singles(n: int, *, version: int | Sequence[int | None] | None = 0) -> list[Experience]:

@@ -1,12 +1,11 @@
 """Waits are bounded, wake up at once, and say what they waited for."""
 
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 from support.builders import task
+from support.processes import said, start, tell
 
 from rlake.store import Store
 from rlake.store.errors import StarvedError
@@ -42,21 +41,14 @@ def test_what_is_there_is_not_waited_for(store: Store) -> None:
 
 
 def test_a_commit_of_another_process_wakes_a_waiter_at_once(store: Store) -> None:
-    writer = subprocess.Popen(
-        [sys.executable, "-c", LATER, store.uri],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert writer.stdin is not None
-    assert writer.stdout is not None
-    assert writer.stdout.readline() == "ready\n"
+    writer = start(LATER, store.uri)
+    assert said(writer) == "ready"
     late = []
     for n in range(1, 6):
-        threading.Timer(0.1, lambda: print("?", n, file=writer.stdin, flush=True)).start()  # noqa: B023
+        threading.Timer(0.1, tell, (writer, f"? {n}")).start()
         wait(store, n)
         woke = time.time()
-        late.append(woke - float(writer.stdout.readline()))
+        late.append(woke - float(said(writer)))
     writer.communicate(timeout=100)
     assert sorted(late)[2] < 0.05, f"the median of {late}"
 
@@ -64,9 +56,8 @@ def test_a_commit_of_another_process_wakes_a_waiter_at_once(store: Store) -> Non
 def test_a_commit_of_this_process_wakes_a_waiter(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "rlake.store.tables.POLL_SECONDS", 30.0
-    )  # so that only a wake-up can end it
+    # so that only a wake-up can end it
+    monkeypatch.setattr("rlake.store.tables.POLL_SECONDS", 30.0)
     threading.Timer(0.1, lambda: store.append("tasks", [task(0)])).start()
     began = time.monotonic()
     assert wait(store, 1) == 1

@@ -39,11 +39,11 @@ SKIPPED = """
         SELECT (run_id, experience_id) FROM draws_current)
     UNION ALL
     SELECT 'group', group_id FROM experiences
-    GROUP BY run_id, group_id HAVING count(DISTINCT rollout) <> max(rollout) + 1
+    GROUP BY run_id, group_id HAVING count(DISTINCT rollout_index) <> max(rollout_index) + 1
     UNION ALL
     SELECT 'batch', run_id FROM experiences
-    WHERE step IS NOT NULL AND run_id IN (SELECT run_id FROM job_events)
-    GROUP BY run_id HAVING count(DISTINCT step) <> max(step)
+    WHERE batch IS NOT NULL AND run_id IN (SELECT run_id FROM job_events)
+    GROUP BY run_id HAVING count(DISTINCT batch) <> max(batch)
 """
 """Steps, rows, groups and batches that an on-policy run passed over or did twice."""
 

@@ -1,7 +1,8 @@
 """Small builders that tests share: `from support.builders import experiences, rows`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -25,7 +26,7 @@ def experiences(
     group_size: int = 4,
     **columns: Any,
 ) -> list[Experience]:
-    """Make n tries, `group_size` at each task; a sequence of rewards is repeated."""
+    """Make n rollouts, `group_size` of each task; a sequence of rewards is repeated."""
     rewards = cycle([reward] if reward is None or isinstance(reward, float | int) else reward)
     made = []
     for i, one in enumerate(islice(rewards, n)):
@@ -34,12 +35,23 @@ def experiences(
             "task_id": task(group).task_id,
             "group_id": f"g{group:03d}",
             "experience_id": f"g{group:03d}/{rollout:02d}",
-            "rollout": rollout,
+            "rollout_index": rollout,
             "reward": one,
             "response_text": str(2 * group) if one else "no idea",
         }
         made.append(Experience(**(values | columns)))
     return made
+
+
+def line_of(file: str, text: str) -> str:
+    """The first line of a file that holds a text, as errors of users' code name it."""
+    lines = Path(file).read_text().splitlines()
+    return f"({Path(file).name}:{1 + next(i for i, line in enumerate(lines) if text in line)})"
+
+
+def table(records: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
+    """Return an experience for each mapping of columns, as a frame with all declared columns."""
+    return rows(one for columns in records for one in experiences(1, **columns))
 
 
 def rows(records: Iterable[Experience | Task]) -> pl.DataFrame:

@@ -13,7 +13,15 @@ import numpy as np
 from support.builders import experiences
 
 from rlake.store import Experience, Store, connect
-from rlake.store.replay import Draw, Mixture, Sampler
+from rlake.store.replay import Draw, Fifo, Mixture, Prioritized, Sampler, Uniform
+
+STRATEGIES = [
+    Fifo(),
+    Uniform(),
+    Uniform(replacement=True),
+    Prioritized("1 + rollout_index"),
+    Prioritized("1.0 / (1 + age)"),
+]
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import rlake
+from rlake.loop.config import load
+from rlake.loop.run import run
 from rlake.store import Store
 from rlake.store.errors import NotAStoreError
 
@@ -21,7 +23,7 @@ threads: 1
 model:
   from_scratch: {hidden_size: 32, layers: 1, heads: 2, max_length: 16, alphabet: "01234+="}
 tasks:
-  generator: {addition: {low: 0, high: 4, held_out: 5}}
+  generator: {rlake.loop.recipes.toys:addition: {low: 0, high: 4, held_out: 5}}
 algorithm: {grpo: {group_size: 4}}
 explorer:
   rewards: support.jobs:even_digits
@@ -60,6 +62,18 @@ def start(folder: Path, *args: str) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def run_here(folder: Path, *sets: str, resume: bool = False) -> None:
+    """Run in this process what `start` would run in another, whose imports take longer than it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "small.yaml").write_text(CONFIG)
+    run(rlake.connect(folder / "lake"), load(folder / "small.yaml", sets), resume=resume)
+
+
+def flags(sets: Sequence[str]) -> list[str]:
+    """Return settings as arguments of the command."""
+    return [word for text in sets for word in ("--set", text)]
 
 
 def finish(process: "subprocess.Popen[str]", *, seconds: float = 100) -> str:

@@ -13,6 +13,8 @@ from rlake.loop.losses.batch import Batch, Examples
 
 NORM = 7.0
 """The constant of seq-mean-token-sum-norm in tests."""
+Token = Callable[["Rows", int, int], tuple[float, float]]
+"""The loss of token t of row i, and its slope along the log-prob, before any share."""
 
 
 @dataclass(frozen=True)
@@ -154,18 +156,27 @@ def share(rows: Rows, i: int, how: str) -> float:
     }[how]
 
 
+def apart(rows: Rows, i: int, t: int) -> float:
+    """Log-ratio of a token: of the policy that is trained to the one that wrote it."""
+    return float(rows.new[i][t] - rows.old[i][t])
+
+
+def clipped(ratio: float, credit: float, low: float, high: float) -> tuple[float, float]:
+    """Equation 7 of arXiv:1707.06347, negated, and its slope along the log of the ratio."""
+    bounded = min(max(ratio, 1 - low), 1 + high)
+    is_free = ratio * credit <= bounded * credit
+    return -min(ratio * credit, bounded * credit), -ratio * credit if is_free else 0.0
+
+
 def assert_loss_is(
     algorithm: Algorithm,
     rows: Rows,
-    token: Callable[[int, int], tuple[float, float]],
+    token: Token,
     *,
     how: str,
     more: int = 0,
 ) -> Mapping[str, torch.Tensor]:
-    """Check a loss and its gradient: `token` gives loss and slope of token t of row i.
-
-    Returns the metrics.
-    """
+    """Check a loss and its gradient against what `token` says, and return the metrics."""
     batch = batch_of(algorithm.prepare(examples_of(rows)), more=more)
     new_BT = logprobs_of(rows, more=more)
     loss = algorithm.loss(batch, new_BT)
@@ -174,10 +185,10 @@ def assert_loss_is(
     for i, mask in enumerate(rows.mask):
         for t in np.flatnonzero(mask):
             scale = rows.weight[i] * share(rows, i, how)
-            one, slope = token(i, int(t))
+            one, slope = token(rows, i, int(t))
             value += scale * one
             gradient[i, t] = scale * slope
-    assert loss.value.item() == pytest.approx(value, rel=1e-11, abs=1e-13)
+    assert loss.value.item() == pytest.approx(value, rel=1e-12, abs=1e-14)
     assert new_BT.grad is not None
-    np.testing.assert_allclose(new_BT.grad.numpy(), gradient, rtol=1e-9, atol=1e-14)
+    np.testing.assert_allclose(new_BT.grad.numpy(), gradient, rtol=1e-10, atol=1e-14)
     return loss.metrics

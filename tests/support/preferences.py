@@ -29,8 +29,3 @@ def prefer(store: Store, n: int = 6, **columns: Any) -> list[str]:
     made = [preference(b, a, margin=float(i)) for i, (a, b) in enumerate(pairwise(ids))]
     store.append("preferences", made)
     return [row["preference_id"] for row in made]
-
-
-def metric(store: Store, name: str) -> dict[int, float]:
-    rows = store.sql(f"SELECT step, value FROM metrics_current WHERE name = '{name}' ORDER BY step")
-    return dict(rows.fetchall())

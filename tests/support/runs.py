@@ -24,6 +24,10 @@ async def fails(task: Task, policy: Policy) -> Experience:
     raise OSError("no sandbox")
 
 
+def mistaken(task: Task, experience: Experience) -> float:
+    raise ValueError("a mistake")
+
+
 def unsure(task: Task, experience: Experience) -> float | None:
     """Cannot judge answers of odd length."""
     text = experience.response_text or ""

@@ -51,9 +51,9 @@ class Parrot:
             text = self._answers[self._said]
         ids = [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self._end()]
         self._said += 1
-        if request.heard is not None:
+        if request.on_tokens is not None:
             for token in ids:
-                request.heard((token,))
+                request.on_tokens((token,))
         return Sampled(
             token_ids=ids,
             logprobs=[-0.5 * self._said - i / 1024 for i in range(len(ids))],

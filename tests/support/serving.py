@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 
-from rlake.loop.chat_api import create_app
-from rlake.loop.chat_api.app import new_sessions
+from rlake.loop.chat_api.app import create_app, new_sessions
 from rlake.loop.chat_api.metrics import ServingMetrics
+from rlake.loop.chat_api.sessions import Session, Sessions
 from rlake.loop.config import LimitsConfig, ServeConfig
 from rlake.loop.inference.policy import Policy
+from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.serving.connections import bounded
 from rlake.loop.serving.feedback import Feedback
 from rlake.loop.serving.server import listen
@@ -67,20 +68,33 @@ def chat(*texts: str, **more: Any) -> dict[str, Any]:
     return {"messages": messages, **more}
 
 
+def writer(store: Store, folder: Path, *, store_seconds: float = 0.01, **more: Any) -> StoreWriter:
+    """What stores the turns of a server."""
+    options = {"run_id": "demo:serve", "metrics": ServingMetrics(), "store_seconds": store_seconds}
+    return StoreWriter(store, folder, **options, **more)
+
+
+async def recorded(
+    sessions: Sessions, name: str | None, *, group: str | None = None, policy: Policy | None = None
+) -> Session:
+    """Record one turn of a session."""
+    messages = chat("1+1=")["messages"]
+    answers = await (policy or ScriptedPolicy(["4"])).generate(messages)
+    with sessions.request(name, group) as session:
+        return await sessions.record(session, messages, None, answers, response_id=f"r-{name}")
+
+
 @asynccontextmanager
 async def kept(
     store: Store, folder: Path, policy: Policy, **settings: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an application whose rows go to a store."""
-    metrics = ServingMetrics()
-    chosen = ServeConfig(commit_interval=0.01, **settings)
-    keeper = StoreWriter(store, folder, run_id="demo:serve", metrics=metrics, store_seconds=0.01)
+    chosen, keeper = ServeConfig(commit_interval=0.01, **settings), writer(store, folder)
     sessions = new_sessions(keeper, chosen)
     app = create_app(
         policy,
         settings=chosen,
         sessions=sessions,
-        metrics=metrics,
         check=keeper.check,
         answered=keeper.answered,
         feedback=Feedback(store, sessions, keeper),

@@ -15,8 +15,7 @@ from rlake.loop.inference.transformers_engine.engine import TransformersEngine
 from rlake.loop.losses import Algorithm, Loss, aggregate
 from rlake.loop.losses.batch import Batch
 from rlake.loop.models.load import make_tiny
-from rlake.loop.models.reward_model import of_policy
-from rlake.loop.models.value_model import Critic
+from rlake.loop.models.value_heads import Critic, of_policy
 from rlake.loop.trainer.networks import Networks, frozen
 from rlake.operators import Operator, leave_one_out
 from rlake.store import Experience, Store
@@ -30,6 +29,9 @@ SPEC: dict[str, Any] = {
     "alphabet": "0123456789+=",
 }
 """A model so small that a step takes milliseconds, with weights so large that its answers vary."""
+ADDITION = {"low": 0, "high": 4, "held_out": 5}
+SUMS = {"generator": {"rlake.loop.recipes.toys:addition": ADDITION}}
+"""The section `tasks` of a run on sums of small numbers."""
 
 
 def tiny(*, seed: int = 0, **spec: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
@@ -46,7 +48,7 @@ def config(**changes: Any) -> RunConfig:
         "name": "demo",
         "threads": 1,
         "model": {"from_scratch": SPEC},
-        "tasks": {"generator": {"addition": {"low": 0, "high": 4, "held_out": 5}}},
+        "tasks": SUMS,
         "algorithm": {"grpo": {"group_size": 3}},
         "explorer": {"rewards": "support.tiny_models:share_of_ones", "sampling": {"max_tokens": 3}},
         "schedule": {"timeout": 60},
@@ -85,7 +87,7 @@ def written(
             "task_id": f"t{i // group_size}",
             "group_id": f"g{i // group_size:03d}",
             "experience_id": f"g{i // group_size:03d}/{i % group_size:02d}",
-            "rollout": i % group_size,
+            "rollout_index": i % group_size,
             "token_ids": tokens,
             "loss_mask": [False, False] + [True] * length,
             "logprobs": [0.0, 0.0] + [-1.0 - 0.1 * j for j in range(length)],
@@ -95,6 +97,12 @@ def written(
         }
         made.append(Experience(**(values | columns)))
     return made
+
+
+def metric(store: Store, name: str) -> dict[int, float]:
+    """Return the current values of a metric by step."""
+    rows = store.sql(f"SELECT step, value FROM metrics_current WHERE name = '{name}' ORDER BY step")
+    return dict(rows.fetchall())
 
 
 def table(store: Store, name: str, columns: str = "*") -> pl.DataFrame:
@@ -135,6 +143,11 @@ def critic(*, seed: int = 0) -> Critic:
         torch.manual_seed(seed)
         torch.nn.init.normal_(made.head.weight, std=0.3)
     return made
+
+
+def weights(model: torch.nn.Module) -> torch.Tensor:
+    """Return all parameters of a model as one vector."""
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def gradients(model: torch.nn.Module) -> torch.Tensor:

@@ -10,7 +10,7 @@ TOLD: list[tuple[Any, ...]] = []
 
 
 class Notes:
-    """A monitor of a user's: remembers what it was told."""
+    """A tracker of a user's: remembers what it was told."""
 
     def __init__(self, *, title: str = "notes") -> None:
         self.title = title

@@ -1,6 +1,7 @@
 """A step of an algorithm on ragged rows, to be taken in many ways."""
 
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -53,6 +54,7 @@ def variants() -> list[Any]:
     return cases
 
 
+@cache
 def rows_of_a_step(*, longer: int = 0) -> Examples:
     """Rows of many lengths, some tokens not trained on, sampled by a policy that is a bit older.
 

@@ -1,4 +1,4 @@
-"""What runs in an explorer's process on Ray: an engine, and the groups that it tries."""
+"""The Ray actor of an explorer: an engine, and the groups that it runs."""
 
 import asyncio
 import os
@@ -15,106 +15,103 @@ from ...models.weights import Weights
 from ...rollouts.workers import GroupRequest, LocalWorker
 from ...trajectories.rows import fitting, standing_in
 
-Place = tuple[str | None, int, int]
-"""A group's key: the measurement or None, the batch, and the place there."""
+Key = tuple[str | None, int, int]
+"""A group's key: the evaluation or None, the batch, and the index in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """What every explorer of a run must know; it travels to where they work."""
+    """What every worker of a run needs to start, in any process."""
 
     config: RunConfig
     group_size: int
-    greedy_tries: int
+    greedy_rollouts: int
     max_concurrent_rollouts: int | None
     """Its share of `explorer.max_concurrent_rollouts`."""
     paths: tuple[str, ...]
-    """Where modules of workflows and rewards are found."""
+    """The import path of workflows and rewards."""
 
 
 class RolloutActor:
-    """Tries groups in a process of its own."""
+    """Runs groups in a separate process."""
 
-    def __init__(self, terms: WorkerSpec) -> None:
-        sys.path.extend(path for path in terms.paths if path not in sys.path)
-        self._terms = terms
-        self._runner: LocalWorker | None = None
-        self._under_way: dict[Place, GroupRequest] = {}
-        self._stopped: dict[Place, str] = {}
+    def __init__(self, spec: WorkerSpec) -> None:
+        sys.path.extend(path for path in spec.paths if path not in sys.path)
+        self._spec = spec
+        self._started: LocalWorker | None = None
+        self._under_way: dict[Key, GroupRequest] = {}
+        self._stopped: dict[Key, str] = {}
 
     async def start(self, folder: str) -> tuple[str, int]:
-        """Start the engine with the model of a folder; return the host and the process."""
-        self._runner = await asyncio.to_thread(_runner, self._terms, Path(folder))
+        """Start the engine with the model of a folder; return the host and the process id."""
+        self._started = await asyncio.to_thread(_worker, self._spec, Path(folder))
         return os.uname().nodename, os.getpid()
 
     async def update_weights(self, weights: Weights, state: bytes | None) -> None:
-        """Take in other weights: from a folder, as safetensors, or from who sends them."""
+        """Replace the weights: from a folder, by safetensors in `state`, or from an address."""
         if state is not None:
             from safetensors.torch import load
 
-            weights = replace(weights, state=load(state), folder=None)
-        await self._mine.update_weights(weights)
+            weights = replace(weights, state=load(state))
+        await self._worker.update_weights(weights)
 
-    async def run_group(self, task: Task, place: Place) -> list[Experience]:
-        """Try a group and return its rows, those that are too large replaced."""
-        measured_as, step, number = place
-        assignment = GroupRequest(task=task, step=step, index=number, evaluation_id=measured_as)
-        work = asyncio.ensure_future(self._mine.run_group(assignment))
-        self._under_way[place] = assignment
+    async def run_group(self, task: Task, key: Key) -> list[Experience]:
+        """Run a group and return its rows, without the content of those that are too large."""
+        evaluation, batch, index = key
+        request = GroupRequest(task=task, batch=batch, index=index, evaluation_id=evaluation)
+        work = asyncio.ensure_future(self._worker.run_group(request))
+        self._under_way[key] = request
         try:
-            if place in self._stopped:
-                asyncio.get_running_loop().call_soon(self.stop_now, place)
-            return bounded(await work, self._most)
+            # Ray may deliver `stop` before this call; then it takes effect once `work` has begun.
+            if key in self._stopped:
+                asyncio.get_running_loop().call_soon(self.stop_now, key)
+            assert self._spec.config.ray is not None, "an actor belongs to a run on Ray"
+            return bounded(await work, self._spec.config.ray.max_group_bytes)
         finally:
             work.cancel()
-            self._under_way.pop(place, None)
-            self._stopped.pop(place, None)
+            self._under_way.pop(key, None)
+            self._stopped.pop(key, None)
 
-    async def stop(self, place: Place, reason: str) -> None:
-        """End a group's tries now, or as soon as they begin."""
-        self._stopped[place] = reason
-        self.stop_now(place)
+    async def stop(self, key: Key, reason: str) -> None:
+        """Cancel the rollouts of a group now, or as soon as they begin."""
+        self._stopped[key] = reason
+        self.stop_now(key)
 
-    def stop_now(self, place: Place) -> None:
-        """End a group's tries, if they are under way."""
-        if place in self._under_way:
-            self._mine.stop(self._under_way[place], self._stopped[place])
+    def stop_now(self, key: Key) -> None:
+        """Cancel the rollouts of a group, if they are in progress."""
+        if key in self._under_way:
+            self._worker.stop(self._under_way[key], self._stopped[key])
 
     async def close(self) -> None:
-        """Free what the engine holds."""
-        if self._runner is not None:
-            await self._runner.close()
+        """Free the engine."""
+        if self._started is not None:
+            await self._started.close()
 
     @property
-    def _mine(self) -> LocalWorker:
-        assert self._runner is not None, "the engine is started before anything else is asked"
-        return self._runner
-
-    @property
-    def _most(self) -> int:
-        assert self._terms.config.ray is not None
-        return self._terms.config.ray.max_group_bytes
+    def _worker(self) -> LocalWorker:
+        assert self._started is not None, "`start` is called first"
+        return self._started
 
 
-def _runner(terms: WorkerSpec, folder: Path) -> LocalWorker:
+def _worker(spec: WorkerSpec, folder: Path) -> LocalWorker:
     import torch
 
-    from ...rollouts.setup import start_runner, trying
+    from ...rollouts.setup import rollout_spec, start_worker
 
-    config = terms.config
+    config = spec.config
     if config.threads:
         torch.set_num_threads(config.threads)
-    how = trying(config, terms.group_size, greedy_tries=terms.greedy_tries)
-    if terms.max_concurrent_rollouts is not None:
-        how = replace(how, places=asyncio.Semaphore(terms.max_concurrent_rollouts))
-    return start_runner(config, how, folder)
+    how = rollout_spec(config, spec.group_size, greedy_rollouts=spec.greedy_rollouts)
+    if spec.max_concurrent_rollouts is not None:
+        how = replace(how, slots=asyncio.Semaphore(spec.max_concurrent_rollouts))
+    return start_worker(config, how, folder)
 
 
 def bounded(rows: Sequence[Experience], most: int) -> list[Experience]:
-    """Return a group's rows; when they have more than `most` bytes, the largest without content.
+    """Return a group's rows; beyond `most` bytes, the largest without their content.
 
-    These say so in their `drop_reason`, as do rows that the table would not take: what is in them
-    may be nothing that travels.
+    Their `drop_reason` says so, as it does for rows that do not fit the table, whose content may
+    not be serializable.
     """
     rows = fitting(rows)
     sizes = [len(pickle.dumps(row)) for row in rows]

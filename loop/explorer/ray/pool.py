@@ -1,4 +1,4 @@
-"""The explorers of a run on Ray: started, started again when they die, and more when asked for."""
+"""The explorers of a run on Ray: start them, restart those that die, and add more on request."""
 
 import asyncio
 import logging
@@ -15,35 +15,34 @@ from ...runs.job import Job, WorkerLostError
 from ...runs.ray import NAMESPACE, answer, connected, end, options, wanted
 from ...weight_sync import started_from
 from .actor import RolloutActor, WorkerSpec
-from .join import register_name
-from .registry import JoinRegistry
+from .scale_up import JoinRegistry, register_name
 from .worker import RayWorker, States
 
 CALLS = 16
-"""Calls beside groups that an explorer may have under way."""
+"""Calls, other than groups, that an explorer may have in progress."""
 
 _log = logging.getLogger(__name__)
 
 
 class RayWorkerPool:
-    """Starts the explorers of a run, keeps count of those that died, and ends them."""
+    """Starts the explorers of a run, restarts those that die, and ends them."""
 
-    def __init__(self, job: Job, *, group_size: int, greedy_tries: int = 0) -> None:
+    def __init__(self, job: Job, *, group_size: int, greedy_rollouts: int = 0) -> None:
         config = job.config
-        assert config.ray is not None, "a fleet has its section in the configuration"
+        assert config.ray is not None, "a run on Ray has its section in the configuration"
         self._job, self._cluster = job, config.ray
-        self._terms = WorkerSpec(
+        self._spec = WorkerSpec(
             config=config,
             group_size=group_size,
-            greedy_tries=greedy_tries,
+            greedy_rollouts=greedy_rollouts,
             max_concurrent_rollouts=share(
                 config.explorer and config.explorer.max_concurrent_rollouts,
                 self._cluster.num_explorers,
             ),
             paths=tuple(path for path in sys.path if path),
         )
-        self.runners: list[RayWorker] = []
-        """Those that work, as far as is known."""
+        self.workers: list[RayWorker] = []
+        """Those that are alive, as far as is known."""
         self._deaths: dict[str, int] = {}
         self._states, self._stack = States(), ExitStack()
         self._folder = job.folder
@@ -54,8 +53,8 @@ class RayWorkerPool:
     ) -> list[RayWorker]:
         """Start the explorers with the model of a folder; return them when all are ready.
 
-        `add` is given those that join later. Raises JobError when the cluster cannot be reached, or
-        has no room for them.
+        `add` is called with those that join later. Raises JobError if the cluster cannot be
+        reached, or has no room for them.
         """
         self._folder = folder
         self._ray = await asyncio.to_thread(self._stack.enter_context, connected(self._cluster))
@@ -67,54 +66,54 @@ class RayWorkerPool:
         await self._more(self._cluster.num_explorers)
         if add is not None:
             self._growing = asyncio.create_task(self._grow(add))
-        return list(self.runners)
+        return list(self.workers)
 
     async def restore(self, lost: RolloutWorker) -> RayWorker | None:
-        """Start an explorer that died again; None when it did so too often."""
-        self.runners = [one for one in self.runners if one is not lost]
+        """Restart an explorer that died; return None after too many deaths."""
+        self.workers = [one for one in self.workers if one is not lost]
         deaths = self._deaths[lost.name] = self._deaths.get(lost.name, 0) + 1
         if deaths > self._cluster.max_restarts:
-            _log.warning("`%s` died %d times, and is not started again", lost.name, deaths)
+            _log.warning("`%s` died %d times, and is not restarted", lost.name, deaths)
             return None
         try:
             made = await self._start(lost.name)
         except WorkerLostError as error:
             _log.warning("%s", error)
             return None
-        self.runners.append(made)
+        self.workers.append(made)
         return made
 
     async def close(self) -> None:
         """End all explorers, and leave the cluster."""
         if self._growing is not None:
             self._growing.cancel()
-        for runner in self.runners:
-            await runner.close()
-        self.runners = []
+        for worker in self.workers:
+            await worker.close()
+        self.workers = []
         await asyncio.to_thread(self._stack.close)
 
     async def _more(self, count: int) -> list[RayWorker]:
-        first = len(self._deaths)
+        first = len(self._deaths)  # counts all that were ever started, so that names are unique
         names = [f"explorer-{first + i}" for i in range(count)]
         self._deaths |= dict.fromkeys(names, 0)
         made = await asyncio.gather(*map(self._start, names), return_exceptions=True)
         ready = [one for one in made if isinstance(one, RayWorker)]
-        self.runners += ready
+        self.workers += ready
         failed = [one for one in made if isinstance(one, BaseException)]
         if failed:
             raise failed[0]
         return ready
 
     async def _start(self, name: str) -> RayWorker:
-        """Start an explorer; raises JobError when it does not get ready in time."""
+        """Start an explorer. Raises JobError if it is not ready in time."""
         cluster = self._cluster
         remote = self._ray.remote(RolloutActor).options(
             **options(cluster),
-            max_restarts=0,  # what it was doing would be gone; a new one is started instead
+            max_restarts=0,  # a restart by Ray would lose the groups silently; see `restore`
             max_concurrency=cluster.max_concurrent_groups + CALLS,
             scheduling_strategy="SPREAD",
         )
-        actor = remote.remote(self._terms)
+        actor = remote.remote(self._spec)
         folder = await asyncio.to_thread(started_from, self._job, self._folder)
         try:
             async with asyncio.timeout(cluster.startup_timeout):
@@ -137,34 +136,33 @@ class RayWorkerPool:
         )
 
     async def _grow(self, add: Callable[[RolloutWorker], Awaitable[None]]) -> None:
-        """Start more explorers when somebody asks for them."""
         while True:
             number, count = await answer(self._register.next.remote(), "register")
             try:
-                for runner in await self._more(count):
-                    await add(runner)
-                message: Any = len(self.runners)
+                for worker in await self._more(count):
+                    await add(worker)
+                message: Any = len(self.workers)
             except JobError as error:
                 _log.warning("%s", error)
                 message = str(error)
-            await answer(self._register.tell.remote(number, message), "register")
+            await answer(self._register.answer.remote(number, message), "register")
 
 
-async def start_fleet(job: Job, how: RolloutSpec, folder: Path) -> WorkerPool:
-    """Start the explorers of a run on Ray, as a team that more may join."""
-    fleet = RayWorkerPool(job, group_size=how.group_size, greedy_tries=how.greedy_tries)
-    team = WorkerPool([], restore=fleet.restore, closing=fleet.close)
+async def start_ray_workers(job: Job, spec: RolloutSpec, folder: Path) -> WorkerPool:
+    """Start the explorers of a run on Ray, as a pool that more may join."""
+    explorers = RayWorkerPool(job, group_size=spec.group_size, greedy_rollouts=spec.greedy_rollouts)
+    pool = WorkerPool([], restore=explorers.restore, closing=explorers.close)
     try:
-        for runner in await fleet.start(folder, add=team.add):
-            await team.add(runner)
+        for worker in await explorers.start(folder, add=pool.add):
+            await pool.add(worker)
     except BaseException:
-        await fleet.close()
+        await explorers.close()
         raise
-    return team
+    return pool
 
 
 def share(max_concurrent_rollouts: int | None, explorers: int) -> int | None:
-    """Return how many tries each explorer may have under way.
+    """Return each explorer's share of the concurrent rollouts.
 
     >>> share(7, 3), share(None, 3)
     (2, None)
@@ -176,7 +174,6 @@ def share(max_concurrent_rollouts: int | None, explorers: int) -> int | None:
     if max_concurrent_rollouts < explorers:
         raise ConfigError(
             f"`explorer.max_concurrent_rollouts` is {max_concurrent_rollouts}, and there are "
-            f"{explorers} explorers; "
-            "lower `ray.num_explorers`"
+            f"{explorers} explorers; lower `ray.num_explorers`"
         )
     return max_concurrent_rollouts // explorers

@@ -1,4 +1,4 @@
-"""A runner whose engine is in another process on Ray."""
+"""A worker whose engine is in another process on Ray."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from ...runs.ray import answer, end, ray_module
 
 
 class States:
-    """Weights in memory, put once where all explorers read them; of the newest versions only."""
+    """Weights in Ray's object store, put once for all workers; the newest versions only."""
 
     def __init__(self, *, keep: int = 2) -> None:
         self._keep = keep
         self._put: dict[tuple[int, str], Any] = {}
 
     async def reference(self, weights: Weights) -> Any:
-        """Return a reference to the tensors, None when weights do not come in memory."""
+        """Return a reference to the tensors; None for weights that are not in memory."""
         if weights.state is None:
             return None
         key = (weights.version, weights.digest)
@@ -34,7 +34,7 @@ class States:
 
 
 class RayWorker:
-    """Tries groups in an actor; `max_concurrent_groups` of them, the others wait here."""
+    """Runs at most `max_concurrent_groups` groups in an actor; others wait here."""
 
     def __init__(
         self,
@@ -49,32 +49,25 @@ class RayWorker:
         self.name, self.host, self.pid = name, host, pid
         self._actor, self._states = actor, states
         self._room = asyncio.Semaphore(max_concurrent_groups)
-        self._version = -1
-
-    @property
-    def version(self) -> int:
-        """The version of the weights that it samples with; -1 before it has any."""
-        return self._version
+        self.version = -1
 
     async def update_weights(self, weights: Weights) -> None:
-        """Take in other weights; LostRunnerError when the actor dies meanwhile."""
+        """Replace the weights. Raises WorkerLostError if the actor dies."""
         state = await self._states.reference(weights)
-        await self._answer(self._actor.update_weights.remote(replace(weights, state=None), state))
-        self._version = weights.version
+        call = self._actor.update_weights.remote(replace(weights, state=None), state)
+        await answer(call, self.name)
+        self.version = weights.version
 
-    async def run_group(self, assignment: GroupRequest) -> Sequence[Experience]:
-        """Try a group and return its rows; LostRunnerError when the actor dies meanwhile."""
+    async def run_group(self, request: GroupRequest) -> Sequence[Experience]:
+        """Run a group and return its rows. Raises WorkerLostError if the actor dies."""
         async with self._room:
-            call = self._actor.run_group.remote(assignment.task, assignment.key)
-            return await self._answer(call)
+            call = self._actor.run_group.remote(request.task, request.key)
+            return await answer(call, self.name)
 
-    def stop(self, assignment: GroupRequest, reason: str) -> None:
-        """End a group's tries now."""
-        self._actor.stop.remote(assignment.key, reason)
+    def stop(self, request: GroupRequest, reason: str) -> None:
+        """Cancel the rollouts of a group."""
+        self._actor.stop.remote(request.key, reason)
 
     async def close(self) -> None:
-        """End the actor, with what it is doing."""
+        """End the actor and its work."""
         end(self._actor)
-
-    async def _answer(self, reference: Any) -> Any:
-        return await answer(reference, self.name)

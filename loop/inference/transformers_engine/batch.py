@@ -1,4 +1,4 @@
-"""The running batch: sequences begin and end between two steps, and rows stay side by side."""
+"""The running batch: sequences begin and end between two steps; its rows stay contiguous."""
 
 from collections.abc import Callable
 from math import inf, isfinite
@@ -17,19 +17,19 @@ class Batch:
 
     def __init__(self, network: ModelRunner, *, end: int) -> None:
         self.rows: list[Sequence] = []
-        """Those that run, in the order of their rows."""
+        """Running sequences, in the order of their rows in the cache."""
         self.ended: list[Sequence] = []
-        """Those that ended since this was last emptied."""
+        """Sequences that ended since this list was last emptied."""
         self.writer: tuple[int, str | None] = (0, None)
         """Version and digest of the weights."""
         self.text: Text = str
-        """What tokens say."""
+        """Decodes tokens, to find stop texts."""
         self._network, self._end = network, end
         self._choice: TokenSampler | None = None
         self._took: tuple[float, int] | None = None
 
     def seconds(self, new: list[Sequence]) -> float:
-        """Guess how long the next step will keep a thread busy, from the last one."""
+        """Estimate how long the next step keeps a thread busy, from the last one."""
         if self._took is None:
             return inf
         seconds, tokens = self._took
@@ -38,7 +38,7 @@ class Batch:
 
     @torch.inference_mode()
     def advance(self, new: list[Sequence], is_wanted: Callable[[], bool]) -> None:
-        """Read new sequences, and take steps until one ends or somebody wants something else."""
+        """Read new sequences, and take steps until one ends or `is_wanted` returns true."""
         if new:
             self._begin(new)
         is_first = True
@@ -48,14 +48,14 @@ class Batch:
 
     @torch.inference_mode()
     def read_again(self) -> None:
-        """Work out all keys and values with the weights that are there now."""
+        """Compute all keys and values with the current weights."""
         self._network.read([(*row.prompt, *row.tokens[:-1]) for row in self.rows], first=0)
 
     @torch.inference_mode()
     def drop(self) -> None:
-        """Take out those that ended or were stopped; the last row moves into each free one."""
+        """Remove sequences that ended or were stopped; the last rows move into the free ones."""
         self._choice = None
-        # looked at once: the loop's thread may stop one meanwhile, which then is for the next time
+        # read once: the loop's thread may stop one meanwhile, which the next call then removes
         runs = [row.is_running for row in self.rows]
         kept = [i for i, is_running in enumerate(runs) if is_running]
         self.ended += [
@@ -69,7 +69,7 @@ class Batch:
         self.rows = [self.rows[moved.get(i, i)] for i in range(len(kept))]
 
     def clear(self) -> None:
-        """Give up all rows, and their room."""
+        """Drop all sequences, and free the cache."""
         self.rows, self.ended, self._choice = [], [], None
         self._network.slots.clear()
 
@@ -80,7 +80,7 @@ class Batch:
         logits_BV = self._network.read([sequence.prompt for sequence in new], first=used)
         self.rows += new
         self._choice = None
-        self._add(new, logits_BV, self._choosing(new))
+        self._add(new, logits_BV, self._sampler(new))
 
     def _step(self) -> None:
         began, number = thread_time(), len(self.rows)
@@ -88,23 +88,20 @@ class Batch:
         self._network.reserve(len(self.rows), max(lengths) + 1, used=len(self.rows))
         logits_BV = self._network.write([row.tokens[-1] for row in self.rows], lengths)
         if self._choice is None:
-            self._choice = self._choosing(self.rows)
+            self._choice = self._sampler(self.rows)
         self._add(self.rows, logits_BV, self._choice)
         self._took = (thread_time() - began, number)
 
-    def _choosing(self, sequences: list[Sequence]) -> TokenSampler:
+    def _sampler(self, sequences: list[Sequence]) -> TokenSampler:
         return TokenSampler([one.request.sampling for one in sequences], self._network.device)
 
     def _add(self, sequences: list[Sequence], logits_BV: Tensor, choice: TokenSampler) -> None:
-        """Choose the next token of each sequence; those that end leave."""
         noise_B = torch.tensor([one.noise() for one in sequences], dtype=torch.float64)
         token_B, logprob_B = choice.tokens(logits_BV, noise_B)
         found = zip(sequences, token_B.tolist(), logprob_B.tolist(), strict=True)
-        is_ended = False
         for one, token, logprob in found:
             if not isfinite(logprob):
-                raise ArithmeticError("the model's probabilities are no numbers")
+                raise ArithmeticError("the model's probabilities are not numbers")
             one.add(token, logprob, self.writer, end=self._end, text=self.text)
-            is_ended |= one.finish_reason is not None
-        if is_ended:
+        if any(one.finish_reason for one in sequences):
             self.drop()

@@ -1,4 +1,4 @@
-"""Keys and values of running sequences, a row each, and the attention that reads them in place."""
+"""The KV cache, one row for each running sequence, and the attention that reads it in place."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,53 +14,54 @@ from transformers.masking_utils import sdpa_mask
 ATTENTION = "sdpa_slots"
 """The name of the attention below, among those of transformers."""
 BLOCK = 64
-"""Rows are longer by multiples of this."""
+"""Rows grow by multiples of this."""
 
 
 @dataclass
-class Reading:
-    """Sequences that are read from their beginning (U of them), padded on the right.
+class Prefill:
+    """U sequences read from their beginning, padded on the right.
 
-    The rows, M of them, keep what is read of the sequences `source_M`; None: of each one.
+    M rows take the keys and values of the sequences `source_M`; None: of each one.
     """
 
-    slots: "KVCache"
+    cache: "KVCache"
     rows: slice | Tensor
     source_M: Tensor | None
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any
     ) -> Tensor:
-        """Let every token see those before it; padding stands where none of them looks."""
-        self.slots.keep(module.layer_idx, self, key, value)  # type: ignore[arg-type]
+        """Attend causally; padding is on the right, where no token looks."""
+        self.cache.fill(module.layer_idx, self, key, value)  # type: ignore[arg-type]
         window = options.get("sliding_window")
         mask = None
         if window is not None and key.shape[2] > window:
-            place = torch.arange(key.shape[2], device=key.device)
-            distance = place[:, None] - place[None, :]
+            index = torch.arange(key.shape[2], device=key.device)
+            distance = index[:, None] - index[None, :]
             mask = ((distance >= 0) & (distance < window))[None, None]
         return sdpa_attention_forward(module, query, key, value, mask, **options)[0]
 
 
 @dataclass
-class Writing:
-    """One more token for each of the first B rows, which stands at `at_B`."""
+class Decode:
+    """One more token for each of the first B rows, at index `at_B`."""
 
-    slots: "KVCache"
+    cache: "KVCache"
     at_B: Tensor
     longest: int
-    """Tokens of the longest row, the new one included."""
+    """Tokens of the longest row with its new one."""
     is_even: bool
-    """Whether all rows are as long."""
+    """Whether all rows have the same length."""
     masks: dict[int | None, Tensor | None] = field(default_factory=dict)
-    """What is added to the scores, by sliding window."""
+    """Added to the scores, by sliding window."""
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any
     ) -> Tensor:
-        """Let each new token see its row; queries that share keys go together: none is copied."""
-        keys, values = self.slots.write(module.layer_idx, self, key, value)  # type: ignore[arg-type]
+        """Attend from each new token to its row."""
+        keys, values = self.cache.write(module.layer_idx, self, key, value)  # type: ignore[arg-type]
         rows, heads, _, size = query.shape
+        # Query heads that share keys become one head of several queries, so no key is copied.
         grouped = query.reshape(rows, keys.shape[1], -1, size)
         found = functional.scaled_dot_product_attention(
             grouped,
@@ -81,10 +82,10 @@ class Writing:
     def _new_mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
         if self.is_even and window is None:
             return None
-        place_L = torch.arange(self.longest, device=self.at_B.device)
-        hidden_BL = place_L > self.at_B[:, None]
+        index_L = torch.arange(self.longest, device=self.at_B.device)
+        hidden_BL = index_L > self.at_B[:, None]
         if window is not None:
-            hidden_BL |= place_L <= self.at_B[:, None] - window
+            hidden_BL |= index_L <= self.at_B[:, None] - window
         mask_BL = torch.zeros(hidden_BL.shape, dtype=dtype, device=self.at_B.device)
         return mask_BL.masked_fill_(hidden_BL, -torch.inf)[:, None, None]
 
@@ -92,23 +93,17 @@ class Writing:
 class KVCache:
     """Keys and values by layer, each [rows, heads, length, size], of which B rows are in use.
 
-    They are made when the first sequences are read, in the shape that the model gives, and grow in
-    blocks: by half, up to what is reserved.
+    Allocated at the first prefill, in the model's shape; rows grow by half, in blocks.
     """
 
     def __init__(self) -> None:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._rows = self._length = 0
 
-    @property
-    def tokens(self) -> int:
-        """Tokens whose keys and values there is room for."""
-        return self._rows * self._length
-
     def reserve(self, rows: int, length: int, *, used: int, most: int) -> None:
-        """Make room for rows of a length, keeping what the first `used` rows have.
+        """Make room for rows of a length, keeping the first `used` rows.
 
-        There is never more than `most` tokens of room, which rows and length fit.
+        The room never exceeds `most` tokens, which `rows` and `length` fit.
         """
         if rows <= self._rows and length <= self._length:
             return
@@ -118,48 +113,44 @@ class KVCache:
         longer = max(length, min(wanted, most // rows))
         more = max(rows, min(2 * self._rows, most // longer)) if rows > self._rows else rows
         for layer, (keys, values) in self._layers.items():
-            self._layers[layer] = (
-                _larger(keys, more, longer, used),
-                _larger(values, more, longer, used),
-            )
+            grown = [_larger(kept, more, longer, used) for kept in (keys, values)]
+            self._layers[layer] = grown[0], grown[1]
         self._rows, self._length = more, longer
 
     def move(self, rows: Mapping[int, int], length: int) -> None:
-        """Copy the beginnings of rows, by their new places, over others, which are given up."""
+        """Copy the first `length` tokens of rows, by their new indices, over other rows."""
         target, source = list(rows), list(rows.values())
         for both in self._layers.values():
             for kept in both:
                 kept[target, :, :length] = kept[source, :, :length]
 
     def clear(self) -> None:
-        """Give all room back."""
+        """Free the memory."""
         self._layers, self._rows, self._length = {}, 0, 0
 
-    def keep(self, layer: int, reading: Reading, key: Tensor, value: Tensor) -> None:
-        """Keep what was read of each sequence in the rows that begin with it."""
+    def fill(self, layer: int, prefill: Prefill, key: Tensor, value: Tensor) -> None:
+        """Store the keys and values of prompts in all rows that begin with them."""
         if layer not in self._layers:
             self._layers[layer] = (self._empty(key), self._empty(value))
-        length, source_M = key.shape[2], reading.source_M
+        length, source_M = key.shape[2], prefill.source_M
         for kept, new in zip(self._layers[layer], (key, value), strict=True):
             chosen = new if source_M is None else new.index_select(0, source_M)
-            kept[reading.rows, :, :length] = chosen
+            kept[prefill.rows, :, :length] = chosen
 
-    def write(
-        self, layer: int, writing: Writing, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Keep one more token of each row; return the rows so far, which are not copied."""
-        rows, longest = len(key), writing.longest
+    def write(self, layer: int, step: Decode, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store one more token of each row; return views of the rows so far."""
+        rows, longest = len(key), step.longest
         views = []
         for kept, new in zip(self._layers[layer], (key, value), strict=True):
-            if writing.is_even:
+            if step.is_even:
                 kept[:rows, :, longest - 1 : longest] = new
             else:
-                kept[:rows].scatter_(2, writing.at_B[:, None, None, None].expand_as(new), new)
+                kept[:rows].scatter_(2, step.at_B[:, None, None, None].expand_as(new), new)
             views.append(kept[:rows, :, :longest])
         return views[0], views[1]
 
     def _empty(self, like: Tensor) -> Tensor:
-        # zeros: what nobody wrote is masked, and must not be a number that spoils the sum
+        # Zeros: entries never written are masked, but a NaN would still spoil the masked sum.
         return like.new_zeros(self._rows, like.shape[1], self._length, like.shape[3])
 
 
@@ -177,10 +168,10 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    slots: Reading | Writing | None = None,
+    slots: Prefill | Decode | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend through slots; without them, do as sdpa does."""
+    """Attend through the cache; without it, as transformers' sdpa does."""
     if slots is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     return slots.attend(module, query, key, value, **options), None

@@ -1,4 +1,4 @@
-"""A transformers model as an engine runs it: prompts are read into slots, tokens written behind."""
+"""Run a transformers model on the KV cache: prefill prompts, then decode token by token."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,19 +10,18 @@ from transformers import PreTrainedModel
 
 from ....store.errors import ConfigError
 from ...models.lm_head import head_of, tolerance
-from .kv_cache import ATTENTION, KVCache, Reading, Writing, padded
+from .kv_cache import ATTENTION, Decode, KVCache, Prefill, padded
 
 READ_TOKENS = 8192
-"""Most tokens that are read at once, padding included, when it is more than one sequence."""
+"""Most tokens of one prefill with padding, unless it is a single sequence."""
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
-"""What layers of a model may do with earlier tokens."""
 
 
 class ModelRunner:
-    """A model with slots, whose first `len(lengths)` rows are sequences under way."""
+    """A model and its KV cache, whose first rows are the running sequences."""
 
     def __init__(self, model: PreTrainedModel, *, most_tokens: int) -> None:
-        """Raises ConfigError for a model whose memory is not keys and values alone."""
+        """Raises ConfigError for a model with state other than keys and values."""
         self.model = model
         self.slots = KVCache()
         self._most = most_tokens
@@ -35,17 +34,17 @@ class ModelRunner:
 
     @property
     def device(self) -> torch.device:
-        """Where it works."""
+        """The model's device."""
         return self.model.device
 
     def reserve(self, rows: int, length: int, *, used: int) -> None:
-        """Make room for rows of a length, keeping what the first `used` rows have."""
+        """Make room for rows of a length, keeping the first `used` rows."""
         self.slots.reserve(rows, length, used=used, most=self._most)
 
     def read(self, sequences: Sequence[tuple[int, ...]], *, first: int) -> Tensor:
-        """Read sequences into the rows from `first` on; return what comes next: logits [B, V].
+        """Prefill the rows from `first` on; return the logits of the next tokens [B, V].
 
-        One that is there several times is read once.
+        Equal sequences, such as the prompts of a group, are read once.
         """
         unique = list(dict.fromkeys(sequences))
         parts = _parts(unique)
@@ -66,34 +65,31 @@ class ModelRunner:
         sequences: Sequence[tuple[int, ...]],
         rows: slice | Tensor,
     ) -> Tensor:
-        """Read different sequences (U) at once, into the rows of all that are equal to them."""
+        """Read U different sequences at once, into the rows of all equal sequences."""
         number = {sequence: u for u, sequence in enumerate(unique)}
         source_M = None
         if len(unique) < len(sequences):
             source_M = self._tensor([number[sequence] for sequence in sequences])
         ids_UP = padded(unique, self.device)
-        place_UP = torch.arange(ids_UP.shape[1], device=self.device).expand_as(ids_UP)
+        index_UP = torch.arange(ids_UP.shape[1], device=self.device).expand_as(ids_UP)
         last_U = self._tensor([len(sequence) - 1 for sequence in unique])
-        reading = Reading(self.slots, rows, source_M)
-        logits_UV = self._logits(ids_UP, place_UP, last_U, reading)
+        logits_UV = self._logits(ids_UP, index_UP, last_U, Prefill(self.slots, rows, source_M))
         return logits_UV if source_M is None else logits_UV.index_select(0, source_M)
 
     def write(self, tokens: Sequence[int], lengths: Sequence[int]) -> Tensor:
-        """Write a token behind each of the first rows; return what comes next: logits [B, V]."""
-        longest = max(lengths)
-        at_B = self._tensor(lengths)
-        is_even = longest == min(lengths)
-        writing = Writing(self.slots, at_B, longest + 1, is_even)
-        return self._logits(self._tensor(tokens)[:, None], at_B[:, None], None, writing)
+        """Append a token to each of the first rows; return the logits of the next ones [B, V]."""
+        longest, at_B = max(lengths), self._tensor(lengths)
+        step = Decode(self.slots, at_B, longest + 1, is_even=longest == min(lengths))
+        return self._logits(self._tensor(tokens)[:, None], at_B[:, None], None, step)
 
     def _logits(
-        self, ids_BT: Tensor, place_BT: Tensor, last_B: Tensor | None, slots: Reading | Writing
+        self, ids_BT: Tensor, index_BT: Tensor, last_B: Tensor | None, slots: Prefill | Decode
     ) -> Tensor:
-        """Return the logits of each sequence's last token: [B, V]."""
+        """Return the logits of each sequence's last token [B, V]."""
         asked: dict[str, Any] = {
             "input_ids": ids_BT,
-            "position_ids": place_BT,
-            # four dimensions are taken as they are: what sees what, the slots know
+            "position_ids": index_BT,
+            # transformers passes on a mask of four dimensions unchanged; the cache has the real one
             "attention_mask": self._mask,
             "use_cache": False,
             "slots": slots,
@@ -107,14 +103,13 @@ class ModelRunner:
 
 
 def _last(found_BTX: Tensor, last_B: Tensor | None) -> Tensor:
-    """Return what was found at the last token of each sequence."""
     if last_B is None:
         return found_BTX[:, -1]
     return found_BTX[torch.arange(len(found_BTX), device=found_BTX.device), last_B]
 
 
 def _parts(sequences: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-    """Split different sequences, if they are many by length, so that each part may be read."""
+    """Split sequences into parts that are small enough for one prefill, by length."""
     if len(sequences) * max(map(len, sequences)) <= READ_TOKENS:
         return [sequences]
     parts: list[list[tuple[int, ...]]] = []
@@ -128,30 +123,32 @@ def _parts(sequences: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
 
 @torch.inference_mode()
 def _fit(model: PreTrainedModel, network: ModelRunner) -> None:
-    """Let a model attend through slots, and see on a few tokens that it says the same as before."""
+    """Let a model attend through the cache, and check on a few tokens that its logits agree."""
     size = model.config.get_text_config().vocab_size
     rows = [[i % size for i in range(9)], [(7 * i + 1) % size for i in range(6)]]
     before = str(model.config._attn_implementation)  # pyright: ignore[reportPrivateUsage]
     is_fit = False
     try:
         with _refusing(model):
-            one_by_one = [model(input_ids=_row(model, r), use_cache=False).logits for r in rows]
-            expected = torch.stack([logits[0, -1] for logits in one_by_one]).float()
+            inputs = [torch.tensor([row], device=model.device) for row in rows]
+            logits = [model(input_ids=ids, use_cache=False).logits[0, -1] for ids in inputs]
+            expected = torch.stack(logits).float()
             model.set_attn_implementation(ATTENTION)
             network.reserve(2, 9, used=0)
             network.read([tuple(row[:-3]) for row in rows], first=0)
             for back in (3, 2):
                 network.write([r[-back] for r in rows], [len(r) - back for r in rows])
             found = network.write([r[-1] for r in rows], [len(r) - 1 for r in rows])
-        is_fit = _alike(found, expected, tolerance(model))
+        most = tolerance(model) * float(expected.abs().max()) + 1e-6
+        is_fit = float((found - expected).abs().max()) <= most
     finally:
         network.slots.clear()
         if not is_fit:
             model.set_attn_implementation(before)
     if not is_fit:
         raise ConfigError(
-            f"the transformers engine cannot run `{type(model).__name__}`: with its keys and "
-            "values alone it says something else; take `engine: {vllm: {}}`"
+            f"the transformers engine cannot run `{type(model).__name__}`: with only its keys and "
+            "values its logits differ; take `engine: {vllm: {}}`"
         )
 
 
@@ -167,7 +164,7 @@ def _check_layers(model: PreTrainedModel) -> None:
 
 @contextmanager
 def _refusing(model: PreTrainedModel) -> Iterator[None]:
-    """Say of what a model raises on its first tokens that the engine cannot run it."""
+    """Turn an error of a model on its first tokens into ConfigError."""
     try:
         yield
     except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
@@ -176,11 +173,3 @@ def _refusing(model: PreTrainedModel) -> Iterator[None]:
             f"the transformers engine cannot run `{type(model).__name__}`: "
             f"{type(error).__name__}: {message}; take `engine: {{vllm: {{}}}}`"
         ) from error
-
-
-def _row(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
-    return torch.tensor([list(tokens)], device=model.device)
-
-
-def _alike(found: Tensor, expected: Tensor, share: float) -> bool:
-    return float((found - expected).abs().max()) <= share * float(expected.abs().max()) + 1e-6

@@ -1,4 +1,4 @@
-"""A sequence that is being sampled: what it has, which weights wrote it, and when it ends."""
+"""A sequence under way: its tokens, the weights that sampled them, and when it ends."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from ..engine import Request, Sampled
 from ..policy import Segment, Timing
 
 NOISE = 64
-"""Uniform numbers that are drawn at once."""
+"""Uniform numbers drawn at once."""
 MARGIN = 16
-"""Tokens before a text to stop at that are looked at with it, and may say nothing."""
+"""Tokens decoded before a stop text, since some have no text."""
 
 Text = Callable[[list[int]], str]
-"""What tokens say."""
+"""Decodes tokens."""
 
 
 class Sequence:
@@ -26,13 +26,13 @@ class Sequence:
         self.request, self.call = request, call
         self.prompt = tuple(request.prompt_ids)
         self.most = most
-        """Tokens that it may have."""
+        """Most tokens of the answer."""
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.finish_reason: str | None = None
         """None before its end."""
         self.is_gone = self.is_aborted = False
-        """Whether nobody waits for it any more, or wants what it has now."""
+        """Whether its caller gave up, or asked for the tokens so far."""
         self._segments: list[tuple[int, str | None, int]] = []
         self._generator: torch.Generator | None = None
         self._noise: list[float] = []
@@ -41,43 +41,44 @@ class Sequence:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is to be sampled on."""
+        """Whether sampling continues."""
         return not (self.finish_reason or self.is_gone or self.is_aborted)
 
     @property
     def length(self) -> int:
-        """Tokens that the model has read of it; the last sampled one is yet to be read."""
+        """Tokens in the cache: all but the last sampled one, which the model reads next."""
         return len(self.prompt) + max(len(self.tokens) - 1, 0)
 
     @property
     def longest(self) -> int:
-        """Tokens that it comes to at most."""
+        """Most tokens with the prompt."""
         return len(self.prompt) + self.most
 
     def begin(self) -> None:
-        """Note that it is worked on."""
+        """Note the time at which its sampling begins."""
         self._begun = perf_counter()
 
     def noise(self) -> float:
-        """Return the uniform number of its next token; they are a function of its seed alone."""
+        """Return the uniform number for the next token; a function of the seed and its index."""
         if self.request.sampling.temperature == 0:
             return 0.0
-        place = len(self.tokens) % NOISE
-        if place == 0:
+        index = len(self.tokens) % NOISE
+        if index == 0:
             if self._generator is None:
                 self._generator = torch.Generator().manual_seed(self.request.sampling.seed)
             drawn = torch.rand(NOISE, generator=self._generator, dtype=torch.float64)
             self._noise = drawn.tolist()
-        return self._noise[place]
+        return self._noise[index]
 
     def add(
         self, token: int, logprob: float, writer: tuple[int, str | None], *, end: int, text: Text
     ) -> None:
-        """Write a token on, which a version of the weights (with its digest) has sampled."""
+        """Append a token that a version of the weights (with its digest) sampled."""
         if not self.tokens:
             self._first = perf_counter()
         self.tokens.append(token)
         self.logprobs.append(logprob)
+        # By version and digest: a resumed run may publish other weights under the same version.
         if self._segments and self._segments[-1][:2] == writer:
             self._segments[-1] = (*writer, self._segments[-1][2] + 1)
         else:
@@ -86,19 +87,19 @@ class Sequence:
             self.finish_reason = "stop"
         elif len(self.tokens) >= self.most:
             self.finish_reason = "length"
-        if self.request.heard is not None:
-            self.request.heard((token,))
+        if self.request.on_tokens is not None:
+            self.request.on_tokens((token,))
 
     def _stops(self, text: Text) -> bool:
-        """Tell whether it ends with a text to stop at; a character is four tokens at most."""
         stop = self.request.sampling.stop
         if not stop:
             return False
-        said = text(self.tokens[-4 * max(map(len, stop)) - MARGIN :])
-        return any(one in said for one in stop)
+        # a character takes at most four tokens
+        end = text(self.tokens[-4 * max(map(len, stop)) - MARGIN :])
+        return any(one in end for one in stop)
 
     def end(self) -> None:
-        """Note that no more will come."""
+        """Note the time of its end."""
         self._ended = perf_counter()
         self.finish_reason = self.finish_reason or "abort"
 
@@ -123,17 +124,17 @@ class Sequence:
 
 @dataclass(eq=False)
 class Call:
-    """Sequences that are waited for together."""
+    """The sequences of one call of `complete`."""
 
     future: asyncio.Future[list[Sampled]]
     sequences: list[Sequence]
 
     def answer(self) -> None:
-        """Hand over what was sampled, if all have ended."""
+        """Set the result once all sequences have ended."""
         if not self.future.done() and all(one.finish_reason for one in self.sequences):
             self.future.set_result([one.sampled() for one in self.sequences])
 
     def give_up(self) -> None:
-        """Let those that have not ended run no longer."""
+        """Mark the sequences as dropped."""
         for one in self.sequences:
             one.is_gone = True

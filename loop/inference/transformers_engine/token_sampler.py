@@ -1,4 +1,4 @@
-"""The next token of each sequence: one uniform number each, put through the distribution."""
+"""Sample the next token of each sequence by inverting its CDF at one uniform number."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from ..policy import Sampling
 
 BLOCK = 256
-"""Tokens whose probabilities are summed up before they are looked at one by one."""
+"""Tokens per block of the blockwise sum."""
 
 
 class TokenSampler:
-    """How the next tokens of B sequences are chosen."""
+    """Samples the next tokens of B sequences, each with its own settings."""
 
     def __init__(self, sampling: Sequence[Sampling], device: torch.device) -> None:
         kinds = {s.temperature for s in sampling}
@@ -35,10 +35,10 @@ class TokenSampler:
             self._min_p_C = torch.tensor([sampling[i].min_p for i in rows], device=device)
 
     def tokens(self, logits_BV: Tensor, noise_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens and their log-probs [B]; temperature 0 takes the likeliest.
+        """Return the tokens and their log-probs [B]; temperature 0 takes the likeliest token.
 
-        The log-probs are those of the full distribution at the temperature, which is what a trainer
-        computes, and not of what min_p, top_k and top_p leave of it; with temperature 0, at 1.
+        The log-probs are of the full distribution at the temperature (1 for temperature 0), which
+        a trainer computes, not of the one that min_p, top_k and top_p truncate.
         """
         scaled_BV = logits_BV if self._scale is None else logits_BV / self._scale
         p_BV = torch.softmax(scaled_BV, dim=-1)
@@ -50,7 +50,6 @@ class TokenSampler:
         return _with_logprobs(p_BV, token_B)
 
     def _truncated(self, p_BV: Tensor) -> Tensor:
-        """Return the distributions that are sampled from."""
         if self._cut_C is None:
             return p_BV
         kept_CV = top_k_top_p(p_BV[self._cut_C], self._top_k_C, self._top_p_C, self._min_p_C)
@@ -62,9 +61,9 @@ def _with_logprobs(p_BV: Tensor, token_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def inverse_cdf(p_BV: Tensor, noise_B: Tensor) -> Tensor:
-    """Return the token at which the sum of the probabilities passes each of the numbers in [0, 1).
+    """Return the tokens at which the cumulative probability exceeds numbers in [0, 1).
 
-    First the block of tokens is found, then the token in it, so that not all are summed up.
+    Finds the block of tokens, then the token in it: only one block is summed token by token.
     """
     rows, size = p_BV.shape
     if size <= BLOCK:
@@ -80,29 +79,25 @@ def inverse_cdf(p_BV: Tensor, noise_B: Tensor) -> Tensor:
     block_B1 = torch.searchsorted(sums_BN, wanted_B1, right=True).clamp_(max=blocks - 1)
     before_B1 = torch.where(block_B1 > 0, sums_BN.gather(1, (block_B1 - 1).clamp_(min=0)), 0.0)
     p_BK = p_BNK[torch.arange(rows, device=p_BV.device), block_B1[:, 0]].double()
-    place_B1 = torch.searchsorted(p_BK.cumsum(-1), wanted_B1 - before_B1, right=True)
-    # two sums of the same numbers differ by rounding: never past the last that has a chance
-    place_B1 = torch.minimum(place_B1, _last_possible(p_BK))
-    return (block_B1 * p_BK.shape[-1] + place_B1)[:, 0]
-
-
-def _last_possible(p_BK: Tensor) -> Tensor:
-    place_K = torch.arange(p_BK.shape[-1], device=p_BK.device)
-    return (place_K * (p_BK > 0)).amax(-1, keepdim=True)
+    index_B1 = torch.searchsorted(p_BK.cumsum(-1), wanted_B1 - before_B1, right=True)
+    # The two sums differ by rounding: never go past the last token with a positive probability.
+    index_K = torch.arange(p_BK.shape[-1], device=p_BK.device)
+    index_B1 = torch.minimum(index_B1, (index_K * (p_BK > 0)).amax(-1, keepdim=True))
+    return (block_B1 * p_BK.shape[-1] + index_B1)[:, 0]
 
 
 def top_k_top_p(p_CV: Tensor, top_k_C: Tensor, top_p_C: Tensor, min_p_C: Tensor) -> Tensor:
-    """Return the distributions of the likeliest tokens alone: those with at least `min_p` times
-    the largest probability, `top_k` of them (0: all), then as many as have `top_p` together."""
+    """Return truncated distributions: tokens with at least `min_p` times the largest probability,
+    the `top_k` likeliest of them (0: all), then as many as together have probability `top_p`."""
     sorted_CV, order_CV = p_CV.sort(dim=-1, descending=True, stable=True)
-    place_V = torch.arange(p_CV.shape[-1], device=p_CV.device)
-    is_out = (place_V >= top_k_C[:, None]) & (top_k_C[:, None] > 0)
+    rank_V = torch.arange(p_CV.shape[-1], device=p_CV.device)
+    is_out = (rank_V >= top_k_C[:, None]) & (top_k_C[:, None] > 0)
     is_rare = sorted_CV < min_p_C[:, None] * sorted_CV[:, :1]
     kept_CV = sorted_CV.masked_fill(is_out | is_rare, 0.0)
     sums_CV = kept_CV.double().cumsum(-1)
     before_CV = torch.cat([sums_CV.new_zeros(len(sums_CV), 1), sums_CV[:, :-1]], 1)
     below_p = before_CV < top_p_C[:, None] * sums_CV[:, -1:]
-    is_all = (top_p_C >= 1)[:, None]
+    is_all = (top_p_C >= 1)[:, None]  # a sum may round to more than 1
     kept_CV = torch.where(below_p | is_all, kept_CV, 0.0)
     kept_CV[:, 0] = sorted_CV[:, 0]
     kept_CV /= kept_CV.sum(-1, keepdim=True)

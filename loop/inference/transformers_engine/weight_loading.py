@@ -1,4 +1,4 @@
-"""New weights in a model that is in use: whole and as they were published, or the old ones stay."""
+"""Load new weights into a model in use: all of them, as published, or the old ones stay."""
 
 from collections.abc import Mapping
 
@@ -8,36 +8,33 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ....store.errors import JobError
-from ...models.digest import weights_digest
-from ...models.state_dict import put_state, state_of
-from ...models.weights import PublishedWeights, Weights
+from ...models.state_dict import put_state, state_of, weights_digest
+from ...models.weights import Weights
 
 
 def load_weights(model: PreTrainedModel, weights: Weights) -> str:
-    """Put weights into a model of the same shape; return the digest of what it then holds.
+    """Load weights into a model of the same shape; return the digest of what it then holds.
 
-    Raises JobError when they are gone, damaged, or another model's; then the old ones stay.
+    Raises JobError if they are missing, damaged, or of another model; the old ones stay.
     """
-    place, given = _given(weights)
+    source, given = _given(weights)
+    # The digest is of what the model then holds, so a failed or partial load is noticed too.
     before = {name: tensor.clone() for name, tensor in state_of(model, names=given).items()}
-    put_state(model, given, told=place)
+    put_state(model, given, source=source)
     digest = _digest(given, state_of(model, names=given))
     if digest != weights.digest:
         put_state(model, before)
         raise JobError(
-            f"{place} is not what was published: its digest is another; restore or retrain it"
+            f"{source} is not what was published: its digest differs; restore or retrain it"
         )
     return digest
 
 
 def _given(weights: Weights) -> tuple[str, Mapping[str, Tensor]]:
-    """Return what is to be taken in, and where it lies, in words."""
+    """Return where weights come from, for messages, and their tensors."""
     if weights.state is not None:
         return f"what came of version {weights.version}", weights.state
-    assert weights.folder is not None, "weights come in a folder or in memory"
-    path = PublishedWeights(weights.version, weights.folder, weights.digest).file
-    if not path.is_file():
-        raise JobError(f"the weights of version {weights.version} are gone: there is no `{path}`")
+    path = weights.existing_file()
     try:
         return f"`{path}`", load_file(path)
     except SafetensorError as error:
@@ -47,6 +44,6 @@ def _given(weights: Weights) -> tuple[str, Mapping[str, Tensor]]:
 
 
 def _digest(given: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> str:
-    """Digest what is loaded; where the model rounds, what it was rounded from."""
+    """Return the digest of the loaded tensors; of the given ones if the model rounded them."""
     rounded = any(given[name].dtype != tensor.dtype for name, tensor in loaded.items())
     return weights_digest(given if rounded else loaded)

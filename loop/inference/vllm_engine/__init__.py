@@ -1,1 +1,1 @@
-"""vLLM, in this process or in a server of its own, with weights that change while it runs."""
+"""vLLM as an engine, with weights that change while it runs."""

@@ -1,26 +1,38 @@
-"""What vLLM is asked for, whether it runs in this process or in a server of its own."""
+"""vLLM's asynchronous engine: a client here, scheduler and model in processes of their own.
 
+There is no HTTP server as a second way: the model is in another process in either case, and
+AsyncLLM offers sleep, wake-up and weight transfer (IPC, NCCL) as methods.
+"""
+
+import asyncio
 import json
 import os
-from collections.abc import Mapping, Sequence
+import socket
+import threading
+import warnings
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from time import perf_counter
+from typing import Any
 from uuid import uuid4
 
-from ....store.errors import JobError
+from ....store.errors import JobError, message_of
 from ...config.engines import VllmEngine as Settings
 from ..engine import Request
-from ..policy import Sampling
+from ..policy import PolicyError, Sampling
 from ..token_stream import TokenCallback
 
 WORKER = "rlake.loop.inference.vllm_engine.worker.Worker"
 CPU_CACHE_BYTES = 1 << 30
-"""Keys and values that are held on a CPU, if nothing else is said."""
+"""Size of the KV cache on a CPU, unless `engine_args` gives another."""
+
+_starting = threading.Lock()
 
 
 class DiedError(JobError):
-    """vLLM is gone, or in a state that nobody knows."""
+    """vLLM is gone, or in an unknown state."""
 
 
 @dataclass(eq=False)
@@ -29,88 +41,180 @@ class PendingRequest:
 
     request: Request
     is_ended: bool = False
-    """Whether it is to be answered with what it has."""
-    heard: TokenCallback | None = None
-    """Takes the tokens that are sampled next, as they come; None: nobody waits for them."""
+    """Whether it is to be answered with the tokens so far."""
+    on_tokens: TokenCallback | None = None
+    """Receives the next tokens as they are sampled; None: they are not streamed."""
     name: str = field(default_factory=lambda: uuid4().hex)
 
-    def tell(self, token_ids: Sequence[int]) -> None:
-        """Tell whoever waits for them the next tokens."""
-        if token_ids and self.heard is not None:
-            self.heard(token_ids)
+    def stream(self, token_ids: Sequence[int]) -> None:
+        """Pass tokens on, if they are streamed."""
+        if token_ids and self.on_tokens is not None:
+            self.on_tokens(token_ids)
 
 
 @dataclass(frozen=True)
 class PartialOutput:
-    """What was sampled for a request until it ended, or the weights changed."""
+    """The tokens of a request until it ended or the weights changed."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     finish_reason: str
     """stop, length or abort."""
     spans: Sequence[tuple[str, int]]
-    """Which weights sampled how many of the tokens, as vLLM's scheduler labels each step."""
+    """Labels of weights with the number of tokens they sampled, as vLLM's scheduler reports."""
     first_token: float
-    """When the first token came, as perf_counter says it."""
+    """Time of the first token, by perf_counter."""
 
 
-class Serving(Protocol):
-    """A vLLM that runs. All methods raise DiedError when it does so no longer."""
+class Backend:
+    """A running vLLM (AsyncLLM), bound to the event loop in which it is started.
+
+    All methods raise DiedError once it no longer runs.
+    """
 
     max_length: int
     """Most tokens of prompt and answer together."""
 
+    def __init__(self, settings: Settings, *, dtype: str) -> None:
+        self._settings, self._dtype = settings, dtype
+        self._llm: Any = None
+
     async def start(self, folder: Path) -> None:
-        """Start with the model of a folder; raises JobError when it does not start in time."""
-        ...
+        """Start with the model of a folder, blocking the loop. Raises JobError if it fails."""
+        with _variables(environment(self._settings)), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # raised by vLLM and what it imports
+            from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+            from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
+
+            try:
+                made = AsyncEngineArgs(**arguments(folder, self._settings, dtype=self._dtype))
+                self._llm = AsyncLLM.from_engine_args(made)
+            except Exception as error:
+                raise JobError(f"vLLM did not start: {_line(error)}") from error
+        self.max_length = int(self._llm.model_config.max_model_len)
+        await self.call("end_with", socket.gethostname(), os.getpid())
 
     async def sample(
         self, asked: PendingRequest, prompt_ids: Sequence[int], sampling: Sampling
     ) -> PartialOutput:
-        """Sample behind a prompt, until the end or until it is aborted."""
-        ...
+        """Continue a prompt until the end of the answer, or until the request is aborted."""
+        from vllm import SamplingParams  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            max_tokens=sampling.max_tokens,
+            seed=sampling.seed,
+            stop=list(sampling.stop),
+            include_stop_str_in_output=True,
+            detokenize=bool(sampling.stop),
+            logprobs=0,
+            # Without streaming only the first and the last tokens are worth a message.
+            stream_interval=1 if asked.on_tokens is not None else 1 << 20,
+            output_kind=RequestOutputKind.DELTA,
+            flat_logprobs=True,
+        )
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        first, output = 0.0, None
+        async with self._request():
+            async for one in self._llm.generate(_prompt(prompt_ids), params, asked.name):
+                output = one.outputs[0]
+                first = first or perf_counter()
+                tokens += output.token_ids
+                asked.stream(list(output.token_ids))
+                if output.token_ids and output.logprobs is not None:
+                    logprobs += _sampled(output.logprobs)[-len(output.token_ids) :]
+                if asked.is_ended and output.finish_reason is None:
+                    # Again: an abort that arrives before its request is ignored.
+                    await self._llm.abort(asked.name)
+        assert output is not None, "vLLM answers each request"
+        spans = [(span.version, span.end - span.start) for span in output.weight_versions or ()]
+        return PartialOutput(tokens, logprobs, output.finish_reason or "abort", spans, first)
 
     async def score(self, name: str, token_ids: Sequence[int]) -> list[float] | None:
-        """Return the log-prob of each token but the first; None when it was aborted."""
-        ...
+        """Return the log-prob of each token but the first; None if the request was aborted."""
+        from vllm import SamplingParams  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+
+        params = SamplingParams(
+            max_tokens=1,  # vLLM always samples one
+            prompt_logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        async with self._request():
+            [output] = [o async for o in self._llm.generate(_prompt(token_ids), params, name)]
+        if output.outputs[0].finish_reason == "abort":
+            return None
+        pairs = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
+        return [float(found[token].logprob) for token, found in pairs]
 
     async def abort(self, asked: Sequence[PendingRequest]) -> None:
-        """End requests: `sample` returns what they have."""
-        ...
+        """End requests: `sample` returns the tokens so far."""
+        await self._llm.abort([one.name for one in asked])
 
     async def pause(self) -> None:
-        """End all requests, forget all keys and values, and begin no other."""
-        ...
+        """End all requests, clear the KV cache, and start no others until `resume`."""
+        await self._command(self._llm.pause_generation(mode="abort", clear_cache=True))
 
     async def resume(self) -> None:
-        """Go on."""
-        ...
+        """Start requests again."""
+        await self._command(self._llm.resume_generation())
 
-    async def call(self, method: str, *arguments: str) -> list[Any]:
-        """Call a method of vllm_worker in each worker, and return what they say."""
-        ...
+    async def call(self, method: str, *arguments: str | int) -> list[Any]:
+        """Call a method of `Worker` in each worker, and return the results."""
+        return list(await self._command(self._llm.collective_rpc(method, args=arguments)))
 
     async def label(self, label: str) -> None:
         """Label the tokens that are sampled from now on."""
-        ...
+        await self._command(self._llm.update_weight_version(label))
 
     async def stop(self) -> None:
-        """End it, with all its processes."""
-        ...
+        """End vLLM's processes."""
+        if self._llm is not None:
+            llm, self._llm = self._llm, None
+            await asyncio.to_thread(llm.shutdown, timeout=5.0)
+            # vLLM closes its sockets but not their ZeroMQ context, which has two threads.
+            llm.engine_core.resources.ctx.destroy(linger=0)
+
+    @asynccontextmanager
+    async def _request(self) -> AsyncGenerator[None]:
+        """Raise PolicyError for a request that vLLM refuses, and DiedError if vLLM is gone."""
+        try:
+            yield
+        except Exception as error:
+            if self._llm is None or self._llm.errored:
+                raise DiedError(f"vLLM's engine died: {_line(error)}") from error
+            raise PolicyError(f"vLLM refused a request: {_line(error)}") from error
+
+    async def _command(self, command: Any) -> Any:
+        """Await a command to vLLM, within the start-up time.
+
+        After a failure its state is unknown, so that only a new start helps: DiedError.
+        """
+        try:
+            async with asyncio.timeout(self._settings.startup_timeout):
+                return await command
+        except Exception as error:
+            raise DiedError(f"vLLM's engine failed: {_line(error)}") from error
 
 
 def on_cpu() -> bool:
-    """Tell whether vLLM runs on the CPU here."""
+    """Return whether vLLM runs on the CPU here."""
     import torch
 
     return not torch.cuda.is_available()
 
 
 def arguments(folder: Path, settings: Settings, *, dtype: str) -> dict[str, Any]:
-    """Return vLLM's own arguments; what the configuration's `options` say goes first.
+    """Return vLLM's arguments; the configuration's `engine_args` take precedence.
 
-    Log-probs are at the sampling temperature, and by `vllm_sampling` of the full distribution;
-    sampling defaults that come with a model are left out, as with our other engines.
+    Log-probs are at the sampling temperature, and `logprobs.py` makes them of the full
+    distribution. A model's own sampling defaults are ignored, as in the other engines.
     """
     made: dict[str, Any] = {
         "model": str(folder),
@@ -129,7 +233,7 @@ def arguments(folder: Path, settings: Settings, *, dtype: str) -> dict[str, Any]
 
 
 def _architecture(folder: Path) -> dict[str, Any] | None:
-    """Name the model's class where its configuration does not."""
+    """Return the class of a model whose configuration does not name it."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     config = json.loads((folder / "config.json").read_text())
@@ -139,10 +243,10 @@ def _architecture(folder: Path) -> dict[str, Any] | None:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Return the variables that vLLM's processes are started with, where nobody set them.
+    """Return the variables for vLLM's processes, without those that are set already.
 
-    On CPUs its threads are as many as torch's here, bound to no core, since a trainer may work
-    beside them; and nothing is compiled, which would take longer than small models run.
+    On a CPU vLLM uses as many threads as torch does here, bound to no core, since a trainer may
+    run at the same time; nothing is compiled, which would take longer than small models run.
     """
     import torch
 
@@ -161,26 +265,26 @@ def environment(settings: Settings) -> dict[str, str]:
     return {name: value for name, value in ours.items() if name not in os.environ}
 
 
-def scoring_params() -> dict[str, Any]:
-    """Say in vLLM's words that a prompt's tokens are scored; it samples one more in any case."""
-    return {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
+def _prompt(token_ids: Sequence[int]) -> dict[str, Any]:
+    return {"type": "token", "prompt_token_ids": list(token_ids)}
 
 
-def sampling_params(sampling: Sampling, *, is_heard: bool) -> dict[str, Any]:
-    """Return a way of sampling in vLLM's words.
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {message_of(error, 500)}"
 
-    If nobody hears the tokens as they come, only the first and the last ones are streamed.
-    """
-    return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "max_tokens": sampling.max_tokens,
-        "seed": sampling.seed,
-        "stop": list(sampling.stop),
-        "include_stop_str_in_output": True,
-        "detokenize": bool(sampling.stop),
-        "logprobs": 0,
-        "stream_interval": 1 if is_heard else 1 << 20,
-    }
+
+def _sampled(logprobs: Any) -> list[float]:
+    """Return the log-probs of the sampled tokens, the first of each position."""
+    return [float(logprobs.logprobs[start]) for start in logprobs.start_indices]
+
+
+@contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes that are started in the block."""
+    with _starting:
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name in values:
+                os.environ.pop(name, None)

@@ -1,4 +1,4 @@
-"""The engine that runs on vLLM, in this process or in a server of its own."""
+"""The engine that samples with vLLM."""
 
 import asyncio
 import json
@@ -17,30 +17,29 @@ from ...models.weights import Weights
 from ..engine import Request, Sampled
 from ..event_loop import BackgroundLoop
 from ..policy import PolicyError
-from .backend import DiedError, PendingRequest, Serving
-from .in_process import Inside
+from .backend import Backend, DiedError, PendingRequest
 from .output import Answer, is_sane
-from .server import Server
 from .weight_folders import MaterializedWeights, WeightFolders
 
 GRACE_SECONDS = 30.0
-"""How much longer than it may take a start is waited for: vLLM ends it, and says why."""
+"""Extra wait for a start beyond its timeout, in which vLLM ends it and reports why."""
 ENDING_SECONDS = 2.0
-"""How long requests under way may take to be answered when the engine is closed."""
+"""Time for requests under way to be answered when the engine is closed."""
 
 _log = logging.getLogger(__name__)
 
 
 class VllmEngine:
-    """vLLM, whose weights are replaced while it runs.
+    """vLLM, with weights that are replaced while it runs.
 
-    For new weights all requests are stopped between two tokens, and go on behind what they have
-    with a cache that is worked out again. Which weights a token is of says vLLM's own scheduler,
-    which labels each step. What it serves is known by the digest of the very tensors that its
-    workers load; they then compare what the model multiplies with to these tensors (`verified`).
+    For new weights all requests are stopped between two tokens. They continue with the tokens they
+    have and a KV cache computed anew, because keys and values of the old weights would make
+    log-probs that no set of weights has. vLLM's own scheduler labels each step with the weights
+    that sampled it. Weights are identified by the digest of the tensors that the workers load; the
+    workers then compare what the model multiplies with to these tensors (`verified`).
 
     When vLLM dies, requests under way end with PolicyError, and it is started again with the
-    newest weights for those that follow, `restarts` times at most.
+    newest weights for the next request, at most `max_restarts` times.
     """
 
     name = "vllm"
@@ -48,28 +47,28 @@ class VllmEngine:
     def __init__(
         self, folder: Path, settings: Settings | None = None, *, dtype: str = "float32"
     ) -> None:
-        """Start it with the model of a folder; raises JobError when it does not start."""
+        """Start vLLM with the model of a folder. Raises JobError if it does not start."""
         if find_spec("vllm") is None:
             raise missing_extra("vllm", "vllm")
         self._settings, self._dtype = settings or Settings(), dtype
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
         self.tokenizer: PreTrainedTokenizerFast = tokenizer  # pyright: ignore[reportAttributeAccessIssue]
         self.verified: tuple[int, int] = (0, 0)
-        """How many tensors were loaded last, and how many of them were compared."""
+        """Number of tensors loaded last, and of those compared with what the model holds."""
         self.restarts = 0
-        """How often it was started again."""
+        """Number of restarts so far."""
         self.max_length: int | None = None
         self._asked: dict[int, PendingRequest] = {}
         self._folders = WeightFolders(folder, dtype=dtype)
         self._served = self._folders.start()
-        self._serving: Serving | None = None
+        self._backend: Backend | None = None
         self._starting: asyncio.Task[None] | None = None
         self._stopping: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
         self._own = BackgroundLoop("vllm")
         longest = self._settings.startup_timeout
         try:
-            self._own.wait(self._start(), seconds=longest + GRACE_SECONDS)
+            self._own.submit(self._start()).result(longest + GRACE_SECONDS)
         except BaseException as error:
             self._own.close()
             self._folders.close()
@@ -79,23 +78,23 @@ class VllmEngine:
 
     @property
     def version(self) -> int:
-        """The version that a request sent now begins with."""
+        """The version of the weights that answer a request sent now."""
         return self._served.version
 
     @property
     def digest(self) -> str | None:
-        """The digest of the weights that are served."""
+        """The digest of these weights."""
         return self._served.digest
 
     @property
-    def serving(self) -> Serving | None:
-        """The vLLM that runs; None after it died, until somebody asks again."""
-        return self._serving
+    def backend(self) -> Backend | None:
+        """The running vLLM; None after it died, until the next request."""
+        return self._backend
 
     async def complete(self, requests: Sequence[Request]) -> list[Sampled]:
-        """Sample for requests, in their order.
+        """Sample for requests, and return the answers in the same order.
 
-        Raises PolicyError when vLLM died, answered nonsense, or took longer than it may.
+        Raises PolicyError if vLLM died, returned invalid log-probs, or exceeded the timeout.
         """
         asked = [PendingRequest(request) for request in requests]
         self._asked |= {id(one): one for one in asked}
@@ -108,40 +107,41 @@ class VllmEngine:
     async def score(
         self, prompt_ids: Sequence[int], token_ids: Sequence[int], *, temperature: float = 1.0
     ) -> list[float]:
-        """Return the log-prob of each of `token_ids` behind the prompt, in nats.
+        """Return the log-prob of each of `token_ids` after the prompt, in nats.
 
-        Raises ConfigError at another temperature than 1, at which vLLM scores no prompt, and
-        PolicyError when vLLM died, answered nonsense, took too long, or takes no prompt so long: it
-        must have room for one token more.
+        Raises ConfigError at any temperature but 1, since vLLM scores prompts only at 1, and
+        PolicyError if vLLM died, returned invalid log-probs, exceeded the timeout, or has no room
+        for the prompt and one more token.
         """
         if temperature != 1:
             raise ConfigError(
-                f"vLLM says how likely given tokens are at temperature 1, not {temperature:g}; "
-                "sample at 1, or let the model that scores be on `engine: transformers`"
+                f"vLLM scores given tokens at temperature 1, not {temperature:g}; "
+                "sample at temperature 1, or set `engine: transformers` for the scoring model"
             )
         ids = [*prompt_ids, *token_ids]
         if self.max_length is not None and len(ids) >= self.max_length:
             raise PolicyError(
-                f"{len(ids)} tokens are to be scored, the model takes {self.max_length - 1}",
+                f"the model scores at most {self.max_length - 1} tokens, got {len(ids)}",
                 finish_reason="context_overflow",
             )
         scores = await self._own.run(self._scored(ids))
         return scores[len(prompt_ids) - 1 :]
 
     def abort(self, requests: Sequence[Request]) -> None:
-        """End requests now; they are answered with what they have."""
+        """End requests now; they are answered with the tokens so far."""
         wanted = {id(request) for request in requests}
         self._end([one for one in self._asked.values() if id(one.request) in wanted])
 
     async def swap(self, weights: Weights) -> None:
         """Replace the weights between two tokens.
 
-        Raises JobError when they are damaged or another model's; then the old ones stay.
+        Raises JobError if they are damaged or belong to another model; the old ones stay.
         """
+        # To its end, even if the caller is cancelled: half-loaded weights have no version.
         await self._own.run(self._swap(weights), to_the_end=True)
 
     async def close(self) -> None:
-        """Answer what is under way with what it has, and end vLLM."""
+        """Answer requests under way with the tokens so far, and stop vLLM."""
         self._end(list(self._asked.values()))
         await self._own.run(self._close(), to_the_end=True)
         await asyncio.to_thread(self._own.close)
@@ -154,30 +154,25 @@ class VllmEngine:
             self._own.soon(lambda: asyncio.ensure_future(self._abort(asked)))
 
     async def _abort(self, asked: Sequence[PendingRequest]) -> None:
-        if (serving := self._serving) is not None:
+        if (backend := self._backend) is not None:
             try:
-                await serving.abort(asked)
+                await backend.abort(asked)
             except DiedError as error:
-                await self._died(serving, error)
+                await self._died(backend, error)
 
     async def _start(self) -> None:
-        """Start vLLM, with the weights that were served before if there were any."""
-        serving = self._new()
+        backend = Backend(self._settings, dtype=self._dtype)
         try:
-            await serving.start(self._served.folder)
-            answers = [*await serving.call("refuses"), *await serving.call("gives_full_logprobs")]
-            refused = [answer for answer in answers if answer not in (None, "None")]
-            if refused:
+            await backend.start(self._served.folder)
+            answers = [*await backend.call("refuses"), *await backend.call("gives_full_logprobs")]
+            if refused := [answer for answer in answers if answer is not None]:
                 raise ConfigError(f"vLLM cannot serve `{self._served.folder}`: {refused[0]}")
             if self._served.file_digest is not None:
-                await self._take_in(serving, self._served)
+                await self._take_in(backend, self._served)
         except BaseException:
-            await serving.stop()
+            await backend.stop()
             raise
-        self._serving, self.max_length = serving, serving.max_length
-
-    def _new(self) -> Serving:
-        return (Server if self._settings.server else Inside)(self._settings, dtype=self._dtype)
+        self._backend, self.max_length = backend, backend.max_length
 
     async def _complete(self, asked: Sequence[PendingRequest]) -> list[Sampled]:
         tasks = [asyncio.create_task(self._answer(one)) for one in asked]
@@ -188,7 +183,7 @@ class VllmEngine:
                 task.cancel()
 
     async def _answer(self, asked: PendingRequest) -> Sampled:
-        """Sample piece by piece: a piece ends where the weights changed."""
+        """Sample piece by piece; a piece ends when the weights change."""
         answer, longest = Answer(asked.request), self._settings.request_timeout
         try:
             async with asyncio.timeout(longest):
@@ -199,55 +194,55 @@ class VllmEngine:
         return answer.sampled(self.tokenizer)
 
     async def _scored(self, token_ids: Sequence[int]) -> list[float]:
-        """Score a text's tokens but the first, again from its start if the weights changed."""
+        """Score all tokens but the first, from the start again if the weights change meanwhile."""
         longest, scores = self._settings.request_timeout, None
         try:
             async with asyncio.timeout(longest):
                 while scores is None:
                     async with self._changing:
-                        serving = await self._running()
+                        backend = await self._running()
                     try:
-                        scores = await serving.score(uuid4().hex, token_ids)
+                        scores = await backend.score(uuid4().hex, token_ids)
                     except DiedError as error:
-                        await self._died(serving, error)
+                        await self._died(backend, error)
                         raise PolicyError(str(error)) from error
         except TimeoutError:
             raise PolicyError(f"vLLM did not answer in {longest:g} s") from None
         except (LookupError, TypeError, ValueError) as error:
-            raise PolicyError(f"vLLM answered nonsense: {error!r}") from error
+            raise PolicyError(f"vLLM returned an invalid answer: {error!r}") from error
         if odd := [score for score in scores if not is_sane(score)]:
-            raise PolicyError(f"vLLM answered nonsense: a log-prob of {odd[0]}")
+            raise PolicyError(f"vLLM returned an invalid log-prob: {odd[0]}")
         return scores
 
     async def _go_on(self, asked: PendingRequest, answer: Answer) -> None:
         async with self._changing:
-            serving = await self._running()
-        sampling, asked.heard = answer.rest, answer.heard
+            backend = await self._running()
+        sampling, asked.on_tokens = answer.rest, answer.on_tokens
         prompt = [*asked.request.prompt_ids, *answer.token_ids]
         asked.name = content_id(asked.name, len(answer.token_ids), length=32)
         try:
-            answer.add(await serving.sample(asked, prompt, sampling))
+            answer.add(await backend.sample(asked, prompt, sampling))
         except DiedError as error:
-            await self._died(serving, error)
+            await self._died(backend, error)
             raise PolicyError(str(error)) from error
 
-    async def _running(self) -> Serving:
-        """Return the vLLM that runs, started again if it died; PolicyError when it may not."""
-        while (serving := self._serving) is None:
+    async def _running(self) -> Backend:
+        """Return the running vLLM, restarted if it died. Raises PolicyError if that fails."""
+        while (backend := self._backend) is None:
             starting = self._starting or self._start_again()
-            await asyncio.wait([starting])  # which goes on when this request is given up
+            await asyncio.wait([starting])  # does not cancel it: other requests wait for it too
             if starting.cancelled():
                 raise PolicyError("the engine was closed")
             if (error := starting.exception()) is not None:
-                message = f"vLLM died, and could not be started again: {error}"
+                message = f"vLLM died and could not be restarted: {error}"
                 raise PolicyError(message) from error
-        return serving
+        return backend
 
     def _start_again(self) -> "asyncio.Task[None]":
         if self.restarts >= self._settings.max_restarts:
-            raise PolicyError(f"vLLM died, and was started again {self.restarts} times already")
+            raise PolicyError(f"vLLM died after {self.restarts} restarts")
         self.restarts += 1
-        _log.warning("vLLM died; starting it again with version %d", self.version)
+        _log.warning("vLLM died; restarting it with version %d", self.version)
         self._starting = asyncio.create_task(self._start())
         self._starting.add_done_callback(self._started)
         return self._starting
@@ -255,15 +250,14 @@ class VllmEngine:
     def _started(self, starting: "asyncio.Task[None]") -> None:
         self._starting = None
         if not starting.cancelled() and (error := starting.exception()) is not None:
-            _log.warning("vLLM could not be started again: %s", error)
+            _log.warning("vLLM could not be restarted: %s", error)
 
-    async def _died(self, serving: Serving, error: DiedError) -> None:
-        """Forget a vLLM that is gone; the first to see it ends what is left of it."""
-        if self._serving is serving:
+    async def _died(self, backend: Backend, error: DiedError) -> None:
+        if self._backend is backend:
             _log.warning("%s", error)
-            self._serving = None
-            # to its end, whether or not the request that saw it first is given up meanwhile
-            stopping = asyncio.create_task(serving.stop())
+            self._backend = None
+            # To its end, even if the request that noticed it is cancelled meanwhile.
+            stopping = asyncio.create_task(backend.stop())
             self._stopping.add(stopping)
             stopping.add_done_callback(self._stopping.discard)
             await asyncio.shield(stopping)
@@ -271,27 +265,27 @@ class VllmEngine:
     async def _swap(self, weights: Weights) -> None:
         new = await asyncio.to_thread(self._folders.whole, weights)
         async with self._changing:
-            serving = await self._running()
+            backend = await self._running()
             try:
-                await self._take_in(serving, new)
+                await self._take_in(backend, new)
             except DiedError as error:
-                await self._died(serving, error)
+                await self._died(backend, error)
                 await self._take_in(await self._running(), new)
             self._served = new
         self._folders.forget(but=new)
 
-    async def _take_in(self, serving: Serving, new: MaterializedWeights) -> None:
-        await serving.pause()
-        message = await serving.call("take_in", str(new.folder), str(new.file_digest))
+    async def _take_in(self, backend: Backend, new: MaterializedWeights) -> None:
+        await backend.pause()
+        message = await backend.call("take_in", str(new.folder), str(new.file_digest))
         if refused := [one["refused"] for one in message if "refused" in one]:
-            await serving.resume()
+            await backend.resume()
             raise JobError(f"{refused[0]}; restore or retrain it")
         if differ := [name for one in message for name in one["differ"]]:
-            error = DiedError(f"vLLM holds other weights than it was given: see `{differ[0]}`")
-            await self._died(serving, error)
+            error = DiedError(f"vLLM holds other weights than it was given: `{differ[0]}` differs")
+            await self._died(backend, error)
             raise error
-        await serving.label(json.dumps([new.version, new.digest]))
-        await serving.resume()
+        await backend.label(json.dumps([new.version, new.digest]))
+        await backend.resume()
         self.verified = (
             sum(one["given"] for one in message),
             sum(one["compared"] for one in message),
@@ -305,8 +299,8 @@ class VllmEngine:
             starting.cancel()
             await asyncio.wait([starting])
         async with self._changing:
-            if self._serving is not None:
-                serving, self._serving = self._serving, None
-                await serving.stop()
+            if self._backend is not None:
+                backend, self._backend = self._backend, None
+                await backend.stop()
         if self._stopping:
             await asyncio.wait(self._stopping)

@@ -1,8 +1,8 @@
-"""Log-probs of vLLM's samplers: those of the full distribution, also where sampling truncates it.
+"""Log-probs of vLLM's samplers: of the full distribution, even if sampling truncates it.
 
-With `processed_logprobs` vLLM gives log-probs after temperature, but also after min_p, top_k and
-top_p, and has no mode that stops before these. So its sampler is made to give those before, in
-batches where some request truncates; others are as they were. That costs one copy of the logits.
+With `processed_logprobs` vLLM returns log-probs after temperature, but also after min_p, top_k and
+top_p, and no mode stops before these. So its sampler is patched to return those before truncation,
+in batches where some request truncates. That costs one copy of the logits.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def keep_full_logprobs(sampler: Any) -> bool:
-    """Let a sampler of vLLM give log-probs of the full distribution; false where it is unknown."""
+    """Make a sampler of vLLM return log-probs of the full distribution; False if it is unknown."""
     if hasattr(sampler, "topk_topp_sampler"):
         sampler.sample = _of_runner_1(sampler)
     elif hasattr(sampler, "sampling_states"):

@@ -1,4 +1,4 @@
-"""What vLLM sampled for one request, put together from the pieces between changes of weights."""
+"""The answer to one request, assembled from the pieces between changes of weights."""
 
 import json
 from bisect import bisect_left
@@ -15,12 +15,12 @@ from ..token_stream import TokenCallback
 from .backend import PartialOutput
 
 NONSENSE = -9000.0
-"""Log-probs below this stand for infinity in vLLM's answers."""
+"""vLLM writes log-probs below this for minus infinity."""
 
 
 @dataclass
 class Answer:
-    """What was sampled for a request so far."""
+    """The tokens of a request so far."""
 
     request: Request
     token_ids: list[int] = field(default_factory=list)
@@ -33,36 +33,32 @@ class Answer:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing more to sample."""
-        return self.finish_reason != "abort" or len(self.token_ids) >= self.most
-
-    @property
-    def most(self) -> int:
-        """How many tokens it may have."""
-        return self.request.sampling.max_tokens
+        """Whether the answer is complete."""
+        is_full = len(self.token_ids) >= self.request.sampling.max_tokens
+        return is_full or self.finish_reason != "abort"
 
     @property
     def rest(self) -> Sampling:
-        """How the rest is sampled: with randomness of its own behind other weights' tokens."""
+        """The sampling of the rest, with another seed: the same one would repeat its numbers."""
         sampling, done = self.request.sampling, len(self.token_ids)
         if not done:
             return sampling
         seed = int(content_id(sampling.seed, done, length=15), 16)
-        return replace(sampling, max_tokens=self.most - done, seed=seed)
+        return replace(sampling, max_tokens=sampling.max_tokens - done, seed=seed)
 
     @property
-    def heard(self) -> TokenCallback | None:
-        """Who may hear the rest as it comes: nobody, where it may yet be cut at a text."""
+    def on_tokens(self) -> TokenCallback | None:
+        """The callback for the rest; None if a stop text may still cut it."""
         may_be_cut = self.pieces > 0 and self.request.sampling.stop
-        return None if may_be_cut else self.request.heard
+        return None if may_be_cut else self.request.on_tokens
 
     def add(self, piece: PartialOutput) -> None:
-        """Add what was sampled by one set of weights; PolicyError when it is nonsense."""
+        """Add the tokens of one set of weights. Raises PolicyError if they are invalid."""
         if len(piece.logprobs) != len(piece.token_ids) or not all(map(is_sane, piece.logprobs)):
-            message = [p for p in piece.logprobs if not is_sane(p)][:1]
+            invalid = [p for p in piece.logprobs if not is_sane(p)][:1]
             raise PolicyError(
-                f"vLLM answered nonsense: {len(piece.token_ids)} tokens, {len(piece.logprobs)} "
-                f"log-probs {message or ''}"
+                f"vLLM returned an invalid answer: {len(piece.token_ids)} tokens, "
+                f"{len(piece.logprobs)} log-probs {invalid or ''}"
             )
         for label, num_tokens in piece.spans:
             self._segment(label, num_tokens)
@@ -94,7 +90,7 @@ class Answer:
         )
 
     def _cut(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        """End where a text to stop at is: vLLM sees none that begins before the weights changed."""
+        """Cut at a stop text: vLLM misses one that begins before the weights changed."""
         stops = self.request.sampling.stop
 
         def has_stop(end: int) -> bool:
@@ -106,11 +102,8 @@ class Answer:
             self._end_at(end)
 
     def _end_at(self, end: int) -> None:
-        self.token_ids, self.logprobs, self.finish_reason = (
-            self.token_ids[:end],
-            self.logprobs[:end],
-            "stop",
-        )
+        del self.token_ids[end:], self.logprobs[end:]
+        self.finish_reason = "stop"
         kept: list[Segment] = []
         for segment in self.segments:
             left = end - sum(one.num_tokens for one in kept)
@@ -120,5 +113,5 @@ class Answer:
 
 
 def is_sane(logprob: float) -> bool:
-    """Tell whether a log-prob is a number, and not one that stands for none."""
+    """Return whether a log-prob is a finite number and not vLLM's minus infinity."""
     return isfinite(logprob) and logprob > NONSENSE

@@ -1,6 +1,7 @@
-"""Weights as vLLM loads them: a folder with a whole model, whatever they come as."""
+"""Materialize weights for vLLM: a folder with a complete model, whatever form they come in."""
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,11 +14,10 @@ from torch import Tensor
 
 from ....store.errors import JobError
 from ...models.adapter_files import is_adapter
-from ...models.digest import difference, weights_digest
 from ...models.load import load_folder
 from ...models.lora import merge
-from ...models.state_dict import put_state, state_of
-from ...models.weights import PublishedWeights, Weights, check_weights
+from ...models.state_dict import difference, put_state, state_of, weights_digest
+from ...models.weights import Weights, check_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,56 +31,51 @@ class MaterializedWeights:
 
     version: int
     digest: str | None
-    """What the version's row says; of an adapter it is the adapter's own."""
+    """The recorded digest; for an adapter, of the adapter alone."""
     folder: Path
     file_digest: str | None
-    """Of the file that is loaded."""
+    """The digest of the file that is loaded."""
 
 
 class WeightFolders:
-    """Makes folders of whole models, in a place of its own where they are not there already."""
+    """Makes temporary folders of complete models, where none exist already."""
 
     def __init__(self, first: Path, *, dtype: str) -> None:
-        """Begin with a folder of the same model: its settings and its tokenizer are used."""
+        """Use the settings and the tokenizer of the model in `first`."""
         self._first, self._dtype = first, dtype
         self._place = TemporaryDirectory(prefix="rlake-weights-", ignore_cleanup_errors=True)
         self._made = 0
         self._shapes: dict[str, Tensor] | None = None
 
     def start(self) -> MaterializedWeights:
-        """Return what an engine starts with; nothing is sampled from it."""
+        """Return the folder from which an engine starts; nothing is sampled from it."""
         folder = self._first
         if is_adapter(folder):
-            folder = self._save(load_folder(folder, dtype=self._dtype)[0])
+            folder = self._save_model(load_folder(folder, dtype=self._dtype)[0])
         return MaterializedWeights(0, None, folder, None)
 
     def whole(self, weights: Weights) -> MaterializedWeights:
         """Return weights as a folder.
 
-        Raises JobError when they are gone, damaged, or another model's.
+        Raises JobError if they are missing, damaged, or of another model.
         """
         if weights.state is not None:
             return self._of_state(weights)
         assert weights.folder is not None, "weights come in a folder or in memory"
-        published = PublishedWeights(weights.version, weights.folder, weights.digest)
         if is_adapter(weights.folder):
-            check_weights(published)
+            check_weights(weights)
             return self._of_model(weights, load_folder(weights.folder, dtype=self._dtype)[0])
-        if not published.file.is_file():
-            raise JobError(
-                f"the weights of version {weights.version} are gone: there is no `{published.file}`"
-            )
-        self._check(published.file)
+        self._check(weights.existing_file())
         return MaterializedWeights(weights.version, weights.digest, weights.folder, weights.digest)
 
     def forget(self, *, but: MaterializedWeights) -> None:
-        """Remove what was made for other versions."""
+        """Remove the folders of other versions."""
         for folder in Path(self._place.name).iterdir():
             if folder != but.folder:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Remove all that was made."""
+        """Remove all folders."""
         self._place.cleanup()
 
     def _of_state(self, weights: Weights) -> MaterializedWeights:
@@ -94,43 +89,37 @@ class WeightFolders:
             model = load_folder(self._first, dtype=self._dtype)[0]
             put_state(model, state)
             return self._of_model(weights, model)
-        folder = self._new()
-        save_file(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()},
-            folder / FILE,
-            metadata={"format": "pt"},
-        )
+        folder = self._save(state)
         self._check(folder / FILE)
         return MaterializedWeights(weights.version, weights.digest, folder, weights.digest)
 
     def _of_model(self, weights: Weights, model: "PreTrainedModel") -> MaterializedWeights:
-        folder = self._save(model)
+        folder = self._save_model(model)
         self._check(folder / FILE)
         digest = weights_digest(load_file(folder / FILE))
         return MaterializedWeights(weights.version, weights.digest, folder, digest)
 
-    def _save(self, model: "PreTrainedModel") -> Path:
-        """Write a model whose adapter becomes part of it."""
+    def _save_model(self, model: "PreTrainedModel") -> Path:
         if getattr(model, "peft_config", None):
             merge(model)
-        folder = self._new()
+        folder = self._save(state_of(model))
         model.config.save_pretrained(folder)
-        state = {name: tensor.cpu().contiguous() for name, tensor in state_of(model).items()}
-        save_file(state, folder / FILE, metadata={"format": "pt"})
         return folder
 
-    def _new(self) -> Path:
-        """Make a folder with the first one's settings and tokenizer."""
+    def _save(self, state: Mapping[str, Tensor]) -> Path:
+        """Write tensors to a new folder, with the first one's settings and tokenizer."""
         self._made += 1
         folder = Path(self._place.name) / str(self._made)
         folder.mkdir()
         for path in self._first.iterdir():
             if path.suffix != ".safetensors" and path.is_file():
                 shutil.copyfile(path, folder / path.name)
+        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+        save_file(contiguous, folder / FILE, metadata={"format": "pt"})
         return folder
 
     def _check(self, file: Path) -> None:
-        """Raise JobError when a file's tensors are another model's than those before."""
+        """Raise JobError if the tensors of a file have other shapes than earlier ones."""
         found = _shapes(file)
         if self._shapes is None:
             self._shapes = found
@@ -139,7 +128,7 @@ class WeightFolders:
 
 
 def _shapes(file: Path) -> dict[str, Tensor]:
-    """Return a file's tensors without what is in them."""
+    """Return the tensors of a file on the meta device, without reading them."""
     try:
         with safe_open(file, framework="pt") as opened:
             shapes = {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118

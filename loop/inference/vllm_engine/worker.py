@@ -1,9 +1,14 @@
-"""What vLLM's workers can do besides: take in weights, and say what they hold then.
+"""Methods that rlake adds to vLLM's workers: load weights, and verify what the model holds.
 
-vLLM adds the methods to its own workers (`worker_extension_cls`), in the processes where the
-weights are; so nothing here is imported by rlake's own process.
+vLLM mixes the class into its own workers (`worker_extension_cls`), in the processes that hold the
+weights; rlake's own process never imports this module.
 """
 
+import os
+import select
+import signal
+import socket
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,48 +18,56 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ...models.digest import weights_digest
+from ...models.state_dict import weights_digest
 from .logprobs import keep_full_logprobs
 
 COLUMNS = 512
-"""Most columns of a packed matrix that are read back; of a wider one, so many spread over it."""
+"""Columns of a packed matrix that are read back; a wider one is sampled evenly."""
 
 
 class Worker:
-    """Methods for a worker of vLLM."""
+    """An extension of vLLM's worker."""
 
     model_runner: Any
     vllm_config: Any
 
+    def end_with(self, host: str, pid: int) -> None:
+        """Kill this worker when rlake's process ends, however it ends.
+
+        vLLM's engine process outlives a parent that is killed, and would keep the memory of the
+        GPU. A worker on another host cannot see the process, and stays.
+        """
+        if host == socket.gethostname():
+            ended = os.pidfd_open(pid)
+            threading.Thread(target=_end_after, args=(ended,), daemon=True).start()
+
     def refuses(self) -> str | None:
-        """Say why this model cannot be served here, as far as only its first request would show."""
+        """Return why this model cannot be served, where only its first request would show it."""
         from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
         if not current_platform.is_cpu():
             return None
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # pyright: ignore[reportMissingImports]
 
-        size, known = (
-            self.vllm_config.model_config.get_head_size(),
-            _head_sizes(CPUAttentionBackend),
-        )
+        size = self.vllm_config.model_config.get_head_size()
+        known = list(CPUAttentionBackend.get_supported_head_sizes())
         if size in known:
             return None
         return f"its attention heads have {size} dimensions; on CPUs vLLM serves {known}"
 
     def gives_full_logprobs(self) -> str | None:
-        """Let log-probs be of the full distribution; return why they cannot be."""
+        """Make log-probs those of the full distribution; return why that is impossible."""
         sampler = self.model_runner.sampler  # only the last of several stages has one
         if sampler is None or keep_full_logprobs(sampler):
             return None
-        return f"its sampler `{type(sampler).__name__}` is unknown, and with it what log-probs mean"
+        return f"its sampler `{type(sampler).__name__}` is unknown, so its log-probs are too"
 
     def take_in(self, folder: str, digest: str) -> dict[str, Any]:
-        """Load a folder's weights if their digest is this one, and compare what is held then.
+        """Load a folder's weights if they have this digest, and compare what the model then holds.
 
-        The digest is worked out from the very tensors that are loaded. Returns `refused`, why
-        nothing was changed; or how many tensors were `given`, how many of them could be
-        `compared` with what the model multiplies with, and which `differ`.
+        The digest is computed from the tensors that are loaded, so no file can change in between.
+        Returns either `refused`, the reason why nothing changed, or the number of tensors `given`,
+        the number `compared` with what the model multiplies with, and the names that `differ`.
         """
         path = Path(folder) / "model.safetensors"
         try:
@@ -72,12 +85,13 @@ class Worker:
         return {"given": len(given), "compared": compared, "differ": differ}
 
 
-def _head_sizes(backend: Any) -> list[int]:
-    return list(backend.get_supported_head_sizes())
+def _end_after(pidfd: int) -> None:
+    select.select([pidfd], [], [])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _named(given: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Name weights that are tied, and so come once, as this model holds them.
+    """Rename tied weights, which are given once, to the names that this model uses.
 
     vLLM ties them only if the folder that it started with had one name for them.
     """
@@ -91,10 +105,10 @@ def _named(given: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
 
 def _tied_head(model: nn.Module) -> str | None:
-    """Let a head that is tied multiply with the embedding that was loaded; return that one's name.
+    """Tie the head to the reloaded embedding; return the embedding's name, or None if not tied.
 
-    A reload puts another tensor in place of the embedding's; the head's, and what a CPU's kernel
-    made of it, would stay the old ones.
+    A reload replaces the embedding's tensor; the head's, and its packed form for a CPU's kernel,
+    would stay the old ones.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     head: Any = modules.get("lm_head")
@@ -114,14 +128,17 @@ def _tied_head(model: nn.Module) -> str | None:
 def differences(model: nn.Module, given: Mapping[str, Tensor]) -> tuple[int, list[str]]:
     """Compare a model's weights with those of a file, wherever vLLM put them.
 
-    Returns how many could be compared, and the names of those that differ. What vLLM shares out
-    over several GPUs, or holds in another form, cannot be.
+    Returns how many were compared, and the names of those that differ. Weights that vLLM shards
+    over several GPUs, or holds in another form, are not compared.
     """
     compared, differ = 0, []
     for name, tensor in given.items():
         path, _, leaf = name.rpartition(".")
-        module, first = _place(model, path, leaf, given)
-        columns = _spread(tensor.shape[1]) if tensor.dim() == 2 else None
+        module, first = _module(model, path, leaf, given)
+        columns = None
+        if tensor.dim() == 2:
+            width = tensor.shape[1]
+            columns = torch.linspace(0, width - 1, min(width, COLUMNS)).round().long()
         held = None if module is None else _held(module, leaf, tensor, columns)
         if held is None:
             continue
@@ -135,12 +152,12 @@ def differences(model: nn.Module, given: Mapping[str, Tensor]) -> tuple[int, lis
     return compared, differ
 
 
-def _place(
+def _module(
     model: nn.Module, path: str, leaf: str, given: Mapping[str, Tensor]
 ) -> tuple[nn.Module | None, int]:
-    """Return the module that holds a tensor, and the first row that is its own.
+    """Return the module that holds a tensor, and the tensor's first row there.
 
-    vLLM packs matrices that read the same into one: query, key and value; gate and up.
+    vLLM packs matrices with the same input into one: query, key and value; gate and up.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     if path in modules:
@@ -156,10 +173,10 @@ def _place(
 
 
 def _held(module: Any, leaf: str, tensor: Tensor, columns: Tensor | None) -> Tensor | None:
-    """Return a module's parameter, of a matrix some columns.
+    """Return a module's parameter; of a matrix, some columns.
 
-    On CPUs vLLM keeps a matrix only in the form that its kernel wants: what this multiplies with
-    is read back by letting it multiply unit vectors.
+    On CPUs vLLM keeps only a packed form of a matrix, which is read back by multiplying unit
+    vectors.
     """
     held = getattr(module, leaf, None)
     if not isinstance(held, Tensor):
@@ -174,7 +191,3 @@ def _held(module: Any, leaf: str, tensor: Tensor, columns: Tensor | None) -> Ten
     units = torch.zeros(len(columns), tensor.shape[1], dtype=held.dtype)
     units[torch.arange(len(columns)), columns] = 1
     return module.quant_method.apply(module, units).T
-
-
-def _spread(width: int) -> Tensor:
-    return torch.linspace(0, width - 1, min(width, COLUMNS)).round().long()

@@ -1,1 +1,30 @@
-"""Tasks, data and workflows that need no download."""
+"""Toy tasks, rows and environments without downloads, for recipes, notebooks and tests.
+
+A configuration names them in full, such as `rlake.loop.recipes.toys:addition`.
+"""
+
+from .data import compared_answers, expert_answers
+from .lakes import frozen_lake, frozen_lakes, frozen_squares, walks
+from .puzzles import countdown_games, sudoku, sudoku_right, sudokus
+from .sums import addition, forgetful_answers, mixed_sums, share_right, unsorted_digits
+from .workflows import long_tail, step_by_step
+
+__all__ = [
+    "addition",
+    "compared_answers",
+    "countdown_games",
+    "expert_answers",
+    "forgetful_answers",
+    "frozen_lake",
+    "frozen_lakes",
+    "frozen_squares",
+    "long_tail",
+    "mixed_sums",
+    "share_right",
+    "step_by_step",
+    "sudoku",
+    "sudoku_right",
+    "sudokus",
+    "unsorted_digits",
+    "walks",
+]

@@ -1,21 +1,26 @@
-"""Puzzles that need no download: sudokus with one solution, and numbers to make a number of."""
+"""Puzzles: sudokus with one solution, and the countdown game."""
 
+import re
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import product
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from ....operators.answer_extraction import reply
 from ....store import Experience, Task
-from .unique_draws import different
+from ....store.errors import JobError
+from ....store.records import Message
+from ...environments.environment import Shown, Step
+from .data import different
 
 Grid = list[list[int]]
 """Rows of digits; 0 is blank."""
 Term = tuple[int, list[int]]
-"""1 or -1, and the places of its factors."""
+"""1 or -1, and the indices of its factors."""
 _SUDOKU_MISSES = 1000
-"""As a draw of these takes milliseconds."""
+"""Fewer than usual, because a draw takes milliseconds."""
 
 
 def countdown_games(
@@ -28,10 +33,10 @@ def countdown_games(
     seed: int = 0,
     taskset: str = "countdown_games",
 ) -> Iterator[Task]:
-    """Yield so many different games: a number to be made of others, each used once, left to right.
+    """Yield different games: combine numbers, each used once, into a target above 0.
 
-    The answer is one expression that makes it: what is added first, each in the order given.
-    `rewards: countdown` takes any. Targets are above 0.
+    The answer is one expression with the target as its value: positive terms first, each in the
+    given order. The reward `countdown` accepts any.
 
     >>> [game] = countdown_games(games=1, held_out=0)
     >>> game.prompt_text, game.answer
@@ -86,7 +91,7 @@ def sudokus(
     seed: int = 0,
     taskset: str = "sudokus",
 ) -> Iterator[Task]:
-    """Yield so many sudokus of box * box digits, each with one solution; blanks are dots.
+    """Yield sudokus of box * box digits, each with one solution; blanks are dots.
 
     More `blanks` are harder. The answer is the solution, row by row.
 
@@ -120,7 +125,7 @@ def sudokus(
 
 
 def sudoku_right(task: Task, experience: Experience) -> float | None:
-    """Return the share of blanks that an answer fills rightly; 0.0 when it changes what was given.
+    """Return the share of blanks that an answer fills correctly; 0.0 if it changes given digits.
 
     >>> [puzzle] = sudokus(puzzles=1, held_out=0)
     >>> sudoku_right(puzzle, Experience(task_id="t", response_text="2314 4132 1243 3422"))
@@ -140,7 +145,7 @@ def sudoku_right(task: Task, experience: Experience) -> float | None:
 
 
 def _filled(box: int, rng: np.random.Generator) -> Grid:
-    """Return a full grid: rows, columns and digits of the regular one, shuffled as boxes allow."""
+    """Return a full grid: the regular one with rows, columns and digits shuffled within boxes."""
     size = box * box
     lines = [
         [b * box + int(i) for b in rng.permutation(box) for i in rng.permutation(box)]
@@ -151,7 +156,7 @@ def _filled(box: int, rng: np.random.Generator) -> Grid:
 
 
 def _dug(solution: Grid, box: int, blanks: int, rng: np.random.Generator) -> Grid | None:
-    """Return the grid with so many blanks and still one solution; None when that cannot be."""
+    """Return the grid with `blanks` blanks and still one solution; None if that is impossible."""
     grid, left = [list(row) for row in solution], blanks
     size = len(grid)
     for place in rng.permutation(size * size).tolist():
@@ -167,7 +172,7 @@ def _dug(solution: Grid, box: int, blanks: int, rng: np.random.Generator) -> Gri
 
 
 def _solutions(grid: Grid, box: int, *, most: int) -> int:
-    """Count the solutions of a grid, up to `most`: the blank with the fewest digits goes first."""
+    """Count the solutions of a grid, up to `most`, starting with the most constrained blank."""
     size = len(grid)
     blanks = [(r, c) for r, c in product(range(size), repeat=2) if grid[r][c] == 0]
     if not blanks:
@@ -184,7 +189,7 @@ def _solutions(grid: Grid, box: int, *, most: int) -> int:
 
 
 def fitting(grid: Grid, box: int, r: int, c: int) -> list[int]:
-    """Return the digits that may stand in a blank: in no line with it, and not in its box."""
+    """Return the digits that a blank may have: those absent from its row, column and box."""
     top, left = r - r % box, c - c % box
     taken = {*grid[r], *(row[c] for row in grid)}
     taken |= {grid[top + i][left + j] for i, j in product(range(box), repeat=2)}
@@ -192,4 +197,60 @@ def fitting(grid: Grid, box: int, r: int, c: int) -> list[int]:
 
 
 def _text(grid: Grid) -> str:
-    return "".join("".join(str(d) if d else "." for d in row) + "\n" for row in grid)
+    return "".join("".join(str(d or ".") for d in row) + "\n" for row in grid)
+
+
+class SudokuEnvironment:
+    """One puzzle of `sudokus`: an answer is a row, a column and a digit, each from 1.
+
+    Each right digit is worth its share of the blanks, so that a whole solution is worth 1. A wrong
+    digit is not written; after `most_wrong` of them the episode ends.
+    """
+
+    def __init__(self, *, most_wrong: int = 3) -> None:
+        self._most_wrong, self._wrong, self._blanks = most_wrong, 0, 0
+        self._grid: list[list[int]] = []
+        self._solution: Sequence[Sequence[int]] = []
+
+    async def reset(self, task: Task) -> Shown:
+        """Start the episode; the puzzle is the task's prompt."""
+        message = task.metadata or {}
+        if not {"puzzle", "solution"} <= message.keys():
+            raise JobError(f"task {task.task_id} has no puzzle; make tasks by `sudokus`")
+        self._grid = [list(row) for row in message["puzzle"]]
+        self._solution, self._wrong = message["solution"], 0
+        self._blanks = sum(digit == 0 for row in self._grid for digit in row)
+        return list(task.messages)
+
+    async def step(self, answer: Message) -> Step:
+        """Write a digit if it is right."""
+        found = re.findall(r"\d", str(answer.get("content") or ""))
+        places = [int(digit) for digit in found]
+        size = len(self._grid)
+        if len(places) != 3 or not all(1 <= place <= size for place in places):
+            return self._no("expected a row, a column and a digit", {"environment/invalid": 1.0})
+        row, column, digit = places[0] - 1, places[1] - 1, places[2]
+        if self._grid[row][column]:
+            return self._no("this cell is not blank", {"environment/invalid": 1.0})
+        if self._solution[row][column] != digit:
+            return self._no(f"{digit} is wrong there", {"sudoku/wrong": 1.0})
+        self._grid[row][column] = digit
+        is_done = all(all(line) for line in self._grid)
+        return Step(shown=_text(self._grid), reward=1 / self._blanks, is_done=is_done)
+
+    async def close(self) -> None:
+        """Do nothing: no resources are held."""
+
+    def _no(self, why: str, metrics: dict[str, float]) -> Step:
+        self._wrong += 1
+        return Step(
+            shown=f"{why}\n{_text(self._grid)}",
+            reward=0.0,
+            is_done=self._wrong >= self._most_wrong,
+            metrics=metrics,
+        )
+
+
+def sudoku(**parameters: Any) -> SudokuEnvironment:
+    """Return a sudoku that is filled digit by digit, as `{sudoku: {most_wrong: 3}}`."""
+    return SudokuEnvironment(**parameters)

@@ -1,4 +1,4 @@
-"""Tasks that need no download: sums, digits to sort, and what SQL makes; and who answers them."""
+"""Additions and digits to sort: tasks, a reward, and an expert's answers."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
@@ -6,23 +6,6 @@ from itertools import product
 import numpy as np
 
 from ....store import Experience, Task
-from ...tasks.sources import from_sql, verifiers_tasks
-from .frozen_lake import frozen_lakes, frozen_squares
-from .puzzles import countdown_games, sudokus
-from .sql_questions import people_questions
-
-__all__ = [
-    "addition",
-    "countdown_games",
-    "from_sql",
-    "frozen_lakes",
-    "frozen_squares",
-    "mixed_sums",
-    "people_questions",
-    "sudokus",
-    "unsorted_digits",
-    "verifiers_tasks",
-]
 
 
 def addition(
@@ -33,10 +16,9 @@ def addition(
     seed: int = 0,
     taskset: str = "addition",
 ) -> Iterator[Task]:
-    """Yield all sums of two numbers from `low` to `high`; `held_out` random ones are for measuring.
+    """Yield all sums of two numbers from `low` to `high`; `held_out` random ones have split `eval`.
 
-    Answers have as many digits as the largest sum, so that their length tells nothing. Another
-    `taskset` for sums of other numbers keeps them apart in one store.
+    Answers have as many digits as the largest sum, so that their length carries no information.
 
     >>> tasks = list(addition(low=0, high=9, held_out=10))
     >>> len(tasks), sum(t.split == "eval" for t in tasks), tasks[17].prompt_text, tasks[17].answer
@@ -58,9 +40,9 @@ def mixed_sums(
     seed: int = 0,
     taskset: str = "mixed_sums",
 ) -> Iterator[Task]:
-    """Yield `each` random sums of numbers with so many digits; a few are easy, most are hard.
+    """Yield `each` random sums of numbers with each number of digits.
 
-    The metadata say how many `digits` the numbers have; the answer has one more.
+    `digits` is also in the metadata; the answer has one digit more.
 
     >>> [t.answer and len(t.answer) for t in mixed_sums(digits=(1, 3), each=1)]
     [2, 4]
@@ -84,8 +66,8 @@ def unsorted_digits(
 ) -> Iterator[Task]:
     """Yield every sequence of up to `longest` of the first `digits` digits, to be sorted.
 
-    So small that a tiny model learns it from nothing in seconds, with `share_right` as its reward;
-    `held_out` random ones are for measuring.
+    A tiny model learns this from scratch in seconds with the reward `share_right`. `held_out`
+    random ones have the split `eval`.
 
     >>> tasks = list(unsorted_digits(digits=3, longest=2, held_out=2))
     >>> len(tasks), tasks[9].prompt_text, tasks[9].answer, sum(t.split == "eval" for t in tasks)
@@ -101,7 +83,7 @@ def unsorted_digits(
 
 
 def share_right(task: Task, experience: Experience) -> float | None:
-    """Return the share of characters that are right and in their place, as a reward.
+    """Return the share of characters that are right and in the right position.
 
     >>> share_right(Task.ask("301=", "013"), Experience(task_id="t", response_text="01"))
     0.6666666666666666
@@ -116,7 +98,7 @@ def share_right(task: Task, experience: Experience) -> float | None:
 def answered(
     task: Task, text: str, *, group: str, name: str, rollout: int, source: str = "expert"
 ) -> Experience:
-    """Return an answer to a task as a row of text with `share_right` as its reward.
+    """Return an answer to a task as a row of text with the reward `share_right`.
 
     >>> row = answered(Task.ask("20=", "02"), "02", group="g", name="0", rollout=0)
     >>> row.experience_id, row.reward, row.source
@@ -126,7 +108,7 @@ def answered(
         task_id=task.task_id,
         group_id=group,
         experience_id=f"{group}/{name}",
-        rollout=rollout,
+        rollout_index=rollout,
         messages=[*task.messages, {"role": "assistant", "content": text}],
         prompt_text=task.prompt_text,
         response_text=text,
@@ -141,7 +123,7 @@ def forgetful_answers(
 ) -> Iterator[dict[str, object]]:
     """Yield an expert's answers to sums: with probability `forget` every carry is dropped.
 
-    Each line has the task's question, the expert's answer, and whether that is right.
+    Each line has the task's question, the expert's answer, and whether it is right.
 
     >>> [line] = forgetful_answers([Task.ask("38+45=", "083")], forget=1.0, answers=1)
     >>> line["answer"], line["is_right"]
@@ -158,7 +140,7 @@ def forgetful_answers(
 
 
 def without_carries(question: str) -> str:
-    """Add column by column, and forget what is carried.
+    """Add column by column, without carries.
 
     >>> without_carries("38+45="), without_carries("67+52=")
     ('73', '19')

@@ -13,11 +13,11 @@ from .sums import share_right
 
 
 async def step_by_step(task: Task, policy: Policy, *, steps: int = 4) -> list[Experience]:
-    """Ask for one piece of the answer after the other; each is a row, and all have its reward.
+    """Sample the answer in several steps; each step is a row, and all have the answer's reward.
 
-    The prompt of a step is the task's with what was said so far, so that tries which said the same
-    stand at the same state. It ends when the policy has nothing to add. `sampling.max_tokens` is
-    the length of a piece; the reward is `share_right` of the whole.
+    The prompt of a step is the task's prompt followed by the answer so far, so that rollouts with
+    the same text are in the same state. It ends with an empty completion. `sampling.max_tokens` is
+    the length of a step; the reward is `share_right` of the whole answer.
     """
     rows: list[Experience] = []
     said = ""
@@ -36,10 +36,10 @@ async def step_by_step(task: Task, policy: Policy, *, steps: int = 4) -> list[Ex
 async def long_tail(
     task: Task, policy: Policy, *, median: float = 0.05, sigma: float = 1.0, longest: float = 2.0
 ) -> None:
-    """Ask once, and take as long as an environment with a long tail would.
+    """Sample one answer, and wait as long as an environment with a long tail would.
 
-    The seconds are log-normal with this median and sigma, at most `longest`; they follow from the
-    answer's tokens and log-probs, so that no two tries of a group take the same time.
+    The seconds are log-normal with this median and sigma, at most `longest`. They are a function of
+    the answer's tokens and log-probs, so that no two rollouts of a group take the same time.
     """
     [completion] = await policy.generate(task.messages)
     sampled = list(completion.token_ids or ()), list(completion.logprobs or ())

@@ -21,7 +21,7 @@ def names() -> list[str]:
 
 
 def resolve(spec: str | Mapping[str, Mapping[str, Any] | None]) -> tuple[str, Any]:
-    """Build the monitor that a configuration names, and return its name with it.
+    """Return the name and the object of the tracker that a configuration names.
 
     Raises ConfigError for a name or a parameter that does not exist, MissingExtraError when the
     tracker is not installed.
@@ -38,18 +38,18 @@ def resolve(spec: str | Mapping[str, Mapping[str, Any] | None]) -> tuple[str, An
             message = f"has no parameter `{where}`{nearest(where, known)}"
         else:
             message = f"parameter `{where}`: {first['msg'].lower()}, got {first['input']!r}"
-        raise ConfigError(f"the monitor `{name}` {message}") from error
+        raise ConfigError(f"the tracker `{name}` {message}") from error
     except TypeError as error:
-        raise ConfigError(f"the monitor `{name}` cannot be made so: {error}") from error
+        raise ConfigError(f"the tracker `{name}` cannot be made so: {error}") from error
 
 
 def _class(name: str) -> Any:
     if ":" in name:
-        return import_from(name, "monitor", form="Class")
+        return import_from(name, "tracker", form="Class")
     if name not in names():
-        raise ConfigError(f"there is no monitor `{name}`{nearest(name, names())}")
+        raise ConfigError(f"tracker `{name}` does not exist{nearest(name, names())}")
     if find_spec(name) is None:
-        raise missing_extra(name, name)
+        raise missing_extra(name, "trackers")
     found = vars(import_module(f".{name}", __name__))
     return next(
         v for v in found.values() if isinstance(v, type) and v.__module__.endswith(f".{name}")

@@ -48,8 +48,8 @@ class Mlflow:
         """Begin the job's run, or go on with it."""
         uri = self._uri(run)
         if "://" not in uri or uri.startswith("file:"):
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # it was asked for
-        # retried by us, and otherwise for minutes by the client, while the end of a job waits
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        # We retry ourselves; the client would retry for minutes, while the end of a job waits.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         from mlflow.tracking import MlflowClient
@@ -69,10 +69,9 @@ class Mlflow:
         self._describe(run.config)
 
     def _create(self) -> str:
-        """Make the experiment, unless another client of the server just did."""
         try:
             return self._client.create_experiment(self.experiment)
-        except Exception:
+        except Exception:  # another client of the server may just have created it
             found = self._client.get_experiment_by_name(self.experiment)
             if found is None:
                 raise
@@ -95,7 +94,7 @@ class Mlflow:
             self._client.log_batch(self._id, metrics=new)
 
     def _has(self, name: str, step: int) -> bool:
-        """Tell whether an attempt before sent this step already."""
+        """Return whether an earlier attempt sent this step already."""
         if self._known is None:
             return False
         if name not in self._known:
@@ -114,10 +113,9 @@ class Mlflow:
 
 
 def _alone(uri: str, run: "Tracked") -> FileLock:
-    """Let one job at a time look for an experiment and make it: files take two of one name.
-
-    So may a server that keeps files, of which the jobs of one run at least are one after the other.
-    """
+    # Files accept two experiments of one name, so that only one job at a time may look for it and
+    # create it. A server that keeps files has the same problem: there, the jobs of one run exclude
+    # each other at least.
     from mlflow.utils.file_utils import local_file_uri_to_path
     from mlflow.utils.uri import is_local_uri
 

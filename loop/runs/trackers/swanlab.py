@@ -47,7 +47,7 @@ class Swanlab:
         """Begin the process's run or go on with it, or join that of the other job."""
         import swanlab
 
-        with self._lock:
+        with self._lock:  # explorer and trainer, threads of one process, may start at the same time
             self._open.append(self._open[-1] if self._open else self._begin(swanlab, run))
 
     def _begin(self, swanlab: Any, run: "Tracked") -> Any:

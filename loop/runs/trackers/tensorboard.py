@@ -36,7 +36,7 @@ class TensorBoard:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write numbers to the file."""
-        assert self._writer is not None, "a monitor is started before it is told anything"
+        assert self._writer is not None, "a tracker is started before it receives numbers"
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()

@@ -1,4 +1,4 @@
-"""Which tasks come when: selectors, what they learn from the tries, and the record of both."""
+"""Curricula: selectors of tasks, what they learn from rollouts, and the record of both."""
 
 from .curriculum import Curriculum
 

@@ -6,33 +6,27 @@ import polars as pl
 from ....operators.body import evaluate
 from ....store.errors import ConfigError, QueryError
 from ...config.tasks import ByPassRateConfig
-from .pass_rates import Outcomes, PassRatePosterior
-from .selector import Chosen, weighted
+from .selectors import Chosen, Outcomes, PassRatePosterior, weighted
 
 
 class ByPassRate:
-    """Draws tasks with a chance in proportion to a weight of their pass rates."""
+    """Selects tasks with probability proportional to a weight of their pass rates."""
 
     def __init__(self, config: ByPassRateConfig, facts: pl.DataFrame, *, epoch: float) -> None:
-        """Choose among the rows of `facts`, whose columns the weight may name too.
+        """Select among the rows of `facts`, whose columns the weight may name too.
 
-        `epoch` is how many batches it takes to try all of them once.
+        `epoch` is the number of batches in one pass over all of them.
         """
         self._config, self._facts = config, facts
         self._kept = 0.5 ** (1 / (config.half_life or max(1.0, epoch)))
         self.beliefs = PassRatePosterior(np.zeros(facts.height), np.zeros(facts.height))
         self._weights()
 
-    def start(self, seen: Outcomes) -> None:
-        """Count tries of runs before."""
-        self.beliefs.alpha[seen.places] += seen.passes
-        self.beliefs.beta[seen.places] += seen.tries - seen.passes
-
     def learn(self, seen: Outcomes) -> None:
-        """Count a batch, and let what was counted before fade."""
+        """Count a batch, after decaying the counts so far."""
         self.beliefs.alpha *= self._kept
         self.beliefs.beta *= self._kept
-        self.start(seen)
+        self.beliefs.count(seen)
 
     def choose(self, n: int, *, first: int, rng: np.random.Generator) -> Chosen:
         """Choose n without replacement."""
@@ -41,25 +35,25 @@ class ByPassRate:
         return Chosen(places, weights[places], self._rates()[places])
 
     def _rates(self) -> np.ndarray:
-        of, tries = self.beliefs, self._config.prior_count
-        passes, all_tries = of.alpha.sum(), (of.alpha + of.beta).sum()
+        of, rollouts = self.beliefs, self._config.prior_count
+        passes, total = of.alpha.sum(), (of.alpha + of.beta).sum()
         prior = self._config.prior_mean
         if prior is None:
-            prior = float(passes / all_tries) if all_tries else 0.5
-        return (of.alpha + prior * tries) / (of.alpha + of.beta + tries)
+            prior = float(passes / total) if total else 0.5
+        return (of.alpha + prior * rollouts) / (of.alpha + of.beta + rollouts)
 
     def _weights(self) -> np.ndarray:
         """Return the weight of each task.
 
-        Raises ConfigError when the expression is not valid, or gives what no weight can be.
+        Raises ConfigError if the expression is not valid, or returns an invalid weight.
         """
         sql, of = self._config.weight, self.beliefs
         rows = self._facts.with_columns(
-            pass_rate=pl.Series(self._rates()), num_tries=pl.Series(of.alpha + of.beta)
+            pass_rate=pl.Series(self._rates()), num_rollouts=pl.Series(of.alpha + of.beta)
         ).with_row_index("place_of_task")
         query = f"SELECT ({sql}\n)::DOUBLE AS weight FROM input"
         try:
-            # an aggregate gives one row, and is refused below; windows give the rows in any order
+            # An aggregate returns one row, which is refused below; windows return any order.
             if len(evaluate(query, rows.clear())) == 0:
                 query += " ORDER BY place_of_task"
             found = evaluate(query, rows)["weight"].fill_null(0.0)

@@ -1,8 +1,8 @@
-"""The curriculum: which tasks each batch tries, what was learned of them, and the record of both.
+"""The curriculum: the tasks of each batch, what was learned about them, and the record of both.
 
-A batch is a function of the run's seed, its number, the tasks and other runs' rows as they were
-when the run began, and what the run's own batches before it came to. All of that is stored, so a
-run that is resumed, or split in two processes, chooses the same tasks.
+A batch is a function of the run's seed, its number, the tasks and other runs' rows as of the start
+of the run, and the outcomes of the run's own earlier batches. All of that is stored, so that a run
+that is resumed, or split in two processes, selects the same tasks.
 """
 
 from math import ceil
@@ -11,17 +11,17 @@ from ....store import Store, Task
 from ....store.replay.mixture import split
 from ...config import RunConfig, TasksConfig
 from ...runs.job import Job, pinned
-from ..select import select
+from ..prepare import select
 from .ledger import SelectionLedger
 from .outcomes import History, before
 from .taskset import TasksetSelector, parts
 
 
 class Curriculum:
-    """Batches of tasks, from 1, to be asked for in order."""
+    """Batches of tasks, numbered from 1 and requested in order."""
 
     def __init__(self, job: Job, *, batch_size: int, group_size: int) -> None:
-        """Go on from what the run's batches came to.
+        """Continue from the outcomes of the run's batches.
 
         Raises ConfigError when no task matches, or a selector cannot fill a batch.
         """
@@ -41,11 +41,11 @@ class Curriculum:
     def _start(self, past: Store, run_id: str, config: TasksConfig) -> None:
         for part in self._parts:
             if part.history is not None and part.learner is not None:
-                part.learner.start(part.seen(before(past, run_id, config, part.history)))
+                part.learner.beliefs.count(part.seen(before(past, run_id, config, part.history)))
 
     @property
     def learns(self) -> bool:
-        """Whether what batches came to decides which tasks come next."""
+        """Whether the outcomes of batches determine the next tasks."""
         return self._learning
 
     def batch(self, number: int, *, whole: int | None = None) -> list[Task]:
@@ -66,7 +66,7 @@ class Curriculum:
         return [part.tasks[place] for part, one in chosen for place in one.places]
 
     def learn(self, *, until: int) -> None:
-        """Take in what the batches before `until` came to."""
+        """Learn from the outcomes of the batches before `until`."""
         if not self._learning:
             return
         for number, found in self._history.until(until):
@@ -76,15 +76,15 @@ class Curriculum:
             self._record.believe(number, self._parts, found)
 
     def finish(self, *, until: int) -> None:
-        """Take in all batches before `until`, and record what is believed of all tasks."""
+        """Learn from all batches before `until`, and record the estimates of all tasks."""
         self.learn(until=until)
         if self._learning:
             self._record.complete(until - 1, self._parts)
 
     def _given(self, number: int) -> tuple[dict[str, int], dict[str, int]]:
-        """Return how many tasks of each part the batches before gave, and how many this one does.
+        """Return how many tasks of each part earlier batches had, and how many this one has.
 
-        Each batch's counts follow from its number, so that no epoch depends on where a run began.
+        Counts depend only on a batch's number, so that no epoch depends on where a run started.
         """
         shares = {part.name: part.share for part in self._parts}
         while len(self._firsts) <= number:
@@ -98,7 +98,7 @@ class Curriculum:
 def plan(
     past: Store, config: RunConfig, *, batch_size: int, group_size: int
 ) -> tuple[list[Task], list[TasksetSelector]]:
-    """Return the tasks of a run in their order, and the parts that they are chosen by.
+    """Return the tasks of a run in their order, and the parts that select them.
 
     Raises ConfigError when no task matches, or a selector cannot fill a batch.
     """

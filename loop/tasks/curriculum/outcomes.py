@@ -1,4 +1,4 @@
-"""What tries came to: of each batch of this run, and of runs before it."""
+"""Outcomes of rollouts: of each batch of this run, and of earlier runs."""
 
 from collections.abc import Iterator
 
@@ -11,13 +11,13 @@ from ....store.errors import JobError, QueryError, nearest
 from ....store.query import literal
 from ...config import TasksConfig
 
-_READ = ("task_id", "group_id", "rollout", "reward", "rewards", "metrics")
+_READ = ("task_id", "group_id", "rollout_index", "reward", "rewards", "metrics")
 
 
 def right(name: str | None, pass_threshold: float) -> pl.Expr:
-    """Return whether a try passed, as 1.0 or 0.0; NULL when it was not judged.
+    """Return whether a rollout passed, as 1.0 or 0.0; NULL when it has no reward.
 
-    `name` is the entry of `metrics` or `rewards` that tells; None: the one called `accuracy`, or
+    `name` is the entry of `metrics` or `rewards` that decides; None: the one called `accuracy`, or
     else the reward.
     """
     message = pl.coalesce(
@@ -33,31 +33,31 @@ def _entry(column: str, name: str) -> pl.Expr:
 
 
 def outcomes(rows: pl.DataFrame, config: TasksConfig) -> pl.DataFrame:
-    """Return `task_id`, `passes` and `tries` of the tasks with a try that was judged.
+    """Return `task_id`, `passes` and `rollouts` of the tasks with a rollout that has a reward.
 
-    A try that became several rows counts once, with the mean of them.
+    A rollout that became several rows counts once, with their mean.
     """
     judged = rows.with_columns(right=right(config.pass_metric, config.pass_threshold))
-    tries = judged.group_by("task_id", "group_id", "rollout").agg(pl.col("right").mean())
-    # in an order of their own, so that sums do not depend on how the rows are stored
-    tries = tries.drop_nulls("right").sort("task_id", "group_id", "rollout")
-    return tries.group_by("task_id", maintain_order=True).agg(
-        passes=pl.col("right").sum(), tries=pl.len().cast(pl.Float64)
+    rollouts = judged.group_by("task_id", "group_id", "rollout_index").agg(pl.col("right").mean())
+    # Sorted, so that sums do not depend on the order in which the rows are stored.
+    rollouts = rollouts.drop_nulls("right").sort("task_id", "group_id", "rollout_index")
+    return rollouts.group_by("task_id", maintain_order=True).agg(
+        passes=pl.col("right").sum(), rollouts=pl.len().cast(pl.Float64)
     )
 
 
 class History:
-    """Reads what each batch of a run came to, once, as soon as the batch is complete."""
+    """Reads the outcomes of each batch of a run once, when the batch is complete."""
 
     def __init__(self, store: Store, run_id: str, config: TasksConfig, *, after: int) -> None:
-        """Begin with the batch after `after`."""
+        """Start with the batch after `after`."""
         self._store, self._config = store, config
         self._done = after
-        self._tail = ChangeFeed(["step", *_READ], run_id=run_id)
+        self._tail = ChangeFeed(["batch", *_READ], run_id=run_id)
         self._rows: pl.DataFrame | None = None
 
     def until(self, batch: int) -> Iterator[tuple[int, pl.DataFrame]]:
-        """Yield the number and the outcomes of each batch before `batch` that was not told yet.
+        """Yield the number and the outcomes of each batch before `batch` that was not yielded yet.
 
         Raises JobError when the configured entry is in no row of a batch.
         """
@@ -65,8 +65,8 @@ class History:
         while self._done < batch - 1:
             self._done += 1
             assert self._rows is not None, "they were read"
-            of_batch = self._rows.filter(pl.col("step") == self._done)
-            self._rows = self._rows.filter(pl.col("step") > self._done)
+            of_batch = self._rows.filter(pl.col("batch") == self._done)
+            self._rows = self._rows.filter(pl.col("batch") > self._done)
             found = outcomes(of_batch, self._config)
             if self._config.pass_metric and found.is_empty():
                 self._check(of_batch, self._config.pass_metric)
@@ -75,10 +75,10 @@ class History:
     def _read(self) -> None:
         new = _frame(self._tail.read(self._store.dataset("experiences")))
         known = [] if self._rows is None or self._tail.restarted else [self._rows]
-        self._rows = pl.concat([*known, new]).filter(pl.col("step") > self._done)
+        self._rows = pl.concat([*known, new]).filter(pl.col("batch") > self._done)
 
     def _check(self, rows: pl.DataFrame, name: str) -> None:
-        """Tell a wrong name from a batch that could not be judged."""
+        # Without any entry, the batch could not be judged, and the name may be right.
         there = {
             entry["name"]
             for column in ("metrics", "rewards")
@@ -93,7 +93,7 @@ class History:
 
 
 def before(store: Store, run_id: str, config: TasksConfig, condition: str) -> pl.DataFrame:
-    """Return the outcomes of what other runs tried, for rows of which a condition holds."""
+    """Return the outcomes of other runs' rollouts, for rows that match a condition."""
     query = (
         f"SELECT {', '.join(_READ)} FROM experiences WHERE ({condition}\n) "
         f"AND run_id IS DISTINCT FROM {literal(run_id)}"

@@ -1,4 +1,4 @@
-"""Numbers of tasks by SQL: over their columns, the values in `task_values`, and past pass rates."""
+"""SQL expressions over tasks: their columns, values in `task_values`, and past pass rates."""
 
 import logging
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from ....store.query import literal, names_in, query_error
 from ....store.schema import TABLES
 
 RATES = ("pass_rate", "num_scored", "num_passed")
-"""What runs came to with a task, as the view `task_pass_rates` says, over all of them."""
+"""A task's outcomes over all runs, from the view `task_pass_rates`."""
 
 _log = logging.getLogger(__name__)
 
@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 def numbers(store: Store, where: str, sql: str, *, key: str) -> np.ndarray:
     """Return an SQL expression's value for each task, by task_id; NaN where it is NULL.
 
-    Raises ConfigError, naming the configuration's `key`, when it does not parse, names what is not
-    there, is no finite number, or NULL for all.
+    Raises ConfigError, naming the configuration's `key`, if the expression does not parse, names
+    something unknown, is not a finite number, or is NULL for all tasks.
     """
     query = f"SELECT ({sql}\n) AS value {_from(store, where, _names(sql, key))} ORDER BY task_id"
     found = _run(store, query, key)["value"]
@@ -42,7 +42,7 @@ def numbers(store: Store, where: str, sql: str, *, key: str) -> np.ndarray:
 
 
 def facts(store: Store, where: str, sql: str, *, own: Collection[str], key: str) -> pl.DataFrame:
-    """Return what an expression reads of each task, by task_id, but for the columns in `own`."""
+    """Return the columns that an expression reads, except those in `own`, by task_id."""
     wanted = _names(sql, key) - set(own)
     columns = sorted(wanted & _known(store))
     query = f"SELECT {', '.join(['task_id', *columns])} {_from(store, where, wanted)}"
@@ -65,7 +65,7 @@ def _values(store: Store) -> set[str]:
 
 
 def _from(store: Store, where: str, names: set[str]) -> str:
-    """Return what stands after SELECT: the tasks, with the values beside that are named."""
+    """Return the SELECT list: the tasks' columns and the side values that an expression names."""
     added = sorted(names & _values(store) - set(TABLES["tasks"].names))
     joins = [
         f"LEFT JOIN (SELECT task_id, value AS {_quoted(name)} FROM task_values_current "
@@ -97,7 +97,7 @@ def _run(store: Store, query: str, key: str) -> pl.DataFrame:
 
 
 def check_sets(named: Collection[str], known: Collection[str]) -> None:
-    """Raise ConfigError for a taskset with a weight, of which no task is chosen by `where`."""
+    """Raise ConfigError for a taskset of the mixture without a task that matches `where`."""
     for name in named:
         if name not in known:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Parts of a curriculum: the tasks of one taskset, or all of them, and the selector they have."""
+"""Parts of a curriculum: the tasks of one taskset, or all tasks, with their selector."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,29 +14,32 @@ from ....store.query import literal
 from ...config import SelectorConfig, TasksConfig
 from .bots import Bots
 from .by_pass_rate import ByPassRate
-from .orderings import UniformRandom, ordered, sequential, shuffle
-from .pass_rates import Outcomes, PassRatePosterior
-from .selector import Chosen, Selector
+from .selectors import (
+    Chosen,
+    Outcomes,
+    PassRatePosterior,
+    Selector,
+    UniformRandom,
+    ordered,
+    sequential,
+    shuffle,
+)
 from .task_features import check_sets, facts, numbers
 
 
 class Learner(Selector, Protocol):
-    """A selector that learns from what the tries came to."""
+    """A selector that learns from the outcomes of rollouts."""
 
     beliefs: PassRatePosterior
 
-    def start(self, seen: Outcomes) -> None:
-        """Count tries of runs before."""
-        ...
-
     def learn(self, seen: Outcomes) -> None:
-        """Count what a batch came to."""
+        """Count the outcomes of a batch."""
         ...
 
 
 @dataclass
 class TasksetSelector:
-    """Tasks that are chosen by one selector."""
+    """Tasks with one selector."""
 
     name: str
     share: float
@@ -46,7 +49,7 @@ class TasksetSelector:
     history: str | None
     seed: int
     mark: tuple[int, ...]
-    """Tells the randomness of one part from that of another."""
+    """Part of the seed, so that the parts of a curriculum are independent."""
 
     @property
     def learner(self) -> Learner | None:
@@ -55,7 +58,7 @@ class TasksetSelector:
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """Where each task stands, by its id."""
+        """The index of each task, by its ID."""
         return {task.task_id: place for place, task in enumerate(self.tasks)}
 
     def choose(self, n: int, first: int, batch: int) -> Chosen:
@@ -67,10 +70,10 @@ class TasksetSelector:
         """Return the outcomes of this part's tasks."""
         mine = found.filter(pl.col("task_id").is_in(list(self.places)))
         places = np.array([self.places[task_id] for task_id in mine["task_id"]], np.int64)
-        return Outcomes(places, mine["passes"].to_numpy(), mine["tries"].to_numpy())
+        return Outcomes(places, mine["passes"].to_numpy(), mine["rollouts"].to_numpy())
 
     def check(self, most: int) -> None:
-        """Raise ConfigError when a batch asks for more tasks than there are to take once."""
+        """Raise ConfigError if a batch needs more tasks than the selector can take once."""
         repeats = not isinstance(self.selector, UniformRandom | ByPassRate | Bots)
         if repeats or (isinstance(self.selector, UniformRandom) and self.selector.replacement):
             return
@@ -87,13 +90,13 @@ class TasksetSelector:
 class _Sizes:
     tasks: int
     batch: float
-    """Tasks that a batch takes of them, in the mean."""
+    """Mean number of these tasks in a batch."""
     group: int
-    """Tries at each."""
+    """Rollouts of each task."""
 
     @property
     def epoch(self) -> float:
-        """Batches that it takes to try all of them once."""
+        """Number of batches in one pass over all of them."""
         return self.tasks / self.batch
 
 
@@ -133,7 +136,7 @@ def _selector(
     history = getattr(chosen, "history", None)
     key = f"tasks.selector.{name}"
     if config.by_pass_rate is not None:
-        weight, own = config.by_pass_rate.weight, ("pass_rate", "num_tries")
+        weight, own = config.by_pass_rate.weight, ("pass_rate", "num_rollouts")
         known = facts(past, where, weight, own=own, key=f"{key}.weight")
         return ByPassRate(config.by_pass_rate, known, epoch=sizes.epoch), described, history
     if config.bots is not None:
@@ -143,8 +146,8 @@ def _selector(
             if sql is not None
         }
         _check_anchors(anchors, key)
-        size, tries = sizes.tasks, sizes.group
-        made = Bots(config.bots, size=size, tries=tries, epoch=sizes.epoch, **anchors)
+        size, rollouts = sizes.tasks, sizes.group
+        made = Bots(config.bots, size=size, rollouts=rollouts, epoch=sizes.epoch, **anchors)
         return made, described, history
     if config.random is not None:
         return UniformRandom(sizes.tasks, replacement=config.random.replacement), described, None

@@ -1,7 +1,7 @@
-"""Networks whose weights lie in parts on several processes, and how they become whole again.
+"""Shard networks over several processes with FSDP2, and gather their full weights.
 
-Gradients are summed over processes: FSDP averages them, and the loss is multiplied with how many
-there are (see `Optimization`).
+FSDP averages gradients over processes, but a step needs their sum, so `Updater` multiplies the loss
+by the number of processes.
 """
 
 from collections.abc import Iterable
@@ -18,19 +18,20 @@ from .world import MultiProcess
 
 
 def shard(networks: Networks, processes: MultiProcess, *, needs: frozenset[str]) -> None:
-    """Cut all networks into parts, layer by layer, so that each process holds one of each.
+    """Shard all networks layer by layer.
 
-    A teacher whose whole distributions are compared (`vocabulary` of `needs`) stays whole: it is
-    not asked as one module.
+    A teacher whose whole distributions are compared (`vocabulary` in `needs`) stays unsharded:
+    its decoder and head are called one by one, which bypasses the hooks of the root module.
     """
     mesh = processes.mesh(networks.policy.device.type)
-    beside = [
+    others = [
         scorer
         for name, scorer in networks.scorers.items()
         if isinstance(scorer, Scorer) and not (name == "teacher" and "vocabulary" in needs)
     ]
     critic = [] if networks.critic is None else [networks.critic]
-    for root in [networks.scorer, *beside, *critic]:
+    for root in [networks.scorer, *others, *critic]:
+        # Layers first: the root then shards only the parameters that are left.
         for layer in layers(root):
             fully_shard(layer, mesh=mesh)
         fully_shard(root, mesh=mesh)
@@ -43,7 +44,7 @@ def layers(root: nn.Module) -> list[nn.Module]:
 
 
 def _whole(module: nn.Module) -> Iterable[str]:
-    """Return what transformers says must not be divided: the classes of layers."""
+    """Return the names of the layer classes that transformers says must not be divided."""
     named = (
         getattr(module, "_no_split_modules", None) if isinstance(module, PreTrainedModel) else ()
     )
@@ -51,15 +52,12 @@ def _whole(module: nn.Module) -> Iterable[str]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor that may lie in parts as one; all processes must ask."""
+    """Return a tensor unsharded; a collective call."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def gathered(model: nn.Module) -> dict[str, Tensor]:
-    """Return all weights of a model on the CPU of the first process, nothing on the others.
-
-    All processes must ask.
-    """
+    """Return all weights of a model on rank 0's CPU, nothing on other ranks; a collective call."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     found = get_model_state_dict(model, options=options)
     return {name: value for name, value in found.items() if isinstance(value, Tensor)}

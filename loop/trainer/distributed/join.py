@@ -1,4 +1,4 @@
-"""What a process must know to join a distributed training, under `torchrun` or not."""
+"""Join a distributed training, under `torchrun` or not."""
 
 import os
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 joined_process: list[MultiProcess] = []
-"""What this process is one of, when torchrun started it: for as long as it lives."""
+"""The world that torchrun started, in a list of at most one: it lives as long as the process."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What every process must know to be one of several."""
+    """The settings that every process needs to join."""
 
     size: int
     shard: int | None
     device: str
     seconds: float
     idle_seconds: float
-    """How long the first process may take between two calls, since it waits for rows."""
+    """Longest time between two calls of rank 0, which waits for rows."""
 
     @classmethod
     def of(cls, config: RunConfig, *, size: int) -> "Terms":
-        """Return those of a run; raises ConfigError for what cannot be."""
+        """Return the settings of a run; ConfigError if they contradict each other."""
         parallel = config.trainer.distributed
         try:
             check_shard(parallel.shard_size, size)
@@ -41,8 +41,8 @@ class Terms:
             raise ConfigError(f"`trainer.distributed`: {error}") from error
         if ":" in config.model.device:
             raise ConfigError(
-                f"`model.device` is {config.model.device}, and {size} processes take a GPU each; "
-                "set it to cuda"
+                f"`model.device` is {config.model.device}, but each of {size} processes takes its "
+                "own GPU; set it to cuda"
             )
         device = config.model.device
         if device == "auto":
@@ -52,18 +52,18 @@ class Terms:
 
 
 def under_torchrun() -> bool:
-    """Tell whether torchrun started this process, as one of several."""
+    """Return whether torchrun started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
 def missing_variables() -> str:
-    """Name the variables of torchrun that are not set, with their verb."""
+    """Return the variables of torchrun that are not set, followed by `is` or `are`."""
     names = [name for name in TORCHRUN if name not in os.environ]
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
 def joined_torchrun(terms: Terms) -> MultiProcess:
-    """Join those that torchrun started; raises ConfigError when it did not say how."""
+    """Join the processes that torchrun started; ConfigError if a variable is missing."""
     absent = [name for name in TORCHRUN if name not in os.environ]
     if absent:
         raise ConfigError(
@@ -77,13 +77,13 @@ def joined_torchrun(terms: Terms) -> MultiProcess:
 
 
 def joined(terms: Terms, store: Store, *, rank: int, local_rank: int) -> MultiProcess:
-    """Become one of several processes that meet at a store."""
+    """Join the processes that meet at a store."""
     backend = "gloo"
     if terms.device == "cuda":
         if local_rank >= torch.cuda.device_count():
             raise ConfigError(
-                f"process {rank} has no GPU of its own: there are {torch.cuda.device_count()} "
-                "here; lower `trainer.distributed.world_size`, or set `model.device` to cpu"
+                f"process {rank} has no GPU: this machine has {torch.cuda.device_count()}; lower "
+                "`trainer.distributed.world_size`, or set `model.device` to cpu"
             )
         torch.cuda.set_device(local_rank)
         backend = "cpu:gloo,cuda:nccl"

@@ -1,4 +1,4 @@
-"""Starting the processes that train together: here, on Ray, or found as torchrun started them."""
+"""Start the processes of a training: on this machine, on Ray, or as torchrun started them."""
 
 import atexit
 import os
@@ -10,9 +10,7 @@ from datetime import timedelta
 from types import FrameType
 
 import torch.distributed as dist
-from torch.distributed import (
-    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
-)
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from ....store.errors import ConfigError, JobError
 from ...config import RunConfig
@@ -21,17 +19,17 @@ from .processes import END_SECONDS, Local, OnRay, WorkerProcesses
 from .world import MultiProcess, SingleProcess
 
 
-def follows() -> bool:
-    """Tell whether this process is one of several, and not the first."""
+def is_other_rank() -> bool:
+    """Return whether this process is a rank other than 0."""
     return under_torchrun() and int(os.environ["RANK"]) > 0
 
 
 @contextmanager
 def launched(config: RunConfig, *, stop: threading.Event) -> Iterator[SingleProcess]:
-    """Give the first process its world, with the others started, and ended at last.
+    """Start the other processes, yield rank 0's world, and end them afterwards.
 
-    `stop` is set when one of them ends before it should. Raises ConfigError when what is
-    configured and what is there do not fit.
+    `stop` is set when one of them ends too early. Raises ConfigError if the configuration does not
+    fit how this process was started.
     """
     parallel = config.trainer.distributed
     if under_torchrun():
@@ -39,9 +37,8 @@ def launched(config: RunConfig, *, stop: threading.Event) -> Iterator[SingleProc
         return
     if parallel.launcher == "torchrun":
         raise ConfigError(
-            f"`trainer.distributed.launch` is torchrun, and {missing_variables()} not set: "
-            "start with "
-            "`torchrun --nproc-per-node 2 -m rlake.loop.cli train CONFIG`, or set it to local"
+            f"`trainer.distributed.launcher` is torchrun, and {missing_variables()} not set: start "
+            "with `torchrun --nproc-per-node 2 -m rlake.loop.cli train CONFIG`, or set it to local"
         )
     size = parallel.world_size or 1
     if size == 1:
@@ -54,16 +51,18 @@ def launched(config: RunConfig, *, stop: threading.Event) -> Iterator[SingleProc
 
 
 def _found(config: RunConfig) -> SingleProcess:
-    """Join those that torchrun started; they part when the first process ends."""
+    """Join the processes that torchrun started; the others leave when rank 0 exits."""
     asked, size = config.trainer.distributed.world_size, int(os.environ["WORLD_SIZE"])
     if asked not in (None, size):
         raise ConfigError(
             f"`trainer.distributed.world_size` is {asked}, and torchrun started {size} processes; "
             "leave it out"
         )
+    # Once per process: a process group cannot be joined a second time, as by a second stage.
     if not joined_process:
         world = joined_torchrun(Terms.of(config, size=size))
         atexit.register(_part, world)
+        # torchrun ends all processes by SIGTERM when one of them fails: say which one it was.
         signal.signal(signal.SIGTERM, _ended_by_torchrun)
     return joined_process[0]
 
@@ -76,31 +75,31 @@ def _part(world: MultiProcess) -> None:
 def _ended_by_torchrun(number: int, frame: FrameType | None) -> None:
     del number, frame
     reason = joined_process[0].failure() if joined_process else None
-    raise JobError(reason or "this process was told to end (SIGTERM)")
+    raise JobError(reason or "this process received SIGTERM")
 
 
 @contextmanager
 def _started(
     terms: Terms, others: WorkerProcesses, stop: threading.Event
 ) -> Iterator[SingleProcess]:
-    """Start the others, join them, and watch over them."""
+    """Start the other processes, join them, and watch them."""
     store = TCPStore(
         others.host,
         0,  # any port that is free
         terms.size,
         is_master=True,
         timeout=timedelta(seconds=terms.seconds),
-        wait_for_workers=False,
+        wait_for_workers=False,  # they start below, and need the port that is chosen here
     )
     watch = ProcessWatcher(others, terms, stop)
     others.start(store.port)
     watch.start()
-    seconds = 2.0  # after a failure nobody has anything to finish
+    seconds = 2.0  # after a failure, the others have nothing to finish
     try:
         try:
             world = joined(terms, store, rank=0, local_rank=0)
         except RuntimeError as error:
-            raise JobError(watch.reason() or f"the processes did not meet: {error}") from error
+            raise JobError(watch.reason() or f"the processes did not join: {error}") from error
         world.watched = watch.reason
         yield world
         world.broadcast_call("leave", ())
@@ -113,12 +112,12 @@ def _started(
 
 
 class ProcessWatcher:
-    """A thread for each of the other processes, which waits for its end."""
+    """Waits in one thread per process for the other processes to end."""
 
     def __init__(self, others: WorkerProcesses, terms: Terms, stop: threading.Event) -> None:
         self._others, self._size, self._stop = others, terms.size, stop
         self._reason: str | None = None
-        self._told = threading.Event()
+        self._ended = threading.Event()
         self.is_over = False
 
     def start(self) -> None:
@@ -127,14 +126,14 @@ class ProcessWatcher:
             threading.Thread(target=self._wait, args=(rank,), daemon=True).start()
 
     def reason(self) -> str | None:
-        """Say why the first of them ended that should not have; waits a moment for it."""
-        self._told.wait(2.0)
+        """Return why the first of them ended too early; waits up to 2 s for one to end."""
+        self._ended.wait(2.0)
         return self._reason
 
     def _wait(self, rank: int) -> None:
         message = self._others.wait(rank)
-        if message is None or self.is_over or self._told.is_set():
+        if message is None or self.is_over or self._ended.is_set():
             return
         self._reason = f"process {rank} of {self._size} {message}"
-        self._told.set()
+        self._ended.set()
         self._stop.set()

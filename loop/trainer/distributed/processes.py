@@ -1,4 +1,4 @@
-"""The other processes of a training, as they are started: programs here, or actors on Ray."""
+"""The other processes of a training: programs on this machine, or actors on Ray."""
 
 import json
 import logging
@@ -6,42 +6,41 @@ import os
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ....store.errors import missing_extra
+from ...runs.ray import connect, last_line, ray_module
 
 if TYPE_CHECKING:
     from .join import Terms
 
 END_SECONDS = 30.0
-"""How long the other processes may take to end."""
+"""Seconds that the other processes may take to end."""
 
 _log = logging.getLogger(__name__)
 
 
 class WorkerProcesses(Protocol):
-    """The other processes, as they were started."""
+    """The other processes of a training."""
 
     host: str
 
     def start(self, port: int) -> None:
-        """Start them; they are to meet the first process at a port of its host."""
+        """Start them; they join rank 0 at a port of its host."""
         ...
 
     def end(self, *, seconds: float) -> None:
-        """Have all ended, those by force that do not end within some seconds."""
+        """Wait until all have ended; after `seconds`, kill the rest."""
         ...
 
     def wait(self, rank: int) -> str | None:
-        """Wait for one to end, and say why it did; None when it left as it should."""
+        """Wait for one to end and return why; None if it ended normally."""
         ...
 
 
 class Local:
-    """Processes on this machine; they end when this one does."""
+    """Processes on this machine, which end when this one does."""
 
     host = "127.0.0.1"
 
@@ -53,24 +52,24 @@ class Local:
             _log.warning("%d processes share %d processors", terms.size, processors)
 
     def start(self, port: int) -> None:
-        """Start them; they are to meet the first process at a port of its host."""
+        """Start them; they join rank 0 at a port of its host."""
         paths = os.pathsep.join(path for path in sys.path if path)
         for rank in range(1, self._terms.size):
             message = json.dumps({"terms": asdict(self._terms), "rank": rank, "port": port})
             self._children.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", f"{__package__}.follower", message],
-                    stdin=subprocess.PIPE,
+                    [sys.executable, "-m", f"{__package__}.ranks", message],
+                    stdin=subprocess.PIPE,  # closes however this process dies, which ends the child
                     env={**os.environ, "PYTHONPATH": paths},
                 )
             )
 
     def end(self, *, seconds: float) -> None:
-        """Have all ended, those by force that do not end within some seconds."""
+        """Wait until all have ended; after `seconds`, kill the rest."""
         for child in self._children:
             assert child.stdin is not None
             if seconds < END_SECONDS:
-                child.stdin.close()  # ends it, whatever it is doing
+                child.stdin.close()  # a thread of the child exits at the end of the stream
             try:
                 child.wait(seconds)
             except subprocess.TimeoutExpired:
@@ -79,7 +78,7 @@ class Local:
             child.stdin.close()
 
     def wait(self, rank: int) -> str | None:
-        """Wait for one to end, and say why it did; None when it left as it should."""
+        """Wait for one to end and return why; None if it ended normally."""
         code = self._children[rank - 1].wait()
         if code < 0:
             return f"was ended by signal {-code} ({signal.Signals(-code).name})"
@@ -87,33 +86,28 @@ class Local:
 
 
 class OnRay:
-    """Actors on the Ray that runs in this process, or else on the one that Ray finds or starts."""
+    """Actors on the Ray cluster of this process, or else on one that Ray finds or starts."""
 
     def __init__(self, terms: "Terms") -> None:
-        self._terms, self._ray = terms, _ray()
+        self._terms, self._ray = terms, ray_module()
         self._starts = not self._ray.is_initialized()
         if self._starts:
-            with warnings.catch_warnings():
-                # Ray starts its own programs; none of them goes on in a fork of this process
-                warnings.filterwarnings("ignore", "lance is not fork-safe")
-                self._ray.init(
-                    include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
-                )
+            connect(self._ray, "auto", starts=True)
         self.host = self._ray.util.get_node_ip_address()
         self._actors: list[Any] = []
         self._results: list[Any] = []
 
     def start(self, port: int) -> None:
-        """Start them; they are to meet the first process at a port of its host."""
+        """Start them; they join rank 0 at a port of its host."""
         gpus = 1 if self._terms.device == "cuda" else 0
-        actor = self._ray.remote(num_cpus=0, num_gpus=gpus, max_restarts=0)(_Follower)
+        actor = self._ray.remote(num_cpus=0, num_gpus=gpus, max_restarts=0)(_RankActor)
         for rank in range(1, self._terms.size):
             made = actor.options(scheduling_strategy="SPREAD").remote()
             self._actors.append(made)
-            self._results.append(made.follow.remote(asdict(self._terms), self.host, port, rank))
+            self._results.append(made.run.remote(asdict(self._terms), self.host, port, rank))
 
     def end(self, *, seconds: float) -> None:
-        """Have all ended, those by force that do not end within some seconds."""
+        """Wait until all have ended; after `seconds`, kill the rest."""
         if seconds >= END_SECONDS:
             self._ray.wait(self._results, num_returns=len(self._results), timeout=seconds)
         for actor in self._actors:
@@ -122,27 +116,18 @@ class OnRay:
             self._ray.shutdown()
 
     def wait(self, rank: int) -> str | None:
-        """Wait for one to end, and say why it did; None when it left as it should."""
+        """Wait for one to end and return why; None if it ended normally."""
         try:
             self._ray.get(self._results[rank - 1])
         except self._ray.exceptions.RayError as error:
-            return f"on Ray ended: {str(error).splitlines()[-1]}"
+            return f"on Ray ended: {last_line(error)}"
 
 
-class _Follower:
-    """One of the other processes, on Ray."""
+class _RankActor:
+    """An actor that runs another rank."""
 
-    def follow(self, terms: Mapping[str, Any], host: str, port: int, rank: int) -> None:
-        from .follower import run_rank
+    def run(self, terms: Mapping[str, Any], host: str, port: int, rank: int) -> None:
         from .join import Terms
+        from .ranks import run_rank
 
         run_rank(Terms(**terms), host=host, port=port, rank=rank, local_rank=0)
-
-
-def _ray() -> Any:
-    try:
-        import ray
-        import ray.util
-    except ImportError as error:
-        raise missing_extra(error.name or "ray", "ray") from error
-    return ray

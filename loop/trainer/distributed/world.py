@@ -1,4 +1,4 @@
-"""The processes that train together: who takes which rows, and what all then know."""
+"""The processes of a training: who trains on which rows, and what they exchange."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,22 +11,23 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import ProcessGroup, Store
 
-from ....store.errors import JobError
+from ....store.errors import JobError, message_of
+from ..micro_batches import members
 
 T = TypeVar("T")
 
 _FAILED = "rlake/failed"
 _LOST = re.compile(r"gloo|nccl|socket|connection|timed out|recv", re.IGNORECASE)
-"""What torch says when another process is gone, or does not answer in time."""
+"""Words in torch's errors when another process is gone, or does not answer in time."""
 
 
 class SingleProcess:
-    """One process; `MultiProcess` is several."""
+    """A training in one process; `MultiProcess` is the one with several."""
 
     rank = 0
-    """Which of them this process is; the first leads."""
+    """The number of this process; rank 0 leads."""
     size = 1
-    """How many there are."""
+    """The number of processes."""
 
     def share(
         self,
@@ -34,12 +35,13 @@ class SingleProcess:
         units: Sequence[int],
         cut: Callable[[Sequence[int]], list[list[int]]],
     ) -> list[tuple[list[int], bool]]:
-        """Return this process's micro-batches, as many for each process, and which of them count.
+        """Return this process's micro-batches, and which of them count.
 
-        `cut` makes micro-batches of the places of some rows. Sharded networks want all processes
-        to make each pass together: who has fewer micro-batches repeats a small one, which does not
-        count.
+        `cut` divides the positions of rows into micro-batches. All processes get the same number,
+        because each pass of a sharded network is a collective call: a process with fewer repeats
+        a small one, which does not count.
         """
+        # Each process plans for all, so that nothing needs to be exchanged.
         planned = [cut(places) for places in deal(lengths, units, self.size)]
         most = max(map(len, planned))
         small = min((g for some in planned for g in some), key=lambda g: sum(lengths[i] for i in g))
@@ -63,7 +65,7 @@ class SingleProcess:
         return dict(columns)
 
     def broadcast_call(self, name: str, arguments: Sequence[Any]) -> None:
-        """Have the other processes make the same call, which then is made here."""
+        """Make the other processes repeat a call."""
 
     def failure(self) -> str | None:
         """Return why another process failed, if one did."""
@@ -71,12 +73,12 @@ class SingleProcess:
 
     @contextmanager
     def attribute_failure(self) -> Iterator[None]:
-        """Say of what fails in a call that is made on all processes whose failure it is."""
+        """Name the process whose failure made a broadcast call fail."""
         yield
 
 
 class MultiProcess(SingleProcess):
-    """Several processes of torch.distributed, which must be initialised."""
+    """A training in several processes of torch.distributed, which must be initialized."""
 
     def __init__(
         self, store: Store, *, shard: int | None, seconds: float, idle_seconds: float
@@ -84,16 +86,16 @@ class MultiProcess(SingleProcess):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.store, self._seconds = store, seconds
         self.watched: Callable[[], str | None] = lambda: None
-        """Says why another process ended, for those who started it."""
+        """Returns why another process ended, if this one started it."""
         self._shard = shard or self.size
-        # objects travel between CPUs, and a call may be long in coming
+        # Objects travel between CPUs, and the next call may come late, since rank 0 waits for rows.
         self._objects = _group(seconds)
         self._calls = _group(seconds + idle_seconds)
         self.files = _group(seconds)
-        """For those who write a checkpoint in the background."""
+        """A group for the checkpoint threads, whose calls must not mix with those of training."""
 
     def mesh(self, device: str) -> DeviceMesh:
-        """Return how weights lie: cut into `shard` parts, and these repeated if there is more."""
+        """Return the mesh of the weights: `shard` parts, replicated over the other processes."""
         copies = self.size // self._shard
         if copies == 1:
             return init_device_mesh(device, (self.size,), mesh_dim_names=("shard",))
@@ -108,24 +110,24 @@ class MultiProcess(SingleProcess):
 
     def merge(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Add up columns of which each process filled in its own rows, and 0 elsewhere."""
-        for name in sorted(columns):
+        for name in sorted(columns):  # collective calls need the same order everywhere
             dist.all_reduce(columns[name], group=self._objects)
         return dict(columns)
 
     def broadcast_call(self, name: str, arguments: Sequence[Any]) -> None:
-        """Have the other processes make the same call, which then is made here."""
+        """Make the other processes repeat a call."""
         if self.rank == 0:
             dist.broadcast_object_list([(name, tuple(arguments))], src=0, group=self._calls)
 
     def receive_call(self) -> tuple[str, tuple[Any, ...]]:
-        """Return what the first process calls next: a name, and its arguments."""
-        heard: list[Any] = [None]
-        dist.broadcast_object_list(heard, src=0, group=self._calls)
-        return heard[0]
+        """Return the next call of rank 0: a name and its arguments."""
+        received: list[Any] = [None]
+        dist.broadcast_object_list(received, src=0, group=self._calls)
+        return received[0]
 
     @contextmanager
     def attribute_failure(self) -> Iterator[None]:
-        """Say of what fails in a call that is made on all processes whose failure it is."""
+        """Name the process whose failure made a broadcast call fail."""
         try:
             yield
         except RuntimeError as error:
@@ -133,21 +135,21 @@ class MultiProcess(SingleProcess):
                 raise
             reason = self.failure() or (
                 f"the {self.size} processes lost each other, or one did not answer within "
-                f"`trainer.distributed.timeout`, {self._seconds:g} s: {_line(error)}"
+                f"`trainer.distributed.timeout`, {self._seconds:g} s: {message_of(error, 500)}"
             )
             raise JobError(reason) from error
 
     def report(self, error: BaseException) -> None:
-        """Tell the first process why this one fails."""
-        message = (
-            f"process {self.rank} of {self.size} failed: {type(error).__name__}: {_line(error)}"
-        )
+        """Tell rank 0 why this process fails."""
+        why = f"{type(error).__name__}: {message_of(error, 500)}"
+        message = f"process {self.rank} of {self.size} failed: {why}"
         with suppress(RuntimeError):  # the first process may be gone
             self.store.set(_FAILED, message)
 
     def failure(self) -> str | None:
-        """Return why another process failed, if one did; waits a moment for it to say so."""
+        """Return why another process failed, if one did; waits a moment for its report."""
         reason = self.watched()
+        # Its own report comes first: it names the error, `watched` only the exit code.
         with suppress(RuntimeError):
             if self.store.check([_FAILED]):
                 return self.store.get(_FAILED).decode()
@@ -161,28 +163,21 @@ def _group(seconds: float) -> ProcessGroup:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Tell whether an error says that another process is gone, or silent for too long."""
+    """Return whether an error says that another process is gone, or does not answer."""
     return isinstance(error, RuntimeError) and bool(_LOST.search(str(error)))
 
 
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:500]
-
-
 def deal(lengths: Sequence[int], units: Sequence[int], size: int) -> list[list[int]]:
-    """Deal rows to processes, so that each has about as many tokens; units stay together.
+    """Divide rows among processes with about equal numbers of tokens; units stay together.
 
     >>> deal([5, 4, 3, 3], [0, 1, 2, 3], 2)
     [[0, 3], [1, 2]]
     >>> deal([5, 4, 3, 3], [0, 0, 1, 1], 1)
     [[0, 1, 2, 3]]
     """
-    whole: dict[int, list[int]] = {}
-    for place, unit in enumerate(units):
-        whole.setdefault(unit, []).append(place)
     dealt: list[list[int]] = [[] for _ in range(size)]
     tokens = [0] * size
-    for places in sorted(whole.values(), key=lambda unit: -sum(lengths[i] for i in unit)):
+    for places in sorted(members(units), key=lambda unit: -sum(lengths[i] for i in unit)):
         least = min(range(size), key=tokens.__getitem__)
         dealt[least] += places
         tokens[least] += sum(lengths[i] for i in places)

@@ -1,4 +1,4 @@
-"""Labels in the files of other tools: what they made is read, what they are to ask is written."""
+"""Labels in files of annotation tools: read their labels, and write items to label."""
 
 from collections.abc import Mapping
 

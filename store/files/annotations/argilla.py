@@ -1,9 +1,9 @@
-"""Argilla: records to log there, and records as its datasets export them.
+"""Argilla: write records to log, and read the records that its datasets export.
 
-`metadata.experience_id` (and `compared_id`) say what a record is about; without them its `id` does.
-Read are submitted responses: a label, a rating, or a ranking of `first` and `second`; a question of
-text is the comment. Both forms of responses are read: lists by question, as its Python package
-exports them, and a list of responses with `values`, as its server answers.
+`metadata.experience_id` (and `compared_id`) identify the item, else the record's `id` does.
+Submitted responses are read: a label, a rating, or a ranking of `first` and `second`; a text
+question is the comment. Both forms of responses are read: lists by question, as exported by its
+Python package, and a list of responses with `values`, as returned by its server.
 Format: https://docs.argilla.io/latest/reference/argilla/records/records/
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from .format import Asked, Given, Record
 
 COMMENT = "comment"
-"""The question of text whose answer is the comment."""
+"""The text question whose answer is the comment."""
 
 
 def read(record: Record) -> Iterator[Given]:
@@ -64,12 +64,12 @@ def _said(answers: Mapping[str, Any]) -> tuple[str | None, float | None, str | N
     comment = answers.get(COMMENT)
     rest = [value for question, value in answers.items() if question != COMMENT]
     if len(rest) > 1:
-        raise ValueError(f"it answers {len(rest)} questions beside `{COMMENT}`, expected one")
+        raise ValueError(f"it answers {len(rest)} questions other than `{COMMENT}`, expected one")
     if not rest:
         return None, None, comment
     [value] = rest
     if isinstance(value, bool) or value is None:
-        raise ValueError(f"the answer {value!r} is no label, rating or ranking")
+        raise ValueError(f"the answer {value!r} is not a label, rating or ranking")
     if isinstance(value, int | float):
         return str(value), float(value), comment
     if isinstance(value, list) and value and isinstance(value[0], Mapping):

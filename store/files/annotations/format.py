@@ -1,4 +1,4 @@
-"""What is asked of people and what they say, whatever tool's file it stands in."""
+"""Items to label and their labels, independent of the annotation tool."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,8 +8,8 @@ from typing import Any
 
 from ...errors import InputError
 from ..atomic_writer import whole
-from ..jsonl import json_line
-from ..text import read_text
+from ..raw_json import json_line
+from ..yaml_text import read_text
 
 MOST_BYTES = 1 << 30
 """Largest file of labels that is read."""
@@ -44,12 +44,12 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class AnnotationFormat:
-    """How a tool writes labels, and what it takes to ask for some."""
+    """How to read a tool's labels, and how to write its items to label."""
 
     read: Callable[[Record], Iterator[Given]]
-    """The labels of one record; it raises ValueError or KeyError for one that is none."""
+    """Returns the labels of one record; raises ValueError or KeyError for an invalid one."""
     write: Callable[[Asked], dict[str, Any]]
-    """The record that asks for a label."""
+    """Returns the record that asks for a label."""
 
 
 def answers(path: Path, form: AnnotationFormat) -> list[Given]:
@@ -107,7 +107,7 @@ def _of_lines(text: str) -> Iterator[Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object, each of whose keys must come once."""
+    """Return an object; raise ValueError for a repeated key."""
     made = dict(pairs)
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]

@@ -1,7 +1,7 @@
-"""Label Studio: tasks to import there, and the JSON export of what was annotated.
+"""Label Studio: write tasks to import there, and read its JSON export.
 
-The fields `experience_id` and `compared_id` of a task's `data` say what it is about. Read are the
-results of Choices, Rating, Pairwise and TextArea; predictions and cancelled annotations are not.
+The fields `experience_id` and `compared_id` of a task's `data` identify the item. Results of
+Choices, Rating, Pairwise and TextArea are read; predictions and canceled annotations are skipped.
 Format: https://labelstud.io/guide/task_format.html
 """
 

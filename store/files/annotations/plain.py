@@ -1,4 +1,4 @@
-"""Labels in records whose keys are the columns of `feedback`."""
+"""Labels as records whose keys are the columns of `feedback`."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -10,7 +10,7 @@ _KEYS = ("experience_id", "compared_id", "annotator", "label", "score", "comment
 
 
 def read(record: Record) -> Iterator[Given]:
-    """Yield the label of one record, unless nothing is filled in; other keys are passed over."""
+    """Yield the label of one record, if it has one; other keys are ignored."""
     given = {key: record.get(key) for key in _KEYS}
     if all(given[key] is None for key in ("label", "score", "comment")):
         return

@@ -1,4 +1,4 @@
-"""Formats that have a name: each is known by its columns, and gives rows of ours."""
+"""Named formats: each is identified by its columns and converted to our rows."""
 
 from collections.abc import Collection, Mapping
 
@@ -28,13 +28,13 @@ FORMATS: Mapping[str, Format] = {
 
 
 def recognized(columns: Collection[str], table: str) -> Format | None:
-    """Return the one format of a table that a file with these columns can only be."""
+    """Return the only format of a table that a file with these columns can have, or None."""
     found = [f for f in FORMATS.values() if table in f.tables and f.is_sure(columns)]
     return found[0] if len(found) == 1 else None
 
 
 def fitting(columns: Collection[str], table: str) -> list[str]:
-    """Return the formats that a file with these columns may be, and that must be named."""
+    """Return the formats that fit these columns but are not recognized without a name."""
     named = (f for f in FORMATS.values() if f.known_by == () and table in f.tables)
     return [f.name for f in named if f.fits(columns)]
 

@@ -26,17 +26,6 @@ def experiences(row: Row) -> list[Ours]:
     ]
 
 
-def tasks(row: Row) -> list[Ours]:
-    """Give what was asked; the last answer is the reference."""
-    conversation = elements(experiences(row)[0]["messages"])
-    last = json.loads(conversation[-1])
-    if last["role"] != "assistant":
-        return [{"messages": listed(conversation)}]
-    content = last.get("content")
-    answer = content if isinstance(content, str) else None
-    return [{"messages": listed(conversation[:-1]), "answer": answer}]
-
-
 def _answered(row: Row) -> list[Ours]:
     request, response = _body(row, "request"), _body(row, "response")
     asked = messages(request.get("messages", "null"), "request.messages")
@@ -105,5 +94,5 @@ CHAT = Format(
     ),
     columns=("messages", "num_asked", "tools", "finish_reason", "reward", "metadata", *TOKENS),
     rows=experiences,
-    tasks=tasks,
+    has_tasks=True,
 )

@@ -1,4 +1,4 @@
-"""Pairs of a better and a worse answer: TRL's two shapes, and OpenAI's."""
+"""Pairs of a better and a worse answer, in TRL's two shapes and OpenAI's."""
 
 import json
 from collections.abc import Sequence
@@ -10,12 +10,14 @@ from .format import LEFT_OUT, Format, Ours, Row, message, messages, others, shor
 _USED = ("prompt", "chosen", "rejected", "tools", "score_chosen", "score_rejected", "margin",
          "input", "preferred_output", "non_preferred_output")  # fmt: skip
 
-Talk = Sequence[str]
+Messages = Sequence[str]
 """The text of each message."""
+Parts = tuple[Messages, Messages, Messages]
+"""The prompt, the better answer, the worse one."""
 
 
 def pair(row: Row) -> list[Ours]:
-    """Give the better answer, then the worse one, after what both begin with."""
+    """Return the better answer, then the worse one, each after the shared prompt."""
     tools = row.json("tools")
     if "preferred_output" in row:
         asked, good, bad, tools = _openai(row)
@@ -26,8 +28,8 @@ def pair(row: Row) -> list[Ours]:
             "`chosen` and `rejected` must be two answers to one prompt; give it as `prompt`, or "
             f"begin both with it, got {short(row.get('chosen'))} and {short(row.get('rejected'))}"
         )
-    talks = ([*map(json.loads, [*asked, *answer])] for answer in (good, bad))
-    if (why_not := why_no_pair(*talks)) is not None:
+    conversations = ([*map(json.loads, [*asked, *answer])] for answer in (good, bad))
+    if (why_not := why_no_pair(*conversations)) is not None:
         return [{LEFT_OUT: why_not}]
     shared: Ours = {
         "num_asked": len(asked),
@@ -41,7 +43,7 @@ def pair(row: Row) -> list[Ours]:
     ]
 
 
-def _trl(row: Row) -> tuple[Talk, Talk, Talk]:
+def _trl(row: Row) -> Parts:
     good, bad = row.get("chosen"), row.get("rejected")
     if good is None or bad is None:
         raise wrong("a pair needs `chosen` and `rejected`")
@@ -50,15 +52,15 @@ def _trl(row: Row) -> tuple[Talk, Talk, Talk]:
         raise wrong(f"`chosen` and `rejected` differ in shape: {short(good)} and {short(bad)}")
     if is_text:
         return _of_text(row, good, bad)
-    talks = row.messages("chosen") or [], row.messages("rejected") or []
-    if _is_answer(talks[0]) and _is_answer(talks[1]):
-        return _prompt(row), *talks
-    return _split(*talks)
+    conversations = row.messages("chosen") or [], row.messages("rejected") or []
+    if all(json.loads(c[0])["role"] == "assistant" for c in conversations):
+        return row.turns("prompt", "user"), *conversations
+    return _split(*conversations)
 
 
-def _of_text(row: Row, good: str, bad: str) -> tuple[Talk, Talk, Talk]:
-    asked = _prompt(row)
-    if not asked:  # TRL's implicit prompt: what both begin with, up to the last space
+def _of_text(row: Row, good: str, bad: str) -> Parts:
+    asked = row.turns("prompt", "user")
+    if not asked:  # TRL's implicit prompt: the common prefix, without a trailing space
         same = shared(good, bad)
         same -= good[same - 1 : same] == " "
         asked = [message("user", good[:same])] if same > 0 else []
@@ -66,24 +68,13 @@ def _of_text(row: Row, good: str, bad: str) -> tuple[Talk, Talk, Talk]:
     return asked, [message("assistant", good)], [message("assistant", bad)]
 
 
-def _prompt(row: Row) -> Talk:
-    value = row.get("prompt")
-    if isinstance(value, str) and value.lstrip()[:2] != "[{":
-        return [message("user", value)]
-    return row.messages("prompt") or []
-
-
-def _is_answer(talk: Talk) -> bool:
-    return json.loads(talk[0])["role"] == "assistant"
-
-
-def _split(good: Talk, bad: Talk) -> tuple[Talk, Talk, Talk]:
-    """Tell the prompt from the answers: it is what both conversations begin with."""
+def _split(good: Messages, bad: Messages) -> Parts:
+    """Split prompt and answers: the prompt is the common prefix of both conversations."""
     same = shared([*map(json.loads, good)], [*map(json.loads, bad)])
     return good[:same], good[same:], bad[same:]
 
 
-def _openai(row: Row) -> tuple[Talk, Talk, Talk, str | None]:
+def _openai(row: Row) -> tuple[Messages, Messages, Messages, str | None]:
     parts = members(row.json("input") or "{}")
     asked = messages(parts.get("messages", "null"), "input.messages")
     good, bad = (

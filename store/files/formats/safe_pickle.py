@@ -1,47 +1,30 @@
-"""The data in a pickle, read without unpickling: nothing in it can be called, found or built.
+"""Read the plain data in a pickle without unpickling: nothing in it is imported or called.
 
-A pickle is a program. Of its operations only those are followed that write down plain values;
-any other, such as the ones that name or call a function, ends the reading with ValueError. So does
-one that writes down more than its bytes: what it names again and again, or within itself.
+A pickle is a program. Only the operations that build plain values are followed; any other, such as
+one that imports or calls a function, raises ValueError. So does a pickle that expands to far more
+than its bytes, by repeating a value or nesting it in itself.
 """
 
 import pickletools
-from collections.abc import Callable
 from typing import Any
 
 _VALUES = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _ARGUMENTS = frozenset(
-    {
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "LONG1",
-        "LONG4",
-        "BINFLOAT",
-        "SHORT_BINUNICODE",
-        "BINUNICODE",
-        "BINUNICODE8",
-        "SHORT_BINBYTES",
-        "BINBYTES",
-        "BINBYTES8",
-    }
-)
-_EMPTY: dict[str, Callable[[], Any]] = {
-    "EMPTY_DICT": dict,
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
-}
+    ("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE",
+     "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8")
+)  # fmt: skip
+_EMPTY: dict[str, Any] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
 _SILENT = frozenset(("PROTO", "FRAME"))
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _MARK = object()
 _LEAST, _TIMES = 1000, 20
-"""A text may be named more than once, as in many messages: so many times the bytes are read."""
+"""A text may be repeated, as in many messages: at most this many times the size of the pickle."""
 _DEEPEST = 100
 _LONGEST_BITS = 4096
 
 
 def plain_values(data: bytes) -> Any:
-    """Return the dicts, lists, numbers and texts that a pickle writes down.
+    """Return the dicts, lists, numbers and texts in a pickle.
 
     >>> import pickle
     >>> plain_values(pickle.dumps({"a": [1, None, 2.5], "b": ("x", True)}))
@@ -64,13 +47,14 @@ def plain_values(data: bytes) -> Any:
 
 
 def _bounded(whole: Any, most: int) -> Any:
-    """Return a value whose texts and numbers, each time they are named, have so many bytes."""
+    """Return the value; raise ValueError when it expands to more than `most` bytes."""
+    # not recursive: a value that contains itself would exhaust the stack before the limit
     left = [(whole, 0)]
     while left:
         value, depth = left.pop()
         most -= len(value) if isinstance(value, str | bytes) else 1
         if most < 0 or depth > _DEEPEST:
-            raise ValueError("it names parts of itself too often, or within themselves")
+            raise ValueError("it repeats its parts too often, or nests them in themselves")
         if isinstance(value, dict):
             left += [(v, depth + 1) for pair in value.items() for v in pair]
         elif isinstance(value, list | tuple):
@@ -81,7 +65,7 @@ def _bounded(whole: Any, most: int) -> Any:
 
 
 def _check_plain(value: Any) -> None:
-    """Raise ValueError for what is no plain value, or no text or number that can be written."""
+    """Raise ValueError for a value that cannot be stored as text or a number."""
     if value is _MARK:
         raise ValueError("it is broken")
     if isinstance(value, str):
@@ -112,7 +96,7 @@ def _follow(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) ->
 
 
 def _fill(name: str, stack: list[Any]) -> None:
-    """Follow an operation that puts what is on top into the container below."""
+    """Put the top of the stack into the container below it."""
     if name == "APPEND":
         value = stack.pop()
         _list(stack[-1]).append(value)

@@ -1,8 +1,11 @@
-"""ShareGPT: {"conversations": [{"from": "human", "value": ...}], "system", "tools"}."""
+"""ShareGPT: {"conversations": [{"from": "human", "value": ...}], "system", "tools"}, both ways."""
 
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+from ...conversation import calls_of, is_text, text_of
 from ..raw_json import Raw, dumps, listed
 from .format import Format, Ours, Row, message, others, short, wrong
 
@@ -18,28 +21,29 @@ ROLES = {
     "function_response": "tool",
     "function_call": "assistant",
 }
-"""Who said it, in our words."""
+"""Roles of the chat format by the roles of ShareGPT."""
+
+
+_NAMES = {
+    "user": "human",
+    "assistant": "gpt",
+    "system": "system",
+    "tool": "observation",
+    "function": "observation",
+}
+"""Roles of ShareGPT by the roles of the chat format."""
 
 
 def experiences(row: Row) -> list[Ours]:
     """Give the conversation, with the roles of the chat format."""
-    talk = _talk(row)
+    conversation = _conversation(row)
     rest = others(row, ("conversations", "system", "tools", "reward"))
     tools = row.json("tools") if row.get("tools") not in ("", [], None) else None
     reward = row.number("reward")
-    return [{"messages": listed(talk), "tools": tools, "reward": reward, "metadata": rest}]
+    return [{"messages": listed(conversation), "tools": tools, "reward": reward, "metadata": rest}]
 
 
-def tasks(row: Row) -> list[Ours]:
-    """Give what was asked; the last answer is the reference."""
-    conversation = _talk(row)
-    last = json.loads(conversation[-1])
-    if last["role"] != "assistant":
-        return [{"messages": listed(conversation)}]
-    return [{"messages": listed(conversation[:-1]), "answer": last.get("content")}]
-
-
-def _talk(row: Row) -> list[Raw]:
+def _conversation(row: Row) -> list[Raw]:
     turns = row.parsed("conversations")
     if not isinstance(turns, list) or not turns:
         raise wrong(f"`conversations` must be a list of turns, got {short(turns)}")
@@ -72,11 +76,45 @@ def _arguments(call: dict[str, Any]) -> str:
     return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
 
 
+def turns(conversation: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return the turns of a conversation, or none when part of it cannot be represented.
+
+    Tool calls become a turn of `function_call`, whose value is JSON: a call, or a list of them.
+
+    >>> turns([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}])
+    [{'from': 'human', 'value': 'hi'}, {'from': 'gpt', 'value': 'hello'}]
+    """
+    made: list[dict[str, str]] = []
+    for one in conversation:
+        said, calls = text_of(one.get("content")), calls_of(one)
+        if one.get("role") not in _NAMES or not (said is not None or calls):
+            return []
+        if not is_text(one.get("content")):
+            return []
+        if said is not None and (said or not calls):
+            made.append({"from": _NAMES[one["role"]], "value": said})
+        if calls:
+            made.append({"from": "function_call", "value": _function_calls(calls)})
+    return made
+
+
+def _function_calls(calls: Sequence[dict[str, Any]]) -> str:
+    made = [_call(c.get("function", c)) for c in calls]
+    return json.dumps(made[0] if len(made) == 1 else made, ensure_ascii=False)
+
+
+def _call(function: dict[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments", "{}")
+    with suppress(ValueError):  # arguments that a model wrote may be no JSON
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    return {"name": function.get("name"), "arguments": arguments}
+
+
 SHAREGPT = Format(
     "sharegpt",
     '{"conversations": [{"from": "human", "value": ...}], "system"}',
     needs=(frozenset({"conversations"}),),
     columns=("messages", "tools", "reward", "metadata"),
     rows=experiences,
-    tasks=tasks,
+    has_tasks=True,
 )

@@ -1,4 +1,4 @@
-"""What other trainers write of their rollouts: TRL's completions, verl's dumps, token ids."""
+"""Rollouts that other trainers write: TRL's completions, verl's dumps, token ids."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,11 @@ _TOKENS = ("prompt_ids", "completion_ids", "response_ids", "logprobs", "loss_mas
 
 
 def trl(row: Row) -> list[Ours]:
-    """Give one completion: numbers beside the known columns are reward functions.
+    """Return one completion; numeric columns that are not TRL's own are reward functions.
 
-    The reward is their sum, which is TRL's with its weights of one; NULL when one is NULL.
+    The reward is their sum, as in TRL with weights of one; NULL when one is NULL.
     """
-    asked, said = _talk(row, "prompt", "user"), _talk(row, "completion", "assistant")
+    asked, said = _turns(row, "prompt", "user"), _turns(row, "completion", "assistant")
     scores = [n for n in row.numbers if n not in _TRL]
     rewards = named(row, scores)
     values = [r["value"] for r in rewards or ()]
@@ -26,7 +26,7 @@ def trl(row: Row) -> list[Ours]:
             "messages": listed([*asked, *said]),
             "num_asked": len(asked),
             "group_id": _group(asked, row.whole("step")),
-            "step": row.whole("step"),
+            "batch": row.whole("step"),
             "advantage": row.number("advantage"),
             "rewards": rewards,
             "reward": sum(values) if values and None not in values else None,
@@ -36,7 +36,7 @@ def trl(row: Row) -> list[Ours]:
 
 
 def verl(row: Row) -> list[Ours]:
-    """Give one rollout, whose texts have no special tokens any more; extra numbers are metrics."""
+    """Return one rollout, whose texts have no special tokens; extra numbers are metrics."""
     asked, said = row.text("input"), row.text("output")
     if asked is None or said is None:
         raise wrong("a rollout of verl needs `input` and `output`")
@@ -48,7 +48,7 @@ def verl(row: Row) -> list[Ours]:
             "response_text": said,
             "answer": truth if truth is None or isinstance(truth, str) else row.json("gts"),
             "reward": row.number("score"),
-            "step": row.whole("step"),
+            "batch": row.whole("step"),
             "group_id": _group([asked], row.whole("step")),
             "metrics": named(row, metrics),
             "metadata": others(row, [*_VERL, *metrics]),
@@ -57,7 +57,7 @@ def verl(row: Row) -> list[Ours]:
 
 
 def tokens(row: Row) -> list[Ours]:
-    """Give one rollout of token ids, kept as they are, with what text and reward there is."""
+    """Return one rollout of token ids, unchanged, with its text and reward if present."""
     prompt = row.get("prompt_ids")
     response = row.get("completion_ids") or row.get("response_ids")
     for name, ids in (("prompt_ids", prompt), ("completion_ids", response)):
@@ -85,17 +85,14 @@ def _first(row: Row, *names: str) -> str | None:
     return next((row.text(n) for n in names if n in row), None)
 
 
-def _talk(row: Row, name: str, role: str) -> Sequence[str]:
-    value = row.get(name)
-    if value is None:
+def _turns(row: Row, name: str, role: str) -> Sequence[str]:
+    if name not in row:
         raise wrong(f"`{name}` is missing")
-    if isinstance(value, str) and value.lstrip()[:2] != "[{":
-        return [message(role, value)]
-    return row.messages(name) or []
+    return row.turns(name, role)
 
 
 def _group(asked: Sequence[str], step: int | None) -> str:
-    """Name the group: the completions of one prompt in one step are compared with each other."""
+    """Name the group: the completions of one prompt in one step."""
     return f"imported/{content_id([str(a) for a in asked], step)}"
 
 
@@ -103,47 +100,23 @@ TRL = Format(
     "trl",
     "completions_*.parquet of TRL's GRPOTrainer with log_completions",
     needs=(frozenset(_TRL),),
-    columns=(
-        "messages",
-        "num_asked",
-        "group_id",
-        "step",
-        "advantage",
-        "rewards",
-        "reward",
-        "metadata",
-    ),
+    columns=("messages", "num_asked", "group_id", "batch", "advantage", "rewards", "reward",
+             "metadata"),
     rows=trl,
-)
+)  # fmt: skip
 VERL = Format(
     "verl",
     "rollout dumps of verl (rollout_data_dir): input, output, gts, score, step",
     needs=(frozenset({"input", "output", "score", "step"}),),
-    columns=(
-        "prompt_text",
-        "response_text",
-        "answer",
-        "reward",
-        "step",
-        "group_id",
-        "metrics",
-        "metadata",
-    ),
+    columns=("prompt_text", "response_text", "answer", "reward", "batch", "group_id", "metrics",
+             "metadata"),
     rows=verl,
-)
+)  # fmt: skip
 IDS = Format(
     "tokens",
     "prompt_ids and completion_ids (or response_ids), with logprobs of the response",
     needs=(frozenset({"prompt_ids", "completion_ids"}), frozenset({"prompt_ids", "response_ids"})),
-    columns=(
-        "messages",
-        "num_asked",
-        "prompt_text",
-        "response_text",
-        "task_metadata",
-        "reward",
-        "metadata",
-        *TOKENS,
-    ),
+    columns=("messages", "num_asked", "prompt_text", "response_text", "task_metadata", "reward",
+             "metadata", *TOKENS),
     rows=tokens,
-)
+)  # fmt: skip

@@ -7,7 +7,17 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from support.losses import NORM, Rows, assert_loss_is, batch_of, examples_of, logprobs_of, ragged
+from support.losses import (
+    NORM,
+    Rows,
+    apart,
+    assert_loss_is,
+    batch_of,
+    clipped,
+    examples_of,
+    logprobs_of,
+    ragged,
+)
 
 from rlake.loop.algorithms import resolve
 from rlake.loop.algorithms.dapo import DAPO
@@ -23,37 +33,32 @@ AGGREGATIONS = get_args(Aggregation)
 SEEDS = range(4)
 
 
-def apart(rows: Rows, i: int, t: int) -> float:
-    """Log-ratio of a token."""
-    return float(rows.new[i][t] - rows.old[i][t])
-
-
 def mean_apart(rows: Rows, i: int) -> float:
     """Mean log-ratio of a row's trained tokens."""
     return float((rows.new[i] - rows.old[i])[rows.mask[i]].mean())
 
 
-def clipped(ratio: float, credit: float, low: float, high: float) -> tuple[float, float]:
-    """Equation 7 of arXiv:1707.06347, negated, and its slope along the log of the ratio."""
-    bounded = min(max(ratio, 1 - low), 1 + high)
-    is_free = ratio * credit <= bounded * credit
-    return -min(ratio * credit, bounded * credit), -ratio * credit if is_free else 0.0
-
-
 @pytest.mark.parametrize("how", AGGREGATIONS)
-@pytest.mark.parametrize("algorithm", ["dr_grpo", "dapo"])
-def test_dr_grpo_and_dapo_are_grpo_added_up_and_clipped_otherwise(
-    algorithm: str, how: Aggregation
+@pytest.mark.parametrize(
+    ("name", "params", "high"),
+    [
+        ("grpo", {}, 0.2),
+        ("grpo", {"clip_high": 0.28}, 0.28),
+        ("dr_grpo", {}, 0.2),
+        ("dapo", {}, 0.28),
+    ],
+)
+def test_grpo_and_its_kin_have_the_papers_loss_each_added_up_and_clipped_in_its_way(
+    name: str, params: dict[str, float], high: float, how: Aggregation
 ) -> None:
-    made = resolve({algorithm: {"aggregation": how, "norm": NORM}})
-    high = 0.28 if algorithm == "dapo" else 0.2
-    for seed in SEEDS:
-        rows = ragged(seed)
+    """Equation 3 of arXiv:2402.03300 with beta = 0."""
+    made = resolve({name: {"aggregation": how, "norm": NORM, **params}})
 
-        def token(i: int, t: int, rows: Rows = rows) -> tuple[float, float]:
-            return clipped(math.exp(apart(rows, i, t)), rows.advantage[i], 0.2, high)
+    def token(rows: Rows, i: int, t: int) -> tuple[float, float]:
+        return clipped(math.exp(apart(rows, i, t)), rows.advantage[i], 0.2, high)
 
-        assert_loss_is(made, rows, token, how=how, more=seed)
+    for seed in range(5):
+        assert_loss_is(made, ragged(seed), token, how=how, more=seed)
 
 
 def test_dr_grpo_and_dapo_have_their_papers_defaults() -> None:
@@ -68,17 +73,15 @@ def test_dr_grpo_and_dapo_have_their_papers_defaults() -> None:
 
 def test_dual_clip_bounds_the_loss_of_bad_answers_whose_tokens_became_likely() -> None:
     """arXiv:1912.09729: max(min(r A, clip(r) A), c A) where A < 0."""
+
+    def token(rows: Rows, i: int, t: int) -> tuple[float, float]:
+        credit = rows.advantage[i]
+        loss, slope = clipped(math.exp(apart(rows, i, t)), credit, 0.2, 0.2)
+        return (-2.0 * credit, 0.0) if credit < 0 and loss > -2.0 * credit else (loss, slope)
+
     stopped = 0
     for seed in SEEDS:
         rows = ragged(seed, spread=1.5)
-
-        def token(i: int, t: int, rows: Rows = rows) -> tuple[float, float]:
-            credit = rows.advantage[i]
-            loss, slope = clipped(math.exp(apart(rows, i, t)), credit, 0.2, 0.2)
-            if credit < 0 and loss > -2.0 * credit:
-                return -2.0 * credit, 0.0
-            return loss, slope
-
         found = assert_loss_is(
             GRPO(dual_clip=2.0, aggregation="token-mean"), rows, token, how="token-mean"
         )
@@ -94,18 +97,19 @@ def test_dual_clip_bounds_the_loss_of_bad_answers_whose_tokens_became_likely() -
 
 def test_a_sequence_mask_leaves_out_bad_answers_that_became_unlikely() -> None:
     """arXiv:2512.02556, section 3.1; the losses are divided by as much as without it."""
+
+    def is_masked(rows: Rows, i: int) -> bool:
+        return bool(-mean_apart(rows, i) > 0.1 and rows.advantage[i] < 0)
+
+    def token(rows: Rows, i: int, t: int) -> tuple[float, float]:
+        if is_masked(rows, i):
+            return 0.0, 0.0
+        return clipped(math.exp(apart(rows, i, t)), rows.advantage[i], 0.2, 0.2)
+
     cases = set()
     for seed in range(8):
         rows = ragged(seed)
-        is_out = [-mean_apart(rows, i) > 0.1 and rows.advantage[i] < 0 for i in range(len(rows))]
-
-        def token(
-            i: int, t: int, rows: Rows = rows, is_out: list[bool] = is_out
-        ) -> tuple[float, float]:
-            if is_out[i]:
-                return 0.0, 0.0
-            return clipped(math.exp(apart(rows, i, t)), rows.advantage[i], 0.2, 0.2)
-
+        is_out = [is_masked(rows, i) for i in range(len(rows))]
         made = GRPO(sequence_mask=0.1, aggregation="token-mean")
         found = assert_loss_is(made, rows, token, how="token-mean", more=2)
         tokens = sum(m.sum() for m, out in zip(rows.mask, is_out, strict=True) if out)
@@ -133,15 +137,15 @@ def test_a_sequence_mask_looks_at_who_wrote_an_answer_also_where_ratios_do_not()
 @pytest.mark.parametrize("how", AGGREGATIONS)
 def test_gspo_clips_by_the_ratio_of_the_whole_answer(how: Aggregation) -> None:
     """arXiv:2507.18071; the slope along a token is an equal part of it."""
+
+    def token(rows: Rows, i: int, t: int) -> tuple[float, float]:
+        del t
+        return clipped(math.exp(mean_apart(rows, i)), rows.advantage[i], 0.03, 0.04)
+
+    made = GSPO(clip=0.03, clip_high=0.04, aggregation=how, norm=NORM)
     cases = set()
     for seed in range(6):
         rows = ragged(seed, spread=0.2)
-
-        def token(i: int, t: int, rows: Rows = rows) -> tuple[float, float]:
-            del t
-            return clipped(math.exp(mean_apart(rows, i)), rows.advantage[i], 0.03, 0.04)
-
-        made = GSPO(clip=0.03, clip_high=0.04, aggregation=how, norm=NORM)
         assert_loss_is(made, rows, token, how=how, more=seed)
         for i, credit in enumerate(rows.advantage):
             place = int(np.digitize(math.exp(mean_apart(rows, i)), [0.97, 1.04]))
@@ -165,17 +169,16 @@ def test_gspo_of_tokens_is_the_gradient_of_its_formula_for_sequences() -> None:
 
 @pytest.mark.parametrize("how", AGGREGATIONS)
 def test_sppo_clips_the_log_of_the_ratio_on_both_sides(how: Aggregation) -> None:
-    """arXiv:2108.05828: maximise A log(clip(r, 1 / (1 + epsilon), 1 + epsilon))."""
+    """arXiv:2108.05828: maximize A log(clip(r, 1 / (1 + epsilon), 1 + epsilon))."""
+
+    def token(rows: Rows, i: int, t: int) -> tuple[float, float]:
+        credit, ratio = rows.advantage[i], math.exp(apart(rows, i, t))
+        bounded = min(max(ratio, 1 / 1.3), 1.3)
+        return -credit * math.log(bounded), -credit if bounded == ratio else 0.0
+
     outside = 0
     for seed in SEEDS:
-        rows = ragged(seed)
-
-        def token(i: int, t: int, rows: Rows = rows) -> tuple[float, float]:
-            credit, ratio = rows.advantage[i], math.exp(apart(rows, i, t))
-            bounded = min(max(ratio, 1 / 1.3), 1.3)
-            return -credit * math.log(bounded), -credit if bounded == ratio else 0.0
-
-        found = assert_loss_is(SPPO(aggregation=how, norm=NORM), rows, token, how=how)
+        found = assert_loss_is(SPPO(aggregation=how, norm=NORM), ragged(seed), token, how=how)
         outside += found["clip_fraction"].item() > 0.2
     assert outside
 
@@ -205,7 +208,7 @@ def test_m2po_leaves_out_the_furthest_of_the_tokens_that_would_go_further(
         is_kept.extend(kept.values())
 
         def token(
-            i: int, t: int, rows: Rows = rows, kept: dict[tuple[int, int], bool] = kept
+            rows: Rows, i: int, t: int, kept: dict[tuple[int, int], bool] = kept
         ) -> tuple[float, float]:
             if not kept.get((i, t), True):
                 return 0.0, 0.0
@@ -244,7 +247,7 @@ def returns(rows: Rows, discount: float, costs: list[np.ndarray]) -> list[np.nda
 
 @pytest.mark.parametrize("discount", [1.0, 0.9])
 @pytest.mark.parametrize("coef", [0.0, 0.05])
-def test_reinforce_plus_plus_normalises_returns_of_tokens_over_the_step(
+def test_reinforce_plus_plus_normalizes_returns_of_tokens_over_the_step(
     discount: float, coef: float
 ) -> None:
     kl = KL(coef=coef, estimator="k1", part_of="reward")
@@ -258,15 +261,12 @@ def test_reinforce_plus_plus_normalises_returns_of_tokens_over_the_step(
         trained = np.concatenate([r[m] for r, m in zip(told, rows.mask, strict=True)])
         mean, spread = trained.mean(), trained.std()
 
+        credits = [(one - mean) / (spread + 1e-8) for one in told]
+
         def token(
-            i: int,
-            t: int,
-            rows: Rows = rows,
-            told: list[np.ndarray] = told,
-            mean: float = mean,
-            spread: float = spread,
+            rows: Rows, i: int, t: int, credits: list[np.ndarray] = credits
         ) -> tuple[float, float]:
-            credit = (told[i][t] - mean) / (spread + 1e-8)
+            credit = credits[i][t]
             return clipped(math.exp(apart(rows, i, t)), credit, 0.2, 0.2)
 
         found = assert_loss_is(made, rows, token, how="token-mean", more=seed)

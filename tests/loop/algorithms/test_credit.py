@@ -98,7 +98,7 @@ def made_by(workflow: str) -> tuple[Experience, ...]:
     expected = [{"name": "add", "arguments": {"a": 2}}]
     metadata = {"tools": [function], "tool_calls": expected}
     tasks = [replace(Task.ask(f"{n}+40?", "42"), metadata=metadata) for n in (1, 2)]
-    rows = asyncio.run(run_tasks(list(enumerate(tasks)), ScriptedPolicy(answers), trying, step=1))
+    rows = asyncio.run(run_tasks(list(enumerate(tasks)), ScriptedPolicy(answers), trying, batch=1))
     assert {row.drop_reason for row in rows} == {None}
     return tuple(rows)
 
@@ -115,7 +115,7 @@ def groups_of(rows: Sequence[Experience], workflow: str) -> list[list[Rollout]]:
     """What algorithms of several steps see; rewards of steps are those of the environment."""
     found: dict[str, dict[int, list[Experience]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        found[str(row.group_id)][row.rollout].append(row)
+        found[str(row.group_id)][row.rollout_index].append(row)
     return [
         [Rollout(steps, _own(steps, workflow)) for steps in rollouts.values()]
         for rollouts in found.values()
@@ -294,14 +294,14 @@ def test_a_run_credits_steps_with_rewards_of_their_own(store: Store) -> None:
 def of_rewards(*rewards: float) -> list[Experience]:
     """A group with rewards, in this order."""
     return [
-        replace(one, experience_id=f"g/{i:02d}", group_id="g", rollout=i, reward=reward)
+        replace(one, experience_id=f"g/{i:02d}", group_id="g", rollout_index=i, reward=reward)
         for i, reward in enumerate(rewards)
         for one in made_by("single_turn")[:1]
     ]
 
 
 def test_deviations_from_peers_are_as_the_algorithms_files_say() -> None:
-    standard: Any = {"rec": {"normalise": "std"}}
+    standard: Any = {"rec": {"normalize": "std"}}
     for n, share in ((2, 0.707), (8, 0.935)):
         rewards = [1.0, 0.0] * (n // 2)
         found = list(found_by(standard, of_rewards(*rewards)).values())

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.losses import Rows, batch_of, examples_of, logprobs_of, ragged, share
+from support.losses import Rows, apart, assert_loss_is, clipped, examples_of, ragged
 from support.tiny_models import networks
 
 from rlake.loop.algorithms.jsd import JSD, divergence, gradient
@@ -74,55 +74,36 @@ def test_the_mean_policy_gradient_over_sampled_tokens_is_the_divergences_gradien
 
 @pytest.mark.parametrize("beta", [0.3, 1.0])
 def test_sampled_divergence_takes_the_gradient_of_each_token_that_came(beta: float) -> None:
-    rows = ragged(2)
-    algorithm = JSD(beta=beta, over="sampled")
-    batch, new_BT = (
-        batch_of(algorithm.prepare(examples_of(rows)), more=2),
-        logprobs_of(rows, more=2),
+    estimates: list[float] = []
+
+    def token(rows: Rows, i: int, t: int) -> tuple[float, float]:
+        q, p = math.exp(rows.old[i][t]), math.exp(rows.tokens["teacher_logprobs"][i][t])
+        m = beta * p + (1 - beta) * q
+        credit = math.log(p / q) if beta == 1 else -(1 - beta) * math.log(q / m)
+        both = beta * p * math.log(p / m) + (1 - beta) * q * math.log(q / m)
+        estimates.append((q * math.log(q / p) if beta == 1 else both) / q)
+        ratio = math.exp(apart(rows, i, t))
+        return -ratio * credit, -ratio * credit
+
+    found = assert_loss_is(
+        JSD(beta=beta, over="sampled"), ragged(2), token, how="token-mean", more=2
     )
-    loss = algorithm.loss(batch, new_BT)
-    loss.value.backward()
-    value, estimate = 0.0, 0.0
-    for i, mask in enumerate(rows.mask):
-        for t in np.flatnonzero(mask):
-            q, p = math.exp(rows.old[i][t]), math.exp(rows.tokens["teacher_logprobs"][i][t])
-            m = beta * p + (1 - beta) * q
-            credit = math.log(p / q) if beta == 1 else -(1 - beta) * math.log(q / m)
-            both = beta * p * math.log(p / m) + (1 - beta) * q * math.log(q / m)
-            estimate += (q * math.log(q / p) if beta == 1 else both) / q / rows.num_tokens
-            scale = rows.weight[i] * share(rows, i, "token-mean")
-            ratio = math.exp(rows.new[i][t] - rows.old[i][t])
-            value -= scale * ratio * credit
-            assert new_BT.grad is not None
-            assert new_BT.grad[i, t].item() == pytest.approx(-scale * ratio * credit, rel=1e-9)
-    assert loss.value.item() == pytest.approx(value, rel=1e-10)
-    assert loss.metrics["divergence"].item() == pytest.approx(estimate, rel=1e-10)
-
-
-def expected_distillation(rows: Rows, clip: float) -> float:
-    """Clipped surrogate with log p_teacher - log pi_old as the advantage of each token, negated."""
-    loss = 0.0
-    for i, mask in enumerate(rows.mask):
-        for t in np.flatnonzero(mask):
-            credit = 0.5 * (rows.tokens["teacher_logprobs"][i][t] - rows.old[i][t])
-            ratio = math.exp(rows.new[i][t] - rows.old[i][t])
-            bounded = min(max(ratio, 1 - clip), 1 + clip)
-            loss -= rows.weight[i] / rows.num_tokens * min(ratio * credit, bounded * credit)
-    return loss
+    assert found["divergence"].item() == pytest.approx(np.mean(estimates), rel=1e-10)
 
 
 def test_on_policy_distillation_credits_each_token_with_what_the_teacher_says() -> None:
+    """Clipped surrogate with log p_teacher - log pi_old as the advantage of each token, negated."""
     for seed in range(4):
         rows = ragged(seed)
-        algorithm = OnPolicyDistillation(scale=0.5, clip=0.2)
-        batch = batch_of(algorithm.prepare(examples_of(rows)), more=1)
-        loss = algorithm.loss(batch, logprobs_of(rows, more=1))
-        assert loss.value.item() == pytest.approx(expected_distillation(rows, 0.2), rel=1e-12)
-        told = [
-            rows.old[i][mask] - rows.tokens["teacher_logprobs"][i][mask]
-            for i, mask in enumerate(rows.mask)
-        ]
-        assert loss.metrics["teacher_kl"].item() == pytest.approx(np.concatenate(told).mean())
+        told = [old - t for old, t in zip(rows.old, rows.tokens["teacher_logprobs"], strict=True)]
+
+        def token(rows: Rows, i: int, t: int, told: list[np.ndarray] = told) -> tuple[float, float]:
+            return clipped(math.exp(apart(rows, i, t)), -0.5 * told[i][t], 0.2, 0.2)
+
+        made = OnPolicyDistillation(scale=0.5, clip=0.2)
+        found = assert_loss_is(made, rows, token, how="token-mean", more=1)
+        trained = np.concatenate([t[mask] for t, mask in zip(told, rows.mask, strict=True)])
+        assert found["teacher_kl"].item() == pytest.approx(trained.mean())
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 10_000])

@@ -8,7 +8,17 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from support.losses import NORM, Rows, batch_of, examples_of, logprobs_of, padded, ragged, share
+from support.losses import (
+    NORM,
+    Rows,
+    assert_loss_is,
+    batch_of,
+    examples_of,
+    logprobs_of,
+    padded,
+    ragged,
+    share,
+)
 from support.tiny_models import networks, offline, table, written
 
 from rlake.loop.algorithms import names, resolve
@@ -51,25 +61,18 @@ def test_the_penalty_and_its_gradient_are_those_of_the_formula(
     estimator: Estimator, how: Aggregation
 ) -> None:
     rows = replace(ragged(1, spread=0.7), advantage=np.zeros(6))
-    batch, new_BT = padded(rows, more=2)
-    penalised = GRPO(kl=KL(coef=0.3, estimator=estimator), aggregation=how, norm=NORM)
-    loss = penalised.loss(batch, new_BT)
-    loss.value.backward()
-    value, gradient = 0.0, np.zeros(new_BT.shape)
     plain: list[float] = []
-    for i, mask in enumerate(rows.mask):
-        scale = 0.3 * rows.weight[i] * share(rows, i, how)
-        for t in np.flatnonzero(mask):
-            reference, old = float(rows.tokens["reference"][i][t]), float(rows.old[i][t])
-            estimate, slope = expected(estimator, float(rows.new[i][t]), reference, old)
-            value += scale * estimate
-            gradient[i, t] = scale * slope
-            plain.append(estimate)
-    assert loss.value.item() == pytest.approx(value, rel=1e-12)
-    assert new_BT.grad is not None
-    np.testing.assert_allclose(new_BT.grad.numpy(), gradient, rtol=1e-10, atol=1e-15)
-    assert loss.metrics["kl_reference"].item() == pytest.approx(np.mean(plain), rel=1e-12)
-    assert loss.metrics["kl_coef"].item() == pytest.approx(0.3, rel=1e-12)
+
+    def token(rows: Rows, i: int, t: int) -> tuple[float, float]:
+        reference, old = float(rows.tokens["reference"][i][t]), float(rows.old[i][t])
+        estimate, slope = expected(estimator, float(rows.new[i][t]), reference, old)
+        plain.append(estimate)
+        return 0.3 * estimate, 0.3 * slope
+
+    penalized = GRPO(kl=KL(coef=0.3, estimator=estimator), aggregation=how, norm=NORM)
+    found = assert_loss_is(penalized, rows, token, how=how, more=2)
+    assert found["kl_reference"].item() == pytest.approx(np.mean(plain), rel=1e-12)
+    assert found["kl_coef"].item() == pytest.approx(0.3, rel=1e-12)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -144,10 +147,10 @@ def test_the_mean_of_the_estimates_is_the_divergence(estimator: Estimator) -> No
 
 def test_tokens_that_the_reference_never_writes_cost_a_bounded_amount() -> None:
     far = torch.tensor([-1000.0, 0.0], requires_grad=True)
-    reference, behaviour = torch.tensor([0.0, -1000.0]), torch.tensor([-1000.0, -1000.0])
+    reference, behavior = torch.tensor([0.0, -1000.0]), torch.tensor([-1000.0, -1000.0])
     low = KL(estimator="low_variance").estimate(far, reference)
     assert low.tolist() == [10.0, 10.0]
-    corrected = KL(estimator="corrected_k3").estimate(far[1:], reference[1:], behaviour[1:])
+    corrected = KL(estimator="corrected_k3").estimate(far[1:], reference[1:], behavior[1:])
     assert corrected.item() == pytest.approx(2 * 999)
     corrected.sum().backward()
     assert far.grad is not None
@@ -238,7 +241,7 @@ def test_every_policy_gradient_charges_its_rewards_or_says_that_it_does_not(name
     [
         (
             {"gigpo": {"kl": {"coef": 0.1, "part_of": "reward"}}},
-            "`GiGPO` credits rows by `gigpo`, which reads .* beside the reward and its group; "
+            "`GiGPO` credits rows by `gigpo`, which reads .* besides the reward and its group; "
             "`kl.part_of` can only be `loss`",
         ),
         (

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.losses import Rows, batch_of, examples_of, logprobs_of, ragged
-from support.preferences import metric
-from support.tiny_models import offline, table, written
+from support.tiny_models import metric, offline, table, written
 
 from rlake.loop.algorithms import resolve
 from rlake.loop.algorithms.kto import KTO, mismatched

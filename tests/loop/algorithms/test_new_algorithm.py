@@ -9,7 +9,7 @@ import pytest
 
 from rlake.loop import algorithms
 from rlake.loop.algorithms import names, resolve
-from rlake.loop.cli.algorithm_docs import describe
+from rlake.loop.cli.algorithms import describe
 from rlake.loop.config import load
 from rlake.loop.run import run
 from rlake.store import Store

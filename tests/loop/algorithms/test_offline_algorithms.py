@@ -14,7 +14,12 @@ from rlake.loop.run import run
 from rlake.store import Store
 from rlake.store.errors import ConfigError
 
-ONLINE = [name for name in names() if resolve(name).unit == "group"]
+ONLINE = {
+    (str(made.advantage()), made.needs, type(made).prepare): name
+    for name in names()
+    if (made := resolve(name)).unit == "group"
+}
+"""One algorithm of each kind of credit, of columns that it needs, and of preparation."""
 SAMPLERS: list[Any] = ["fifo", "uniform", {"prioritized": {"priority": "0.1 + abs(reward)"}}]
 
 
@@ -29,12 +34,12 @@ def stored(store: Store, *, groups: int = 3) -> None:
     store.append("experiences", rows)
 
 
-@pytest.mark.parametrize("name", ONLINE)
+@pytest.mark.parametrize("name", ONLINE.values())
 def test_any_online_algorithm_replays_what_is_stored_with_any_sampler(
     store: Store, name: str
 ) -> None:
     stored(store)
-    sampler = SAMPLERS[ONLINE.index(name) % len(SAMPLERS)]
+    sampler = SAMPLERS[list(ONLINE.values()).index(name) % len(SAMPLERS)]
     trainer = {"batch_size": 2, "steps": 2, "max_uses": 2, "sampler": sampler}
     run(store, offline(name="replay", algorithm=name, trainer=trainer))
     losses = store.sql(
@@ -62,6 +67,6 @@ def test_rows_of_a_file_are_stored_once_and_trained_on(store: Store, tmp_path: P
 
 
 def test_a_file_that_is_not_there_is_said_before_any_work(store: Store) -> None:
-    with pytest.raises(ConfigError, match=r"`data.file`: there is no file `nowhere.jsonl`"):
+    with pytest.raises(ConfigError, match=r"`data.file`: the file `nowhere.jsonl` does not"):
         run(store, offline(data={"file": "nowhere.jsonl"}))
     assert table(store, "job_events").height == 0

@@ -10,14 +10,14 @@ import pytest
 import torch
 from support.builders import rows as frame_of
 from support.losses import Rows, batch_of, examples_of, logprobs_of, ragged
-from support.tiny_models import config, critic, networks, offline, table, written
+from support.tiny_models import config, critic, networks, offline, table, weights, written
 
 from rlake.loop.algorithms.ppo import PPO
 from rlake.loop.config import TrainerConfig
 from rlake.loop.losses import KL
 from rlake.loop.losses.batch import Batch, Examples, examples
 from rlake.loop.losses.gae import earned, gae
-from rlake.loop.models.value_model import Critic
+from rlake.loop.models.value_heads import Critic
 from rlake.loop.run import run
 from rlake.loop.trainer.networks import build
 from rlake.loop.trainer.step import Updater
@@ -220,10 +220,6 @@ def optimization(**trainer: Any) -> tuple[Any, Updater]:
     made = networks(algorithm)
     settings = TrainerConfig.model_validate({"learning_rate": 1e-2} | trainer)
     return made, Updater(made, algorithm, settings, total_steps=9, temperature=1.0, pad_id=0)
-
-
-def weights(module: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
 def step_of(number: int) -> Examples:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import polars as pl
 import pytest
-from support.losses import NORM, Rows, assert_loss_is, ragged
+from support.losses import NORM, Rows, Token, apart, assert_loss_is, ragged
 
 from rlake.loop.algorithms import resolve
 from rlake.loop.algorithms.rec import REC
@@ -22,7 +22,7 @@ SEEDS = range(4)
 
 
 def ratio(rows: Rows, i: int, t: int) -> float:
-    return math.exp(rows.new[i][t] - rows.old[i][t])
+    return math.exp(apart(rows, i, t))
 
 
 def trained(rows: Rows, i: int) -> list[int]:
@@ -37,14 +37,13 @@ def test_the_policy_gradient_is_log_probability_times_advantage(
     """As in arXiv:2402.14740, without ratio; OPMD (arXiv:2505.17826) divides by 1 + tau."""
     params: dict[str, Any] = {"aggregation": how, "norm": NORM}
     params |= {"tau": 0.5} if name == "opmd" else {}
+
+    def token(rows: Rows, i: int, t: int) -> tuple[float, float]:
+        credit = rows.advantage[i] / (1.5 if name == "opmd" else 1.0)
+        return -credit * rows.new[i][t], -credit
+
     for seed in SEEDS:
-        rows = ragged(seed)
-
-        def token(i: int, t: int, rows: Rows = rows) -> tuple[float, float]:
-            credit = rows.advantage[i] / (1.5 if name == "opmd" else 1.0)
-            return -credit * rows.new[i][t], -credit
-
-        assert_loss_is(resolve({name: params}), rows, token, how=how, more=seed)
+        assert_loss_is(resolve({name: params}), ragged(seed), token, how=how, more=seed)
 
 
 REWARDS = [1.0, 0.0, 0.5, 3.0]
@@ -64,7 +63,7 @@ BASELINES: list[tuple[Any, list[float]]] = [
     ("sppo", [r - MEAN for r in REWARDS]),
     ("rec", [r - MEAN for r in REWARDS]),
     (
-        {"rec": {"normalise": "std"}},
+        {"rec": {"normalize": "std"}},
         [(r - MEAN) / (STD + 1e-6) for r in REWARDS],
     ),
     ("sapo", [(r - MEAN) / (STD + 1e-6) for r in REWARDS]),
@@ -91,56 +90,52 @@ def test_algorithms_that_need_no_group_draw_rows() -> None:
 def test_topr_tapers_bad_answers_by_the_ratio_of_the_whole_answer(how: Aggregation) -> None:
     """arXiv:2503.14286: clip(pi(y) / mu(y), 0, 1) where the reward is negative."""
     tapers = []
+
+    def token(rows: Rows, i: int, t: int) -> tuple[float, float]:
+        whole = math.prod(ratio(rows, i, t) for t in trained(rows, i))
+        taper = min(max(whole, 0.0), 1.0) if rows.advantage[i] < 0 else 1.0
+        tapers.append(taper)
+        return -taper * rows.advantage[i] * rows.new[i][t], -taper * rows.advantage[i]
+
     for seed in range(6):
-        rows = ragged(seed)
-
-        def token(i: int, t: int, rows: Rows = rows) -> tuple[float, float]:
-            whole = math.prod(ratio(rows, i, t) for t in trained(rows, i))
-            taper = min(max(whole, 0.0), 1.0) if rows.advantage[i] < 0 else 1.0
-            tapers.append(taper)
-            return -taper * rows.advantage[i] * rows.new[i][t], -taper * rows.advantage[i]
-
-        assert_loss_is(TOPR(aggregation=how, norm=NORM), rows, token, how=how, more=seed)
+        assert_loss_is(TOPR(aggregation=how, norm=NORM), ragged(seed), token, how=how, more=seed)
     assert 0.1 < np.mean(np.array(tapers) < 1.0) < 0.9
 
 
 @pytest.mark.parametrize("how", AGGREGATIONS)
 def test_sapo_takes_the_gradient_of_its_soft_gate(how: Aggregation) -> None:
     """arXiv:2511.20347: the objective, and its gradient in closed form."""
+    made = SAPO(tau_negative=1.4, aggregation=how, norm=NORM)
     for seed in SEEDS:
-        rows = ragged(seed, spread=1.0)
+        assert_loss_is(made, ragged(seed, spread=1.0), gated(1.4), how=how, more=seed)
 
-        def token(i: int, t: int, rows: Rows = rows) -> tuple[float, float]:
-            credit, r = rows.advantage[i], ratio(rows, i, t)
-            tau = 1.0 if credit > 0 else 1.4
-            p = 1 / (1 + math.exp(-tau * (r - 1)))
-            return -4 / tau * p * credit, -4 * p * (1 - p) * r * credit
 
-        made = SAPO(tau_negative=1.4, aggregation=how, norm=NORM)
-        assert_loss_is(made, rows, token, how=how, more=seed)
+def gated(tau_negative: float) -> Token:
+    """The loss of a soft gate, and its slope."""
+
+    def token(rows: Rows, i: int, t: int) -> tuple[float, float]:
+        credit, r = rows.advantage[i], ratio(rows, i, t)
+        tau = 1.0 if credit > 0 else tau_negative
+        p = 1 / (1 + math.exp(-tau * (r - 1)))
+        return -4 / tau * p * credit, -4 * p * (1 - p) * r * credit
+
+    return token
 
 
 def test_sapo_fades_where_a_ratio_is_large_and_is_the_policy_gradient_where_it_is_one() -> None:
     rows = ragged(0)
-    same = replace(rows, new=rows.old)
 
-    def token(i: int, t: int) -> tuple[float, float]:
+    def token(rows: Rows, i: int, t: int) -> tuple[float, float]:
         del t
         tau = 1.0 if rows.advantage[i] > 0 else 1.05
         return -2 / tau * rows.advantage[i], -rows.advantage[i]
 
+    same = replace(rows, new=rows.old)
     found = assert_loss_is(SAPO(), same, token, how="seq-mean-token-mean")
     assert found["gate"].item() == pytest.approx(1.0)
     far = replace(rows, new=[old + 3.0 for old in rows.old])
-    gate = assert_loss_is(SAPO(), far, lambda i, t: fading(far, i, t), how="seq-mean-token-mean")
+    gate = assert_loss_is(SAPO(), far, gated(1.05), how="seq-mean-token-mean")
     assert gate["gate"].item() < 1e-5
-
-
-def fading(rows: Rows, i: int, t: int) -> tuple[float, float]:
-    credit, r = rows.advantage[i], ratio(rows, i, t)
-    tau = 1.0 if credit > 0 else 1.05
-    p = 1 / (1 + math.exp(-tau * (r - 1)))
-    return -4 / tau * p * credit, -4 * p * (1 - p) * r * credit
 
 
 CLIPS: list[dict[str, float]] = [
@@ -159,7 +154,7 @@ def test_cispo_clips_what_tokens_count_and_not_their_gradient(params: dict[str, 
     for seed in SEEDS:
         rows = ragged(seed)
 
-        def token(i: int, t: int, rows: Rows = rows) -> tuple[float, float]:
+        def token(rows: Rows, i: int, t: int) -> tuple[float, float]:
             credit, r = rows.advantage[i], ratio(rows, i, t)
             is_out = credit > 0 and r > 1 + params.get("mask_high", math.inf)
             is_out |= credit < 0 and r < 1 - params.get("mask_low", math.inf)
@@ -197,27 +192,25 @@ RANGES = {"clip": 0.1, "clip_high": 0.2, "outer": 0.3, "outer_high": 0.5, "tempe
 
 @pytest.mark.parametrize("weighting", WEIGHTS)
 @pytest.mark.parametrize("clipping", IN_RANGE)
-@pytest.mark.parametrize("regulariser", ["none", "k2", "forward-kl"])
+@pytest.mark.parametrize("regularizer", ["none", "k2", "forward-kl"])
 def test_every_variant_of_rec_is_the_papers(
-    clipping: str, weighting: str, regulariser: str
+    clipping: str, weighting: str, regularizer: str
 ) -> None:
-    params = {"clipping": clipping, "weighting": weighting, "regulariser": regulariser}
+    params = {"clipping": clipping, "weighting": weighting, "regularizer": regularizer}
     made = resolve({"rec": {**RANGES, **params, "coef": 0.3}})
     for seed in (0, 1):
         rows = ragged(seed)
         wholes = [math.exp(np.mean((rows.new[i] - rows.old[i])[rows.mask[i]])) for i in range(6)]
 
-        def token(
-            i: int, t: int, rows: Rows = rows, wholes: list[float] = wholes
-        ) -> tuple[float, float]:
+        def token(rows: Rows, i: int, t: int, wholes: list[float] = wholes) -> tuple[float, float]:
             credit, r, new = rows.advantage[i], ratio(rows, i, t), rows.new[i][t]
             counts = WEIGHTS[weighting](r, wholes[i], credit) * credit
             counts *= IN_RANGE[clipping](r, wholes[i], credit)
             loss, slope = -counts * new, -counts
             apart = new - rows.old[i][t]
-            if regulariser == "k2":
+            if regularizer == "k2":
                 return loss + 0.15 * apart**2, slope + 0.3 * apart
-            if regulariser == "forward-kl":
+            if regularizer == "forward-kl":
                 return loss - 0.3 * new, slope - 0.3
             return loss, slope
 

@@ -13,7 +13,7 @@ def test_the_greedy_try_is_stored_compared_with_and_never_trained_on(store: Stor
     rows = table(store, "experiences").sort("experience_id")
     greedy = rows.filter(pl.col("drop_reason").is_not_null())
     assert rows.height == 2 * 2 * 4
-    assert greedy["rollout"].to_list() == [3] * 4
+    assert greedy["rollout_index"].to_list() == [3] * 4
     assert greedy["metrics"].list.len().to_list() == [1] * 4
     assert set(greedy["drop_reason"]) == {"greedy: others of its group are compared with it"}
     drawn = table(store, "draws_current")

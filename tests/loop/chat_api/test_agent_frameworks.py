@@ -21,13 +21,7 @@ FILES = Path(__file__).parents[2] / "files"
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")
 def test_an_agent_of_the_openai_agents_sdk_becomes_a_row() -> None:
-    from agents import (
-        Agent,
-        OpenAIChatCompletionsModel,
-        RunConfig,
-        Runner,
-        function_tool,
-    )
+    from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
 
     @function_tool
     def add(a: int, b: int) -> str:

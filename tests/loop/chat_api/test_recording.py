@@ -2,20 +2,23 @@
 
 import asyncio
 import shutil
+import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from support.environments import calculator
+from support.rollouts import rollouts
 from support.scripted_models import Parrot, parrot, spoken
 from support.tiny_models import config, speaking, table
 
+import rlake.loop
 from rlake.loop.chat_api import router
 from rlake.loop.chat_api.recording import record
 from rlake.loop.inference.policy import Completion, Policy, PolicyError, Sampling
-from rlake.loop.rollouts.group import RolloutSpec, run_group
 from rlake.loop.run import run
 from rlake.loop.trajectories.trajectory import RolloutPolicy
 from rlake.loop.workflows import single_turn
@@ -25,6 +28,10 @@ from rlake.store.errors import JobError
 TASK = Task.ask("2+3=", "5")
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
 ASKED: list[Any] = [*TASK.messages]
+
+
+async def asks(client: openai.AsyncOpenAI, messages: list[Any] = ASKED, **options: Any) -> Any:
+    return await client.chat.completions.create(model="m", messages=messages, **options)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -58,9 +65,9 @@ def test_a_real_model_is_recorded_as_it_was_asked_otherwise() -> None:
 
     async def go() -> list[Any]:
         async with record(policy, TASK) as session:
-            messages: list[Any] = list(TASK.messages)
+            messages: list[Any] = list(ASKED)
             for _ in range(2):
-                made = await session.client.chat.completions.create(model="m", messages=messages)
+                made = await asks(session.client, messages)
                 messages += [made.choices[0].message, {"role": "user", "content": "1+"}]
             return session.rows()
 
@@ -76,10 +83,8 @@ def test_an_agent_that_blocks_asks_over_http_from_another_thread() -> None:
     policy = parrot("5")
 
     def blocking(client: openai.OpenAI) -> str | None:
-        messages: list[Any] = list(TASK.messages)
-        return (
-            client.chat.completions.create(model="m", messages=messages).choices[0].message.content
-        )
+        made = client.chat.completions.create(model="m", messages=ASKED)
+        return made.choices[0].message.content
 
     async def go() -> tuple[str | None, list[Any]]:
         async with record(policy, TASK) as session:
@@ -97,13 +102,9 @@ def test_a_session_over_http_needs_its_key_and_ends_with_its_block() -> None:
                 with pytest.raises(openai.AuthenticationError):
                     await stranger.models.list()
             mine = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0)
-            await mine.chat.completions.create(
-                model="m", messages=[{"role": "user", "content": "2"}]
-            )
-        with pytest.raises(openai.NotFoundError, match="this session is over"):
-            await mine.chat.completions.create(
-                model="m", messages=[{"role": "user", "content": "2"}]
-            )
+            await asks(mine)
+        with pytest.raises(openai.NotFoundError, match="this session has ended"):
+            await asks(mine)
         await mine.close()
 
     asyncio.run(go())
@@ -117,13 +118,7 @@ def test_tokens_are_sampled_as_the_run_says_and_not_as_the_agent_asks() -> None:
 
     async def go(**options: Any) -> None:
         async with record(as_run, TASK, **options) as session:
-            await session.client.chat.completions.create(
-                model="m",
-                messages=[{"role": "user", "content": "2"}],
-                temperature=0,
-                top_p=0.1,
-                max_tokens=4,
-            )
+            await asks(session.client, temperature=0, top_p=0.1, max_tokens=4)
 
     asyncio.run(go())
     asyncio.run(go(heeds=["temperature"]))
@@ -136,8 +131,7 @@ def test_several_answers_to_one_question_are_rows_of_their_own() -> None:
 
     async def go() -> list[Any]:
         async with record(policy) as session:
-            messages: list[Any] = list(TASK.messages)
-            await session.client.chat.completions.create(model="m", messages=messages, n=2)
+            await asks(session.client, n=2)
             return session.rows()
 
     rows = asyncio.run(go())
@@ -154,8 +148,7 @@ def test_sessions_side_by_side_keep_to_themselves() -> None:
             messages: list[Any] = []
             for turn in range(3):
                 messages.append({"role": "user", "content": f"{number}.{turn}"})
-                made = await session.client.chat.completions.create(model="m", messages=messages)
-                messages.append(made.choices[0].message)
+                messages.append((await asks(session.client, messages)).choices[0].message)
             [row] = session.rows()
             return spoken(row, policy)[1]
 
@@ -170,9 +163,9 @@ def test_an_agent_that_fails_because_the_policy_did_has_its_finish_reason() -> N
 
     async def agent(task: Task, policy: Policy) -> None:
         async with record(policy, task) as session:
-            await session.client.chat.completions.create(model="m", messages=[*task.messages])  # type: ignore[list-item]
+            await asks(session.client, [*task.messages])
 
-    [row] = asyncio.run(run_group(long, parrot(), _trying(agent), step=1, place=0))
+    [row] = rollouts(parrot(), agent, long)
     assert row.finish_reason == "context_overflow"
     assert "the model takes 2000" in (row.drop_reason or "")
 
@@ -183,15 +176,9 @@ def test_an_agent_that_fails_by_itself_keeps_its_error_and_what_it_sampled() -> 
             await calculator(session.client, "2+3=")
 
     policy = parrot('<tool_call>{"name": "add", "arguments": {}}</tool_call>')
-    [row] = asyncio.run(run_group(TASK, policy, _trying(agent), step=1, place=0))
+    [row] = rollouts(policy, agent, TASK)
     assert (row.finish_reason, row.num_turns) == ("error", 1)
     assert "KeyError" in (row.drop_reason or "")
-
-
-def _trying(workflow: Any) -> RolloutSpec:
-    return RolloutSpec(
-        workflow=workflow, rewards={}, group_size=1, sampling=Sampling(), seed=0, run_id="r"
-    )
 
 
 def test_an_agent_that_asks_nothing_is_told_so() -> None:
@@ -230,7 +217,7 @@ def test_an_agent_that_is_given_up_gives_up_its_request() -> None:
 
     async def agent() -> None:
         async with record(Slow(), TASK) as session:
-            await session.client.chat.completions.create(model="m", messages=ASKED)
+            await asks(session.client)
 
     async def go() -> None:
         work = asyncio.ensure_future(agent())
@@ -260,10 +247,21 @@ def test_a_run_through_a_client_samples_and_learns_what_it_would_without(
     other = connect(tmp_path / "other")
     run(store, config())
     run(other, config(explorer={"workflow": "support.environments:through_a_client"}))
-    columns = "step, rollout, task_id, token_ids, loss_mask, policy_version, reward, logprobs"
+    columns = (
+        "batch, rollout_index, task_id, token_ids, loss_mask, policy_version, reward, logprobs"
+    )
     one, two = (table(lake, "experiences ORDER BY ALL", columns) for lake in (store, other))
     assert len(one) == 18
     assert one.drop("logprobs").rows() == two.drop("logprobs").rows()
     # Requests of clients are batched as they come, and a batch's shape decides the last bit.
     for a, b in zip(one["logprobs"], two["logprobs"], strict=True):
         assert a.to_list() == pytest.approx(b.to_list(), abs=1e-5)
+
+
+def test_workflows_are_imported_without_the_extra_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in ("chat_api", "workflows"):
+        monkeypatch.setattr(rlake.loop, room, import_module(f"rlake.loop.{room}"))
+        for name in [name for name in sys.modules if name.startswith(f"rlake.loop.{room}")]:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert import_module("rlake.loop.workflows").agent

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from support.tiny_models import config, written
 
-from rlake.loop import cli
 from rlake.loop import config as config_module
 from rlake.loop.cli.run_summary import summary, warn_of_dropped
 from rlake.loop.config import ScheduleConfig, build, load, recipes
+from rlake.loop.config.json_schema import json_schema
 from rlake.loop.run import check
-from rlake.loop.tasks.select import prepare, select
+from rlake.loop.tasks.prepare import prepare_tasks, select
 from rlake.store import Store
 from rlake.store.errors import ConfigError
 
@@ -44,7 +44,7 @@ SMALLEST = {"name": "demo", "model": {"from_scratch": {}}, "algorithm": "sft"}
         ({"trainer": {"lr_scheduler": {"name": "slow"}}}, "`trainer.lr_scheduler.name`"),
         (
             {"trainer": {"optimizer": "adamww"}},
-            "there is no optimizer of that name; did you mean `adamw`?",
+            "nor the name of an optimizer; did you mean `adamw`?",
         ),
         ({"model": "gpt"}, "`model`: input should be a valid dictionary"),
         ({"trainer": {"steps": True}}, "`trainer.steps`: input should be a number, got True"),
@@ -86,11 +86,11 @@ SMALLEST = {"name": "demo", "model": {"from_scratch": {}}, "algorithm": "sft"}
         ({"explorer": {}}, "trainer.steps is missing; a run with an explorer needs it"),
         (
             {"explorer": {}, "trainer": {"steps": 1, "sampler": "uniform"}},
-            "schedule.max_lag is missing: a run that draws rows again must say how old they may",
+            "schedule.max_lag is missing; a run that draws rows again needs their largest age",
         ),
         (
             {"explorer": {}, "trainer": {"steps": 1, "max_uses": 2}},
-            "draws rows again must say how old they may be, in optimizer steps",
+            "draws rows again needs their largest age, in optimizer steps",
         ),
         (
             {"schedule": {"publish_every": 2}},
@@ -178,15 +178,15 @@ def test_an_override_of_an_unknown_key_or_another_shape_is_refused(tmp_path: Pat
 
 
 def test_a_file_that_is_not_there_or_holds_no_keys_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no configuration file `.*none.yaml`"):
+    with pytest.raises(ConfigError, match=r"configuration file `.*none.yaml` does not exist"):
         load(tmp_path / "none.yaml")
     (tmp_path / "list.yaml").write_text("- 1\n- 2\n")
     with pytest.raises(ConfigError, match="must hold keys and values, got list"):
         load(tmp_path / "list.yaml")
     (tmp_path / "broken.yaml").write_text("a: [1\n")
-    with pytest.raises(ConfigError, match=r"broken.yaml` is not valid YAML"):
+    with pytest.raises(ConfigError, match=r"broken.yaml` is not valid YAML: line 2, column 1: "):
         load(tmp_path / "broken.yaml")
-    with pytest.raises(ConfigError, match="no recipe `grpo_arithmetik`; did you mean `grpo_arith"):
+    with pytest.raises(ConfigError, match="`grpo_arithmetik` does not exist; did you mean `grpo_a"):
         load("grpo_arithmetik")
 
 
@@ -217,7 +217,7 @@ def test_sums_of_digits_and_of_longer_numbers_do_not_mix_in_one_store(
     digits, longer = load("grpo_arithmetic"), load("quickstart_sft")
     after = load("quickstart_grpo", ["model.path=folder"])
     for made in (digits, longer) if first == digits.name else (longer, digits):
-        prepare(store, made.tasks)
+        prepare_tasks(store, made.tasks)
     assert digits.evaluate is not None
     assert longer.evaluate is not None
     assert longer.evaluate == after.evaluate
@@ -255,17 +255,6 @@ def test_the_command_finds_modules_in_the_current_folder(beside: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_run_without_a_model_fails_in_a_dry_run(
-    beside: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = cli.run_command(
-        ["run", str(beside / "c.yaml"), "--dry-run", "--set", "model.from_scratch=null"]
-    )
-    assert code == cli.MISUSED
-    said = capsys.readouterr().err
-    assert said.startswith("error: `model`: has neither `path` nor `from_scratch`")
-
-
 def test_the_recipes_are_those_in_the_folder() -> None:
     folder = Path(config_module.__file__).parent.parent / "recipes"
     assert recipes() == sorted(p.stem for p in folder.glob("*.yaml"))
@@ -275,7 +264,7 @@ def test_the_recipes_are_those_in_the_folder() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"algorithm": "grppo"}, "no algorithm `grppo`; did you mean `grpo`"),
+        ({"algorithm": "grppo"}, "algorithm `grppo` does not exist; did you mean `grpo`"),
         ({"algorithm": {"grpo": {"klip": 1}}}, "`grpo` has no parameter `klip`"),
         ({"explorer": {"workflow": "single"}}, "no workflow `single`"),
         ({"explorer": {"rewards": "exact"}}, "no reward `exact`; did you mean `exact_match`"),
@@ -283,10 +272,13 @@ def test_the_recipes_are_those_in_the_folder() -> None:
         ({"explorer": {"rewards": ":x"}}, "no reward `:x`; write `package.module:function`"),
         ({"explorer": {"rewards": ".x:y"}}, "no reward `.x:y`; write `package.module:function`"),
         ({"algorithm": {"grpo": {"clip": -5}}}, "parameter `clip` of `grpo`"),
-        ({"explorer": {"sampling": {"temperature": 0}}}, "all tries at a task would be the same"),
+        ({"explorer": {"sampling": {"temperature": 0}}}, "all rollouts of a task would be equal"),
         ({"explorer": {"group_size": 1}}, "set `explorer.group_size` above 1"),
         ({"algorithm": {"rloo": {"group_size": 1}}}, "set `explorer.group_size` above 1"),
-        ({"algorithm": {"reinforce_plus_plus": {"baseline": "group_mean"}}}, "each task is tried"),
+        (
+            {"algorithm": {"reinforce_plus_plus": {"baseline": "group_mean"}}},
+            "each task has one rollout",
+        ),
     ],
 )
 def test_names_are_looked_up_before_any_work(changes: dict[str, Any], said: str) -> None:
@@ -303,7 +295,7 @@ def test_one_try_at_a_task_is_enough_for_algorithms_that_compare_none(algorithm:
 
 def test_what_is_only_measured_is_taken_out_of_what_is_trained_on() -> None:
     def condition(**trainer: str) -> str | None:
-        return config(trainer=trainer).trainer.trained_where
+        return config(trainer=trainer).trainer.and_where(None)
 
     assert condition() is None
     assert condition(where="a") == "a"
@@ -337,7 +329,7 @@ def test_a_run_whose_tries_were_mostly_dropped_says_so_on_one_line(
     warn_of_dropped(store, "demo")
     said = capsys.readouterr()
     expected = (
-        f"warning: {dropped} of 4 tries were dropped, and nothing was learned from them; the most "
+        f"warning: {dropped} of 4 rollouts were dropped and taught nothing; the most "
         "frequent reason: the reward failed: KeyError\n"
     )
     assert (said.out, said.err) == ("", expected * lines)
@@ -356,3 +348,21 @@ def test_a_run_whose_tries_were_mostly_dropped_says_so_on_one_line(
 def test_a_former_key_is_refused_with_the_name_it_has_now(old: dict[str, Any], new: str) -> None:
     with pytest.raises(ConfigError, match=rf"is unknown; it is called `{new}`$"):
         build(SMALLEST | old)
+
+
+def test_a_key_that_was_removed_is_refused_with_what_holds_instead() -> None:
+    engine = {"vllm": {"server": True}}
+    with pytest.raises(ConfigError, match=r"vllm\.server` is unknown; vLLM always runs .* remove"):
+        build(SMALLEST | {"explorer": {"engine": engine}})
+
+
+def test_every_key_says_what_it_means() -> None:
+    schema = json_schema()
+    sections = {"run": schema, **schema["$defs"]}
+    silent = [
+        f"{section}.{key}"
+        for section, fields in sections.items()
+        for key, field in fields.get("properties", {}).items()
+        if not field.get("description")
+    ]
+    assert silent == []

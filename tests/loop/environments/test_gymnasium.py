@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from support.rollouts import rollouts
 
-from rlake.loop.environments import frozen_lake, gymnasium
+from rlake.loop.environments import gymnasium
 from rlake.loop.environments.environment import Environment, Step
-from rlake.loop.inference.policy import Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
-from rlake.loop.recipes.toys.frozen_lake import distances, find, frozen_lakes, frozen_squares, walks
-from rlake.loop.rollouts.group import RolloutSpec, run_tasks, workflow_of
-from rlake.store import Experience, Task
+from rlake.loop.recipes.toys import frozen_lake, frozen_lakes, frozen_squares, walks
+from rlake.loop.recipes.toys.lakes import distances, find
+from rlake.store import Task
 from rlake.store.errors import ConfigError
 
 LAKE = Task.ask("?\n", metadata={"desc": ["SFFF", "FHFH", "FFFH", "HFFG"]})
@@ -52,7 +52,7 @@ def test_what_is_no_action_is_counted_and_answered_and_moves_nobody() -> None:
     steps = played(frozen_lake(quiet=False), LAKE, ["I would fly", "down"])
     assert steps[0].metrics == {"environment/invalid": 1.0}
     assert steps[0].reward == 0.0
-    told = "`I would fly` is no action; answer with one of: left, down, right, up\nPFFF\n"
+    told = "`I would fly` is not an action; answer with one of: left, down, right, up\nPFFF\n"
     assert str(steps[0].shown).startswith(told)
     assert str(steps[1].shown).startswith("FFFF\nPHFH")
     lost = played(frozen_lake(max_steps=3), LAKE, ["?"] * 9)
@@ -60,11 +60,9 @@ def test_what_is_no_action_is_counted_and_answered_and_moves_nobody() -> None:
 
 
 def test_a_try_of_refused_answers_alone_has_a_reward_as_others_that_did_not_arrive() -> None:
-    walking = workflow_of({"multi_turn": {"environment": {"frozen_lake": {"max_steps": 2}}}})
-    how = RolloutSpec(
-        workflow=walking, rewards={}, group_size=1, sampling=Sampling(), seed=0, run_id="r"
-    )
-    [row] = asyncio.run(run_tasks([(0, LAKE)], ScriptedPolicy(["north"]), how, step=1))
+    environment = {"rlake.loop.recipes.toys:frozen_lake": {"max_steps": 2}}
+    walking = {"multi_turn": {"environment": environment}}
+    [row] = rollouts(ScriptedPolicy(["north"]), walking, LAKE)
     assert (row.reward, row.drop_reason) == (0.0, None)
     costly = gymnasium("CliffWalking-v1", refused_reward=-5)
     assert [step.reward for step in played(costly, Task.ask("?"), ["?", "up"])] == [-5.0, -1.0]
@@ -88,7 +86,7 @@ def test_other_environments_are_drawn_or_told_in_numbers(id: str, answer: str, s
 
 
 def test_an_environment_that_is_not_there_or_moves_by_numbers_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no Gymnasium environment `FrozenLakes-v1`"):
+    with pytest.raises(ConfigError, match="unknown Gymnasium environment `FrozenLakes-v1`"):
         played(gymnasium("FrozenLakes-v1"), LAKE, [])
     with pytest.raises(ConfigError, match="has 4 actions, got 1 names"):
         played(gymnasium("CliffWalking-v1", actions=["up"]), LAKE, [])
@@ -129,24 +127,10 @@ def test_a_walk_begins_at_any_square_and_the_row_and_column_are_all_that_is_told
     assert (said[1:5], moves[-1].reward) == (["r", "0,2\n", "d", "1,2\n"], 1.0)
 
 
-def tried(task: Task, answers: Sequence[str]) -> Experience:
-    """Try a task as an explorer does."""
-    environment = {"frozen_lake": {"max_steps": 8}}
-    spec = {"multi_turn": {"environment": environment, "max_turns": 8}}
-    trying = RolloutSpec(
-        workflow=workflow_of(spec),
-        rewards={},
-        group_size=1,
-        sampling=Sampling(),
-        seed=0,
-        run_id="r",
-    )
-    [row] = asyncio.run(run_tasks([(0, task)], ScriptedPolicy(answers), trying, step=1))
-    return row
-
-
 def test_a_walk_is_one_row_whose_reward_is_the_goal() -> None:
-    row = tried(LAKE, CROSSED)
+    environment = {"rlake.loop.recipes.toys:frozen_lake": {"max_steps": 8}}
+    walking = {"multi_turn": {"environment": environment, "max_turns": 8}}
+    [row] = rollouts(ScriptedPolicy(CROSSED), walking, LAKE)
     assert (row.drop_reason, row.reward, row.num_turns) == (None, 1.0, 6)
     assert sum(row.loss_mask or ()) == sum(len(move) + 1 for move in CROSSED)
     assert [m["content"] for m in row.messages or ()][:2] == ["?\n", "down"]

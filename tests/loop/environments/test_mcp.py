@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.rollouts import rollouts
 
 from rlake.loop.environments.mcp import close_servers, mcp_tools
 from rlake.loop.environments.tools import Called, Toolbox
-from rlake.loop.inference.policy import Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
-from rlake.loop.rollouts.group import RolloutSpec, run_tasks, workflow_of
-from rlake.loop.trajectories.rewards import rewards_of
 from rlake.store import Task
 from rlake.store.errors import ConfigError, JobError
 
@@ -78,18 +76,10 @@ def test_a_policy_uses_a_server_over_http() -> None:
         _wait_for(port)
         servers = {"small": {"url": f"http://127.0.0.1:{port}/mcp", "tools": ["add"]}}
         asked = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 40}}</tool_call>'
-        trying = RolloutSpec(
-            workflow=workflow_of({"react": {"mcp": servers}}),
-            rewards=rewards_of("exact_match"),
-            group_size=3,
-            sampling=Sampling(),
-            seed=0,
-            run_id="demo",
-        )
         policy = ScriptedPolicy(lambda messages, i: "42" if len(messages) > 1 else asked)
-        rows = asyncio.run(run_tasks([(0, Task.ask("2+40?", "42"))], policy, trying, step=1))
-        assert {row.drop_reason for row in rows} == {None}
-        assert {row.reward for row in rows} == {1.0}
+        how: Any = {"rewards": "exact_match", "group_size": 3}
+        rows = rollouts(policy, {"react": {"mcp": servers}}, Task.ask("2+40?", "42"), **how)
+        assert {(row.drop_reason, row.reward) for row in rows} == {(None, 1.0)}
         assert {
             m["content"] for row in rows for m in row.messages or () if m["role"] == "tool"
         } == {"42"}

@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from rlake.loop.environments import sudoku
 from rlake.loop.environments.environment import Step
-from rlake.loop.recipes.toys.puzzles import countdown_games, sudoku_right, sudokus
+from rlake.loop.recipes.toys import countdown_games, sudoku, sudoku_right, sudokus
 from rlake.operators.rewards import countdown
 from rlake.store import Experience, Task
 from rlake.store.errors import ConfigError

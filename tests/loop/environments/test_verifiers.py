@@ -1,13 +1,10 @@
 """A small environment of the package verifiers, run through the policy as it is."""
 
-import asyncio
-
 import pytest
+from support.rollouts import rollouts
 
-from rlake.loop.inference.policy import Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
-from rlake.loop.rollouts.group import RolloutSpec, run_tasks, workflow_of
-from rlake.loop.tasks.select import prepare, select
+from rlake.loop.tasks.prepare import prepare_tasks, select
 from rlake.store import Store
 
 
@@ -18,21 +15,12 @@ def test_the_dataset_becomes_tasks_and_the_rubric_the_reward(store: Store) -> No
     from rlake.loop.config import TasksConfig
 
     given = {"environment": "support.retries:again_until_right"}
-    prepare(store, TasksConfig(generator={"verifiers_tasks": {**given, "taskset": "sums"}}))
+    prepare_tasks(store, TasksConfig(generator={"verifiers_tasks": {**given, "taskset": "sums"}}))
     tasks = select(store, "taskset = 'sums' AND answer = '2'")
     assert [task.prompt_text for task in tasks] == ["1+1="]
-    trying = RolloutSpec(
-        workflow=workflow_of({"verifiers": given}),
-        rewards={},
-        group_size=1,
-        sampling=Sampling(),
-        seed=0,
-        run_id="r",
-    )
     found = {}
     for answers in (("2",), ("3", "2"), ("3", "4")):
-        policy = ScriptedPolicy(answers)
-        [row] = asyncio.run(run_tasks([(0, tasks[0])], policy, trying, step=1))
+        [row] = rollouts(ScriptedPolicy(answers), {"verifiers": given}, tasks[0])
         found[answers] = row
         assert row.drop_reason is None
         assert sum(row.loss_mask or ()) == 2 * len(answers)  # a character and an end a turn

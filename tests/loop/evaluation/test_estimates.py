@@ -113,5 +113,5 @@ def test_right_and_wrong_are_not_counted_by_task_when_there_are_several_tries() 
 
 
 def test_what_shares_no_task_is_not_compared() -> None:
-    with pytest.raises(JobError, match="no task in common"):
+    with pytest.raises(JobError, match="no scored task in common"):
         paired({"t": [1.0]}, {"u": [1.0]})

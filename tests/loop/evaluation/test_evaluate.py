@@ -99,7 +99,7 @@ def test_a_try_that_cannot_be_scored_counts_neither_as_right_nor_as_wrong(store:
 
 
 def test_when_nothing_can_be_scored_there_is_no_accuracy(store: Store) -> None:
-    with pytest.raises(JobError, match="none of 5 tries could be scored"):
+    with pytest.raises(JobError, match="none of 5 rollouts could be scored"):
         evaluate(store, config(explorer={"rewards": "support.runs:gives_nothing"}))
 
 
@@ -134,7 +134,7 @@ def bounds(estimate: Estimate) -> tuple[float, float]:
 
 
 def test_more_tries_than_a_group_has_are_refused(store: Store) -> None:
-    with pytest.raises(ConfigError, match="pass@8 needs 8 tries at each task"):
+    with pytest.raises(ConfigError, match="pass@8 needs 8 rollouts of each task"):
         evaluate(store, measured(pass_at=[1, 8]))
 
 
@@ -149,10 +149,10 @@ def test_every_checkpoint_is_measured_once_unless_something_changed(store: Store
     assert [one.run_id for one in again] == [one.run_id for one in first]
     assert all(one.is_from_before for one in again)
     assert [one.estimates for one in again] == [one.estimates for one in first]
-    other = evaluate(store, measured(sampling={"temperature": 0, "max_tokens": 2}), again=False)
-    fewer = evaluate(store, measured(where="split = 'eval' AND answer <> '4'"), again=False)
+    other = evaluate(store, measured(sampling={"temperature": 0, "max_tokens": 2}), rerun=False)
+    fewer = evaluate(store, measured(where="split = 'eval' AND answer <> '4'"), rerun=False)
     judged = config(evaluate=measured().evaluate, explorer={"rewards": "exact_match"})
-    rejudged = evaluate(store, judged, again=False)
+    rejudged = evaluate(store, judged, rerun=False)
     assert [one.is_from_before for one in (other, fewer, rejudged)] == [False] * 3
 
 

@@ -24,17 +24,12 @@ def by_endpoint(server: Server, **changes: Any) -> RunConfig:
     return config(**{"explorer": explorer, **sft, **changes})
 
 
-def test_an_endpoints_answers_are_imitated(store: Store) -> None:
+def test_an_endpoints_answers_are_imitated_and_not_weighed(store: Store) -> None:
     with answering(said("11")) as server:
         run(store, by_endpoint(server))
     rows = table(store, "experiences", "engine, token_ids, policy_version, reward, response_text")
     assert set(rows.drop("reward").rows()) == {(server.url, None, None, "11")}
     assert table(store, "draws")["lag"].null_count() == len(table(store, "draws")) == 4
-
-
-def test_rows_without_log_probs_are_not_trained_on_with_importance_weights(store: Store) -> None:
-    with answering(said("11")) as server:
-        run(store, by_endpoint(server))
     weighing = offline(
         name="later",
         algorithm={"reinforce": {}},

@@ -1,5 +1,6 @@
 """Measuring a policy while its run goes on: which versions, with which weights, and who notices."""
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import polars as pl
 import pytest
 from support import runs as loop_parts
 from support.jobs import told
-from support.tiny_models import config, offline, table
+from support.tiny_models import SUMS, config, offline, table
 
 import rlake
 from rlake.loop.config import RunConfig
@@ -19,7 +20,7 @@ from rlake.store import Store, Task
 from rlake.store.errors import ConfigError
 
 MEASURED = """
-    experiences e JOIN tasks t USING (task_id) WHERE e.run_id LIKE 'demo:eval-%' ORDER BY ALL
+    experiences e JOIN tasks t USING (task_id) WHERE e.purpose = 'eval' ORDER BY ALL
 """
 MADE = "experiences WHERE run_id = 'demo' ORDER BY experience_id"
 
@@ -33,11 +34,11 @@ def measuring(every: int | None = 2, **changes: Any) -> RunConfig:
 
 def measured(store: Store) -> dict[int, int]:
     """How many rows each measured version has; all that the rows say must be of that version."""
-    rows = table(store, MEASURED, "e.run_id, e.step, policy_version, segments, digests, t.split")
+    rows = table(store, MEASURED, "e.run_id, e.batch, policy_version, segments, digests, t.split")
     published = dict(store.sql("SELECT policy_version, digest FROM policies_current").fetchall())
     counts: dict[int, int] = {}
     for row in rows.to_dicts():
-        version = row["step"]
+        version = row["batch"]
         assert row["run_id"].startswith(f"demo:eval-{version:06d}-")
         assert row["policy_version"] == version
         assert [s["policy_version"] for s in row["segments"]] == [version]
@@ -83,7 +84,7 @@ def test_every_second_version_is_measured_and_the_first_and_the_last(
     run(store, settings, listener=listener)
     assert measured(store) == {0: 5, 2: 5, 3: 5}
     assert heard == list(numbers(store, "eval/reward_mean").items())
-    rewards = table(store, MEASURED, "e.step, e.reward").group_by("step").mean().sort("step")
+    rewards = table(store, MEASURED, "e.batch, e.reward").group_by("batch").mean().sort("batch")
     assert heard == [(step, pytest.approx(mean)) for step, mean in rewards.rows()]
     drawn = table(store, "draws_current JOIN experiences e USING (experience_id)", "e.run_id")
     assert set(drawn["run_id"]) == {"demo"}
@@ -137,25 +138,26 @@ def test_a_stream_replaces_no_weights_while_they_are_measured_and_goes_on_explor
 
 
 def test_tasksets_are_measured_by_themselves_each_in_its_own_way(store: Store) -> None:
-    tasks = {"generator": {"addition": {"low": 0, "high": 4, "held_out": 5}}}
     more = [Task.ask(f"{i}+0=", str(i), taskset="zeros", split="eval") for i in range(3)]
     store.append("tasks", [*more, Task.ask("1+0=", "1", taskset="others", split="eval")])
     often = {"group_size": 4, "sampling": {"temperature": 1.0, "max_tokens": 2}}
     settings = measuring(
         4,
-        tasks=tasks,
+        tasks=SUMS,
         explorer={"rewards": "support.runs:small"},
         evaluate={"tasksets": {"addition": {}, "zeros": often}},
     )
     run(store, settings)
-    counts = table(store, MEASURED, "e.step, t.taskset").group_by("taskset").len().sort("taskset")
+    counts = table(store, MEASURED, "e.batch, t.taskset").group_by("taskset").len().sort("taskset")
     assert counts.rows() == [("addition", 10), ("zeros", 24)]
     told_of = table(store, "metrics WHERE job = 'evaluate' AND step = 4", "name, value")
     values = dict(told_of.rows())
     assert settings.evaluate is not None
     assert {*settings.evaluate.metrics, "eval/unscored_rows"} == values.keys()
     assert "eval/zeros/best@4" in values
-    rewards = table(store, MEASURED.replace("WHERE", "WHERE e.step = 4 AND"), "t.taskset, e.reward")
+    rewards = table(
+        store, MEASURED.replace("WHERE", "WHERE e.batch = 4 AND"), "t.taskset, e.reward"
+    )
     for name in ("addition", "zeros"):
         mean = rewards.filter(pl.col("taskset") == name)["reward"].mean()
         assert values[f"eval/{name}/reward_mean"] == pytest.approx(mean)
@@ -204,16 +206,24 @@ def test_a_checkpoint_may_be_kept_by_what_is_measured(store: Store) -> None:
     assert kept == [best, 5]
 
 
+@pytest.fixture(scope="module")
+def measured_lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a store with a run that was measured at its start and its end, to be copied."""
+    folder = tmp_path_factory.mktemp("measured") / "lake"
+    run(rlake.connect(folder), measuring(4))
+    return folder
+
+
 def test_rows_that_measure_a_policy_are_not_trained_on_unless_they_are_asked_for(
-    store: Store,
+    measured_lake: Path, tmp_path: Path
 ) -> None:
-    run(store, measuring(4))
+    store = rlake.connect(shutil.copytree(measured_lake, tmp_path / "lake"))
     made = store.count("experiences")
     learn = {"trainer": {"batch_size": 8, "max_uses": 1}}
     run(store, offline(name="all", **learn))
-    run(store, offline(name="asked", trainer={"where": "run_id LIKE '%:eval-%'"}))
+    run(store, offline(name="asked", trainer={"where": "purpose = 'eval'"}))
     query = "draws_current d JOIN experiences e USING (experience_id)"
-    drawn = table(store, query, "d.run_id, starts_with(e.run_id, 'demo:eval-') AS measured").rows()
+    drawn = table(store, query, "d.run_id, e.purpose = 'eval' AS measured").rows()
     assert {name: drawn.count(name) for name in set(drawn)} == {
         ("demo", False): made - 10,
         ("all", False): made - 10,
@@ -221,8 +231,10 @@ def test_rows_that_measure_a_policy_are_not_trained_on_unless_they_are_asked_for
     }
 
 
-def test_what_was_measured_while_the_run_went_on_is_not_measured_again(store: Store) -> None:
-    run(store, measuring(4))
+def test_what_was_measured_while_the_run_went_on_is_not_measured_again(
+    measured_lake: Path, tmp_path: Path
+) -> None:
+    store = rlake.connect(shutil.copytree(measured_lake, tmp_path / "lake"))
     found = evaluate_checkpoints(store, measuring(None))
     before = {one.policy_version: one.is_from_before for one in found}
     assert before[4]
@@ -266,7 +278,7 @@ def test_what_cannot_be_measured_is_refused_before_any_work(
         ),
         (
             {"trainer": {"keep_checkpoints": {"highest": "eval/acuracy"}}},
-            "`eval/acuracy`, which `evaluate` does not measure; did you mean `eval/accuracy`",
+            "`eval/acuracy`, which `evaluate` does not have; did you mean `eval/accuracy`",
         ),
     ],
 )

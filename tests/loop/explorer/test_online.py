@@ -4,18 +4,20 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from support.builders import task
+from support import runs
+from support.builders import line_of, task
 from support.tiny_models import config, share_of_ones, table
 
 import rlake
 from rlake.loop.run import explore, run, train
 from rlake.loop.runs.job import OtherJobError
+from rlake.loop.runs.metrics import Listener
 from rlake.store import Experience, Store
 from rlake.store.errors import ConfigError, JobError, StarvedError
 
@@ -30,7 +32,7 @@ def drawn(store: Store) -> pl.DataFrame:
     return table(
         store,
         "draws_current d JOIN experiences e USING (experience_id) ORDER BY d.step, position",
-        "d.*, e.policy_version, e.step AS batch, e.group_id, e.reward, e.num_tokens",
+        "d.*, e.policy_version, e.batch, e.group_id, e.reward, e.num_tokens",
     )
 
 
@@ -60,18 +62,12 @@ def test_no_row_is_older_than_max_lag_and_each_is_drawn_once(
     assert rows["policy_version"].to_list() == expected
 
 
-def test_on_policy_every_row_was_written_by_the_weights_that_it_updates(store: Store) -> None:
-    rows = trained(store, trainer={"steps": 4})
-    assert set(rows["lag"]) == {0}
-    ratios = table(store, "metrics WHERE name = 'train/ratio'", "value")["value"].to_list()
-    assert ratios == pytest.approx([1.0] * 4, abs=1e-4)
-
-
-@pytest.mark.parametrize("temperature", [0.7, 1.5])
-def test_the_trainers_logprobs_are_at_the_temperature_sampled_with(
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+def test_on_policy_every_row_was_written_by_the_weights_that_it_updates_at_any_temperature(
     store: Store, temperature: float
 ) -> None:
-    trained(store, explorer={"sampling": {"temperature": temperature, "max_tokens": 3}})
+    rows = trained(store, explorer={"sampling": {"temperature": temperature, "max_tokens": 3}})
+    assert set(rows["lag"]) == {0}
     ratios = table(store, "metrics WHERE name = 'train/ratio'", "value")["value"].to_list()
     assert ratios == pytest.approx([1.0] * 3, abs=1e-4)
 
@@ -89,6 +85,7 @@ def test_greedy_tries_can_be_imitated(store: Store) -> None:
 
 
 Elsewhere = Callable[[], Store]
+Default = tuple[Store, dict[str, list[tuple[object, ...]]], list[tuple[str, int]]]
 
 
 @pytest.fixture
@@ -103,9 +100,11 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> El
     return make
 
 
-def told(store: Store, **changes: Any) -> dict[str, list[tuple[object, ...]]]:
+def told(
+    store: Store, *, listener: Listener | None = None, **changes: Any
+) -> dict[str, list[tuple[object, ...]]]:
     """Run, and return all that two equal runs must agree on."""
-    run(store, config(**changes))
+    run(store, config(**changes), listener=listener)
     queries = {
         "tokens": "SELECT experience_id, token_ids, logprobs FROM experiences ORDER BY 1",
         "draws": "SELECT step, position, experience_id, weight, lag, advantage, digest "
@@ -116,9 +115,16 @@ def told(store: Store, **changes: Any) -> dict[str, list[tuple[object, ...]]]:
     return {name: store.sql(query).fetchall() for name, query in queries.items()}
 
 
-def test_rows_that_went_stale_before_they_were_needed_are_left_and_not_drawn(
-    store: Store,
-) -> None:
+@pytest.fixture(scope="module")
+def default(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Default:
+    """A run of the default configuration, what it tells, and what its listener heard."""
+    heard: list[tuple[str, int]] = []
+    store = rlake.connect(shutil.copytree(empty_store, tmp_path_factory.mktemp("default") / "lake"))
+    found = told(store, listener=lambda job, step, values: heard.append((job, step)))
+    return store, found, heard
+
+
+def test_rows_that_went_stale_before_they_were_needed_are_left_and_not_drawn(store: Store) -> None:
     """Three groups a batch, two a step: on policy, the third is never young enough."""
     rows = trained(store, explorer={"tasks_per_batch": 3}, trainer={"steps": 4})
     assert set(rows["lag"]) == {0}
@@ -127,49 +133,28 @@ def test_rows_that_went_stale_before_they_were_needed_are_left_and_not_drawn(
 
 
 def test_the_same_configuration_gives_the_same_run_in_any_store(elsewhere: Elsewhere) -> None:
-    ahead = {"schedule": {"max_ahead": 1}}
-    one, two = told(elsewhere(), **ahead), told(elsewhere(), **ahead)
+    one, two = (told(elsewhere(), schedule={"max_ahead": 1}) for _ in range(2))
     assert one == two
     assert len({value for _, value in one["losses"]}) > 1
 
 
-def test_another_seed_gives_other_weights_and_other_tries(elsewhere: Elsewhere) -> None:
-    one, two = told(elsewhere()), told(elsewhere(), seed=1)
+def test_another_seed_gives_other_weights_and_other_tries(store: Store, default: Default) -> None:
+    one, two = default[1], told(store, seed=1)
     assert one["weights"][0] != two["weights"][0]
     assert one["tokens"] != two["tokens"]
 
 
-def test_both_jobs_write_down_how_it_went(store: Store) -> None:
-    seen: list[tuple[str, int]] = []
-
-    def listen(job: str, step: int, values: Mapping[str, float]) -> None:
-        seen.append((job, step))
-
-    run(store, config(), listener=listen)
+def test_both_jobs_write_down_how_it_went(default: Default) -> None:
+    store, _, seen = default
     metrics = table(store, "metrics")
     by_job = {
         str(job): set(names)
         for job, names in metrics.group_by("job").agg(pl.col("name").unique()).rows()
     }
-    assert by_job["train"] >= {
-        "train/loss",
-        "train/ratio",
-        "train/clip_fraction",
-        "train/kl",
-        "train/entropy",
-        "train/grad_norm",
-        "train/reward_mean",
-        "train/lag_max",
-        "train/rows",
-        "train/tokens",
-    }
-    assert by_job["explore"] >= {
-        "explore/rows",
-        "explore/failed_rows",
-        "explore/unscored_rows",
-        "explore/reward_mean",
-        "explore/sampled_tokens",
-    }
+    trained = "loss ratio clip_fraction kl entropy grad_norm reward_mean lag_max rows tokens"
+    explored = "rows failed_rows unscored_rows reward_mean sampled_tokens"
+    assert by_job["train"] >= {f"train/{name}" for name in trained.split()}
+    assert by_job["explore"] >= {f"explore/{name}" for name in explored.split()}
     assert set(metrics.filter(pl.col("job") == "train")["step"]) == {1, 2, 3}
     assert sorted(seen) == [("explore", b) for b in (1, 2, 3)] + [("train", s) for s in (1, 2, 3)]
     jobs = table(store, "runs", "job, status").rows()
@@ -179,8 +164,8 @@ def test_both_jobs_write_down_how_it_went(store: Store) -> None:
     assert sampled.fetchall() == [(counted,)]
 
 
-def test_many_small_commits_give_the_rows_of_one_big_one(elsewhere: Elsewhere) -> None:
-    whole, parts = told(elsewhere()), told(elsewhere(), explorer={"tasks_per_chunk": 1})
+def test_many_small_commits_give_the_rows_of_one_big_one(store: Store, default: Default) -> None:
+    whole, parts = default[1], told(store, explorer={"tasks_per_chunk": 1})
     first = [(name, tokens) for name, tokens, _ in whole["tokens"] if "/000001/" in str(name)]
     assert len(first) == 6
     assert first == [(name, tokens) for name, tokens, _ in parts["tokens"][:6]]
@@ -199,7 +184,9 @@ def test_tries_that_fail_are_rows_and_the_run_goes_on_with_the_others(store: Sto
     )
     failed = table(store, "experiences WHERE drop_reason IS NOT NULL")
     assert failed.height > 0
-    assert set(failed["drop_reason"]) == {"workflow failed: ValueError: no even sums today"}
+    assert set(failed["drop_reason"]) == {
+        f"workflow failed: ValueError: no even sums today {line_of(runs.__file__, 'no even sums')}"
+    }
     assert not set(failed["experience_id"]) & set(rows["experience_id"])
     assert rows.group_by("step").len()["len"].to_list() == [6] * 3
     assert set(rows["lag"]) == {0}
@@ -214,20 +201,48 @@ def test_rows_without_reward_are_drawn_with_their_group_and_not_trained_on(store
     assert set(rows.filter(pl.col("reward").is_not_null())["weight"]) == {1.0}
 
 
+@pytest.mark.parametrize(
+    ("explorer", "batches", "said", "raised"),
+    [
+        (
+            {"workflow": "support.runs:fails", "max_failed_batches": 2},
+            2,
+            "2 batches in a row gave no usable row; the last: workflow failed: OSError: no sandbox",
+            "no sandbox",
+        ),
+        (
+            {"rewards": "support.runs:mistaken"},
+            3,
+            "3 batches in a row gave no usable row; the last: reward `mistaken` failed: "
+            "ValueError: a mistake",
+            "a mistake",
+        ),
+    ],
+)
 def test_an_explorer_that_always_fails_ends_the_run_soon_and_both_jobs_say_why(
-    store: Store,
+    store: Store, explorer: dict[str, Any], batches: int, said: str, raised: str
 ) -> None:
     began = time.monotonic()
     with pytest.raises(JobError) as caught:
-        run(store, config(explorer={"workflow": "support.runs:fails", "max_failed_batches": 2}))
+        run(store, config(explorer=explorer))
     assert time.monotonic() - began < 15  # wait_seconds is 60
-    said = "2 batches in a row gave no usable row; the last: workflow failed: OSError: no sandbox"
+    said = f"{said} {line_of(runs.__file__, raised)}"
+    said += "; fix it, then continue with `--resume` (`resume=True` in Python)"
     assert str(caught.value) == said
     jobs = {row["job"]: row for row in table(store, "runs").to_dicts()}
     assert jobs["explore"]["status"] == jobs["train"]["status"] == "failed"
     assert jobs["explore"]["error"] == said
-    assert store.count("experiences") == 2 * 6
+    assert store.count("experiences") == batches * 6
     assert store.count("draws") == 0
+
+
+def test_a_run_whose_rollouts_all_failed_is_resumed_with_another_reward(store: Store) -> None:
+    with pytest.raises(JobError):
+        run(store, config(explorer={"rewards": "support.runs:mistaken"}))
+    run(store, config(), resume=True)
+    assert store.count("draws") == 3 * 6
+    with pytest.raises(ConfigError, match=r"started with another `explorer\.rewards"):
+        run(store, config(explorer={"rewards": "support.runs:mistaken"}), resume=True)
 
 
 def test_a_trainer_that_fails_ends_the_run_with_its_own_error(store: Store) -> None:
@@ -270,73 +285,64 @@ def test_an_explorer_ends_when_its_trainer_fails_also_when_it_waits_for_nothing(
     assert "`train` of run `demo` failed: gave up after 1 s" in str(error)
 
 
-def test_a_trainer_without_an_explorer_says_what_it_waits_for(store: Store) -> None:
-    with pytest.raises(StarvedError) as caught:
-        train(store, config(schedule={"timeout": 0.3}))
-    assert "gave up after 0.3 s: step 1 of run `demo`: need 2 groups, have 0" in str(caught.value)
-    assert "is its explorer running?" in str(caught.value)
-
-
-def test_an_explorer_without_a_trainer_says_what_it_waits_for(store: Store) -> None:
-    with pytest.raises(StarvedError) as caught:
-        explore(store, config(schedule={"timeout": 0.3}))
-    assert "the explorer needs policy version 0 of run `demo`, newest is None" in str(caught.value)
+def test_a_trainer_or_an_explorer_alone_says_what_it_waits_for(elsewhere: Elsewhere) -> None:
+    alone = config(schedule={"timeout": 0.3})
+    waits = r"gave up after 0.3 s: step 1 of run `demo`: need 2 groups, have 0.*explorer running\?"
+    with pytest.raises(StarvedError, match=waits):
+        train(elsewhere(), alone)
+    with pytest.raises(StarvedError, match="needs policy version 0 of run `demo`, newest is None"):
+        explore(elsewhere(), alone)
 
 
 def test_without_tasks_nothing_is_started(store: Store) -> None:
     with pytest.raises(ConfigError, match=r"no task matches `split = 'nowhere'`"):
         run(store, config(tasks={"where": "split = 'nowhere'"}))
+    assert store.count("job_events") == 0, "else the run's name could not be used again"
 
 
-def test_rows_of_other_runs_and_of_evaluations_are_not_drawn(store: Store) -> None:
-    run(store, config(name="first"))
-    run(store, config(name="second"))
-    rows = drawn(store)
-    assert all(
-        i.startswith(f"{run_id}/") for i, run_id in rows.select("experience_id", "run_id").rows()
-    )
-
-
-def test_what_is_only_measured_is_not_drawn(store: Store) -> None:
+def test_rows_of_other_runs_and_what_is_only_measured_are_not_drawn(store: Store) -> None:
     store.append("tasks", [task(1)])
     run(store, config(name="before"))
-    held = "run_id = 'before' OR rollout = 0"
+    held = "run_id = 'before' OR rollout_index = 0"
     rows = trained(store, trainer={"eval_where": held})
+    pairs = rows.select("experience_id", "run_id").rows()
+    assert all(name.startswith(f"{run_id}/") for name, run_id in pairs)
     rows = rows.filter(pl.col("run_id") == "demo")
     assert set(rows["experience_id"].str.slice(-2)) == {"01", "02"}
     assert store.sql("SELECT count(*) FROM metrics WHERE name = 'eval/loss'").fetchall() == [(2,)]
 
 
-def test_versions_are_published_as_the_schedule_says_each_with_the_one_before(
-    store: Store,
-) -> None:
+def test_versions_are_published_as_the_schedule_says_each_with_the_one_before(store: Store) -> None:
     run(store, config(schedule={"max_ahead": 1, "publish_every": 2}, trainer={"steps": 5}))
     rows = store.sql("SELECT policy_version, parent_version FROM policies ORDER BY 1").fetchall()
     assert rows == [(0, None), (2, 0), (4, 2), (5, 4)]
 
 
-def test_reward_rises(store: Store) -> None:
+def test_a_run_whose_rewards_are_all_equal_warns_that_nothing_was_learned(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    def half(task: rlake.Task, experience: Experience) -> float:
+        return 0.5
+
+    run(store, config(explorer={"rewards": half}))
+    [told] = [r.getMessage() for r in caplog.records if "had a gradient" in r.getMessage()]
+    assert told.startswith("no step from 1 to 3 had a gradient, so nothing was learned")
+
+
+def test_reward_rises(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     """The reward is the share of the digit 1: a policy gradient cannot but find it."""
-    run(
-        store,
-        config(
-            algorithm={"grpo": {"group_size": 8}},
-            trainer={"steps": 25, "batch_size": 4, "learning_rate": 3e-2},
-        ),
-    )
+    trainer = {"steps": 25, "batch_size": 4, "learning_rate": 3e-2}
+    run(store, config(algorithm={"grpo": {"group_size": 8}}, trainer=trainer))
+    assert "had a gradient" not in caplog.text
     rewards = [r for (r,) in store.sql("SELECT reward_mean FROM steps ORDER BY step").fetchall()]
     assert sum(rewards[-5:]) / 5 > rewards[0] + 0.3
     assert share_of_ones(None, Experience(task_id="t", response_text="111")) == 1
 
 
 def test_a_try_that_never_returns_becomes_a_row_and_the_job_ends(store: Store) -> None:
-    stuck = {
-        "workflow": "support.runs:never_returns",
-        "rollout_timeout": 0.2,
-        "max_failed_batches": 1,
-    }
+    never = {"workflow": "support.runs:never_returns", "max_failed_batches": 1}
     with pytest.raises(JobError, match=r"it took longer than 0\.2 s"):
-        run(store, config(explorer=stuck))
+        run(store, config(explorer={**never, "rollout_timeout": 0.2}))
     reasons = set(table(store, "experiences", "drop_reason")["drop_reason"])
     assert reasons == {"workflow failed: it took longer than 0.2 s"}
 

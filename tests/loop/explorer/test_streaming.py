@@ -7,13 +7,13 @@ from typing import Any
 
 import polars as pl
 import pytest
-from support.builders import task
+from support.builders import line_of, task
+from support.rollouts import rollouts
 from support.tiny_models import config, table
 
 from rlake.loop.config import RunConfig, ScheduleConfig
-from rlake.loop.inference.policy import Completion, Policy, Sampling
+from rlake.loop.inference.policy import Completion, Policy
 from rlake.loop.inference.scripted import ScriptedPolicy
-from rlake.loop.rollouts.group import RolloutSpec, run_tasks
 from rlake.loop.rollouts.timeouts import RolloutTimer
 from rlake.loop.run import explore, run, train
 from rlake.loop.schedule.pacing import Pacer
@@ -22,9 +22,9 @@ from rlake.store import Experience, Store, Task
 from rlake.store.errors import ConfigError, JobError
 
 UNFINISHED = """
-    SELECT s.step, s.position FROM task_selections s WHERE NOT EXISTS (
+    SELECT s.batch, s.position FROM task_selections s WHERE NOT EXISTS (
         SELECT 1 FROM experiences e
-        WHERE e.group_id = format('{}/{:06d}/{:04d}', s.run_id, s.step, s.position))
+        WHERE e.group_id = format('{}/{:06d}/{:04d}', s.run_id, s.batch, s.position))
 """
 """Tasks that were chosen and of which no try is stored."""
 
@@ -40,16 +40,16 @@ def streamed(store: Store, **changes: Any) -> pl.DataFrame:
     )
 
 
-def test_an_asynchronous_run_draws_each_row_once_and_none_that_is_too_old(store: Store) -> None:
-    rows = streamed(store, trainer={"steps": 8}, schedule={"max_ahead": 2, "max_lag": 3})
+def test_an_asynchronous_run_draws_each_row_once_and_every_segment_names_published_weights(
+    store: Store,
+) -> None:
+    long = {"sampling": {"max_tokens": 12}}
+    schedule = {"max_ahead": 2, "max_lag": 3}
+    rows = streamed(store, trainer={"steps": 8}, schedule=schedule, explorer=long)
     assert rows.group_by("step").len()["len"].to_list() == [6] * 8  # two groups of three
     assert set(Counter(rows["experience_id"]).values()) == {1}
     assert rows["lag"].to_list() == (rows["step"] - 1 - rows["policy_version"]).to_list()
     assert 0 < rows["lag"].max() <= 3  # type: ignore[operator]
-
-
-def test_every_segment_names_weights_that_were_published_before_it(store: Store) -> None:
-    rows = streamed(store, trainer={"steps": 8}, explorer={"sampling": {"max_tokens": 12}})
     digests = dict(store.sql("SELECT policy_version, digest FROM policies_current").fetchall())
     for row in rows.to_dicts():
         sampled = sum(s["num_tokens"] for s in row["segments"])
@@ -62,14 +62,10 @@ def test_every_segment_names_weights_that_were_published_before_it(store: Store)
 
 @pytest.mark.slow
 def test_groups_that_fail_make_room_for_others(store: Store) -> None:
-    rows = streamed(
-        store, explorer={"workflow": "support.runs:fails_on_even"}, trainer={"steps": 5}
-    )
+    fails = {"workflow": "support.runs:fails_on_even"}
+    rows = streamed(store, explorer=fails, trainer={"steps": 5})
     assert rows["step"].n_unique() == 5
-    failed = store.sql(
-        "SELECT count(*) FROM experiences WHERE drop_reason LIKE '%no even sums today%'"
-    ).fetchall()
-    assert failed[0][0] > 0
+    assert table(store, "experiences WHERE drop_reason LIKE '%no even sums today%'").height > 0
 
 
 def test_a_run_whose_tries_all_fail_ends_and_says_why(store: Store) -> None:
@@ -80,9 +76,9 @@ def test_a_run_whose_tries_all_fail_ends_and_says_why(store: Store) -> None:
 @pytest.mark.slow
 def test_no_task_is_skipped_but_those_of_the_batch_in_which_the_run_ended(store: Store) -> None:
     streamed(store, trainer={"steps": 6})
-    steps = {step for step, _ in store.sql(UNFINISHED).fetchall()}
-    [(last,)] = store.sql("SELECT max(step) FROM task_selections").fetchall()
-    assert steps <= {last}
+    batches = {batch for batch, _ in store.sql(UNFINISHED).fetchall()}
+    [(last,)] = store.sql("SELECT max(batch) FROM task_selections").fetchall()
+    assert batches <= {last}
 
 
 def test_a_run_that_is_stopped_says_so(store: Store) -> None:
@@ -138,7 +134,7 @@ def test_presets_are_names_for_schedules_and_parts_of_them_can_be_changed() -> N
     assert (made.streaming, made.max_lag) == (True, 5)
     assert ScheduleConfig.model_validate("on_policy").lag == 0
     assert ScheduleConfig.model_validate("one_step_off").lag == 1
-    with pytest.raises(ConfigError, match=r"there is no schedule `asynchronus`.*asynchronous"):
+    with pytest.raises(ConfigError, match=r"schedule `asynchronus` does not exist.*asynchronous"):
         config(schedule="asynchronus")
 
 
@@ -154,22 +150,12 @@ def slow_above(limit: int) -> Any:
     return workflow
 
 
-def tries(workflow: Any, tasks: list[Task], **how: Any) -> list[Experience]:
-    trying = RolloutSpec(
-        workflow=workflow,
-        rewards={},
-        group_size=1,
-        sampling=Sampling(max_tokens=4),
-        seed=0,
-        run_id="demo",
-        **how,
-    )
-    policy = ScriptedPolicy(["12"], version=3)
-    return asyncio.run(run_tasks(list(enumerate(tasks)), policy, trying, step=1))
+def tries(workflow: Any, *tasks: Task, **how: Any) -> list[Experience]:
+    return rollouts(ScriptedPolicy(["12"], version=3), workflow, *tasks, **how)
 
 
 def test_a_try_that_takes_too_long_keeps_what_was_sampled() -> None:
-    quick, slow = tries(slow_above(3), [task(1), task(2)], rollout_timeout=0.05)
+    quick, slow = tries(slow_above(3), task(1), task(2), rollout_timeout=0.05)
     assert quick.finish_reason == "stop"
     assert slow.finish_reason == "timeout"
     assert slow.drop_reason == "workflow failed: it took longer than 0.05 s"
@@ -186,16 +172,17 @@ def test_a_try_that_fails_is_made_again_so_often_and_with_other_answers() -> Non
             raise OSError("no sandbox")
         return await single_turn(task, policy)
 
-    [row] = tries(fails_twice, [task(1)], retries=2)
+    [row] = tries(fails_twice, task(1), retries=2)
     assert row.drop_reason is None
     assert row.metrics["retries"] == 2.0
     seen.clear()
-    [row] = tries(fails_twice, [task(1)], retries=1)
-    assert row.drop_reason == "workflow failed: OSError: no sandbox"
+    [row] = tries(fails_twice, task(1), retries=1)
+    where = line_of(__file__, 'OSError("no')
+    assert row.drop_reason == f"workflow failed: OSError: no sandbox {where}"
 
 
 def test_a_limit_follows_how_long_tries_take_once_there_are_enough() -> None:
-    clock = RolloutTimer(ratio=3.0, after=2)
+    clock = RolloutTimer(multiplier=3.0, min_samples=2)
     assert clock.limit(10.0) == 10.0
     clock.note(0.1)
     assert clock.limit(10.0) == 10.0
@@ -206,16 +193,8 @@ def test_a_limit_follows_how_long_tries_take_once_there_are_enough() -> None:
 
 
 def test_of_more_groups_than_a_batch_needs_the_slowest_are_stopped(store: Store) -> None:
-    run(
-        store,
-        config(
-            explorer={
-                "workflow": "support.runs:waits_for_the_third",
-                "oversampling": {"ratio": 0.5},
-            },
-            trainer={"steps": 3},
-        ),
-    )
+    slow = {"workflow": "support.runs:waits_for_the_third", "oversampling": {"ratio": 0.5}}
+    run(store, config(explorer=slow, trainer={"steps": 3}))
     [(stopped, tokens)] = store.sql(
         "SELECT count(*), min(num_tokens) FROM experiences "
         "WHERE drop_reason LIKE 'stopped: enough%'"

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from support.jobs import finish, kill_at, start
+from support.jobs import kill_at, run_here, start
 
 import rlake
 from rlake.store import Store
 
-SCHEDULE = ("--set", "schedule={preset: asynchronous, max_ahead: 2, max_lag: 4}")
+SCHEDULE = "schedule={preset: asynchronous, max_ahead: 2, max_lag: 4}"
 
 WRONG = {
     "trained on twice": """
@@ -16,11 +16,12 @@ WRONG = {
     "too old": "SELECT experience_id FROM draws_current WHERE lag > 4 OR lag < 0",
     "chosen, and never tried": """
         SELECT s.task_id FROM task_selections s
-        WHERE s.step < (SELECT max(step) FROM task_selections)
+        WHERE s.batch < (SELECT max(batch) FROM task_selections)
         AND NOT EXISTS (SELECT 1 FROM experiences e
-            WHERE e.group_id = format('{}/{:06d}/{:04d}', s.run_id, s.step, s.position))""",
+            WHERE e.group_id = format('{}/{:06d}/{:04d}', s.run_id, s.batch, s.position))""",
     "a group that is not whole": """
-        SELECT group_id FROM experiences GROUP BY group_id HAVING count(DISTINCT rollout) <> 4""",
+        SELECT group_id FROM experiences GROUP BY group_id
+        HAVING count(DISTINCT rollout_index) <> 4""",
     "written by weights that nobody published": """
         SELECT e.experience_id
         FROM (SELECT experience_id, unnest(segments) AS s, unnest(digests) AS d FROM experiences) e
@@ -40,12 +41,12 @@ def wrong(lake: Store) -> dict[str, int]:
 def test_a_killed_asynchronous_run_loses_no_finished_group_and_skips_no_task(
     tmp_path: Path,
 ) -> None:
-    args = ["run", "small.yaml", "--store", "lake", *SCHEDULE]
+    args = ["run", "small.yaml", "--store", "lake", "--set", SCHEDULE]
     for i, step in enumerate((4, 9)):
         process = start(tmp_path, *args, *(["--resume"] if i else []))
         kill_at(process, tmp_path / "lake", step=step)
     before = rlake.connect(tmp_path / "lake").scan("experiences").collect()
-    finish(start(tmp_path, *args, "--resume"))
+    run_here(tmp_path, SCHEDULE, resume=True)
     lake = rlake.connect(tmp_path / "lake")
     after = lake.scan("experiences").collect()
     assert before.equals(after.join(before.select("experience_id"), on="experience_id", how="semi"))

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.jobs import finish, start, told
+from support.jobs import finish, flags, run_here, start, told
 
 import rlake
 
@@ -11,11 +11,10 @@ import rlake
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_two_processes_reach_the_same_result_as_one(tmp_path: Path, ahead: int):
-    sets = ["--set", f"schedule.max_ahead={ahead}", "--set", "trainer.steps=8"]
-    (tmp_path / "one").mkdir()
+    sets = [f"schedule.max_ahead={ahead}", "trainer.steps=8"]
     (tmp_path / "two").mkdir()
-    args = ["small.yaml", "--store", "lake", *sets]
-    finish(start(tmp_path / "one", "run", *args))
+    args = ["small.yaml", "--store", "lake", *flags(sets)]
+    run_here(tmp_path / "one", *sets)
     explorer = start(tmp_path / "two", "explore", *args)
     trainer = start(tmp_path / "two", "train", *args)
     finish(trainer)

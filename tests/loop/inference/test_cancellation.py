@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 from support.builders import task
+from support.rollouts import spec_of
 from support.tiny_models import config, table
 
 import rlake
 from rlake.loop.inference.cancellation import CancelScope, cancel_scope
-from rlake.loop.inference.policy import Policy, Sampling
+from rlake.loop.inference.policy import Policy
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.models.weights import Weights
-from rlake.loop.rollouts.group import RolloutSpec, run_group
+from rlake.loop.rollouts.group import run_group
 from rlake.loop.rollouts.workers import GroupRequest, WorkerPool
 from rlake.loop.run import run
 from rlake.store import Experience, Store, Task
@@ -24,20 +25,11 @@ async def never_ends(task: Task, policy: Policy) -> None:
 
 def test_tries_that_wait_for_their_place_do_not_begin_when_their_group_is_stopped() -> None:
     async def stopped() -> list[Experience]:
-        trying = RolloutSpec(
-            workflow=never_ends,
-            rewards={},
-            group_size=3,
-            sampling=Sampling(),
-            seed=0,
-            run_id="demo",
-            rollout_timeout=60,
-            places=asyncio.Semaphore(1),
-        )
+        spec = spec_of(never_ends, group_size=3, rollout_timeout=60, slots=asyncio.Semaphore(1))
         stop = CancelScope()
         with cancel_scope(stop):
-            policy = ScriptedPolicy(["2"])
-            tries = asyncio.create_task(run_group(task(1), policy, trying, step=1, place=0))
+            work = run_group(task(1), ScriptedPolicy(["2"]), spec, batch=1, group_index=0)
+            tries = asyncio.create_task(work)
         asyncio.get_running_loop().call_later(0.01, stop.set, "enough")
         return await asyncio.wait_for(tries, 30)
 
@@ -46,16 +38,11 @@ def test_tries_that_wait_for_their_place_do_not_begin_when_their_group_is_stoppe
 
 
 def test_an_asynchronous_run_is_done_whatever_is_under_way_at_its_end(store: Store) -> None:
-    run(
-        store,
-        config(
-            explorer={"workflow": "support.runs:waits_after_batch_two"},
-            trainer={"steps": 2},
-            schedule={"streaming": True, "max_ahead": 6, "max_lag": 8},
-        ),
-    )
+    schedule = {"streaming": True, "max_ahead": 6, "max_lag": 8}
+    waits = {"workflow": "support.runs:waits_after_batch_two"}
+    run(store, config(explorer=waits, trainer={"steps": 2}, schedule=schedule))
     stopped = table(store, "experiences WHERE drop_reason LIKE 'stopped: the run has%'")
-    assert stopped["step"].n_unique() >= 3  # as many batches without a usable row end a job
+    assert stopped["batch"].n_unique() >= 3  # as many batches without a usable row end a job
     assert set(table(store, "runs WHERE ended_at IS NOT NULL")["status"]) == {"done"}
 
 
@@ -71,37 +58,25 @@ SLOW = "experiences WHERE group_id LIKE '%/0002'"
 
 
 @pytest.mark.slow
-def test_the_slowest_are_stopped_when_there_are_as_many_as_a_step_needs(store: Store) -> None:
-    run(store, config(**SAMPLED))
-    assert set(table(store, SLOW)["drop_reason"]) == {
-        "stopped: enough others of the batch were finished"
-    }
-
-
-@pytest.mark.slow
-def test_groups_that_were_stored_before_an_explorer_died_count_as_finished(
+def test_the_slowest_are_stopped_when_as_many_are_stored_as_a_step_needs(
     store: Store, tmp_path: Path
 ) -> None:
     run(store, config(**SAMPLED))
     other = rlake.connect(tmp_path / "other")
     rows = store.sql("SELECT * FROM experiences WHERE group_id SIMILAR TO '.*/000[013]'").pl()
     other.append("experiences", [Experience.from_row(row) for row in rows.to_dicts()])
-    run(other, config(**SAMPLED))  # as if it had been killed behind these three
-    assert set(table(other, SLOW)["drop_reason"]) == {
-        "stopped: enough others of the batch were finished"
-    }
+    run(other, config(**SAMPLED))  # as if it had been killed after these three
+    for one in (store, other):
+        reasons = set(table(one, SLOW)["drop_reason"])
+        assert reasons == {"stopped: enough others of the batch were finished"}
 
 
 @pytest.mark.slow
 def test_a_batch_whose_rows_are_in_groups_of_their_own_is_not_made_again(store: Store) -> None:
-    settings = config(explorer={"workflow": "support.runs:apart"}, trainer={"steps": 2})
-    run(store, settings)
-    before = table(store, "experiences")["step"].max()
-    run(
-        store,
-        config(explorer={"workflow": "support.runs:apart"}, trainer={"steps": 3}),
-        resume=True,
-    )
+    apart = {"workflow": "support.runs:apart"}
+    run(store, config(explorer=apart, trainer={"steps": 2}))
+    before = table(store, "experiences")["batch"].max()
+    run(store, config(explorer=apart, trainer={"steps": 3}), resume=True)
     made = table(store, "metrics WHERE name = 'explore/rows' ORDER BY created_at")
     assert made["step"].to_list() == [*range(1, before + 1), before + 1]  # type: ignore[operator]
 
@@ -117,10 +92,10 @@ class Follows:
         await self.may.wait()
         self.version = weights.version
 
-    async def run_group(self, assignment: GroupRequest) -> list[Experience]:
+    async def run_group(self, request: GroupRequest) -> list[Experience]:
         raise AssertionError("nothing is tried")
 
-    def stop(self, assignment: GroupRequest, reason: str) -> None:
+    def stop(self, request: GroupRequest, reason: str) -> None:
         raise AssertionError("nothing is stopped")
 
     async def close(self) -> None:

@@ -13,7 +13,6 @@ from rlake.loop.config import Endpoint
 from rlake.loop.inference.endpoint.policy import EndpointPolicy
 from rlake.loop.inference.policy import PolicyError, Sampling
 from rlake.loop.trajectories.conversation import Conversation
-from rlake.loop.workflows import single_turn
 from rlake.store import Task
 from rlake.store.errors import ConfigError
 
@@ -172,51 +171,35 @@ def test_who_gives_up_waiting_ends_the_request() -> None:
         never.set()
 
 
-def test_one_policy_is_asked_from_one_event_loop_after_another() -> None:
-    with (
-        answering(said("4")) as server,
-        closing(EndpointPolicy(Endpoint(url=server.url, model="m"))) as policy,
-    ):
-        texts = [asyncio.run(policy.generate(ASKED))[0].text for _ in range(3)]
-    assert texts == ["4", "4", "4"]
-
-
-def test_a_row_of_text_says_that_it_has_no_tokens_and_who_wrote_it() -> None:
-    with (
-        answering(said("4")) as server,
-        closing(EndpointPolicy(Endpoint(url=server.url, model="m"))) as policy,
-    ):
-        row = asyncio.run(single_turn(Task.ask("2+2=", "4"), policy))
-    assert (row.engine, row.response_text, row.num_turns) == (server.url, "4", 1)
-    assert row.token_ids is row.logprobs is row.loss_mask is row.policy_version is None
-
-
-def test_turns_of_text_become_one_row() -> None:
-    async def talk_twice(policy: EndpointPolicy) -> int:
-        talk = Conversation(Task.ask("2+2="), policy)
-        await talk.respond()
-        talk.add("No. Again:")
-        await talk.respond()
-        [row] = talk.rows()
-        return row.num_turns or 0
-
+def test_turns_of_text_become_one_row_without_tokens_from_one_event_loop_after_another() -> None:
     with (
         answering([said("5"), said("4")]) as server,
         closing(EndpointPolicy(Endpoint(url=server.url, model="m"))) as policy,
     ):
-        assert asyncio.run(talk_twice(policy)) == 2
+        conversation = Conversation(Task.ask("2+2="), policy)
+        asyncio.run(conversation.respond())
+        conversation.add("No. Again:")
+        asyncio.run(conversation.respond())
+    [row] = conversation.rows()
+    assert (row.engine, row.response_text, row.num_turns) == (server.url, "4", 2)
+    assert row.token_ids is row.logprobs is row.loss_mask is row.policy_version is None
+
+
+def at(url: str) -> dict[str, str]:
+    return {"url": url, "model": "m"}
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
-    [("localhost:80", "must be an address"), ("http://h/v1/chat/completions", "stands before")],
+    ("explorer", "told"),
+    [
+        ({"engine": {"endpoint": at("localhost:80")}}, "must be an address"),
+        ({"engine": {"endpoint": at("http://h/v1/chat/completions")}}, "stands before"),
+        (
+            {"auxiliary_models": {"judge": {"endpoint": at("http://h/v1"), "path": "there"}}},
+            "both `path` and `endpoint`",
+        ),
+    ],
 )
-def test_an_address_that_is_none_is_refused(url: str, told: str) -> None:
+def test_an_endpoint_that_cannot_be_is_refused(explorer: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        config(explorer={"engine": {"endpoint": {"url": url, "model": "m"}}})
-
-
-def test_a_model_is_at_one_place() -> None:
-    endpoint = {"url": "http://h/v1", "model": "m"}
-    with pytest.raises(ConfigError, match="both `path` and `endpoint`"):
-        config(explorer={"auxiliary_models": {"judge": {"endpoint": endpoint, "path": "there"}}})
+        config(explorer=explorer)

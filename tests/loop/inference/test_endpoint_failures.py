@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.endpoints import Answer, Reply, Server, answering, ask, refused, said
 
-from rlake.loop.inference.endpoint.policy import LARGEST_ANSWER
 from rlake.loop.inference.policy import PolicyError
+from rlake.operators.endpoint import LARGEST_ANSWER
 
 TOKENS = {"token_ids": [52, 0], "prompt_token_ids": [50, 43, 50, 61]}
 LOGPROBS = {"logprobs": {"content": [{"token": "4", "logprob": -0.25}, {"logprob": -0.5}]}}

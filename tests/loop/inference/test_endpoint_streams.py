@@ -12,7 +12,7 @@ from support.endpoints import ASKED, Reply, Server, answering, refused, said
 from support.serving import listening
 from support.tiny_models import speaking
 
-from rlake.loop.chat_api import create_app
+from rlake.loop.chat_api.app import create_app
 from rlake.loop.config import Endpoint
 from rlake.loop.inference.endpoint.policy import EndpointPolicy
 from rlake.loop.inference.policy import Completion, PolicyError, Sampling

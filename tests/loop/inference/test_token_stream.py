@@ -153,8 +153,8 @@ class Slowly(Parrot):
         for request in requests:
             one = self._complete(Request(prompt_ids=(), sampling=request.sampling))
             for token in one.token_ids:
-                assert request.heard is not None
-                request.heard((token,))
+                assert request.on_tokens is not None
+                request.on_tokens((token,))
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
             made.append(one)
@@ -206,5 +206,5 @@ def test_an_answer_that_is_sampled_again_goes_on_where_it_was_and_another_one_is
     broken, again = ChatPolicy(Slowly(["It is"])), ChatPolicy(Slowly(["It is 4."]))
     told, left, _ = heard(broken, again)
     assert ("".join(told), left) == ("It is 4.", [""])
-    with pytest.raises(PolicyError, match="is another one than that which was told"):
+    with pytest.raises(PolicyError, match="the answer differs from what was streamed"):
         heard(ChatPolicy(Slowly(["It is 5, or"])), ChatPolicy(Slowly(["It is 4."])))

@@ -22,8 +22,8 @@ from rlake.loop.inference.transformers_engine.model_runner import ModelRunner
 from rlake.loop.inference.transformers_engine.sequence import Call
 from rlake.loop.inference.transformers_engine.sequence import Sequence as Running
 from rlake.loop.models.lm_head import head_of
+from rlake.loop.models.state_dict import copied, digest_of, weights_digest
 from rlake.loop.models.token_logprobs import token_logprobs
-from rlake.loop.weight_sync import copied, digest_of
 from rlake.store.errors import ConfigError, JobError
 from rlake.store.records import Message
 
@@ -105,7 +105,8 @@ def test_requests_join_and_leave_a_running_batch() -> None:
 
     with calls(engine.model) as seen:
         got = asyncio.run(ask())
-    assert [len(g[0].token_ids) for g in got] == [*lengths, 6]
+    assert [len(g[0].token_ids) for g in got] == [len(g[0].logprobs) for g in got] == [*lengths, 6]
+    assert {g[0].finish_reason for g in got} == {"length"}
     assert len(seen) == 31  # the longest one's steps, and one reading more
     assert seen[-1] == (1, 1)
     alone = asyncio.run(engine.complete([request(6, seed=3)]))
@@ -164,30 +165,21 @@ def test_an_answer_carries_what_was_sampled() -> None:
     assert got.text == ours.engine.tokenizer.decode(list(got.token_ids), skip_special_tokens=True)
     assert got.policy_version == 3
     assert got.segments == [Segment(policy_version=3, num_tokens=len(got.token_ids))]
-    with torch.no_grad():
-        row = torch.tensor([[*got.prompt_ids, *got.token_ids]])
-        expected = token_logprobs(model_of(ours), row, temperature=0.8)[0, len(got.prompt_ids) :]
-    assert list(got.logprobs) == pytest.approx(expected.tolist(), abs=1e-4)
+    assert len(got.logprobs) == len(got.token_ids)
 
 
-def test_answers_to_one_request_differ_and_come_again_with_the_same_seed() -> None:
+def test_answers_differ_and_are_the_same_with_a_seed_however_many_are_asked_for() -> None:
     ours = speaking()
 
-    def ask(seed: int) -> list[str]:
+    def ask(seed: int, n: int = 8) -> list[str]:
         sampling = Sampling(max_tokens=12, seed=seed)
-        return [c.text for c in asyncio.run(ours.generate(asks("1+2="), n=8, sampling=sampling))]
+        return [c.text for c in asyncio.run(ours.generate(asks("1+2="), n=n, sampling=sampling))]
 
     first = ask(0)
     assert len(set(first)) > 4
     assert ask(0) == first
+    assert ask(0, n=2) == first[:2]
     assert ask(1) != first
-
-
-def test_the_first_answers_are_the_same_however_many_are_asked_for() -> None:
-    ours = speaking(sampling=Sampling(max_tokens=8, seed=9))
-    few = asyncio.run(ours.generate(asks("1+2="), n=2))
-    many = asyncio.run(ours.generate(asks("1+2="), n=5))
-    assert [c.token_ids for c in few] == [c.token_ids for c in many[:2]]
 
 
 def test_a_prompt_that_fills_the_model_is_refused_and_a_long_one_gets_what_room_is_left() -> None:
@@ -239,10 +231,8 @@ def test_weights_that_are_no_numbers_are_an_error_and_not_an_answer() -> None:
     good, _ = version(2, seed=1)
 
     async def ask() -> list[Sampled]:
-        from rlake.loop.models.digest import weights_digest
-
         await engine.swap(Weights(version=1, digest=weights_digest(state), state=state))
-        with pytest.raises(PolicyError, match="no numbers"):
+        with pytest.raises(PolicyError, match="not numbers"):
             await engine.complete([request()])
         await engine.swap(good)
         return await engine.complete([request()])
@@ -270,7 +260,7 @@ def test_a_waiter_that_gave_up_does_not_keep_the_others_waiting() -> None:
 def test_an_aborted_request_is_answered_with_what_it_has() -> None:
     engine = endless(settings=Settings(max_requests=1))
     heard: list[int] = []
-    long, waits = replace(request(400), heard=heard.extend), request(400)
+    long, waits = replace(request(400), on_tokens=heard.extend), request(400)
 
     async def ask() -> list[Sampled]:
         asked = asyncio.create_task(engine.complete([long, waits, request(3)]))
@@ -322,7 +312,7 @@ def test_every_token_has_the_log_prob_of_the_weights_that_its_segment_names() ->
     found = [version(i + 1, seed=i) for i in range(3)]
     models = {w.version: (w.digest, model) for w, model in found}
     heard: list[list[int]] = [[], []]
-    requests = [replace(request(330, seed=i), heard=heard[i].extend) for i in range(2)]
+    requests = [replace(request(330, seed=i), on_tokens=heard[i].extend) for i in range(2)]
 
     async def ask() -> list[Sampled]:
         asked = asyncio.create_task(engine.complete(requests))
@@ -370,16 +360,17 @@ def test_weights_that_are_not_what_they_are_called_leave_the_old_ones(tmp_path: 
     assert digest_of(engine.model) == good.digest
 
 
-def test_a_closed_engine_answers_nobody() -> None:
+def test_a_closed_engine_answers_nobody_and_takes_no_weights() -> None:
     engine = endless()
 
     async def ask() -> None:
         asked = asyncio.create_task(engine.complete([request(500)]))
         await asyncio.sleep(0)
         await engine.close()
-        for waiting in (asked, engine.complete([request()])):
-            with pytest.raises(PolicyError, match="closed"):
-                await waiting
+        late = engine.swap(Weights(version=1, digest="", state={}))
+        for waiting in (asked, engine.complete([request()]), late):
+            with pytest.raises(PolicyError, match="the engine was closed"):
+                await asyncio.wait_for(waiting, 5)
 
     asyncio.run(ask())
 
@@ -425,17 +416,6 @@ def test_a_model_that_fails_on_its_first_tokens_is_refused_in_words() -> None:
     model.get_decoder().norm = torch.nn.LayerNorm(3)
     with pytest.raises(ConfigError, match=r"cannot run `\w+`: RuntimeError: .*vllm"):
         TransformersEngine(model, tokenizer)
-
-
-def test_weights_for_an_engine_that_was_closed_are_refused_at_once() -> None:
-    async def late() -> None:
-        engine = TransformersEngine(*tiny())
-        await engine.close()
-        async with asyncio.timeout(5):
-            await engine.swap(Weights(version=1, digest="", state={}))
-
-    with pytest.raises(PolicyError, match="the engine was closed"):
-        asyncio.run(late())
 
 
 class _StoppedMeanwhile(Running):

@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -69,33 +68,19 @@ def test_greedy_answers_are_those_of_transformers_generate(model: PreTrainedMode
     ):
         expected = row[: row.index(1) + 1] if 1 in row else row
         assert got.token_ids == expected
+    assert len(set(map(tuple, made.tolist()))) > 1
 
 
-def test_greedy_answers_differ_between_prompts(model: PreTrainedModel) -> None:
-    assert len({tuple(s.token_ids) for s in answer(model, requests(temperature=0))}) > 1
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
-def test_logprobs_are_those_of_a_full_forward_pass(
+@pytest.mark.parametrize("temperature", [0, 1.0, 0.6, 1.7])
+def test_logprobs_are_those_of_a_full_forward_pass_at_1_where_the_temperature_is_0(
     model: PreTrainedModel, temperature: float
 ) -> None:
-    for asked, got in zip(
-        requests(temperature=temperature),
-        answer(model, requests(temperature=temperature)),
-        strict=True,
-    ):
-        row = torch.tensor([[*asked.prompt_ids, *got.token_ids]])
+    asked = requests(temperature=temperature)
+    for one, got in zip(asked, answer(model, asked), strict=True):
+        row = torch.tensor([[*one.prompt_ids, *got.token_ids]])
         with torch.no_grad():
-            expected = token_logprobs(model, row, temperature=temperature)[0]
-        assert got.logprobs == pytest.approx(expected[len(asked.prompt_ids) :].tolist(), abs=1e-4)
-
-
-def test_logprobs_of_greedy_answers_are_at_temperature_one(model: PreTrainedModel) -> None:
-    [got] = answer(model, requests(temperature=0)[:1])
-    with torch.no_grad():
-        row = torch.tensor([[*PROMPTS[0], *got.token_ids]])
-        expected = token_logprobs(model, row)[0, len(PROMPTS[0]) :]
-    assert got.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+            expected = token_logprobs(model, row, temperature=temperature or 1.0)[0]
+        assert got.logprobs == pytest.approx(expected[len(one.prompt_ids) :].tolist(), abs=1e-4)
 
 
 def test_an_answer_does_not_depend_on_its_neighbours(model: PreTrainedModel) -> None:
@@ -121,53 +106,26 @@ def test_a_prompt_that_occurs_several_times_is_answered_as_if_alone(model: PreTr
         assert answer(model, [one])[0].token_ids == got.token_ids
 
 
-def test_the_same_seed_gives_the_same_tokens_and_another_gives_others(
-    model: PreTrainedModel,
-) -> None:
-    first = [s.token_ids for s in answer(model, requests(seed=5))]
-    assert first == [s.token_ids for s in answer(model, requests(seed=5))]
-    assert first != [s.token_ids for s in answer(model, requests(seed=6))]
-
-
 def test_sampling_leaves_the_global_random_state_alone(model: PreTrainedModel) -> None:
     before = torch.get_rng_state()
     answer(model, requests())
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_each_request_has_its_own_longest_answer(model: PreTrainedModel) -> None:
-    # a model that never ends: its end token is not in the vocabulary
-    asked = [other(r, max_tokens=n) for r, n in zip(requests(), (1, 4, 2, 7), strict=True)]
-    got = answer(model, asked, end="<end>")
-    assert [len(s.token_ids) for s in got] == [1, 4, 2, 7]
-    assert [len(s.logprobs) for s in got] == [1, 4, 2, 7]
-    assert {s.finish_reason for s in got} == {"length"}
-
-
-def test_an_answer_ends_with_its_end_token(model: PreTrainedModel) -> None:
+def test_an_answer_ends_with_its_end_token_also_at_the_limit(model: PreTrainedModel) -> None:
     asked = [request(PROMPTS[i % 4], 30, 1.3, i) for i in range(64)]
     got = answer(model, asked)
-    stopped = [s for s in got if s.finish_reason == "stop"]
-    assert len(stopped) > 10
     for s in got:
         assert 1 not in s.token_ids[:-1]
         assert (s.token_ids[-1] == 1) == (s.finish_reason == "stop")
         assert len(s.token_ids) == len(s.logprobs) <= 30
-
-
-def test_an_end_token_at_the_limit_is_a_stop(model: PreTrainedModel) -> None:
-    asked = [request(PROMPTS[0], 30, 1.3, i) for i in range(64)]
-    stopped = [
-        (r, s)
-        for r, s in zip(asked, answer(model, asked), strict=True)
-        if s.finish_reason == "stop"
-    ]
-    asked_first, expected = stopped[0]
-    [exact] = answer(model, [other(asked_first, max_tokens=len(expected.token_ids))])
+    stopped = [(r, s.token_ids) for r, s in zip(asked, got, strict=True) if s.token_ids[-1] == 1]
+    assert len(stopped) > 10
+    one, tokens = next((r, ids) for r, ids in stopped if len(ids) > 1)
+    [exact] = answer(model, [other(one, max_tokens=len(tokens))])
+    [short] = answer(model, [other(one, max_tokens=len(tokens) - 1)])
     assert exact.finish_reason == "stop"
-    if len(expected.token_ids) > 1:
-        [short] = answer(model, [other(asked_first, max_tokens=len(expected.token_ids) - 1)])
-        assert (short.token_ids, short.finish_reason) == (expected.token_ids[:-1], "length")
+    assert (short.token_ids, short.finish_reason) == (tokens[:-1], "length")
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -207,17 +165,6 @@ def true_distribution(
 def chance_of_more(chi_square: float, freedom: int) -> float:
     half = torch.tensor([freedom / 2, chi_square / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))
-
-
-def test_a_lower_temperature_makes_answers_likelier(model: PreTrainedModel) -> None:
-    def mean(temperature: float) -> float:
-        asked = [request(PROMPTS[0], 1, temperature, i) for i in range(300)]
-        tokens = [[*PROMPTS[0], s.token_ids[0]] for s in answer(model, asked)]
-        with torch.no_grad():
-            return float(token_logprobs(model, torch.tensor(tokens))[:, -1].mean())
-
-    means = [mean(t) for t in (2.0, 1.0, 0.5, 0.05)]
-    assert all(a < b for a, b in pairwise(means))
 
 
 def test_only_the_likeliest_tokens_are_sampled_and_their_log_probs_are_of_all(

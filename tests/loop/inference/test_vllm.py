@@ -1,12 +1,10 @@
-"""The real vLLM, in process and as a server: its answers, its weights, and how it dies."""
+"""The real vLLM: its answers, its weights, and how it dies."""
 
 import asyncio
 import functools
-import gc
 import multiprocessing
 import os
 import signal
-import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -22,18 +20,14 @@ from transformers import PreTrainedModel
 
 from rlake.loop.algorithms import resolve
 from rlake.loop.config import TrainerConfig
-from rlake.loop.config.engines import VllmEngine as Settings
 from rlake.loop.inference import Request, Sampled, Weights
 from rlake.loop.inference.policy import PolicyError, Sampling
 from rlake.loop.inference.vllm_engine.engine import VllmEngine
-from rlake.loop.inference.vllm_engine.in_process import Inside
-from rlake.loop.inference.vllm_engine.server import Server
 from rlake.loop.losses.batch import examples
-from rlake.loop.models.digest import weights_digest
+from rlake.loop.models.state_dict import state_of, weights_digest
 from rlake.loop.run import run
 from rlake.loop.trainer.networks import Networks
 from rlake.loop.trainer.step import Updater
-from rlake.loop.weight_sync import state_of
 from rlake.store import Store
 from rlake.store.errors import ConfigError, JobError
 
@@ -66,13 +60,12 @@ def models() -> list[PreTrainedModel]:
     return [tiny(seed=i, **SPEC)[0].eval() for i in range(2)]
 
 
-@pytest.fixture(scope="module", params=["inside", "server"])
-def engine(request: pytest.FixtureRequest, versions: list[Weights]) -> Iterator[VllmEngine]:
+@pytest.fixture(scope="module")
+def engine(versions: list[Weights]) -> Iterator[VllmEngine]:
     assert versions[0].folder is not None
-    settings = Settings(server=request.param == "server")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        made = VllmEngine(versions[0].folder, settings)
+        made = VllmEngine(versions[0].folder)
     asyncio.run(made.swap(versions[0]))
     yield made
     asyncio.run(made.close())
@@ -149,31 +142,19 @@ async def test_greedy_answers_and_log_probs_are_those_of_transformers(
 
 
 @in_a_loop
-async def test_log_probs_are_of_the_full_distribution_at_the_temperature(
+async def test_log_probs_are_of_the_full_distribution_and_on_policy_ratios_are_one(
     engine: VllmEngine, models: list[PreTrainedModel]
 ):
     cuts: list[dict[str, Any]] = [{}, {"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.3}]
     cuts.append({"min_p": 0.05, "top_k": 5, "top_p": 0.8})
     settings = [{"temperature": t, **cut} for t in (0.7, 1.0, 1.3) for cut in cuts]
+    updater = Updater(
+        Networks(models[engine.version]), resolve("grpo"), TrainerConfig(), total_steps=1, pad_id=0
+    )
     for how in settings:
         found = await engine.complete(asks(4, max_tokens=40, **how))
         assert furthest(found, models, how["temperature"]) < 1e-4
         assert all(kept(models[engine.version], one, **how) for one in found)
-    # in one batch, greedy ones among them
-    requests = [asks(1, max_tokens=40, **how)[0] for how in [*settings, {"temperature": 0.0}]]
-    for request, one in zip(requests, await engine.complete(requests), strict=True):
-        assert furthest([one], models, request.sampling.temperature or 1.0) < 1e-4
-
-
-@in_a_loop
-async def test_on_policy_ratios_are_one_however_tokens_are_sampled(
-    engine: VllmEngine, models: list[PreTrainedModel]
-):
-    cuts: list[dict[str, Any]] = [{}, {"top_p": 0.8}, {"top_k": 3}, {"min_p": 0.1}]
-    optimization = Updater(
-        Networks(models[engine.version]), resolve("grpo"), TrainerConfig(), total_steps=1, pad_id=0
-    )
-    for how in [{"temperature": t, **cut} for t in (0.7, 1.0, 1.3) for cut in cuts]:
         rows = [
             {
                 "experience_id": str(i),
@@ -184,12 +165,16 @@ async def test_on_policy_ratios_are_one_however_tokens_are_sampled(
                 "weight": 1.0,
                 "temperature": how["temperature"],
             }
-            for i, one in enumerate(await engine.complete(asks(4, max_tokens=40, **how)))
+            for i, one in enumerate(found)
         ]
-        found = optimization.measure([examples(pl.DataFrame(rows))])
-        assert found["ratio"] == pytest.approx(1.0, abs=1e-5)
-        assert found["clip_fraction"] == 0.0
-        assert abs(found["kl"]) < 1e-6
+        metrics = updater.evaluate([examples(pl.DataFrame(rows))])
+        assert metrics["ratio"] == pytest.approx(1.0, abs=1e-5)
+        assert metrics["clip_fraction"] == 0.0
+        assert abs(metrics["kl"]) < 1e-6
+    # in one batch, greedy ones among them
+    requests = [asks(1, max_tokens=40, **how)[0] for how in [*settings, {"temperature": 0.0}]]
+    for request, one in zip(requests, await engine.complete(requests), strict=True):
+        assert furthest([one], models, request.sampling.temperature or 1.0) < 1e-4
 
 
 def kept(
@@ -228,7 +213,7 @@ async def test_tokens_are_heard_as_they_come_while_they_are_sampled(
     for _ in range(8):  # on a busy machine vLLM may be done before this one hears of it
         begun.clear()
         parts.clear()
-        work = asyncio.create_task(engine.complete([replace(asked, heard=hear)]))
+        work = asyncio.create_task(engine.complete([replace(asked, on_tokens=hear)]))
         await asyncio.wait_for(begun.wait(), 60)
         was_done = work.done()
         [told] = await work
@@ -263,7 +248,7 @@ async def test_given_tokens_are_as_likely_as_transformers_says_also_while_weight
     ]
     assert all(sum(of) == 1 for of in found), "each text is scored by one set of weights"
     assert len(await engine.score(PROMPT, [4] * (2047 - len(PROMPT)))) == 2047 - len(PROMPT)
-    with pytest.raises(PolicyError, match="2048 tokens are to be scored, the model takes 2047"):
+    with pytest.raises(PolicyError, match="the model scores at most 2047 tokens, got 2048"):
         await engine.score(PROMPT, [4] * (2048 - len(PROMPT)))
     with pytest.raises(ConfigError, match=r"at temperature 1, not 0\.7"):
         await engine.score(PROMPT, [4], temperature=0.7)
@@ -292,7 +277,7 @@ async def test_each_token_is_of_the_weights_that_its_segment_names_through_many_
     while swaps < 20:
         told = [[] for _ in range(12)]
         requests = [
-            replace(request, heard=tokens.extend)
+            replace(request, on_tokens=tokens.extend)
             for request, tokens in zip(asks(12), told, strict=True)
         ]
         heard += told
@@ -343,7 +328,7 @@ async def test_requests_that_are_ended_are_answered_with_what_they_have(
     [short] = asks(1, temperature=0.0, max_tokens=20)
     for _ in range(8):  # on a busy machine vLLM may be done before it hears of it
         begun.clear()
-        ended = replace(long, heard=hear)
+        ended = replace(long, on_tokens=hear)
         work = asyncio.create_task(engine.complete([ended, short]))
         await asyncio.wait_for(begun.wait(), 60)
         engine.abort([ended])
@@ -361,23 +346,20 @@ async def test_requests_that_are_ended_are_answered_with_what_they_have(
 async def test_vllm_that_is_killed_fails_its_requests_and_starts_again(
     engine: VllmEngine, models: list[PreTrainedModel]
 ):
-    before, first = engine.version, engine.serving
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always", ResourceWarning)
-        work = asyncio.create_task(engine.complete(asks(64)))
-        await asyncio.wait({work}, timeout=0.02)
-        os.kill(process_of(engine), signal.SIGKILL)
-        with pytest.raises(PolicyError, match="died"):
-            await work
-        waits = asyncio.create_task(engine.complete(asks(1)))
-        while engine.restarts == 0 and not waits.done():
-            await asyncio.sleep(0.01)
-        waits.cancel()  # who is given up takes the start of vLLM with it from nobody
-        sampled = await engine.complete(asks(2))
-        gc.collect()
-    assert not [w.message for w in told if "vllm.sock" in str(w.message)], "left open"
+    before = engine.version
+    work = asyncio.create_task(engine.complete(asks(64)))
+    await asyncio.wait({work}, timeout=0.02)
+    [core] = [p for p in multiprocessing.active_children() if p.name.startswith("EngineCore")]
+    assert core.pid is not None
+    os.kill(core.pid, signal.SIGKILL)
+    with pytest.raises(PolicyError, match="died"):
+        await work
+    waits = asyncio.create_task(engine.complete(asks(1)))
+    while engine.restarts == 0 and not waits.done():
+        await asyncio.sleep(0.01)
+    waits.cancel()  # a request that is cancelled does not cancel the restart for others
+    sampled = await engine.complete(asks(2))
     assert engine.restarts == 1
-    assert not (isinstance(first, Server) and first.folder.exists()), "it was not cleaned up"
     assert {s.policy_version for one in sampled for s in one.segments} == {before}
     assert furthest(sampled, models) < 1e-3
 
@@ -403,13 +385,3 @@ def test_a_run_learns_from_a_teacher_on_vllm_and_ends_it(
         if child.pid not in before:  # it was told to end
             child.join(60)
             assert not child.is_alive(), "it was left"
-
-
-def process_of(engine: VllmEngine) -> int:
-    if isinstance(engine.serving, Server):
-        assert engine.serving.pid is not None
-        return engine.serving.pid
-    assert isinstance(engine.serving, Inside)
-    [core] = [p for p in multiprocessing.active_children() if p.name.startswith("EngineCore")]
-    assert core.pid is not None
-    return core.pid

@@ -12,7 +12,7 @@ from rlake.loop.recipes.toys.sums import forgetful_answers
 from rlake.loop.run import run
 from rlake.loop.runs.job import run_folder
 from rlake.loop.selftest.quickstart import MAPPING, rewards_by_step
-from rlake.loop.tasks.select import prepare, select
+from rlake.loop.tasks.prepare import prepare_tasks, select
 from rlake.loop.weight_sync import newest
 from rlake.store import Store
 from rlake.store.files import import_rows, open_input
@@ -35,7 +35,7 @@ SERVED = """
 def warm_start(store: Store, folder: Path) -> Path:
     """Imitate the quickstart's expert; on CPUs vLLM wants attention heads of 32 dimensions."""
     sft = load("quickstart_sft", ["model.from_scratch.heads=3"])
-    prepare(store, sft.tasks)
+    prepare_tasks(store, sft.tasks)
     path = folder / "expert.jsonl"
     answers = forgetful_answers(select(store, "split = 'train'"), seed=0)
     path.write_text("\n".join(json.dumps(line) for line in answers))

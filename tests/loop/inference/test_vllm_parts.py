@@ -1,5 +1,8 @@
 """What stands around vLLM, and needs none: pieces put together, folders made, weights compared."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +15,8 @@ from rlake.loop.inference.policy import PolicyError, Sampling
 from rlake.loop.inference.vllm_engine.backend import PartialOutput
 from rlake.loop.inference.vllm_engine.output import Answer
 from rlake.loop.inference.vllm_engine.weight_folders import WeightFolders
-from rlake.loop.inference.vllm_engine.worker import differences
-from rlake.loop.models.digest import weights_digest
-from rlake.loop.weight_sync import state_of
+from rlake.loop.inference.vllm_engine.worker import Worker, differences
+from rlake.loop.models.state_dict import state_of, weights_digest
 from rlake.store.errors import JobError
 
 
@@ -65,15 +67,15 @@ def test_nobody_hears_what_may_yet_be_cut_at_a_text():
     heard: list[int] = []
     for stop, is_heard in (((), True), (("12",), False)):
         sampling = Sampling(max_tokens=6, stop=stop)
-        made = Answer(Request(prompt_ids=[3], sampling=sampling, heard=heard.extend))
-        assert made.heard is not None
+        made = Answer(Request(prompt_ids=[3], sampling=sampling, on_tokens=heard.extend))
+        assert made.on_tokens is not None
         made.add(piece([4], 1))
-        assert (made.heard is not None) == is_heard
+        assert (made.on_tokens is not None) == is_heard
 
 
 @pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), -9999.0])
 def test_nonsense_is_refused(logprob: float):
-    with pytest.raises(PolicyError, match="vLLM answered nonsense"):
+    with pytest.raises(PolicyError, match="vLLM returned an invalid answer"):
         answer().add(piece([4], 1, logprob=logprob))
 
 
@@ -121,3 +123,22 @@ def test_weights_in_memory_become_a_folder_and_others_are_refused(tmp_path: Path
         folders.whole(Weights(version=4, digest=weights_digest(other), state=other))
     folders.close()
     assert not made.folder.exists()
+
+
+def test_a_worker_ends_when_the_process_that_it_samples_for_is_killed():
+    rlake = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    script = (
+        f"import socket, sys\nfrom {Worker.__module__} import Worker\n"
+        "Worker().end_with(socket.gethostname(), int(sys.argv[1]))\n"
+        "print('watching', flush=True)\ninput()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(rlake.pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"watching\n"
+        rlake.kill()
+        assert worker.wait(60) == -signal.SIGKILL
+    rlake.communicate()

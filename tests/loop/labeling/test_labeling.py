@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.builders import experiences
 
-from rlake.loop.labeling import Choice, Item, Question, Queue, parse_choices, progress, settle
+from rlake.loop.labeling import Choice, Item, Question, Queue, adjudicate, parse_choices, progress
 from rlake.loop.labeling.web import app
 from rlake.operators.async_map import run_apart
 from rlake.store import Store
@@ -87,7 +87,7 @@ def test_pairs_are_tries_of_one_group_that_answer_differently(store: Store) -> N
 
 def test_a_query_without_ids_an_empty_queue_and_a_bad_condition_are_told(store: Store) -> None:
     store.append("experiences", experiences(4, reward=1.0))
-    with pytest.raises(ConfigError, match="must give `experience_id`"):
+    with pytest.raises(ConfigError, match="must return `experience_id`"):
         queue(store, sql="SELECT reward FROM experiences")
     with pytest.raises(NotFoundError, match="queue `q` is empty"):
         queue(store, where="reward > 1")
@@ -278,10 +278,10 @@ def test_the_majority_becomes_a_label_that_a_run_can_train_on(store: Store) -> N
             "cyd": {"g000/00": "bad"},
         },
     )
-    assert vars(settle(store, "q", reviews=2)) == {
+    assert vars(adjudicate(store, "q", reviews=2)) == {
         "labels": 1, "preferences": 0, "ties": 1, "waiting": 1,
     }  # fmt: skip
-    assert settle(store, "q", reviews=2).labels == 0
+    assert adjudicate(store, "q", reviews=2).labels == 0
     tie = "SELECT label, score FROM adjudicated WHERE experience_id = 'g000/01'"
     assert store.sql(tie).fetchall() == [(None, None)]
     rows = store.scan("experiences", with_columns=["reward=feedback:score@majority"]).collect()
@@ -294,7 +294,7 @@ def test_a_majority_that_changes_back_is_settled_again(store: Store) -> None:
     store.append("experiences", experiences(1, reward=0.0))
     for said in ("good", "bad", "good"):
         labelled(store, "q", {"ann": {"g000/00": said}})
-        assert (settle(store, "q").labels, settle(store, "q").labels) == (1, 0)
+        assert (adjudicate(store, "q").labels, adjudicate(store, "q").labels) == (1, 0)
         rows = store.scan("experiences", with_columns=["label=feedback:label@majority"]).collect()
         assert rows["label"].to_list() == [said]
 
@@ -304,10 +304,10 @@ def test_pairs_that_people_compared_become_preferences(store: Store) -> None:
     made = queue(store, in_pairs=True)
     [item] = made.items
     made.add(store, item, "ann", made.question.choice("second"))
-    assert settle(store, "q").preferences == 1
+    assert adjudicate(store, "q").preferences == 1
     [row] = store.scan("preferences").collect().to_dicts()
     assert (row["chosen_id"], row["rejected_id"]) == (item.compared_id, item.experience_id)
     assert row["source"] == "human queue q"
-    assert settle(store, "q").preferences == 0
+    assert adjudicate(store, "q").preferences == 0
     rows = store.scan("experiences", with_columns=["feedback:label"]).collect()
     assert rows["label"].null_count() == 4  # a comparison is no label of either

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.jobs import finish, kill_at, start, told
+from support.jobs import flags, kill_at, run_here, start, told
 from support.tiny_models import config, offline, table, tiny, written
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -18,13 +18,14 @@ from rlake.loop.evaluation.evaluate import evaluate
 from rlake.loop.inference.chat_policy import ChatPolicy
 from rlake.loop.inference.policy import Sampling
 from rlake.loop.inference.transformers_engine.engine import TransformersEngine
+from rlake.loop.inference.transformers_engine.weight_loading import load_weights
 from rlake.loop.losses import KL
 from rlake.loop.models.load import load_folder
 from rlake.loop.models.lora import add_adapter, merge, switched_off
 from rlake.loop.models.token_logprobs import token_logprobs
 from rlake.loop.run import run
 from rlake.loop.trainer.networks import build, learned
-from rlake.loop.weight_sync import load_into, newest, published
+from rlake.loop.weight_sync import newest, published
 from rlake.loop.weight_sync.export import export_model
 from rlake.store import Store
 from rlake.store.errors import ConfigError, JobError
@@ -198,7 +199,7 @@ def test_versions_are_loaded_one_into_the_other(trained: Store) -> None:
     engine = TransformersEngine(*load_folder(found[0].folder))
     policy = ChatPolicy(engine, sampling=Sampling(max_tokens=4))
     first = logprobs(engine.model)
-    load_into(engine.model, found[3])
+    load_weights(engine.model, found[3])
     model, _ = load_folder(found[3].folder)
     assert torch.equal(logprobs(engine.model), logprobs(model))
     assert not torch.equal(logprobs(engine.model), first)
@@ -216,9 +217,9 @@ def test_weights_of_another_kind_or_shape_are_refused(trained: Store) -> None:
     weights = newest(trained, folder(trained), "demo")
     plain, _ = tiny()
     with pytest.raises(JobError, match=r"belongs to another model: it has `model\.layers\.0"):
-        load_into(plain, weights)
-    with pytest.raises(JobError, match=r"has shape \[4, 16\] in place of \[2, 16\]"):
-        load_into(adapted(rank=2), weights)
+        load_weights(plain, weights)
+    with pytest.raises(JobError, match=r"has shape \[4, 16\] instead of \[2, 16\]"):
+        load_weights(adapted(rank=2), weights)
 
 
 def test_loading_an_adapter_draws_no_random_numbers(trained: Store) -> None:
@@ -234,7 +235,7 @@ def test_a_store_that_was_moved_finds_what_is_below_its_adapters(
     weights = newest(trained, tmp_path / "moved", "demo")
     expected, _ = load_folder(newest(trained, folder(trained), "demo").folder)
     (tmp_path / "moved" / "base" / "config.json").rename(tmp_path / "config.json")
-    with pytest.raises(ConfigError, match=r"the model below the adapter in `.*moved"):
+    with pytest.raises(ConfigError, match=r"the base model of the adapter in `.*moved"):
         load_folder(weights.folder)
     (tmp_path / "config.json").rename(tmp_path / "moved" / "base" / "config.json")
     found, _ = load_folder(weights.folder)
@@ -256,7 +257,7 @@ def test_an_adapter_without_weights_is_refused(trained: Store, tmp_path: Path) -
     with pytest.raises(ConfigError, match="is an adapter without weights"):
         load_folder(weights.folder)
     with pytest.raises(JobError, match="the weights of version 3 are gone"):
-        load_into(adapted(), weights)
+        load_weights(adapted(), weights)
 
 
 @pytest.mark.parametrize("kind", ["merged", "adapter"])
@@ -307,19 +308,16 @@ def test_a_resumed_run_with_dropout_equals_one_that_was_not_interrupted(tmp_path
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_killed_run_with_an_adapter_ends_as_one_that_was_never_killed(tmp_path: Path) -> None:
-    found = []
-    for name, kill in (("whole", None), ("killed", 8)):
-        place = tmp_path / name
-        place.mkdir()
-        args = ["run", "small.yaml", "--store", "lake", "--set", "model.lora.rank=4"]
-        args += ["--set", "model.lora.dropout=0.1", "--set", "algorithm.grpo.kl.coef=0.1"]
-        if kill:
-            kill_at(start(place, *args), place / "lake", step=kill, seconds=200)
-            args.append("--resume")
-        finish(start(place, *args), seconds=200)
-        found.append(told(place / "lake"))
-    assert found[0] == found[1]
-    assert len(found[0]["losses"]) == 16
+    sets = ["model.lora.rank=4", "model.lora.dropout=0.1", "algorithm.grpo.kl.coef=0.1"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run_here(whole, *sets)
+    killed.mkdir()
+    process = start(killed, "run", "small.yaml", "--store", "lake", *flags(sets))
+    kill_at(process, killed / "lake", step=8, seconds=200)
+    run_here(killed, *sets, resume=True)
+    wanted = told(whole / "lake")
+    assert told(killed / "lake") == wanted
+    assert len(wanted["losses"]) == 16
 
 
 def test_a_run_that_starts_from_an_adapter_takes_it_as_part_of_its_model(
@@ -350,7 +348,7 @@ def test_a_run_whose_model_was_changed_below_its_adapters_is_not_resumed(tmp_pat
     run(store, settings(model=path, trainer={"steps": 1}))
     assert not (folder(store) / "base").exists()  # it lies elsewhere
     tiny(seed=1)[0].save_pretrained(base)
-    with pytest.raises(ConfigError, match="is another than when the run was started"):
+    with pytest.raises(ConfigError, match="has changed since the run was started"):
         run(store, settings(model=path, trainer={"steps": 2}), resume=True)
 
 
@@ -358,8 +356,8 @@ def test_a_run_whose_model_was_changed_below_its_adapters_is_not_resumed(tmp_pat
     ("target", "said"),
     [
         ("q_prj", "no such layer; did you mean `q_proj`?; it has `down_proj`, `gate_proj`"),
-        ("lm_head", "`lm_head` is the vocabulary's own layer"),
-        ("embed_tokens", "`model.embed_tokens` is the vocabulary's own layer"),
+        ("lm_head", "`lm_head` is the embedding or LM head"),
+        ("embed_tokens", "`model.embed_tokens` is the embedding or LM head"),
     ],
 )
 def test_targets_that_cannot_be_adapted_are_refused(target: str, said: str) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from support.losses import batch_of, examples_of, ragged
-from support.preferences import metric, prefer, preference
-from support.tiny_models import SPEC, judge, offline, table, tiny, written
+from support.preferences import prefer, preference
+from support.tiny_models import SPEC, judge, metric, offline, table, tiny, written
 
 from rlake.loop.algorithms import resolve
 from rlake.loop.config import FrozenModel
-from rlake.loop.models.reward_model import SequenceScorer, load_reward_model, of_policy
+from rlake.loop.models.value_heads import SequenceScorer, load_reward_model, of_policy
 from rlake.loop.run import run
 from rlake.loop.runs.job import run_folder
 from rlake.store import Store, connect

@@ -42,7 +42,7 @@ FAMILIES: dict[str, Any] = {
 
 
 class Shifted(Qwen3ForCausalLM):
-    """A model that does something of its own to its logits."""
+    """A model that changes its logits in an unknown way."""
 
     def forward(self, *args: Any, **options: Any) -> Any:
         out: Any = super().forward(*args, **options)
@@ -216,5 +216,5 @@ def test_whole_distributions_are_those_of_the_models_own_logits(
     )
     wanted = torch.nn.functional.pad((p.exp() * (p - q)).sum(-1), (1, 0)) * mask
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-    with pytest.raises(JobError, match="`Shifted` does something of its own to its logits"):
+    with pytest.raises(JobError, match="`Shifted` changes its logits in an unknown way"):
         Scorer(policy)(token_ids, mask, against=(of_family("shifted"), lambda p, q: p[:, 0]))

@@ -3,17 +3,18 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.builders import task
+from support.builders import line_of, task
+from support.rollouts import rollouts
 from support.tiny_models import speaking, table
 
-from rlake.loop.inference.policy import Completion, Policy, Sampling
+from rlake.loop.inference.policy import Completion, Policy
 from rlake.loop.inference.scripted import ScriptedPolicy
-from rlake.loop.rollouts.group import RolloutSpec, run_tasks, workflow_of
+from rlake.loop.rollouts.group import workflow_of
 from rlake.loop.trajectories.rewards import rewards_of
 from rlake.loop.trajectories.rows import store_rows
 from rlake.loop.workflows import Workflow, single_turn
@@ -29,26 +30,13 @@ def tries(
     *,
     tasks: Sequence[Task] = (),
     workflow: Workflow = single_turn,
-    rewards: dict[str, Any] | None = None,
+    rewards: Any = "exact_match",
     group_size: int = 2,
-    seed: int = 0,
-    step: int = 1,
-    first: int = 0,
-    run_id: str = "demo",
-    rollout_timeout: float | None = None,
+    **how: Any,
 ) -> list[Experience]:
     """Try tasks and return the rows."""
-    trying = RolloutSpec(
-        workflow=workflow,
-        rewards=rewards_of("exact_match") if rewards is None else rewards,
-        group_size=group_size,
-        sampling=Sampling(max_tokens=6),
-        seed=seed,
-        run_id=run_id,
-        rollout_timeout=rollout_timeout,
-    )
-    numbered = list(enumerate(tasks or [task(1), task(2)]))[first:]
-    return asyncio.run(run_tasks(numbered, policy, trying, step=step))
+    some = tasks or [task(1), task(2)]
+    return rollouts(policy, workflow, *some, rewards=rewards, group_size=group_size, **how)
 
 
 def answers(*texts: str) -> ScriptedPolicy:
@@ -85,13 +73,13 @@ def test_an_engine_without_logprobs_or_tokens_gives_null_and_not_zeros() -> None
 
 
 def test_ids_say_run_batch_task_and_try_and_sort_in_that_order() -> None:
-    rows = tries(answers("2"), group_size=3, step=12)
+    rows = tries(answers("2"), group_size=3, batch=12)
     assert [r.experience_id for r in rows] == [
         f"demo/000012/{place:04d}/{i:02d}" for place in (0, 1) for i in range(3)
     ]
     assert [r.group_id for r in rows] == ["demo/000012/0000"] * 3 + ["demo/000012/0001"] * 3
-    assert [r.rollout for r in rows] == [0, 1, 2] * 2
-    assert {(r.run_id, r.step) for r in rows} == {("demo", 12)}
+    assert [r.rollout_index for r in rows] == [0, 1, 2] * 2
+    assert {(r.run_id, r.batch) for r in rows} == {("demo", 12)}
     assert [r.task_id for r in rows] == [task(1).task_id] * 3 + [task(2).task_id] * 3
 
 
@@ -106,7 +94,7 @@ def test_a_rollout_that_is_made_again_is_the_same_alone_or_among_others() -> Non
     assert [r.experience_id for r in part] == [r.experience_id for r in whole[3:]]
 
 
-@pytest.mark.parametrize("other", [{"seed": 1}, {"step": 2}, {"run_id": "other"}])
+@pytest.mark.parametrize("other", [{"seed": 1}, {"batch": 2}, {"run_id": "other"}])
 def test_another_seed_batch_or_run_gives_other_tries(other: dict[str, Any]) -> None:
     policy = speaking()
     one, two = tries(policy, group_size=6), tries(policy, group_size=6, **other)
@@ -129,18 +117,9 @@ def test_the_requests_of_one_rollout_have_seeds_of_their_own() -> None:
     rows = tries(speaking(), workflow=asks_twice, group_size=6)
     assert any(a.token_ids != b.token_ids for a, b in zip(rows[::2], rows[1::2], strict=True))
     assert [r.experience_id for r in rows[:4]] == [
-        "demo/000001/0000/00",
-        "demo/000001/0000/00.1",
-        "demo/000001/0000/01",
-        "demo/000001/0000/01.1",
+        f"demo/000001/0000/{rollout}" for rollout in ("00", "00.1", "01", "01.1")
     ]
     assert {r.group_id for r in rows[:12]} == {"demo/000001/0000"}
-
-
-def test_one_reward_is_the_reward() -> None:
-    rows = tries(answers("2", "3", "4", "4"))
-    assert [r.reward for r in rows] == [1.0, 0.0, 1.0, 1.0]
-    assert rows[1].rewards == {"exact_match": 0.0}
 
 
 def length(task: Task, experience: Experience) -> float:
@@ -203,7 +182,7 @@ def test_a_reward_that_raises_costs_its_own_row_only_and_the_tokens_are_kept() -
     assert [r.reward for r in rows] == [2.0, None, 2.0]
     assert [r.drop_reason for r in rows] == [
         None,
-        "reward `fails` failed: KeyError: 'no such unit'",
+        f"reward `fails` failed: KeyError: 'no such unit' {line_of(__file__, 'no such unit')}",
         None,
     ]
     assert rows[1].token_ids is not None
@@ -259,7 +238,7 @@ def test_a_reward_of_groups_leaves_failed_tries_out_and_may_fail_itself() -> Non
         answers("4", "44"), workflow=breaks_at_one, group_size=2, rewards={"x": (one_too_few, 1.0)}
     )
     assert [r.reward for r in rows] == [None] * 4
-    assert ["a judge of groups gave [1.0]" in (r.drop_reason or "") for r in rows] == [
+    assert ["a judge of groups returned [1.0]" in (r.drop_reason or "") for r in rows] == [
         False,
         False,
         True,
@@ -297,39 +276,27 @@ async def breaks_at_one(task: Task, policy: Policy) -> Experience:
 def test_a_workflow_that_raises_becomes_a_row_that_says_so_and_the_others_go_on(
     store: Store,
 ) -> None:
-    rows = tries(answers("4"), workflow=breaks_at_one, step=3)
-    assert [r.drop_reason for r in rows] == [
-        "workflow failed: TimeoutError: no answer from the sandbox",
-        "workflow failed: TimeoutError: no answer from the sandbox",
-        None,
-        None,
-    ]
+    rows = tries(answers("4"), workflow=breaks_at_one, batch=3)
+    where = line_of(__file__, "no answer from")
+    said = f"workflow failed: TimeoutError: no answer from the sandbox {where}"
+    assert [r.drop_reason for r in rows] == [said, said, None, None]
     failed = rows[0]
     assert (failed.token_ids, failed.reward, failed.finish_reason) == (None, None, "error")
     assert (failed.task_id, failed.prompt_text) == (task(1).task_id, "1+1=")
     assert (failed.experience_id, failed.group_id) == ("demo/000003/0000/00", "demo/000003/0000")
-    assert (failed.policy_version, failed.step, failed.run_id) == (5, 3, "demo")
+    assert (failed.policy_version, failed.batch, failed.run_id) == (5, 3, "demo")
     store_rows(store, rows)
     assert store.count("experiences") == 4
 
 
-def nothing(task: Task) -> list[Experience]:
-    return []
-
-
-def no_experience(task: Task) -> Any:
-    return "2"
-
-
 @pytest.mark.parametrize(
-    ("made", "said"),
-    [(nothing, "it returned no experience"), (no_experience, "expected rows, a reward")],
+    ("made", "said"), [([], "it returned no experience"), ("2", "expected rows, a reward")]
 )
 def test_a_workflow_that_returns_nothing_usable_becomes_a_row_that_says_so(
-    made: Callable[[Task], Any], said: str
+    made: Any, said: str
 ) -> None:
     async def odd(task: Task, policy: Policy) -> Any:
-        return made(task)
+        return made
 
     rows = tries(answers("2"), workflow=odd)
     assert len(rows) == 4
@@ -390,11 +357,7 @@ def test_a_task_that_names_a_workflow_is_tried_with_its_own() -> None:
     own = replace(task(1), workflow=f"{__name__}:twice")
     lost = replace(task(3), workflow="sngle_turn")
     rows = tries(answers("2", "4"), tasks=[own, task(2), lost], group_size=1)
-    assert [row.experience_id for row in rows] == [
-        "demo/000001/0000/00",
-        "demo/000001/0000/00.1",
-        "demo/000001/0001/00",
-        "demo/000001/0002/00",
-    ]
+    names = ("0000/00", "0000/00.1", "0001/00", "0002/00")
+    assert [row.experience_id for row in rows] == [f"demo/000001/{name}" for name in names]
     assert rows[2].drop_reason is None
     assert "did you mean `single_turn`?" in (rows[3].drop_reason or "")

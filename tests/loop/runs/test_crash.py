@@ -1,10 +1,11 @@
 """Pull the plug: a run that is killed and resumed is the run that was never killed."""
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
-from support.jobs import finish, kill_at, start, told
+from support.jobs import flags, kill_at, run_here, start, told
 
 import rlake
 
@@ -14,26 +15,36 @@ TWICE = """
 """Rows trained on twice in an epoch: there must be none."""
 
 
-def whole_run(folder: Path, *sets: str) -> dict[str, list[tuple[object, ...]]]:
+Told = dict[str, list[tuple[object, ...]]]
+
+
+def whole_run(folder: Path, *sets: str) -> Told:
     """The run that is never killed."""
-    folder.mkdir()
-    finish(start(folder, "run", "small.yaml", "--store", "lake", *sets))
+    run_here(folder, *sets)
     return told(folder / "lake")
 
 
-def killed_run(folder: Path, steps: list[int], *sets: str) -> dict[str, list[tuple[object, ...]]]:
+def killed_run(folder: Path, steps: list[int], *sets: str) -> Told:
     """The same run, killed when each of `steps` was drawn, and resumed."""
     folder.mkdir()
-    args = ["run", "small.yaml", "--store", "lake", *sets]
+    args = ["run", "small.yaml", "--store", "lake", *flags(sets)]
     for i, step in enumerate(steps):
         process = start(folder, *args, *(["--resume"] if i else []))
         kill_at(process, folder / "lake", step=step)
-    finish(start(folder, *args, "--resume"))
+    run_here(folder, *sets, resume=True)
     return told(folder / "lake")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of 16 steps that was never killed; tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    whole_run(folder)
+    return folder
+
+
 def test_a_short_run_killed_in_mid_step_ends_as_if_never_killed(tmp_path: Path) -> None:
-    short = ("--set", "trainer.steps=5", "--set", "trainer.checkpoint_every=2")
+    short = ("trainer.steps=5", "trainer.checkpoint_every=2")
     killed = killed_run(tmp_path / "killed", [4], *short)
     assert killed == whole_run(tmp_path / "whole", *short)
     store = rlake.connect(tmp_path / "killed" / "lake")
@@ -43,23 +54,22 @@ def test_a_short_run_killed_in_mid_step_ends_as_if_never_killed(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_killed_and_resumed_run_equals_one_that_was_never_killed(tmp_path: Path):
-    whole = whole_run(tmp_path / "whole")
+def test_a_killed_and_resumed_run_equals_one_that_was_never_killed(tmp_path: Path, whole: Path):
+    wanted = told(whole / "lake")
     killed = killed_run(tmp_path / "killed", [7])
-    assert killed == whole
-    assert len(whole["losses"]) == 16
-    assert any(loss for _, loss in whole["losses"]), "a run that learns nothing shows nothing"
+    assert killed == wanted
+    assert len(wanted["losses"]) == 16
+    assert any(loss for _, loss in wanted["losses"]), "a run that learns nothing shows nothing"
 
     store = rlake.connect(tmp_path / "killed" / "lake")
     assert store.sql(TWICE).fetchall() == []
     superseded = store.sql("SELECT count(*) FROM draws").fetchall()
-    assert superseded[0][0] > len(whole["drawn"]), "the kill came too late to undo a step"
+    assert superseded[0][0] > len(wanted["drawn"]), "the kill came too late to undo a step"
 
 
 @pytest.mark.slow
-def test_the_audit_of_rows_trained_twice_finds_a_planted_one(tmp_path: Path):
-    whole_run(tmp_path / "whole")
-    store = rlake.connect(tmp_path / "whole" / "lake")
+def test_the_audit_of_rows_trained_twice_finds_a_planted_one(tmp_path: Path, whole: Path):
+    store = rlake.connect(shutil.copytree(whole / "lake", tmp_path / "lake"))
     [row] = store.sql("SELECT * FROM draws ORDER BY step, position LIMIT 1").pl().to_dicts()
     store.append("draws", [row | {"step": 16, "position": 999}])
     [(experience_id, epoch, times)] = store.sql(TWICE).fetchall()
@@ -70,12 +80,9 @@ def test_the_audit_of_rows_trained_twice_finds_a_planted_one(tmp_path: Path):
 @pytest.mark.parametrize(
     "sets",
     [
-        ["--set", "schedule.max_ahead=2"],
+        ["schedule.max_ahead=2"],
         pytest.param(
-            [
-                *("--set", "schedule.max_ahead=1", "--set", "schedule.publish_every=2"),
-                *("--set", "explorer.tasks_per_chunk=2"),
-            ],
+            ["schedule.max_ahead=1", "schedule.publish_every=2", "explorer.tasks_per_chunk=2"],
             marks=pytest.mark.long,
         ),
     ],
@@ -88,9 +95,11 @@ def test_runs_ahead_of_the_trainer_survive_kills_as_well(tmp_path: Path, sets: l
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_run_killed_at_ten_random_moments_equals_one_that_was_never_killed(tmp_path: Path):
+def test_a_run_killed_at_ten_random_moments_equals_one_that_was_never_killed(
+    tmp_path: Path, whole: Path
+):
     moments = sorted(random.Random(20260101).choices(range(1, 16), k=10))
-    assert killed_run(tmp_path / "killed", moments) == whole_run(tmp_path / "whole")
+    assert killed_run(tmp_path / "killed", moments) == told(whole / "lake")
 
 
 MEASURED = "SELECT experience_id, token_ids FROM experiences WHERE run_id <> 'small' ORDER BY 1"
@@ -101,13 +110,12 @@ SCORES = """
 
 @pytest.mark.slow
 def test_a_run_that_is_measured_meanwhile_is_killed_and_ends_as_if_neither_had_been(
-    tmp_path: Path,
+    tmp_path: Path, whole: Path
 ) -> None:
-    every = ("--set", "evaluate.every_steps=3")
-    alone = whole_run(tmp_path / "alone")
-    whole = whole_run(tmp_path / "whole", *every)
-    killed = killed_run(tmp_path / "killed", [4, 10], *every)
-    assert alone == whole == killed
+    every = "evaluate.every_steps=3"
+    measured = whole_run(tmp_path / "whole", every)
+    killed = killed_run(tmp_path / "killed", [4, 10], every)
+    assert told(whole / "lake") == measured == killed
     lakes = [rlake.connect(tmp_path / name / "lake") for name in ("whole", "killed")]
     for query in (MEASURED, SCORES):
         one, other = (lake.sql(query).fetchall() for lake in lakes)

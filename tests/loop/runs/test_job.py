@@ -79,6 +79,7 @@ def test_a_run_is_not_continued_as_another(store: Store, changes: dict[str, Any]
         {"schedule": {"max_lag": 0}},  # what it was, said aloud
         {"evaluate": {"group_size": 3}},
         {"store": "elsewhere"},
+        {"trackers": ["support.trackers:Notes"]},
     ],
 )
 def test_a_longer_run_or_other_waits_are_the_same_run(
@@ -200,7 +201,7 @@ def test_runs_lie_in_the_store_or_where_the_configuration_says(
     assert store.folder is not None
     assert run_folder(store, config()) == store.folder / "runs" / "demo"
     assert run_folder(store, config(output=str(tmp_path))) == tmp_path / "demo"
-    with pytest.raises(ConfigError, match="`output` is missing"):
+    with pytest.raises(ConfigError, match="`output` is required"):
         run_folder(Store("s3://bucket/lake"), config())
 
 

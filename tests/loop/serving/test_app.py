@@ -9,7 +9,8 @@ import pytest
 from support.serving import asking, chat
 from support.tiny_models import speaking
 
-from rlake.loop.chat_api import Session, create_app
+from rlake.loop.chat_api.app import create_app
+from rlake.loop.chat_api.sessions import Session
 from rlake.loop.config import LimitsConfig, ServeConfig
 from rlake.loop.inference.policy import Completion, PolicyError, Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
@@ -20,6 +21,7 @@ from rlake.store import Task
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 LOCAL = {"content-type": "application/json"}
+ADDRESS = "/v1/chat/completions"
 
 
 def scripted(*answers: str) -> ScriptedPolicy:
@@ -56,6 +58,10 @@ class Waits(ScriptedPolicy):
         return await super().generate(*args, **options)
 
 
+def posted(app: Any, *texts: str, **body: Any) -> httpx.Response:
+    return asking(app, lambda client: client.post(ADDRESS, json=chat(*texts, **body)))
+
+
 def events(answer: httpx.Response) -> list[dict[str, Any]]:
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
     assert lines.pop() == "[DONE]"
@@ -63,10 +69,8 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 def test_an_answer_has_what_clients_of_openai_read_and_its_tokens_when_asked() -> None:
-    body = chat("2+2=", n=2, logprobs=True, return_token_ids=True)
-    answer = asking(
-        create_app(scripted("4", "5")), lambda c: c.post("/v1/chat/completions", json=body)
-    )
+    app = create_app(scripted("4", "5"))
+    answer = posted(app, "2+2=", n=2, logprobs=True, return_token_ids=True)
     told = answer.json()
     assert [c["message"]["content"] for c in told["choices"]] == ["4", "5"]
     first = told["choices"][0]
@@ -80,8 +84,8 @@ def test_an_answer_has_what_clients_of_openai_read_and_its_tokens_when_asked() -
 
 def test_a_streamed_answer_says_the_same_piece_by_piece() -> None:
     text = "a long answer " * 20
-    body = chat("go on", stream=True, stream_options={"include_usage": True}, return_token_ids=True)
-    answer = asking(create_app(scripted(text)), lambda c: c.post("/v1/chat/completions", json=body))
+    how = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    answer = posted(create_app(scripted(text)), "go on", **how)
     assert answer.headers["content-type"].startswith("text/event-stream")
     *pieces, usage = events(answer)
     deltas = [piece["choices"][0]["delta"] for piece in pieces]
@@ -122,7 +126,7 @@ def test_a_session_of_several_turns_is_one_row_token_for_token() -> None:
         for _ in range(3):
             headers = {"X-Session-Id": "s"}
             body = chat(*said, return_token_ids=True)
-            answer = await client.post("/v1/chat/completions", json=body, headers=headers)
+            answer = await client.post(ADDRESS, json=body, headers=headers)
             said += [answer.json()["choices"][0]["message"]["content"], "+2="]
 
     asking(app, talk)
@@ -140,10 +144,9 @@ def test_models_are_listed_and_an_unknown_one_is_no_answer() -> None:
     async def ask(client: httpx.AsyncClient) -> None:
         listed = (await client.get("/v1/models")).json()
         assert [model["id"] for model in listed["data"]] == ["small", "judge"]
-        address = "/v1/chat/completions"
-        answer = await client.post(address, json=chat("?", model="judge"))
+        answer = await client.post(ADDRESS, json=chat("?", model="judge"))
         assert answer.json()["choices"][0]["message"]["content"] == "j"
-        answer = await client.post(address, json=chat("?", model="none"))
+        answer = await client.post(ADDRESS, json=chat("?", model="none"))
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
         assert (await client.get("/nowhere")).json()["error"]["message"].startswith("Not Found")
 
@@ -162,8 +165,7 @@ def test_models_are_listed_and_an_unknown_one_is_no_answer() -> None:
 def test_an_engine_that_cannot_answer_says_why(reason: str, status: int, code: str) -> None:
     app = create_app(Fails(reason))
     for stream in (False, True):
-        body = chat("?", stream=stream)
-        answer = asking(app, lambda c, body=body: c.post("/v1/chat/completions", json=body))
+        answer = posted(app, "?", stream=stream)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
         assert ("retry-after" in answer.headers) == (status == 503)
 
@@ -172,8 +174,7 @@ def test_the_policy_with_the_fewest_requests_answers_and_one_that_is_down_is_pas
     down = Fails("engine_error")
     app = create_app(LoadBalancedPolicy([down, scripted("up")]))
     for _ in range(3):
-        answer = asking(app, lambda c: c.post("/v1/chat/completions", json=chat("?")))
-        assert answer.json()["choices"][0]["message"]["content"] == "up"
+        assert posted(app, "?").json()["choices"][0]["message"]["content"] == "up"
     assert down.asked == 1
 
     async def both() -> list[str]:
@@ -190,34 +191,22 @@ def test_the_policy_with_the_fewest_requests_answers_and_one_that_is_down_is_pas
 
 def test_a_model_that_is_none_of_the_runs_has_no_policy_version() -> None:
     app = create_app({"judge": ExternalModelPolicy(scripted(), "judge")})
-
-    async def ask(client: httpx.AsyncClient) -> None:
-        await client.post("/v1/chat/completions", json=chat("?", user="u"))
-
-    asking(app, ask)
+    posted(app, "?", user="u")
     [turn] = app.state.sessions.turns("u")
     assert (turn.completion.policy_version, turn.completion.segments) == (None, ())
 
 
 def test_nobody_gets_in_without_the_token_or_from_a_web_page() -> None:
     guarded, local = create_app(scripted(), token="secret"), create_app(scripted())
-    address, body = "/v1/chat/completions", chat("?")
 
-    def status(app: Any, headers: dict[str, str], method: str = "POST", path: str = address) -> int:
-        content = json.dumps(body)
+    def status(app: Any, headers: dict[str, str], method: str = "POST", path: str = ADDRESS) -> int:
+        content = json.dumps(chat("?"))
         ask = lambda c: c.request(method, path, content=content, headers=headers)  # noqa: E731
         return asking(app, ask).status_code
 
-    for said in (
-        "",
-        "Bearer",
-        "Bearer wrong",
-        "Basic secret",
-        "Bearer secret2",
-        "Bearer " + "x" * 5000,
-    ):
-        wrong = {"authorization": said}
-        assert status(guarded, LOCAL | ({} if not said else wrong)) == 401
+    wrong = ("Bearer", "Bearer wrong", "Basic secret", "Bearer secret2", "Bearer " + "x" * 5000)
+    for headers in ({}, *({"authorization": said} for said in wrong)):
+        assert status(guarded, LOCAL | headers) == 401
     assert status(guarded, LOCAL | {"authorization": "Bearer secret"}) == 200
     assert status(guarded, {}, "GET", "/metrics") == 401
     assert status(guarded, {}, "GET", "/health") == 200
@@ -242,8 +231,7 @@ def test_only_who_has_the_token_for_feedback_rates() -> None:
 
     for token in (None, "asker"):
         assert [status(token, said) for said in ("", "asker", "rater")] == [401, 401, 200]
-    address = "/v1/chat/completions"
-    assert [status("asker", said, address) for said in ("asker", "rater")] == [200, 401]
+    assert [status("asker", said, ADDRESS) for said in ("asker", "rater")] == [200, 401]
 
 
 @pytest.mark.parametrize("name", ["žluť", "日本 50%", "a%20b", "Å"])
@@ -251,13 +239,13 @@ def test_only_who_has_the_token_for_feedback_rates() -> None:
 def test_a_session_of_any_script_is_named_in_the_body_and_encoded_in_headers(
     name: str, *, stream: bool
 ) -> None:
-    app, address = create_app(scripted("1", "2", "3")), "/v1/chat/completions"
+    app = create_app(scripted("1", "2", "3"))
 
     async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
-        answers = [await client.post(address, json=chat("?", user=name, stream=stream))]
+        answers = [await client.post(ADDRESS, json=chat("?", user=name, stream=stream))]
         for said in (answers[0].headers["x-session-id"], name.replace("%", "%25").encode()):
             headers: Any = {"X-Session-Id": said}
-            answers.append(await client.post(address, json=chat("?"), headers=headers))
+            answers.append(await client.post(ADDRESS, json=chat("?"), headers=headers))
         return answers
 
     for answer in asking(app, ask):
@@ -268,11 +256,11 @@ def test_a_session_of_any_script_is_named_in_the_body_and_encoded_in_headers(
 
 @pytest.mark.parametrize("name", ["%ed%a0%80", "%ff", "a%00b"])
 def test_a_name_that_is_no_text_is_refused(name: str) -> None:
-    app, address = create_app(scripted()), "/v1/chat/completions"
+    app = create_app(scripted())
 
     async def ask(client: httpx.AsyncClient) -> list[int]:
-        in_path = await client.post(f"/sessions/{name}{address}", json=chat("?"))
-        told = await client.post(address, json=chat("?"), headers={"X-Session-Id": name})
+        in_path = await client.post(f"/sessions/{name}{ADDRESS}", json=chat("?"))
+        told = await client.post(ADDRESS, json=chat("?"), headers={"X-Session-Id": name})
         return [in_path.status_code, told.status_code]
 
     assert asking(app, ask) == [400, 400]
@@ -280,10 +268,10 @@ def test_a_name_that_is_no_text_is_refused(name: str) -> None:
 
 
 def test_a_prompt_of_nothing_or_of_far_too_much_is_refused_before_it_is_sampled() -> None:
-    app, address = create_app(speaking()), "/v1/chat/completions"
+    app = create_app(speaking())
 
     async def ask(client: httpx.AsyncClient) -> list[dict[str, Any]]:
-        answers = [await client.post(address, json=chat(t)) for t in ("", "1" * 3_900_000)]
+        answers = [await client.post(ADDRESS, json=chat(t)) for t in ("", "1" * 3_900_000)]
         assert [answer.status_code for answer in answers] == [400, 400]
         return [answer.json()["error"] for answer in answers]
 
@@ -295,10 +283,10 @@ def test_a_prompt_of_nothing_or_of_far_too_much_is_refused_before_it_is_sampled(
 
 
 def test_others_are_answered_while_a_long_prompt_is_tokenized() -> None:
-    app, address = create_app(speaking(max_length=500_000)), "/v1/chat/completions"
+    app = create_app(speaking(max_length=200_000))
 
     async def ask(client: httpx.AsyncClient) -> int:
-        long = asyncio.create_task(client.post(address, json=chat("1" * 600_000)))
+        long = asyncio.create_task(client.post(ADDRESS, json=chat("1" * 240_000)))
         answered = 0
         while not long.done():
             assert (await client.get("/health")).status_code == 200
@@ -322,9 +310,8 @@ def test_a_body_that_is_too_long_is_refused_before_it_is_read() -> None:
             yield b" " * 1000
 
     async def ask(client: httpx.AsyncClient) -> Sequence[int]:
-        address = "/v1/chat/completions"
-        said = await client.post(address, content=b" " * 100_000_000, headers=LOCAL)
-        chunked = await client.post(address, content=parts(), headers=LOCAL)
+        said = await client.post(ADDRESS, content=b" " * 100_000_000, headers=LOCAL)
+        chunked = await client.post(ADDRESS, content=parts(), headers=LOCAL)
         return said.status_code, chunked.status_code
 
     assert asking(app, ask) == (413, 413)
@@ -337,13 +324,12 @@ def test_more_requests_than_may_wait_are_refused_and_tell_when_to_come_back() ->
     app = create_app(policy, settings=ServeConfig(limits=limits))
 
     async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
-        address = "/v1/chat/completions"
-        first = asyncio.create_task(client.post(address, json=chat("?")))
+        first = asyncio.create_task(client.post(ADDRESS, json=chat("?")))
         await policy.begun.wait()
-        waits = asyncio.create_task(client.post(address, json=chat("?")))
+        waits = asyncio.create_task(client.post(ADDRESS, json=chat("?")))
         while app.state.serving.waiting == 0:
             await asyncio.sleep(0)
-        refused = await client.post(address, json=chat("?"))
+        refused = await client.post(ADDRESS, json=chat("?"))
         late = await waits
         policy.may_go.set()
         return [await first, refused, late]
@@ -359,8 +345,7 @@ def test_a_request_whose_client_goes_away_is_given_up() -> None:
     body = json.dumps(chat("?", user="u")).encode()
     parts = [{"type": "http.request", "body": body}, {"type": "http.disconnect"}]
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    path = "/v1/chat/completions"
-    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
+    scope = {"type": "http", "method": "POST", "path": ADDRESS, "raw_path": ADDRESS.encode()}
     scope |= {"headers": headers, "query_string": b"", "http_version": "1.1", "scheme": "http"}
 
     async def receive() -> Any:
@@ -386,15 +371,15 @@ def test_an_answer_that_cannot_be_recorded_is_not_given() -> None:
 
     app = create_app(scripted(), Full())
     with pytest.raises(OSError, match="no space"):
-        asking(app, lambda c: c.post("/v1/chat/completions", json=chat("?")))
+        posted(app, "?")
 
 
 def test_numbers_are_told_to_prometheus() -> None:
     app = create_app(scripted())
 
     async def ask(client: httpx.AsyncClient) -> str:
-        await client.post("/v1/chat/completions", json=chat("2+2=", user="u"))
-        await client.post("/v1/chat/completions", json=chat())
+        await client.post(ADDRESS, json=chat("2+2=", user="u"))
+        await client.post(ADDRESS, json=chat())
         return (await client.get("/metrics")).text
 
     text = asking(app, ask)

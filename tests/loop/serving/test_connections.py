@@ -5,7 +5,7 @@ import asyncio
 import httpx
 from support.serving import chat, listening
 
-from rlake.loop.chat_api import create_app
+from rlake.loop.chat_api.app import create_app
 from rlake.loop.config import LimitsConfig
 from rlake.loop.inference.scripted import ScriptedPolicy
 

@@ -5,36 +5,27 @@ import fcntl
 import json
 import os
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from support.serving import chat, kept
+from support.serving import chat, kept, recorded, writer
 
-from rlake.loop.chat_api.metrics import ServingMetrics
 from rlake.loop.chat_api.sessions import Session, Sessions
 from rlake.loop.inference.policy import Completion, Turn
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.serving.journal import Journal
 from rlake.loop.serving.load_balancer import ExternalModelPolicy, LoadBalancedPolicy
 from rlake.loop.serving.rows import feedback_rows, row_ids
-from rlake.loop.serving.store_writer import COMMIT_BYTES, StoreWriter
+from rlake.loop.serving.store_writer import StoreWriter
 from rlake.store import Store
-from rlake.store.errors import StoreError
 
 ADDRESS = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
 HALF = "\ud800"
 USER: Any = {"role": "user", "content": "1+1="}
-
-
-def keeper(store: Store, folder: Path) -> StoreWriter:
-    return StoreWriter(
-        store, folder, run_id="demo:serve", metrics=ServingMetrics(), store_seconds=0.01
-    )
 
 
 def said(score: Any) -> dict[str, Any]:
@@ -92,18 +83,16 @@ def test_a_session_that_the_store_refuses_is_set_aside_and_others_are_stored(
     async def work(kept: StoreWriter) -> None:
         sessions = Sessions(kept)
         for name in ("bad", "good"):
-            with sessions.request(name) as session:
-                answers = await ScriptedPolicy(["4"]).generate([USER])
-                await sessions.record(session, [USER], None, answers, response_id=name)
-                score = "high" if name == "bad" else 1.0
-                await kept.say(session, feedback_rows(row_ids(session), said(score)))
+            session = await recorded(sessions, name)
+            score = "high" if name == "bad" else 1.0
+            await kept.add_feedback(session, feedback_rows(row_ids(session), said(score)))
         [journal] = folder.glob("*/*.jsonl")
         killed.append(journal.read_bytes())
         await sessions.close()
         assert await asyncio.to_thread(kept.close, seconds=20)
 
     killed: list[bytes] = []
-    asyncio.run(work(keeper(store, folder)))
+    asyncio.run(work(writer(store, folder)))
     assert (store.count("experiences"), store.count("feedback")) == (2, 1)
     [aside] = folder.iterdir()
     assert aside.name.startswith("refused-")
@@ -112,36 +101,8 @@ def test_a_session_that_the_store_refuses_is_set_aside_and_others_are_stored(
     left = folder / "journal-left"
     left.mkdir()
     (left / "00000001.jsonl").write_bytes(killed[0])
-    assert keeper(store, folder).close(seconds=20)  # a server begins all the same
+    assert writer(store, folder).close(seconds=20)  # a server begins all the same
     assert list(folder.iterdir()) == [aside]
-
-
-def test_a_store_that_is_away_is_not_asked_without_a_pause(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tries: list[float] = []
-    enough = threading.Event()
-
-    def away(*args: Any) -> Any:
-        tries.append(time.monotonic())
-        if len(tries) == 3:
-            enough.set()
-        raise StoreError("the disk is away")
-
-    async def work() -> None:
-        waits = keeper(store, tmp_path / "serve")
-        many = Session(id="s", key="k", turns=[turn("a", "b")], responses=["r"])
-        many.nbytes = 2 * COMMIT_BYTES
-        monkeypatch.setattr(store, "append", away)
-        await waits.ended(many)
-        assert await asyncio.to_thread(enough.wait, 60)
-        monkeypatch.undo()
-        assert await waits.stored(many, seconds=20)
-        assert await asyncio.to_thread(waits.close, seconds=20)
-
-    asyncio.run(work())
-    assert tries[2] - tries[0] > 0.5  # 0.2 and 0.4 s
-    assert store.count("experiences") == 1
 
 
 def test_a_row_keeps_its_number_as_conversations_of_a_session_go_on() -> None:

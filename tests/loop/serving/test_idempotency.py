@@ -11,9 +11,9 @@ import pytest
 from support.serving import asking, chat, kept
 from support.tiny_models import table
 
-from rlake.loop.chat_api import Session, create_app
+from rlake.loop.chat_api.app import create_app
 from rlake.loop.chat_api.errors import RequestError
-from rlake.loop.chat_api.sessions import Sessions
+from rlake.loop.chat_api.sessions import Session, Sessions
 from rlake.loop.config import LimitsConfig
 from rlake.loop.inference.policy import Completion
 from rlake.loop.inference.scripted import ScriptedPolicy

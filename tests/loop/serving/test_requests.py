@@ -105,7 +105,7 @@ def test_messages_are_what_a_template_reads_however_a_client_spells_them() -> No
     spelled = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]}
     assert canonical(spelled) == {"role": "assistant", "content": "", "tool_calls": [CALL]}
     assert canonical({"role": "developer", "content": "be kind"})["role"] == "system"
-    # half of a surrogate pair can be neither tokenised nor stored
+    # half of a surrogate pair can be neither tokenized nor stored
     assert canonical({"role": "user", "content": "a\ud83d"})["content"] == "a?"
 
 

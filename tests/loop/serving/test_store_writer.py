@@ -1,13 +1,14 @@
 import asyncio
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from support.serving import chat, kept
+from support.serving import chat, kept, recorded, writer
 from support.tiny_models import offline, speaking, table
 
-from rlake.loop.chat_api.metrics import ServingMetrics
 from rlake.loop.chat_api.requests import RequestError
 from rlake.loop.chat_api.sessions import Sessions
 from rlake.loop.inference.policy import Sampling
@@ -16,18 +17,11 @@ from rlake.loop.run import train
 from rlake.loop.serving import store_writer
 from rlake.loop.serving.journal import Journal
 from rlake.loop.serving.rows import feedback_rows, row_ids
-from rlake.loop.serving.store_writer import StoreWriter
 from rlake.store import Store
 from rlake.store.errors import StoreError
 
 ADDRESS = "/v1/chat/completions"
 GOOD = "SELECT experience_id FROM feedback WHERE score >= 1"
-
-
-def keeper(store: Store, folder: Path, **options: Any) -> StoreWriter:
-    return StoreWriter(
-        store, folder, run_id="demo:serve", metrics=ServingMetrics(), store_seconds=0.01, **options
-    )
 
 
 async def ask(client: httpx.AsyncClient, *texts: str, **headers: str) -> dict[str, Any]:
@@ -75,7 +69,7 @@ def test_answers_of_one_request_and_sessions_of_one_group_are_tries_that_are_com
 
     asyncio.run(work())
     rows = store.sql(
-        "SELECT group_id, list_sort(list(rollout)) FROM experiences GROUP BY 1"
+        "SELECT group_id, list_sort(list(rollout_index)) FROM experiences GROUP BY 1"
     ).fetchall()
     assert [rollouts for _, rollouts in rows] == [[0, 1, 2]] * 2
     assert store.count("tasks") == 1
@@ -91,48 +85,35 @@ def test_tries_of_many_groups_are_numbered_by_one_question_and_no_number_comes_t
     commits = 3
 
     async def work() -> None:
-        waits = StoreWriter(
-            store, tmp_path, run_id="demo:serve", metrics=ServingMetrics(), store_seconds=60
-        )
+        waits = writer(store, tmp_path, store_seconds=60)
         sessions = Sessions(waits)
-        messages = [{"role": "user", "content": "1+1="}]
         for i in range(commits):
             ended = []
             for k in range(18):  # in an order in which the first is forgotten before it comes again
-                answers = await ScriptedPolicy(["2"]).generate(messages)
-                name = f"g{k % 6}"
-                with sessions.request(f"s{i}-{k}", name) as session:
-                    await sessions.record(session, messages, None, answers, response_id=f"r{i}-{k}")
-                await sessions.end(session.id)
-                ended.append(session)
+                ended.append(await recorded(sessions, f"s{i}-{k}", group=f"g{k % 6}"))
+                await sessions.end(f"s{i}-{k}")
             assert await waits.stored(ended[-1], seconds=20)
         await sessions.close()
         assert await asyncio.to_thread(waits.close, seconds=20)
 
     asyncio.run(work())
-    groups = "SELECT group_id, list_sort(list(rollout)) FROM experiences GROUP BY 1"
+    groups = "SELECT group_id, list_sort(list(rollout_index)) FROM experiences GROUP BY 1"
     assert sorted(sql(groups).fetchall()) == [
         (f"served/g{k}", list(range(3 * commits))) for k in range(6)
     ]
-    assert len([query for query in asked if "max(rollout)" in query]) == commits
+    assert len([query for query in asked if "max(rollout_index)" in query]) == commits
 
 
 def test_what_a_killed_server_answered_is_stored_by_the_next_one_once(
     store: Store, tmp_path: Path
 ) -> None:
     async def work() -> None:
-        killed = keeper(store, tmp_path / "serve")
+        killed = writer(store, tmp_path / "serve")
         sessions = Sessions(killed)
         policy = speaking(sampling=Sampling(max_tokens=3, temperature=0.7, top_k=4))
-        for name in ("a", "b", "b"):
-            messages = [{"role": "user", "content": "1+1="}]
-            answers = await policy.generate(messages)
-            with sessions.request(name) as session:
-                await sessions.record(session, messages, None, answers, response_id=f"r-{name}")
-        found = sessions.find("a")
-        assert found is not None
+        found, *_ = [await recorded(sessions, name, policy=policy) for name in ("a", "b", "b")]
         said = {"feedback_id": "f", "annotator": "me", "score": 1.0}
-        await killed.say(found, feedback_rows(row_ids(found), said))
+        await killed.add_feedback(found, feedback_rows(row_ids(found), said))
         [folder] = (tmp_path / "serve").iterdir()
         half = folder / "00000009.jsonl"
         half.write_bytes(b'{"key": "half a li')  # as a kill leaves it: nobody was answered
@@ -142,7 +123,7 @@ def test_what_a_killed_server_answered_is_stored_by_the_next_one_once(
     asyncio.run(work())
     assert store.count("experiences") == 0
     for recovered in (2, 0):
-        after = keeper(store, tmp_path / "serve")
+        after = writer(store, tmp_path / "serve")
         assert after.recovered == recovered
         assert after.close(seconds=20)
     rows = table(store, "experiences")
@@ -155,13 +136,9 @@ def test_a_journal_whose_sessions_are_stored_already_adds_nothing(
     store: Store, tmp_path: Path
 ) -> None:
     async def work() -> None:
-        policy = ScriptedPolicy(["4"])
-        first = keeper(store, tmp_path / "a")
+        first = writer(store, tmp_path / "a")
         sessions = Sessions(first)
-        messages = [{"role": "user", "content": "1+1="}]
-        answers = await policy.generate(messages)
-        with sessions.request("s", "g") as session:
-            await sessions.record(session, messages, None, answers, response_id="r")
+        await recorded(sessions, "s", group="g")
         journal = next((tmp_path / "a").glob("*/*.jsonl")).read_bytes()
         await sessions.close()
         assert await asyncio.to_thread(first.close, seconds=20)
@@ -170,7 +147,7 @@ def test_a_journal_whose_sessions_are_stored_already_adds_nothing(
         (left / "00000001.jsonl").write_bytes(journal)  # killed before it was forgotten
 
     asyncio.run(work())
-    again = keeper(store, tmp_path / "b")
+    again = writer(store, tmp_path / "b")
     assert again.recovered == 0
     assert again.close(seconds=20)
     assert store.count("experiences") == 1
@@ -195,31 +172,30 @@ def test_a_file_of_the_journal_goes_when_its_sessions_are_stored(tmp_path: Path)
 def test_rows_wait_while_the_store_is_away_and_requests_are_refused_when_too_many_do(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    attempts: list[float] = []
+    enough = threading.Event()
+
+    def away(*args: Any) -> Any:
+        attempts.append(time.monotonic())
+        if len(attempts) == 3:
+            enough.set()
+        raise StoreError("the disk is away")
+
     async def work() -> None:
-        away = True
-        append = store.append
-
-        def maybe(*args: Any) -> Any:
-            if away:
-                raise StoreError("the disk is away")
-            return append(*args)
-
-        monkeypatch.setattr(store, "append", maybe)
-        waits = keeper(store, tmp_path / "serve", unstored_bytes=1000)
-        sessions = Sessions(waits)
-        messages = [{"role": "user", "content": "1+1="}]
-        answers = await ScriptedPolicy(["4"]).generate(messages)
-        with sessions.request(None) as session:
-            await sessions.record(session, messages, None, answers, response_id="r")
+        waits = writer(store, tmp_path / "serve", unstored_bytes=1000)
+        monkeypatch.setattr(store, "append", away)
+        session = await recorded(Sessions(waits), None)
         with pytest.raises(RequestError, match="wait for the store") as refused:
             waits.check()
         assert refused.value.status == 503
-        away = False
+        assert await asyncio.to_thread(enough.wait, 60)
+        monkeypatch.undo()
         assert await waits.stored(session, seconds=20)
         waits.check()
         assert await asyncio.to_thread(waits.close, seconds=20)
 
     asyncio.run(work())
+    assert attempts[2] - attempts[0] > 0.5  # pauses of 0.2 and 0.4 s
     assert store.count("experiences") == 1
 
 

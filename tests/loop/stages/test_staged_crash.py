@@ -23,8 +23,8 @@ model:
   from_scratch: {hidden_size: 16, layers: 1, heads: 2, max_length: 16, init_std: 0.3,
     alphabet: "01234+="}
 tasks:
-  generator: {addition: {low: 0, high: 4, held_out: 5}}
-data: {generator: expert_answers}
+  generator: {rlake.loop.recipes.toys:addition: {low: 0, high: 4, held_out: 5}}
+data: {generator: rlake.loop.recipes.toys:expert_answers}
 trainer: {batch_size: 4, learning_rate: 5.0e-3, checkpoint_every: 4}
 evaluate: {sampling: {max_tokens: 3, temperature: 0}}
 stages:
@@ -44,8 +44,8 @@ FACTS = (
     "SELECT run_id, step, value FROM metrics_current WHERE name = 'train/loss' ORDER BY 1, 2",
     "SELECT run_id, policy_version, parent_version, parent_run_id, digest FROM policies_current "
     "ORDER BY run_id, policy_version",
-    "SELECT split_part(run_id, ':', 1), step, task_id, response_text, reward FROM experiences "
-    "JOIN (SELECT max(run_id) AS run_id FROM experiences WHERE run_id LIKE '%:eval-%') "
+    "SELECT split_part(run_id, ':', 1), batch, task_id, response_text, reward FROM experiences "
+    "JOIN (SELECT max(run_id) AS run_id FROM experiences WHERE purpose = 'eval') "
     "USING (run_id) ORDER BY task_id",
 )
 """What the two runs must agree on: rows drawn, losses, weights, and the last evaluation."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from support.tiny_models import SPEC, table
+from support.tiny_models import SPEC, SUMS, table
 
 import rlake
 from rlake.loop import cli
@@ -27,8 +27,8 @@ SHARED: dict[str, Any] = {
     "name": "demo",
     "threads": 1,
     "model": {"from_scratch": SPEC},
-    "tasks": {"generator": {"addition": {"low": 0, "high": 4, "held_out": 5}}},
-    "data": {"generator": "expert_answers"},
+    "tasks": SUMS,
+    "data": {"generator": "rlake.loop.recipes.toys:expert_answers"},
     "schedule": {"timeout": 60},
     "trainer": {"batch_size": 2, "learning_rate": 1e-2, "checkpoint_every": 2},
     "evaluate": {"sampling": {"max_tokens": 3, "temperature": 0}},
@@ -126,9 +126,9 @@ def test_a_file_is_read_with_overrides_of_one_stage(tmp_path: Path) -> None:
     assert (warm.config.trainer.steps, learn.config.trainer.steps) == (3, 7)
     assert (warm.config.seed, learn.config.seed) == (5, 5)
     assert load_stages("grpo_arithmetic") == ()
-    with pytest.raises(ConfigError, match=r"in stages.* warm_start, learn, measure with `--st"):
+    with pytest.raises(ConfigError, match=r"has stages.* warm_start, learn, measure with `--st"):
         load(file)
-    with pytest.raises(ConfigError, match="no stage `lern`; did you mean `learn`"):
+    with pytest.raises(ConfigError, match="stage `lern` does not exist; did you mean `learn`"):
         of_name([warm, learn], "lern")
 
 
@@ -144,7 +144,7 @@ def test_a_file_is_read_with_overrides_of_one_stage(tmp_path: Path) -> None:
         ({"a": {"algorithm": "sft", "trainr": {}}}, "stage `a`: unknown key `trainr`"),
         (
             {"a": {"algorithm": "sft"}, "b": {"model": {"from_scratch": {}}}},
-            "stage `b`: `model.from_scratch`: a stage that measures takes the weights of the "
+            "stage `b`: `model.from_scratch`: a stage that evaluates takes the weights of the "
             "run before",
         ),
         (
@@ -221,7 +221,7 @@ def test_a_stage_stopped_in_the_middle_goes_on_there_and_ends_as_if_it_never_sto
     moved = shutil.copytree(store.uri, tmp_path / "moved")
     there = rlake.connect(moved)
     assert [done for _, done in standing(there, staged(), resume=True)] == [True] * 3
-    with pytest.raises(ConfigError, match=r"run `demo.warm_start` was started before; go on with"):
+    with pytest.raises(ConfigError, match=r"run `demo.warm_start` was started before; continue"):
         run_stages(there, staged())
     _refuses_changes_of_what_is_finished(there)
 
@@ -261,7 +261,7 @@ def test_a_stage_that_fails_is_named_and_nothing_after_it_runs(store: Store) -> 
         "demo.warm_start"
     }
     unknown = {"learn": STAGES["learn"] | {"algorithm": "gpro"}}
-    with pytest.raises(ConfigError, match="stage `learn`: there is no algorithm `gpro`"):
+    with pytest.raises(ConfigError, match="stage `learn`: algorithm `gpro` does not exist"):
         run_stages(store, staged(unknown, "name=other"))
     assert not store.sql("SELECT run_id FROM job_events WHERE run_id LIKE 'other%'").fetchall()
 
@@ -301,7 +301,7 @@ def test_a_run_goes_on_from_the_weights_it_began_with_and_only_from_these(store:
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    with pytest.raises(JobError, match="is not what was published: its digest is another"):
+    with pytest.raises(JobError, match="is not what was published: its digest differs"):
         run(store, learn.config, resume=True)
 
 
@@ -321,16 +321,16 @@ def test_the_command_says_which_stage_runs_and_what_each_came_to(
     assert cli.run_command(["run", str(file), *lake, "--resume", "--json"]) == cli.DONE
     said = capsys.readouterr()
     assert "stage 1 of 3, warm_start: finished before\nstage 2 of 3, learn: run" in said.err
-    assert "stage 3 of 3, measure: measures run demo.learn" in said.err
+    assert "stage 3 of 3, measure: evaluates run demo.learn" in said.err
     told = json.loads(said.out.splitlines()[-1])["stages"]
     assert [told["learn"]["steps"], told["measure"]["num_rows"]] == [4, 5]
 
     assert cli.run_command(["train", str(file), *lake]) == cli.MISUSED
-    assert "runs in stages" in capsys.readouterr().err
+    assert "has stages" in capsys.readouterr().err
     assert cli.run_command(["evaluate", str(file), *lake, "--stage", "learn", "--json"]) == cli.DONE
     assert json.loads(capsys.readouterr().out)["policy_version"] == 4
     assert cli.run_command(["train", "grpo_arithmetic", *lake, "--stage", "learn"]) == cli.MISUSED
-    assert "does not run in stages; leave `--stage` out" in capsys.readouterr().err
+    assert "has no stages; leave `--stage` out" in capsys.readouterr().err
 
 
 @pytest.mark.slow

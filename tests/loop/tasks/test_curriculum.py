@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 from support.builders import task
-from support.jobs import CONFIG, finish, kill_at, start
+from support.jobs import CONFIG, finish, flags, kill_at, run_here, start
 from support.tiny_models import config
 
 import rlake
@@ -20,19 +20,18 @@ from rlake.loop.runs.job import Job
 from rlake.loop.tasks.curriculum import Curriculum
 from rlake.loop.tasks.curriculum.bots import Bots
 from rlake.loop.tasks.curriculum.outcomes import outcomes
-from rlake.loop.tasks.curriculum.pass_rates import Outcomes
-from rlake.loop.tasks.curriculum.selector import softmaxed, weighted
+from rlake.loop.tasks.curriculum.selectors import Outcomes, softmaxed, weighted
 from rlake.store import Experience, Store
 from rlake.store.errors import ConfigError, JobError, QueryError
 
 CHOSEN = (
-    "SELECT step, position, task_id, selector, score, expected FROM task_selections "
+    "SELECT batch, position, task_id, selector, score, expected FROM task_selections "
     "WHERE attempt = (SELECT max(attempt) FROM task_selections s "
-    "WHERE s.step = task_selections.step) ORDER BY step, position"
+    "WHERE s.batch = task_selections.batch) ORDER BY batch, position"
 )
 BELIEVED = (
     "SELECT DISTINCT task_id, alpha, beta, capability, rho FROM task_estimates "
-    "WHERE step = (SELECT max(step) FROM task_estimates) ORDER BY task_id"
+    "WHERE batch = (SELECT max(batch) FROM task_estimates) ORDER BY task_id"
 )
 
 
@@ -61,9 +60,9 @@ def tried(store: Store, step: int, rewards: Mapping[str, Sequence[float | None]]
                 task_id=task_id,
                 experience_id=f"{step}/{place}/{i}",
                 group_id=f"{step}/{place}",
-                rollout=i,
+                rollout_index=i,
                 run_id="demo",
-                step=step,
+                batch=step,
                 reward=reward,
             )
             for place, (task_id, given) in enumerate(rewards.items())
@@ -149,8 +148,8 @@ def test_ordered_tasks_come_by_a_number_and_those_without_one_last(
 def test_a_try_passes_by_its_accuracy_and_not_by_a_shaped_reward(
     store: Store, changes: dict[str, Any], row: dict[str, Any], expected: float | None
 ) -> None:
-    tries = [Experience(task_id="t", experience_id="e", group_id="g", **row)]
-    store.append("experiences", tries)
+    rollouts = [Experience(task_id="t", experience_id="e", group_id="g", **row)]
+    store.append("experiences", rollouts)
     found = outcomes(store.scan("experiences").collect(), TasksConfig(**changes))
     assert found["passes"].to_list() == ([] if expected is None else [expected])
     if not changes:
@@ -160,13 +159,15 @@ def test_a_try_passes_by_its_accuracy_and_not_by_a_shaped_reward(
 
 def test_a_try_of_several_rows_counts_once(store: Store) -> None:
     rows = [(0, 1.0), (0, 1.0), (0, 0.0), (1, 0.0), (2, None)]
-    tries = [
-        Experience(task_id="t", experience_id=f"e{i}", group_id="g", rollout=rollout, reward=reward)
+    rollouts = [
+        Experience(
+            task_id="t", experience_id=f"e{i}", group_id="g", rollout_index=rollout, reward=reward
+        )
         for i, (rollout, reward) in enumerate(rows)
     ]
-    store.append("experiences", tries)
+    store.append("experiences", rollouts)
     found = outcomes(store.scan("experiences").collect(), TasksConfig())
-    assert found.select("passes", "tries").rows() == [(pytest.approx(2 / 3), 2.0)]
+    assert found.select("passes", "rollouts").rows() == [(pytest.approx(2 / 3), 2.0)]
 
 
 # BOTS, by an independent calculation
@@ -179,7 +180,7 @@ def by_the_paper(
     strong: Sequence[float | None],
     forget: float,
     rho: float,
-    tries: float,
+    rollouts: float,
     epoch: float,
 ) -> tuple[list[float], list[float], float | None]:
     """Follow arXiv:2510.26374 task by task, in plain Python."""
@@ -203,7 +204,7 @@ def by_the_paper(
             elif capability is not None and weak[k] is not None and strong[k] is not None:
                 low, high = weak[k] or 0.0, strong[k] or 0.0
                 inferred = min(1.0, max(0.0, low + (high - low) * capability))
-                s, f = rho * inferred * tries, rho * (1 - inferred) * tries
+                s, f = rho * inferred * rollouts, rho * (1 - inferred) * rollouts
             alpha[k] = (1 - fade) * alpha[k] + fade * 1.0 + s
             beta[k] = (1 - fade) * beta[k] + fade * 1.0 + f
     return alpha, beta, capability
@@ -218,7 +219,7 @@ def test_bots_believes_what_the_paper_says(anchored: bool) -> None:  # noqa: FBT
     selector = Bots(
         BotsConfig(decay=0.15, rho=0.3),
         size=5,
-        tries=4,
+        rollouts=4,
         epoch=7.0,
         weak=as_numbers[0],
         strong=as_numbers[1],
@@ -227,7 +228,7 @@ def test_bots_believes_what_the_paper_says(anchored: bool) -> None:  # noqa: FBT
         told = np.array(list(batch.values())).reshape(-1, 2)
         selector.learn(Outcomes(np.array(list(batch), np.int64), told[:, 0], told[:, 1]))
     alpha, beta, capability = by_the_paper(
-        batches, weak=weak, strong=strong, tries=4, epoch=7.0, forget=0.15, rho=0.3
+        batches, weak=weak, strong=strong, rollouts=4, epoch=7.0, forget=0.15, rho=0.3
     )
     assert selector.beliefs.alpha.tolist() == pytest.approx(alpha, abs=1e-12)
     assert selector.beliefs.beta.tolist() == pytest.approx(beta, abs=1e-12)
@@ -239,7 +240,12 @@ def test_bots_believes_what_the_paper_says(anchored: bool) -> None:  # noqa: FBT
 def test_adaptive_rho_is_halved_when_inferred_rates_are_wrong_by_a_quarter() -> None:
     weak, strong = np.zeros(2), np.ones(2)
     selector = Bots(
-        BotsConfig(adaptive_rho=True, rho=0.4), size=2, tries=4, epoch=1.0, weak=weak, strong=strong
+        BotsConfig(adaptive_rho=True, rho=0.4),
+        size=2,
+        rollouts=4,
+        epoch=1.0,
+        weak=weak,
+        strong=strong,
     )
     near = Outcomes(np.array([0, 1]), np.array([2.0, 1.0]), np.array([4.0, 4.0]))
     selector.learn(near)  # inferred 0.375 of each, and seen 0.5 and 0.25
@@ -250,8 +256,8 @@ def test_adaptive_rho_is_halved_when_inferred_rates_are_wrong_by_a_quarter() -> 
 
 
 def test_bots_takes_the_tasks_nearest_to_the_target_at_temperature_zero() -> None:
-    selector = Bots(BotsConfig(thompson_sampling=False, target=0.5), size=4, tries=8, epoch=2.0)
-    selector.start(Outcomes(np.arange(4), np.array([0.0, 3.0, 5.0, 8.0]), np.full(4, 8.0)))
+    selector = Bots(BotsConfig(thompson_sampling=False, target=0.5), size=4, rollouts=8, epoch=2.0)
+    selector.beliefs.count(Outcomes(np.arange(4), np.array([0.0, 3.0, 5.0, 8.0]), np.full(4, 8.0)))
     chosen = selector.choose(2, first=0, rng=np.random.default_rng(0))
     assert sorted(chosen.places.tolist()) == [1, 2]
     assert chosen.expected is not None
@@ -273,7 +279,7 @@ def test_places_are_drawn_in_proportion_to_weights_and_to_the_softmax_of_scores(
     assert hot[1] / times == pytest.approx(0.75, abs=0.03)
 
 
-# learning from the tries, and the record of it
+# learning from the rollouts, and the record of it
 
 
 @pytest.mark.parametrize("select", ["by_pass_rate", {"bots": {"thompson_sampling": False}}])
@@ -283,7 +289,7 @@ def test_tasks_that_are_always_or_never_solved_come_more_rarely(store: Store, se
     for number in range(1, 25):
         batch = made.batch(number)
         seen.update(answers(batch))
-        try_all(store, number, batch)  # small sums: half of the tries pass
+        try_all(store, number, batch)  # small sums: half of the rollouts pass
     often = sum(n for answer, n in seen.items() if answer < 6) / 3
     rarely = sum(n for answer, n in seen.items() if answer >= 6) / 9
     assert often > 1.5 * rarely
@@ -317,7 +323,7 @@ def test_a_curriculum_that_is_made_again_goes_on_as_if_it_had_not_stopped(
             assert one.beta.tolist() == other.beta.tolist()
             assert (one.capability, one.rho) == (other.capability, other.rho)
         try_all(store, number, batch)
-    recorded = store.sql("SELECT count(*), count(DISTINCT (step, position)) FROM task_selections")
+    recorded = store.sql("SELECT count(*), count(DISTINCT (batch, position)) FROM task_selections")
     assert recorded.fetchall() == [(20, 20)]
 
 
@@ -333,21 +339,21 @@ def test_a_weight_sees_pass_rates_columns_and_values_of_tasks(store: Store) -> N
     store.append("tasks", [task(i) for i in range(6)])
     value = {"task_id": task(1).task_id, "name": "quality", "version": "1", "value": 1.0}
     store.append("task_values", [value])
-    weight = "(coalesce(quality, 0) + (answer = '4')::INT) * pass_rate * (num_tries = 0)::INT"
+    weight = "(coalesce(quality, 0) + (answer = '4')::INT) * pass_rate * (num_rollouts = 0)::INT"
     made = curriculum(store, batch_size=2, selector={"by_pass_rate": {"weight": weight}})
     assert sorted(answers(made.batch(1))) == [2, 4]
     [(scores,)] = store.sql("SELECT list(score) FROM task_selections").fetchall()
     assert scores == [0.5, 0.5]
 
 
-def test_tries_of_runs_before_count_when_the_history_says_so(store: Store) -> None:
+def test_rollouts_of_runs_before_count_when_the_history_says_so(store: Store) -> None:
     store.append("tasks", [task(i) for i in range(6)])
     before = [
         Experience(
             task_id=task(i % 6).task_id,
             experience_id=f"old/{i}",
             group_id=f"old/{i % 6}",
-            rollout=i // 6,
+            rollout_index=i // 6,
             run_id="yesterday",
             reward=float(i % 6 == 3 and i // 6 == 0),
         )
@@ -356,7 +362,7 @@ def test_tries_of_runs_before_count_when_the_history_says_so(store: Store) -> No
     store.append("experiences", before)
     bots = {"history": "run_id = 'yesterday'", "thompson_sampling": False}
     made = curriculum(store, batch_size=1, selector={"bots": bots})
-    assert answers(made.batch(1)) == [6], "the one that was solved in half of the tries"
+    assert answers(made.batch(1)) == [6], "the one that was solved in half of the rollouts"
     [(expected,)] = store.sql("SELECT expected FROM task_selections").fetchall()
     assert expected == 0.5
 
@@ -439,7 +445,7 @@ def test_an_accuracy_that_no_row_has_ends_the_run_with_the_nearest_name(store: S
             experience_id=f"e{i}",
             group_id=f"g{i}",
             run_id="demo",
-            step=1,
+            batch=1,
             metrics={"accuracy": 1.0},
         )
         for i, t in enumerate(batch)
@@ -476,16 +482,16 @@ def test_a_run_that_is_resumed_chooses_what_the_uninterrupted_one_chose(
 @pytest.mark.slow
 def test_a_killed_run_and_two_processes_choose_what_one_run_chose(tmp_path: Path) -> None:
     assert "even_digits" in CONFIG, "its rewards are thirds"
-    sets = ["--set", "tasks.selector=bots", "--set", "tasks.pass_threshold=0.6"]
-    args = ["small.yaml", "--store", "lake", *sets]
+    sets = ["tasks.selector=bots", "tasks.pass_threshold=0.6"]
+    args = ["small.yaml", "--store", "lake", *flags(sets)]
     folders = [tmp_path / name for name in ("whole", "killed", "two")]
     for folder in folders:
         folder.mkdir()
     whole, killed, two = folders
-    finish(start(whole, "run", *args))
+    run_here(whole, *sets)
     kill_at(start(killed, "run", *args), killed / "lake", step=6)
     kill_at(start(killed, "run", *args, "--resume"), killed / "lake", step=11)
-    finish(start(killed, "run", *args, "--resume"))
+    run_here(killed, *sets, resume=True)
     explorer, trainer = start(two, "explore", *args), start(two, "train", *args)
     finish(explorer)
     finish(trainer)
@@ -517,6 +523,6 @@ def test_more_groups_teach_something_when_tasks_are_chosen_by_what_was_learned(
         algorithm = {"grpo": {"group_size": 8}}
         run(store, config(tasks=tasks, explorer=parts, trainer=trainer, algorithm=algorithm))
         [(shares[name],)] = store.sql(
-            "SELECT avg((reward_max > reward_min)::INT) FROM groups WHERE step > 10"
+            "SELECT avg((reward_max > reward_min)::INT) FROM groups WHERE batch > 10"
         ).fetchall()
     assert min(shares["by_pass_rate"], shares["bots"]) > 1.5 * shares["shuffle"] > 0

@@ -6,11 +6,11 @@ import shlex
 from pathlib import Path
 
 import pytest
-from support.builders import task
+from support.builders import line_of, task
 
 from rlake.loop.cli import run_command
 from rlake.loop.config import TasksConfig
-from rlake.loop.tasks.select import prepare
+from rlake.loop.tasks.prepare import prepare_tasks
 from rlake.loop.tasks.synthesis import Proposed, propose
 from rlake.operators.chat_client import Messages
 from rlake.store import Store, connect
@@ -41,7 +41,13 @@ def seeded(store: Store) -> Store:
 
 
 def proposed(store: Store, ask: Scripted, number: int = 3, **options: object) -> Proposed:
-    settings = {"taskset": "new", "per_request": 2, "at_once": 1, "by": "scripted", **options}
+    settings = {
+        "taskset": "new",
+        "per_request": 2,
+        "max_concurrency": 1,
+        "by": "scripted",
+        **options,
+    }
     return propose(store, ask, number=number, **settings)  # type: ignore[arg-type]
 
 
@@ -111,11 +117,18 @@ def test_a_request_that_fails_or_hangs_costs_that_request(seeded: Store) -> None
         return line(f"Of {len(calls)} rivers that {THEMES[len(calls)]} cross, which is longest?")
 
     done = propose(
-        seeded, ask, taskset="new", number=1, at_once=2, seconds=0.2, attempts=4, per_request=1
+        seeded,
+        ask,
+        taskset="new",
+        number=1,
+        max_concurrency=2,
+        timeout=0.2,
+        attempts=4,
+        per_request=1,
     )
     assert (done.stored, done.requests) == (1, 4)
     assert told(seeded)[:2] == [
-        "the request failed: OSError: no route",
+        f"the request failed: OSError: no route {line_of(__file__, 'no route')}",
         "the request failed: TimeoutError: it took longer than 0.2 s",
     ]
 
@@ -175,7 +188,7 @@ def test_half_a_character_of_a_proposal_is_a_question_mark(seeded: Store) -> Non
 
 def test_a_maker_by_sql_gives_a_grid_of_tasks(store: Store) -> None:
     sql = "SELECT a || '+' || b AS prompt_text, a + b AS answer FROM range(3) x(a), range(3) y(b)"
-    prepare(
+    prepare_tasks(
         store, TasksConfig(generator={"from_sql": {"sql": sql, "taskset": "grid", "held_out": 2}})
     )
     counts = store.sql("SELECT split, count(*) FROM tasks GROUP BY split ORDER BY split").fetchall()

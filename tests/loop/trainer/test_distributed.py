@@ -245,7 +245,7 @@ def test_a_gpu_of_its_own_is_no_place_for_several_processes() -> None:
         update={"model": config.model.model_copy(update={"device": "cuda:1"})}
     )
     with (
-        pytest.raises(ConfigError, match=r"`model\.device` is cuda:1, and 2 processes take a GPU"),
+        pytest.raises(ConfigError, match=r"`model\.device` is cuda:1, but each of 2"),
         launched(config, stop=threading.Event()),
     ):
         pass

@@ -1,19 +1,19 @@
-"""Rows of another tokenizer are refused, made anew of their text, or left out; none goes unsaid."""
+"""Rows of another tokenizer are refused, tokenized again, or left out, never silently."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from support.preferences import metric
-from support.tiny_models import config, offline, table, tiny, written
+from support.tiny_models import config, metric, offline, table, tiny, written
 
 from rlake.loop.chat_api.sessions import Session
 from rlake.loop.inference.policy import Completion, Turn
 from rlake.loop.models.load import tokenizer_digest
 from rlake.loop.run import run
-from rlake.loop.serving.journal_entries import session_entry, sessions_of
+from rlake.loop.serving.journal import session_entry, sessions_of, to_line
 from rlake.store import Experience, Store, connect
 from rlake.store.errors import JobError
 
@@ -70,7 +70,7 @@ def test_tokens_are_made_anew_of_the_text_and_the_draw_says_so(
         )
     told = [r.getMessage() for r in caplog.records if "tokenizer" in r.getMessage()]
     assert len(told) == 1, "said once"
-    assert "they are made anew of their text" in told[0]
+    assert "they are tokenized again" in told[0]
     named = drawn.filter(pl.col("step") == 1).select("experience_id", "tokenizer").rows()
     assert dict(named) == {"x": OURS, "g000/00": None}
     assert metric(store, "train/foreign_rows") == {1: 1.0, 2: 1.0}
@@ -118,6 +118,6 @@ def test_the_journal_of_a_server_keeps_the_tokenizer() -> None:
         text="3", finish_reason="stop", prompt_ids=[4], token_ids=[6, 1], tokenizer=OURS
     )
     turn = Turn(messages=[{"role": "user", "content": "1"}], completion=completion)
-    entry = session_entry(Session(id="s", key="k"), [turn], "r")
-    [session] = sessions_of([entry])
+    line = to_line(session_entry(Session(id="s", key="k"), [turn], "r"))
+    [session] = sessions_of([json.loads(line)])
     assert session.turns[0].completion.tokenizer == OURS

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from rlake.loop.algorithms import resolve
 from rlake.loop.models.load import load_folder
 from rlake.loop.models.token_logprobs import token_logprobs
-from rlake.loop.models.value_model import Critic
+from rlake.loop.models.value_heads import Critic
 from rlake.loop.run import run
 from rlake.loop.trainer.networks import Networks, build, freeze, learn_from, learned
 from rlake.loop.weight_sync import newest, published
@@ -69,7 +69,7 @@ def test_what_the_algorithm_does_not_need_is_not_loaded(tmp_path: Path) -> None:
 def test_a_distillation_without_a_teacher_is_refused_before_any_work(
     store: Store, name: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"`{name}` learns from a teacher, and there is none"):
+    with pytest.raises(ConfigError, match=f"`{name}` learns from a teacher, which is missing"):
         run(store, config(algorithm=name))
     assert store.count("experiences") == store.count("job_events") == 0
 
@@ -80,7 +80,7 @@ def test_log_probs_of_a_teacher_may_be_stored_with_the_rows(store: Store) -> Non
     assert store.count("draws") > 0
 
 
-def test_a_reference_of_its_own_is_penalised_from_the_first_step(
+def test_a_reference_of_its_own_is_penalized_from_the_first_step(
     store: Store, tmp_path: Path
 ) -> None:
     trainer = {"steps": 1, "reference": saved(tmp_path / "other", seed=5)}
@@ -114,8 +114,8 @@ def test_a_model_that_reads_other_tokens_is_refused(
     with pytest.raises(ConfigError) as caught:
         built(algorithm=algorithm, trainer={section: other})
     assert str(caught.value) == (
-        f"`trainer.{section}` reads other tokens than the policy: `+` is token 14 there and token "
-        "13 here, and 1 more differ; take a model with the policy's vocabulary"
+        f"`trainer.{section}` has another vocabulary than the policy: `+` is token 14 there and "
+        "token 13 here, and 1 more differ; take a model with the policy's"
     )
 
 
@@ -124,9 +124,7 @@ def test_a_model_whose_embeddings_are_too_few_is_refused(tmp_path: Path) -> None
     model.resize_token_embeddings(12)
     given = saved(tmp_path / "small")
     model.save_pretrained(tmp_path / "small")
-    with pytest.raises(
-        ConfigError, match=r"`trainer\.teacher` reads 12 tokens, the policy's .* 15"
-    ):
+    with pytest.raises(ConfigError, match=r"`trainer\.teacher` has 12 tokens, the policy's .* 15"):
         built(algorithm="on_policy_distillation", trainer={"teacher": given})
 
 
@@ -223,14 +221,14 @@ def test_patterns_that_freeze_nothing_or_all_are_refused(patterns: list[str], sa
 
 
 def test_a_pattern_that_is_none_is_refused_where_it_stands() -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.freeze.*`\(` is no regular expression"):
+    with pytest.raises(ConfigError, match=r"trainer\.freeze.*`\(` is not a regular expression"):
         config(trainer={"freeze": ["("]})
 
 
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({"hidden_size": 24}, "`model.embed_tokens.weight` has shape [15, 24] in place of [15, 1"),
+        ({"hidden_size": 24}, "`model.embed_tokens.weight` has shape [15, 24] instead of [15, 1"),
         ({"layers": 2}, "it has `model.layers.1.self_attn.q_proj.weight` (and 10 more), which th"),
     ],
 )
@@ -252,5 +250,5 @@ def test_a_run_whose_model_was_replaced_is_not_resumed(store: Store, tmp_path: P
     saved(tmp_path / "model", layers=2)
     with pytest.raises(JobError) as caught:
         run(store, offline(model=model, trainer=trainer | {"steps": 2}), resume=True)
-    assert "the checkpoint is of another policy: it has no `model.layers.1" in str(caught.value)
+    assert "the checkpoint is of another policy: it lacks `model.layers.1" in str(caught.value)
     assert table(store, "draws", "DISTINCT step")["step"].to_list() == [1]

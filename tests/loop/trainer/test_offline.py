@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from support.tiny_models import offline, table, tiny, written
+from support.tiny_models import metric, offline, table, tiny, written
 
 from rlake.loop import run as run_module
 from rlake.loop.cli.run_summary import warn_of_untrained
@@ -37,17 +37,12 @@ def train(store: Store, rows: Sequence[Experience] = (), **changes: Any) -> pl.D
 MOST = "the most frequent reason: "
 
 
-def metric(store: Store, name: str) -> dict[int, float]:
-    rows = store.sql(f"SELECT step, value FROM metrics_current WHERE name = '{name}' ORDER BY step")
-    return dict(rows.fetchall())
-
-
 @pytest.mark.parametrize(
     ("rows", "epochs", "sampler"),
     [
         *((rows, epochs, {"fifo": {}}) for rows in (10, 8, 3) for epochs in (1, 5)),
-        (50, 3, {"uniform": {}}),
-        (26, 3, {"prioritized": {"priority": "1 + rollout"}}),
+        (22, 3, {"uniform": {}}),
+        (14, 3, {"prioritized": {"priority": "1 + rollout_index"}}),
     ],
 )
 def test_every_row_is_drawn_exactly_as_often_as_there_are_epochs(
@@ -76,7 +71,7 @@ def test_a_step_that_can_never_be_drawn_says_so_at_once(store: Store) -> None:
     said = str(caught.value)
     assert "step 3 of run `demo` can never be drawn" in said
     assert "need 4 rows, have 0 fresh, 0 stale, 6 drawn as often as allowed" in said
-    assert "take fewer `trainer.steps`, or more `trainer.max_uses`" in said
+    assert "lower `trainer.steps`, or raise `trainer.max_uses`" in said
     [error] = table(store, "runs", "error")["error"].to_list()
     assert error == said
 
@@ -146,7 +141,7 @@ def test_rows_longer_than_the_model_are_recorded_and_not_trained_on(
     assert metric(store, "train/tokens") == {1: 6}
     [(name, why)] = store.sql("SELECT experience_id, error FROM operator_errors").fetchall()
     assert name == drawn["experience_id"][1]
-    assert re.fullmatch(r"its \d+ tokens are more than the \d+ that the model takes", why)
+    assert re.fullmatch(r"its \d+ tokens are more than the \d+ that the model accepts", why)
     warn_of_untrained(store, "demo")
     assert f"warning: 1 row could not be trained on (see `operator_errors`); {MOST}{why}" in (
         capsys.readouterr().err
@@ -176,9 +171,9 @@ def test_a_step_of_nothing_usable_changes_nothing_and_says_so(store: Store) -> N
 
 
 def test_a_run_that_could_train_on_nothing_fails_and_publishes_no_weights(store: Store) -> None:
-    with pytest.raises(JobError, match="none of the 4 rows that were drawn") as caught:
+    with pytest.raises(JobError, match="none of the 4 drawn rows") as caught:
         train(store, written(4, response=60), trainer={"batch_size": 2})
-    assert "tokens are more than the 48 that the model takes" in str(caught.value)
+    assert "tokens are more than the 48 that the model accepts" in str(caught.value)
     assert store.sql("SELECT status FROM runs").fetchall() == [("failed",)]
     assert store.sql("SELECT policy_version FROM policies").fetchall() == [(0,)]
 
@@ -220,7 +215,9 @@ def test_statistics_see_the_rows_of_a_group_that_the_condition_leaves_out(store:
         Experience(**{**vars(r), "reward": reward})
         for r, reward in zip(written(4), [1.0, 0.0, 0.0, 0.0], strict=True)
     ]
-    drawn = train(store, rows, algorithm="grpo", trainer={"batch_size": 1, "where": "rollout <> 3"})
+    drawn = train(
+        store, rows, algorithm="grpo", trainer={"batch_size": 1, "where": "rollout_index <> 3"}
+    )
     assert drawn["experience_id"].to_list() == ["g000/00", "g000/01", "g000/02"]
     assert drawn["advantage"].to_list() == pytest.approx([1.5, -0.5, -0.5], abs=1e-5)
 
@@ -257,15 +254,15 @@ def test_the_loss_of_held_out_rows_is_measured_and_they_are_not_trained_on(store
         trainer={
             "batch_size": 3,
             "checkpoint_every": 2,
-            "where": "rollout < 3",
-            "eval_where": "rollout IN (1, 3)",
+            "where": "rollout_index < 3",
+            "eval_where": "rollout_index IN (1, 3)",
         },
     )
     assert set(drawn["experience_id"].str.slice(-2)) == {"00", "02"}
     measured = metric(store, "eval/loss")
     assert sorted(measured) == [0, 2]
     model, _ = tiny()
-    held = [r for r in rows if r.rollout in (1, 3)]
+    held = [r for r in rows if r.rollout_index in (1, 3)]
     with torch.no_grad():
         nll = [-token_logprobs(model, torch.tensor([list(r.token_ids or ())]))[0, 2:] for r in held]
     assert measured[0] == pytest.approx(float(torch.cat(nll).mean()), rel=1e-5)
@@ -332,7 +329,7 @@ def test_rows_that_are_not_finite_are_named_and_skipped_and_a_limit_stops_the_ru
     store: Store,
 ) -> None:
     good, bad = [0.0, 0.0, -1.0, -1.0, -1.0], [0.0, 0.0, -1e30, -1.0, -1.0]
-    squared = {"rec": {"group_size": 4, "regulariser": "k2", "coef": 1.0}}
+    squared = {"rec": {"group_size": 4, "regularizer": "k2", "coef": 1.0}}
     rows = [
         replace(row, logprobs=bad if i in (0, 4) else good) for i, row in enumerate(written(12))
     ]

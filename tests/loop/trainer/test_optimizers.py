@@ -1,18 +1,19 @@
 """Optimizers and schedules by name: whose steps they take, on what, and going on from a state."""
 
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, get_args
 
 import pytest
 import torch
-from support.tiny_models import tiny
+from support.tiny_models import tiny, weights
 from torch import nn
 from transformers import get_scheduler
 from transformers.trainer_utils import SchedulerType
 
 from rlake.loop.config import TrainerConfig
 from rlake.loop.config.trainer import LrSchedule
-from rlake.loop.models.value_model import Critic
+from rlake.loop.models.value_heads import Critic
 from rlake.loop.trainer.optimizers import Optimizers
 from rlake.store.errors import ConfigError
 
@@ -33,10 +34,6 @@ def made(
     return network, Optimizers({"policy": network}, settings, total_steps=10)
 
 
-def weights(network: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in network.parameters()])
-
-
 def gradient_of(network: nn.Module, step: int) -> None:
     """Give a network the gradient of a step."""
     torch.manual_seed(step)
@@ -44,36 +41,35 @@ def gradient_of(network: nn.Module, step: int) -> None:
         parameter.grad = torch.randn_like(parameter)
 
 
+def assert_same_steps(optimizer: str, theirs: Callable[[nn.Module], Sequence[Any]]) -> Optimizers:
+    """Take three steps with ours and with theirs, and compare the weights."""
+    (one, ours), (other, _) = made(optimizer), tiny()
+    both = [(one, [ours]), (other, theirs(other))]
+    for step in range(3):
+        for network, optimizers in both:
+            gradient_of(network, step)
+            for each in optimizers:
+                each.step()
+    torch.testing.assert_close(weights(one), weights(other), rtol=1e-5, atol=1e-7)
+    return ours
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_a_step_is_that_of_the_optimizer_named(name: str) -> None:
-    one, ours = made(name)
-    other, _ = tiny()
-    theirs = OURS[name](other.parameters())
-    for step in range(3):
-        for network in (one, other):
-            gradient_of(network, step)
-        ours.step()
-        theirs.step()
-    torch.testing.assert_close(weights(one), weights(other), rtol=1e-5, atol=1e-7)
+    assert_same_steps(name, lambda other: [OURS[name](other.parameters())])
 
 
 def test_muon_takes_the_matrices_between_and_adamw_the_rest() -> None:
-    one, ours = made("muon")
-    other, _ = tiny()
-    inner = [p for n, p in other.named_parameters() if p.ndim == 2 and "embed" not in n]
-    rest = [p for n, p in other.named_parameters() if p.ndim != 2 or "embed" in n]
-    assert len(inner) == 7
-    theirs = [
-        torch.optim.Muon(inner, lr=1e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, lr=1e-2, weight_decay=0.1),
-    ]
-    for step in range(3):
-        for network in (one, other):
-            gradient_of(network, step)
-        ours.step()
-        for optimizer in theirs:
-            optimizer.step()
-    torch.testing.assert_close(weights(one), weights(other), rtol=1e-5, atol=1e-7)
+    def theirs(other: nn.Module) -> list[torch.optim.Optimizer]:
+        inner = [p for n, p in other.named_parameters() if p.ndim == 2 and "embed" not in n]
+        rest = [p for n, p in other.named_parameters() if p.ndim != 2 or "embed" in n]
+        assert len(inner) == 7
+        return [
+            torch.optim.Muon(inner, lr=1e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(rest, lr=1e-2, weight_decay=0.1),
+        ]
+
+    ours = assert_same_steps("muon", theirs)
     assert ours.rates() == {"learning_rate": 1e-2}
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import polars as pl
 import pytest
-from support.preferences import metric, prefer, preference
-from support.tiny_models import offline, table, written
+from bench.recipes import settings
+from support.preferences import prefer, preference
+from support.tiny_models import SUMS, metric, offline, table, written
 
 from rlake.loop import run as run_module
-from rlake.loop.config import load
+from rlake.loop.cli.run_summary import summary
 from rlake.loop.run import run
+from rlake.loop.runs.progress import Display
 from rlake.loop.trainer.redraw import rebuild
 from rlake.store import Store, connect
 from rlake.store.errors import ConfigError
@@ -44,9 +46,16 @@ def test_every_pair_is_drawn_as_often_as_there_are_epochs_with_both_its_rows(
     assert set(metric(store, "train/rows").values()) == {4.0}
 
 
-def test_a_row_may_be_in_several_pairs_of_a_step(store: Store) -> None:
+def test_a_row_may_be_in_several_pairs_of_a_step_and_pairs_have_an_accuracy(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     prefer(store, 6)
-    drawn = train(store, trainer={"batch_size": 6})
+    settings = offline(algorithm="dpo", trainer={"batch_size": 6})
+    with Display(settings, total_steps=1) as listener:
+        run(store, settings, listener=listener)
+    drawn = table(store, "draws_current ORDER BY step, position")
+    assert "train 1/1  accuracy 0.5  margin 0  loss 0.6931" in capsys.readouterr().err
+    assert summary(store, settings).keys() >= {"final_accuracy", "final_margin", "final_loss"}
     assert drawn["experience_id"].n_unique() == 7
     assert drawn.height == 12
     assert metric(store, "train/accuracy").keys() == {1}
@@ -122,7 +131,7 @@ def test_a_pair_that_cannot_be_trained_on_weighs_nothing_as_a_whole(store: Store
 
 def test_an_operator_that_leaves_out_a_row_leaves_out_its_pair(store: Store) -> None:
     prefer(store, 4)
-    operators = [{"keep": {"where": "rollout != 2"}}]
+    operators = [{"keep": {"where": "rollout_index != 2"}}]
     drawn = train(store, trainer={"batch_size": 4, "operators": operators})
     left_out = drawn.filter(pl.col("weight") == 0)
     assert left_out["preference_id"].n_unique() == 2
@@ -130,7 +139,7 @@ def test_an_operator_that_leaves_out_a_row_leaves_out_its_pair(store: Store) -> 
     assert rebuild(store, "demo", 1).is_same
 
 
-def test_pairs_of_text_are_tokenised_when_drawn(store: Store) -> None:
+def test_pairs_of_text_are_tokenized_when_drawn(store: Store) -> None:
     texts = {"prompt_text": "1+2=", "token_ids": None, "loss_mask": None, "logprobs": None}
     rows = [replace(row, **texts, response_text=f"{i}") for i, row in enumerate(written(3))]
     store.append("experiences", rows)
@@ -198,7 +207,7 @@ def test_held_out_pairs_are_measured_and_never_trained_on(store: Store) -> None:
 
 def test_pairs_that_are_not_there_are_asked_for(store: Store) -> None:
     store.append("experiences", written(4))
-    told = "the store has no preferences; make some of stored tries with the operator `pairs`"
+    told = "the store has no preferences; make some from stored rollouts with the operator `pairs`"
     with pytest.raises(ConfigError, match=told):
         train(store)
 
@@ -214,18 +223,18 @@ def test_no_pair_that_fits_says_where_to_look(store: Store) -> None:
 def test_what_does_not_go_with_pairs_is_refused_before_any_work(store: Store) -> None:
     online: dict[str, Any] = {
         "explorer": {"rewards": "support.tiny_models:share_of_ones"},
-        "tasks": {"generator": {"addition": {"low": 0, "high": 4, "held_out": 5}}},
+        "tasks": SUMS,
         "trainer": {"steps": 1},
     }
-    with pytest.raises(ConfigError, match=r"`dpo` learns from stored preferences, and an explorer"):
+    with pytest.raises(ConfigError, match=r"`dpo` learns from stored preferences, which an"):
         run_module.run(store, offline(algorithm="dpo", **online))
     with pytest.raises(
-        ConfigError, match=r"`trainer\.priority_update` is of rows, and `dpo` draws"
+        ConfigError, match=r"`trainer\.priority_update` is for rows, and `dpo` draws"
     ):
         train(store, trainer={"priority_update": "surprise"})
     prefer(store, 3)
     mixed = {"a": {"share": 0.5, "run": "r"}, "b": {"share": 0.5, "source": "SELECT 1"}}
-    with pytest.raises(ConfigError, match="pairs are of no run; choose them by"):
+    with pytest.raises(ConfigError, match="pairs have no run; choose them by"):
         train(store, trainer={"sampler": {"mixed": mixed}, "steps": 1})
     assert store.count("draws") == 0
 
@@ -236,7 +245,7 @@ PAIRED = ("dpo", "ipo", "simpo", "orpo", "kto", "reward_model")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRED)
 def test_a_recipe_ranks_pairs_of_tasks_that_were_never_trained_on(store: Store, name: str) -> None:
-    run(store, load(f"{name}_digits"))
+    run(store, settings(f"{name}_digits"))
     accuracy, loss = metric(store, "eval/accuracy"), metric(store, "eval/loss")
     last = max(accuracy)
     assert accuracy[0] <= 0.5

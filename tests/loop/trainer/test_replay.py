@@ -32,7 +32,7 @@ def draws(store: Store) -> pl.DataFrame:
     return table(
         store,
         "draws_current d JOIN experiences e USING (experience_id) ORDER BY d.step, position",
-        "d.*, e.policy_version, e.step AS batch, e.group_id, e.run_id AS made_by",
+        "d.*, e.policy_version, e.batch, e.group_id, e.run_id AS made_by",
     )
 
 
@@ -60,17 +60,17 @@ REPLAYS: list[dict[str, Any]] = [
 def test_a_replay_draws_fresh_rows_again_and_every_step_can_be_proven(
     store: Store, trainer: dict[str, Any]
 ) -> None:
-    run(store, config(trainer={"steps": 6, "batch_size": 4, **trainer}, schedule={"max_lag": 3}))
+    run(store, config(trainer={"steps": 4, "batch_size": 4, **trainer}, schedule={"max_lag": 3}))
     drawn = draws(store)
-    assert drawn["step"].unique().sort().to_list() == list(range(1, 7))
+    assert drawn["step"].unique().sort().to_list() == list(range(1, 5))
     assert (drawn["lag"] <= 3).all()
     times = drawn.group_by("experience_id").len()["len"]
     assert 1 < times.max() <= trainer["max_uses"]  # type: ignore[operator]
     made = store.sql("SELECT count(DISTINCT group_id) FROM experiences").fetchall()[0][0]
     later = -(-4 // trainer["max_uses"])
-    assert made < 4 * 6, "rows that are drawn again need not be made"
-    assert made >= 4 + 5 * later
-    assert is_proven(store, 6)
+    assert made < 4 * 4, "rows that are drawn again need not be made"
+    assert made >= 4 + 3 * later
+    assert is_proven(store, 4)
 
 
 def test_weights_make_up_for_priorities(store: Store) -> None:
@@ -89,7 +89,7 @@ def test_weights_make_up_for_priorities(store: Store) -> None:
 def test_expert_rows_are_mixed_in_with_their_share_and_the_source_is_on_record(
     store: Store,
 ) -> None:
-    experts = written(12, group_size=3, source="expert", run_id="gold", step=1)
+    experts = written(12, group_size=3, source="expert", run_id="gold", batch=1)
     store.append("experiences", experts)
     mixed = {
         "expert": {"share": 0.5, "run": "gold", "sampler": "uniform"},
@@ -113,7 +113,7 @@ def test_expert_rows_are_mixed_in_with_their_share_and_the_source_is_on_record(
 def test_a_replay_that_is_interrupted_goes_on_as_if_it_had_not_been(
     tmp_path: Path, empty_store: Path
 ) -> None:
-    trainer = {"steps": 8, "batch_size": 3, "max_uses": 2, "checkpoint_every": 3, **BY_SURPRISE}
+    trainer = {"steps": 6, "batch_size": 3, "max_uses": 2, "checkpoint_every": 3, **BY_SURPRISE}
     settings = config(trainer=trainer, schedule={"max_lag": 3, "max_ahead": 1})
     stores = [shutil.copytree(empty_store, tmp_path / name) for name in ("whole", "parts")]
     whole, parts = (rlake.connect(place) for place in stores)
@@ -130,18 +130,18 @@ def test_a_replay_that_is_interrupted_goes_on_as_if_it_had_not_been(
     assert draws(parts).select(told).equals(draws(whole).select(told))
     digests = "policies_current ORDER BY policy_version"
     assert table(parts, digests, "digest").equals(table(whole, digests, "digest"))
-    assert is_proven(parts, 8)
+    assert is_proven(parts, 6)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"trainer": {"max_uses": 2}}, r"schedule.max_lag is missing: a run that draws rows again"),
+        ({"trainer": {"max_uses": 2}}, r"schedule.max_lag is missing; a run that draws rows again"),
         ({"trainer": {"source": "SELECT 1"}}, "trainer.source is for runs on what is stored"),
         ({"trainer": {"at": "then"}}, "trainer.at is for runs on what is stored"),
         (
             {"trainer": {"sampler": "unifrom"}},
-            "there is no sampler `unifrom`; did you mean `uniform`",
+            "sampler `unifrom` does not exist; did you mean `uniform`",
         ),
         (
             {"trainer": {"sampler": {"fifo": {}, "uniform": {}}}},
@@ -230,7 +230,7 @@ def test_a_reward_that_nobody_gave_is_refused_with_the_nearest(store: Store) -> 
 def test_stored_rows_are_drawn_by_priority_with_weights(store: Store) -> None:
     rows = [
         *written(8, priority=0.0),
-        *written(8, priority=1.0, step=2),
+        *written(8, priority=1.0, batch=2),
     ]
     named = [
         {**vars(r), "experience_id": f"{i:02d}", "group_id": f"g{i:02d}"}
@@ -254,9 +254,9 @@ def test_an_offline_replay_goes_by_the_priorities_that_its_own_steps_give(store:
     ]
     store.append("experiences", rows)
     trainer = {
-        "steps": 12,
+        "steps": 8,
         "batch_size": 2,
-        "max_uses": 12,
+        "max_uses": 8,
         "side_columns": ["priority=derived:priority"],
         "sampler": {"prioritized": {}},
         "priority_update": "CASE WHEN experience_id IN ('03', '05') THEN 1 ELSE 0 END",
@@ -269,14 +269,14 @@ def test_an_offline_replay_goes_by_the_priorities_that_its_own_steps_give(store:
     ]  # rows that no step has judged yet weigh as much as the heaviest
     assert all(step <= may for step, may in zip(told, allowed, strict=True))
     assert told[-1] == {"03", "05"}
-    assert is_proven(store, 12)
+    assert is_proven(store, 8)
 
 
 def test_stored_sources_are_mixed_too(store: Store) -> None:
-    store.append("experiences", written(6, run_id="a", step=1))
+    store.append("experiences", written(6, run_id="a", batch=1))
     others = [
         rlake.Experience(**{**vars(r), "experience_id": f"b/{i}", "group_id": "b"})
-        for i, r in enumerate(written(6, run_id="b", step=1))
+        for i, r in enumerate(written(6, run_id="b", batch=1))
     ]
     store.append("experiences", others)
     mixed = {
@@ -327,7 +327,7 @@ def starving(store: Store, mixed: dict[str, Any] | None = None, **trainer: Any) 
 
 
 def test_a_source_that_can_never_be_filled_is_refused_before_any_work(store: Store) -> None:
-    store.append("experiences", written(4, run_id="golden", step=1))
+    store.append("experiences", written(4, run_id="golden", batch=1))
     store.snapshot("small")
     with pytest.raises(ConfigError, match=r"run `goldne`, of which nothing.*did you mean `golden`"):
         run(store, starving(store, {"run": "goldne"}))
@@ -337,7 +337,7 @@ def test_a_source_that_can_never_be_filled_is_refused_before_any_work(store: Sto
 
 
 def test_who_waits_in_vain_is_told_what_leaves_the_rows_out(store: Store) -> None:
-    store.append("experiences", written(4, run_id="demo", step=1))
+    store.append("experiences", written(4, run_id="demo", batch=1))
     with pytest.raises(StarvedError, match=r"of [1-9][0-9]* stored rows `where` or their `drop_re"):
         run(store, starving(store, where="reward > 5"))
 
@@ -389,7 +389,7 @@ WAYS: list[dict[str, Any]] = [
         "steps": 2,
         "sampler": {
             "mixed": {
-                "a": {"share": 0.5, "where": "reward >= 1 AND rollout = 0", "max_uses": 1},
+                "a": {"share": 0.5, "where": "reward >= 1 AND rollout_index = 0", "max_uses": 1},
                 "b": {"share": 0.5, "source": "SELECT experience_id FROM experiences "
                       "WHERE reward = 1", "max_uses": 1},
             }

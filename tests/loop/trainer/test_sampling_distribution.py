@@ -24,12 +24,13 @@ from rlake.loop.trajectories.conversation import Conversation
 from rlake.loop.trajectories.trajectory import to_experiences
 from rlake.store import Experience, Store, Task
 
-CUTS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "top_p": {"top_p": 0.8},
-    "top_k": {"top_k": 3},
-    "min_p": {"min_p": 0.1},
-}
+SAMPLINGS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 1.3},
+    {"temperature": 0.7, "top_p": 0.8},
+    {"temperature": 1.3, "top_k": 3},
+    {"temperature": 0.7, "min_p": 0.1},
+]
 STILL = {"steps": 1, "learning_rate": 0.0}
 
 
@@ -56,12 +57,10 @@ def likelihoods(
     return logits_TV[np.arange(len(tokens) - 1), tokens[1:]] - norm_T[:-1]
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+@pytest.mark.parametrize("how", SAMPLINGS, ids=str)
 def test_on_policy_ratios_are_one_however_tokens_are_sampled(
-    store: Store, temperature: float, cut: str
+    store: Store, how: dict[str, Any]
 ) -> None:
-    how = {"temperature": temperature, **CUTS[cut]}
     run(store, config(explorer=sampled(**how), trainer=STILL))
     assert measured(store, "train/ratio") == pytest.approx([1.0], abs=1e-5)
     assert measured(store, "train/clip_fraction") == [0.0]
@@ -71,7 +70,7 @@ def test_on_policy_ratios_are_one_however_tokens_are_sampled(
     assert rows.select(list(asked)).unique().rows(named=True) == [pytest.approx(asked)]
     model, _ = tiny()
     for tokens, mask, logprobs in rows.select("token_ids", "loss_mask", "logprobs").iter_rows():
-        truth = likelihoods(model, tokens, temperature)
+        truth = likelihoods(model, tokens, how["temperature"])
         found, is_own = np.array(logprobs[1:]), np.array(mask[1:])
         np.testing.assert_allclose(found[is_own], truth[is_own], atol=1e-5)
 
@@ -189,7 +188,7 @@ def test_a_reference_is_asked_at_the_temperature_of_each_row(store: Store) -> No
     optimization = Updater(
         Networks(model, reference=reference), algorithm, TrainerConfig(), total_steps=1, pad_id=0
     )
-    found = optimization.measured(rows, frozenset({"reference", "proximal"}))
+    found = optimization.with_statistics(rows, frozenset({"reference", "proximal"}))
     starts = rows.starts.tolist()
     for name, network in (("reference", reference), ("proximal", model)):
         for i, temperature in enumerate(rows.rows["temperature"].tolist()):

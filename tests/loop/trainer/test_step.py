@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 import torch
 from support.builders import rows
-from support.tiny_models import tiny, written
+from support.tiny_models import tiny, weights, written
 from transformers import PreTrainedModel
 
 from rlake.loop.algorithms import resolve
@@ -38,10 +38,6 @@ def optimization(
         temperature=temperature,
         pad_id=0,
     )
-
-
-def weights(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -127,8 +123,8 @@ def test_going_on_from_a_state_is_going_on() -> None:
 def test_measuring_a_loss_learns_nothing() -> None:
     model, ours = optimization()
     before = weights(model)
-    first = ours.measure([ready(3), ready(4, response=7)])["nll"]
-    assert ours.measure([ready(3), ready(4, response=7)])["nll"] == first
+    first = ours.evaluate([ready(3), ready(4, response=7)])["nll"]
+    assert ours.evaluate([ready(3), ready(4, response=7)])["nll"] == first
     assert torch.equal(before, weights(model))
     with torch.no_grad():
         parts = [

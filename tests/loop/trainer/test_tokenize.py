@@ -134,7 +134,7 @@ def test_a_character_that_is_not_in_the_vocabulary_becomes_one_unknown_token() -
     assert found["token_ids"] == [4, 2, 5, 2, 2, EOS]
 
 
-def test_rows_of_tokens_are_never_tokenised_again() -> None:
+def test_rows_of_tokens_are_never_tokenized_again() -> None:
     before = rows(written(3, prompt_text="1+1=", response_text="9"))
     after = tokenize(before, TOKENIZER)
     assert after.drop("was_text").equals(before)

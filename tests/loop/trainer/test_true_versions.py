@@ -65,5 +65,5 @@ def test_a_run_is_the_same_however_its_weights_move(store: Store, tmp_path: Path
         other = rlake.connect(tmp_path / weights)
         run(other, config(schedule={"weight_transport": weights}))
         assert told(other) == told(store)
-        assert table(other, "policies")["transport"].str.starts_with(weights).all()
+        assert set(table(other, "policies")["transport"]) == {weights}
         assert audit(other, []) == CLEAN

@@ -77,7 +77,7 @@ CONTINUING = ["qwen2.5", "qwen3", "llama3", "mistral", "gemma", "gemma with anot
 
 
 @pytest.mark.parametrize("name", CONTINUING)
-def test_tokens_that_would_be_others_when_tokenised_again_stay_as_they_were(name: str) -> None:
+def test_tokens_that_would_be_others_when_tokenized_again_stay_as_they_were(name: str) -> None:
     talk = Talk(name, "say hello")
     talk.says("hello 42")
     talk.told("again")
@@ -133,7 +133,7 @@ def test_blanks_that_the_template_trims_stay_as_they_were_sampled(name: str) -> 
     assert len(talk.rows()) == 1
 
 
-def test_thoughts_that_the_template_strips_begin_another_row_that_nobody_tokenised_again() -> None:
+def test_thoughts_that_the_template_strips_begin_another_row_that_nobody_tokenized_again() -> None:
     talk = Talk("qwen3", "say hello")
     talk.says("<think>\nhello?\n</think>\n\nhello")
     talk.told("again")
@@ -290,19 +290,16 @@ def test_rows_hold_all_that_was_sampled_and_every_column_is_aligned(
     assert not left
 
 
-def test_messages_that_came_back_without_their_empty_keys_are_the_same_talk() -> None:
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [({"tool_calls": None, "refusal": None}, ["x"]), ({"content": "goodbye"}, ["hello", "x"])],
+)
+def test_a_message_without_its_empty_keys_goes_on_and_a_changed_one_begins_another_row(
+    changes: dict[str, Any], rows: list[str]
+) -> None:
     talk = Talk("qwen2.5", "say hello")
     talk.says("hello")
-    talk.messages[-1] = {**talk.messages[-1], "tool_calls": None, "refusal": None}
+    talk.messages[-1] = {**talk.messages[-1], **changes}
     talk.told("again")
     talk.says("x")
-    assert len(talk.rows()) == 1
-
-
-def test_an_answer_that_was_changed_begins_another_row() -> None:
-    talk = Talk("qwen2.5", "say hello")
-    talk.says("hello")
-    talk.messages[-1] = {"role": "assistant", "content": "goodbye"}
-    talk.told("again")
-    talk.says("x")
-    assert [r.response_text for r in talk.rows()] == ["hello", "x"]
+    assert [r.response_text for r in talk.rows()] == rows

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.builders import task
+from support.builders import line_of, task
+from support.rollouts import rollouts, spec_of
 
-from rlake.loop.inference.policy import Policy, Sampling
+from rlake.loop.inference.policy import Policy
 from rlake.loop.inference.scripted import ScriptedPolicy
-from rlake.loop.rollouts.group import RolloutSpec, run_tasks
+from rlake.loop.rollouts.group import run_tasks
 from rlake.loop.workflows import single_turn
 from rlake.operators.rewards import exact_match
 from rlake.store import Experience, Task
@@ -34,21 +35,9 @@ async def with_a_list(task: Task, policy: Policy) -> Experience:
     return replace(await single_turn(task, policy), metadata=["seen"])  # type: ignore[arg-type]
 
 
-def trying(workflow: Any, rewards: dict[str, Any]) -> RolloutSpec:
-    return RolloutSpec(
-        workflow=workflow,
-        rewards=rewards,
-        group_size=1,
-        sampling=Sampling(max_tokens=4),
-        seed=0,
-        run_id="demo",
-    )
-
-
 def one_try(workflow: Any, **rewards: Any) -> Experience:
-    how = trying(workflow, {name: (reward, 1.0) for name, reward in rewards.items()})
-    policy = ScriptedPolicy(["2"], version=3)
-    [row] = asyncio.run(run_tasks([(0, task(1))], policy, how, step=1))
+    named = {name: (reward, 1.0) for name, reward in rewards.items()}
+    [row] = rollouts(ScriptedPolicy(["2"], version=3), workflow, task(1), rewards=named)
     return row
 
 
@@ -78,13 +67,18 @@ def quits(task: Task, row: Experience) -> float:
 
 
 @pytest.mark.parametrize(
-    ("reward", "why"),
-    [(cancels, "something that it waits for was cancelled"), (quits, "it called `exit(1)`")],
+    ("reward", "raised", "why"),
+    [
+        (cancels, "raise asyncio.", "something that it waits for was cancelled"),
+        (quits, "sys.exit(1)", "it called `exit(1)`"),
+    ],
 )
-def test_a_reward_that_would_end_the_job_leaves_the_row_without_one(reward: Any, why: str) -> None:
+def test_a_reward_that_would_end_the_job_leaves_the_row_without_one(
+    reward: Any, raised: str, why: str
+) -> None:
     row = one_try(single_turn, judge=reward)
     assert row.reward is None
-    assert row.drop_reason == f"reward `judge` failed: {why}"
+    assert row.drop_reason == f"reward `judge` failed: {why} {line_of(__file__, raised)}"
     assert row.token_ids
 
 
@@ -94,7 +88,7 @@ async def waits(task: Task, policy: Policy) -> None:
 
 def test_tries_that_are_cancelled_from_outside_are_cancelled() -> None:
     async def cancelled() -> None:
-        tries = run_tasks([(0, task(1))], ScriptedPolicy(["2"]), trying(waits, {}), step=1)
+        tries = run_tasks([(0, task(1))], ScriptedPolicy(["2"]), spec_of(waits), batch=1)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(tries, 0.01)
 

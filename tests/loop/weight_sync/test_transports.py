@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.jobs import finish, kill_at, start, told
+from support.jobs import flags, kill_at, run_here, start, told
 from support.tiny_models import config, table, tiny
 
-from rlake.loop.models.digest import weights_digest
+from rlake.loop.models.state_dict import copied, digest_of, put_state, state_of, weights_digest
 from rlake.loop.models.weights import Weights
 from rlake.loop.runs.job import Job, Watch
 from rlake.loop.weight_sync import (
@@ -17,13 +17,9 @@ from rlake.loop.weight_sync import (
     Sender,
     WeightCache,
     WeightSubscriber,
-    copied,
-    digest_of,
     fetch,
     newest,
-    put_state,
     started_from,
-    state_of,
 )
 from rlake.loop.weight_sync.broadcast import Receiver
 from rlake.loop.weight_sync.process_groups import buckets
@@ -32,7 +28,7 @@ from rlake.store.errors import JobError
 
 
 def publisher(
-    store: Store, folder: Path, shelf: WeightCache, sender: Sender | None = None
+    store: Store, folder: Path, cache: WeightCache, sender: Sender | None = None
 ) -> Publisher:
     return Publisher(
         store,
@@ -40,15 +36,15 @@ def publisher(
         run_id="demo",
         attempt=1,
         tokenizer=tiny()[1],
-        shelf=shelf,
+        cache=cache,
         sender=sender,
         window=2,
     )
 
 
-def follower(store: Store, folder: Path, shelf: WeightCache | None = None) -> WeightSubscriber:
+def follower(store: Store, folder: Path, cache: WeightCache | None = None) -> WeightSubscriber:
     job = Job(store, config(), "explore", 1, folder)
-    return WeightSubscriber(job, Watch(job), shelf=shelf)
+    return WeightSubscriber(job, Watch(job), cache=cache)
 
 
 def written(folder: Path) -> list[str]:
@@ -56,34 +52,34 @@ def written(folder: Path) -> list[str]:
 
 
 def test_weights_in_memory_are_a_copy_that_training_does_not_change(store: Store, tmp_path: Path):
-    shelf, (model, _) = WeightCache(), tiny()
-    digest = publisher(store, tmp_path, shelf).publish(model, 0, parent=None)
+    cache, (model, _) = WeightCache(), tiny()
+    digest = publisher(store, tmp_path, cache).publish(model, 0, parent=None)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
-    found = follower(store, tmp_path, shelf).find(0)
+    found = follower(store, tmp_path, cache).find(0)
     assert found is not None
-    assert found.weights.state is not None
-    assert weights_digest(found.weights.state) == digest == found.digest
+    assert found.state is not None
+    assert weights_digest(found.state) == digest == found.digest
     assert digest_of(model) != digest
     other, _ = tiny(seed=5)
-    put_state(other, found.weights.state)
+    put_state(other, found.state)
     assert digest_of(other) == digest
 
 
 def test_in_memory_only_versions_that_can_be_asked_for_are_held(store: Store, tmp_path: Path):
-    shelf, (model, _) = WeightCache(), tiny()
-    to = publisher(store, tmp_path, shelf)
+    cache, (model, _) = WeightCache(), tiny()
+    to = publisher(store, tmp_path, cache)
     for version in range(6):
         to.publish(model, version, parent=None)
-    assert sorted(shelf.all()) == [3, 4, 5]
+    assert sorted(cache.all()) == [3, 4, 5]
     assert written(tmp_path) == ["v000000"], "the start of an attempt is written, others are not"
     assert table(store, "policies")["transport"].unique().to_list() == ["memory"]
 
 
 def test_at_a_checkpoint_what_a_resumed_run_can_ask_for_is_written(store: Store, tmp_path: Path):
-    shelf = WeightCache()
-    to = publisher(store, tmp_path, shelf)
+    cache = WeightCache()
+    to = publisher(store, tmp_path, cache)
     for version in range(4):
         to.publish(tiny(seed=version)[0], version, parent=None)
     assert newest(store, tmp_path, "demo").version == 0
@@ -93,7 +89,7 @@ def test_at_a_checkpoint_what_a_resumed_run_can_ask_for_is_written(store: Store,
     for version in range(1, 4):
         found = resumed.find(version)
         assert found is not None
-        assert found.weights.state is None
+        assert found.state is None
         assert started_from(resumed_job(store, tmp_path), found.folder) == found.folder
         assert digest_of(tiny(seed=version)[0]) == found.digest
     assert newest(store, tmp_path, "demo").version == 3
@@ -124,13 +120,13 @@ def test_tied_weights_have_the_name_that_transformers_gives_them():
 def test_tensors_of_another_model_change_nothing():
     model, _ = tiny()
     before = digest_of(model)
-    with pytest.raises(JobError, match=r"what came belongs to another model: .* has shape"):
+    with pytest.raises(JobError, match=r"received state belongs to another model: .* has shape"):
         put_state(model, state_of(tiny(hidden_size=24)[0]))
     assert digest_of(model) == before
 
 
 @pytest.fixture
-def shelf() -> WeightCache:
+def cache() -> WeightCache:
     held = WeightCache()
     for version in range(3):
         state = copied(tiny(seed=version)[0])
@@ -140,14 +136,14 @@ def shelf() -> WeightCache:
     return held
 
 
-def test_weights_are_sent_bit_for_bit_to_all_who_ask(shelf: WeightCache):
-    sender = Sender(shelf, host="127.0.0.1", bucket_bytes=1000, seconds=10)
+def test_weights_are_sent_bit_for_bit_to_all_who_ask(cache: WeightCache):
+    sender = Sender(cache, host="127.0.0.1", bucket_bytes=1000, seconds=10)
     got: list[tuple[int, str]] = []
 
     def receive(versions: list[int]) -> None:
         receiver = Receiver(sender.address, seconds=10)
         for version in versions:
-            digest = shelf.all()[version][0]
+            digest = cache.all()[version][0]
             got.append((version, weights_digest(receiver.receive(version, digest))))
 
     orders = [[0, 1, 2, 2], [0, 1, 2], [2, 0]]
@@ -158,55 +154,54 @@ def test_weights_are_sent_bit_for_bit_to_all_who_ask(shelf: WeightCache):
         thread.join(60)
     sender.close()
     assert sorted(version for version, _ in got) == sorted(v for order in orders for v in order)
-    assert all(digest == shelf.all()[version][0] for version, digest in got)
+    assert all(digest == cache.all()[version][0] for version, digest in got)
 
 
-def test_a_version_that_is_not_held_is_an_error_that_says_so(shelf: WeightCache):
-    sender = Sender(shelf, host="127.0.0.1", seconds=5)
+def test_a_version_that_is_not_held_is_an_error_that_says_so(cache: WeightCache):
+    sender = Sender(cache, host="127.0.0.1", seconds=5)
     receiver = Receiver(sender.address, seconds=5)
     with pytest.raises(JobError, match="version 9 is not held any more"):
         receiver.receive(9, "no digest")
     sender.close()
 
 
-def test_one_that_asks_and_dies_does_not_keep_others_from_their_weights(shelf: WeightCache):
-    sender = Sender(shelf, host="127.0.0.1", seconds=1)
+def test_one_that_asks_and_dies_does_not_keep_others_from_their_weights(cache: WeightCache):
+    sender = Sender(cache, host="127.0.0.1", seconds=1)
     dead, alive = (Receiver(sender.address, seconds=1) for _ in range(2))
-    digest = shelf.all()[1][0]
+    digest = cache.all()[1][0]
     dead.ask(1, digest)  # and never comes to the meeting
     state = alive.receive(1, digest)
     sender.close()
     assert weights_digest(state) == digest
 
 
-def test_what_arrives_changed_is_refused(shelf: WeightCache):
-    digest, state = shelf.all()[1]
-    shelf.put(1, digest, {**state, "odd": state["odd"] + 1})
-    sender = Sender(shelf, host="127.0.0.1", seconds=5)
+def test_what_arrives_changed_is_refused(cache: WeightCache):
+    digest, state = cache.all()[1]
+    cache.put(1, digest, {**state, "odd": state["odd"] + 1})
+    sender = Sender(cache, host="127.0.0.1", seconds=5)
     with pytest.raises(JobError, match=f"its row says {digest}"):
         Receiver(sender.address, seconds=5).receive(1, digest)
     sender.close()
 
 
 def test_nobody_at_the_address_is_an_error_in_time():
-    with pytest.raises(JobError, match=r"nobody sends weights at 127\.0\.0\.1:1"):
+    with pytest.raises(JobError, match=r"no sender of weights at 127\.0\.0\.1:1"):
         Receiver("127.0.0.1:1", seconds=0.1)
 
 
 def test_followers_of_a_sender_fetch_what_is_in_no_folder(store: Store, tmp_path: Path):
-    shelf = WeightCache()
-    sender = Sender(shelf, host="127.0.0.1", seconds=10)
-    to = publisher(store, tmp_path, shelf, sender)
+    cache = WeightCache()
+    sender = Sender(cache, host="127.0.0.1", seconds=10)
+    to = publisher(store, tmp_path, cache, sender)
     for version in range(2):
         to.publish(tiny(seed=version)[0], version, parent=None)
     following = follower(store, tmp_path)
     first, second = following.find(0), following.find(1)
     assert first is not None
     assert second is not None
-    assert asyncio.run(fetch(first.weights)).folder == first.folder, "it lies here"
-    weights = asyncio.run(fetch(second.weights))
+    assert asyncio.run(fetch(first)) is first, "its folder is here"
+    weights = asyncio.run(fetch(second))
     to.close()
-    assert weights.folder is None
     assert weights.state is not None
     assert weights_digest(weights.state) == second.digest
 
@@ -231,11 +226,10 @@ def test_a_run_whose_weights_stay_in_memory_is_resumed_as_if_never_killed(tmp_pa
     ways = {"whole": "store", "killed": "memory"}
     for name in ways:
         (tmp_path / name).mkdir()
-    sets = ["--set", "schedule.max_ahead=1", "--set", "trainer.checkpoint_every=4"]
-    args = ["run", "small.yaml", "--store", "lake", *sets]
-    whole = start(tmp_path / "whole", *args, "--set", f"schedule.weight_transport={ways['whole']}")
-    finish(whole)
-    args += ["--set", f"schedule.weight_transport={ways['killed']}"]
-    kill_at(start(tmp_path / "killed", *args), tmp_path / "killed" / "lake", step=7, seconds=200)
-    finish(start(tmp_path / "killed", *args, "--resume"))
+    sets = ["schedule.max_ahead=1", "trainer.checkpoint_every=4"]
+    run_here(tmp_path / "whole", *sets, f"schedule.weight_transport={ways['whole']}")
+    sets.append(f"schedule.weight_transport={ways['killed']}")
+    process = start(tmp_path / "killed", "run", "small.yaml", "--store", "lake", *flags(sets))
+    kill_at(process, tmp_path / "killed" / "lake", step=7, seconds=200)
+    run_here(tmp_path / "killed", *sets, resume=True)
     assert told(tmp_path / "killed" / "lake") == told(tmp_path / "whole" / "lake")

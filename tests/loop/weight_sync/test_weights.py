@@ -9,9 +9,10 @@ import torch
 from support.tiny_models import SPEC, config, table, tiny
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
+from rlake.loop.inference.transformers_engine.weight_loading import load_weights
 from rlake.loop.models.load import load_folder, tokenizer_digest
 from rlake.loop.runs.job import Job, Watch, recorded
-from rlake.loop.weight_sync import Publisher, WeightSubscriber, load_into, newest, published
+from rlake.loop.weight_sync import Publisher, WeightSubscriber, newest, published
 from rlake.store import Store
 from rlake.store.errors import ConfigError, JobError, NotFoundError
 
@@ -52,7 +53,7 @@ def test_what_is_loaded_is_bit_for_bit_what_was_published(
     assert not torch.equal(logits(ours), logits(theirs))
     publisher(job(store, tmp_path)).publish(ours, 3, parent=2)
     weights = published(store, tmp_path, "demo")[3]
-    load_into(theirs, weights)
+    load_weights(theirs, weights)
     for name, value in ours.state_dict().items():
         assert torch.equal(value, theirs.state_dict()[name]), name
     assert torch.equal(logits(ours), logits(theirs))
@@ -68,19 +69,12 @@ def test_a_published_version_is_a_row_with_its_parent_and_a_digest(
     first = to.publish(tied(0), 0, parent=None)
     second = to.publish(tied(1), 2, parent=0)
     rows = table(store, "policies", "policy_version, parent_version, step, path, digest").rows()
-    assert rows == [
-        (0, None, 0, "policies/v000000", first),
-        (2, 0, 2, "policies/v000002", second),
-    ]
+    assert rows == [(0, None, 0, "policies/v000000", first), (2, 0, 2, "policies/v000002", second)]
     assert first != second
     assert newest(store, tmp_path, "demo").version == 2
+    assert to.publish(tied(0), 3, parent=2) == first
     with pytest.raises(NotFoundError, match="run `other` has published no weights"):
         newest(store, tmp_path, "other")
-
-
-def test_equal_weights_have_equal_digests(store: Store, tmp_path: Path) -> None:
-    to = publisher(job(store, tmp_path))
-    assert to.publish(tied(0), 0, parent=None) == to.publish(tied(0), 1, parent=0)
 
 
 @pytest.mark.parametrize("spec", [{"hidden_size": 24}, {"layers": 2}, {"alphabet": "ab"}])
@@ -90,7 +84,7 @@ def test_weights_of_another_model_are_refused(
     publisher(job(store, tmp_path)).publish(tied(0), 1, parent=0)
     other, _ = tiny(**spec)
     with pytest.raises(JobError, match="belongs to another model"):
-        load_into(other, newest(store, tmp_path, "demo"))
+        load_weights(other, newest(store, tmp_path, "demo"))
 
 
 def flip(path: Path, place: int) -> None:
@@ -124,7 +118,7 @@ def test_damaged_weights_are_refused_and_the_model_is_as_before(
     model = tied(1)
     before = logits(model)
     with pytest.raises(JobError, match=r"model\.safetensors` is not what was published"):
-        load_into(model, weights)
+        load_weights(model, weights)
     assert torch.equal(logits(model), before)
 
 
@@ -139,9 +133,9 @@ def test_versions_that_nobody_can_ask_for_are_forgotten_and_their_rows_stay(
     assert [v for v, w in kept.items() if w.folder.is_dir()] == [2, 3]
     assert sorted(p.name for p in (tmp_path / "policies").iterdir()) == ["v000002", "v000003"]
     assert table(store, "policies", "policy_version")["policy_version"].to_list() == [0, 1, 2, 3]
-    load_into(tied(9), kept[2])
+    load_weights(tied(9), kept[2])
     with pytest.raises(JobError, match="the weights of version 1 are gone"):
-        load_into(tied(9), kept[1])
+        load_weights(tied(9), kept[1])
 
 
 def test_the_follower_finds_versions_as_they_come(store: Store, tmp_path: Path) -> None:
@@ -180,22 +174,18 @@ def test_versions_of_a_superseded_attempt_are_not_followed(store: Store, tmp_pat
     assert found.digest == current[3].digest == digests[2]
 
 
-def test_a_folder_that_is_no_model_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"`.*` is not a model that can be loaded") as caught:
-        load_folder(tmp_path)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match="there is no such folder"):
-        load_folder(tmp_path / "nothing")
-
-
-def test_a_folder_whose_weights_were_cut_off_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_model_or_was_cut_off_is_refused_in_one_line(tmp_path: Path) -> None:
     model, tokenizer = tiny()
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    weights = tmp_path / "model.safetensors"
+    model.save_pretrained(tmp_path / "cut")
+    tokenizer.save_pretrained(tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ConfigError, match=r"`.*` is not a model that can be loaded"):
-        load_folder(tmp_path)
+    for folder in (tmp_path, tmp_path / "cut"):
+        with pytest.raises(ConfigError, match=r"`.*` is not a model that can be loaded") as caught:
+            load_folder(folder)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="loaded: no such folder"):
+        load_folder(tmp_path / "nothing")
 
 
 def test_a_tiny_model_is_a_function_of_its_seed_alone() -> None:

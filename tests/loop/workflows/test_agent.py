@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 from support import environments as acting
+from support.rollouts import rollouts
 from support.scripted_models import parrot, spoken
 
-from rlake.loop.inference.policy import Policy, Sampling
-from rlake.loop.rollouts.group import RolloutSpec, run_group, workflow_of
+from rlake.loop.inference.policy import Policy
+from rlake.loop.rollouts.group import workflow_of
 from rlake.loop.workflows.agent import agent
 from rlake.store import Experience, Task
 from rlake.store.errors import ConfigError
@@ -19,15 +20,7 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
 
 def tried(policy: Policy, **parameters: Any) -> list[Experience]:
     """Try the task once with an agent."""
-    trying = RolloutSpec(
-        workflow=workflow_of({"agent": parameters}),
-        rewards={"right": (_right, 1.0)},
-        group_size=1,
-        sampling=Sampling(),
-        seed=0,
-        run_id="r",
-    )
-    return asyncio.run(run_group(TASK, policy, trying, step=1, place=0))
+    return rollouts(policy, {"agent": parameters}, TASK, rewards={"right": (_right, 1.0)})
 
 
 def _right(task: Task, experience: Experience) -> float:

@@ -7,16 +7,17 @@ from typing import Any, ClassVar
 
 import polars as pl
 import pytest
+from support.builders import line_of
 from support.builders import rows as frame_of
+from support.rollouts import rollouts, script
 from support.tiny_models import speaking, tiny
 
 from rlake.loop.environments.environment import Shown, Step
 from rlake.loop.inference.chat_policy import ChatPolicy
-from rlake.loop.inference.policy import Policy, PolicyError, Sampling
+from rlake.loop.inference.policy import Policy, PolicyError
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.inference.transformers_engine.engine import TransformersEngine
-from rlake.loop.rollouts.group import RolloutSpec, run_tasks, workflow_of
-from rlake.loop.trajectories.rewards import rewards_of
+from rlake.loop.rollouts.group import workflow_of
 from rlake.operators import gigpo, step_zscore
 from rlake.store import Experience, Task
 from rlake.store.errors import ConfigError
@@ -84,16 +85,9 @@ def tries(
 ) -> list[Experience]:
     """Let a policy act, as an explorer would."""
     environment = {f"{__name__}:Counting": {"fails": fails, "gives": gives}}
-    trying = RolloutSpec(
-        workflow=workflow_of({workflow: {"environment": environment, **parameters}}),
-        rewards=rewards_of("exact_match"),
-        group_size=group_size,
-        sampling=Sampling(max_tokens=6),
-        seed=0,
-        run_id="demo",
-        rollout_timeout=rollout_timeout,
-    )
-    rows = asyncio.run(run_tasks([(0, TASK)], policy, trying, step=1))
+    spec = {workflow: {"environment": environment, **parameters}}
+    limits: Any = {"group_size": group_size, "rollout_timeout": rollout_timeout}
+    rows = rollouts(policy, spec, TASK, rewards="exact_match", **limits)
     assert Counting.closed == Counting.opened
     return rows
 
@@ -140,7 +134,8 @@ def test_an_environment_that_raises_costs_its_try_and_keeps_what_was_sampled(
     fails: str, said: str, num_turns: int
 ) -> None:
     [row] = tries(answers("+"), fails=fails)
-    assert row.drop_reason == f"workflow failed: {said}"
+    where = line_of(__file__, said.partition(": ")[2])
+    assert row.drop_reason == f"workflow failed: {said} {where}"
     assert (row.num_turns, row.reward, row.finish_reason) == (num_turns, None, "error")
 
 
@@ -151,9 +146,7 @@ def test_an_environment_that_hangs_is_closed_when_the_try_takes_too_long() -> No
 
 
 @pytest.mark.parametrize("fails", ["leaks", "stays"])
-def test_an_environment_that_cannot_be_closed_is_counted_and_the_row_stays_good(
-    fails: str,
-) -> None:
+def test_an_environment_that_cannot_be_closed_is_counted_and_the_row_stays_good(fails: str) -> None:
     [row] = tries(answers("+"), fails=fails, close_seconds=0.05)
     assert (row.reward, row.drop_reason) == (1.0, None)
     assert row.metrics["environment/leaked"] == 1
@@ -193,7 +186,8 @@ def test_a_context_that_overflows_ends_the_try_and_keeps_its_turns_and_their_rew
 def test_a_task_that_is_too_long_by_itself_fails() -> None:
     [row] = tries(Overflowing(0))
     assert (row.finish_reason, row.num_turns, row.reward) == ("context_overflow", 0, None)
-    assert row.drop_reason == "workflow failed: the prompt has 99 tokens"
+    where = line_of(__file__, "the prompt has 99")
+    assert row.drop_reason == f"workflow failed: the prompt has 99 tokens {where}"
 
 
 def test_the_real_model_overflows_in_the_midst_of_a_conversation() -> None:
@@ -247,7 +241,7 @@ def test_steps_are_what_algorithms_of_several_steps_take() -> None:
 
 def renamed(rows: list[Experience]) -> list[Experience]:
     return [
-        replace(r, rollout=1, experience_id=str(r.experience_id).replace("/00", "/01"))
+        replace(r, rollout_index=1, experience_id=str(r.experience_id).replace("/00", "/01"))
         for r in rows
     ]
 
@@ -269,14 +263,8 @@ def sampled(row: Experience) -> str:
 
 
 def test_an_episode_goes_on_from_the_step_that_failed_and_only_what_differs_is_trained_on() -> None:
-    asked: list[Sequence[Message]] = []
-    said = ["+", "-", "-", "Step 2 was no `+`.", "+", "+"]
-
-    def answer(messages: Sequence[Message], i: int) -> str:
-        asked.append(messages)
-        return said[len(asked) - 1]
-
-    first, reflection, retry = retried(ScriptedPolicy(answer, version=7))
+    policy, asked = script("+", "-", "-", "Step 2 was no `+`.", "+", "+", version=7)
+    first, reflection, retry = retried(policy)
     assert [part(row) for row in (first, reflection, retry)] == [
         ("first", 2, 0.0),
         ("reflection", None, 1.0),

@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 import torch
 from support.builders import task
+from support.rollouts import rollouts, script
 from support.tiny_models import SPEC, config, speaking, table, tiny
 
 from rlake.loop.config import OtherModel, TinyModel
-from rlake.loop.inference.build import others
+from rlake.loop.inference.build import start_auxiliary
 from rlake.loop.inference.chat_policy import ChatPolicy
-from rlake.loop.inference.policy import Policy, Sampling
+from rlake.loop.inference.policy import Policy
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.inference.transformers_engine.engine import TransformersEngine
 from rlake.loop.models.token_logprobs import token_logprobs
-from rlake.loop.rollouts.group import RolloutSpec, run_tasks, workflow_of
 from rlake.loop.run import check, run
-from rlake.loop.trajectories.rewards import rewards_of
 from rlake.loop.weight_sync.run_models import resolve_run_models
 from rlake.store import Experience, Store, Task
 from rlake.store.errors import ConfigError
@@ -31,23 +30,11 @@ def tried(
     workflow: str,
     *,
     given: dict[str, Any] | None = None,
-    models: dict[str, Policy] | None = None,
     asked: Task | None = None,
-    group_size: int = 1,
-    greedy_tries: int = 0,
+    **spec: Any,
 ) -> list[Experience]:
     """Try one task by a workflow of ours."""
-    trying = RolloutSpec(
-        workflow=workflow_of({workflow: given}, models or {}),
-        rewards=rewards_of("exact_match"),
-        group_size=group_size,
-        greedy_tries=greedy_tries,
-        sampling=Sampling(max_tokens=6),
-        seed=0,
-        run_id="demo",
-        models=models or {},
-    )
-    return asyncio.run(run_tasks([(0, asked or task(2))], policy, trying, step=1))
+    return rollouts(policy, {workflow: given}, asked or task(2), rewards="exact_match", **spec)
 
 
 def parts(rows: Sequence[Experience]) -> list[str]:
@@ -63,13 +50,8 @@ def sampled(row: Experience) -> str:
 
 
 def test_a_retry_is_learned_behind_the_tasks_own_prompt_with_what_it_was_sampled_with() -> None:
-    asked: list[Sequence[Message]] = []
-
-    def answers(messages: Sequence[Message], i: int) -> str:
-        asked.append(messages)
-        return ["5", "Count on.", "4"][len(asked) - 1]
-
-    rows = tried(ScriptedPolicy(answers, version=7), "reflect_and_retry")
+    policy, asked = script("5", "Count on.", "4", version=7)
+    rows = tried(policy, "reflect_and_retry")
     assert parts(rows) == ["first", "reflection", "retry"]
     assert [row.reward for row in rows] == [0.0, 1.0, 1.0]
     assert [sampled(row) for row in rows] == ["5", "Count on.", "4"]
@@ -79,12 +61,9 @@ def test_a_retry_is_learned_behind_the_tasks_own_prompt_with_what_it_was_sampled
     assert retry.messages == [*task(2).messages, {"role": "assistant", "content": "4"}]
     assert retry.logprobs == [0.0] * 4 + [-0.5] * 2
     assert retry.metrics["is_guided"] == 1
-    assert [row.group_id for row in rows] == [
-        f"demo/000001/0000{x}" for x in ("", "/reflections", "")
-    ]
-    assert [row.experience_id for row in rows] == [
-        f"demo/000001/0000/00{x}" for x in ("", ".1", ".2")
-    ]
+    group = "demo/000001/0000"
+    assert [row.group_id for row in rows] == [group, f"{group}/reflections", group]
+    assert [row.experience_id for row in rows] == [f"{group}/00{x}" for x in ("", ".1", ".2")]
     assert first.task_id == retry.task_id != reflection.task_id
 
 
@@ -101,16 +80,9 @@ def test_what_is_right_at_once_is_not_tried_again() -> None:
 
 
 def test_a_hint_goes_into_the_last_thing_that_the_user_said() -> None:
-    asked: list[Sequence[Message]] = []
-
-    def answers(messages: Sequence[Message], i: int) -> str:
-        asked.append(messages)
-        return "no"
-
+    policy, asked = script("no", "no", "no")
     system = Task(messages=[{"role": "system", "content": "Add."}, *task(2).messages], answer="4")
-    tried(
-        ScriptedPolicy(answers), "reflect_and_retry", asked=system, given={"hint": "{reflection}!"}
-    )
+    tried(policy, "reflect_and_retry", asked=system, given={"hint": "{reflection}!"})
     assert asked[2] == [{"role": "system", "content": "Add."}, {"role": "user", "content": "no!"}]
 
 
@@ -120,7 +92,7 @@ def judging(scores: Sequence[float] | str) -> ScriptedPolicy:
     count = iter(range(100))
 
     def answers(messages: Sequence[Message], i: int) -> str:
-        return said if "<try" in messages[0]["content"] else "45"[next(count) % 2]
+        return said if "<attempt" in messages[0]["content"] else "45"[next(count) % 2]
 
     return ScriptedPolicy(answers, version=3)
 
@@ -129,7 +101,7 @@ def test_with_the_truth_each_try_judges_its_group_and_is_rewarded_for_how_near_i
     rows = tried(judging([0.75, 0.0]), "self_judging", given={"truth": 1.0}, group_size=2)
     assert parts(rows) == ["answer", "answer", "judge", "judge"]
     assert [row.reward for row in rows] == [1.0, 0.0, 0.875, 0.875]
-    assert [row.rollout for row in rows] == [0, 1, 0, 1]
+    assert [row.rollout_index for row in rows] == [0, 1, 0, 1]
     assert [row.group_id for row in rows[1:3]] == ["demo/000001/0000", "demo/000001/0000/judges"]
     assert len({row.experience_id for row in rows}) == 4
     assert {row.task_id for row in rows[:2]}.isdisjoint(row.task_id for row in rows[2:])
@@ -154,14 +126,14 @@ def test_a_judgement_that_cannot_be_read_costs_the_judge_and_rewards_nobody(said
 
 def test_a_group_made_by_one_workflow_has_its_greedy_tries_behind_the_others() -> None:
     given = {"truth": 0.0}
-    rows = tried(judging([1, 0, 1]), "self_judging", given=given, group_size=2, greedy_tries=1)
+    rows = tried(judging([1, 0, 1]), "self_judging", given=given, group_size=2, greedy_rollouts=1)
     greedy = [row for row in rows if "is_greedy" in row.metrics]
-    assert [row.rollout for row in greedy] == [2]
+    assert [row.rollout_index for row in greedy] == [2]
 
 
 def test_a_group_whose_workflow_fails_keeps_what_was_sampled() -> None:
     def answers(messages: Sequence[Message], i: int) -> str:
-        if "<try" in messages[0]["content"]:
+        if "<attempt" in messages[0]["content"]:
             raise OSError("no judge today")
         return "4"
 
@@ -177,17 +149,9 @@ PERSON = Task(
 
 
 def test_a_simulated_user_talks_until_it_is_done_and_is_not_trained_on() -> None:
-    heard: list[Sequence[Message]] = []
-    lines = ["To Bern.", "At noon.", "Thanks. [DONE]"]
-
-    def user(messages: Sequence[Message], i: int) -> str:
-        heard.append(messages)
-        return lines[len(heard) - 1]
-
-    models: dict[str, Policy] = {"user": ScriptedPolicy(user)}
-    [row] = tried(
-        ScriptedPolicy(["When?", "Booked."]), "user_simulator", models=models, asked=PERSON
-    )
+    user, heard = script("To Bern.", "At noon.", "Thanks. [DONE]")
+    policy = ScriptedPolicy(["When?", "Booked."])
+    [row] = tried(policy, "user_simulator", models={"user": user}, asked=PERSON)
     assert sampled(row) == "When?\0Booked."
     assert row.num_turns == 2
     assert row.metrics == {"user/done": 1.0, "user/turns": 2.0}
@@ -199,12 +163,9 @@ def test_a_simulated_user_talks_until_it_is_done_and_is_not_trained_on() -> None
 
 
 def test_a_user_who_is_never_done_is_left_after_so_many_turns() -> None:
-    models: dict[str, Policy] = {"user": ScriptedPolicy(["And?"])}
     opened = Task.ask("Hello", metadata={"goal": "to talk"})
-    given = {"max_turns": 3}
-    [row] = tried(
-        ScriptedPolicy(["Yes."]), "user_simulator", given=given, models=models, asked=opened
-    )
+    how: Any = {"given": {"max_turns": 3}, "models": {"user": ScriptedPolicy(["And?"])}}
+    [row] = tried(ScriptedPolicy(["Yes."]), "user_simulator", asked=opened, **how)
     assert (row.num_turns, row.metrics["user/done"]) == (3, 0.0)
 
 
@@ -305,8 +266,8 @@ def test_models_are_closed_with_the_policy_and_when_another_one_does_not_start(
         "judge": OtherModel(from_scratch=TinyModel(**SPEC)),
         "user": OtherModel(path="./nowhere"),
     }
-    with pytest.raises(ConfigError, match="there is no such folder"):
-        others(models, seed=0)
+    with pytest.raises(ConfigError, match="loaded: no such folder"):
+        start_auxiliary(models, seed=0)
     assert len(closed) == 1
 
 
@@ -319,7 +280,7 @@ def test_another_model_may_be_another_runs_weights(store: Store) -> None:
     place = settings.explorer.auxiliary_models["teacher"].path
     assert place is not None
     assert place.endswith("v000002")
-    teacher = others(settings.explorer.auxiliary_models, seed=0)["teacher"]
+    teacher = start_auxiliary(settings.explorer.auxiliary_models, seed=0)["teacher"]
     assert isinstance(teacher, ChatPolicy)
     asked = asyncio.run(teacher.score([5, 13], [4, 4]))
     assert len(asked) == 2

@@ -1,21 +1,19 @@
 """Workflows with tools, and with thoughts that are closed for the policy."""
 
-import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from support.chat_templates import QWEN25
+from support.rollouts import rollouts
 from support.tiny_models import tiny
 
 from rlake.loop.explorer.context import measured
 from rlake.loop.inference.chat_policy import ChatPolicy
-from rlake.loop.inference.policy import Policy, Sampling
+from rlake.loop.inference.policy import Policy
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.inference.transformers_engine.engine import TransformersEngine
-from rlake.loop.rollouts.group import RolloutSpec, run_tasks, workflow_of
-from rlake.loop.trajectories.rewards import rewards_of
 from rlake.store import Experience, Task
 
 SUM = Task.ask("2+40?", "42")
@@ -36,18 +34,8 @@ def breaks() -> None:
     raise OSError("no disk")
 
 
-def tries(
-    policy: Policy, workflow: dict[str, Any], *, task: Task = SUM, max_tokens: int = 6
-) -> list[Experience]:
-    trying = RolloutSpec(
-        workflow=workflow_of(workflow),
-        rewards=rewards_of("exact_match"),
-        group_size=1,
-        sampling=Sampling(max_tokens=max_tokens),
-        seed=0,
-        run_id="demo",
-    )
-    return asyncio.run(run_tasks([(0, task)], policy, trying, step=1))
+def tries(policy: Policy, workflow: dict[str, Any], *, task: Task = SUM) -> list[Experience]:
+    return rollouts(policy, workflow, task, rewards="exact_match")
 
 
 def called(name: str, **arguments: Any) -> str:

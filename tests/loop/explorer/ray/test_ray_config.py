@@ -5,8 +5,8 @@ from support.tiny_models import config
 
 from rlake.loop.config import RayConfig
 from rlake.loop.explorer.ray.actor import bounded
-from rlake.loop.explorer.ray.join import join
 from rlake.loop.explorer.ray.pool import share
+from rlake.loop.explorer.ray.scale_up import join
 from rlake.store import Experience
 from rlake.store.errors import ConfigError
 
