@@ -1,9 +1,9 @@
-"""Broadcast weights by torch.distributed from the trainer's rank 0 to the processes of engines.
+"""Broadcast weights from the trainer's rank 0 to the processes of engines.
 
-A receiver requests a version. The sender forms a process group with all receivers that are asking
-at that moment, separate from the trainer's groups, and broadcasts the tensors' bytes in buckets:
-by gloo, or by NCCL if each member has its own GPU. A receiver that dies costs the others one
-bounded wait. Nothing is authenticated: like torch.distributed, it is for trusted networks.
+A receiver requests a version. The sender forms a group with all receivers that are asking at that
+moment, separate from the trainer's process groups, and sends the tensors' bytes in buckets: by
+NCCL if each member has its own GPU, or by TCP. A receiver that dies costs the others one bounded
+wait. Nothing is authenticated: like torch.distributed, it is for trusted networks.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from ...store.errors import JobError, message_of
 from ..models.state_dict import weights_digest
 from ..models.weights import Weights
+from .groups import Groups, buckets
 from .memory import WeightCache
-from .process_groups import Groups, buckets
 
 BUCKET_BYTES = 64 << 20
 """Bytes of one bucket."""
@@ -86,7 +86,7 @@ class Sender:
                 same = [a for a in asks if (a["version"], a["digest"]) == (version, digest)]
                 try:
                     self._send(store, version, digest, same)
-                except RuntimeError as error:  # receivers that are alive ask again
+                except (RuntimeError, OSError) as error:  # receivers that are alive ask again
                     _log.warning("version %d was not sent: %s", version, message_of(error))
                     self._groups.clear()
                     # A new connection: a late reply to a call that timed out may come to the old.
@@ -108,7 +108,7 @@ class Sender:
         manifest = [[n, str(state[n].dtype).partition(".")[2], list(state[n].shape)] for n in names]
         gpus = [_gpu(), *(ask["gpu"] for ask in asks)]
         # NCCL needs a different GPU for each member of a group.
-        backend = "nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"
+        backend = "nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "tcp"
         # A group can be used again only if no member has dropped it.
         known = set.intersection(*(set(ask["groups"]) for ask in asks))
         group = self._groups.name_of(backend, [ask["member"] for ask in asks], known=known)
@@ -145,7 +145,7 @@ class Receiver:
             for _ in range(ATTEMPTS):
                 try:
                     state = self._receive(version, digest)
-                except RuntimeError as error:
+                except (RuntimeError, OSError) as error:
                     reason = message_of(error)
                     self._groups.clear()
                     continue
@@ -167,9 +167,16 @@ class Receiver:
         ask |= {"version": version, "digest": digest, "groups": self._groups.known}
         self._store.queue_push(_ASKS, json.dumps(ask))
 
+    def answer(self) -> dict[str, Any]:
+        """Return the answer to the newest request: the group to join, or an error."""
+        while True:
+            answer = json.loads(self._store.queue_pop(f"rlake/answers/{self._member}"))
+            if answer["number"] == self._asked:  # others are to requests that were given up
+                return answer
+
     def _receive(self, version: int, digest: str) -> dict[str, Tensor]:
         self.ask(version, digest)
-        terms = self._answer()
+        terms = self.answer()
         if "error" in terms:
             raise JobError(terms["error"])
         state = {
@@ -185,12 +192,6 @@ class Receiver:
                 view.copy_(part)
         return state
 
-    def _answer(self) -> dict[str, Any]:
-        while True:
-            answer = json.loads(self._store.queue_pop(f"rlake/answers/{self._member}"))
-            if answer["number"] == self._asked:  # others are to requests that were given up
-                return answer
-
 
 async def fetch(weights: Weights) -> Weights:
     """Return weights with a folder or tensors in this process, receiving them if necessary.
@@ -205,7 +206,7 @@ async def fetch(weights: Weights) -> Weights:
 
 
 _receivers: dict[str, Receiver] = {}
-"""The receivers of this process by address, which keep their process groups."""
+"""The receivers of this process by address, which keep their groups."""
 
 
 def _received(address: str, version: int, digest: str) -> dict[str, Tensor]:

@@ -1,6 +1,8 @@
 """Weights in memory and by broadcast: what arrives is what was published, bit for bit."""
 
 import asyncio
+import json
+import socket
 import threading
 from pathlib import Path
 
@@ -8,6 +10,10 @@ import pytest
 import torch
 from support.jobs import flags, kill_at, run_here, start, told
 from support.tiny_models import config, table, tiny
+from torch.distributed import (
+    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
+    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+)
 
 from rlake.loop.models.state_dict import copied, digest_of, put_state, state_of, weights_digest
 from rlake.loop.models.weights import Weights
@@ -22,7 +28,7 @@ from rlake.loop.weight_sync import (
     started_from,
 )
 from rlake.loop.weight_sync.broadcast import Receiver
-from rlake.loop.weight_sync.process_groups import buckets
+from rlake.loop.weight_sync.groups import buckets
 from rlake.store import Store
 from rlake.store.errors import JobError
 
@@ -173,6 +179,23 @@ def test_one_that_asks_and_dies_does_not_keep_others_from_their_weights(cache: W
     state = alive.receive(1, digest)
     sender.close()
     assert weights_digest(state) == digest
+
+
+@pytest.mark.parametrize("dies", ["before it connects", "connected"])
+def test_one_that_dies_in_its_group_does_not_keep_others_from_their_weights(
+    cache: WeightCache, dies: str
+):
+    sender = Sender(cache, host="127.0.0.1", bucket_bytes=1000, seconds=2)
+    digest = cache.all()[1][0]
+    dead = Receiver(sender.address, seconds=2)
+    dead.ask(1, digest)
+    host, _, port = sender.address.partition(":")
+    group = PrefixStore(f"rlake/{dead.answer()['group']}", TCPStore(host, int(port)))
+    group.set("here/1", "1")
+    if dies == "connected":
+        socket.create_connection(json.loads(group.get("address"))).close()
+    assert weights_digest(Receiver(sender.address, seconds=2).receive(1, digest)) == digest
+    sender.close()
 
 
 def test_what_arrives_changed_is_refused(cache: WeightCache):
