@@ -27,7 +27,7 @@ def import_from(
     """
     if not isinstance(given, str):
         return given
-    missing = f"there is no {what} `{given}`"
+    missing = f"no {what} `{given}`"
     if not _PATH.fullmatch(given):
         raise error(f"{missing}; write `package.module:{form}`")
     try:
@@ -63,7 +63,7 @@ def find_function(
         if name not in known:
             near = nearest(name, known)
             others = "" if near.endswith("?") else "; write others as `package.module:function`"
-            raise error(f"there is no {what} `{name}`{near}{others}")
+            raise error(f"no {what} `{name}`{near}{others}")
         found = known[name]
     if not callable(found):
         raise error(f"the {what} `{name}` must be a function, got {type(found).__name__}")

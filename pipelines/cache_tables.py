@@ -17,7 +17,7 @@ import lance
 import polars as pl
 
 from ..store import Store
-from ..store.change_feed import ChangeFeed
+from ..store.changes import ChangeFeed
 from ..store.errors import reason
 from ..store.schema_versions import take
 

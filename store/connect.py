@@ -51,9 +51,7 @@ def connect(
     with as_store_error(f"cannot open the store at `{uri}`"):
         present = _present(store)
         if not present and not create:
-            raise NotAStoreError(
-                f"there is no store at `{uri}`; `rlake import` or `rlake run` makes one"
-            )
+            raise NotAStoreError(f"no store at `{uri}`; `rlake import` or `rlake run` makes one")
         if not _is_whole(store, present):
             _make_whole(store, create=create)
     return store
@@ -81,7 +79,7 @@ def _address(uri: str | Path) -> tuple[str, str | None]:
         try:
             address = str(Path(address).expanduser().absolute())
         except RuntimeError as error:  # `~name` of an unknown user
-            raise NotAStoreError(f"there is no store at `{uri}`: {reason(error)}") from error
+            raise NotAStoreError(f"no store at `{uri}`: {reason(error)}") from error
     root, branch = branches.split(address)
     if branch is not None and ("://" in address or not Path(address).exists()):
         return root, branch
@@ -108,7 +106,7 @@ def _check_place(address: str, *, create: bool) -> None:
         )
     if not entries and not create:
         raise NotAStoreError(
-            f"there is no store at `{place}`; name another with `--store`, or make one with "
+            f"no store at `{place}`; name another with `--store`, or make one with "
             "`rlake quickstart` or `rlake import`"
         )
 

@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .change_feed import ChangeFeed
+from .changes import ChangeFeed
 from .errors import ConflictError
 from .ids import row_digests
 from .query import is_in

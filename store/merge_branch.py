@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from . import branches
 from .append import WritableTables
-from .change_feed import CREATED
+from .changes import CREATED
 from .errors import QueryError, reading
 from .ids import row_digests
 from .key_index import content

@@ -405,7 +405,7 @@ def query_error(error: duckdb.Error, what: str = "the query") -> RlakeError:
     missing = re.search(r"Table with name (\S+) does not exist", message)
     if missing:
         hint = nearest(missing[1], [*TABLES, *_views(), *([close[1]] if close else [])])
-        return QueryError(f"there is no table or view `{missing[1]}`{hint}")
+        return QueryError(f"no table or view `{missing[1]}`{hint}")
     column = re.search(r'Referenced column "([^"]+)" not found', message)
     if column:
         return QueryError(f"{what} names a column `{column[1]}` that is not there{hint}")

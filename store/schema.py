@@ -455,7 +455,7 @@ def table(name: str) -> Table:
     ('task_id',)
     """
     if name not in TABLES:
-        raise NotFoundError(f"there is no table `{name}`{nearest(name, TABLES)}")
+        raise NotFoundError(f"no table `{name}`{nearest(name, TABLES)}")
     return TABLES[name]
 
 

@@ -138,7 +138,7 @@ def _not_embedded(store: Tables, embedder: str, experience_id: str) -> NotFoundE
             f"`rlake embed --embedder {embedder.rpartition('@')[0] or embedder}`"
         )
     hint = nearest_id(store, "embeddings", experience_id)
-    return NotFoundError(f"there is no experience `{experience_id}`{hint}")
+    return NotFoundError(f"no experience `{experience_id}`{hint}")
 
 
 def nearest_id(store: Tables, table: str, experience_id: str) -> str:

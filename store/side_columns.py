@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from .change_feed import CREATED
+from .changes import CREATED
 from .errors import NotFoundError, QueryError, nearest
 from .query import is_in, literal
 from .schema import TABLES
@@ -131,7 +131,7 @@ def parse(spec: str) -> SideColumn:
         raise QueryError(f"`{spec}` names no side column; {_GRAMMAR}")
     if match["kind"] not in makers:
         raise QueryError(
-            f"`{spec}` names no side column: there is no `{match['kind']}`"
+            f"`{spec}` names no side column: unknown kind `{match['kind']}`"
             f"{nearest(match['kind'], makers)}; {_GRAMMAR}"
         )
     table, value, filters, name = makers[match["kind"]](match["name"], match["version"])
@@ -294,12 +294,10 @@ def _unknown(store: Tables, column: SideColumn) -> NotFoundError:
         return NotFoundError(f"no {noun} is stored yet, and `{column.alias}` needs one{past}")
     name = wanted.get(by)
     if name is None or name not in stored[by]:
-        return NotFoundError(
-            f"there is no {noun} by `{name}`{nearest(str(name), stored[by].unique())}"
-        )
+        return NotFoundError(f"no {noun} by `{name}`{nearest(str(name), stored[by].unique())}")
     versions = stored.filter(pl.col(by) == name)[tie]
     return NotFoundError(
-        f"there is no {noun} by `{name}` of version `{wanted[tie]}`{nearest(wanted[tie], versions)}"
+        f"no {noun} by `{name}` of version `{wanted[tie]}`{nearest(wanted[tie], versions)}"
     )
 
 

@@ -60,10 +60,9 @@ def find(store: Tables, name: str) -> Snapshot:
     where = f" on branch `{store.branch_name}`" if store.branch_name else ""
     if where and name in current(store.on_branch(None)):
         raise NotFoundError(
-            f"there is no snapshot `{name}`{where}: it was taken of `{store.root}` after the "
-            "branch had left"
+            f"no snapshot `{name}`{where}: it was taken of `{store.root}` after the branch had left"
         )
-    raise NotFoundError(f"there is no snapshot `{name}`{where}{nearest(name, named)}")
+    raise NotFoundError(f"no snapshot `{name}`{where}{nearest(name, named)}")
 
 
 def create(store: WritableTables, name: str, *, note: str | None = None) -> None:

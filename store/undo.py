@@ -152,7 +152,7 @@ def _name(store: Store, lineage_id: str) -> str:
         return "one that was killed before it was done"
     known = [row[0] for row in store.sql("SELECT lineage_id FROM lineage").fetchall()]
     raise NotFoundError(
-        f"there is no import or pipeline run `{lineage_id}`{nearest(lineage_id, known)}; "
+        f"no import or pipeline run `{lineage_id}`{nearest(lineage_id, known)}; "
         '`rlake sql "SELECT lineage_id, pipeline, source, created_at FROM lineage"` lists them'
     )
 

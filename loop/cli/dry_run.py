@@ -49,7 +49,7 @@ def _follows(config: "RunConfig") -> list[str]:
     else:
         lines += _pace(config)
     if from_hub:
-        lines.append(f"the model `{path}` comes from the hub: there is no such folder here")
+        lines.append(f"the model `{path}` comes from the hub: no local folder has this name")
     where = config.output or "`runs/` in the store's folder"
     return [*lines, f"checkpoints and weights are kept in {where}"]
 

@@ -152,7 +152,7 @@ def shown(store: Store, item: Item) -> dict[str, Any]:
     rows = {row["experience_id"]: row for row in found.to_dicts()}
     missing = [i for i in ids if i not in rows]
     if missing:
-        raise NotFoundError(f"experience `{missing[0]}` is no longer stored")
+        raise NotFoundError(f"experience `{missing[0]}` is not stored anymore")
     first = rows[item.experience_id]
     message = {"prompt": first["prompt"], "answer": first["answer"], "first": first["response"]}
     return message | ({"second": rows[item.compared_id]["response"]} if item.compared_id else {})

@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ...store import Store, interrupts
-from ...store.change_feed import ChangeFeed
+from ...store.changes import ChangeFeed
 from ...store.errors import ConfigError, JobError
 from ...store.query import literal
 from ...store.records import now

@@ -93,7 +93,7 @@ class Trackers:
     def close(self, *, error: str | None = None) -> None:
         """Wait until everything is written, at most CLOSE_SECONDS."""
         until = monotonic() + CLOSE_SECONDS
-        # All are told to end before the first is waited for, so that they end at the same time.
+        # end all before joining the first: they close in parallel, within one timeout
         for line in self.lines:
             line.end(error)
         for line in self.lines:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ...store import Store
-from ...store.change_feed import ChangeFeed
+from ...store.changes import ChangeFeed
 from ...store.errors import ConfigError, NotFoundError, nearest
 from ..models.weights import PublishedWeights, file_of
 from ..runs.job import Job, Watch

@@ -49,7 +49,7 @@ def _json_in(text: str) -> Any:
         except ValueError:
             start = opening.start() + 1
     if found is None:
-        raise ValueError("there is no JSON")
+        raise ValueError("no JSON found")
     return found
 
 

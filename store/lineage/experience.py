@@ -55,7 +55,7 @@ def of_experience(store: Tables, experience_id: str) -> ExperienceLineage:
     if not found:
         hint = nearest_id(store, "experiences", experience_id)
         raise NotFoundError(
-            forgotten(store, experience_id) or f"there is no experience `{experience_id}`{hint}"
+            forgotten(store, experience_id) or f"no experience `{experience_id}`{hint}"
         )
     task = "SELECT task_id, taskset, split, prompt_text, answer FROM tasks WHERE task_id = "
     mine = f"WHERE experience_id = {key}"

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ..change_feed import CREATED
+from ..changes import CREATED
 from ..errors import QueryError, StoreError
 from ..query import QuerySession, names_in, nodes, query_error, syntax, tables_of
 from ..schema import TABLES

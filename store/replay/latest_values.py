@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ..change_feed import ChangeFeed
+from ..changes import ChangeFeed
 from ..side_columns import SideColumn, superseded_steps, without_superseded
 from ..store import Store
 from .filters import hashed

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from ..change_feed import ChangeFeed
+from ..changes import ChangeFeed
 from ..errors import StoreError
 from ..schema_versions import take
 from ..store import Store

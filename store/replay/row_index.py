@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ..change_feed import ChangeFeed
+from ..changes import ChangeFeed
 from ..schema import TABLES
 from ..schema_versions import take
 from ..side_columns import SideColumn

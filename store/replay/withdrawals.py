@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ..change_feed import ChangeFeed
+from ..changes import ChangeFeed
 from ..query import is_in
 from ..schema import TABLES
 from ..store import Store

@@ -262,7 +262,7 @@ def test_the_past_must_have_a_name(rlake: Command, lake: Store) -> None:
     ids=lambda c: c[0],
 )
 def test_reading_makes_no_store(rlake: Command, tmp_path: Path, command: list[str]) -> None:
-    refused(rlake(*command), "there is no store at", "`--store`")
+    refused(rlake(*command), "no store at", "`--store`")
     assert list(tmp_path.iterdir()) == []
 
 

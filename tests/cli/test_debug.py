@@ -65,7 +65,7 @@ def test_json_is_the_row_that_would_be_stored(
     [
         (["single_turn"], "name a task with `--task ID`"),
         (["single_turn", "--task", "zz"], "`zz` is not a task of this store"),
-        (["single_trun", "--ask", "1"], "there is no workflow `single_trun`"),
+        (["single_trun", "--ask", "1"], "no workflow `single_trun`"),
     ],
 )
 def test_what_cannot_be_tried_is_refused_in_one_line(

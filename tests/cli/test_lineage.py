@@ -141,7 +141,7 @@ def test_lineage_of_the_past(rlake: Command, trained: Store) -> None:
         (("--policy", "demo:1", "--run", "other"), "names run `demo`, but --run names `other`"),
         (("--policy", "9"), "no weights of version 9 that count; the nearest are `2`, `1`, `0`"),
         (("--policy", "dmo:1"), "no run `dmo` has published weights; did you mean `demo`"),
-        (("--experience", "g000/2"), "there is no experience `g000/2`; did you mean `g000/0"),
+        (("--experience", "g000/2"), "no experience `g000/2`; did you mean `g000/0"),
         (("--experience", "g000/00", "--at", "demo.task"), "did you mean `demo.tasks`"),
     ],
 )

@@ -57,7 +57,7 @@ def test_snapshots_are_taken_listed_compared_and_dropped(rlake: Command, lake: S
     [listed] = last_json(rlake("snapshot", "list", "--json"))["snapshots"]
     assert (listed["name"], listed["note"]) == ("one", "why")
     assert last_json(rlake("snapshot", "drop", "one", "--json"))["dropped"] == "one"
-    assert "there is no snapshot `one`" in refused(rlake("snapshot", "drop", "one"))
+    assert "no snapshot `one`" in refused(rlake("snapshot", "drop", "one"))
 
 
 def test_everything_that_reads_can_look_at_a_snapshot(
@@ -86,9 +86,7 @@ def test_everything_that_reads_can_look_at_a_snapshot(
         ("pipeline", "explain", "answered.yaml"),
         ("verify", "--run", "demo", "--step", "1"),
     ):
-        assert "there is no snapshot `on`; did you mean `one`?" in refused(
-            rlake(*words, "--at", "on")
-        )
+        assert "no snapshot `on`; did you mean `one`?" in refused(rlake(*words, "--at", "on"))
 
 
 def test_a_store_is_restored_and_the_way_back_is_told(rlake: Command, lake: Store) -> None:
@@ -136,7 +134,7 @@ def test_a_branch_is_made_used_listed_merged_and_dropped(rlake: Command, lake: S
     assert (count(rlake, "tasks", *on_trial), count(rlake, "tasks")) == (2, 1)
     assert "on branch" not in rlake("snapshot", "create", "mine", *on_trial).stderr
     assert count(rlake, "tasks", *on_trial, "--at", "mine") == 2
-    assert "there is no snapshot `mine`" in refused(rlake("sql", "SELECT 1", "--at", "mine"))
+    assert "no snapshot `mine`" in refused(rlake("sql", "SELECT 1", "--at", "mine"))
     [listed] = last_json(rlake("branch", "list", "--json"))["branches"]
     assert listed["rows_added"] == {"tasks": 1, "scores": 3, "snapshots": 1}
     assert "tasks +1, scores +3" in rlake("branch", "list").stdout
@@ -156,14 +154,14 @@ def test_a_branch_is_made_used_listed_merged_and_dropped(rlake: Command, lake: S
     [
         (("branch", "create", "a b"), "a branch cannot be called 'a b'"),
         (("branch", "create", "trial"), "branch `trial` exists already"),
-        (("branch", "create", "new", "--at", "none"), "there is no snapshot `none`"),
+        (("branch", "create", "new", "--at", "none"), "no snapshot `none`"),
         (("branch", "merge", "trail"), "did you mean `trial`?"),
         (("branch", "drop", "trail"), "did you mean `trial`?"),
         (("snapshot", "create", "a b"), "a snapshot cannot be called 'a b'"),
-        (("snapshot", "restore", "none"), "there is no snapshot `none`"),
-        (("snapshot", "diff", "none"), "there is no snapshot `none`"),
+        (("snapshot", "restore", "none"), "no snapshot `none`"),
+        (("snapshot", "diff", "none"), "no snapshot `none`"),
         (("tables", "--store", "lake@trail"), "did you mean `trial`?"),
-        (("tables", "--store", "none@trial"), "there is no store at"),
+        (("tables", "--store", "none@trial"), "no store at"),
     ],
 )
 def test_what_is_wrong_is_one_line(

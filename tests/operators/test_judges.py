@@ -148,7 +148,7 @@ def test_ruler_scores_a_group_in_one_request(server: Server) -> None:
 @pytest.mark.parametrize(
     ("nonsense", "message"),
     [
-        ("the first is better", "there is no JSON"),
+        ("the first is better", "no JSON found"),
         (scores(1), "must be a list of 2"),
         (scores(1, 0, 0), "must be a list of 2"),
         (scores(1, 1.5), "1.5 is not between 0 and 1"),

@@ -249,8 +249,8 @@ def test_math_equivalence_works_in_threads_and_ends_what_takes_too_long() -> Non
         ({"overlong": {"max_tokens": 5, "cache": 0}}, "should be greater than 0"),
         ({"exact_match": {"strict": True}}, "`strict`; it has no parameters"),
         ({"tool_call_match": {"order": "some"}}, "parameter `order`"),
-        ("overlon", "there is no reward `overlon`; did you mean `overlong`"),
-        ("Verdict", "there is no reward `Verdict`"),
+        ("overlon", "no reward `overlon`; did you mean `overlong`"),
+        ("Verdict", "no reward `Verdict`"),
     ],
 )
 def test_a_reward_used_wrongly_says_how(spec: Any, message: str) -> None:

@@ -215,7 +215,7 @@ def test_the_text_after_the_last_at_of_an_address_names_a_branch(
 def test_a_folder_of_that_very_name_is_no_branch(tmp_path: Path, empty_store: Path) -> None:
     shutil.copytree(empty_store, tmp_path / "lake@home")
     assert connect(tmp_path / "lake@home").branch_name is None
-    with pytest.raises(NotAStoreError, match=r"there is no store at `.*/lake`"):
+    with pytest.raises(NotAStoreError, match=r"no store at `.*/lake`"):
         connect(tmp_path / "lake@work")
     assert [p.name for p in tmp_path.iterdir()] == ["lake@home"]
 
@@ -238,7 +238,7 @@ def test_what_is_not_there_is_named_with_the_nearest(lake: Store) -> None:
     ):
         with pytest.raises(NotFoundError, match="has no branch `trail`; did you mean `trial`"):
             use()
-    with pytest.raises(NotFoundError, match="there is no snapshot `none`"):
+    with pytest.raises(NotFoundError, match="no snapshot `none`"):
         lake.branch("other", at="none")
 
 

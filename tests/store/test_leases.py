@@ -58,7 +58,7 @@ def test_a_folder_that_is_no_store_is_refused_as_well(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("")
     with pytest.raises(NotAStoreError, match="is not a store: it holds 1 other entries"):
         connect(f"file://{tmp_path}")
-    with pytest.raises(NotAStoreError, match="there is no store at"):
+    with pytest.raises(NotAStoreError, match="no store at"):
         connect(f"file://{tmp_path}/none", create=False)
 
 

@@ -95,6 +95,6 @@ def test_what_was_half_made_is_completed_by_who_writes_and_not_by_who_reads(stor
 
 def test_looking_at_nothing_makes_nothing(tmp_path: Path) -> None:
     for act in (look, lambda place: connect(place, create=False)):
-        with pytest.raises(NotAStoreError, match="there is no store at"):
+        with pytest.raises(NotAStoreError, match="no store at"):
             act(tmp_path / "nosuch")
     assert not [*tmp_path.iterdir()]

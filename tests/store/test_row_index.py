@@ -15,7 +15,7 @@ from support.builders import experiences, task
 from support.draws import a_store
 
 from rlake.store import Experience, Store
-from rlake.store.change_feed import ChangeFeed
+from rlake.store.changes import ChangeFeed
 from rlake.store.errors import QueryError
 from rlake.store.replay import Fifo, Prioritized
 from rlake.store.replay.filters import Conditions, hashed

@@ -170,7 +170,7 @@ def test_the_command_line_reaches_s3_by_the_environment(
 
 
 def test_a_place_without_a_store_is_not_made_by_looking(server: dict[str, str]) -> None:
-    with pytest.raises(NotAStoreError, match="there is no store at `s3://lake/nothing`"):
+    with pytest.raises(NotAStoreError, match="no store at `s3://lake/nothing`"):
         connect("s3://lake/nothing", create=False, storage_options=server)
 
 

@@ -192,7 +192,7 @@ def test_a_wrong_side_column_is_refused_with_the_way_out(
 @pytest.mark.parametrize(
     ("specs", "told"),
     [
-        (["score:strikt"], "there is no score by `strikt`; did you mean `strict`"),
+        (["score:strikt"], "no score by `strikt`; did you mean `strict`"),
         (["score:strict@3"], "of version `3`; known are `1`, `2`"),
         (["feedback:label@alise"], "no feedback by `alise`; did you mean `alice`"),
         (["derived:qualty"], "did you mean `quality`"),

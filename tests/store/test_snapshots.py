@@ -16,7 +16,7 @@ from support.processes import said, start, tell
 from support.table_rows import draw, event
 
 from rlake.store import Store, connect, snapshots
-from rlake.store.change_feed import ChangeFeed
+from rlake.store.changes import ChangeFeed
 from rlake.store.errors import NotFoundError, QueryError, StoreError
 from rlake.store.locks import locked
 from rlake.store.replay import Sampler
@@ -170,7 +170,7 @@ def test_a_dropped_name_is_gone_with_its_tags_and_may_be_given_again(store: Stor
     assert list(snapshots.current(store)) == []
     assert store.dataset("tasks").tags.list() == {}
     for use in (store.at, lambda n: snapshots.drop(store, n)):
-        with pytest.raises(NotFoundError, match="there is no snapshot `first`"):
+        with pytest.raises(NotFoundError, match="no snapshot `first`"):
             use("first")
     store.append("tasks", [task(1)])
     store.snapshot("first")

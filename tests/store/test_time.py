@@ -151,13 +151,13 @@ def test_processes_that_make_one_store_at_once_share_it(tmp_path: Path, scheme: 
 
 def test_a_folder_that_holds_only_locks_becomes_a_store(tmp_path: Path) -> None:
     (tmp_path / ".locks").mkdir()
-    with pytest.raises(NotAStoreError, match="there is no store at"):
+    with pytest.raises(NotAStoreError, match="no store at"):
         connect(tmp_path, create=False)
     assert connect(tmp_path).count("tasks") == 0
 
 
 def test_a_store_that_must_be_there_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(NotAStoreError, match="there is no store at"):
+    with pytest.raises(NotAStoreError, match="no store at"):
         connect(tmp_path / "none", create=False)
     assert not (tmp_path / "none").exists()
 

@@ -6,7 +6,7 @@ import polars as pl
 import pyarrow as pa
 
 from ....store import Store
-from ....store.change_feed import ChangeFeed
+from ....store.changes import ChangeFeed
 from ....store.errors import JobError, QueryError, nearest
 from ....store.query import literal
 from ...config import TasksConfig

@@ -145,7 +145,7 @@ def test_all_schedules_that_can_be_named_are_known_to_transformers() -> None:
     ("given", "said"),
     [
         ({"optimizer": "sgd", "optimizer_kwargs": {"momentun": 0.9}}, "do not fit `sgd`: .*mome"),
-        ({"optimizer": "torch.optim:Nobody"}, "there is no optimizer `torch.optim:Nobody`"),
+        ({"optimizer": "torch.optim:Nobody"}, "no optimizer `torch.optim:Nobody`"),
         ({"optimizer": "torch.nn:Linear"}, "must be a class of torch.optim.Optimizer"),
         (
             {"lr_scheduler": {"name": "polynomial", "kwargs": {"powers": 2}}},

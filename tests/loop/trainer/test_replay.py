@@ -298,7 +298,7 @@ def test_stored_sources_are_mixed_too(store: Store) -> None:
         ({"sampler": {"prioritized": {"priority": "reward - 1"}}}, QueryError, "is -1.0 for"),
         ({"source": "SELECT 'nobody' AS experience_id"}, QueryError, "nobody|not in the store|1"),
         ({"source": "SELECT reward FROM experiences"}, QueryError, "experience_id"),
-        ({"at": "never"}, LookupError, "there is no snapshot `never`"),
+        ({"at": "never"}, LookupError, "no snapshot `never`"),
     ],
 )
 def test_draws_that_cannot_be_made_say_why(
