@@ -147,7 +147,7 @@ class Appender:
         # and a thread, or polls a lease
         with self._writing[name], locked(store, name) as check_lock:
             # within the lock: a row that another process stores after this would be stored twice
-            dataset = store.dataset(name)
+            dataset = store.dataset(name, to_write=True)
             check_lock()
             keys.refresh(dataset)
             yield _Writing(declared, keys, dataset)

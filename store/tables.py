@@ -1,9 +1,10 @@
 """The tables of one store: their addresses, their versions, and SQL over them."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time_ns
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
@@ -23,6 +24,9 @@ IN_ORDER = tuple(sorted(TABLES, key=LAST.__eq__))
 POLL_SECONDS = 0.025
 """How often a waiter polls for commits of other processes; those of its own wake it at once."""
 
+_SETTLED = 50_000_000
+"""Nanoseconds after which a folder's time of change is not given to another change."""
+
 Line = tuple[str | None, int]
 """A branch (None: the main line), and its newest version that another branch shares."""
 
@@ -36,6 +40,8 @@ class _OfThread(threading.local):
         self.handles: dict[str, lance.LanceDataset] = {}
         self.watched: dict[str, lance.LanceDataset] = {}
         """Tables that are only asked for their newest version."""
+        self.newest: dict[str, tuple[int, int]] = {}
+        """When a table's list of versions last changed, and the newest of them."""
         self.consoles: dict[bool, QuerySession] = {}
         """SQL sessions, by whether they may read files."""
 
@@ -92,13 +98,17 @@ class Tables:
 
     # reading
 
-    def dataset(self, name: str) -> lance.LanceDataset:
-        """Return a table as a Lance dataset at its newest (or pinned) version."""
+    def dataset(self, name: str, *, to_write: bool = False) -> lance.LanceDataset:
+        """Return a table as a Lance dataset at its newest (or pinned) version.
+
+        `to_write` says that a missed version would do harm: then no cache is trusted.
+        """
         table(name)
         if self._pinned is not None:
             return self.open_at(name, self._pinned[name])
         # a handle shows the version that it was opened at, whatever others have written since
-        handle, newest = self._local.handles.get(name), self.newest_version(name)
+        newest = self._ask_newest(name) if to_write else self.newest_version(name)
+        handle = self._local.handles.get(name)
         if handle is None or handle.version != newest:
             handle = self._local.handles[name] = self._open(name, self._place(name), newest)
         return handle
@@ -115,9 +125,23 @@ class Tables:
         return f"cannot open table `{name}` of `{self.uri}`"
 
     def newest_version(self, name: str) -> int:
-        """Return the number of a table's newest version.
+        """Return the number of a table's newest version."""
+        now = time_ns()
+        changed = None if self.folder is None else _changed_at(f"{self._place(name)}/_versions")
+        known = self._local.newest.get(name)
+        if known is not None and known[0] == changed:
+            return known[1]
+        newest = self._ask_newest(name)
+        # Times of files move in steps of up to 10 ms, on some file systems of a second: a version
+        # that is written after a recent change may have the time of that change.
+        if changed is not None and changed < now - _SETTLED and changed % 1_000_000_000:
+            self._local.newest[name] = changed, newest
+        return newest
 
-        Given a path, Lance lists all versions to find it; given this kind of address, it starts
+    def _ask_newest(self, name: str) -> int:
+        """Ask Lance for a table's newest version.
+
+        Given a path, it lists all versions to find it; given this kind of address, it starts
         from the last known one. (Reading rows through it is slower, so it is used only here.)
         """
         watched = self._local.watched.get(name)
@@ -297,6 +321,19 @@ class Tables:
                     raise StarvedError(f"gave up after {seconds:g} s: {describe()}")
                 with self._changed:
                     self._changed.wait(min(left, POLL_SECONDS))
+
+
+def _changed_at(folder: str) -> int | None:
+    """Return when entries of a folder last changed, in nanoseconds; None if it cannot be read."""
+    try:
+        # opened, for network file systems may answer `stat` from a cache
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return os.fstat(descriptor).st_mtime_ns
+    finally:
+        os.close(descriptor)
 
 
 def check_present(store: Tables, todo: str) -> None:

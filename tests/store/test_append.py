@@ -1,8 +1,11 @@
 """Append is atomic and idempotent, and a stored row never changes."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from time import time_ns
 from typing import Any
 
 import lance
@@ -347,6 +350,28 @@ def test_what_is_appended_is_seen_at_once_by_every_reader(store: Store) -> None:
         store.append("tasks", [task(n)])
         assert other.count("tasks") == store.count("tasks") == n
         assert other.sql("SELECT count(*) FROM tasks").fetchall() == [(n,)]
+
+
+@pytest.mark.parametrize("changed", ["just now", "at a whole second", "before"])
+def test_an_append_that_a_coarse_clock_hides_is_seen(store: Store, changed: str) -> None:
+    """Such a clock gives the folder of versions the time that it had before the append."""
+    other, versions = connect(store.uri), Path(store.uri, "tasks.lance", "_versions")
+    store.append("tasks", [task(0)])
+    second = time_ns() // 1_000_000_000 * 1_000_000_000
+    at = {"just now": time_ns() + 1, "at a whole second": second - 5_000_000_000}.get(
+        changed, second - 5_500_000_000
+    )
+    os.utime(versions, ns=(at, at))
+    assert store.newest_version("tasks") == 2
+    with pytest.MonkeyPatch.context() as patch:
+        asked: list[str] = []
+        patch.setattr(store, "_ask_newest", asked.append)
+        store.newest_version("tasks")
+    assert asked == ([] if changed == "before" else ["tasks"])
+    other.append("tasks", [task(1)])
+    if changed != "before":
+        os.utime(versions, ns=(at, at))
+    assert (store.count("tasks"), store.newest_version("tasks")) == (2, 3)
 
 
 def test_nothing_of_the_store_updates_a_row() -> None:

@@ -107,9 +107,9 @@ def test_a_writer_that_slept_before_it_looked_does_not_write_without_the_lease(
     other, look = connect(lake.uri), lake.dataset
     monkeypatch.setattr("rlake.store.leases._Lease._renew", lambda *_: None)
 
-    def late(name: str) -> lance.LanceDataset:
+    def late(name: str, *, to_write: bool = False) -> lance.LanceDataset:
         other.append("tasks", [task(0)])  # takes the lease over, and gives it back
-        return look(name)
+        return look(name, to_write=to_write)
 
     monkeypatch.setattr(lake, "dataset", late)
     with pytest.raises(BusyError, match="the lease ran out and was taken over"):
