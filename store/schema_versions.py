@@ -48,7 +48,8 @@ def schema_of(dataset: lance.LanceDataset) -> int:
 
 def missing(name: str, schema: pa.Schema) -> list[pa.Field]:
     """Return the declared columns that a version of a table lacks."""
-    return [field for field in table(name).schema if field.name not in schema.names]
+    present = set(schema.names)
+    return [field for field in table(name).schema if field.name not in present]
 
 
 def scanned(dataset: lance.LanceDataset, columns: Sequence[str], **options: Any) -> pa.Table:
