@@ -50,16 +50,13 @@ def run(
     if config.explorer is None:
         train(store, config, resume=resume, listener=listener)
         return
-    check(config)
-    config = resolve_run_models(store, config)
-    prepare(store, config)
+    config = _prepared(store, config)
     # Before a job is recorded, so that the run's name is free once the condition is fixed. An
     # explorer in its own process records its failure, which ends the trainer that waits for it.
     check_tasks(store, config.tasks.where)
-    check_evaluation(store, config)
     stop, cache = threading.Event(), WeightCache()
     explorer = BackgroundJob(
-        lambda: explore(store, config, resume=resume, stop=stop, listener=listener, cache=cache),
+        lambda: _explore(store, config, resume=resume, stop=stop, listener=listener, cache=cache),
         stop,
     )
     with _on_cluster(config):
@@ -67,9 +64,9 @@ def run(
             if config.ray is not None and config.ray.trainer is not None:
                 from .runs.placement import train_placed
 
-                train_placed(train, store, config, resume=resume, stop=stop, ready=explorer.start)
+                train_placed(_train, store, config, resume=resume, stop=stop, ready=explorer.start)
             else:
-                train(
+                _train(
                     store,
                     config,
                     resume=resume,
@@ -145,12 +142,14 @@ def explore(
     resume: bool = False,
     stop: threading.Event | None = None,
     listener: Listener | None = None,
-    cache: WeightCache | None = None,
 ) -> None:
-    """Generate the experiences of a run, paced by the weights that its trainer publishes.
+    """Generate the experiences of a run, paced by the weights that its trainer publishes."""
+    config = _prepared(store, config)
+    _explore(store, config, resume=resume, stop=stop, listener=listener)
 
-    `cache` holds the weights of a trainer in this process.
-    """
+
+def _prepared(store: Store, config: RunConfig) -> RunConfig:
+    """Check a configuration, store its tasks, and return it with the models of other runs found."""
     if config.explorer is None:
         raise ConfigError("the configuration has no `explorer` section; `rlake train` runs it")
     check(config)
@@ -158,6 +157,19 @@ def explore(
     config = resolve_run_models(store, config)
     prepare(store, config)
     check_evaluation(store, config)
+    return config
+
+
+def _explore(
+    store: Store,
+    config: RunConfig,
+    *,
+    resume: bool,
+    stop: threading.Event | None,
+    listener: Listener | None,
+    cache: WeightCache | None = None,
+) -> None:
+    """Explore; `cache` holds the weights of a trainer in this process."""
     functions = used_functions(config, "explore")
     with job(store, config, "explore", resume=resume, functions=functions) as mine:
         Explorer(mine, resolve(config.algorithm), stop=stop, listener=listener, cache=cache).run()
@@ -184,14 +196,26 @@ def train(
     resume: bool = False,
     stop: threading.Event | None = None,
     listener: Listener | None = None,
-    ready: Callable[[], None] | None = None,
-    cache: WeightCache | None = None,
 ) -> None:
     """Train on rows of the store: those of the run's explorer, or, offline, stored ones."""
     check(config)
     config = resolve_run_models(store, config)
     if config.data.makes_rows:  # tasks alone are needed by the explorer only
         prepare(store, config)
+    _train(store, config, resume=resume, stop=stop, listener=listener)
+
+
+def _train(
+    store: Store,
+    config: RunConfig,
+    *,
+    resume: bool,
+    stop: threading.Event | None = None,
+    listener: Listener | None = None,
+    ready: Callable[[], None] | None = None,
+    cache: WeightCache | None = None,
+) -> None:
+    """Train; `ready` is called when the first weights are published, for an explorer to follow."""
     stop = stop or threading.Event()
     functions = used_functions(config, "train")
     with (
