@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import duckdb
-import lance
 import polars as pl
 import pyarrow as pa
 
@@ -189,9 +188,7 @@ def evaluate(query: str, rows: pl.DataFrame) -> pl.DataFrame:
 def _take() -> QuerySession:
     with suppress(IndexError):
         return _idle.pop()
-    console = QuerySession(views=False)
-    console.show({}, _nothing)
-    return console
+    return QuerySession(views=False)
 
 
 def in_utc(rows: pl.DataFrame) -> pl.DataFrame:
@@ -206,10 +203,6 @@ def in_utc(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _as(rows: pl.DataFrame, schema: Mapping[str, pl.DataType | type[pl.DataType]]) -> pl.DataFrame:
     return rows.select(pl.col(name).cast(kind) for name, kind in schema.items())
-
-
-def _nothing(name: str, version: int) -> lance.LanceDataset:
-    raise AssertionError(f"no table is shown, `{name}` {version} was asked for")
 
 
 def _sql(query: str, frame: pl.LazyFrame) -> pl.LazyFrame:

@@ -78,9 +78,5 @@ def public_functions(home: ModuleType) -> dict[str, Callable[..., Any]]:
         for k, v in vars(home).items()
         if callable(v)
         and not isinstance(v, type)
-        and (k in listed if listed is not None else _is_own(k, v, home))
+        and (k in listed if listed is not None else k[0] != "_" and v.__module__ == home.__name__)
     }
-
-
-def _is_own(name: str, value: Any, home: ModuleType) -> bool:
-    return not name.startswith("_") and getattr(value, "__module__", None) == home.__name__

@@ -162,12 +162,10 @@ def _as_pairs(both: pl.LazyFrame, placed: pl.LazyFrame) -> pl.LazyFrame:
             margin=_MARGIN,
         )
     )
-    name = pl.struct("chosen_id", "rejected_id").map_elements(_pair_id, return_dtype=pl.String)
+    name = pl.struct("chosen_id", "rejected_id").map_elements(
+        lambda two: preference_id(two["chosen_id"], two["rejected_id"]), return_dtype=pl.String
+    )
     return pair.select(name.alias("preference_id"), *list(_PAIR)[1:])
-
-
-def _pair_id(pair: dict[str, str]) -> str:
-    return preference_id(pair["chosen_id"], pair["rejected_id"])
 
 
 def _why_not(unit: str, min_margin: float) -> pl.Expr:

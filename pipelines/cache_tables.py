@@ -81,7 +81,7 @@ class CacheTables:
             if not answers.height or not self._make_room(key, table.nbytes):
                 return
             try:
-                self._write(key, table, "append" if self._exists(key) else "create")
+                self._write(key, table, "append" if key in self._keys() else "create")
             except (OSError, ValueError, RuntimeError):
                 self._write(key, table, "append")  # another process created it in the meantime
 
@@ -136,9 +136,6 @@ class CacheTables:
 
     def _open(self, key: str) -> lance.LanceDataset:
         return lance.dataset(self._address(key), storage_options=self._options)
-
-    def _exists(self, key: str) -> bool:
-        return key in self._keys()
 
     def _keys(self) -> list[str]:
         if self._is_local:

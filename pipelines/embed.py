@@ -1,6 +1,5 @@
 """Embed responses that have no vector yet, one bounded batch at a time."""
 
-import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +9,9 @@ import polars as pl
 
 from ..operators.vectors import embedded, embedder_of
 from ..store import Store
-from ..store.query import columns_of, literal
-from ..store.records import now
+from ..store.embeddings import length_of
+from ..store.ids import lineage_id
+from ..store.query import columns_of, is_in, literal
 
 _ROWS = 4096
 _BYTES = 8 << 20
@@ -53,8 +53,8 @@ def embed(
     past = store.at(store.versions())
     chosen = _chosen(past, name, where or "true")
     todo = chosen.filter(pl.col("num_bytes") > 0, ~pl.col("is_done"))
-    made_by = f"{now():%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}"
-    done, length = 0, _length(past, name)
+    made_by = lineage_id()
+    done, length = 0, length_of(past, name)
     for part in _parts(todo):
         rows = _texts(past, part)
         vectors = embedded(embedder, rows["response_text"].to_list(), length=length)
@@ -91,9 +91,9 @@ def _parts(todo: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
 
 def _texts(store: Store, part: pl.DataFrame) -> pl.DataFrame:
-    ids = ", ".join(map(literal, part["experience_id"]))
     found = store.dataset("experiences").to_table(
-        columns=["experience_id", "response_text"], filter=f"experience_id IN ({ids})"
+        columns=["experience_id", "response_text"],
+        filter=is_in("experience_id", part["experience_id"]),
     )
     return pl.DataFrame(pl.from_arrow(found))
 
@@ -102,12 +102,6 @@ def _rows(ids: pl.Series, name: str, vectors: np.ndarray, made_by: str) -> pl.Da
     lists = pl.Series(vectors).cast(pl.List(pl.Float32))
     columns = {"experience_id": ids, "embedder": name, "vector": lists, "lineage_id": made_by}
     return pl.DataFrame(columns)
-
-
-def _length(store: Store, name: str) -> int | None:
-    condition = f"embedder = {literal(name)}"
-    first = store.dataset("embeddings").to_table(columns=["vector"], filter=condition, limit=1)
-    return len(first.column(0)[0]) if len(first) else None
 
 
 def _lineage(

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import repeat
 from typing import Any
 
 import polars as pl
@@ -11,7 +12,7 @@ from ..operators import Operator
 from ..store import Store
 from . import source as sources
 from .cache import OperatorCache
-from .incremental import new_rows
+from .incremental import new_rows, num_rows
 from .plan import Plan, line
 from .source import Table
 from .spec import PipelineSpec
@@ -88,7 +89,7 @@ def explained(pipeline: PipelineSpec, plan: Plan, store: Store) -> Explanation:
     definition, else of any run that had the same operator with the same parameters.
     """
     now = new_rows(pipeline, plan, store)
-    rows = _num_rows(pipeline, store)
+    rows = num_rows(pipeline.source, store) if isinstance(pipeline.source, Table) else None
     to_read = rows if now.addresses is None else len(now.addresses)
     runs = _runs(store, [op.fingerprint for op in plan.operators], now.definition)
     mine = [run for run in runs if run["pipeline_digest"] == now.definition]
@@ -151,10 +152,11 @@ class _Done:
 
     @classmethod
     def of(cls, op: Operator, runs: Iterable[Mapping[str, Any]]) -> "_Done":
+        none = {"rows": 0, "cached": 0, "seconds": 0.0}
         steps = [
             (step, cost)
             for run in runs
-            for step, cost in zip(run["operators"], _costs(run), strict=False)
+            for step, cost in zip(run["operators"], run["costs"] or repeat(none), strict=False)
             if step["fingerprint"] == op.fingerprint
         ]
         return cls(
@@ -163,11 +165,6 @@ class _Done:
             sum(cost["rows"] - (cost["cached"] or 0) for _, cost in steps),
             sum(cost["seconds"] or 0.0 for _, cost in steps),
         )
-
-
-def _costs(run: Mapping[str, Any]) -> list[dict[str, Any]]:
-    none = {"rows": 0, "cached": 0, "seconds": 0.0}
-    return run["costs"] or [none] * len(run["operators"])
 
 
 def _expected(op: Operator, rows: int | None, done: _Done) -> tuple[int | None, bool]:
@@ -189,13 +186,6 @@ def _runs(store: Store, fingerprints: list[str], definition: str | None) -> list
     )
     is_mine = (pl.col("pipeline_digest") == definition).fill_null(value=False)
     return rows.filter(is_mine | had.list.any()).to_dicts()
-
-
-def _num_rows(pipeline: PipelineSpec, store: Store) -> int | None:
-    if not isinstance(pipeline.source, Table):
-        return None
-    where = f" WHERE ({pipeline.source.where}\n)" if pipeline.source.where else ""
-    return store.sql(f"SELECT count(*) FROM {pipeline.source.rows}{where}").fetchall()[0][0]
 
 
 def _last(run: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import polars as pl
 
 from ..operators import Operator
 from ..store import Store, side_columns
+from ..store.changes import CREATED
 from ..store.ids import content_id
 from ..store.query import literal, tables_of
 from ..store.schema import TABLES
@@ -19,8 +20,6 @@ from .plan import Plan
 from .sink import takes_values
 from .source import TAKEN_BACK, File, Source, Sql, Table, tables_read
 from .spec import PipelineSpec
-
-_CREATED = "_row_created_at_version"
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def new_rows(
     if last is None:
         why = "everything: there was no such run yet"
     elif _stands(pipeline, last, past):
-        return _nothing(definition, last, _num_rows(pipeline.source, past))
+        return _nothing(definition, last, num_rows(pipeline.source, past))
     elif reason := _why_everything(pipeline.source, plan.operators, pipeline.sink):
         why = f"everything, as {reason}"
     elif _other_rows_count(pipeline.source, last, past):
@@ -91,7 +90,7 @@ def _since(
         why = "everything, as values of side columns were undone"
         return NewRows(None, definition, 0, why=why, is_everything=True)
     addresses = _chosen(pipeline.source, past, touched)["_rowid"].rename("addresses")
-    rows = _num_rows(pipeline.source, past)
+    rows = num_rows(pipeline.source, past)
     left = None
     if takes_values(pipeline.sink) and len(addresses) < touched.height:
         gone = touched.filter(~pl.col("_rowid").is_in(addresses.implode()))
@@ -186,7 +185,7 @@ def _other_rows_count(source: Source, last: Mapping[str, Any], store: Store) -> 
     if not isinstance(source, Table) or not sources.are_taken_back(source, store):
         return False
     before = dict.fromkeys(TAKEN_BACK, 1) | _versions(last)
-    came = {name: f"{_CREATED} > {before[name]}" for name in TAKEN_BACK}
+    came = {name: f"{CREATED} > {before[name]}" for name in TAKEN_BACK}
     of_table = f"table_name = {literal(source.table)}"
     members = store.dataset("members")
     if members.count_rows(filter=f"{of_table} AND {came['members']}"):
@@ -214,7 +213,7 @@ def _new(
     None when everything must be read, since values that counted before no longer do.
     """
     rows = _light(pipeline, source, plan, store)
-    is_new = pl.col(_CREATED) > before[source.table]
+    is_new = pl.col(CREATED) > before[source.table]
     for column in source.side:
         ids = _with_new_values(column, store, before)
         if ids is None:
@@ -236,7 +235,7 @@ def _light(pipeline: PipelineSpec, source: Table, plan: Plan, store: Store) -> p
     by_id = source.side or source.where or _made(pipeline, plan)
     names = {*TABLES[source.table].key} if by_id or sources.are_taken_back(source, store) else set()
     names |= {"group_id"} if any(op.scope == "group" for op in plan.operators) else set()
-    columns = [*sorted(names), _CREATED]
+    columns = [*sorted(names), CREATED]
     found = store.dataset(source.table).to_table(columns=columns, with_row_id=True)
     return pl.DataFrame(pl.from_arrow(found))
 
@@ -249,7 +248,7 @@ def _with_new_values(
         return None
     names = sorted({*column.reads} - {"created_at"})
     since = before.get(column.table, 0)
-    found = store.dataset(column.table).to_table(columns=names, filter=f"{_CREATED} > {since}")
+    found = store.dataset(column.table).to_table(columns=names, filter=f"{CREATED} > {since}")
     rows = pl.DataFrame(pl.from_arrow(found))
     return rows.filter(column.chosen)["experience_id"].unique()
 
@@ -258,7 +257,7 @@ def _superseded(store: Store, since: int | None) -> bool:
     """Return whether a trainer was resumed: values that it derived before may be superseded."""
     if since is None:
         return True
-    wanted = f"{_CREATED} > {since} AND job = 'train' AND attempt > 1"
+    wanted = f"{CREATED} > {since} AND job = 'train' AND attempt > 1"
     return store.dataset("job_events").count_rows(filter=wanted) > 0
 
 
@@ -275,7 +274,7 @@ def _chosen(source: Table, store: Store, rows: pl.DataFrame) -> pl.DataFrame:
     return rows.join(found, on=key, how="semi", maintain_order="left", nulls_equal=True)
 
 
-def _num_rows(source: Source, store: Store) -> int:
+def num_rows(source: Source, store: Store) -> int:
     """Return how many rows a source has; 0 if it would have to be read to count them."""
     if not isinstance(source, Table):
         return 0
@@ -307,14 +306,10 @@ def _without_replaced(
     return rows.join(own.select(key).collect(), on=key, how="anti", maintain_order="left")
 
 
-def _adds_to_source(pipeline: PipelineSpec) -> bool:
-    source, sink = pipeline.source, pipeline.sink
-    return isinstance(source, Table) and isinstance(sink, Table) and source.table == sink.table
-
-
 def _made(pipeline: PipelineSpec, plan: Plan) -> list[str]:
     """Return the suffixes of ids of rows that the pipeline added to its source."""
-    if not _adds_to_source(pipeline):
+    source, sink = pipeline.source, pipeline.sink
+    if not (isinstance(source, Table) and isinstance(sink, Table) and source.table == sink.table):
         return []
     return [f"/{op.name}-{op.fingerprint[:8]}" for op in plan.operators if op.kind == "augment"]
 

@@ -13,7 +13,7 @@ from ..operators.reward_protocol import Spec, looks_at
 from ..operators.scoring import TIMEOUT, reward_of, score_rows
 from ..operators.source_digest import digest
 from ..store import Store
-from ..store.query import columns_of, literal
+from ..store.query import columns_of, is_in, literal
 from ..store.schema_versions import take
 from .running.partition import cut
 
@@ -128,9 +128,9 @@ def _rows(store: Store, part: pl.DataFrame) -> pl.DataFrame:
     dataset = store.dataset("experiences")
     payload = take(dataset, part["_rowid"].to_list(), dataset.schema.names)
     rows = pl.DataFrame(pl.from_arrow(payload))
-    ids = ", ".join(literal(i) for i in rows["task_id"].unique())
     found = store.dataset("tasks").to_table(
-        columns=["task_id", "answer", "messages", "metadata"], filter=f"task_id IN ({ids})"
+        columns=["task_id", "answer", "messages", "metadata"],
+        filter=is_in("task_id", rows["task_id"].unique()),
     )
     names = {"messages": "task_messages", "metadata": "task_metadata"}
     tasks = pl.DataFrame(pl.from_arrow(found)).rename(names)

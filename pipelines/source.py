@@ -15,6 +15,7 @@ from ..store import Store
 from ..store import side_columns as sides
 from ..store.errors import OperatorError, QueryError
 from ..store.files.file_kind import InputSession, open_input
+from ..store.files.select_columns import storage
 from ..store.query import QuerySession, nodes, query_error, syntax, tables_of
 from ..store.schema import TABLES, table
 
@@ -243,9 +244,4 @@ def rows_of(relation: duckdb.DuckDBPyRelation, *, limit: int | None = None) -> p
 
 def plain(schema: pa.Schema) -> pa.Schema:
     """Return a schema with the types under DuckDB's own, such as text for JSON."""
-    return pa.schema(
-        pa.field(
-            f.name, f.type.storage_type if isinstance(f.type, pa.BaseExtensionType) else f.type
-        )
-        for f in schema
-    )
+    return pa.schema(pa.field(f.name, storage(f.type)) for f in schema)

@@ -156,7 +156,8 @@ def _vectors(
 
 def _refresh(store: Tables, embedder: str) -> None:
     copy = _open(store, embedder)
-    length = _length(copy) if copy else _first_length(store, embedder)
+    length = _length(copy) if copy else length_of(store, embedder)
+    assert length is not None, "there are WORTH_ROWS vectors"
     # row ids increase with each append, so greater ones are not in the copy yet
     last = _last(copy) if copy else -1
     schema = pa.schema([("row_id", pa.uint64()), ("vector", pa.list_(pa.float32(), length))])
@@ -221,7 +222,8 @@ def _last(copy: lance.LanceDataset) -> int:
     return -1 if greatest is None else int(greatest)
 
 
-def _first_length(store: Tables, embedder: str) -> int:
+def length_of(store: Tables, embedder: str) -> int | None:
+    """Return the length of an embedder's vectors, None before there is one."""
     condition = f"embedder = {literal(embedder)}"
     first = store.dataset("embeddings").to_table(columns=["vector"], filter=condition, limit=1)
-    return len(first.column(0)[0])
+    return len(first.column(0)[0]) if len(first) else None

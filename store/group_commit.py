@@ -162,7 +162,8 @@ class Committer:
             if not self._queue:
                 return False
             until = self._queue[0].since + self._max_seconds
-            while not (self._flushing or self._closed or self._is_full()):
+            full = min(self._max_bytes, self._queue_bytes)
+            while not (self._flushing or self._closed or self._waiting >= full):
                 left = until - monotonic()
                 if left <= 0:
                     break
@@ -177,9 +178,6 @@ class Committer:
             taken = {id(s) for s in self._batch}
             self._queue = [s for s in self._queue if id(s) not in taken]
             return True
-
-    def _is_full(self) -> bool:
-        return self._waiting >= min(self._max_bytes, self._queue_bytes)
 
     def _commit(self, batch: Sequence[_Submission]) -> None:
         """Store rows in one commit, or each submission alone when some are refused."""

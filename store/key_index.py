@@ -92,7 +92,7 @@ class KeyIndex:
         known = self._known(hashes)
         listed = hashes.tolist()
         # the common case returns here: row digests cost more than the rest of an append
-        if seen is None and not known.any() and not _has_equal(hashes):
+        if seen is None and not known.any() and len(np.unique(hashes)) == len(hashes):
             return np.arange(len(listed)), listed
         stored: Seen = {} if seen is None else seen
         # hashes collide and restores remove rows: the table itself decides
@@ -162,8 +162,3 @@ class KeyIndex:
 
     def _named(self, key: tuple[object, ...]) -> str:
         return ", ".join(f"`{k}` {v!r}" for k, v in zip(self._table.key, key, strict=True))
-
-
-def _has_equal(hashes: np.ndarray) -> bool:
-    ordered = np.sort(hashes)
-    return bool((ordered[1:] == ordered[:-1]).any())

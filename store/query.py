@@ -312,6 +312,11 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def quoted(name: str) -> str:
+    """Return a name of a table or column quoted for SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 def is_in(column: str, values: Iterable[str]) -> str:
     """Return the SQL condition that a column is one of these texts; never true without texts.
 

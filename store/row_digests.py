@@ -105,7 +105,7 @@ class _Rows:
             inside = (row >= 0) & (row < len(self._sums))
             place = (at - bounds[row] + 1)[inside].astype(np.uint64)
             np.add.at(self._sums, row[inside], place * _number(name, "null"))
-        if _is_nested(array.type):
+        if pa.types.is_list(array.type) or pa.types.is_string(array.type):
             self._nested(name, array, bounds)
         else:
             self._piece(_fixed(array), bounds)
@@ -113,10 +113,6 @@ class _Rows:
     def _piece(self, values: np.ndarray, bounds: np.ndarray) -> None:
         width = values.itemsize
         self._pieces.append((values.data.cast("B"), (bounds * width).tolist()))
-
-
-def _is_nested(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_string(kind)
 
 
 def _starts(array: pa.Array) -> np.ndarray:

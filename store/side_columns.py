@@ -227,7 +227,8 @@ def join(store: Tables, frame: pl.LazyFrame, columns: Sequence[SideColumn]) -> p
     hidden = [c.alias for c in columns if c.alias in names]
     joined = frame.drop(hidden)
     for column in columns:
-        side = column.latest(_counting(store, column.table))
+        rows = _standing(store, column.table, store.scan(column.table), {})
+        side = column.latest(rows)
         joined = joined.join(side, on="experience_id", how="left", maintain_order="left")
     return joined.select(*names, *(c.alias for c in columns if c.alias not in names))
 
@@ -299,11 +300,6 @@ def _unknown(store: Tables, column: SideColumn) -> NotFoundError:
     return NotFoundError(
         f"no {noun} by `{name}` of version `{wanted[tie]}`{nearest(wanted[tie], versions)}"
     )
-
-
-def _counting(store: Tables, table: str) -> pl.LazyFrame:
-    """Return the rows of a side table that count."""
-    return _standing(store, table, store.scan(table), {})
 
 
 def _standing(

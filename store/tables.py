@@ -162,8 +162,13 @@ class Tables:
         return address if self.folder is None else f"file-object-store://{quote(address)}"
 
     def versions(self) -> dict[str, int]:
-        """Return the version of every table."""
-        return dict(self._pinned) if self._pinned else self._versions_now()
+        """Return versions of all tables in which no row refers to a missing one."""
+        if self._pinned:
+            return dict(self._pinned)
+        # Writers continue while the tables are read, so tables that refer to others are read first.
+        # Not by `dataset`: it opens a table that moved, which takes longer than to ask.
+        seen = {name: self.newest_version(name) for name in REFERRING_FIRST}
+        return {name: seen[name] for name in TABLES}
 
     def user_versions(self) -> dict[str, int]:
         """Return the version of each `user_*` table that lies in the store's folder."""
@@ -173,15 +178,6 @@ class Tables:
         if name in TABLES:
             return self.open_at(name, version)
         return user_tables.open_at(self.root, name, version)
-
-    def _versions_now(self) -> dict[str, int]:
-        """Return versions in which no row refers to a missing one.
-
-        Writers continue while the tables are read, so tables that refer to others are read first.
-        """
-        # not by `dataset`: it opens a table that moved, which takes longer than to ask
-        seen = {name: self.newest_version(name) for name in REFERRING_FIRST}
-        return {name: seen[name] for name in TABLES}
 
     def scan(self, name: str) -> pl.LazyFrame:
         """Return a table as a Polars LazyFrame; filters and columns are pushed down to the files.

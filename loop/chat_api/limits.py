@@ -3,11 +3,13 @@
 import asyncio
 import hmac
 import ipaddress
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from ...store.errors import ConfigError
 from ..config.serve import LimitsConfig
 from .errors import RequestError
 
@@ -103,6 +105,18 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+def listen(host: str, port: int, *, backlog: int = 2048) -> socket.socket:
+    """Return a listening socket. Raises ConfigError if that is not possible."""
+    try:
+        [family, *_, address] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=backlog)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot serve at {host}, port {port}: {error.strerror or error}; choose another "
+            "`--host` or `--port`"
+        ) from error
 
 
 def too_large(limits: LimitsConfig) -> RequestError:

@@ -69,7 +69,8 @@ def evaluate(
     _only_one(version, every_checkpoint, model, compare)
     settings = configured(config, overrides, stage)
     settings = _changed(settings, k=k, where=where, engine=engine)
-    both = [_version_or_model(one) for one in compare or ()]
+    # digits are a version; a folder of that name is `./7`
+    both = [int(one) if one.isdecimal() else one for one in compare or ()]
     has_model = bool(model) or any(isinstance(one, str) for one in both)
     lake = opened(settings, store, "evaluate", create=has_model)
     work = heavy("evaluation.evaluate")
@@ -105,11 +106,6 @@ def _changed(
     tree = settings.model_dump(mode="json")
     tree["evaluate"] = {**(tree["evaluate"] or {}), **changes}
     return build(tree)
-
-
-def _version_or_model(text: str) -> int | str:
-    """Read digits as a version; a folder of that name is `./7`."""
-    return int(text) if text.isdecimal() else text
 
 
 def _show(found: "list[Evaluation]", place: str, as_json: bool) -> None:

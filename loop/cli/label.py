@@ -1,6 +1,5 @@
 """The commands `label` and `feedback`: add, exchange and adjudicate people's labels."""
 
-import ipaddress
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,6 +105,7 @@ def label(
     its `--reviews`, or that you labeled or skipped, is not shown again.
     """
     from ..labeling import Question, Queue, parse_choices, progress
+    from ..labeling.terminal import TerminalForm
 
     choices = parse_choices(labels)
     lake = open_store(store)
@@ -126,17 +126,11 @@ def label(
         _serve(lake, made, host, port, annotator)
         return
     who = annotator or getuser()
-    done = _in_terminal(lake, made, who)
+    done = TerminalForm(lake, made, who, console=screen(stderr=True), ask=_line).run()
     at = progress(made, lake, who)
     record = {"queue": queue, "annotator": who, "labelled": done} | vars(at)
     text = f"{counted(done, 'label')} by {who}; {at.done} of {at.items} items are done"
     render(record, text, as_json=as_json)
-
-
-def _in_terminal(lake: "Store", queue: "Queue", annotator: str) -> int:
-    from ..labeling.terminal import TerminalForm
-
-    return TerminalForm(lake, queue, annotator, console=screen(stderr=True), ask=_line).run()
 
 
 def _line(prompt: str) -> str:
@@ -151,12 +145,13 @@ def _serve(lake: "Store", queue: "Queue", host: str, port: int, annotator: str |
     try:
         import uvicorn
 
+        from ..chat_api.limits import is_loopback
         from ..labeling.web import app as form
     except ImportError as error:
         raise ConfigError(
             f"the web page needs {error.name}; install it with `pip install 'rlake[serve]'`"
         ) from error
-    is_ours = host == "localhost" or _is_loopback(host)
+    is_ours = is_loopback(host)
     token = None if is_ours else secrets.token_urlsafe(16)
     names = ("127.0.0.1", "localhost", "[::1]") if is_ours else (host, "localhost", "127.0.0.1")
     names = None if host in _ANYWHERE else names
@@ -179,29 +174,12 @@ def _bound(config: "uvicorn.Config") -> Iterator[tuple["socket.socket", str]]:
     """Listen, and yield the address: the system may have chosen the port."""
     import socket
 
-    from ...store.errors import ConfigError
+    from ..chat_api.limits import listen
 
-    try:
-        [family, *_, address] = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM
-        )[0]
-        listening = socket.create_server(address[:2], family=family, backlog=_WAITING)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot serve at {config.host}, port {config.port}: {error.strerror or error}; "
-            "choose another `--host` or `--port`"
-        ) from error
-    with listening:
+    with listen(config.host, config.port, backlog=_WAITING) as listening:
         host, port = listening.getsockname()[:2]
         host = socket.gethostname() if host in _ANYWHERE else host
         yield listening, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @commands.command()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...store.errors import JobError
-from ...store.query import literal
+from ...store.query import literal, quoted
 from ...store.records import Message, Task
 from .environment import Step
 
@@ -196,15 +196,11 @@ def _tables(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     for name, rows in tables.items():
         columns = list(rows[0]) if rows else []
         values = ", ".join(f"({', '.join(_written(row.get(c)) for c in columns)})" for row in rows)
-        names = ", ".join(_quoted(column) for column in columns)
+        names = ", ".join(quoted(column) for column in columns)
         made.append(
-            f"CREATE TABLE {_quoted(name)} AS SELECT * FROM (VALUES {values}) AS t({names});"
+            f"CREATE TABLE {quoted(name)} AS SELECT * FROM (VALUES {values}) AS t({names});"
         )
     return made
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _written(value: Any) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from ...store import Store
 from ...store.errors import ConfigError
-from ..chat_api.limits import is_loopback
+from ..chat_api.limits import is_loopback, listen
 from ..config import RunConfig
 from ..config.serve import ServeConfig
-from .server import Server, listen
+from .server import Server
 
 
 def serve(

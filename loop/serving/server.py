@@ -36,7 +36,6 @@ except ImportError as error:
 
 HEADER_BYTES = 64 << 10
 """Most bytes of the headers of a request."""
-_BACKLOG = 2048
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +101,6 @@ class Server:
             log_level="warning",
             access_log=False,
             server_header=False,
-            backlog=_BACKLOG,
             timeout_graceful_shutdown=max(1, round(limits.shutdown_seconds)),
             h11_max_incomplete_event_size=HEADER_BYTES,
         )
@@ -197,15 +195,3 @@ async def _when_started(server: uvicorn.Server, ready: Callable[[], None]) -> No
     while not server.started:
         await asyncio.sleep(0.01)  # uvicorn has no event for it
     ready()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises ConfigError if that is not possible."""
-    try:
-        [family, *_, address] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot serve at {host}, port {port}: {error.strerror or error}; choose another "
-            "`--host` or `--port`"
-        ) from error

@@ -198,15 +198,11 @@ class StoreWriter:
             # Only now: until its rows are stored, a group's numbers are known to the cache alone.
             self._groups.clear()
         self._commits += 1
-        if self._commits % MAINTAIN_EVERY == 0:
-            self._maintain()
-
-    def _maintain(self) -> None:
-        """Merge the small files that many commits make."""
-        try:
-            self._store.maintain(only_due=True)
-        except Exception as error:  # noqa: BLE001 - rows are stored; the next check repeats it
-            _log.warning("the store could not be maintained: %s", error)
+        if self._commits % MAINTAIN_EVERY == 0:  # merges the small files that many commits make
+            try:
+                self._store.maintain(only_due=True)
+            except Exception as error:  # noqa: BLE001 - rows are stored; the next check repeats it
+                _log.warning("the store could not be maintained: %s", error)
 
     def _append(self, sessions: Sequence[Session]) -> None:
         """Store sessions; set aside one that the store refuses, so that it blocks no others."""

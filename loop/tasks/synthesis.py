@@ -2,7 +2,6 @@
 
 import json
 import re
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +14,9 @@ from ...operators.chat_client import Ask
 from ...operators.embed import hashed_ngrams
 from ...store import Store, Task
 from ...store.errors import ConfigError
+from ...store.ids import lineage_id as new_lineage_id
 from ...store.query import literal
-from ...store.records import Message, now, proper
+from ...store.records import Message, proper
 
 INSTRUCTION = (
     "Write new tasks like the examples: as hard or slightly harder, each about something else, and "
@@ -80,7 +80,7 @@ def propose(
     known = _Known(store, alike)
     done = Proposed(taskset, already=_stored(store, taskset))
     most = attempts or 3 * -(-number // per_request)
-    lineage_id = f"{now():%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}"
+    lineage_id = new_lineage_id()
     refused: set[str] = set()  # a task that is proposed again has one row in `drops`
     requests = _requests(shown, instruction.replace("{per_request}", str(per_request)), seed)
     while done.already + done.stored < number and done.requests < most:
@@ -116,10 +116,8 @@ class _Known:
         rows = store.sql("SELECT prompt_text FROM tasks WHERE prompt_text IS NOT NULL").fetchall()
         self._texts = [text for (text,) in rows]
         self._same = {_letters(text): text for text in self._texts}
-        parts = [
-            hashed_ngrams(self._texts[i : i + _ROWS]) for i in range(0, len(self._texts), _ROWS)
-        ]
-        self._vectors = parts
+        starts = range(0, len(rows), _ROWS)
+        self._vectors = [hashed_ngrams(self._texts[i : i + _ROWS]) for i in starts]
         self._alike = alike
 
     def refusal(self, task: Task | None) -> str | None:

@@ -54,13 +54,9 @@ def _watch(module: ModuleType) -> None:
         "prepare_model": _model,
         "update_sampling_params": _sampling,
         "load_words_asset": _words,
-        "tqdm": _no_bar,
+        "tqdm": lambda steps, **_: steps,
     }
     vars(module).update({name: ours for name, ours in watched.items() if name in vars(module)})
-
-
-def _no_bar(steps: Any, **_: Any) -> Any:
-    return steps
 
 
 def _words(words_dir: str, words_type: str) -> Any:

@@ -119,7 +119,8 @@ def _bounded(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 
 def _hashed(texts: Sequence[str], length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the hashes of each text's shingles, sorted and each once, and how many each has."""
-    codes, starts = characters([_long_enough(text.strip(), length) for text in texts])
+    bare = (text.strip() for text in texts)
+    codes, starts = characters([text and text.ljust(length, "\0") for text in bare])
     if len(codes) < length:
         return np.empty(0, np.uint32), np.zeros(len(texts), np.int64)
     rows = np.repeat(np.arange(len(texts), dtype=np.uint64), np.diff(starts))
@@ -129,10 +130,6 @@ def _hashed(texts: Sequence[str], length: int) -> tuple[np.ndarray, np.ndarray]:
     both = both[np.concatenate([[True], both[1:] != both[:-1]])] if len(both) else both
     sizes = np.bincount((both >> np.uint64(32)).astype(np.int64), minlength=len(texts))
     return both.astype(np.uint32), sizes
-
-
-def _long_enough(text: str, length: int) -> str:
-    return text.ljust(length, "\0") if text else ""
 
 
 def _signatures(hashes: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from ...operators.body import in_utc
 from ...store import Store
 from ...store import side_columns as sides
 from ...store.files.file_kind import InputSession, open_input
-from ...store.query import query_error
+from ...store.query import query_error, quoted
 from ...store.schema import table
 from ..source import File, Source, Sql, Table, are_taken_back, plain, rows_of
 from .spill import Spill
@@ -93,7 +93,7 @@ def _streamed(
 
 
 def _batches(relation: duckdb.DuckDBPyRelation, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-    wanted = relation.project(", ".join('"' + n.replace('"', '""') + '"' for n in columns))
+    wanted = relation.project(", ".join(map(quoted, columns)))
     for batch in wanted.to_arrow_reader(_BATCH_ROWS):
         rows = pa.Table.from_batches([batch])
         yield in_utc(pl.DataFrame(pl.from_arrow(rows.cast(plain(rows.schema)))))

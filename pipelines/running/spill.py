@@ -72,7 +72,8 @@ class Spilled:
             mine = np.flatnonzero(which == i)
             within = places[mine] - starts[i]
             rows = self.chunks[i].read(columns)
-            pieces.append(rows if _is_all(within, rows.height) else _taken(rows, within))
+            is_all = len(within) == rows.height and _is_rising(within)
+            pieces.append(rows if is_all else _taken(rows, within))
             found.append(mine)
         rows = pl.concat(pieces)
         order = np.concatenate([np.empty(0, np.int64), *found])
@@ -157,10 +158,6 @@ def _taken(rows: pl.DataFrame, places: np.ndarray) -> pl.DataFrame:
     if len(places) == int(places[-1]) - first + 1 and _is_rising(places):
         return rows[first : first + len(places)]
     return rows[places]
-
-
-def _is_all(places: np.ndarray, height: int) -> bool:
-    return len(places) == height and _is_rising(places)
 
 
 def _is_rising(places: np.ndarray) -> bool:

@@ -31,24 +31,19 @@ class Defaults:
     split: str = "train"
 
 
-def task_columns() -> tuple[Column, ...]:
-    """Return the columns that a SELECT for tasks may have."""
-    return TABLES["tasks"].columns
-
-
 def experience_columns(given: Sequence[str]) -> tuple[Column, ...]:
     """Return the columns of a SELECT for experiences: without task_id, those of tasks too."""
     own = TABLES["experiences"].columns
     if "task_id" in given:
         return own
     names = {c.name for c in own}
-    return (*own, *(c for c in task_columns() if c.name not in names))
+    return (*own, *(c for c in TABLES["tasks"].columns if c.name not in names))
 
 
 def fill_tasks(rows: pa.Table, defaults: Defaults) -> pa.Table:
     """Fill in `messages` from `prompt_text` or the reverse, taskset, split and id."""
     made = [_filled(row, i, defaults) for i, row in enumerate(rows.to_pylist())]
-    kinds = {c.name: c.type for c in task_columns()}
+    kinds = {c.name: c.type for c in TABLES["tasks"].columns}
     if "created_at" not in rows.column_names:
         del kinds["created_at"]
     return pa.Table.from_pylist(made, pa.schema(list(kinds.items())))

@@ -11,13 +11,13 @@ import duckdb
 import pyarrow as pa
 
 from ..errors import InputError, QueryError, RlakeError
-from ..query import QuerySession, literal, query_error
+from ..query import QuerySession, literal, query_error, quoted
 from ..schema import TABLES
 from ..store import Store
 from .arrow_source import Batches, of_arrow, of_sqlite, of_texts
 from .compression import inner_name
 from .formats import Format, Row
-from .json_columns import holds_objects, in_parts, quoted, teach, typed
+from .json_columns import holds_objects, in_parts, teach, typed
 from .raw_json import objects
 from .rejected_rows import Rejected
 from .select_columns import JSON_COLUMNS
@@ -74,7 +74,8 @@ class InputSession(QuerySession):
         self._json_columns: set[str] = set()
         self._is_taught = False
         self._source: Batches | None = None
-        path = literal(_verbatim(file.path.absolute()))
+        # DuckDB takes every path as a glob pattern
+        path = literal(re.sub(r"([*?\[])", r"[\1]", str(file.path.absolute())))
         try:
             self._con.execute("SET threads = 1")
             self._con.execute("SET disabled_optimizers = 'join_order,build_side_probe_side'")
@@ -230,11 +231,6 @@ class InputSession(QuerySession):
         described = self._con.execute(f"DESCRIBE SELECT * FROM {reader}").fetchall()
         types = {str(name): str(kind) for name, kind, *_ in described}
         return types | {name: "TIMESTAMPTZ" for name in types if name == "created_at"}
-
-
-def _verbatim(path: Path) -> str:
-    """Return a path escaped as a glob pattern, since DuckDB takes every path as one."""
-    return re.sub(r"([*?\[])", r"[\1]", str(path))
 
 
 def _objects(file: InputFile) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import duckdb
 
 from ..errors import QueryError
-from ..query import literal, nodes
+from ..query import literal, nodes, quoted
 from .raw_json import elements, members
 
 _TYPED = ("rewards", "metrics", "segments")
@@ -41,11 +41,6 @@ def typed(name: str, kind: Any, *, as_json: bool) -> str:
         return f"{column}->>'$' AS {column}"
     shape = literal(json.dumps(_shape(kind), ensure_ascii=False))
     return f"from_json({column}, {shape}) AS {column}"
-
-
-def quoted(name: str) -> str:
-    """Return a column's name quoted for SQL."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def holds_objects(name: str, kind: Any) -> bool:

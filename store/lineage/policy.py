@@ -84,12 +84,14 @@ def of_policy(store: Tables, run_id: str | None, policy_version: int) -> PolicyL
     )
     digests = [b["batch_digest"] for b in batches]
     parents = _parents(published, policy_version)
+    first = published.get([policy_version, *parents][-1], {})
+    origin = first.get("parent_run_id")
     return PolicyLineage(
         run_id=run_id,
         policy_version=policy_version,
         weights=published[policy_version],
         parents=parents,
-        begun_from=_begun_from(published.get([policy_version, *parents][-1], {})),
+        begun_from=origin and f"{origin}:{first['parent_version']}",
         attempts=ask(
             "SELECT attempt, min(step) AS first_step, max(step) AS last_step, count(*) AS num_rows "
             f"FROM ({drawn}) GROUP BY attempt ORDER BY first_step"
@@ -144,11 +146,6 @@ def _parents(published: Mapping[int, Row], version: int) -> list[int]:
         chain.append(parent)
         version = parent
     return chain
-
-
-def _begun_from(first: Row) -> str | None:
-    run_id = first.get("parent_run_id")
-    return None if run_id is None else f"{run_id}:{first['parent_version']}"
 
 
 def _in_numbers(ask: Asked, drawn: str) -> Row:

@@ -37,7 +37,8 @@ def new_rows(name: str, dataset: lance.LanceDataset) -> int:
     wanted = [index for index in INDEXES if index.table == name]
     known = _known(dataset) if wanted else {}
     rows = dataset.count_rows()
-    missing = [rows - known.get(i.name, 0) for i in wanted if i.name in known or _is_worth(i, rows)]
+    pays = [i for i in wanted if i.name in known or rows >= i.worth_rows]
+    missing = [rows - known.get(i.name, 0) for i in pays]
     return max(0, *missing) if missing else 0
 
 
@@ -54,12 +55,8 @@ def refresh(name: str, dataset: lance.LanceDataset) -> None:
     if behind:
         dataset.optimize.optimize_indices(index_names=behind)
     for index in wanted:
-        if index.name not in known and _is_worth(index, rows):
+        if index.name not in known and rows >= index.worth_rows:
             dataset.create_scalar_index(index.column, index.kind, name=index.name)  # pyright: ignore[reportArgumentType]
-
-
-def _is_worth(index: Index, rows: int) -> bool:
-    return rows >= index.worth_rows
 
 
 def _known(dataset: lance.LanceDataset) -> dict[str, int]:

@@ -41,8 +41,9 @@ def maintain(
             return Report((), (), perf_counter() - began, busy=busy)
         names = [n for n in TABLES if not only_due or _is_due(store, n, grace=grace)]
         before = {n: look(store, n, measured=not only_due) for n in names}
-        if not dry_run and not only_due:
-            _free(store, grace=_kept(grace, began))
+        for name in () if dry_run or only_due else TABLES:
+            # before anything is written: the disk may be full
+            _clean(store, name, thorough=True, grace=_kept(grace, began))
         # before files are merged: the merge then drops the deleted rows
         forgotten = () if only_due else retention.apply(store, dry_run=dry_run)
         care = _foresee if dry_run else _care
@@ -60,12 +61,6 @@ def _kept(grace: float, began: float) -> float:
     So the time spent on other tables does not remove versions that readers hold. 0 stays 0.
     """
     return grace and grace + perf_counter() - began
-
-
-def _free(store: Tables, *, grace: float) -> None:
-    """Remove unneeded versions before anything is written: the disk may be full."""
-    for name in TABLES:
-        _clean(store, name, thorough=True, grace=grace)
 
 
 def look(store: Tables, name: str, *, measured: bool = True) -> Look:

@@ -72,7 +72,8 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        return {**asdict(self), "tables": {c.table: _without_name(c) for c in self.tables}}
+        made = asdict(self)
+        return made | {"tables": {table.pop("table"): table for table in made["tables"]}}
 
     def __str__(self) -> str:
         if self.busy:
@@ -102,7 +103,3 @@ def _megabytes(cared: Cared) -> tuple[float, float]:
 def _milliseconds(cared: Cared) -> tuple[str, str]:
     before, after = ("" if v is None else f"{v:.1f}" for v in _pair(cared, "query_ms"))
     return before, after
-
-
-def _without_name(cared: Cared) -> dict[str, Any]:
-    return {k: v for k, v in asdict(cared).items() if k != "table"}

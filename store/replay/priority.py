@@ -133,7 +133,6 @@ class Priority:
         if self._console is None:
             self._console = QuerySession(views=False)
         self._console.put("new_rows", rows)
-        self._console.show({}, _no_table)
         query = f"SELECT {select} FROM new_rows AS {self._table} {where}"
         try:
             return self._console.sql(query, what=self._what).to_arrow_table()
@@ -146,10 +145,6 @@ class Priority:
             return frame.with_columns(expression.alias(_RESULT))[_RESULT]
         except pl.exceptions.PolarsError as error:
             raise QueryError(f"{self._what} is not valid: {reason(error)}") from error
-
-
-def _no_table(name: str, version: int) -> pa.Table:
-    raise AssertionError("a priority reads rows only")
 
 
 _RESULT = "priority of the row"

@@ -97,11 +97,8 @@ class Sampler:
         weighing = self._index.weighing
         self._weighing = weighing if weighing and weighing.priority.dynamic else None
         self._past: lance.LanceDataset | None = None
-        self._pool = self._new_pool()
+        self._pool = Pool(self._index.units, max_draws=self._max_draws)
         self._weighed: tuple[int, int | None] | None = None
-
-    def _new_pool(self) -> Pool:
-        return Pool(self._index.units, max_draws=self._max_draws)
 
     @property
     def drawn_from(self) -> dict[str, int]:
@@ -139,7 +136,7 @@ class Sampler:
             self._weighed = None
         # a rebuild changes the positions of units, on which all sums of the pool are based
         if self._index.rebuilt:
-            self._pool = self._new_pool()
+            self._pool = Pool(self._index.units, max_draws=self._max_draws)
         else:
             self._pool.touch(self._index.touched)
 

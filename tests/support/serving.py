@@ -10,6 +10,7 @@ import httpx
 import uvicorn
 
 from rlake.loop.chat_api.app import create_app, new_sessions
+from rlake.loop.chat_api.limits import listen
 from rlake.loop.chat_api.metrics import ServingMetrics
 from rlake.loop.chat_api.sessions import Session, Sessions
 from rlake.loop.config import LimitsConfig, ServeConfig
@@ -17,7 +18,6 @@ from rlake.loop.inference.policy import Policy
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.serving.connections import bounded
 from rlake.loop.serving.feedback import Feedback
-from rlake.loop.serving.server import listen
 from rlake.loop.serving.store_writer import StoreWriter
 from rlake.store import Store
 

@@ -94,13 +94,10 @@ def turns(conversation: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
         if said is not None and (said or not calls):
             made.append({"from": _NAMES[one["role"]], "value": said})
         if calls:
-            made.append({"from": "function_call", "value": _function_calls(calls)})
+            each = [_call(c.get("function", c)) for c in calls]
+            text = json.dumps(each[0] if len(each) == 1 else each, ensure_ascii=False)
+            made.append({"from": "function_call", "value": text})
     return made
-
-
-def _function_calls(calls: Sequence[dict[str, Any]]) -> str:
-    made = [_call(c.get("function", c)) for c in calls]
-    return json.dumps(made[0] if len(made) == 1 else made, ensure_ascii=False)
 
 
 def _call(function: dict[str, Any]) -> dict[str, Any]:
