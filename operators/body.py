@@ -180,6 +180,7 @@ def evaluate(query: str, rows: pl.DataFrame) -> pl.DataFrame:
     except duckdb.Error as error:
         raise query_error(error) from error
     finally:
+        # or an idle session would keep the last rows in memory
         console.put("input", _NO_ROWS)
         _idle.append(console)
     return in_utc(pl.DataFrame(pl.from_arrow(found)))
@@ -216,6 +217,7 @@ def _value(sql: str, frame: pl.LazyFrame, into: str) -> pl.LazyFrame:
     schema = frame.collect_schema()
     empty = evaluate(query, schema.to_frame())
     kind = empty.schema["value"]
+    # DuckDB reads `0.5` as a decimal, which no column here is
     if kind.is_decimal():
         kind = pl.Float64()
     if not empty.height:  # an aggregate gives a row of nothing, and is refused below

@@ -175,6 +175,7 @@ def _unique(op: OperatorSpec, rows: pl.DataFrame, key: str) -> None:
 
 
 def _no_strangers(op: OperatorSpec, named: pl.Series, known: pl.Series, column: str) -> None:
+    # most often all rows are the given ones, and comparing costs less than a join
     if named.equals(known) and not known.null_count():
         return
     given = known.drop_nulls().to_frame(column)

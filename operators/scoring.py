@@ -174,6 +174,7 @@ def verdict(value: Any) -> Judged:
     if value is None:
         return None, detail
     number = float(value)
+    # true of NaN and infinity only
     if number - number != 0:
         raise SchemaError(f"the reward is {number}, expected a finite number or None")
     return number, detail

@@ -114,6 +114,7 @@ class CacheTables:
             self._address(key),
             mode=mode,
             storage_options=self._options,
+            # `_Known` keeps the addresses of rows, also over compactions
             enable_stable_row_ids=True,
         )
         if dataset.version % TIDY_EVERY == 0:

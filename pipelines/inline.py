@@ -191,6 +191,7 @@ def apply_before_store(
     reasons = {i: f"{op}: {why}"[:_LONGEST] for i, op, why in treated.dropped.rows()}
     written = dict.fromkeys(name for op in chain.operators for name in op.writes)
     values = treated.rows.select(_ID, *written).to_dicts()
+    # new rows, for which there are more values, follow below
     made = [_set(row, v, reasons) for row, v in zip(rows, values, strict=False)]
     for row, value in zip(treated.rows[len(rows) :].to_dicts(), values[len(rows) :], strict=True):
         made.append(_set(Experience.from_row(row), value, reasons))

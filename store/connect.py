@@ -98,6 +98,7 @@ def _check_place(address: str, *, create: bool) -> None:
     place = Path(address.removeprefix("file://"))
     if place.exists() and not place.is_dir():
         raise NotAStoreError(f"`{place}` is a file, expected the folder of a store")
+    # an opening that was killed leaves its locks: that folder still counts as empty
     entries = {p.name for p in place.iterdir()} - {LOCKS} if place.is_dir() else set()
     if entries and not any(f"{name}.lance" in entries for name in TABLES):
         raise NotAStoreError(
@@ -209,6 +210,7 @@ def _create(store: Store, name: str) -> None:
             lance.LanceOperation.Overwrite(TABLES[name].schema, []),
             storage_options=store.storage_options,
             max_retries=0,  # a second try would overwrite the table of another process
+            # indexes and change feeds keep row ids, which a compaction must not change
             enable_stable_row_ids=True,
         )
     except FAILURES:

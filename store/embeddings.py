@@ -94,7 +94,9 @@ def indexed(store: Tables, embedder: str, query: np.ndarray, *, k: int) -> Neare
         },
     )
     known = Nearest(
-        hits.column("row_id").to_numpy(), 1 - hits.column("_distance").to_numpy().astype(np.float32)
+        # Lance's distance is 1 - cosine
+        hits.column("row_id").to_numpy(),
+        1 - hits.column("_distance").to_numpy().astype(np.float32),
     )
     return _best(known, exact(store, embedder, query, after=_last(copy)), k)
 

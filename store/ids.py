@@ -17,6 +17,7 @@ def content_id(*parts: object, length: int = 20) -> str:
     >>> content_id("ab", "c") == content_id("a", "bc")
     False
     """
+    # Stored ids depend on these options: with others, every task would be stored a second time.
     text = json.dumps(parts, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
@@ -71,7 +72,9 @@ def combine(digests: Iterable[str]) -> str:
 def _digest(header: bytes, cells: tuple[bytes | None, ...]) -> str:
     parts = [header]
     for cell in cells:
+        # with their lengths, or `ab`, `c` would have the digest of `a`, `bc`
         parts += (b"\x00",) if cell is None else (b"\x01", len(cell).to_bytes(8, "little"), cell)
+    # stored in `draws`: after a change here, `rlake verify` would report every earlier step
     return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
 
 

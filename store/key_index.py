@@ -158,6 +158,7 @@ class KeyIndex:
 
     def _hash(self, rows: pa.Table) -> np.ndarray:
         keys = pl.DataFrame(pl.from_arrow(rows.select(self._table.key)))
+        # kept in memory only: Polars promises equal hashes within one of its versions
         return keys.hash_rows(0).to_numpy()
 
     def _named(self, key: tuple[object, ...]) -> str:

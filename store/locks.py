@@ -58,6 +58,7 @@ class _FileLock:
     """A lock with the system's fair queue: a process that polls instead may starve."""
 
     def __init__(self, path: Path) -> None:
+        # as far as the umask allows, writable for all: the users of a group share a store
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         self._turn = threading.Lock()
         self._granted, self._given_up = threading.Event(), False

@@ -25,6 +25,9 @@ from .schema_versions import missing
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+|\([\w\s,]*\)\s*)?", re.IGNORECASE)
 """The header of an EXPLAIN. It admits no comment, so that the rest is exactly what DuckDB runs."""
 _BROKEN = re.compile(r"the stream registered as '(?:stored_|plain_)?(\w+)' failed: (.*)", re.DOTALL)
+# Anyone's SQL runs under these: no files or network, no extension that is downloaded at run time,
+# no Python variable of a caller that is read as a table. UTC, or DuckDB shows times in the
+# machine's zone. The lock comes last, or a query could undo the others.
 _SETTINGS = """
 SET GLOBAL TimeZone = 'UTC';
 SET memory_limit = '{memory}';
@@ -358,6 +361,7 @@ def tables_of(condition: str) -> set[str]:
 
 def _parsed(condition: str) -> dict[str, Any]:
     """Return the parsed query that has the condition in its WHERE clause."""
+    # the line break, here and elsewhere: a condition may end in a `--` comment
     query = f"SELECT 1 FROM experiences WHERE ({condition}\n)"
     return syntax(query, what=f"`where` {condition!r}")
 
@@ -369,6 +373,7 @@ def syntax(query: str, *, what: str) -> dict[str, Any]:
         statements = con.extract_statements(query)
         if len(statements) != 1:
             raise QueryError(f"{what} must be one expression, got {len(statements)} statements")
+        # by DuckDB's parser: patterns would also find names within strings and comments
         row = con.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
     except duckdb.Error as error:
         raise query_error(error, what) from error

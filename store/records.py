@@ -134,11 +134,13 @@ class Experience:
     def with_reward(self, rewards: Mapping[str, float | None]) -> Self:
         """Return a copy whose reward is the sum of the parts, or NULL when a part is missing."""
         values = list(rewards.values())
+        # a part that could not be computed is not 0, so the sum is not known either
         total = None if not values or None in values else sum(v for v in values if v is not None)
         return replace(self, rewards=dict(rewards), reward=total)
 
     def row(self) -> dict[str, Any]:
         """Return the row of `experiences`, without what the store fills in."""
+        # a `cached_property` of this class would become a column
         row = dict(vars(self))
         for name in ("messages", "tools", "metadata"):
             row[name] = _json(row[name])

@@ -93,6 +93,7 @@ def _column(table: Table, column: Column, given: Any, size: int) -> pa.ChunkedAr
         values = _typed(table, column, given)
     if column.default is not None:
         values = pc.fill_null(values, column.default)
+    # `stamp` sets `created_at` later, under the table's lock
     if column.required and column.name != "created_at" and values.null_count:
         where = "is missing" if given is None else f"is NULL in {values.null_count} of {size} rows"
         raise SchemaError(
@@ -187,6 +188,7 @@ def _check_finite(table: Table, column: Column, values: pa.ChunkedArray) -> None
             floats = pc.struct_field(floats, "value")
     if not pa.types.is_floating(floats.type):
         return
+    # one NaN would spread: to the mean of its group, to the loss, and to all weights
     if len(floats) and not pc.all(pc.is_finite(floats), min_count=0).as_py():
         where = ""
         if floats is values:
@@ -230,6 +232,7 @@ def _check_experiences(rows: pa.Table) -> None:
                 raise SchemaError(
                     f"column `{name}` of `experiences` holds {value!r}{nearest(value, choices)}"
                 )
+    # draws look up a random number in the running sum of priorities, which must not fall
     if (pc.min(rows.column("priority")).as_py() or 0.0) < 0:
         raise SchemaError(
             "column `priority` of `experiences` holds a negative number, expected 0 or more"

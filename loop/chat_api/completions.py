@@ -205,6 +205,7 @@ async def _generate(
     policy: Policy, asked: ChatRequest, messages: list[Any], session: Session
 ) -> list[Completion]:
     default = getattr(policy, "sampling", None) or Sampling()
+    # of chance, unless the request has a seed: equal requests expect different answers
     seeded = replace(default, seed=secrets.randbits(48))
     try:
         return await policy.generate(

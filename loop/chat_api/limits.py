@@ -64,6 +64,7 @@ class Guard:
                 _check_local(scope, headers)
             if token is not None:
                 _check_token(headers.get(b"authorization", b""), token)
+        # bodies that do not tell their length are counted while they are read
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._limits.max_body_bytes:
             raise too_large(self._limits)

@@ -42,6 +42,7 @@ _KEPT = ("name", "tool_call_id", "reasoning_content")
 def parse(body: bytes) -> dict[str, Any]:
     """Return the JSON object of a request's body. Raises RequestError for anything else."""
     try:
+        # Python also reads NaN and Infinity, which JSON lacks and no sampling setting allows
         message = json.loads(body, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         why = "is nested too deep" if isinstance(error, RecursionError) else f"is not JSON: {error}"
@@ -231,6 +232,7 @@ class ChatRequest(BaseModel):
     tool_choice: Literal["auto", "none"] = "auto"
     n: int = Field(default=1, ge=1, le=MOST_CHOICES)
     temperature: float | None = Field(default=None, ge=0, le=2)
+    # 0 would leave no token to sample
     top_p: float | None = Field(default=None, ge=1e-9, le=1)
     top_k: int | None = Field(default=None, ge=-1, le=_LARGEST)
     """0 or -1, as in vLLM: all tokens."""
@@ -289,6 +291,7 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
     _check_possible(body)
     given = {name: value for name, value in body.items() if value is not None}
     try:
+        # None, so that missing messages are refused in our words too
         return ChatRequest.model_validate({"messages": None, **given})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]

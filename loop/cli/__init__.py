@@ -91,6 +91,7 @@ def run_command(args: Sequence[str]) -> int:
     """
     for arg in args:
         try:
+            # bytes that are not UTF-8 arrive as lone surrogates, which no message could print
             arg.encode()
         except UnicodeEncodeError:
             _say(f"argument {arg!a} is not text in UTF-8; write it so")

@@ -118,6 +118,7 @@ def heavy(module: str, extra: str = "train") -> Any:
     from ...store.errors import missing_extra
 
     try:
+        # by name: `rlake --help` must not load torch
         return import_module(f"...{module}", __name__)
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or module, extra) from error

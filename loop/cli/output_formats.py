@@ -60,6 +60,7 @@ def _json_rows(relation: "duckdb.DuckDBPyRelation") -> Iterator[str]:
     from ...store.files.raw_json import json_line
 
     for batch in relation.to_arrow_reader(BATCH_ROWS):
+        # `strict` would raise for a map that has a key twice; now its last value counts
         yield from map(json_line, batch.to_pylist(maps_as_pydicts="lossy"))
 
 

@@ -199,6 +199,7 @@ def action_in(text: str, names: Sequence[str]) -> int | None:
     known = [name.lower() for name in names]
     if said in known:
         return known.index(said)
+    # `int` refuses texts of thousands of digits
     if said.isascii() and said.isdigit() and len(said) < 10:
         return int(said) if int(said) < len(known) else None
     begun = [i for i, name in enumerate(known) if said and name.startswith(said)]

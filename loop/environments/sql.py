@@ -21,6 +21,7 @@ from .environment import Step
 _WORKER = Path(__file__).with_name("sql_worker.py")
 _TAGGED = re.compile(r"<sql>((?:(?!<sql>).)*?)</sql>", re.DOTALL | re.IGNORECASE)
 _FENCED = re.compile(r"```(?:sql|duckdb)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+# asyncio reads lines of up to 64 KiB by default, and a reply is one line.
 _LONGEST_LINE = 1 << 24
 _SHOWN_ROWS = 10
 

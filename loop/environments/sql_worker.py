@@ -22,8 +22,10 @@ def main() -> None:
     limits = json.loads(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (limits["memory"], limits["memory"]))
     resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu"], limits["cpu"]))
+    # no file at all: a query that needs more memory ends, instead of filling the disk
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # after the limits, which then hold for its threads and its memory as well
     import duckdb
 
     con = duckdb.connect(

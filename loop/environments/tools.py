@@ -245,6 +245,7 @@ _threads = threading.BoundedSemaphore(MOST_THREADS)
 
 
 async def _in_thread(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    # waiting here would block the event loop, and with it all rollouts
     if not _threads.acquire(blocking=False):
         raise JobError(f"{MOST_THREADS} calls of tools do not end")
     return await call_in_thread(lambda: function(**given), "rlake-tool", ended=_threads.release)

@@ -50,6 +50,7 @@ def adjudicate(store: Store, queue: str, *, reviews: int = 1) -> Adjudicated:
 def _append_labels(store: Store, queue: str, said: pl.DataFrame) -> int:
     rows = [
         {
+            # by the newest label's time: the same majority is one row, and a changed one another
             "feedback_id": content_id(MAJORITY, queue, row["experience_id"], str(row["said_at"])),
             "experience_id": row["experience_id"],
             "annotator": MAJORITY,

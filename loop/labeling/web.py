@@ -50,6 +50,7 @@ def app(
             return _refused(421, f"this form is not served as `{host}`")
         given = request.query_params.get("token") or ""
         shown_key = request.headers.get("x-rlake-key") or ""
+        # `compare_digest` raises TypeError for other texts
         if not (given + shown_key).isascii():
             return _refused(400, "a token or key must be ASCII")
         if request.url.path == "/":
@@ -143,6 +144,7 @@ def _refused(status: int, why: str) -> Response:
 
 async def _body(request: Request) -> bytes | None:
     parts, size = [], 0
+    # counted while it is read: a `content-length` may be missing, or wrong
     async for part in request.stream():
         size += len(part)
         if size > BODY_BYTES:

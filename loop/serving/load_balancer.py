@@ -61,6 +61,7 @@ class LoadBalancedPolicy:
                 self._engines |= {one.engine for one in made}
                 return made
             except PolicyError as error:
+                # the request itself is refused, as the others would
                 if error.finish_reason != "engine_error":
                     raise
                 self._down_until[i] = monotonic() + REST_SECONDS

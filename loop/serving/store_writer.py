@@ -230,10 +230,12 @@ class StoreWriter:
                 made = experiences(session, run_id=self._run_id, rollout=session.rollout or 0)
                 tasks |= {task.task_id: task for task in made[0]}
                 rows += made[1]
+        # tasks first: no stored row may refer to one that is missing
         self._store.append("tasks", list(tasks.values()))
         try:
             done = self._store.append("experiences", rows)
         except (SchemaError, ConflictError, TypeError):
+            # a row that does not fit is replaced by the reason: the others are not lost with it
             done = self._store.append("experiences", fitting(rows))
         self._metrics.rows.inc(done.rows)
         if feedback:

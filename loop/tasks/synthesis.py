@@ -105,6 +105,7 @@ def propose(
         done.stored += store.append("tasks", kept).rows
         if listener is not None:
             listener(done)
+    # last: a killed call leaves its tasks, which the next call counts as stored
     store.append("lineage", [_lineage(lineage_id, by, examples, done)])
     return done
 

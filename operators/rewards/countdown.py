@@ -69,6 +69,7 @@ def _value(node: Any, used: list[int]) -> Fraction:
     if isinstance(node, ast.BinOp) and type(node.op) in _DO:
         left, right = _value(node.left, used), _value(node.right, used)
         return _DO[type(node.op)](left, right)
+    # `isinstance` would take True for 1
     if isinstance(node, ast.Constant) and type(node.value) is int:
         used.append(node.value)
         return Fraction(node.value)

@@ -99,6 +99,7 @@ def _compare(gold: str, text: str, seconds: float) -> str:
         if message:
             _idle.append(one)
             return message
+        # it exceeded its time or memory, and is dead; the next comparison starts another
         one.close()
     raise TimeoutError(f"the answers were not compared within {seconds:g} s")
 

@@ -47,11 +47,14 @@ class TooMuch(Exception):
 def main() -> None:
     """Run the code, and tell how it ended."""
     limits = json.loads(sys.argv[1])
+    # closed when Python starts anew: the code must not be able to write how it ended
     os.set_inheritable(limits["tells"], False)  # noqa: FBT003
     said: dict[str, Any] = {}
+    # the code must not outlive a killed rlake
     _libc.prctl(_DEATH_SIGNAL, signal.SIGKILL)
     signal.signal(signal.SIGALRM, _stop)
     signal.signal(signal.SIGTERM, _stop)
+    # without a Python handler, nothing would be written to the pipe that wakes `_watched`
     signal.signal(signal.SIGCHLD, lambda *_: None)
     awake, wakes = os.pipe()
     os.set_blocking(wakes, False)
@@ -60,6 +63,7 @@ def main() -> None:
     processes = os.open("/proc", os.O_DIRECTORY)  # the namespace has none
     try:
         said["isolated"] = limits["namespaces"] and _unshare()
+        # processes whose parent has ended become ours, not init's, so that `_below` finds them
         _libc.prctl(_SUBREAPER, 1)
         child = os.fork() or _inside(limits, tells, isolated=said["isolated"])
         os.close(tells)
@@ -94,6 +98,7 @@ def _watched(child: int, memory: int, processes: int, awake: int) -> int:
         began = time.monotonic()
         if sum(_holds(one, processes) for one in _below(processes)) > memory:
             raise TooMuch
+        # looking takes at most a twentieth of the time, however many processes there are
         pause = max(_LOOK_SECONDS, 20 * (time.monotonic() - began))
 
 
@@ -118,10 +123,12 @@ def _read(folder: int, name: str) -> str:
 
 def _unshare() -> bool:
     user, group = os.geteuid(), os.getegid()
+    # root needs no user namespace; where a container refuses it these, one is tried below
     if user == 0 and _libc.unshare(_OTHERS) == 0:
         return True
     if _libc.unshare(_USER | _OTHERS) != 0:
         return False
+    # before the groups: the kernel refuses `gid_map` to a user without rights otherwise
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{NOBODY} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{NOBODY} {group} 1")
@@ -160,6 +167,7 @@ def _inside(limits: dict[str, Any], tells: int, *, isolated: bool) -> NoReturn:
 def _new_root(limits: dict[str, Any]) -> None:
     folder = limits["folder"]
     source = Path(folder, "main.py").read_bytes()
+    # private, or the mounts below would appear outside of the namespace too
     _mount(None, "/", None, _EVERYWHERE)
     size = f"size={limits['disk']},nr_inodes=4096,mode=755"
     _mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV, size)
@@ -170,6 +178,7 @@ def _new_root(limits: dict[str, Any]) -> None:
         elif Path(name).is_dir() and not inner.exists():
             inner.mkdir(parents=True)
             _mount(name, str(inner), None, _BIND)
+            # again: the first bind ignores all flags, read-only included
             _mount(None, str(inner), None, _BIND | _REMOUNT | _READ_ONLY | _NOSUID | _NODEV)
     for name in ("work", "tmp", "old", "dev"):
         Path(folder, name).mkdir(exist_ok=True)  # Python may be installed below one of them
@@ -178,6 +187,7 @@ def _new_root(limits: dict[str, Any]) -> None:
     _mount("/dev/null", f"{folder}/dev/null", None, _BIND)
     Path(folder, "work/main.py").write_bytes(source)
     os.chdir(folder)
+    # not `chroot`, which a process with rights can leave
     _check(_libc.pivot_root(b".", b"old"), "pivot_root")
     os.chdir("/work")
     _check(_libc.umount2(b"/old", _DETACH), "umount2")
@@ -214,6 +224,7 @@ def _start(limits: dict[str, Any], *, isolated: bool) -> NoReturn:
     # last: the filter also refuses what was done above
     if calls:
         _refuse_calls(calls)
+    # not the one of a virtual environment, whose folder is not there
     python = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]  # pyright: ignore
     os.execve(python, [python, "-I", "-B", "main.py"], {"PATH": "/usr/bin", "LANG": "C.UTF-8"})
 
@@ -222,7 +233,9 @@ def _refuse_calls(calls: dict[str, Any]) -> None:
     """Let the kernel refuse all calls but some to this process and all that it starts (seccomp)."""
     load, equal, at_least, more, any_bit, give = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06
     refuse, missing, allow = 0x00050000 | 1, 0x00050000 | 38, 0x7FFF0000
+    # the architecture first: for a 32-bit program the numbers stand for other calls
     steps = [(load, 0, 0, 4), (equal, 1, 0, calls["audit"]), (give, 0, 0, refuse), (load, 0, 0, 0)]
+    # x32: the calls of a 64-bit program under other numbers
     steps += [(at_least, 0, 1, 0x40000000), (give, 0, 0, refuse)]
     for first, last in _runs(calls["numbers"]):
         steps += [(at_least, 0, 2, first), (more, 1, 0, last), (give, 0, 0, allow)]
@@ -262,6 +275,7 @@ def _runs(numbers: list[int]) -> list[tuple[int, int]]:
 
 def _refuse_files(folder: str) -> bool:
     """Refuse all files but Python's and a folder's, by Landlock; False where there is none."""
+    # its version: rights that the kernel does not know yet make the rule set invalid
     newest = _libc.syscall(444, None, ctypes.c_size_t(0), 1)
     if newest < 1:
         return False
@@ -310,6 +324,7 @@ def _below(processes: int) -> set[int]:
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir(processes)):
         with suppress(OSError, ValueError):
+            # after the last bracket: the program's name before it may hold brackets and spaces
             state, parent = _read(processes, f"{name}/stat").rpartition(")")[2].split()[:2]
             if state != "Z":
                 children.setdefault(int(parent), []).append(int(name))

@@ -41,6 +41,7 @@ def _packed(weights: np.ndarray) -> np.ndarray:
     start, number = 0, 0
     while start < len(weights):
         before = ends[start] - weights[start]
+        # 1e-9: sums of shares are rounded, and a full part must not lose its last row
         end = max(start + 1, int(np.searchsorted(ends, before + 1.0 + 1e-9, side="right")))
         part[start:end] = number
         start, number = end, number + 1

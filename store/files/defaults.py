@@ -168,6 +168,7 @@ class ExperienceFill:
         times = self._contents.before(contents)
         for i, content in enumerate(contents):
             if ids[i] is None:
+                # equal rows of a file are separate rollouts: later ones get a number
                 ids[i] = f"imported/{content}" + (f"/{times[i] + 1}" if times[i] else "")
         rollouts = self._rollouts.fill(ids, groups, rollouts)
         rows = with_column(rows, "group_id", groups, TEXT)

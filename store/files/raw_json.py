@@ -149,6 +149,7 @@ class _Reader:
 
 def _value(text: str, at: int) -> tuple[str, int]:
     """Return the value at a position, and the position after it and its comma."""
+    # only the end is used: the parsed value would write 1.50 as 1.5, and round long integers
     end = _decode(text, at)[1]
     after = _skip(text, end)
     return text[at:end], _skip(text, after + 1) if text[after] == "," else after

@@ -105,6 +105,7 @@ class Rollouts:
         if not self._store.count("experiences"):
             return
         number = pl.col("rollout_index").cast(pl.Int64)
+        # as `_hashes`, or no stored row would be found again
         hashes = (pl.col(name).hash(0) for name in ("experience_id", "group_id"))
         rows = self._store.scan("experiences").select(*hashes, number).collect()
         self._numbers.load(rows["experience_id"].to_numpy(), rows["rollout_index"].to_numpy())

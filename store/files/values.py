@@ -68,6 +68,7 @@ def import_values(
     marks = {"version": pl.lit(f"import.{made}"), "lineage_id": pl.lit(made)}
     done = store.append(table, fresh.with_columns(**marks))
     note(store, table, [file], {table: done}, made, rows_in=session.num_rows)
+    # last: a kill before it leaves the values of both imports, of which the newer count
     replace_all(store, replaced, by=made)
     already = values.height - fresh.height
     return Imported(

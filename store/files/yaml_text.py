@@ -80,6 +80,7 @@ class _Loader(yaml.SafeLoader):
         self._depth -= 1
         if is_alias and id(node) not in self._sizes:
             raise ValueError("an alias stands within what it names")
+        # aliases of aliases double with each line, so what they stand for is counted
         self._values += self._sizes[id(node)] if is_alias else 1
         if self._values > MAX_VALUES:
             raise ValueError(f"it holds more than {MAX_VALUES:,} values, those of aliases counted")

@@ -96,6 +96,7 @@ def _care(store: Tables, name: str, before: Look, *, only_due: bool, grace: floa
         if not only_due or indexes.is_due(name, dataset):
             indexes.refresh(name, dataset)
     except FAILURES as error:
+        # a conflict comes as OSError or RuntimeError; only the text tells it from other failures
         if "conflict" not in str(error).lower():
             raise StoreError(f"cannot maintain `{name}`: {reason(error)}") from error
         left = "its files, which another process changes right now"
@@ -141,6 +142,7 @@ def _alone(store: Tables) -> Iterator[str | None]:
         return
     place = store.folder / LOCKS / f"{store.lock_name('maintain')}.lock"
     note = place.with_suffix(".json")
+    # never the soft lock: its file would outlive a killed process, and end all maintenance
     lock = FileLock(place, timeout=0, fallback_to_soft=False)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from ..tables import Tables
 ORPHAN_SECONDS = 24 * 3600.0
 """Age of an unreferenced file before it is removed: longer than any writer takes to commit."""
 _MANY_VERSIONS = 200
+# Lance names the manifest of a version by 2**64 - 1 less its number.
 _LAST_NAME = (1 << 64) - 1
 _HOLDING_DATA = ("data", "_deletions", "_indices")
 
@@ -29,6 +30,8 @@ def removable(store: Tables, name: str, *, grace: float) -> list[int]:
     since = time() - grace
     old = bisect_right(kept, since, key=lambda v: _made_at(store, name, v))
     tagged = {tag["version"] for tag in dataset.tags.list().values()}
+    # not the first, as which older snapshots read a table that they do not name; nor the last of
+    # the old ones, which was still the newest when the grace period began
     return [v for v in kept[1 : max(1, old - 1)] if v not in tagged]
 
 

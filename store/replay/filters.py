@@ -183,6 +183,7 @@ def _unsteady() -> frozenset[str]:
 
 def hashed(ids: pl.Series) -> np.ndarray:
     """Return 64-bit hashes of ids; they identify rows, and never order them."""
+    # never stored: Polars promises equal hashes within one of its versions
     return ids.hash(0).to_numpy().astype(np.uint64, copy=False)
 
 

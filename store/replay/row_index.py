@@ -251,6 +251,7 @@ class Index:
         rows = rows.with_columns(pl.lit(None, pl.Int64).alias(n) for n in absent).with_columns(
             pl.col("batch").fill_null(0),
             pl.col("policy_version").fill_null(NO_VERSION).clip(None, NO_VERSION).cast(pl.Int32),
+            # as `filters.hashed`: conditions and side values look the rows up by it
             hash=pl.col(self._key).hash(0),
         )
         rows = pl.concat(self._judged(table, rows, dataset))

@@ -116,6 +116,7 @@ def importance(chances: np.ndarray, size: int, beta: float) -> np.ndarray:
     >>> importance(np.array([0.5, 0.125]), 4, 1.0).tolist()
     [0.25, 1.0]
     """
+    # by the largest of the batch, not of the pool: weights only ever scale a step down
     weights = (size * chances) ** -beta
     return weights / weights.max(initial=0.0)
 

@@ -66,6 +66,7 @@ class Pool:
     def touch(self, units: np.ndarray) -> None:
         """Mark these units as changed."""
         blocks = units // BLOCK
+        # blocks that are not in the sums yet are added as changed by `_grow`
         self._dirty[blocks[blocks < len(self._dirty)]] = True
 
     def touch_all(self) -> None:

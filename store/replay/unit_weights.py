@@ -122,6 +122,7 @@ class UnitWeights:
             {c: c.removeprefix("kept ") for c in kept}
         )
         self._kept = frame if self._kept is None else self._kept.vstack(frame)
+        # each commit adds a chunk, and gathering from many is slow
         if self._kept.n_chunks() > _CHUNKS:
             self._kept = self._kept.rechunk()
 

@@ -113,5 +113,6 @@ def plan(
     )
     total = sum(part.share for part in chosen)
     for part in chosen:
+        # 1e-9: a share that is rounded up must not ask for one task more
         part.check(ceil(part.share / total * batch_size - 1e-9))
     return tasks, chosen

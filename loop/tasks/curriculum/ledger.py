@@ -130,4 +130,5 @@ class SelectionLedger:
 
 
 def _number(value: float) -> float | None:
+    # NaN, which the store refuses
     return None if value != value else float(value)

@@ -89,6 +89,7 @@ class Row:
         value = self.get(name)
         if value is not None and not isinstance(value, int | float):
             raise wrong(f"column `{name}` must be a number, got {short(value)}")
+        # NaN is the only value that differs from itself
         return None if value is None or value != value else float(value)
 
     def whole(self, name: str) -> int | None:
