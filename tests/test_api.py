@@ -142,11 +142,11 @@ def test_a_script_that_is_interrupted_goes_on_with_the_same_call(tmp_path: Path)
         lake.wait_for(
             lambda: lake.count("draws") >= 12 or None,
             tables=["draws"],
-            seconds=90,
+            seconds=200,
             describe=lambda: "two steps were not drawn",
         )
         process.send_signal(signal.SIGINT)
-        _, printed = process.communicate(timeout=30)
+        _, printed = process.communicate(timeout=100)
     assert process.returncode != 0
     assert "run `run-1` was stopped; continue with the same call and `resume=True`" in printed
     statuses = "SELECT DISTINCT job, status FROM runs WHERE ended_at IS NOT NULL ORDER BY job"
@@ -155,6 +155,6 @@ def test_a_script_that_is_interrupted_goes_on_with_the_same_call(tmp_path: Path)
 
     [(newest,)] = lake.sql("SELECT max(step) FROM draws").fetchall()
     with started(newest + 2, 1) as process:
-        assert process.wait(timeout=90) == 0
+        assert process.wait(timeout=200) == 0
     steps = rlake.Run(lake, "run-1").metrics("train/loss")["step"].to_list()
     assert steps == list(range(1, newest + 3))

@@ -174,7 +174,7 @@ def test_a_page_takes_labels_of_several_people_while_rows_are_appended(lake: Sto
     lake.append("experiences", experiences(10, reward=1.0, response_text=long))
     options = ("--reviews", "2", "--labels", "good=1,</script>=0", "--annotator", "ann")
     with page(lake, *options) as address:
-        html = httpx.get(address).text
+        html = httpx.get(address, timeout=100).text
         assert '"annotator": "ann"' in html
         assert "alert(1)" not in html
         assert html.count("</script>") == 1
@@ -204,20 +204,20 @@ def test_a_page_takes_labels_of_several_people_while_rows_are_appended(lake: Sto
 def test_the_page_refuses_what_does_not_come_from_it(lake: Store) -> None:
     lake.append("experiences", experiences(1, reward=1.0))
     sent = {"annotator": "eve", "key": "g000/00|", "label": "good"}
-    with page(lake) as address:
-        key = {"X-Rlake-Key": key_of(httpx.get(address).text)}
-        assert httpx.post(f"{address}label", json=sent).status_code == 403
-        assert httpx.get(address, headers={"Host": "evil.example"}).status_code == 421
-        long = httpx.post(f"{address}label", json=sent | {"comment": "x" * 100_000}, headers=key)
+    with page(lake) as address, httpx.Client(base_url=address, timeout=100) as client:
+        key = {"X-Rlake-Key": key_of(client.get("").text)}
+        assert client.post("label", json=sent).status_code == 403
+        assert client.get("", headers={"Host": "evil.example"}).status_code == 421
+        long = client.post("label", json=sent | {"comment": "x" * 100_000}, headers=key)
         assert long.status_code == 413
         for wrong, told in (
             ({"label": "goood"}, "`goood` is not a label"),
             ({"key": "x"}, "has no item `x`"),
             ({"annotator": " "}, "1 to 80 valid characters"),
         ):
-            answer = httpx.post(f"{address}label", json=sent | wrong, headers=key)
+            answer = client.post("label", json=sent | wrong, headers=key)
             assert (answer.status_code, told in answer.json()["error"]) == (400, True)
-        assert httpx.post(f"{address}label", content=b"[", headers=key).status_code == 400
+        assert client.post("label", content=b"[", headers=key).status_code == 400
     assert labels(lake) == []
 
 

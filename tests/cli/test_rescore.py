@@ -160,7 +160,7 @@ def test_a_process_that_was_really_killed_is_gone_on_with_where_it_stood(
     monkeypatch.syspath_prepend(tmp_path)
     command = [sys.executable, "slow_rewards.py", lake.uri, f"slow_rewards:{name}"]
     judging = subprocess.Popen(command, cwd=tmp_path)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 200
     while not lake.count("scores") and time.monotonic() < until:
         time.sleep(0.01)
     judging.kill()

@@ -150,7 +150,8 @@ def test_a_server_learns_from_its_own_traffic_and_drops_no_request_as_weights_ch
 
     one = CONFIG.replace("name: load", "name: one").partition("model:")[0]
     served = Served(tmp_path, config=one + "model: {run: load, version: 3}\nalgorithm: sft\n")
-    assert httpx.post(served.url + "/v1/chat/completions", json={"messages": [USER]}).is_success
+    with httpx.Client(base_url=served.url, timeout=60) as client:
+        assert client.post("/v1/chat/completions", json={"messages": [USER]}).is_success
     assert served.end() == 0
     rows = lake.sql("SELECT policy_version FROM experiences WHERE run_id = 'one:serve'")
     assert rows.fetchall() == [(0,)], "the model that `one` starts from"

@@ -57,7 +57,7 @@ def execute(notebook: Path, folder: Path, **environment: str) -> Executed:
     for place in (done.work, *places.values()):
         place.mkdir()
     opened = nbformat.read(notebook, as_version=4)
-    client = NotebookClient(opened, timeout=100, resources={"metadata": {"path": str(done.work)}})
+    client = NotebookClient(opened, timeout=280, resources={"metadata": {"path": str(done.work)}})
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**places, **environment}.items():
             patch.setenv(name, str(value))

@@ -13,6 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 from lance.file import LanceFileSession
 from support.builders import experiences, task
+from support.processes import listening
 
 from rlake.store import Store, branches, connect, marker
 from rlake.store.errors import NotAStoreError, StoreError
@@ -24,6 +25,16 @@ pytest.importorskip("moto.server")
 
 TESTS = str(Path(__file__).parents[1])
 
+SERVER = """
+import sys
+from moto.moto_server.werkzeug_app import (
+    DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+)
+from werkzeug.serving import make_server
+app, fd = DomainDispatcherApplication(create_backend_app), int(sys.argv[1])
+handler = MotoRequestHandler
+make_server("127.0.0.1", 0, app, threaded=True, request_handler=handler, fd=fd).serve_forever()
+"""
 MINE_AND_OURS = """
 import sys
 import rlake
@@ -44,46 +55,26 @@ print(new, flush=True)
 @pytest.fixture(scope="module")
 def server() -> Iterator[dict[str, str]]:
     """A server on loopback with a bucket `lake`; its storage options."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    options = {
-        "endpoint": f"http://127.0.0.1:{port}",
-        "allow_http": "true",
-        "aws_access_key_id": "key",
-        "aws_secret_access_key": "secret",
-        "region": "us-east-1",
-    }
-    try:
-        answers(port)
+    with listening([sys.executable, "-c", SERVER]) as address:
         boto3.client(
             "s3",
-            endpoint_url=options["endpoint"],
+            endpoint_url=address,
             aws_access_key_id="key",
             aws_secret_access_key="secret",
             region_name="us-east-1",
         ).create_bucket(Bucket="lake")
-        yield options
-    finally:
-        process.kill()
-        process.wait()
+        yield {
+            "endpoint": address,
+            "allow_http": "true",
+            "aws_access_key_id": "key",
+            "aws_secret_access_key": "secret",
+            "region": "us-east-1",
+        }
 
 
 @pytest.fixture
 def lake(server: dict[str, str], request: pytest.FixtureRequest) -> Store:
     return connect(f"s3://lake/{request.node.name}", storage_options=server)
-
-
-def answers(port: int) -> None:
-    """Wait until a port answers."""
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline:
-        try:
-            return socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError("the server did not start")
 
 
 def environment(server: dict[str, str]) -> dict[str, str]:

@@ -64,7 +64,7 @@ class Page:
         """Send a command of the DevTools protocol; return its result."""
         self._asked += 1
         self._socket.send(json.dumps({"id": self._asked, "method": method, "params": params}))
-        while (told := json.loads(self._socket.recv(timeout=100))).get("id") != self._asked:
+        while (told := json.loads(self._socket.recv(timeout=200))).get("id") != self._asked:
             pass
         assert "error" not in told, told
         return told["result"]
@@ -82,9 +82,9 @@ class Page:
         return told["result"].get("value")
 
     def wait(self, condition: str) -> None:
-        """Wait until a condition holds, looking every 50 ms for 30 s."""
+        """Wait until a condition holds, looking every 50 ms for 90 s."""
         look = f"""new Promise((done, fail) => {{
-            const end = Date.now() + 30000;
+            const end = Date.now() + 90000;
             const see = () => ({condition}) ? done(true)
                 : Date.now() > end ? fail(new Error("never: " + {json.dumps(condition)}))
                 : setTimeout(see, 50);
@@ -115,8 +115,12 @@ def browser(folder: Path) -> Iterator[Page]:
             place = next(
                 m[1] for line in process.stderr if (m := re.search(r"ws://([^/]+)/devtools", line))
             )
-            [page] = [p for p in httpx.get(f"http://{place}/json").json() if p["type"] == "page"]
-            with connect(page["webSocketDebuggerUrl"], max_size=None) as socket:
+            [page] = [
+                p
+                for p in httpx.get(f"http://{place}/json", timeout=100).json()
+                if p["type"] == "page"
+            ]
+            with connect(page["webSocketDebuggerUrl"], max_size=None, open_timeout=100) as socket:
                 yield Page(socket)
         finally:
             process.kill()

@@ -105,7 +105,7 @@ def settings(algorithm: str = "sft", **parallel: Any) -> RunConfig:
         "batch_size": 8,
         "checkpoint_every": 2,
         "micro_batch_tokens": 20,
-        "distributed": {"timeout": 60, **parallel},
+        "distributed": {"timeout": 250, **parallel},
     }
     return offline(algorithm=algorithm, trainer=trainer)
 
@@ -120,14 +120,14 @@ def place(folder: Path) -> Store:
 def main(folder: Path) -> None:
     """Step with every algorithm; go on from what one process saved, and save for it."""
     torch.set_num_threads(1)
-    world = joined_torchrun(Terms(2, None, "cpu", seconds=60.0, idle_seconds=60.0))
+    world = joined_torchrun(Terms(2, None, "cpu", seconds=250.0, idle_seconds=250.0))
     taken: dict[str, Step] = {
         str(algorithm): step(algorithm, rows_of_a_step(), micro_batch_tokens=BUDGET, world=world)
         for algorithm in cases()
     }
     left_out = faulty(world)
     saved(world, folder / "two")
-    repeated = MultiProcess(world.store, shard=1, seconds=60.0, idle_seconds=60.0)
+    repeated = MultiProcess(world.store, shard=1, seconds=250.0, idle_seconds=250.0)
     weights = {
         "from one": continued(world, folder / "one"),
         "with an adapter": after(world, 3, adapter=True),

@@ -1,5 +1,6 @@
 """Runs of a few seconds in real processes, and what their stores say afterwards."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import rlake
 from rlake.loop.config import load
+from rlake.loop.inference.policy import Policy
 from rlake.loop.run import run
+from rlake.loop.workflows import single_turn
 from rlake.store import Store
 from rlake.store.errors import NotAStoreError
 
@@ -26,6 +29,7 @@ tasks:
   generator: {rlake.loop.recipes.toys:addition: {low: 0, high: 4, held_out: 5}}
 algorithm: {grpo: {group_size: 4}}
 explorer:
+  workflow: support.jobs:until_the_last_batch
   rewards: support.jobs:even_digits
   sampling: {max_tokens: 3}
 trainer:
@@ -51,13 +55,25 @@ def even_digits(task: rlake.Task, experience: rlake.Experience) -> float:
     return sum(c in "02468" for c in experience.response_text or "") / 3
 
 
-def start(folder: Path, *args: str) -> "subprocess.Popen[str]":
-    """Start `rlake ARGS` in a process of its own; it finds this module's rewards."""
+async def until_the_last_batch(task: rlake.Task, policy: Policy) -> rlake.Experience:
+    """Answer; in batches after `LAST_BATCH` of the environment, wait for what never comes."""
+    run_id, batch = getattr(policy, "rollout", "").split("/")[:2]
+    if run_id == "small" and int(batch) > int(os.environ.get("LAST_BATCH", batch)):
+        await asyncio.Event().wait()
+    return await single_turn(task, policy)
+
+
+def start(folder: Path, *args: str, last_batch: int | None = None) -> "subprocess.Popen[str]":
+    """Start `rlake ARGS` in a process of its own; it finds this module's rewards.
+
+    A run that is to be killed makes no batch after `last_batch`, so that it cannot end before.
+    """
+    held = {} if last_batch is None else {"LAST_BATCH": str(last_batch)}
     (folder / "small.yaml").write_text(CONFIG)
     return subprocess.Popen(
         [sys.executable, "-c", "from rlake.loop.cli import main; main()", *args],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(HERE)},
+        env={**os.environ, "PYTHONPATH": str(HERE), **held},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -76,7 +92,7 @@ def flags(sets: Sequence[str]) -> list[str]:
     return [word for text in sets for word in ("--set", text)]
 
 
-def finish(process: "subprocess.Popen[str]", *, seconds: float = 100) -> str:
+def finish(process: "subprocess.Popen[str]", *, seconds: float = 250) -> str:
     """Wait for a process that must succeed, and return what it printed."""
     out, err = process.communicate(timeout=seconds)
     assert process.returncode == 0, err
@@ -84,7 +100,7 @@ def finish(process: "subprocess.Popen[str]", *, seconds: float = 100) -> str:
 
 
 def kill_at(
-    process: "subprocess.Popen[str]", store: Path, *, step: int, seconds: float = 100
+    process: "subprocess.Popen[str]", store: Path, *, step: int, seconds: float = 250
 ) -> None:
     """Send SIGKILL as soon as the store shows that a step was drawn."""
     deadline = time.monotonic() + seconds

@@ -1,10 +1,11 @@
-"""A small MCP server: `python mcp_server.py` speaks over its streams, with a port over HTTP."""
+"""A small MCP server over its streams, or over HTTP at a socket whose descriptor it is given."""
 
 import os
 import sys
 import time
 from pathlib import Path
 
+import uvicorn
 from mcp.server.mcpserver import MCPServer
 
 server = MCPServer("small")
@@ -44,6 +45,6 @@ def hangs(path: str) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        server.run("streamable-http", port=int(sys.argv[1]))
+        uvicorn.run(server.streamable_http_app(), fd=int(sys.argv[1]))
     else:
         server.run()

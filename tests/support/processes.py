@@ -1,8 +1,11 @@
-"""Python processes that tests talk to: `from support.processes import said, start, tell`."""
+"""Processes that tests talk to: by their streams, or at an address of this machine."""
 
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 TESTS = str(Path(__file__).parents[1])
@@ -29,3 +32,21 @@ def tell(process: "subprocess.Popen[str]", line: object = "") -> None:
     """Write a line to a process."""
     assert process.stdin is not None
     print(line, file=process.stdin, flush=True)
+
+
+@contextmanager
+def listening(command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Start a server that is given a listening socket's descriptor, and yield its address.
+
+    The socket listens before the server starts, so nobody else takes its port, and clients wait.
+    """
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as taken:
+        port, number = taken.getsockname()[1], taken.fileno()
+        process = subprocess.Popen(
+            [*command, str(number)], env=env, pass_fds=[number], stderr=subprocess.DEVNULL
+        )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()

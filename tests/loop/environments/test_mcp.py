@@ -1,16 +1,14 @@
 """Tools of real MCP servers, over streams and over HTTP."""
 
 import asyncio
-import socket
-import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import listening
 from support.rollouts import rollouts
 
 from rlake.loop.environments.mcp import close_servers, mcp_tools
@@ -20,7 +18,7 @@ from rlake.store import Task
 from rlake.store.errors import ConfigError, JobError
 
 PROGRAM = str(Path(__file__).parents[2] / "support" / "mcp_server.py")
-STREAMS: dict[str, Any] = {"command": [sys.executable, PROGRAM]}
+STREAMS: dict[str, Any] = {"command": [sys.executable, PROGRAM], "start_seconds": 200}
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +27,9 @@ def _closed() -> Iterator[None]:
     asyncio.run(close_servers())
 
 
-def call(name: str, arguments: str = "{}", *, seconds: float = 30.0) -> tuple[Called, Counter[str]]:
+def call(
+    name: str, arguments: str = "{}", *, seconds: float = 100.0
+) -> tuple[Called, Counter[str]]:
     """Call a tool of the server, in a loop of its own."""
     noted: Counter[str] = Counter()
 
@@ -68,13 +68,8 @@ def test_one_process_serves_tries_of_several_loops_and_is_started_again_when_it_
 
 @pytest.mark.slow
 def test_a_policy_uses_a_server_over_http() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, PROGRAM, str(port)], stderr=subprocess.DEVNULL)
-    try:
-        _wait_for(port)
-        servers = {"small": {"url": f"http://127.0.0.1:{port}/mcp", "tools": ["add"]}}
+    with listening([sys.executable, PROGRAM]) as address:
+        servers = {"small": {"url": f"{address}/mcp", "tools": ["add"], "start_seconds": 200}}
         asked = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 40}}</tool_call>'
         policy = ScriptedPolicy(lambda messages, i: "42" if len(messages) > 1 else asked)
         how: Any = {"rewards": "exact_match", "group_size": 3}
@@ -84,20 +79,6 @@ def test_a_policy_uses_a_server_over_http() -> None:
             m["content"] for row in rows for m in row.messages or () if m["role"] == "tool"
         } == {"42"}
         asyncio.run(close_servers())
-    finally:
-        process.terminate()
-        process.wait(timeout=100)
-
-
-def _wait_for(port: int) -> None:
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        with socket.socket() as probe:
-            probe.settimeout(1)
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.02)
-    raise AssertionError("the server does not listen")
 
 
 def test_a_program_that_is_no_server_is_an_error_in_time() -> None:

@@ -43,7 +43,7 @@ def test_a_killed_asynchronous_run_loses_no_finished_group_and_skips_no_task(
 ) -> None:
     args = ["run", "small.yaml", "--store", "lake", "--set", SCHEDULE]
     for i, step in enumerate((4, 9)):
-        process = start(tmp_path, *args, *(["--resume"] if i else []))
+        process = start(tmp_path, *args, *(["--resume"] if i else []), last_batch=step + 2)
         kill_at(process, tmp_path / "lake", step=step)
     before = rlake.connect(tmp_path / "lake").scan("experiences").collect()
     run_here(tmp_path, SCHEDULE, resume=True)

@@ -33,8 +33,8 @@ def test_a_trainer_whose_explorer_failed_ends_at_once_and_says_why(tmp_path: Pat
     args = ["small.yaml", "--store", "lake", "--set", "tasks.where=split = 'nowhere'"]
     trainer = start(tmp_path, "train", *args)
     explorer = start(tmp_path, "explore", *args)
-    _, told_explorer = explorer.communicate(timeout=100)
-    _, told_trainer = trainer.communicate(timeout=100)
+    _, told_explorer = explorer.communicate(timeout=250)
+    _, told_trainer = trainer.communicate(timeout=250)
     assert explorer.returncode == 2
     assert "no task matches" in told_explorer
     assert trainer.returncode == 1

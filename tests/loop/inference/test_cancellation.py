@@ -50,7 +50,7 @@ SAMPLED = {
     "explorer": {
         "workflow": "support.runs:waits_for_the_third",
         "oversampling": {"ratio": 0.1},  # of a batch of 4: one more
-        "rollout_timeout": 4,
+        "rollout_timeout": 100,  # of which it takes hardly anything
     },
     "trainer": {"steps": 1, "batch_size": 4},
 }

@@ -29,7 +29,7 @@ def killed_run(folder: Path, steps: list[int], *sets: str) -> Told:
     folder.mkdir()
     args = ["run", "small.yaml", "--store", "lake", *flags(sets)]
     for i, step in enumerate(steps):
-        process = start(folder, *args, *(["--resume"] if i else []))
+        process = start(folder, *args, *(["--resume"] if i else []), last_batch=step)
         kill_at(process, folder / "lake", step=step)
     run_here(folder, *sets, resume=True)
     return told(folder / "lake")

@@ -110,13 +110,14 @@ def weights(store: Store) -> Mapping[str, torch.Tensor]:
 
 
 def kill_children_at(step: int) -> Callable[[str, int, Mapping[str, float]], None]:
-    """What a run is told with: at a step it kills the other processes."""
+    """What a run is told with: at a step it kills the processes of other ranks."""
 
     def listen(event: str, now: int, measured: Mapping[str, float]) -> None:
         if event == "train" and now == step:
             for task in Path("/proc/self/task").iterdir():
                 for child in (task / "children").read_text().split():
-                    os.kill(int(child), signal.SIGKILL)
+                    if b"distributed.ranks" in Path(f"/proc/{child}/cmdline").read_bytes():
+                        os.kill(int(child), signal.SIGKILL)
 
     return listen
 
@@ -136,7 +137,7 @@ def test_a_run_of_two_processes_learns_what_one_learns_also_when_one_was_killed(
     began = time.monotonic()
     with pytest.raises(JobError, match=r"process 1 of 2 was ended by signal 9 \(SIGKILL\)"):
         train(killed, settings(world_size=2), listener=kill_children_at(5))
-    assert time.monotonic() - began < 50  # not what a timeout takes
+    assert time.monotonic() - began < 200  # not what a timeout takes
     [(status, error)] = killed.sql(
         "SELECT status, error FROM job_events ORDER BY created_at DESC LIMIT 1"
     ).fetchall()
