@@ -116,6 +116,7 @@ def test_commands_have_the_options_that_they_are_given(text: str) -> None:
 )
 def test_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -> None:
     script = ["namespace = {'__name__': 'page'}", "import subprocess"]
+    script.append("from rlake.loop.cli import run_command")
     for number, (language, text) in enumerate(blocks(page)):
         path = re.match(r"# file: (\S+)\n", text)
         if path:
@@ -124,6 +125,8 @@ def test_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -> None:
             (tmp_path / f"block_{number}.py").write_text(text)
             name = f"block_{number}.py"
             script.append(f"exec(compile(open({name!r}).read(), {name!r}, 'exec'), namespace)")
+        elif language == "bash" and not re.search(r"^(?!rlake )| [&|<>]|\\\n", text[:-1], re.M):
+            script += [f"assert run_command({words!r}) == 0" for words in commands(text)]
         elif language == "bash":
             command = ["bash", "-euo", "pipefail", "-c", text]
             script.append(f"subprocess.run({command!r}, check=True)")
