@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import rlake
 from rlake.loop.recipes.gsm8k import find, real
@@ -12,6 +13,11 @@ from rlake.store import Store
 if (DATA := Path(__file__).parents[2] / "shared" / "data").is_dir():
     # before the parameters of `gsm8k` below are worked out; commands of tests inherit it
     os.environ.setdefault("RLAKE_DATA", str(DATA))
+# The same examples in each run, on a slow machine too; `--hypothesis-profile=default`: others.
+settings.register_profile(
+    "steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("steady")
 TIERS = {
     "slow": "make test-slow",
     "long": "make test-long",

@@ -137,8 +137,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(
     max_examples=100,
-    derandomize=True,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())

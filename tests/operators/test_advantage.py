@@ -162,7 +162,7 @@ FORMULAS: list[tuple[Operator, Formula]] = [
 
 
 @pytest.mark.parametrize(("op", "formula"), FORMULAS, ids=[str(op) for op, _ in FORMULAS])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(groups=groups_of_rewards, seed=st.integers(0, 99))
 def test_advantages_are_the_formulas_of_the_papers(
     op: Operator, formula: Formula, groups: Groups, seed: int
@@ -175,7 +175,7 @@ def test_advantages_are_the_formulas_of_the_papers(
     check(groups, found, expected or [np.array([]) for _ in groups])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(groups=groups_of_rewards, seed=st.integers(0, 99))
 def test_rows_may_count_as_often_as_they_have_tokens(groups: Groups, seed: int) -> None:
     found = o.batch_zscore(per="token")(shuffled(groups, seed))
@@ -229,7 +229,7 @@ whole_rewards = st.lists(st.none() | st.integers(-3, 3).map(float), min_size=1, 
 
 
 @pytest.mark.parametrize("normalize", ["none", "std"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(rewards=whole_rewards, seed=st.integers(0, 99))
 def test_balanced_keeps_as_many_low_answers_as_others(
     normalize: str, rewards: list[float | None], seed: int

@@ -68,7 +68,7 @@ def compared(found: dict[str, float | None], expected: dict[str, float | None]) 
 
 
 @pytest.mark.parametrize("per_step", [False, True])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(groups=some_groups, seed=st.integers(0, 99))
 def test_step_zscore_is_that_of_the_last_step_for_all_steps(
     groups: Groups, seed: int, *, per_step: bool
@@ -87,7 +87,7 @@ def test_step_zscore_is_that_of_the_last_step_for_all_steps(
 
 @pytest.mark.parametrize("own_rewards", [False, True])
 @pytest.mark.parametrize("normalize", ["none", "std"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(groups=some_groups, seed=st.integers(0, 99))
 def test_gigpo_is_the_credit_of_the_rollout_and_of_the_step_at_its_state(
     groups: Groups, seed: int, *, own_rewards: bool, normalize: Any

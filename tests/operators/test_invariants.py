@@ -177,7 +177,7 @@ def sees_no_more_than_it_says(
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(before=frames(), is_first=st.lists(st.booleans(), min_size=2, max_size=6))
 def test_every_public_operator_obeys_its_law_and_sees_no_more_than_it_says(
     name: str, before: pl.DataFrame, is_first: list[bool]

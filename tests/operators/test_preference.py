@@ -163,7 +163,6 @@ SPOKEN = [
 ]
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.sampled_from(SPOKEN), min_size=1, max_size=4), min_size=2, max_size=5))
 def test_conversations_part_where_their_messages_do_however_they_are_spelled(
     spoken: list[list[dict[str, object]]],
@@ -246,7 +245,7 @@ def every_pair(frame: pl.DataFrame, min_margin: float) -> set[tuple[str, str]]:
     }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(made=grouped, min_margin=st.sampled_from([0.0, 0.25, 0.5]), seed=st.integers(0, 9))
 def test_every_strategy_gives_pairs_where_there_are_some_and_only_such(
     made: list[tuple[int, float | None]], min_margin: float, seed: int
@@ -375,7 +374,7 @@ def algorithm_1(candidates: dict[str, float], n: int, beta: float, seed: int) ->
     return chosen
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rewards=st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0, 3.0]), min_size=1, max_size=12),
     n=st.integers(1, 12),

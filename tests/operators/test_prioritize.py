@@ -74,7 +74,7 @@ def test_errors_are_absolute_and_null_stays_null() -> None:
     assert priorities(td_error(prediction="reward", epsilon=0.5)(frame)) == [2.0, None, None]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(groups=some_rewards)
 def test_near_half_is_the_variance_of_a_pass(groups: list[list[float | None]]) -> None:
     flat = [(g, r) for g, rewards in enumerate(groups) for r in rewards]

@@ -54,7 +54,7 @@ def share_repeated(pieces: list[str] | list[int], n: int) -> float:
 words = st.lists(st.sampled_from(["a", "bb", "C", "."]), max_size=12).map(" ".join)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts=st.lists(st.none() | words, max_size=5), n=st.integers(1, 4))
 @example(texts=["a a", "bb"], n=2)
 def test_the_repetition_score_counts_ngrams_that_came_before(
@@ -86,7 +86,7 @@ tokens = st.integers(0, 9).flatmap(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(given_=st.lists(st.none() | tokens, max_size=5))
 def test_surprise_is_that_of_the_sampled_tokens_alone(
     given_: list[tuple[list[float], list[bool]] | None],

@@ -59,7 +59,7 @@ LOWERED = shape_reward(formula="reward - 10")
 PASS_RATE, BY_ACCURACY = pass_rate(), pass_rate(accuracy="rewards['accuracy']")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(groups=some_groups, seed=st.integers(0, 9))
 def test_the_pass_rate_is_the_share_of_known_answers_above_the_threshold(
     groups: list[list[Row]], seed: int
@@ -82,7 +82,7 @@ def test_a_reward_that_is_no_finite_number_does_not_pass(odd: float) -> None:
         assert op(given).select(op.writes).equals(op(frame).select(op.writes))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(groups=some_groups, seed=st.integers(0, 9))
 def test_group_statistics_are_those_of_numpy(groups: list[list[Row]], seed: int) -> None:
     found = group_statistics()(frame_of(groups, seed))
@@ -99,7 +99,7 @@ def test_group_statistics_are_those_of_numpy(groups: list[list[Row]], seed: int)
             assert told == pytest.approx(expected, abs=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(groups=some_groups, seed=st.integers(0, 9))
 def test_the_length_penalty_is_that_of_kimi(groups: list[list[Row]], seed: int) -> None:
     expected: dict[str, float | None] = {}
@@ -132,7 +132,7 @@ def test_the_overlong_penalty_is_equation_13_of_dapo() -> None:
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(groups=some_groups, seed=st.integers(0, 9))
 def test_the_unlikeliness_reward_lowers_what_is_likely_by_its_rank(
     groups: list[list[Row]], seed: int

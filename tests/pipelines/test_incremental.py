@@ -335,7 +335,7 @@ CHAINS: dict[str, Sequence[Any]] = {
 @pytest.mark.parametrize(
     "name", ["groups", *(pytest.param(n, marks=pytest.mark.slow) for n in ("rows", "all"))]
 )  # about 2 s each
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(when=arrivals)
 def test_however_rows_arrive_the_values_are_those_of_one_run(
     fresh: Callable[[], Store], name: str, when: list[int]
@@ -359,7 +359,7 @@ def _by_groups(rows: list[Experience], when: list[int]) -> list[list[Experience]
 
 
 @pytest.mark.slow  # about 2 s
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(when=st.lists(st.integers(0, 3), min_size=4, max_size=4))
 def test_however_groups_arrive_the_pairs_are_those_of_one_run(
     fresh: Callable[[], Store], when: list[int]

@@ -101,7 +101,7 @@ VALUES = st.recursive(
 SPACES = st.sampled_from([(", ", ": "), (",", ":"), (" ,\n", "\t: ")])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(st.text(), VALUES, max_size=4), SPACES, st.sampled_from([False, True]))
 def test_values_are_told_apart_as_they_are_spelled(
     value: dict[str, Any], spaces: tuple[str, str], escaped: Any

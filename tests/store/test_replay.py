@@ -15,7 +15,7 @@ from rlake.store import Store
 from rlake.store.errors import QueryError
 from rlake.store.replay import Freshness, Sampler, Uniform
 
-EXAMPLES = settings(max_examples=10, deadline=None)
+EXAMPLES = settings(max_examples=10)
 
 
 # freshness

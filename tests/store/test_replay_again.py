@@ -20,7 +20,7 @@ from support.draws import a_store, draws, flat, ids, names
 from rlake.store import Store, connect
 from rlake.store.replay import Fifo, Freshness, Prioritized, Sampler, Uniform
 
-EXAMPLES = settings(max_examples=12, deadline=None)
+EXAMPLES = settings(max_examples=12)
 STRATEGIES = [
     Fifo(),
     Uniform(),

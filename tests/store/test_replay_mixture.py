@@ -46,7 +46,7 @@ def half_and_half(store: Store, **options: Any) -> Mixture:
 # shares
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     parts=st.lists(st.integers(1, 30), min_size=1, max_size=5),
     n=st.integers(1, 70),

@@ -17,7 +17,7 @@ from rlake.store import Store
 from rlake.store.errors import QueryError
 from rlake.store.replay import Prioritized, Sampler
 
-EXAMPLES = settings(max_examples=4, deadline=None)
+EXAMPLES = settings(max_examples=4)
 
 
 def chances(

@@ -18,7 +18,7 @@ from rlake.store import Experience, Store
 from rlake.store.errors import QueryError, StoreError
 from rlake.store.replay import Fifo, Prioritized, Sampler, Uniform
 
-EXAMPLES = settings(max_examples=10, deadline=None)
+EXAMPLES = settings(max_examples=10)
 
 
 def test_units_beyond_the_horizon_wait(store: Store) -> None:

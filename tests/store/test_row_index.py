@@ -23,7 +23,7 @@ from rlake.store.replay.row_index import Index
 from rlake.store.replay.unit_pool import NO_VERSION
 from rlake.store.side_columns import from_sql, parse_all
 
-EXAMPLES = settings(max_examples=10, deadline=None)
+EXAMPLES = settings(max_examples=10)
 ARRAYS = ("row_ids", "hashes", "allowed", "starts", "versions", "names", "drawable")
 
 Cell = tuple[int | None, int, int]

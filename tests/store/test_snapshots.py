@@ -378,7 +378,7 @@ VERSIONS = {"first": 0, "second": 1, "last": -1}
 
 
 @given(st.lists(st.sampled_from(["append", *VERSIONS, "compact", "delete", "read"]), max_size=12))
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12)
 @example(["append", "append", "first", "read", "second", "read"])
 @example(["append", "append", "first", "append", "read", "second", "read"])
 @example(["append", "append", "read", "compact", "read", "first", "read", "last", "read"])

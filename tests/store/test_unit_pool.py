@@ -46,7 +46,7 @@ def pool(masses: Any, *, max_draws: int | None = None, **columns: Any) -> Pool:
 # sums
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_sums_that_follow_equal_sums_made_anew(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32), label="seed"))
@@ -100,7 +100,7 @@ def first(made: UnitPool, may: np.ndarray, n: int) -> list[int]:
 # draws
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     masses=st.lists(st.sampled_from([0.0, 1e-300, 0.5, 1.0, 7.0, 1e12, np.nan]), max_size=600),
     replacement=st.booleans(),
@@ -195,7 +195,7 @@ def test_what_is_not_known_weighs_as_the_heaviest_that_may_be_drawn() -> None:
 # arrays
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=20), max_size=12))
 def test_places_are_found_in_an_array_that_grows(parts: list[list[int]]) -> None:
     hashes, places, known = GrowableArray(np.uint64), Places(), set()

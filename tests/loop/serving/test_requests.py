@@ -144,7 +144,7 @@ MESSAGE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from(KEYS + MORE), JSON | st.lists(MESSAGE, max_size=3)))
 def test_nonsense_is_read_or_refused_and_never_anything_else(body: dict[str, Any]) -> None:
     try:

@@ -254,7 +254,7 @@ texts = st.text("hello 42", min_size=1, max_size=8)
 sampled = st.lists(st.integers(2, 107), min_size=1, max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     name=st.sampled_from(CONTINUING),
     talks=st.lists(st.tuples(texts, sampled, st.booleans()), min_size=1, max_size=4),
