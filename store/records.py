@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Self
@@ -136,7 +136,13 @@ class Experience:
         values = list(rewards.values())
         # a part that could not be computed is not 0, so the sum is not known either
         total = None if not values or None in values else sum(v for v in values if v is not None)
-        return replace(self, rewards=dict(rewards), reward=total)
+        return self.updated(rewards=dict(rewards), reward=total)
+
+    def updated(self, **columns: Any) -> Self:
+        """Return a copy with other values in some columns, faster than `dataclasses.replace`."""
+        copy = object.__new__(type(self))
+        vars(copy).update(vars(self), **columns)
+        return copy
 
     def row(self) -> dict[str, Any]:
         """Return the row of `experiences`, without what the store fills in."""

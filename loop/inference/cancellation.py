@@ -1,7 +1,7 @@
 """Ending rollouts early, while keeping what was sampled so far."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 STOP_SECONDS = 0.5
@@ -16,23 +16,15 @@ class CancelScope:
     def __init__(self) -> None:
         self.reason: str | None = None
         """The reason for the cancellation; None: not cancelled."""
-        self._calls: list[Callable[[], None]] = []
+        self.calls: list[Callable[[], None]] = []
+        """Called on cancellation."""
 
     def set(self, reason: str) -> None:
         """Cancel now; the first reason stays."""
         if self.reason is None:
             self.reason = reason
-            for call in list(self._calls):
+            for call in list(self.calls):
                 call()
-
-    @contextmanager
-    def calls(self, call: Callable[[], None]) -> Iterator[None]:
-        """Call a function on cancellation, until the block ends."""
-        self._calls.append(call)
-        try:
-            yield
-        finally:
-            self._calls.remove(call)
 
 
 # Of the context, not of a call: tasks that a workflow creates inherit it.
@@ -51,16 +43,23 @@ def cancel_scope(scope: CancelScope) -> Iterator[None]:
 
 def cancel_reason() -> str | None:
     """Return the cancellation reason of the current scope, or None."""
-    return next((scope.reason for scope in _scopes.get() if scope.reason is not None), None)
+    for scope in _scopes.get():
+        if scope.reason is not None:
+            return scope.reason
+    return None
 
 
 @contextmanager
 def on_cancel(call: Callable[[], None]) -> Iterator[None]:
     """Call a function on cancellation, until the block ends; at once if it is cancelled already."""
-    with ExitStack() as stack:
-        for scope in _scopes.get():
-            stack.enter_context(scope.calls(call))
+    scopes = _scopes.get()
+    for scope in scopes:
+        scope.calls.append(call)
+    try:
         # after the registration, so that a cancellation in between is not missed
         if cancel_reason() is not None:
             call()
         yield
+    finally:
+        for scope in scopes:
+            scope.calls.remove(call)

@@ -64,7 +64,7 @@ class ChatPolicy:
         Raises PolicyError: `template_error`, `context_overflow`, or the engine's.
         """
         prompt = await self._tokenized(messages, tools, earlier)
-        callbacks = current_callbacks([self._decoder(tools) for _ in range(n)])
+        callbacks = current_callbacks(n, lambda: self._decoder(tools))
         chosen = sampling or self.sampling
         sampled = await self.complete(prompt, n=n, sampling=chosen, callbacks=callbacks)
         return [self._completion(prompt, one, tools, chosen) for one in sampled]

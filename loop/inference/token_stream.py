@@ -118,10 +118,12 @@ def streaming_to(stream: TokenStream | None) -> Iterator[None]:
         _current.reset(token)
 
 
-def current_callbacks(decoders: Sequence[TextDecoder]) -> list[TokenCallback] | list[None]:
-    """Return callbacks for the tokens of new answers; None for each without a stream."""
+def current_callbacks(
+    n: int, decoder: Callable[[], TextDecoder]
+) -> list[TokenCallback] | list[None]:
+    """Return callbacks for the tokens of `n` new answers; None for each without a stream."""
     stream = _current.get()
-    return [None] * len(decoders) if stream is None else stream.begin(decoders)
+    return [None] * n if stream is None else stream.begin([decoder() for _ in range(n)])
 
 
 def _rest(streamed: str, content: str) -> str:

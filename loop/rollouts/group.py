@@ -50,6 +50,8 @@ def workflow_of(
 
 def with_models(workflow: Workflow, models: Mapping[str, Policy]) -> Workflow:
     """Bind the models that a workflow takes as parameters."""
+    if not models:
+        return workflow  # a signature takes longer to read than a short rollout's other work
     known = parameters(workflow)
     wanted = {n: m for n, m in models.items() if known is None or n in known}
     return partial(workflow, **wanted) if wanted else workflow
@@ -146,17 +148,14 @@ async def _rollout(
     if attempt > 1:
         again = {"retries": attempt - 1.0}
         rollouts = [
-            replace(t, row=replace(t.row, metrics={**t.row.metrics, **again})) for t in rollouts
+            replace(t, row=t.row.updated(metrics={**t.row.metrics, **again})) for t in rollouts
         ]
     judged = [
         await rewards.of_row(task, one.row) if one.is_to_judge else one.row for one in rollouts
     ]
-    rows = named(judged, group, number)
     where = {"run_id": spec.run_id, "batch": batch, "group_index": group_index}
-    return [
-        replace(one, row=replace(row, purpose=spec.purpose, **where))
-        for one, row in zip(rollouts, rows, strict=True)
-    ]
+    rows = named(judged, group, number, purpose=spec.purpose, **where)
+    return [replace(one, row=row) for one, row in zip(rollouts, rows, strict=True)]
 
 
 def _workflow(task: Task, spec: RolloutSpec) -> Workflow:
@@ -215,7 +214,7 @@ async def _run_once(
         # a rollout that was cancelled from outside is not retried
         return [RolloutRow(row, is_to_judge=False) for row in failed], cancel_reason() is None
     if (why := cancelled()) is not None:  # it returned what it had within the grace period
-        rows = [replace(row, drop_reason=why[0], finish_reason=why[1]) for row in rows]
+        rows = [row.updated(drop_reason=why[0], finish_reason=why[1]) for row in rows]
         return [RolloutRow(row, is_to_judge=False) for row in rows], why[1] == "timeout"
     *before, last = rows
     if made is not None:
@@ -258,11 +257,11 @@ def _failed(
     )
     rows = policy.finalize(to_experiences(task, policy.turns) or [nothing])
     why = reason[:LONGEST]
-    return [replace(row, drop_reason=why, finish_reason=finish_reason) for row in rows]
+    return [row.updated(drop_reason=why, finish_reason=finish_reason) for row in rows]
 
 
 def _compared(one: RolloutRow) -> RolloutRow:
     """Mark a greedy rollout, with which the others of its group are compared."""
     reason = one.row.drop_reason or "greedy: others of its group are compared with it"
     metrics = {**one.row.metrics, "is_greedy": 1.0}
-    return replace(one, row=replace(one.row, drop_reason=reason, metrics=metrics))
+    return replace(one, row=one.row.updated(drop_reason=reason, metrics=metrics))

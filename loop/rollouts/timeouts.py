@@ -45,27 +45,33 @@ async def run_with_timeout(
     cancelled. Raises JobError for a workflow that had to be cancelled.
     """
     loop = asyncio.get_running_loop()
-    stopped: asyncio.Future[None] = loop.create_future()
+    woken: asyncio.Future[None] = loop.create_future()
 
-    def wake() -> None:
-        if not stopped.done():
-            stopped.set_result(None)
+    def wake(_: object = None) -> None:
+        if not woken.done():
+            woken.set_result(None)
 
+    def expire() -> None:
+        if not woken.done():  # neither ended nor cancelled from outside
+            stop.set(f"workflow failed: it took longer than {seconds:g} s")
+            wake()
+
+    timer = None if seconds is None else loop.call_later(seconds, expire)
+    # not `asyncio.wait`, which costs as much as the rest of a short rollout
+    work.add_done_callback(wake)
     with on_cancel(wake):
         try:
-            # `wait` leaves the workflow running on a timeout: it may still return what it has.
-            done, _ = await asyncio.wait(
-                {work, stopped}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not done:  # neither ended nor cancelled from outside
-                stop.set(f"workflow failed: it took longer than {seconds:g} s")
-            if work not in done:
+            await woken
+            if not work.done():  # it may still return what it has
                 await asyncio.wait({work}, timeout=GRACE_SECONDS)
             if work.done():
                 return work.result()
         except asyncio.CancelledError:
             work.cancel()
             raise
+        finally:
+            if timer is not None:
+                timer.cancel()
     work.cancel()
     await asyncio.wait({work}, timeout=GRACE_SECONDS)
     if not work.done():

@@ -1,7 +1,7 @@
 """All rollouts of a group in one workflow: the policies that it receives, and its rows."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 from ...store.ids import rollout_id
 from ...store.records import Experience
@@ -27,7 +27,9 @@ class GroupPolicies(tuple[RolloutPolicy, ...]):
         return with_tokenizer(rows, self.turns)
 
 
-def named(rows: Sequence[Experience], group: str, number: int | None) -> list[Experience]:
+def named(
+    rows: Sequence[Experience], group: str, number: int | None, **columns: Any
+) -> list[Experience]:
     """Set the ids of the rows of rollout `number`, or of a whole group if `number` is None.
 
     The rows of a whole group name their rollout in `rollout_index`. A row with its own `group_id`
@@ -41,11 +43,11 @@ def named(rows: Sequence[Experience], group: str, number: int | None) -> list[Ex
         position = seen.get(rollout, 0)
         seen[rollout] = position + 1
         made.append(
-            replace(
-                row,
+            row.updated(
                 experience_id=rollout_id(group, rollout, position),
                 group_id=f"{group}/{row.group_id}" if row.group_id else group,
                 rollout_index=rollout,
+                **columns,
             )
         )
     return made
@@ -57,7 +59,9 @@ def as_judged(rows: Sequence[Experience], follows: Sequence[bool]) -> list[Exper
     lasts = {row.rollout_index: row for row, is_following in pairs if not is_following}
     made = []
     for row, is_following in pairs:
-        last = lasts[row.rollout_index] if is_following else row
-        reason = row.drop_reason or last.drop_reason
-        made.append(replace(row, reward=last.reward, rewards=last.rewards, drop_reason=reason))
+        if is_following:
+            last = lasts[row.rollout_index]
+            reason = row.drop_reason or last.drop_reason
+            row = row.updated(reward=last.reward, rewards=last.rewards, drop_reason=reason)
+        made.append(row)
     return made

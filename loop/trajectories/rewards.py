@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from ...operators import rewards as reward_module
@@ -63,9 +62,9 @@ class Rewards:
         """Add the rewards of one rollout."""
         if not self._of_row:
             return row
-        judged = await asyncio.gather(
-            *(_asked(r, (task, row), verdict, self._seconds) for r in self._of_row.values())
-        )
+        asked = [_asked(r, (task, row), verdict, self._seconds) for r in self._of_row.values()]
+        # a task of its own would take longer than most functions
+        judged = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
         return self._with(row, dict(zip(self._of_row, judged, strict=True)))
 
     async def of_group(self, task: Task, rows: Sequence[Experience]) -> list[Experience]:
@@ -95,7 +94,7 @@ class Rewards:
             failed += [f"reward `{name}` failed: {error}"] if error else []
         drop_reason = "; ".join(failed)[:LONGEST] or None
         metadata = {**(row.metadata or {}), "reward_details": reasons} if reasons else row.metadata
-        return replace(row.with_reward(parts), drop_reason=drop_reason, metadata=metadata)
+        return row.with_reward(parts).updated(drop_reason=drop_reason, metadata=metadata)
 
 
 _Outcome = tuple[Judged | None, str | None]

@@ -68,9 +68,10 @@ class RolloutPolicy:
         """Return a rollout's rows, the last with its metrics and why the rollout ended."""
         if not rows:
             return []
-        rows = with_tokenizer(rows, self.turns)
-        last = replace(rows[-1], metrics={**rows[-1].metrics, **self.metrics})
-        return [*rows[:-1], replace(last, finish_reason=self.ended or last.finish_reason)]
+        *before, last = with_tokenizer(rows, self.turns)
+        reason = self.ended or last.finish_reason
+        metrics = {**last.metrics, **self.metrics}
+        return [*before, last.updated(metrics=metrics, finish_reason=reason)]
 
 
 def with_tokenizer(rows: Sequence[Experience], turns: Sequence[Turn]) -> list[Experience]:
@@ -79,7 +80,7 @@ def with_tokenizer(rows: Sequence[Experience], turns: Sequence[Turn]) -> list[Ex
     if name is None or others:
         return list(rows)
     return [
-        replace(row, tokenizer=name) if row.token_ids is not None and not row.tokenizer else row
+        row.updated(tokenizer=name) if row.token_ids is not None and not row.tokenizer else row
         for row in rows
     ]
 

@@ -55,7 +55,7 @@ class EndpointPolicy:
         Raises PolicyError: `context_overflow` if the endpoint reports it, else `engine_error`.
         """
         chosen = sampling or self.sampling
-        callbacks = [None] * n if tools else current_callbacks(["".join] * n)
+        callbacks = [None] * n if tools else current_callbacks(n, lambda: "".join)
         requests = []
         for i, callback in enumerate(callbacks):
             body = self._body(messages, tools, chosen, i)
