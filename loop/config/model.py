@@ -4,7 +4,7 @@ import re
 import string
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from .base import Float, Int, Section, Share
 
@@ -97,20 +97,14 @@ class FrozenModel(Section):
     tool_call_format: Literal["hermes", "llama", "mistral", "json"] = "hermes"
     """Format of its tool calls: `<tool_call>` as in Hermes and Qwen, after `<|python_tag|>` or as
     bare JSON, after `[TOOL_CALLS]`, or an answer that is only JSON."""
-    dtype: str = "float32"
-    """Only float32 so far; bfloat16 and float16 are planned."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of the weights wherever the model is used but not trained.
+
+    Of the policy: in engines and published versions. The trainer keeps float32 weights, since
+    updates are often smaller than what bfloat16 can add; see `trainer.precision`.
+    """
     device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$")
     """Device of the model: auto takes a GPU if there is one, cuda:1 the second GPU."""
-
-    @field_validator("dtype")
-    @classmethod
-    def _trainable(cls, dtype: str) -> str:
-        if dtype != "float32":
-            raise ValueError(
-                f"must be float32 for now, got {dtype!r}: bfloat16 would lose small updates without"
-                " float32 master weights, and float16 needs loss scaling; both are planned"
-            )
-        return dtype
 
     @model_validator(mode="after")
     def _one(self) -> Self:

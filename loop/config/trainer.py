@@ -152,7 +152,8 @@ class TrainerConfig(Section):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of forward and backward passes; weights, losses and the optimizer use float32.
 
-    auto: bfloat16 on a GPU that supports it, else float32.
+    auto: bfloat16 if `model.dtype` is, or on a GPU that supports it; else float32. With bfloat16,
+    weights are rounded for each pass as engines round them.
     """
     gradient_checkpointing: bool = False
     """Whether activations are recomputed for the backward pass instead of kept in memory."""

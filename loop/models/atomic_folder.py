@@ -12,6 +12,7 @@ from ...store.errors import StoreError, message_of
 from ...store.files.atomic_writer import sync
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 Writer = Callable[[Path], object]
@@ -19,9 +20,16 @@ Writer = Callable[[Path], object]
 
 
 def save_settings(
-    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", folder: Path
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerFast",
+    folder: Path,
+    *,
+    dtype: "torch.dtype | None" = None,
 ) -> None:
     """Write everything of a model's folder but its weights: configuration and tokenizer.
+
+    `dtype` is the type of the weights in the folder; None: that of the model.
+
 
     transformers fills in `architectures` and `dtype` only when it saves the weights too, and a
     server such as vLLM or SkyRL refuses a `config.json` without them.
@@ -29,7 +37,7 @@ def save_settings(
     # FSDP gives a sharded model a class of torch's own in front of the model's
     kinds = (k.__name__ for k in type(model).__mro__ if not k.__module__.startswith("torch."))
     model.config.architectures = [next(kinds)]
-    model.config.dtype = model.dtype
+    model.config.dtype = dtype or model.dtype
     model.config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)

@@ -24,7 +24,8 @@ _TEMPLATE = (
 def load(config: FrozenModel, *, seed: int) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
     """Load or create a model and its tokenizer; an adapter is merged into its base model."""
     if config.from_scratch is not None:
-        return make_tiny(config.from_scratch, seed=seed)
+        model, tokenizer = make_tiny(config.from_scratch, seed=seed)
+        return as_type(model, config.dtype), tokenizer
     assert config.path is not None, "the configuration has a path or a tiny model"
     model, tokenizer = load_folder(config.path, dtype=config.dtype)
     if getattr(model, "peft_config", None):
@@ -101,10 +102,12 @@ def _load_adapter(
 
     place, digest = base_of(folder)
     try:
-        model, tokenizer = load_folder(place, dtype=dtype)
+        # in float32, of which the base model's digest is
+        model, tokenizer = load_folder(place)
     except ConfigError as error:
         raise ConfigError(f"the base model of the adapter in `{folder}`: {error}") from error
     add_stored(model, folder, digest=digest)
+    as_type(model, dtype)
     if (folder / "tokenizer_config.json").is_file():
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
     return model, tokenizer
@@ -240,6 +243,13 @@ def put(model: "PreTrainedModel", device: str) -> "PreTrainedModel":
 
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     return model.to(device=torch.device(chosen))  # pyright: ignore[reportCallIssue]
+
+
+def as_type(model: "PreTrainedModel", dtype: str) -> "PreTrainedModel":
+    """Change the type of a model's weights."""
+    import torch
+
+    return model.to(dtype=getattr(torch, dtype))  # pyright: ignore[reportCallIssue]
 
 
 def tokenizer_digest(tokenizer: "PreTrainedTokenizerFast") -> str:

@@ -28,6 +28,11 @@ def state_of(model: "PreTrainedModel", *, names: Collection[str] = ()) -> dict[s
     return {name: state[name].detach() for name in chosen}
 
 
+def cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return tensors with those of floating point in another type."""
+    return {n: t.to(dtype) if t.is_floating_point() else t for n, t in state.items()}
+
+
 def copied(model: "PreTrainedModel") -> dict[str, Tensor]:
     """Return a copy of a policy's weights on the CPU."""
     taken = state_of(model)

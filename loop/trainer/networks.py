@@ -35,6 +35,8 @@ class Networks:
     """Whether sequences are packed without padding; None: if a model supports it."""
     max_logits_bytes: int = LOGITS_BYTES
     """Most bytes of logits in memory at once."""
+    dtype: str = "float32"
+    """Type of the policy's weights in engines; the trained ones are float32."""
 
     @cached_property
     def scorer(self) -> Scorer | SequenceScorer:
@@ -101,7 +103,7 @@ def build(config: RunConfig, algorithm: Algorithm) -> tuple[Networks, PreTrained
     if algorithm.network == "reward_model":
         return _reward_model(config)
     check_teacher(config, algorithm)
-    policy, tokenizer = load(config.model, seed=config.seed)
+    policy, tokenizer = load(_trained(config), seed=config.seed)
     if config.model.lora is not None:
         add_adapter(policy, config.model.lora, seed=config.seed)
     freeze(policy, config.trainer.freeze)
@@ -110,6 +112,7 @@ def build(config: RunConfig, algorithm: Algorithm) -> tuple[Networks, PreTrained
         put(policy, config.model.device),
         packing=None if packing == "auto" else packing,
         max_logits_bytes=config.trainer.max_logits_bytes,
+        dtype=config.model.dtype,
     )
     others = _Loader(config, tokenizer)
     if "reference" in algorithm.needs and (config.trainer.reference or not has_adapter(policy)):
@@ -122,6 +125,11 @@ def build(config: RunConfig, algorithm: Algorithm) -> tuple[Networks, PreTrained
         for network in networks.trained.values():
             checkpoint_activations(network)
     return networks, tokenizer
+
+
+def _trained(config: RunConfig) -> FrozenModel:
+    """Return the run's model in float32: in a smaller type, small updates would be lost."""
+    return config.model.model_copy(update={"dtype": "float32"})
 
 
 _TAUGHT = frozenset({"teacher_logprobs", "vocabulary"})
@@ -174,11 +182,11 @@ def _reward_model(config: RunConfig) -> tuple[Networks, PreTrainedTokenizerFast]
     """Load the reward model that is trained; it needs no other network."""
     if config.model.lora is not None:
         raise ConfigError("`model.lora` is for policies; a reward model is trained as a whole")
-    model, tokenizer = load_reward_model(config.model, seed=config.seed)
+    model, tokenizer = load_reward_model(_trained(config), seed=config.seed)
     freeze(model, config.trainer.freeze)
     if config.trainer.gradient_checkpointing:
         checkpoint_activations(model)
-    return Networks(put(model, config.model.device)), tokenizer
+    return Networks(put(model, config.model.device), dtype=config.model.dtype), tokenizer
 
 
 def checkpoint_activations(network: nn.Module) -> None:
@@ -202,7 +210,7 @@ class _Loader:
 
     def critic(self) -> Critic:
         path, device = self.config.trainer.critic.path, self.config.model.device
-        given = self.config.model if path is None else FrozenModel(path=path, device=device)
+        given = _trained(self.config) if path is None else FrozenModel(path=path, device=device)
         return Critic(put(self._loaded("trainer.critic", given), device))
 
     def _loaded(self, name: str, config: FrozenModel) -> PreTrainedModel:

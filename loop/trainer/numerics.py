@@ -51,10 +51,11 @@ def of_update(rows: Examples, norm: float) -> list[NonFiniteRow]:
     return [NonFiniteRow(name, message) for name in rows.experience_ids]
 
 
-def autocast(config: TrainerConfig, device: torch.device) -> torch.autocast:
+def autocast(config: TrainerConfig, device: torch.device, *, dtype: str) -> torch.autocast:
     """Return the context of forward passes; weights keep their precision.
 
-    Raises JobError if the device does not support bfloat16.
+    `dtype` is the type of the weights in engines, which `precision: auto` follows. Raises JobError
+    if the device does not support bfloat16.
     """
     able = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     if config.precision == "bfloat16" and not able:
@@ -63,7 +64,7 @@ def autocast(config: TrainerConfig, device: torch.device) -> torch.autocast:
             "not support; set it to auto or float32"
         )
     wanted = config.precision == "bfloat16" or (
-        config.precision == "auto" and device.type == "cuda" and able
+        config.precision == "auto" and able and (device.type == "cuda" or dtype == "bfloat16")
     )
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=wanted)
 

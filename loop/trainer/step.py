@@ -60,7 +60,7 @@ class Updater:
         self._networks, self._algorithm, self._config = networks, algorithm, config
         self._temperature, self._pad_id, self._seed = temperature, pad_id, seed
         self._world = world or SingleProcess()
-        self._autocast = autocast(config, networks.policy.device)
+        self._autocast = autocast(config, networks.policy.device, dtype=networks.dtype)
         self._optimizers = Optimizers(networks.trained, config, total_steps=total_steps)
         self._state: dict[str, float] = {}
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -21,7 +22,7 @@ from ...store.errors import ConfigError
 from ..models import adapter_files
 from ..models.atomic_folder import Writer, remove_folder, save_settings, write_folder, writing
 from ..models.lora import has_adapter
-from ..models.state_dict import copied, state_of, weights_digest
+from ..models.state_dict import cast, copied, state_of, weights_digest
 from ..models.weights import WEIGHTS
 from ..runs.job import Job
 from ..runs.metrics import waiting
@@ -50,8 +51,11 @@ class Publisher:
         sender: Sender | None = None,
         window: int = 0,
         needed: Callable[[Collection[int]], Collection[int]] = lambda versions: (),
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """Publish through folders, or through a cache, from which a sender may send.
+
+        Weights are rounded to `dtype`; those of an adapter stay as they are.
 
         The cache keeps versions at most `window` steps older than the newest, and older ones that
         `needed` returns; so do the folders.
@@ -59,7 +63,7 @@ class Publisher:
         self._store, self._folder, self._run, self._attempt = store, folder, run_id, attempt
         self._tokenizer = tokenizer
         self._cache, self._sender, self._window = cache, sender, window
-        self._needed = needed
+        self._needed, self._dtype = needed, dtype
         self._has_published = False
         self._shared: list[Path] = []
 
@@ -78,6 +82,8 @@ class Publisher:
         target = self._target(version)
         # A cached version must not change while later steps update the model.
         state = state_of(model) if self._cache is None else copied(model)
+        if not has_adapter(model):
+            state = cast(state, self._dtype)
         digest = weights_digest(state)
         self.prepare(model)
         # Each attempt writes its first version: Ray workers and evaluations start from a folder.
@@ -140,7 +146,7 @@ class Publisher:
                     )
                     self._tokenizer.save_pretrained(base)
                 else:
-                    save_settings(model, self._tokenizer, base)
+                    save_settings(model, self._tokenizer, base, dtype=self._dtype)
             self._shared = sorted(p for p in base.iterdir() if p.is_file())
             self._name = adapter_files.WEIGHTS if has_adapter(model) else WEIGHTS
         return self._shared
@@ -183,6 +189,7 @@ def publisher(
         sender=sender,
         window=schedule.max_ahead + schedule.publish_every,
         needed=partial(waiting, job.store, job.config),
+        dtype=getattr(torch, job.config.model.dtype),
     )
 
 

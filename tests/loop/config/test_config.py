@@ -68,10 +68,8 @@ SMALLEST = {"name": "demo", "model": {"from_scratch": {}}, "algorithm": "sft"}
         ),
         (
             {"model": {"from_scratch": {}, "dtype": "int8"}},
-            "`model.dtype`: must be float32 for now",
+            "`model.dtype`: input should be 'float32', 'bfloat16' or 'float16', got 'int8'",
         ),
-        ({"model": {"from_scratch": {}, "dtype": "float16"}}, "float16 needs loss scaling"),
-        ({"model": {"from_scratch": {}, "dtype": "bfloat16"}}, "without float32 master weights"),
         ({"model": {"from_scratch": None}}, "`model`: has neither `path` nor `from_scratch`"),
         (
             {"model": {"from_scratch": {}, "path": "x"}},
