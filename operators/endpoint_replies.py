@@ -129,6 +129,7 @@ class Pieces:
             raise NoAnswerError(
                 f"`{self._engine}` streamed no chat completion, but {shown(data)}"
             ) from None
+        # the status was sent before the first piece, so a later error comes as a piece
         if not event.choices and b'"error"' in data:
             message, reason = refusal(200, data)
             raise NoAnswerError(f"`{self._engine}` broke off: {message}", finish_reason=reason)

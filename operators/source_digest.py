@@ -25,6 +25,7 @@ def digest(function: Callable[..., Any]) -> str:
     if isinstance(function, partial):
         given = repr(function.args), repr(sorted(function.keywords.items()))
         return content_id(digest(function.func), *given, length=_DIGITS)
+    # the function below decorators, whose source is what users edit
     one = inspect.unwrap(function)
     one = one if hasattr(one, "__qualname__") else type(one)
     try:

@@ -12,7 +12,7 @@ from ..operators import Operator
 from ..store import Store, side_columns
 from ..store.changes import CREATED
 from ..store.ids import content_id
-from ..store.query import literal, tables_of
+from ..store.query import is_in, literal, tables_of
 from ..store.schema import TABLES
 from ..store.withdrawals import taken_back
 from . import source as sources
@@ -156,7 +156,7 @@ def runs_before(store: Store, name: str) -> pl.DataFrame:
 def _last(store: Store, definition: str) -> dict[str, Any] | None:
     """Return the newest run with this definition that was not undone."""
     gone = taken_back(store.scan("withdrawals").collect())
-    not_gone = f" AND lineage_id NOT IN ({', '.join(map(literal, gone))})" if gone else ""
+    not_gone = f" AND NOT {is_in('lineage_id', gone)}" if gone else ""
     # by the digest of the definition, not by name: a changed operator starts from the beginning
     found = store.dataset("lineage").to_table(
         columns=["lineage_id", "source_versions", "created_at"],
@@ -191,8 +191,7 @@ def _other_rows_count(source: Source, last: Mapping[str, Any], store: Store) -> 
     if members.count_rows(filter=f"{of_table} AND {came['members']}"):
         return True
     said = store.dataset("withdrawals").to_table(["lineage_id"], filter=came["withdrawals"])
-    named = ", ".join(map(literal, sorted({*said.column(0).to_pylist()}))) or "NULL"
-    whose = f"lineage_id IN ({named})"
+    whose = is_in("lineage_id", sorted({*said.column(0).to_pylist()}))
     own = store.dataset(source.table).count_rows(filter=whose)
     return bool(own or members.count_rows(filter=f"{of_table} AND {whose}"))
 

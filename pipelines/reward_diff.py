@@ -107,6 +107,7 @@ def compare(
     rows = _values(store, a, b, where)
     [message], [groups] = evaluate(_ROWS, rows).to_dicts(), evaluate(_GROUPS, rows).to_dicts()
     confusion = evaluate(_CONFUSION, rows).to_dicts()
+    # `int`, as it becomes a part of the SQL
     most = evaluate(_TASKS.replace("$limit", str(int(tasks))), rows).to_dicts()
     return Difference(a, b, message, confusion, groups, most)
 

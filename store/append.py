@@ -44,8 +44,8 @@ class Appended:
     version: int
 
 
-class Appender:
-    """Appends to the tables of one store, one append to a table at a time.
+class WritableTables(Tables):
+    """Tables that rows are appended to, one append to a table at a time.
 
     Rows without a time get one: now, or the microsecond after the table's latest time if that is
     later, because a clock was turned back or differs. So time never runs backwards within a table,
@@ -53,13 +53,27 @@ class Appender:
     clock; a later time is refused, since every following row would have to be later still.
     """
 
-    def __init__(self, store: Tables) -> None:
-        self._store = store
+    def __init__(
+        self,
+        uri: str,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        versions: Mapping[str, int] | None = None,
+        branch: str | None = None,
+    ) -> None:
+        super().__init__(uri, storage_options=storage_options, versions=versions, branch=branch)
         self._keys = {name: KeyIndex(TABLES[name]) for name in TABLES}
         self._writing = {name: threading.Lock() for name in TABLES}
 
     def append(self, name: str, data: Rows) -> Appended:
-        """Append rows in one commit; retry while the store is busy."""
+        """Append rows to a table in one commit, and return when they are stored.
+
+        Rows are checked against the declared columns. A row that is stored already (same id, same
+        content) is left out, so that a retry is harmless. While the store is busy, it is retried.
+
+        Raises SchemaError for rows that do not fit, ConflictError for the id of a stored row with
+        other content, StoreError when they could not be written. Then nothing is stored.
+        """
         return self.append_all(name, [data])[0]
 
     def append_all(self, name: str, parts: Sequence[Rows]) -> list[Appended]:
@@ -69,17 +83,21 @@ class Appender:
         writing = _tried(lambda: self._write(name, lambda new: new.together(rows)))
         return [Appended(n, already, writing.dataset.version) for n, already in writing.counts]
 
-    def append_stream(self, name: str, batches: Iterator[Rows]) -> Appended:
-        """Append batches in one commit, one in memory at a time; an id may be in two of them."""
+    def append_stream(self, name: str, batches: Iterable[Rows]) -> Appended:
+        """Append batches of rows in one commit: all of them, or none when one raises.
+
+        Only one batch at a time is in memory, and a digest of each row; an id may be in two of
+        them.
+        """
         with interrupts.at_once():
             # no retry when the store is busy: the iterator is consumed
-            writing = self._write(name, lambda new: new.batches(batches))
+            writing = self._write(name, lambda new: new.batches(iter(batches)))
         return writing.result()
 
-    def append_streams(self, parts: Mapping[str, Iterator[Rows]]) -> dict[str, Appended]:
-        """Append batches to several tables, to all of them or to none of them.
+    def append_streams(self, parts: Mapping[str, Iterable[Rows]]) -> dict[str, Appended]:
+        """Append batches of rows to several tables: to all of them, or to none when one raises.
 
-        All rows are checked and written before the first commit; the commits are in the given
+        All rows are checked and written before the first commit; each table gets one, in the given
         order, so that no row refers to one that is missing.
         """
         with interrupts.at_once(), ExitStack() as held:
@@ -89,14 +107,14 @@ class Appender:
             for name in parts:
                 self._land(begun[name], written[name])
         for name, writing in begun.items():
-            self._store.committed(name, writing.dataset)
+            self.committed(name, writing.dataset)
         return {name: begun[name].result() for name in parts}
 
     def _prepared(
-        self, writing: "_Writing", batches: Iterator[Rows]
+        self, writing: "_Writing", batches: Iterable[Rows]
     ) -> lance.LanceOperation.BaseOperation | None:
         """Write the new rows of a table to files that no version refers to yet."""
-        fresh = writing.batches(batches)
+        fresh = writing.batches(iter(batches))
         first = next(fresh, None)
         if first is None:
             return None
@@ -116,11 +134,12 @@ class Appender:
         if operation is None:
             return
         with _failing(writing):
+            # Lance retries it on top of what others appended since: appends never conflict
             written = lance.LanceDataset.commit(
                 dataset,
                 operation,
                 read_version=dataset.version,
-                storage_options=self._store.storage_options,
+                storage_options=self.storage_options,
             )
         self._noted(writing, written)
 
@@ -134,20 +153,20 @@ class Appender:
             if first is not None:
                 # only new rows are committed: a retry must not create a version
                 self._commit(writing, first.schema, chain([first], fresh))
-        self._store.committed(name, writing.dataset)
+        self.committed(name, writing.dataset)
         return writing
 
     @contextmanager
     def _begun(self, name: str) -> "Iterator[_Writing]":
         """Take the table's lock and read what other processes wrote."""
-        store, declared = self._store, table(name)
-        check_present(store, "append to")
+        declared = table(name)
+        check_present(self, "append to")
         keys = self._keys[name]
         # threads queue for this process's lock first: each waiter for the store's lock takes a file
         # and a thread, or polls a lease
-        with self._writing[name], locked(store, name) as check_lock:
+        with self._writing[name], locked(self, name) as check_lock:
             # within the lock: a row that another process stores after this would be stored twice
-            dataset = store.dataset(name, to_write=True)
+            dataset = self.dataset(name, to_write=True)
             check_lock()
             keys.refresh(dataset)
             yield _Writing(declared, keys, dataset)
@@ -168,46 +187,6 @@ class Appender:
         if written.version == writing.dataset.version + 1:
             self._keys[writing.declared.name].committed(written, writing.hashes, writing.newest)
         writing.dataset = written
-
-
-class WritableTables(Tables):
-    """Tables that rows are appended to."""
-
-    def __init__(
-        self,
-        uri: str,
-        *,
-        storage_options: Mapping[str, str] | None = None,
-        versions: Mapping[str, int] | None = None,
-        branch: str | None = None,
-    ) -> None:
-        super().__init__(uri, storage_options=storage_options, versions=versions, branch=branch)
-        self._appender = Appender(self)
-
-    def append(self, name: str, data: Rows) -> Appended:
-        """Append rows to a table in one commit, and return when they are stored.
-
-        Rows are checked against the declared columns. A row that is stored already (same id, same
-        content) is left out, so that a retry is harmless.
-
-        Raises SchemaError for rows that do not fit, ConflictError for the id of a stored row with
-        other content, StoreError when they could not be written. Then nothing is stored.
-        """
-        return self._appender.append(name, data)
-
-    def append_stream(self, name: str, batches: Iterable[Rows]) -> Appended:
-        """Append batches of rows in one commit: all of them, or none when one raises.
-
-        Only one batch at a time is in memory, and a digest of each row.
-        """
-        return self._appender.append_stream(name, iter(batches))
-
-    def append_streams(self, parts: Mapping[str, Iterable[Rows]]) -> dict[str, Appended]:
-        """Append batches of rows to several tables: to all of them, or to none when one raises.
-
-        Each table gets one commit, in the order given.
-        """
-        return self._appender.append_streams({name: iter(b) for name, b in parts.items()})
 
 
 @contextmanager
@@ -262,6 +241,7 @@ class _Writing:
         yield from _filled(fresh).to_batches()
 
     def _stamped(self, rows: pa.Table) -> pa.Table:
+        # the clock may have been turned back, or differ from the one of the last writer
         first = max(now(), self.newest + _TICK)
         self.newest = first + rows.num_rows * _TICK
         return stamp(rows, first)

@@ -181,6 +181,7 @@ def drop(store: Tables, name: str, *, force: bool = False) -> None:
             for other in sorted(half_made):
                 _remove(store, table, other)
             _remove(store, table, name)
+        # after the tables: a branch that is still listed must have its weights
         folder = store.on_branch(name).runs_folder
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)

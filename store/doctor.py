@@ -126,7 +126,9 @@ def _files(store: Store, name: str, dataset: lance.LanceDataset) -> Iterator[Fin
     """Open each file of the newest version."""
     for fragment in dataset.get_fragments():
         try:
+            # reads the end of each file, and so finds those cut short; flipped bits take `--deep`
             fragment.open_session()
+            # with a filter, or Lance would take the count from the manifest
             if fragment.num_deletions:
                 fragment.count_rows("true")
         except FAILURES as error:

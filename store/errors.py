@@ -165,6 +165,7 @@ _S3_SAYS = {
     ),
     r"NoSuchBucket": "the bucket does not exist ({})",
 }
+# By words: Lance passes the errors of object stores on as text.
 _BUSY = ("conflict", "slowdown", "slow down", "throttl", " 500 ", " 502 ", " 503 ", " 504 ",
          "timed out", "timeout", "connection")  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from .append import Appended, Appender
+from .append import Appended, WritableTables
 from .errors import ConflictError, SchemaError, StarvedError, StoreError
 from .schema import table
 from .validate import Rows, check
@@ -54,14 +54,14 @@ class Committer:
 
     def __init__(
         self,
-        appender: Appender,
+        store: WritableTables,
         *,
         max_bytes: int = MAX_BYTES,
         max_seconds: float = MAX_SECONDS,
         queue_bytes: int = QUEUE_BYTES,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        self._appender = appender
+        self._store = store
         self._max_bytes, self._max_seconds = max_bytes, max_seconds
         self._queue_bytes, self._wait_seconds = queue_bytes, wait_seconds
         self._queue: list[_Submission] = []
@@ -184,7 +184,7 @@ class Committer:
         if not batch:
             return
         try:
-            done = self._appender.append_all(batch[0].table, [s.rows for s in batch])
+            done = self._store.append_all(batch[0].table, [s.rows for s in batch])
         except (SchemaError, ConflictError) as error:
             if len(batch) == 1:
                 return batch[0].future.set_exception(error)

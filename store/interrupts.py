@@ -34,6 +34,7 @@ def listen() -> None:
     if signal.getsignal(signal.SIGINT) is _raise:
         return
     heard, wakes = os.pipe()
+    # a full pipe must not block the signal handler
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     for number in _SIGNALS:

@@ -79,6 +79,7 @@ def merge(store: WritableTables, name: str) -> dict[str, Merged]:
     merged = {}
     # `lineage` comes first in MERGED: rows of the other tables refer to it
     for table in MERGED:
+        # 1: a table that the branch was created without was empty then
         rows = _added(there.dataset(table), TABLES[table], since=branch.versions.get(table, 1))
         merged[table] = _merge(store, TABLES[table], rows, known)
     return merged

@@ -32,6 +32,8 @@ def _structs(**fields: pa.DataType) -> pa.DataType:
     return pa.list_(pa.struct(list(fields.items())))
 
 
+# Lists of names with values, since Polars has no maps. JSON is text: Lance's own JSON type returns
+# the keys of an object in another order.
 NAMED_VALUES = _structs(name=TEXT, value=REAL)
 NAMED_TEXTS = _structs(name=TEXT, value=TEXT)
 SEGMENTS = _structs(policy_version=INT, num_tokens=INT)

@@ -118,6 +118,7 @@ def restore(store: WritableTables, name: str, *, force: bool = False) -> Restore
             for table in _RESTORED
             if not _is_same(store, table, snapshot.versions[table])
         }
+    # an older version may lack columns; the last table last, as it says that all are migrated
     for table in sorted(tables, key=LAST.__eq__):
         migrations.migrate(store, table)
     return Restored(name, undo, tables)

@@ -174,7 +174,7 @@ class Store(WritableTables):
 
     def committer(self, **limits: Any) -> Committer:
         """Return a `Committer`, which commits for many threads at once, with these limits."""
-        return Committer(self._appender, **limits)
+        return Committer(self, **limits)
 
     def maintain(
         self,

@@ -124,6 +124,7 @@ _States = dict[str, tuple[bool, str | None]]
 
 
 def _states(store: Store) -> _States:
+    # by time: of several rows of a lineage the last one counts
     rows = store.scan("withdrawals").sort("created_at").collect().rows(named=True)
     return {row["lineage_id"]: (row["is_withdrawn"], row["replaced_by"]) for row in rows}
 

@@ -14,6 +14,7 @@ PREFIX = "user_"
 
 def names(folder: Path | None) -> list[str]:
     """Return the names of the user's tables in a store's folder; elsewhere there are none."""
+    # an object store would be listed with each query
     found = [] if folder is None else folder.glob(f"{PREFIX}*.lance")
     return sorted(place.stem for place in found)
 

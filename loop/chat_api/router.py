@@ -177,6 +177,7 @@ class _Here(threading.local):
     app: SessionPathMiddleware | None = None
 
 
+# An application's locks belong to the event loop that first used them, and each thread has one.
 _here = _Here()
 
 

@@ -57,6 +57,7 @@ class Session:
         Clients reformat calls and their arguments; the sampled text must stay unchanged.
         """
         found = list(messages)
+        # short prompts first: longer ones are compared with the answers already replaced
         for turn in sorted(self.turns, key=lambda turn: len(turn.messages)):
             at, answer = len(turn.messages), turn.completion.answer
             if at >= len(found) or not same_answer(found[at], answer):

@@ -83,6 +83,7 @@ def _configured(config: str, name: str, overrides: list[str] | None) -> "RunConf
 
     given = overrides or []
     if not any(change.startswith("explorer.workflow") for change in given):
+        # parameters given by `--set explorer.workflow={...}` must not be lost
         given = [*given, f"explorer.workflow={name}"]
     return load(config, given)
 

@@ -154,6 +154,7 @@ def _serve(lake: "Store", queue: "Queue", host: str, port: int, annotator: str |
     is_ours = is_loopback(host)
     token = None if is_ours else secrets.token_urlsafe(16)
     names = ("127.0.0.1", "localhost", "[::1]") if is_ours else (host, "localhost", "127.0.0.1")
+    # any name of this machine may be in the address
     names = None if host in _ANYWHERE else names
     config = uvicorn.Config(
         form(lake, queue, hosts=names, token=token, annotator=annotator),

@@ -53,6 +53,7 @@ def serve(
     settings = load(config, overrides or [])
     serving = _settings(settings, host, port, token_env, models or [])
     access = heavy("serving.access", "serve")
+    # before a store is created and models are loaded
     access.check_tokens(serving)
     lake = opened(settings, store, "serve")
 

@@ -138,6 +138,7 @@ def _group(lake: "Store", id: str) -> Found:
         f"finish_reason, response_text FROM experiences WHERE group_id = {key} "
         "ORDER BY rollout_index, experience_id"
     )
+    # two runs may have a group of this id: the larger one is shown
     (group,) = _rows(
         lake, f"SELECT * FROM groups WHERE group_id = {key} ORDER BY num_rollouts DESC LIMIT 1"
     )

@@ -14,7 +14,7 @@ import polars as pl
 from ...operators.statistics import seeded_uniform
 from ...store import Store
 from ...store.errors import ConfigError, NotFoundError
-from ...store.query import columns_of, literal
+from ...store.query import columns_of, is_in, literal
 from ...store.records import proper
 from ...store.schema import TABLES
 from .question import GOOD, PAIR, Choice, Question
@@ -147,7 +147,7 @@ def shown(store: Store, item: Item) -> dict[str, Any]:
     found = store.sql(
         "SELECT e.experience_id, coalesce(e.prompt_text, t.prompt_text) AS prompt, t.answer, "
         "e.response_text AS response, e.reward FROM experiences e LEFT JOIN tasks t "
-        f"USING (task_id) WHERE e.experience_id IN ({', '.join(map(literal, ids))})"
+        f"USING (task_id) WHERE {is_in('e.experience_id', ids)}"
     ).pl()
     rows = {row["experience_id"]: row for row in found.to_dicts()}
     missing = [i for i in ids if i not in rows]
@@ -243,6 +243,7 @@ def _own(annotator: str, item: Item) -> float:
     return seeded_uniform(0, annotator, item.key)
 
 
+# By md5, not `random()`: each annotator's process must see the same items in the same order.
 _SHUFFLED = "ORDER BY md5(experience_id || {seed}), experience_id"
 _QUERIES: dict[Kind, str] = {
     "random": "SELECT experience_id FROM experiences WHERE ({where}\n) " + _SHUFFLED,

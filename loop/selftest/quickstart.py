@@ -95,6 +95,7 @@ def quickstart(folder: Path | None = None, *, seed: int = 0, quiet: bool = False
         title="rlake quickstart: two-digit sums",
         y_label="share right",
     )
+    # bytes on macOS, KiB on Linux
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
         1024**2 if sys.platform == "darwin" else 1024
     )

@@ -81,6 +81,7 @@ def _runs(session: Session) -> list[list[Turn]]:
     A row keeps its number while the session grows, since feedback may name it already. Turns of
     different models are never in one row.
     """
+    # by identity: two turns of a session may be equal
     order = {id(turn): i for i, turn in enumerate(session.turns)}
     by_engine: dict[str | None, list[Turn]] = {}
     for turn in session.turns:

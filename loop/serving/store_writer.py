@@ -11,7 +11,7 @@ from typing import Any
 
 from ...store import Store
 from ...store.errors import ConflictError, JobError, QueryError, SchemaError
-from ...store.query import literal
+from ...store.query import is_in
 from ...store.records import Experience, Task
 from ..chat_api.errors import RequestError, feedback_conflict
 from ..chat_api.idempotency import MOST_KNOWN, PREFIX
@@ -254,10 +254,10 @@ class StoreWriter:
     def _rollouts(self, groups: Collection[str]) -> dict[str, int]:
         """Return how many rollouts of each group are stored, of groups that have any."""
         found: dict[str, int] = {}
-        for names in _sql_lists(groups):
+        for names in _few_at_once(groups):
             found |= self._store.sql(
-                "SELECT group_id, max(rollout_index) + 1 FROM experiences "
-                f"WHERE group_id IN ({names}) AND rollout_index IS NOT NULL GROUP BY group_id"
+                f"SELECT group_id, max(rollout_index) + 1 FROM experiences WHERE "
+                f"{is_in('group_id', names)} AND rollout_index IS NOT NULL GROUP BY group_id"
             ).fetchall()
         return found
 
@@ -288,17 +288,16 @@ class StoreWriter:
     def _stored(self, keys: Collection[str]) -> set[str]:
         key_of = {first_row(key): key for key in keys}
         found: set[str] = set()
-        for names in _sql_lists(key_of):
+        for names in _few_at_once(key_of):
             rows = self._store.sql(
-                "SELECT experience_id FROM experiences WHERE experience_id IN "
-                f"({names}) AND source = '{SOURCE}'"
+                f"SELECT experience_id FROM experiences WHERE {is_in('experience_id', names)} "
+                f"AND source = '{SOURCE}'"
             ).fetchall()
             found |= {key_of[row[0]] for row in rows}
         return found
 
 
-def _sql_lists(names: Collection[str]) -> Iterator[str]:
-    """Yield names as SQL lists that are short enough for one query."""
+def _few_at_once(names: Collection[str]) -> Iterator[list[str]]:
     ordered = sorted(names)
     for start in range(0, len(ordered), _QUERY_NAMES):
-        yield ", ".join(map(literal, ordered[start : start + _QUERY_NAMES]))
+        yield ordered[start : start + _QUERY_NAMES]

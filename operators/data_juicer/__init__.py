@@ -126,6 +126,7 @@ class Named(Operator):
         return f"{self.name}({message}) of Data-Juicer {self.params['release']}"
 
 
+# Before `operator`: fingerprints hold this name, so stored values would get new versions.
 _data_juicer.__name__ = _data_juicer.__qualname__ = "data_juicer"
 data_juicer = DataJuicer(_data_juicer, **operator("filter")(_data_juicer).declared)
 _DEFAULTS = {n: p.default for n, p in data_juicer.parameters.signature.parameters.items()}

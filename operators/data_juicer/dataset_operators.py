@@ -95,6 +95,7 @@ def _repeats(hashed: Dataset, left: set[int]) -> Dropped:
         for place, value in zip(hashed.places, hashed.samples[name], strict=True):
             for part in enumerate(value) if isinstance(value, list) else [(0, value)]:
                 one, other = find(seen.setdefault((name, *part), place)), find(place)
+                # the smallest index leads, whatever the order in which hashes are met
                 leader[max(one, other)] = min(one, other)
     stays = {find(place): place for place in sorted(left, reverse=True)}
     gone = (place for place in hashed.places if place not in left)

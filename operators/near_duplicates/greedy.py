@@ -45,4 +45,5 @@ def blocks_of(units: Sequence[object], texts: Sequence[str] | None) -> np.ndarra
 
 
 def _numbers(text: str) -> tuple[str, ...]:
+    # `1,000` and `1000` are one number
     return tuple(sorted(found.replace(",", "") for found in _NUMBER.findall(text)))

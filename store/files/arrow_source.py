@@ -31,6 +31,7 @@ class Batches(ds.Dataset):
     """A dataset whose batches are made again for each scan."""
 
     def __init__(self, schema: pa.Schema, make: Callable[[], Iterator[pa.RecordBatch]]) -> None:
+        # not `super().__init__()`, which raises; DuckDB needs the class and `scanner` only
         self._given, self._make = schema, make
         self.wrong: InputError | None = None
         """The error that ended a scan; DuckDB raises one of its own in its place."""

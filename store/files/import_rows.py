@@ -62,6 +62,7 @@ class Gathering:
             for name, filled in self._filled(batch, rows, self.experiences, defaults):
                 rows.check(name, filled)
                 if name == "tasks" and self._name != "tasks":
+                    # many experiences bring the same task
                     spool.put_tasks(filled)
                 else:
                     spool.put(name, filled)

@@ -42,6 +42,7 @@ class Rejected:
     def _flush(self, path: Path) -> None:
         if self._part is None:
             self._part = part_of(path)
+            # an earlier import of this process may have left it, and lines are appended
             self._part.unlink(missing_ok=True)
         with self._part.open("a", encoding="utf-8", errors="backslashreplace") as out:
             out.writelines(self._lines)

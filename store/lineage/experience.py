@@ -116,6 +116,7 @@ def forgotten(store: Tables, experience_id: str) -> str | None:
 
 
 def _ancestors(ask: Asked, row: Row) -> Iterator[Row]:
+    # rows of other programs may be each other's parents
     seen = {row["experience_id"]}
     while row["parent_id"] is not None and row["parent_id"] not in seen:
         seen.add(row["parent_id"])

@@ -143,6 +143,7 @@ def _forget(store: WritableTables, rule: Rule, rows: pa.Table) -> None:
     row_ids = ", ".join(map(str, rows.column("_rowid").to_pylist()))
     # `drops` first: after a kill a row may be listed and still exist, but never be deleted unlisted
     with locked(store, rule.table):
+        # by address: the condition may hold for rows that came since and are not in `drops`
         store.open_at(rule.table).delete(f"_rowid IN ({row_ids})")
 
 

@@ -66,6 +66,7 @@ class Mixture:
     ) -> None:
         """Raise QueryError for shares that are not positive or do not add up to 1."""
         _check_shares(sources)
+        # sorted: what is drawn must not depend on the order in a configuration
         self._sources = {name: sources[name] for name in sorted(sources)}
         self._shares = _fractions(s.share for s in self._sources.values())
         self._samplers = {
@@ -241,16 +242,14 @@ class Mixture:
             for name, sampler in self._samplers.items()
         }  # fmt: skip
 
-        def total(of: Callable[[Supply], int]) -> int:
-            return sum(of(part) for part in parts.values())
-
+        each = parts.values()
         return Supply(
             sum(counts.values()),
-            total(lambda part: part.fresh),
-            total(lambda part: part.stale),
-            total(lambda part: part.used_up),
+            sum(part.fresh for part in each),
+            sum(part.stale for part in each),
+            sum(part.used_up for part in each),
             self._unit,
-            weightless=total(lambda part: part.weightless),
+            weightless=sum(part.weightless for part in each),
             parts=parts,
         )
 
@@ -315,6 +314,7 @@ def most(shares: Mapping[str, float], n: int) -> dict[str, int]:
 
 
 def _fractions(shares: Iterable[float]) -> list[Fraction]:
+    # exact: with floats, rounding would add up over steps, and no period would be whole
     parts = [Fraction(share).limit_denominator(_FINEST) for share in shares]
     return [part / sum(parts) for part in parts]
 

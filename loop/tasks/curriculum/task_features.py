@@ -9,7 +9,7 @@ import polars as pl
 
 from ....store import Store
 from ....store.errors import ConfigError, QueryError, nearest
-from ....store.query import literal, names_in, query_error
+from ....store.query import literal, names_in, query_error, quoted
 from ....store.schema import TABLES
 
 RATES = ("pass_rate", "num_scored", "num_passed")
@@ -68,7 +68,7 @@ def _from(store: Store, where: str, names: set[str]) -> str:
     """Return the SELECT list: the tasks' columns and the side values that an expression names."""
     added = sorted(names & _values(store) - set(TABLES["tasks"].names))
     joins = [
-        f"LEFT JOIN (SELECT task_id, value AS {_quoted(name)} FROM task_values_current "
+        f"LEFT JOIN (SELECT task_id, value AS {quoted(name)} FROM task_values_current "
         f"WHERE name = {literal(name)}) USING (task_id)"
         for name in added
     ]
@@ -79,10 +79,6 @@ def _from(store: Store, where: str, names: set[str]) -> str:
             "FROM task_pass_rates GROUP BY task_id) USING (task_id)"
         )
     return f"FROM (SELECT * FROM tasks_current AS tasks WHERE ({where}\n)) {' '.join(joins)}"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _run(store: Store, query: str, key: str) -> pl.DataFrame:

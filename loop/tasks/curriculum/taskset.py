@@ -63,6 +63,7 @@ class TasksetSelector:
 
     def choose(self, n: int, first: int, batch: int) -> Chosen:
         """Choose n tasks for a batch."""
+        # by batch, not from one stream: a resumed run must choose the same tasks
         rng = np.random.default_rng([self.seed, batch, *self.mark])
         return self.selector.choose(n, first=first, rng=rng)
 
