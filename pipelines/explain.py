@@ -143,8 +143,6 @@ def _steps(
 
 @dataclass(frozen=True)
 class _Done:
-    """What runs did with one operator."""
-
     rows_in: int
     rows_out: int
     treated: int

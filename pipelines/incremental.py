@@ -217,6 +217,7 @@ def _new(
         ids = _with_new_values(column, store, before)
         if ids is None:
             return None
+        # a new value of a side column is new input for an old row
         is_new |= pl.col("experience_id").is_in(ids.implode())
     new = rows.filter(is_new)
     # the pipeline's own rows are removed twice: before they make a group count as new, and again

@@ -225,7 +225,6 @@ def record(store: Store, treated: ChainResult, *, lineage_id: str, drops: bool =
 
 
 def _set(row: Experience, values: Mapping[str, Any], reasons: Mapping[str, str]) -> Experience:
-    """Return a row with the values that operators set."""
     values = {name: value for name, value in values.items() if name != _ID}
     own = {n: v for n, v in values.items() if n in TABLES["experiences"].names}
     parsed = Experience.from_row({"task_id": row.task_id, **own})

@@ -1,10 +1,9 @@
 """Sources: a table, a query, a file, or a frame in memory."""
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal
 
 import duckdb
-import lance
 import polars as pl
 import pyarrow as pa
 from pydantic import ConfigDict
@@ -91,25 +90,6 @@ OF_RUNS = frozenset({"lineage", "drops", "operator_errors"})
 """Tables that every pipeline run writes and no view reads."""
 
 
-class Blank:
-    """The tables of a store without rows, against which a pipeline is checked before any work."""
-
-    def versions(self) -> dict[str, int]:
-        """Return one version for every table."""
-        return dict.fromkeys(TABLES, 1)
-
-    def open_at(self, name: str, version: int) -> pa.Table:
-        """Return the empty table."""
-        assert version == 1
-        return TABLES[name].schema.empty_table()
-
-    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
-        """Return the result of one SELECT."""
-        console = QuerySession()
-        console.show(self.versions(), lambda n, v: cast("lance.LanceDataset", self.open_at(n, v)))
-        return console.sql(query)
-
-
 def describe(source: Source) -> str:
     """Return a source in words."""
     return "a frame in memory" if isinstance(source, pl.LazyFrame | pl.DataFrame) else str(source)
@@ -126,21 +106,19 @@ def schema(source: Source) -> pl.Schema:
             return pl.DataFrame(pl.from_arrow(declared.schema.empty_table())).schema
     if isinstance(source, pl.LazyFrame | pl.DataFrame):
         return source.lazy().collect_schema()
-    return _empty(source, cast("Store", Blank())).schema
-
-
-def _empty(source: Table | Sql | File, store: Store) -> pl.DataFrame:
-    """Return a source's columns without its rows."""
     if isinstance(source, File):
         with open_input(source.file) as file:
-            session = InputSession(file, store)
-            return rows_of(session.select(source.sql or "SELECT * FROM input"), limit=0)
+            session = InputSession(file, None)
+            return rows_of(session.select(source.sql or "SELECT * FROM input"), limit=0).schema
+    # over the store's tables without rows: a pipeline is checked before there is a store
+    console = QuerySession()
+    console.show(dict.fromkeys(TABLES, 1), lambda name, _: TABLES[name].schema.empty_table())
     if isinstance(source, Sql):
-        return rows_of(store.sql(source.sql), limit=0)
+        return rows_of(console.sql(source.sql), limit=0).schema
     declared = dict.fromkeys([*table(source.table).names, *(c.alias for c in source.side)])
     names = ", ".join(f'"{c}"' for c in declared)
     where = f" WHERE ({source.where}\n)" if source.where else ""
-    return rows_of(store.sql(f"SELECT {names} FROM {source.rows}{where}"), limit=0)
+    return rows_of(console.sql(f"SELECT {names} FROM {source.rows}{where}"), limit=0).schema
 
 
 def are_taken_back(source: Source, store: Store) -> bool:

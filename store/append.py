@@ -74,14 +74,7 @@ class WritableTables(Tables):
         Raises SchemaError for rows that do not fit, ConflictError for the id of a stored row with
         other content, StoreError when they could not be written. Then nothing is stored.
         """
-        return self.append_all(name, [data])[0]
-
-    def append_all(self, name: str, parts: Sequence[Rows]) -> list[Appended]:
-        """Append the rows of several writers, in order, in one commit; return each result."""
-        declared = table(name)
-        rows = [check(declared, part) for part in parts]  # before the lock: others wait for it
-        writing = _tried(lambda: self._write(name, lambda new: new.together(rows)))
-        return [Appended(n, already, writing.dataset.version) for n, already in writing.counts]
+        return append_all(self, name, [data])[0]
 
     def append_stream(self, name: str, batches: Iterable[Rows]) -> Appended:
         """Append batches of rows in one commit: all of them, or none when one raises.
@@ -263,6 +256,15 @@ class _Writing:
         self.newest = max(self.newest, latest)
         # last: a digest covers the row as it is stored, its time included
         return with_digests(fresh) if self.declared.is_digested else fresh
+
+
+def append_all(store: WritableTables, name: str, parts: Sequence[Rows]) -> list[Appended]:
+    """Append the rows of several writers, in order, in one commit; return each result."""
+    declared = table(name)
+    rows = [check(declared, part) for part in parts]  # before the lock: others wait for it
+    write = store._write  # pyright: ignore[reportPrivateUsage]  a function, to be no verb of `Store`
+    writing = _tried(lambda: write(name, lambda new: new.together(rows)))
+    return [Appended(n, already, writing.dataset.version) for n, already in writing.counts]
 
 
 def _filled(rows: pa.Table) -> pa.Table:

@@ -32,8 +32,6 @@ def examine(store: Store) -> list[Finding]:
 
 
 class _Table:
-    """The check of one table."""
-
     def __init__(
         self,
         store: Store,

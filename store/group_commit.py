@@ -10,7 +10,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from .append import Appended, WritableTables
+from .append import Appended, WritableTables, append_all
 from .errors import ConflictError, SchemaError, StarvedError, StoreError
 from .schema import table
 from .validate import Rows, check
@@ -34,10 +34,6 @@ class _Submission:
     rows: pa.Table
     future: "Future[Appended]" = field(default_factory=Future)
     since: float = field(default_factory=monotonic)
-
-    @property
-    def nbytes(self) -> int:
-        return self.rows.nbytes
 
 
 class Committer:
@@ -95,7 +91,7 @@ class Committer:
             if self._closed:
                 raise StoreError("the committer is closed; open another with `store.committer()`")
             self._queue.append(submission)
-            self._waiting += submission.nbytes
+            self._waiting += submission.rows.nbytes
             self._changed.notify_all()
         return submission.future
 
@@ -129,7 +125,9 @@ class Committer:
         """Wait until the rows fit into the queue; larger ones fit when it is empty."""
 
         def room() -> bool:
-            return self._closed or self._waiting + new.nbytes <= max(self._queue_bytes, new.nbytes)
+            return self._closed or self._waiting + new.rows.nbytes <= max(
+                self._queue_bytes, new.rows.nbytes
+            )
 
         if self._changed.wait_for(room, min(_LOG_SECONDS, self._wait_seconds)):
             return
@@ -139,7 +137,7 @@ class Committer:
 
     def _described(self, new: _Submission) -> str:
         return (
-            f"{new.nbytes:,} bytes for `{new.table}` wait for room: {self._waiting:,} of "
+            f"{new.rows.nbytes:,} bytes for `{new.table}` wait for room: {self._waiting:,} of "
             f"{self._queue_bytes:,} bytes are queued, the last commit took {self._took:.3f} s"
         )
 
@@ -151,7 +149,7 @@ class Committer:
             self._took = monotonic() - began
             with self._changed:
                 # only now: rows take memory until they are written
-                self._waiting -= sum(s.nbytes for s in self._batch)
+                self._waiting -= sum(s.rows.nbytes for s in self._batch)
                 self._batch = []
                 self._changed.notify_all()
 
@@ -170,7 +168,7 @@ class Committer:
                 self._changed.wait(left)
             size = 0
             for submission in [s for s in self._queue if s.table == self._queue[0].table]:
-                size += submission.nbytes
+                size += submission.rows.nbytes
                 # the oldest is always taken, however large: it would wait forever otherwise
                 if self._batch and size > self._max_bytes:
                     break
@@ -184,7 +182,7 @@ class Committer:
         if not batch:
             return
         try:
-            done = self._store.append_all(batch[0].table, [s.rows for s in batch])
+            done = append_all(self._store, batch[0].table, [s.rows for s in batch])
         except (SchemaError, ConflictError) as error:
             if len(batch) == 1:
                 return batch[0].future.set_exception(error)

@@ -112,12 +112,12 @@ def _kept(store: Tables, ids: pl.Series, where: str | None) -> pl.DataFrame:
     # a scan is faster than a condition on thousands of ids
     if len(ids) > _FEW:
         query = f"SELECT experience_id FROM experiences_current AS experiences WHERE {condition}"
-        held = _polars(store.sql(query).to_arrow_table())["experience_id"]
+        held = store.sql(query).pl()["experience_id"]
         ids = ids.filter(ids.is_in(held.implode())).head(_FEW)
         condition = "true"
     columns = ", ".join(c for c in SHOWN if c != "score")
     rows = f"experiences_current AS experiences WHERE {is_in('experience_id', ids)}"
-    return _polars(store.sql(f"SELECT {columns} FROM {rows} AND {condition}").to_arrow_table())
+    return store.sql(f"SELECT {columns} FROM {rows} AND {condition}").pl()
 
 
 def _check(k: int, where: str | None) -> None:
@@ -156,7 +156,3 @@ def _frame(ids: pa.ChunkedArray, scores: np.ndarray) -> pl.DataFrame:
         {"experience_id": pl.Series(values=ids), "score": scores.astype(np.float64)}
     )
     return made.sort(["score", "experience_id"], descending=[True, False])
-
-
-def _polars(table: pa.Table) -> pl.DataFrame:
-    return pl.DataFrame(pl.from_arrow(table))

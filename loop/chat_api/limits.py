@@ -188,6 +188,7 @@ class BodyBudget:
         """Return a body. Raises RequestError if it is too long or takes too long."""
         found: list[bytes] = []
         try:
+            # a client that sends a byte a minute would hold its place forever
             async with asyncio.timeout(self._limits.body_seconds):
                 async for part in parts:
                     if self.nbytes + len(part) > self._limits.max_body_bytes:

@@ -134,6 +134,7 @@ class Stream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
+            # the client is gone: nobody reads what is sampled from here on
             if not self._work.done():
                 self._metrics.left.inc()
                 self._work.cancel()

@@ -103,7 +103,8 @@ def _policy_tree(found: "PolicyLineage") -> Tree:
 def _experience_tree(found: "ExperienceLineage") -> Tree:
     row = found.experience
     tree = _tree(f"experience {found.experience_id}", f"reward {number(row['reward'])}")
-    _branch(tree, "comes from", [*_origin_lines(row), *_made_by(found.pipeline)])
+    made_by = [f"stored by pipeline {_pipeline_line(p)}" for p in [found.pipeline] if p]
+    _branch(tree, "comes from", [*_origin_lines(row), *made_by])
     _branch(tree, "derived from", [_relative_line(p) for p in found.parents])
     task = found.task
     asked = (
@@ -290,10 +291,6 @@ def _origin_lines(row: Row) -> Iterator[str]:
         yield f"tokenized by {row['tokenizer']}"
     if row["drop_reason"]:
         yield f"excluded from training: {row['drop_reason']}"
-
-
-def _made_by(found: Row | None) -> list[str]:
-    return [f"stored by pipeline {_pipeline_line(found)}"] if found else []
 
 
 def _relative_line(row: Row) -> str:

@@ -22,7 +22,10 @@ def write_rows(relation: "duckdb.DuckDBPyRelation", out: IO[bytes], kind: str) -
     if kind == "parquet":
         _write_parquet(relation, out)
         return
-    lines = {"json": _json, "jsonl": _jsonl, "csv": _csv}[kind](relation)
+    if kind == "jsonl":
+        lines = (line + "\n" for line in _json_rows(relation))
+    else:
+        lines = _json(relation) if kind == "json" else _csv(relation)
     for line in lines:
         out.write(line.encode())
     out.flush()
@@ -50,10 +53,6 @@ def _json(relation: "duckdb.DuckDBPyRelation") -> Iterator[str]:
         yield before + ("\n" if before == "[" else "") + line
         before = ",\n"
     yield "[]\n" if before == "[" else "\n]\n"
-
-
-def _jsonl(relation: "duckdb.DuckDBPyRelation") -> Iterator[str]:
-    return (line + "\n" for line in _json_rows(relation))
 
 
 def _json_rows(relation: "duckdb.DuckDBPyRelation") -> Iterator[str]:

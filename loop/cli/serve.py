@@ -54,7 +54,7 @@ def serve(
     serving = _settings(settings, host, port, token_env, models or [])
     access = heavy("serving.access", "serve")
     # before a store is created and models are loaded
-    access.check_tokens(serving)
+    access.tokens(serving)
     lake = opened(settings, store, "serve")
 
     def ready(url: str, recovered: int) -> None:

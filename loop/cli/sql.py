@@ -98,6 +98,7 @@ def sql(
     from ...store import interrupts
 
     lake = open_store(store, at=at)
+    # threads of DuckDB and Lance produce the rows: an exception would free what they read
     with interrupts.at_once():
         relation = lake.sql(asked, allow_files=allow_files, timeout=timeout)
         if as_json or kind:

@@ -24,6 +24,7 @@ def screen(*, stderr: bool = False) -> Console:
     """Return the console: as wide as the terminal, or PIPED_WIDTH without one."""
     console = Console(stderr=stderr, highlight=False, soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in console._environ:  # pyright: ignore[reportPrivateUsage]
+        # rich takes 80 columns without a terminal, which cuts most tables
         console.width = PIPED_WIDTH
     return console
 

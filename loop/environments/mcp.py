@@ -74,6 +74,7 @@ def _shared(name: str, spec: "McpServer | Mapping[str, Any]") -> "_Running":
     except ValidationError as error:
         message = "; ".join(e["msg"] for e in error.errors())
         raise ConfigError(f"the MCP server `{name}`: {message}") from error
+    # by all settings: two configurations may give one name to two servers
     key = json.dumps([name, checked.model_dump(mode="json")], sort_keys=True)
     return _known.setdefault(key, _Running(name, checked))
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs
 
 from ...operators.concurrency import shared_semaphore
-from ...operators.import_path import import_from
+from ...operators.import_path import find_function
 from ...store.errors import ConfigError, JobError, RlakeError, nearest
 from ...store.records import Message, proper
 from ..trajectories.user_code import call_in_thread
@@ -153,7 +153,9 @@ class Toolbox:
         A call may take `seconds`; the first `longest` characters of a result are shown. Raises
         ConfigError for an unknown or duplicate name.
         """
-        found = [_named(one) if isinstance(one, str) else tool(one) for one in tools]
+        found = [
+            tool(find_function(one, None, "tool") if isinstance(one, str) else one) for one in tools
+        ]
         self._tools = {one.name: one for one in found}
         if len(self._tools) != len(found):
             names = [one.name for one in found]
@@ -228,13 +230,6 @@ class Toolbox:
             self._note("tools/errors")
             kind = "" if isinstance(error, RlakeError) else f"{type(error).__name__}: "
             return f"Error: {kind}{str(error)[:1000]}", "tool_error"
-
-
-def _named(name: str) -> Tool:
-    found = import_from(name, "tool")
-    if not callable(found):
-        raise ConfigError(f"the tool `{name}` must be a function, got {type(found).__name__}")
-    return tool(found)
 
 
 def _as_text(value: Any) -> str:

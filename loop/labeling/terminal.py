@@ -82,6 +82,7 @@ class TerminalForm:
         if word in named:
             return named[word]
         numbered = {str(i): c for i, c in enumerate(choices, 1)}
+        # labels such as 1 to 5: a digit means the label, not its place in the list
         return None if named.keys() & numbered.keys() else numbered.get(word)
 
     def _show(self, item: Item) -> None:

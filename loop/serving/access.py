@@ -19,19 +19,18 @@ def serve(
     `ready` receives the address and the number of recovered sessions. Raises ConfigError for a
     missing token or an address that is not available.
     """
-    tokens = _token(settings), _feedback_token(settings)
+    found = tokens(settings)
     with listen(settings.host, settings.port) as listening:
         host, port = listening.getsockname()[:2]
         url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-        Server(store, config, settings, *tokens).run(
+        Server(store, config, settings, *found).run(
             listening, ready=lambda recovered: ready(url, recovered)
         )
 
 
-def check_tokens(settings: ServeConfig) -> None:
-    """Raise ConfigError if a token that the server needs is not in the environment."""
-    _token(settings)
-    _feedback_token(settings)
+def tokens(settings: ServeConfig) -> tuple[str | None, str | None]:
+    """Return the tokens of clients and of feedback; raise ConfigError if one is missing."""
+    return _token(settings), _feedback_token(settings)
 
 
 def _token(serving: ServeConfig) -> str | None:

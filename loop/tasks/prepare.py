@@ -67,6 +67,7 @@ def _matching(store: Store, where: str, *, key: str, limit: int | None = None) -
 
 
 def _chosen(store: Store, where: str, *, key: str, limit: int | None) -> pl.DataFrame:
+    # by id: a curriculum refers to tasks by their index
     few = "ORDER BY task_id" if limit is None else f"LIMIT {limit}"
     try:
         return store.sql(f"SELECT * FROM tasks_current AS tasks WHERE ({where}\n) {few}").pl()

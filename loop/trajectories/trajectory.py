@@ -52,6 +52,7 @@ class RolloutPolicy:
         earlier: Sequence[Turn] = (),
     ) -> list[Completion]:
         """Pass the request on with its seed and what was sampled before."""
+        # by the rollout's id: a rollout that is repeated after a kill gives the same samples
         seed = int(content_id(self._seed, self.rollout, self._requests, length=12), 16)
         self._requests += 1  # before awaiting, so that concurrent requests differ in their seeds
         self.ended = None  # the rollout continues after an earlier `finish`

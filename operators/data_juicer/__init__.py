@@ -158,7 +158,6 @@ def _fields(
 
 
 def _columns_named(name: str, params: Mapping[str, Any]) -> list[str]:
-    """Return the fields that parameters name."""
     found: list[str] = []
     for key, value in params.items():
         if _OF_COLUMNS.fullmatch(key):

@@ -171,7 +171,6 @@ def _probe(name: str, text: str) -> Any:
 
 
 def _conversation(text: str) -> list[dict[str, Any]]:
-    """Return messages with a call of a tool."""
     function = {"name": "search", "arguments": "{}"}
     call = {"id": "1", "type": "function", "function": function}
     return [

@@ -49,8 +49,6 @@ def reads(fields: Fields) -> list[str]:
 
 @dataclass
 class _Call:
-    """A call of steps on a batch."""
-
     steps: Sequence[Step]
     fields: Fields
     changed: Fields

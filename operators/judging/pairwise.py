@@ -57,7 +57,6 @@ async def pairwise(
 
 
 def _pairs(number: int, opponents: int) -> list[tuple[int, int]]:
-    """Return the pairs to compare, each once."""
     if number <= 2 * opponents + 1:
         return list(combinations(range(number), 2))
     return [(i, (i + step) % number) for i in range(number) for step in range(1, opponents + 1)]
@@ -69,6 +68,7 @@ async def _compare(ask: Ask, task: Task, one: str, other: str, max_attempts: int
         answer(ask, _question(task, one, other), _read, max_attempts=max_attempts),
         answer(ask, _question(task, other, one), _read, max_attempts=max_attempts),
     )
+    # the same answer in both orders prefers a place, not a reply: that is a tie
     return {("A", "B"): 1.0, ("B", "A"): 0.0}.get((forth, back), 0.5)
 
 

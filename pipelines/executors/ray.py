@@ -72,6 +72,7 @@ class Ray:
         shared = ray.put((work, where))
         task = _Task(shared, [ray.put(part) for part in parts])
         context = data.DataContext.get_current()
+        # the settings belong to the process, and a user's own jobs run in it too
         before = context.execution_options.preserve_order, context.enable_progress_bars
         context.execution_options.preserve_order, context.enable_progress_bars = True, False
         try:

@@ -135,6 +135,7 @@ class Pairs(Comparing):
         if "source" not in rows.columns:
             rows = rows.with_columns(pl.lit(self._source).alias("source"))
         self.add(rows)
+        # also those that were left out: they are stored now, whoever stored them
         self._known.update(rows["preference_id"])
 
     def new(self, rows: pl.DataFrame) -> pl.DataFrame:

@@ -16,6 +16,7 @@ class FileWriter:
 
     def __init__(self, path: Path, schema: pl.Schema) -> None:
         self._path, self._rows = path, 0
+        # in the same folder: a rename is atomic within one file system only
         self._beside = path.with_name(f".{path.name}.writing")
         self._empty = schema.to_frame()
         self._parquet: pq.ParquetWriter | None = None

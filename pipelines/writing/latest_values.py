@@ -196,4 +196,5 @@ _IS_SAID = pl.col("counts").fill_null(value=False) & pl.col("now").eq_missing(pl
 def _digests(names: Sequence[str]) -> tuple[pl.Expr, pl.Expr]:
     """Return 128 bits that stand for a row's key: of millions, no two are alike by chance."""
     key = pl.struct(names)
+    # in memory only, like all hashes of Polars
     return key.hash(0).alias("digest"), key.hash(1).alias("digest_2")

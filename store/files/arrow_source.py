@@ -210,7 +210,6 @@ def of_sqlite(path: Path) -> Batches:
 
 
 def _sqlite_tables(path: Path) -> dict[str, list[str]]:
-    """Return the columns of each table."""
     query = (
         "SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c "
         "WHERE m.type = 'table' AND m.name NOT LIKE 'sqlite_%' ORDER BY m.name, c.cid"

@@ -197,7 +197,6 @@ def _ids(spool: Spool, name: str) -> pl.Series:
 
 
 def _called(files: Sequence[InputFile]) -> str:
-    """Return the name of an import's files."""
     more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
     return ", ".join(file.name for file in files[:_NAMED]) + more
 

@@ -1,6 +1,7 @@
 """The report of `maintain`: each table before and after."""
 
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 
@@ -16,6 +17,13 @@ class Look:
     """Rows that an index lacks; searches scan them."""
     query_ms: float | None = None
     """Time of a lookup by key; None when it was not measured, or the table is empty."""
+
+    @property
+    def cells(self) -> tuple[Any, ...]:
+        """The numbers as a table shows them, with megabytes."""
+        took = "" if self.query_ms is None else f"{self.query_ms:.1f}"
+        size = round(self.num_bytes / 1e6, 2)
+        return self.fragments, size, self.versions, self.new_rows, took
 
 
 @dataclass(frozen=True)
@@ -63,12 +71,12 @@ class Report:
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Return a line for each table that holds anything: name, then before and after."""
-        return [
-            (c.table, *_pair(c, "fragments"), *_megabytes(c), *_pair(c, "versions"),
-             *_pair(c, "new_rows"), *_milliseconds(c), c.left or "")
-            for c in self.tables
-            if c.before.fragments or c.before.versions > 1
-        ]  # fmt: skip
+        made = []
+        for c in self.tables:
+            if c.before.fragments or c.before.versions > 1:
+                pairs = zip(c.before.cells, c.after.cells, strict=True)
+                made.append((c.table, *chain.from_iterable(pairs), c.left or ""))
+        return made
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -89,17 +97,3 @@ class Report:
 COLUMNS = ("table", "files", "after", "MB", "after", "versions", "after", "not indexed", "after",
            "query ms", "after", "left to others")  # fmt: skip
 """Headings of `Report.rows`."""
-
-
-def _pair(cared: Cared, name: str) -> tuple[Any, Any]:
-    return getattr(cared.before, name), getattr(cared.after, name)
-
-
-def _megabytes(cared: Cared) -> tuple[float, float]:
-    before, after = _pair(cared, "num_bytes")
-    return round(before / 1e6, 2), round(after / 1e6, 2)
-
-
-def _milliseconds(cared: Cared) -> tuple[str, str]:
-    before, after = ("" if v is None else f"{v:.1f}" for v in _pair(cared, "query_ms"))
-    return before, after

@@ -369,7 +369,6 @@ class Index:
         return np.arange(int(sizes.sum())) + np.repeat(self.starts[units] - before, sizes)
 
     def _units_at(self, rows: np.ndarray) -> np.ndarray:
-        """Return the unit of each of these rows."""
         return np.searchsorted(self.starts, rows, side="right") - 1 if self.grouped else rows
 
     def unit_of(self, ids: Sequence[str]) -> np.ndarray:

@@ -12,20 +12,20 @@ import pytest
 from support.builders import experiences, rows, task
 
 from rlake.store import Appended, Store
-from rlake.store.append import WritableTables
+from rlake.store.append import append_all
 from rlake.store.errors import ConflictError, SchemaError, StarvedError, StoreError
 
 
 @pytest.fixture
 def held(store: Store, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Commits of `store` wait until this is set."""
-    free, append_all = threading.Event(), WritableTables.append_all
+    free = threading.Event()
 
-    def later(self: WritableTables, name: str, parts: Sequence[Any]) -> list[Appended]:
+    def later(store: Store, name: str, parts: Sequence[Any]) -> list[Appended]:
         assert free.wait(100)
-        return append_all(self, name, parts)
+        return append_all(store, name, parts)
 
-    monkeypatch.setattr(WritableTables, "append_all", later)
+    monkeypatch.setattr("rlake.store.group_commit.append_all", later)
     return free
 
 
@@ -125,12 +125,12 @@ def test_rows_larger_than_the_queue_are_taken_when_it_is_empty(store: Store) -> 
 def test_a_failing_store_fails_all_that_wait_and_the_next_may_succeed(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: WritableTables, name: str, parts: Sequence[Any]) -> list[Appended]:
+    def broken(store: Store, name: str, parts: Sequence[Any]) -> list[Appended]:
         raise StoreError("the disk is full")
 
     with store.committer(max_seconds=0.1) as committer:
         with monkeypatch.context() as patch:
-            patch.setattr(WritableTables, "append_all", broken)
+            patch.setattr("rlake.store.group_commit.append_all", broken)
             failed = [committer.submit("tasks", [task(n)]) for n in range(3)]
             committer.flush()
         for future in failed:

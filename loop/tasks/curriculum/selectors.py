@@ -33,6 +33,7 @@ def weighted(weights: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarra
     """
     noise = rng.gumbel(size=len(weights))
     known = weights > 0
+    # `where`: log(0) would warn, and warnings are errors in the tests
     keys = noise + np.log(weights, where=known, out=np.zeros(len(weights)))
     return np.lexsort((-keys, ~known))[:n]
 
