@@ -10,6 +10,9 @@ from ..inference.cancellation import STOP_SECONDS
 from ..rollouts.workers import GroupRequest, WorkerPool
 from .context import ExploreContext
 
+SHARED_SECONDS = 0.25
+"""Groups that end this soon after a chunk begins share one commit, unless all have ended."""
+
 
 class BatchedExploration:
     """Runs the groups of a batch, or of a chunk of it, concurrently; each is stored when it ends.
@@ -61,11 +64,17 @@ class BatchedExploration:
         """Run groups, store those that are missing, and return their rows in order."""
         context, over = self._context, self._context.explorer.oversampling
         made: dict[GroupRequest, list[Experience]] = {}
-        enough, usable = self._enough(len(chunk)), 0
+        enough, usable, running = self._enough(len(chunk)), 0, len(chunk)
+        begun = asyncio.Event()
+        asyncio.get_running_loop().call_later(SHARED_SECONDS, begun.set)
 
         async def one(request: GroupRequest) -> None:
-            nonlocal usable
+            nonlocal usable, running
             rows = await pool.run_group(request)
+            running -= 1
+            if not running:
+                begun.set()
+            await begun.wait()
             made[request] = stored = await context.writer.add(rows) if request in missing else []
             # groups that were stored before the kill count too
             usable += any(row.drop_reason is None for row in stored or rows)

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from inspect import isawaitable
 from typing import Any, TypeVar, cast
 
 from ...operators import rewards as reward_module
 from ...operators.import_path import find_function
 from ...operators.reward_protocol import GroupReward, Reward, looks_at, with_parameters
-from ...operators.scoring import Judged, said, short, verdict, verdicts
+from ...operators.scoring import Judged, short, verdict, verdicts
 from ...operators.user_errors import one_line
 from ...store.errors import ConfigError, OperatorError
 from ...store.records import Experience, Task
@@ -108,9 +109,16 @@ async def _asked(
     seconds: float | None,
 ) -> tuple[T | None, str | None]:
     limit = asyncio.timeout(seconds)
-    try:
+
+    async def value() -> Any:
+        made = reward(*given)
+        if not isawaitable(made):
+            return made  # no timer: it could not have ended the call
         async with limit:
-            return read(await guard(lambda: said(reward(*given)))), None
+            return await made
+
+    try:
+        return read(await guard(value)), None
     except Exception as error:  # noqa: BLE001 - the boundary to users' code: the tokens are kept
         # `expired` tells our own limit from a TimeoutError that the function itself raises.
         return None, f"it took longer than {seconds} s" if limit.expired() else one_line(error)
