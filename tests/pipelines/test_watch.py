@@ -1,7 +1,5 @@
 """A watched pipeline runs when its source gets rows, whoever writes them, and at no other time."""
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 import pytest
 from support.builders import experiences
 from support.operators import copied, length
+from support.processes import start
 
 import rlake
 from rlake.operators import group_zscore, keep
@@ -31,7 +30,6 @@ def rows_in(reports: Iterator[Report]) -> list[int]:
 WRITER = """
 import sys
 import rlake
-sys.path.insert(0, sys.argv[2])
 from support.builders import experiences
 store = rlake.connect(sys.argv[1])
 for part in range(4):
@@ -45,14 +43,14 @@ for part in range(4):
 
 def test_rows_of_another_process_are_treated_as_they_come(store: Store) -> None:
     store.append("experiences", experiences(4, reward=0.0))
-    tests = str(Path(__file__).parent.parent)
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, store.uri, tests])
+    writer = start(WRITER, store.uri)
     stop, total = threading.Event(), 0
     for report in watch(pipeline(), store, stop=stop, until_idle=60):
         total += report.rows_in
         if total == 20:
             stop.set()
-    assert writer.wait(timeout=100) == 0
+    writer.communicate(timeout=100)
+    assert writer.returncode == 0
     assert total == 20
     assert store.count("experience_values") == 20
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ import pyarrow as pa
 import pytest
 from filelock import FileLock
 from support.builders import experiences, task
+from support.processes import start
 
 from rlake.store import Store, connect
 from rlake.store.errors import StoreError
@@ -222,7 +221,7 @@ store = connect(place)
 done = 0
 if what == "maintain":
     while not store.count("drops"):
-        store.maintain(only_due=done % 2 == 0, grace=0.3)
+        store.maintain(only_due=done % 2 == 0, grace=1.0)
         done += 1
         time.sleep(0.05)  # as often as a fast trainer
 elif what == "append":
@@ -248,12 +247,7 @@ print(done)
 
 def test_writers_and_readers_in_other_processes_notice_nothing(store: Store) -> None:
     jobs = [("a", "append"), ("r", "draw"), ("m", "maintain")]
-    command = [sys.executable, "-W", "ignore", "-c", BUSY, store.uri]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    started = {
-        me: subprocess.Popen([*command, me, what], env=env, text=True, stdout=subprocess.PIPE)
-        for me, what in jobs
-    }
+    started = {me: start(BUSY, store.uri, me, what) for me, what in jobs}
     said = {me: started[me].communicate(timeout=100)[0] for me in ("a", "r")}
     store.append("drops", [{"lineage_id": "end", "operator": "end", "reason": "end"}])
     said |= {me: started[me].communicate(timeout=100)[0] for me in ("m",)}

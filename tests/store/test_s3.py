@@ -7,13 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
 from lance.file import LanceFileSession
 from support.builders import experiences, task
-from support.processes import listening
+from support.processes import listening, said, start
 
 from rlake.store import Store, branches, connect, marker
 from rlake.store.errors import NotAStoreError, StoreError
@@ -22,8 +21,6 @@ from rlake.store.snapshots import restore
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto.server")
-
-TESTS = str(Path(__file__).parents[1])
 
 SERVER = """
 import sys
@@ -79,13 +76,12 @@ def lake(server: dict[str, str], request: pytest.FixtureRequest) -> Store:
 
 def environment(server: dict[str, str]) -> dict[str, str]:
     """The storage options as the environment gives them."""
-    return os.environ | {
+    return {
         "AWS_ENDPOINT_URL": server["endpoint"],
         "AWS_ALLOW_HTTP": "true",
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_REGION": "us-east-1",
-        "PYTHONPATH": TESTS,
     }
 
 
@@ -124,19 +120,12 @@ def test_a_store_on_s3_goes_two_ways_and_back(lake: Store, server: dict[str, str
 def test_four_processes_on_s3_lose_and_duplicate_nothing(
     lake: Store, server: dict[str, str]
 ) -> None:
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", MINE_AND_OURS, lake.uri, str(me)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment(server),
-        )
-        for me in range(4)
-    ]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(server).items():
+            patch.setenv(name, value)
+        writers = [start(MINE_AND_OURS, lake.uri, me) for me in range(4)]
     for writer in writers:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
+        assert said(writer) == "ready"
     new = [int(writer.communicate("go\n", timeout=100)[0]) for writer in writers]
     told = lake.sql("SELECT count(*), count(DISTINCT experience_id) FROM experiences").fetchall()
     assert (sum(new), told) == (60, [(60, 60)])
@@ -151,7 +140,7 @@ def test_the_command_line_reaches_s3_by_the_environment(
     query = ["sql", "SELECT answer FROM tasks", "--json", "--store", lake.uri]
     done = subprocess.run(
         [sys.executable, "-c", code, *query],
-        env=environment(server),
+        env=os.environ | environment(server),
         capture_output=True,
         text=True,
         check=False,

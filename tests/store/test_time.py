@@ -1,13 +1,12 @@
 """The store as it was, and where a store is made."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import lance
 import pyarrow as pa
 import pytest
 from support.builders import experiences, task
+from support.processes import said, start, tell
 
 from rlake.store import Store, connect
 from rlake.store.errors import NotAStoreError, NotFoundError, StoreError
@@ -117,24 +116,17 @@ for line in sys.stdin:
 
 def opened_at_once(places: list[str]) -> list[list[str]]:
     """Let three processes open each place at the same time and append a row; what they said."""
-    command = [sys.executable, "-W", "ignore", "-c", OPENERS]
-    openers = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    said = []
+    openers, told = [start(OPENERS) for _ in range(3)], []
     try:
-        pipes = [(p.stdin, p.stdout) for p in openers if p.stdin and p.stdout]
-        assert [out.readline() for _, out in pipes] == ["ready\n"] * 3
+        assert [said(opener) for opener in openers] == ["ready"] * 3
         for place in places:
-            for me, (into, _) in enumerate(pipes):
-                into.write(f"{place} {me}\n")
-                into.flush()
-            said.append([out.readline().strip() for _, out in pipes])
+            for me, opener in enumerate(openers):
+                tell(opener, f"{place} {me}")
+            told.append([said(opener) for opener in openers])
     finally:
         for opener in openers:
             opener.communicate()
-    return said
+    return told
 
 
 @pytest.mark.parametrize(

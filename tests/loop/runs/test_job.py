@@ -1,11 +1,10 @@
 """Who may start a job of a run, and what `runs` says of how it went."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import processes
 from support.tiny_models import config, table
 
 from rlake.loop.config import RunConfig, build
@@ -140,7 +139,6 @@ def test_a_failed_job_is_on_record_with_its_error(
 HOLDING = """
 import sys
 import rlake
-sys.path.insert(0, sys.argv[2])
 from support.tiny_models import config
 from rlake.loop.runs.job import job
 with job(rlake.connect(sys.argv[1]), config(), "train", resume=False):
@@ -151,15 +149,9 @@ with job(rlake.connect(sys.argv[1]), config(), "train", resume=False):
 
 @pytest.mark.slow
 def test_a_job_that_runs_in_another_process_is_not_started_twice(store: Store) -> None:
-    other = subprocess.Popen(
-        [sys.executable, "-c", HOLDING, store.uri, str(Path(__file__).parents[2])],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert other.stdout is not None
+    other = processes.start(HOLDING, store.uri)
     try:
-        assert other.stdout.readline() == "held\n"
+        assert processes.said(other) == "held"
         with pytest.raises(JobError, match="`train` of run `demo` is running in another process"):
             start(store, config(), resume=True)
         assert start(store, config(), "explore") == 1

@@ -5,7 +5,6 @@ import re
 import resource
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from support.processes import said, start
 from support.tiny_models import offline
 from support.tiny_models import written as written_rows
 
@@ -54,14 +54,11 @@ def test_a_process_stopped_or_killed_at_any_moment_leaves_a_folder_whole_or_none
     tmp_path: Path,
 ) -> None:
     target = tmp_path / "out" / "v1"
-    process = subprocess.Popen(
-        [sys.executable, "-c", REPLACING, str(target)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
+    process = start(REPLACING, target)
+    assert said(process) == "begun"
     seen = set()
     try:
-        deadline, looks = time.monotonic() + 20, 0
+        deadline, looks = time.monotonic() + 100, 0
         while looks < 60 or (len(seen) <= 5 and time.monotonic() < deadline):
             looks += 1
             time.sleep(0.001 + looks % 7 * 0.001)
@@ -291,11 +288,8 @@ while True:
 
 
 def test_a_kill_while_one_is_written_leaves_whole_ones_only(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITING, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
+    process = start(WRITING, tmp_path)
+    assert said(process) == "begun"
     deadline = time.monotonic() + 100
     while not list(tmp_path.glob(".step-*.partial/*")) and time.monotonic() < deadline:
         time.sleep(0.001)
