@@ -1,6 +1,5 @@
 """A full disk, a kill, an interrupt, a closed pipe: real processes leave nothing half-written."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from subprocess import CompletedProcess
 from time import monotonic, sleep
 
 import pytest
+from support.commands import Command, last_json
 from support.files import write
 
 from rlake.store import Store, Task
@@ -51,7 +51,7 @@ def test_a_full_disk_is_said_and_nothing_is_stored_or_written(lake: Store, tmp_p
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "ctrl-c"])
 def test_an_import_that_was_stopped_is_run_again_without_duplicates(
-    lake: Store, tmp_path: Path, sign: signal.Signals
+    rlake: Command, lake: Store, tmp_path: Path, sign: signal.Signals
 ) -> None:
     many = [{"prompt_text": f"{i}+{i}=", "response_text": str(2 * i)} for i in range(5_000)]
     write(tmp_path / "many.jsonl", *many)
@@ -73,8 +73,7 @@ def test_an_import_that_was_stopped_is_run_again_without_duplicates(
     assert stored in (0, 5_000), "an import is all there or not at all"
     assert tasks in (stored, 5_000), "and no table before what it refers to"
 
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    done = json.loads(again.stdout.splitlines()[-1])
+    done = last_json(rlake("import", "experiences", "many.jsonl", "--json"))
     assert (done["rows"], done["already"], done["tasks"]) == (
         5_000 - stored,
         stored,
