@@ -1,14 +1,12 @@
 """Figures of appends: alone, shared by many small ones, from many processes, and until seen."""
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from time import monotonic, perf_counter
 
 import numpy as np
+from support.processes import said, start, tell
 
 from rlake.store import Experience, Store, Task, connect
 
@@ -18,6 +16,10 @@ WRITERS = 8
 SECONDS = 20.0
 ROWS = 32
 """Rows of one append of `write_for`."""
+CALLED = "import sys; from bench.writing import *; place, a, *b = sys.argv[1:]; "
+WRITER = CALLED + "write_for(place, int(a), float(b[0]))"
+WAITER = CALLED + "wait_each(place, int(a))"
+"""What other processes do."""
 
 
 def append(bench: Bench) -> Iterator[Figure]:
@@ -49,11 +51,11 @@ def many_writers(bench: Bench) -> Iterator[Figure]:
     """Append from many processes to one table."""
     folder = bench.folder / "many_writers"
     connect(folder)
-    writers = [start(f"write_for({str(folder)!r}, {me}, {SECONDS})") for me in range(WRITERS)]
+    writers = [start(WRITER, folder, me, SECONDS) for me in range(WRITERS)]
     for writer in writers:
-        line(writer)
+        said(writer)
     for writer in writers:
-        go(writer)
+        tell(writer)
     taken = [t for w in writers for t in json.loads(w.communicate()[0])]
     what = f"{ROWS} rows an append, {WRITERS} processes for {SECONDS:g} s, {len(taken)} appends"
     for percent, budget in ((50, None), (99, 1000.0)):
@@ -64,13 +66,13 @@ def many_writers(bench: Bench) -> Iterator[Figure]:
 def seen(bench: Bench) -> Iterator[Figure]:
     """Append in one process, and wait for it in another."""
     store = connect(bench.folder / "seen")
-    waiter = start(f"wait_each({str(bench.folder / 'seen')!r}, 200)")
-    line(waiter)
+    waiter = start(WAITER, bench.folder / "seen", 200)
+    said(waiter)
     late = []
     for n in range(1, 201):
         store.append("tasks", [Task.ask(str(n))])
         stored = monotonic()  # one clock for all processes of a machine
-        late.append(1000 * (float(line(waiter)) - stored))
+        late.append(1000 * (float(said(waiter)) - stored))
     waiter.communicate()
     what = "from the return of an append until `wait_for` returns in another process, 200 times"
     for percent in (50, 99):
@@ -105,28 +107,6 @@ def wait_each(uri: str, rows: int) -> None:
             describe=lambda n=n: f"need {n} tasks, have {store.count('tasks')}",
         )
         print(monotonic(), flush=True)
-
-
-def start(call: str) -> "subprocess.Popen[str]":
-    """Call a function of this module in a process of its own."""
-    code = f"from {__name__} import *; {call}"
-    pipe = subprocess.PIPE
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    return subprocess.Popen(
-        [sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True, env=env
-    )
-
-
-def go(process: "subprocess.Popen[str]") -> None:
-    """Send a line to a process that waits for one."""
-    assert process.stdin is not None
-    print(file=process.stdin, flush=True)
-
-
-def line(process: "subprocess.Popen[str]") -> str:
-    """Return the next line that a process prints."""
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
 
 
 def _experience(me: int, step: int, place: int) -> Experience:

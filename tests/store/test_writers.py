@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.writing import ROWS, go, line, start
+from bench.writing import ROWS, WRITER
+from support.processes import said, start, tell
 
 from rlake.store import Store, connect, locks
 from rlake.store.errors import BusyError, StoreError
@@ -61,15 +61,13 @@ def ended() -> Iterator[list["subprocess.Popen[str]"]]:
 def test_many_writers_and_readers(
     store: Store, many: int, few: int, seconds: float, ended: list["subprocess.Popen[str]"]
 ) -> None:
-    writers = [start(f"write_for({store.uri!r}, {me}, {seconds})") for me in range(many)]
-    command = [sys.executable, "-c", READER, store.uri, str(2 * many)]
-    pipe = subprocess.PIPE
-    readers = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(few)]
+    writers = [start(WRITER, store.uri, me, seconds) for me in range(many)]
+    readers = [start(READER, store.uri, 2 * many) for _ in range(few)]
     ended += [*writers, *readers]
     for process in (*writers, *readers):
-        assert line(process) == "ready"
+        assert said(process) == "ready"
     for process in (*writers, *readers):
-        go(process)
+        tell(process)
     taken = [json.loads(w.communicate(timeout=seconds + 60)[0]) for w in writers]
     told = [json.loads(r.communicate(timeout=100)[0]) for r in readers]
 
