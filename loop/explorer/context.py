@@ -1,6 +1,7 @@
 """The state that exploration strategies share: pacing, tasks, workers, weights, writing rows."""
 
 import asyncio
+import gc
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -103,6 +104,8 @@ class ExploreContext:
         elif self.pool is None:
             model = started_from(self.job, folder)
             self.pool = WorkerPool([start_worker(self.config, self._spec, model)])
+            # The rows of each batch set off full collections, each of which would walk all modules.
+            gc.freeze()
         return self.pool
 
     def _new_pacer(self) -> Pacer:

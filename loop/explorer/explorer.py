@@ -1,6 +1,7 @@
 """The producer: runs groups with the weights that the schedule allows, and stores their rows."""
 
 import asyncio
+import gc
 import threading
 from contextlib import AbstractContextManager, nullcontext
 
@@ -72,6 +73,7 @@ async def _explore(context: ExploreContext, first: int) -> None:
             raise JobError(f"the run was stopped before batch {batch} was stored")
         await context.evaluate_until(context.steps)
     finally:
+        gc.unfreeze()
         if context.pool is not None:
             await context.pool.close()
     await asyncio.to_thread(context.curriculum.finish, until=batch)
