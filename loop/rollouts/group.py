@@ -1,7 +1,7 @@
 """Run groups of rollouts: workflow, rewards and ids make the rows of a group."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -91,16 +91,6 @@ class RolloutRow:
     is_to_judge: bool
     follows: bool = False
     """Whether it gets the reward of the rollout's last row, since its turns became several rows."""
-
-
-async def run_tasks(
-    tasks: Sequence[tuple[int, Task]], policy: Policy, spec: RolloutSpec, *, batch: int
-) -> list[Experience]:
-    """Run tasks, with their indices in the batch, concurrently; return the rows in order."""
-    made = await asyncio.gather(
-        *(run_group(task, policy, spec, batch=batch, group_index=i) for i, task in tasks)
-    )
-    return [row for rows in made for row in rows]
 
 
 async def run_group(

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlake.loop.inference.policy import Policy, Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
-from rlake.loop.rollouts.group import RolloutSpec, WorkflowSpec, run_tasks, workflow_of
+from rlake.loop.rollouts.group import RolloutSpec, WorkflowSpec, run_group, workflow_of
 from rlake.loop.trajectories.rewards import rewards_of
 from rlake.loop.workflows import Workflow
 from rlake.store import Experience, Task
@@ -46,3 +46,11 @@ def rollouts(
     """Run tasks, from the one with index `first` on, and return the rows."""
     numbered = list(enumerate(tasks))[first:]
     return asyncio.run(run_tasks(numbered, policy, spec_of(workflow, **changes), batch=batch))
+
+
+async def run_tasks(
+    tasks: Sequence[tuple[int, Task]], policy: Policy, spec: RolloutSpec, *, batch: int
+) -> list[Experience]:
+    """Run tasks, with their indices in the batch, concurrently; return the rows in order."""
+    groups = [run_group(task, policy, spec, batch=batch, group_index=i) for i, task in tasks]
+    return [row for rows in await asyncio.gather(*groups) for row in rows]

@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 import torch
 from support.builders import rows as frame_of
+from support.rollouts import run_tasks
 from support.tiny_models import config, table
 
 from rlake.loop.algorithms import resolve
@@ -20,7 +21,7 @@ from rlake.loop.inference.policy import Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.losses.batch import examples
 from rlake.loop.losses.gae import whitened
-from rlake.loop.rollouts.group import RolloutSpec, run_tasks, workflow_of
+from rlake.loop.rollouts.group import RolloutSpec, workflow_of
 from rlake.loop.run import run
 from rlake.loop.trajectories.rewards import rewards_of
 from rlake.store import Experience, Store, Task

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from support.builders import line_of, task
-from support.rollouts import rollouts, spec_of
+from support.rollouts import rollouts, run_tasks, spec_of
 
 from rlake.loop.inference.policy import Policy
 from rlake.loop.inference.scripted import ScriptedPolicy
-from rlake.loop.rollouts.group import run_tasks
 from rlake.loop.workflows import single_turn
 from rlake.operators.rewards import exact_match
 from rlake.store import Experience, Task
