@@ -254,9 +254,9 @@ def test_a_trainer_that_fails_ends_the_run_with_its_own_error(store: Store) -> N
 
 def test_a_condition_that_no_row_meets_ends_the_run_within_its_wait(store: Store) -> None:
     with pytest.raises(StarvedError) as caught:
-        run(store, config(trainer={"where": "reward > 5"}, schedule={"timeout": 1}))
+        run(store, config(trainer={"where": "reward > 5"}, schedule={"timeout": 3}))
     said = str(caught.value)
-    assert said.startswith("gave up after 1 s: step 1 of run `demo`: need 2 groups, have 0 fresh")
+    assert said.startswith("gave up after 3 s: step 1 of run `demo`: need 2 groups, have 0 fresh")
     jobs = {row["job"]: row["status"] for row in table(store, "runs").to_dicts()}
     assert jobs == {"explore": "failed", "train": "failed"}
 
@@ -265,7 +265,7 @@ def test_an_explorer_ends_when_its_trainer_fails_also_when_it_waits_for_nothing(
     store: Store,
 ) -> None:
     """No row may be drawn, so the explorer goes on with the weights that it has."""
-    settings = config(trainer={"where": "reward > 5"}, schedule={"timeout": 1})
+    settings = config(trainer={"where": "reward > 5"}, schedule={"timeout": 3})
     errors: list[Exception] = []
 
     def beside() -> None:
@@ -276,13 +276,13 @@ def test_an_explorer_ends_when_its_trainer_fails_also_when_it_waits_for_nothing(
 
     thread = threading.Thread(target=beside)
     thread.start()
-    with pytest.raises(StarvedError, match="gave up after 1 s: step 1 of run `demo`"):
+    with pytest.raises(StarvedError, match="gave up after 3 s: step 1 of run `demo`"):
         train(store, settings)
     thread.join(100)
     assert not thread.is_alive()
     [error] = errors
     assert isinstance(error, OtherJobError)
-    assert "`train` of run `demo` failed: gave up after 1 s" in str(error)
+    assert "`train` of run `demo` failed: gave up after 3 s" in str(error)
 
 
 def test_a_trainer_or_an_explorer_alone_says_what_it_waits_for(elsewhere: Elsewhere) -> None:
@@ -349,7 +349,7 @@ def test_a_try_that_never_returns_becomes_a_row_and_the_job_ends(store: Store) -
 
 def test_tries_under_way_do_not_hold_up_a_run_that_failed(store: Store) -> None:
     began = time.monotonic()
-    stuck = config(explorer={"workflow": "support.runs:never_returns"}, schedule={"timeout": 1.0})
-    with pytest.raises(StarvedError, match="gave up after 1 s: step 1"):
+    stuck = config(explorer={"workflow": "support.runs:never_returns"}, schedule={"timeout": 3})
+    with pytest.raises(StarvedError, match="gave up after 3 s: step 1"):
         run(store, stuck)
     assert time.monotonic() - began < 20
