@@ -28,16 +28,22 @@ def state_of(model: "PreTrainedModel", *, names: Collection[str] = ()) -> dict[s
     return {name: state[name].detach() for name in chosen}
 
 
-def cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return tensors with those of floating point in another type."""
-    return {n: t.to(dtype) if t.is_floating_point() else t for n, t in state.items()}
-
-
-def copied(model: "PreTrainedModel") -> dict[str, Tensor]:
-    """Return a copy of a policy's weights on the CPU."""
-    taken = state_of(model)
+def copied(model: "PreTrainedModel", dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Return a copy of a policy's weights on the CPU, those of floating point in `dtype`."""
     # `copy`: on a CPU, `to` alone would return the tensors that training changes.
-    return {n: t.detach().to("cpu", copy=True).contiguous() for n, t in taken.items()}
+    return {
+        name: tensor.to("cpu", _type(tensor, dtype), copy=True).contiguous()
+        for name, tensor in state_of(model).items()
+    }
+
+
+def cast(state: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Return tensors with those of floating point in another type; None: in their own."""
+    return {name: tensor.to(_type(tensor, dtype)) for name, tensor in state.items()}
+
+
+def _type(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
 
 
 def digest_of(model: "PreTrainedModel", *, names: Collection[str] = ()) -> str:

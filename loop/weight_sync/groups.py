@@ -83,8 +83,9 @@ class SocketGroup:
 
     def send(self, data: Tensor) -> None:
         """Send bytes to all others, one after the other."""
+        view = data.cpu().numpy().data
         for connection in self._sockets:
-            connection.sendall(data.cpu().numpy().data)
+            connection.sendall(view)
 
     def receive(self, num_bytes: int) -> Tensor:
         """Return the next bytes that were sent."""

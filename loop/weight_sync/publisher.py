@@ -81,9 +81,8 @@ class Publisher:
         """
         target = self._target(version)
         # A cached version must not change while later steps update the model.
-        state = state_of(model) if self._cache is None else copied(model)
-        if not has_adapter(model):
-            state = cast(state, self._dtype)
+        dtype = None if has_adapter(model) else self._dtype
+        state = cast(state_of(model), dtype) if self._cache is None else copied(model, dtype)
         digest = weights_digest(state)
         self.prepare(model)
         # Each attempt writes its first version: Ray workers and evaluations start from a folder.

@@ -15,6 +15,7 @@ from support.builders import line_of, task
 from support.tiny_models import config, share_of_ones, table
 
 import rlake
+from rlake.loop import run as loop_run
 from rlake.loop.run import explore, run, train
 from rlake.loop.runs.job import OtherJobError
 from rlake.loop.runs.metrics import Listener
@@ -34,6 +35,26 @@ def drawn(store: Store) -> pl.DataFrame:
         "draws_current d JOIN experiences e USING (experience_id) ORDER BY d.step, position",
         "d.*, e.policy_version, e.batch, e.group_id, e.reward, e.num_tokens",
     )
+
+
+def test_a_run_checks_and_makes_its_tasks_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+
+    def counted(name: str) -> None:
+        original = getattr(loop_run, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return original(*args, **options)
+
+        monkeypatch.setattr(loop_run, name, call)
+
+    for name in ("check", "prepare", "resolve_run_models"):
+        counted(name)
+    loop_run.run(store, config())
+    assert calls == {"check": 1, "prepare": 1, "resolve_run_models": 1}
 
 
 SCHEDULES = [
