@@ -107,6 +107,7 @@ class BatchRows:
         return rows.with_columns(
             *ours.get_columns(),
             is_expert=pl.col("source") == "expert",
+            # a number per group of the step, since tensors hold no text
             group=pl.col("group_id").rank("dense"),
             weight=pl.Series(draw.weights),
             epoch=pl.Series(draw.epochs),
@@ -185,6 +186,7 @@ class BatchRows:
         if reward is not None:
             metrics["train/reward_mean"] = float(reward)  # type: ignore[arg-type]
         if self._job.config.trainer.missing_logprobs == "recompute" and "logprobs" in self._needs:
+            # Counted before NaNs replace the missing ones: NaN is not NULL.
             metrics["train/recomputed_rows"] = float(trained["logprobs"].null_count())
             trained = without_missing_logprobs(trained)
         return examples(trained, needs=self._needs, step=step), metrics
@@ -219,6 +221,8 @@ class BatchRows:
         if why_not.null_count() == len(why_not):
             return
         bad = pl.DataFrame({"experience_id": ids, "error": why_not}).drop_nulls("error").unique()
+        # A row drawn twice has one error; `unique` returns rows in any order, so
+        # they are sorted below.
         errors = bad.with_columns(
             operator=pl.lit("train"), lineage_id=pl.lit(self._job.step_id(step))
         )

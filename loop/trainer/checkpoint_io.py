@@ -80,6 +80,7 @@ def _fetch_alone(tensors: dict[str, Tensor], reader: FileSystemReader) -> None:
     reader.read_data(planner.finish_plan(plans[0]), planner).wait()
 
 
+# With a space, unlike the names of parameters and options: no key of a state looks like it.
 _PLACE = "the tensor"
 
 

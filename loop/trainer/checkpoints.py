@@ -65,6 +65,7 @@ class Checkpoints:
         self.wait()
         tensors, rest = apart(state)
         tensors = copied(tensors)  # training changes them while the thread writes
+        # A daemon, because with several processes it may wait for one that no longer exists.
         work = threading.Thread(
             target=self._write, args=(step, tensors, rest, dict(facts)), daemon=True
         )
@@ -106,6 +107,7 @@ class Checkpoints:
         """
         path = self._path(step)
         try:
+            # `weights_only`, because unpickling a folder from elsewhere would run its code.
             rest = torch.load(path / _REST, map_location="cpu", weights_only=True)
             tensors = checkpoint_io.fetch(path, like or {}, self._group)
             return together(tensors, rest), json.loads((path / _FACTS).read_text())

@@ -154,6 +154,7 @@ class TrainDataLoader:
             with_columns=self._job.config.trainer.side_columns,
         )
         parts = []
+        # Each row is drawn once, since the default strategy does not replace: the loop ends.
         while (supply := sampler.supply(1, 0)).fresh:
             draw = sampler.draw(min(rows_at_once, supply.fresh), step=0, policy_version=0)
             assert draw is not None, "the supply says that there are as many"
@@ -250,6 +251,7 @@ class TrainDataLoader:
                 run_id=pl.lit(self._job.run_id),
                 attempt=pl.lit(self._job.attempt),
                 step=pl.lit(step),
+                # `resume` and `rlake verify` restore the rows in this order.
                 position=pl.int_range(pl.len()),
                 experience_id="experience_id",
                 epoch="epoch",

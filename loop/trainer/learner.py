@@ -91,6 +91,7 @@ class Learner:
         if not isinstance(self.world, MultiProcess):
             return self._networks.policy
         weights = gathered(self._networks.policy)  # a collective call: all ranks take part
+        # Ranks other than 0 take part in the collective call only; nothing is published there.
         if self._whole is None:
             return self._networks.policy
         self._whole.load_state_dict(weights)
@@ -145,6 +146,7 @@ def begin(world: SingleProcess, config: RunConfig, total_steps: int, folder: Pat
     if config.threads:
         torch.set_num_threads(config.threads)
     networks, tokenizer = build(config, resolve(config.algorithm))
+    # Its broadcast does nothing here: only rank 0 sends.
     return learner(config, networks, tokenizer, total_steps=total_steps, folder=folder, world=world)
 
 

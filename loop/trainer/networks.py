@@ -43,6 +43,7 @@ class Networks:
         """Computes the policy's log-probs, or the scores of a reward model."""
         if is_reward_model(self.policy):
             return SequenceScorer(self.policy)
+        # One object for the whole run: FSDP shards the module in place.
         return Scorer(self.policy, packing=self.packing, max_logits_bytes=self.max_logits_bytes)
 
     @cached_property
@@ -106,6 +107,7 @@ def build(config: RunConfig, algorithm: Algorithm) -> tuple[Networks, PreTrained
     policy, tokenizer = load(_trained(config), seed=config.seed)
     if config.model.lora is not None:
         add_adapter(policy, config.model.lora, seed=config.seed)
+    # After the adapter is added: `trainer.freeze` then names parameters of the adapter.
     freeze(policy, config.trainer.freeze)
     packing = config.trainer.packing
     networks = Networks(

@@ -45,6 +45,7 @@ class Optimizers:
     def clip(self) -> dict[str, float]:
         """Clip each network's gradient to `max_grad_norm`; return the norms before."""
         return {
+            # Each network alone, or a critic's large gradient would shrink the policy's update.
             _metric("grad_norm", name): float(
                 whole(nn.utils.clip_grad_norm_(network.parameters(), self._config.max_grad_norm))
             )
@@ -114,7 +115,9 @@ def made(
     if inner:
         yield name, _built(torch.optim.Muon, [{"params": inner}], options, config)
     if rest:
+        # One optimizer has the network's own name, by which `rates` finds the schedule.
         rest_name = f"{name}_rest" if inner else name
+        # Without `optimizer_kwargs`, which are Muon's.
         yield rest_name, torch.optim.AdamW(_groups(rest, config), lr=rate, betas=config.betas)
 
 
@@ -186,6 +189,7 @@ def scheduled(optimizer: Optimizer, config: TrainerConfig, *, total_steps: int) 
 
     options = dict(schedule.kwargs)
     if schedule.name == "warmup_stable_decay":
+        # transformers has no default for it, and without it the schedule cannot be made
         options.setdefault("num_decay_steps", max(1, total_steps // 5))
     try:
         return get_scheduler(schedule.name, optimizer, schedule.warmup_steps, total_steps, options)

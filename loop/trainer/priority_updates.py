@@ -45,6 +45,7 @@ class Priorities:
         """Append the priorities of a step's rows; JobError for a negative or infinite value."""
         given = self._ask(rows.select(SEEN.names).to_arrow().cast(SEEN))
         values = pc.cast(given.column("value"), pa.float64())
+        # NULL is allowed: the row keeps its priority, so nothing is stored for it below.
         good = pc.fill_null(pc.and_(pc.is_finite(values), pc.greater_equal(values, 0.0)), True)  # noqa: FBT003
         bad = pc.index(good, False).as_py()
         if bad >= 0:
@@ -53,6 +54,7 @@ class Priorities:
                 f"`{given.column('experience_id')[bad]}`, expected a finite number, 0 or more"
             )
         version = self._job.step_id(step)
+        # A row drawn twice has two values, and its key (id, name, version) can have only one.
         made = pl.DataFrame(pl.from_arrow(given)).unique("experience_id", maintain_order=True)
         self._job.store.append(
             "experience_values",

@@ -190,6 +190,8 @@ class Updater:
             if updates.num_minibatches == 1:
                 yield rows
                 continue
+            # Seeded by the step and not by what was drawn before, so that a
+            # resumed run shuffles alike.
             order = np.random.default_rng([self._seed, rows.step, epoch]).permutation(num_units)
             for places in split_mini_batches(
                 rows.units.tolist(), updates.num_minibatches, order.tolist()
@@ -221,6 +223,7 @@ class Updater:
         surprise = {place: value for found, _ in message for place, value in found.items()}
         faults = [fault for _, found in message for fault in found]
         sums = self._world.sum(sums)
+        # Also after a fault: the norm of sharded gradients is a collective call.
         norms = self._optimizers.clip()
         if not faults and not all(math.isfinite(v) for v in [sums["loss"], *norms.values()]):
             faults = of_update(rows, max(norms.values()))
@@ -241,6 +244,7 @@ class Updater:
 
     def _batches(self, rows: Examples, *, train: bool) -> Iterable[Batch]:
         for network in self._networks.trained.values():
+            # Dropout would make the log-probs before the step random, and with them every ratio.
             network.train(mode=train)
         lengths, units = rows.lengths.tolist(), rows.units.tolist()
 
@@ -294,6 +298,7 @@ class Updater:
 
     def _is_warming_up(self, batch: Batch) -> bool:
         """Return whether only the critic learns."""
+        # A critic that knows nothing would give the policy random advantages.
         critic = self._networks.critic
         return critic is not None and batch.step <= self._config.critic.warmup_steps
 
@@ -339,6 +344,7 @@ def _add(sums: dict[str, float], values: Mapping[str, Tensor]) -> None:
 
 def _means(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each number over the updates of a step."""
+    # There is at least one: `_step` returns early for a step without trained tokens.
     return {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
 
 

@@ -79,10 +79,13 @@ class Trainer:
                     or self.step == self.total_steps
                 ):
                     self._checkpoint()
+            # `_cleanup` only waits: a write that failed has to be raised here, or the run would
+            # count as done.
             self._learner.settled()
             self._metrics.flush()
             if self.step < self.total_steps:
                 raise JobError(f"the run was stopped after step {self.step} of {self.total_steps}")
+            # A run resumed after its last step takes none, which is not a lack of gradients.
             if first <= self.total_steps and not self._largest_grad_norm:
                 _log.warning(_NO_GRADIENT, first, self.step)
 
@@ -166,6 +169,7 @@ class Trainer:
         if step == self.total_steps and not self._tokens:
             self._metrics.add(step, measured)
             self._check_trained()
+        # Before publishing: the weights that step s made are those of version s.
         self.step = step
         self._publish()
         ended = perf_counter()
@@ -205,6 +209,7 @@ class Trainer:
             f"SELECT count(*), count(*) FILTER (weight > 0 AND step < {self._first}) "
             f"FROM draws_current WHERE run_id = {run}"
         ).fetchall()
+        # An earlier attempt trained on rows, so the weights are not those that the run began with.
         if before:
             return
         of_run = f"starts_with(lineage_id, {run} || '/')"
@@ -226,6 +231,7 @@ class Trainer:
             due = self.step == 0  # an offline run has no explorer that needs newer versions
         if not due and self.step != self.total_steps:
             return
+        # A resumed run starts at a version that an earlier attempt has published.
         if self.step in self._published:
             return
         parent = max((v for v in self._published if v < self.step), default=None)
@@ -254,6 +260,8 @@ class Trainer:
         self._publisher.settle()
         self._checkpoints.update_metric(self._evaluated_later())
         self._learner.save(self.step, facts)
+        # One that is still being written is not among them: a run killed now resumes
+        # from an older one.
         newest = self._checkpoints.steps()[-self._config.trainer.keep_checkpoints.last :]
         if newest:
             schedule = self._config.schedule
@@ -282,6 +290,8 @@ class Trainer:
             return
         kind = best.partition("/")[0] if best else None
         alike = [name for name in found if name.partition("/")[0] == kind]
+        # Without any metric of its kind nothing is known yet: held-out rows
+        # are evaluated less often.
         if best is not None and alike and best not in found:
             raise ConfigError(
                 f"`trainer.keep_checkpoints` names the metric `{best}`, which this run does not "

@@ -105,6 +105,7 @@ def _started(
         world.broadcast_call("leave", ())
         seconds = END_SECONDS
     finally:
+        # Before they end: from here on the watcher must not report an exit as a failure.
         watch.is_over = True
         others.end(seconds=seconds)
         if dist.is_initialized():

@@ -53,6 +53,8 @@ class Local:
 
     def start(self, port: int) -> None:
         """Start them; they join rank 0 at a port of its host."""
+        # Users' `module:function` names must be found there as here, where a script's folder or a
+        # notebook's changes to `sys.path` count.
         paths = os.pathsep.join(path for path in sys.path if path)
         for rank in range(1, self._terms.size):
             message = json.dumps({"terms": asdict(self._terms), "rank": rank, "port": port})
@@ -100,6 +102,7 @@ class OnRay:
     def start(self, port: int) -> None:
         """Start them; they join rank 0 at a port of its host."""
         gpus = 1 if self._terms.device == "cuda" else 0
+        # Not restarted: a new actor could not take the place of a rank in the middle of a training.
         actor = self._ray.remote(num_cpus=0, num_gpus=gpus, max_restarts=0)(_RankActor)
         for rank in range(1, self._terms.size):
             made = actor.options(scheduling_strategy="SPREAD").remote()

@@ -177,6 +177,7 @@ def deal(lengths: Sequence[int], units: Sequence[int], size: int) -> list[list[i
     """
     dealt: list[list[int]] = [[] for _ in range(size)]
     tokens = [0] * size
+    # The longest first, so that the short ones even out what the long ones left uneven.
     for places in sorted(members(units), key=lambda unit: -sum(lengths[i] for i in unit)):
         least = min(range(size), key=tokens.__getitem__)
         dealt[least] += places
