@@ -44,6 +44,7 @@ def _build(kind: Any, name: str, params: Mapping[str, Any]) -> Any:
     for key, field in known.items():
         if key not in params and field.default is field.default_factory is MISSING:
             raise ConfigError(f"parameter `{key}` of `{name}` is missing; it has no default")
+    # With extras, because the limits of a parameter stand in its annotation.
     types = get_type_hints(kind, include_extras=True)
     return kind(
         **{k: _value(v, types[k], f"parameter `{k}` of `{name}`") for k, v in params.items()}
@@ -74,6 +75,7 @@ def kind_of(name: str) -> Any:
         if name not in names():
             raise ConfigError(f"algorithm `{name}` does not exist{nearest(name, names())}")
         found = vars(import_module(f".{name}", __name__))
+        # The class that the file defines, not those that it imports.
         return next(
             v for v in found.values() if isinstance(v, type) and v.__module__.endswith(f".{name}")
         )

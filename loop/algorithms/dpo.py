@@ -53,6 +53,8 @@ class DPO(Pairwise):
 
     def losses(self, rewards: Sides) -> Tensor:
         """Logistic loss of the margin."""
+        # Not log(sigmoid), which is minus infinity for a pair that is ranked wrongly
+        # by a wide margin.
         label_P, opposite_P = -logsigmoid(rewards.margin_P), -logsigmoid(-rewards.margin_P)
         wrong = self.label_smoothing
         if self.noise == "unbiased":

@@ -44,4 +44,5 @@ class IPO(Pairwise):
 
     def losses(self, rewards: Sides) -> Tensor:
         """Squared distance."""
+        # `rewards` are times beta, and the target is a difference of log-ratios.
         return (rewards.margin_P / self.beta - 1 / (2 * self.beta)).square()

@@ -96,6 +96,7 @@ def divergence(own: Tensor, teacher: Tensor, beta: float) -> Tensor:
         return teacher.exp() * (teacher - own)
     if beta == 1:
         return own.exp() * (own - teacher)
+    # In logarithms, because probabilities of unlikely tokens underflow.
     mixture = torch.logaddexp(teacher + math.log(beta), own + math.log1p(-beta))
     forward, reverse = teacher.exp() * (teacher - mixture), own.exp() * (own - mixture)
     return beta * forward + (1 - beta) * reverse

@@ -48,6 +48,8 @@ class Mix(GRPO):
         mask_N = rows.tokens["mask"]
         is_expert_R = rows.rows.get("is_expert", torch.zeros(len(rows), dtype=mask_N.dtype))
         own_N = mask_N * (1 - is_expert_R[rows.row_N].to(mask_N.dtype))
+        # Under the mask of own rows, so that statistics of the step, as those of
+        # a correction, are theirs.
         prepared = super().prepare(rows.with_tokens(mask=own_N), companions)
         shares = {
             _TOKENS: float(own_N.sum() / mask_N.sum().clamp(min=1)),

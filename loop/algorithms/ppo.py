@@ -83,6 +83,7 @@ class PPO(Clipped):
         if self.clip_value is not None:
             moved_BT = values_BT - old_BT
             bounded_BT = old_BT + moved_BT.clamp(-self.clip_value, self.clip_value)
+            # The larger error, or the clip would hide how wrong a value is that has moved far.
             error_BT = torch.maximum(error_BT, (bounded_BT - batch.tokens["returns"]).square())
             beyond_BT = moved_BT.detach().abs() > self.clip_value
             metrics["value_clip_fraction"] = batch.token_mean(beyond_BT.to(error_BT.dtype))

@@ -38,6 +38,7 @@ class RAFT(SFT):
 @operator("derive", reads=("experience_id", GROUP, "reward"), whole_groups=True)
 def best_of_group(*, best: int, min_reward: float | None) -> pl.Expr:
     """Set `advantage` to 1 for the best rows of each group, and to NULL for the others."""
+    # The ID last, so that rewards that are equal do not leave the choice to the order of the rows.
     order = pl.struct(absent=reward.is_null(), cost=-reward, id="experience_id")
     place = order.rank("ordinal").over(GROUP)
     is_kept = reward.is_not_null() & (place <= best)

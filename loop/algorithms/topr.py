@@ -40,6 +40,7 @@ class TOPR(PolicyGradient):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Log-probability times tapered advantage, negated."""
         advantage_BT = batch.advantage_BT
+        # At most 0 before `exp`, which would overflow for long answers.
         ratio_B = batch.sum_tokens(logprobs_BT.detach() - old_BT).clamp(max=0).exp()
         taper_BT = torch.where(advantage_BT < 0, ratio_B[:, None], 1.0)
         return -taper_BT * advantage_BT * logprobs_BT, {"taper": batch.token_mean(taper_BT)}

@@ -351,6 +351,7 @@ def _check(rows: pl.DataFrame, needs: frozenset[str]) -> None:
 
 
 def _flat(rows: pl.DataFrame, name: str, dtype: type) -> Tensor:
+    # An empty list would otherwise become a NULL, and shift all values of the rows after it.
     values = rows[name].explode(empty_as_null=False)
     if len(values) != int(rows["token_ids"].list.len().sum()):
         wrong = rows.filter(pl.col(name).list.len() != pl.col("token_ids").list.len())
@@ -362,6 +363,7 @@ def _flat(rows: pl.DataFrame, name: str, dtype: type) -> Tensor:
 
 
 def _numbers(rows: pl.DataFrame, name: str) -> Tensor:
+    # NaN where 0 would be a value: an unknown lag is not fresh, a missing reward is not bad.
     absent = {"lag": np.nan, "reward": np.nan, "margin": np.nan, "temperature": 1.0}
     values = rows[name].cast(pl.Float64).fill_null(absent.get(name, 0.0))
     return torch.tensor(values.to_numpy(), dtype=torch.float32)
@@ -378,6 +380,7 @@ def untrainable(rows: pl.DataFrame, *, vocabulary: int | None, max_length: int |
     ok = (length == mask.list.len()) & ~mask.list.contains(None)
     long = length > (max_length if max_length is not None else pl.lit(None))
     unknown = last >= (vocabulary if vocabulary is not None else pl.lit(None))
+    # Comparisons with NULL are NULL, which `when` takes for false, so they are filled before `~`.
     why = (
         pl.when(~(length > 0).fill_null(value=False))
         .then(pl.lit("it has no tokens"))

@@ -34,6 +34,8 @@ class Clipped(PolicyGradient):
         ratio_BT, advantage_BT = self.ratio(batch, logprobs_BT, old_BT), batch.advantage_BT
         low, high = self.clip, self.clip if self.clip_high is None else self.clip_high
         bounded_BT = ratio_BT.clamp(1 - low, 1 + high)
+        # The smaller of both, not the clipped one alone: a token that an update has pushed the
+        # wrong way keeps the gradient that brings it back.
         gain_BT = torch.minimum(ratio_BT * advantage_BT, bounded_BT * advantage_BT)
         up_BT = (ratio_BT > 1 + high) & (advantage_BT > 0)
         down_BT = (ratio_BT < 1 - low) & (advantage_BT < 0)

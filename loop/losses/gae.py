@@ -22,6 +22,8 @@ def earned(rows: Examples) -> Tensor:
         return out_N
     number_N = mask.long().cumsum(0) - 1
     owner_N = at_M[number_N.clamp(min=0)] if len(at_M) else torch.zeros_like(row_N)
+    # Tokens are numbered over the whole step: the first ones of a row, if they are not trained on,
+    # would otherwise give their reward to the row before.
     is_owned_N = (number_N >= 0) & (row_N[owner_N] == row_N)
     rewards_N = rows.tokens["token_rewards"].double()
     return out_N.index_add(0, owner_N[is_owned_N], rewards_N[is_owned_N])
@@ -59,6 +61,7 @@ def whitened(values_N: Tensor, mask_N: Tensor) -> Tensor:
     chosen_M = values_N[is_trained_N]
     if not len(chosen_M):
         return values_N
+    # Equal values have the deviation 0: they become 0, not NaN.
     scaled_N = (values_N - chosen_M.mean()) / (chosen_M.std(correction=0) + 1e-8)
     return scaled_N.where(is_trained_N, torch.zeros_like(values_N))
 

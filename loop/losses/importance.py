@@ -94,6 +94,7 @@ class Correction:
                 found["importance_truncated"] = (weight > self.cap).to(weight.dtype)
                 weight = weight.clamp(max=self.cap)
         if self.is_masked:
+            # Computed anew: `weight` is truncated, and may be at another level.
             ratio, top = _ratio(rows, self.mask), self.mask_above or torch.inf
             out = (ratio < self.mask_below) | (ratio > top)
             found["importance_masked"] = out.to(weight.dtype)

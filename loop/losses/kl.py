@@ -96,6 +96,7 @@ class KL:
         if self.estimator == "abs":
             return difference.abs()
         if self.estimator == "k3":
+            # Not bounded: that would bias it. Those who prefer a bound choose `low_variance`.
             return _k3(difference)
         if self.estimator == "low_variance":
             return _k3(bounded(difference)).clamp(-LOW_VARIANCE_LIMIT, LOW_VARIANCE_LIMIT)

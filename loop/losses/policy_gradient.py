@@ -69,6 +69,7 @@ class PolicyGradient(Algorithm):
         """Subtract the KL penalty from rewards if it is part of them; add the correction."""
         del companions
         credit = self.advantage() if self.kl.is_charged else None
+        # Held-out rows have no group: they are only evaluated.
         if credit is not None and "group" in rows.rows:
             less = rows.sum_tokens(self.kl.charged(rows))
             rows = rows.with_rows(advantage=_credited(rows, credit, less))
@@ -92,6 +93,8 @@ class PolicyGradient(Algorithm):
             coef = self.kl.coefficient(batch.state)
             kl_BT = self.divergence(batch, logprobs_BT)
             if self.kl.part_of == "loss":
+                # Without the weights of `correction`: an estimator that needs
+                # weights brings its own.
                 value = value + coef * self.aggregate(kl_BT, batch)
             metrics["kl_reference"] = batch.token_mean(kl_BT.detach())
             metrics["kl_coef"] = batch.constant(coef)
@@ -157,6 +160,7 @@ def _credited(rows: Examples, credit: Operator, less_R: Tensor) -> Tensor:
     Statistics of groups are over the rows that are trained on.
     """
     reward = (rows.rows["reward"].double() - less_R.double()).numpy()
+    # A missing reward is NaN in tensors; as NULL it stays out of its group's statistics.
     frame = pl.DataFrame(
         {
             "experience_id": rows.experience_ids,

@@ -60,6 +60,7 @@ class Pairwise(Algorithm):
         """Take the mean of the pairs' losses, with the weights of the draw."""
         rewards_B = self.rewards(batch, logprobs_BT)
         losses_P = self.losses(sides(rewards_B))
+        # Both rows of a pair have the weight of its draw.
         value = batch.row_mean(losses_P * sides(batch.weight_B).chosen_P)
         logps = sides(batch.sum_tokens(logprobs_BT.detach()))
         return Loss(
