@@ -65,6 +65,7 @@ def start_auxiliary(
         started.callback(lambda: run_apart(close(made.values())))
         for name, model in models.items():
             made[name] = _auxiliary(model, seed)
+        # All have started: leaving the block must not close them.
         started.pop_all()
     return made
 

@@ -23,6 +23,7 @@ class CancelScope:
         """Cancel now; the first reason stays."""
         if self.reason is None:
             self.reason = reason
+            # A copy: a call may end its `on_cancel` block, which removes it from the list.
             for call in list(self.calls):
                 call()
 

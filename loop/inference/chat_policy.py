@@ -104,6 +104,7 @@ class ChatPolicy:
             )
             for i in range(n)
         ]
+        # Before sending: `abort` ends only requests that the engine has.
         if (reason := cancel_reason()) is not None:
             raise PolicyError(f"the rollout was cancelled: {reason}", finish_reason="abort")
         with on_cancel(lambda: self.engine.abort(requests)):
@@ -178,6 +179,7 @@ class ChatPolicy:
     ) -> list[int]:
         """Return the prompt's tokens; the last one is cached, since a group shares its prompt."""
         try:
+            # Not cached: these tokens depend on turns that are this rollout's own.
             if earlier:
                 return self._templates.prompt(messages, tools, earlier)
             key = json.dumps([list(messages), tools])
@@ -185,6 +187,7 @@ class ChatPolicy:
             if last[0] != key:
                 last = self._last_prompt = (key, self._templates.prompt(messages, tools, ()))
             return last[1]
+        # Our own errors say what is wrong already.
         except JobError:
             raise
         except Exception as error:
@@ -216,15 +219,18 @@ class ChatPolicy:
         """Return an answer that may call tools, read with its special tokens."""
         tokenizer = self.engine.tokenizer
         kept = list(token_ids)
+        # With special tokens kept, the end token has a text, which would become content.
         if kept[-1:] == [tokenizer.eos_token_id]:
             kept.pop()
         marked = tokenizer.decode(kept, skip_special_tokens=False)
         message = assistant_message(str(marked), tools, tool_call_format=self._format)
         if message.get("tool_calls"):
             return message
+        # An answer without a call reads as it does where no tools are given.
         return {"role": "assistant", "content": self.text(token_ids)}
 
 
 def _seed(seed: int, i: int) -> int:
     """Spread (seed, index of the completion) over the seeds that engines accept."""
+    # Hashed, not added up: (1, 0) and (0, 1) must not sample the same.
     return int(content_id(seed, i, length=15), 16)

@@ -13,9 +13,11 @@ from .policy import Tools, Turn
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+# What the template writes after this answer, it writes after any answer.
 _ANSWER = "what-was-answered-stands-here"
 _MOST_TURNS = 4
 """Most earlier turns that are compared with a prompt, the longest first."""
+# Each candidate is parsed, and an answer may contain the template's closing text many times.
 _MOST_ENDS = 64
 
 
@@ -52,6 +54,7 @@ class Templates:
         None if it continues none of them, or if the template now writes them differently.
         """
         asked = list(messages)
+        # Templates write the tools at the beginning, so with others no token can be kept.
         same = [turn for turn in earlier if list(turn.tools or []) == list(tools or [])]
         if is_begun(asked):
             return self._in_answer(same, asked)
@@ -67,6 +70,7 @@ class Templates:
         begun, eos = _content(asked[-1]), eos_id(self._tokenizer)
         for turn in reversed(earlier):
             whole, ids = after(turn), _tokens(turn)
+            # An answer with its end token was not cut, so nothing continues it.
             if len(whole) != len(asked) or whole[:-1] != asked[:-1] or not ids or ids[-1] == eos:
                 continue
             content = _content(whole[-1])
@@ -102,6 +106,7 @@ class Templates:
                 return None
             read = assistant_message(tail[:at], turn.tools, tool_call_format=self._format)
             if _bare(read) == answer:
+                # An end token that was sampled is among the turn's tokens: it must not come twice.
                 rest, last = tail[at:], list(turn.completion.token_ids or ())[-1:]
                 return rest.removeprefix(self._decoded(last)) if last else rest
             at = tail.find(closing, at + 1)
@@ -130,6 +135,7 @@ class Templates:
         return ids_behind(self._tokenizer, text)
 
     def _decoded(self, ids: Sequence[int]) -> str:
+        # Cleaned up, the text would lack spaces that were sampled, and would not be found.
         return self._tokenizer.decode(  # type: ignore[return-value]
             list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )

@@ -66,6 +66,7 @@ class IncrementalDetokenizer:
             self._patience = 2 * number if number >= _SOON else 0
             return ""
         part = now[len(self._text(self._last)) :]
+        # Tokens without a text stay, so that the context of the next ones begins with a text.
         self._last = self._new if part else both
         self._new, self._patience = [], 0
         return part

@@ -43,6 +43,7 @@ class BackgroundLoop:
         try:
             self.submit(_cancel_all()).result(CLOSE_SECONDS)
         except TimeoutError:
+            # The loop is not closed, because its thread still runs it.
             _log.warning("gave up waiting for the thread `%s`", self._thread.name)
             return
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -72,11 +72,13 @@ class TokenStream:
 
         Raises PolicyError if an answer does not begin with what was streamed.
         """
+        # Tokens may have arrived whose decoding is only scheduled.
         self._decode()
         streamed = [*self._streamed, *[""] * (len(contents) - len(self._streamed))]
         return list(map(_rest, streamed, contents))
 
     def _receive(self, attempt: int, i: int, tokens: Sequence[Any]) -> None:
+        # Without a lock: `deque.append` is atomic, and the flag below only saves calls.
         self._tokens.append((attempt, i, tokens))
         if not self._is_called:
             self._is_called = True

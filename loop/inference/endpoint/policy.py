@@ -39,6 +39,7 @@ class EndpointPolicy:
         self.settings, self.sampling = settings, sampling or Sampling()
         self._client = EndpointClient(settings, first_wait=first_wait)
         self.engine = self._client.name
+        # Also for a policy that nobody closes: its connections live in the shared loop.
         self._closing = weakref.finalize(self, _close, self._client)
 
     async def generate(

@@ -10,6 +10,7 @@ from ..policy import Completion, PolicyError, Timing
 
 _SHOWN = 120
 _REASONS = {"length": "length", "tool_calls": "tool_calls", "content_filter": "abort"}
+# Within int32, the type of the column `token_ids`.
 _TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
@@ -42,6 +43,7 @@ class _Message(BaseModel):
 
 
 class _Token(BaseModel):
+    # One that is not finite would make the loss of its whole update NaN.
     logprob: float = Field(allow_inf_nan=False)
 
 
@@ -93,6 +95,7 @@ def _tokens(
     choice: _Choice, answer: _Answer, engine: str, *, keeps_logprobs: bool
 ) -> dict[str, Any]:
     prompt_ids = choice.prompt_token_ids or answer.prompt_token_ids
+    # Without the prompt's tokens, those of the answer are no sequence to train on.
     if choice.token_ids is None or not prompt_ids:
         return {}
     given = choice.logprobs.content if choice.logprobs else None

@@ -54,6 +54,7 @@ class Batch:
     @torch.inference_mode()
     def drop(self) -> None:
         """Remove sequences that ended or were stopped; the last rows move into the free ones."""
+        # Its settings are by row, and rows are about to move.
         self._choice = None
         # read once: the loop's thread may stop one meanwhile, which the next call then removes
         runs = [row.is_running for row in self.rows]
@@ -62,6 +63,8 @@ class Batch:
             self.rows[i] for i in range(len(runs)) if not (runs[i] or self.rows[i].is_gone)
         ]
         free = [i for i in range(len(kept)) if not runs[i]]
+        # Beyond the new end lie as many kept rows as there are free ones before it, and `reversed`
+        # begins with these.
         moved = dict(zip(free, reversed(kept), strict=False))
         if moved:
             longest = max(self.rows[i].length for i in moved.values())
@@ -83,6 +86,7 @@ class Batch:
         self._add(new, logits_BV, self._sampler(new))
 
     def _step(self) -> None:
+        # CPU time: what else the machine does must not decide in which thread the next step runs.
         began, number = thread_time(), len(self.rows)
         lengths = [row.length for row in self.rows]
         self._network.reserve(len(self.rows), max(lengths) + 1, used=len(self.rows))

@@ -83,6 +83,7 @@ class TransformersEngine:
         loop = asyncio.get_running_loop()
         call = Call(loop.create_future(), [])
         call.sequences += [self._running(request, call) for request in requests]
+        # First, because it raises if the engine is closed: nothing must then wait for an answer.
         self._wake(loop)
         self._calls[call] = None
         self._waiting.extend(call.sequences)
@@ -199,6 +200,8 @@ class TransformersEngine:
                     await self._read_again()
                     if not future.done():
                         future.set_result(None)
+            # Only now: while the weights are loaded, `_fail_all` must still find
+            # who waits for them.
             self._swaps.popleft()
 
     def _replace(self, weights: Weights) -> None:

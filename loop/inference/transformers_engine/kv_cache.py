@@ -80,6 +80,7 @@ class Decode:
         return self.masks[window]
 
     def _new_mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        # No row hides anything, and attention without a mask is faster.
         if self.is_even and window is None:
             return None
         index_L = torch.arange(self.longest, device=self.at_B.device)
@@ -178,6 +179,7 @@ def _attend(
 
 
 AttentionInterface.register(ATTENTION, _attend)
+# For passes without the cache, such as scoring: they need the mask that sdpa gets.
 AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 

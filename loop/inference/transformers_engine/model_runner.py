@@ -113,6 +113,7 @@ def _parts(sequences: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
     if len(sequences) * max(map(len, sequences)) <= READ_TOKENS:
         return [sequences]
     parts: list[list[tuple[int, ...]]] = []
+    # Neighbors of similar length need the least padding.
     for sequence in sorted(sequences, key=len):
         if parts and (len(parts[-1]) + 1) * len(sequence) <= READ_TOKENS:
             parts[-1].append(sequence)
@@ -125,6 +126,7 @@ def _parts(sequences: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
 def _fit(model: PreTrainedModel, network: ModelRunner) -> None:
     """Let a model attend through the cache, and check on a few tokens that its logits agree."""
     size = model.config.get_text_config().vocab_size
+    # Of two lengths, so that padding and masks are tried as well.
     rows = [[i % size for i in range(9)], [(7 * i + 1) % size for i in range(6)]]
     before = str(model.config._attn_implementation)  # pyright: ignore[reportPrivateUsage]
     is_fit = False
@@ -139,6 +141,7 @@ def _fit(model: PreTrainedModel, network: ModelRunner) -> None:
             for back in (3, 2):
                 network.write([r[-back] for r in rows], [len(r) - back for r in rows])
             found = network.write([r[-1] for r in rows], [len(r) - 1 for r in rows])
+        # The constant is for logits that are all 0, to which no tolerance is relative.
         most = tolerance(model) * float(expected.abs().max()) + 1e-6
         is_fit = float((found - expected).abs().max()) <= most
     finally:

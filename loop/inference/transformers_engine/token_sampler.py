@@ -67,6 +67,8 @@ def inverse_cdf(p_BV: Tensor, noise_B: Tensor) -> Tensor:
     """
     rows, size = p_BV.shape
     if size <= BLOCK:
+        # In float64, since a float32 sum over a large vocabulary loses its rarest tokens; times its
+        # last value, since the probabilities add up to 1 only nearly.
         sums_BV = p_BV.cumsum(-1, dtype=torch.float64)
         wanted_B1 = noise_B[:, None] * sums_BV[:, -1:]
         return torch.searchsorted(sums_BV, wanted_B1, right=True)[:, 0].clamp_(max=size - 1)
@@ -89,6 +91,7 @@ def inverse_cdf(p_BV: Tensor, noise_B: Tensor) -> Tensor:
 def top_k_top_p(p_CV: Tensor, top_k_C: Tensor, top_p_C: Tensor, min_p_C: Tensor) -> Tensor:
     """Return truncated distributions: tokens with at least `min_p` times the largest probability,
     the `top_k` likeliest of them (0: all), then as many as together have probability `top_p`."""
+    # Stable: which of several equally likely tokens are cut must not change from call to call.
     sorted_CV, order_CV = p_CV.sort(dim=-1, descending=True, stable=True)
     rank_V = torch.arange(p_CV.shape[-1], device=p_CV.device)
     is_out = (rank_V >= top_k_C[:, None]) & (top_k_C[:, None] > 0)
@@ -99,6 +102,7 @@ def top_k_top_p(p_CV: Tensor, top_k_C: Tensor, top_p_C: Tensor, min_p_C: Tensor)
     below_p = before_CV < top_p_C[:, None] * sums_CV[:, -1:]
     is_all = (top_p_C >= 1)[:, None]  # a sum may round to more than 1
     kept_CV = torch.where(below_p | is_all, kept_CV, 0.0)
+    # The likeliest token always stays, or a small `top_p` would leave none.
     kept_CV[:, 0] = sorted_CV[:, 0]
     kept_CV /= kept_CV.sum(-1, keepdim=True)
     return torch.zeros_like(p_CV).scatter_(-1, order_CV, kept_CV)

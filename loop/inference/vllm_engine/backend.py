@@ -110,7 +110,9 @@ class Backend:
             seed=sampling.seed,
             stop=list(sampling.stop),
             include_stop_str_in_output=True,
+            # Text is made from the tokens later; vLLM needs it only to find stop texts.
             detokenize=bool(sampling.stop),
+            # 0 further tokens: the log-prob of the sampled one is always there.
             logprobs=0,
             # Without streaming only the first and the last tokens are worth a message.
             stream_interval=1 if asked.on_tokens is not None else 1 << 20,
@@ -281,6 +283,7 @@ def _sampled(logprobs: Any) -> list[float]:
 @contextmanager
 def _variables(values: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for the processes that are started in the block."""
+    # The environment is one for all threads: a start at the same time would inherit these too.
     with _starting:
         os.environ.update(values)
         try:

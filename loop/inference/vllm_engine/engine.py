@@ -215,6 +215,8 @@ class VllmEngine:
         return scores
 
     async def _go_on(self, asked: PendingRequest, answer: Answer) -> None:
+        # Held only until a change of weights under way is over: the next change must not wait for
+        # the answer, but stop it.
         async with self._changing:
             backend = await self._running()
         sampling, asked.on_tokens = answer.rest, answer.on_tokens
@@ -271,6 +273,7 @@ class VllmEngine:
             except DiedError as error:
                 await self._died(backend, error)
                 await self._take_in(await self._running(), new)
+            # Only now that vLLM has them: a restart before this begins with the old ones.
             self._served = new
         self._folders.forget(but=new)
 
@@ -284,6 +287,7 @@ class VllmEngine:
             error = DiedError(f"vLLM holds other weights than it was given: `{differ[0]}` differs")
             await self._died(backend, error)
             raise error
+        # Before requests start again: the label of a token says which weights sampled it.
         await backend.label(json.dumps([new.version, new.digest]))
         await backend.resume()
         self.verified = (

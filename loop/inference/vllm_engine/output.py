@@ -97,6 +97,7 @@ class Answer:
             text = str(tokenizer.decode(self.token_ids[:end], skip_special_tokens=True))
             return any(stop in text for stop in stops)
 
+        # By bisection: a text that contains a stop text still does when it grows.
         end = bisect_left(range(len(self.token_ids) + 1), 1, key=has_stop)
         if end <= len(self.token_ids):
             self._end_at(end)

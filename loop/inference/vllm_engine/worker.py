@@ -188,6 +188,7 @@ def _held(module: Any, leaf: str, tensor: Tensor, columns: Tensor | None) -> Ten
     width = held.shape[1] if held.numel() else getattr(module, "input_size_per_partition", None)
     if columns is None or width != tensor.shape[1] or not hasattr(module, "quant_method"):
         return None
+    # Multiplying by ones and zeros is exact, so the results can be compared for equality.
     units = torch.zeros(len(columns), tensor.shape[1], dtype=held.dtype)
     units[torch.arange(len(columns)), columns] = 1
     return module.quant_method.apply(module, units).T
