@@ -55,6 +55,7 @@ def export_model(
         if kind == "adapter":
             _name_base(weights.folder, partial)
 
+    # Not synced to the disk: an export can be made again.
     replace_folder(out, fill, durable=False)
     return Exported(weights.version, kind)
 

@@ -67,6 +67,7 @@ class SocketGroup:
         self, store: PrefixStore, *, host: str, rank: int, size: int, seconds: float
     ) -> None:
         self._sockets: list[socket.socket] = []
+        # Given the list and not a method: a finalizer that refers to `self` would keep it alive.
         weakref.finalize(self, _close, self._sockets)
         if rank == 0:
             with socket.create_server((host, 0)) as server:
@@ -158,6 +159,7 @@ def buckets(tensors: Sequence[Tensor], num_bytes: int) -> Iterator[list[Tensor]]
     views: list[Tensor] = []
     room = num_bytes
     for tensor in tensors:
+        # A view, since tensors are contiguous: a receiver writes into its tensors through it.
         left = tensor.detach().reshape(-1).view(torch.uint8)
         while len(left):
             views.append(left[:room])

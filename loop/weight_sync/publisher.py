@@ -186,6 +186,7 @@ def publisher(
         tokenizer=tokenizer,
         cache=cache,
         sender=sender,
+        # The schedule asks for no version that is further behind the newest one.
         window=schedule.max_ahead + schedule.publish_every,
         needed=partial(waiting, job.store, job.config),
         dtype=getattr(torch, job.config.model.dtype),

@@ -54,6 +54,7 @@ def with_recorded_versions(config: RunConfig, stored: str) -> RunConfig:
 def _pins(model: FrozenModel, before: Mapping[str, Any]) -> dict[str, Any]:
     """Return version and digest of a model; the stored ones if the configuration has none."""
     then = before if before.get("run") == model.run else {}
+    # Another version than before: the stored digest is not that of this one.
     if model.version not in (None, then.get("version")):
         then = {}
     return {
