@@ -65,6 +65,8 @@ class BatchedExploration:
         context, over = self._context, self._context.explorer.oversampling
         made: dict[GroupRequest, list[Experience]] = {}
         enough, usable, running = self._enough(len(chunk)), 0, len(chunk)
+        # Short groups end at about the same time, and a commit for each would take
+        # longer than they do.
         begun = asyncio.Event()
         asyncio.get_running_loop().call_later(SHARED_SECONDS, begun.set)
 
@@ -97,6 +99,7 @@ class BatchedExploration:
                 if perf_counter() >= deadline:
                     for task in pending:
                         pool.stop(tasks[task], "enough others of the batch were finished")
+                    # Only once: the groups that were stopped are still awaited, for what they have.
                     over, deadline = None, inf
         finally:
             for task in pending:
@@ -106,6 +109,8 @@ class BatchedExploration:
     def _enough(self, groups: int) -> int:
         """Return how many groups of a chunk are needed; oversampling runs more."""
         over = self._context.explorer.oversampling
+        # Rounded down for a whole batch, which was rounded up to leave room for the others, and up
+        # for a chunk, so that all chunks together are enough. 1e-9: quotients are not exact.
         share = groups / (1 + over.ratio) if over else groups
         whole = groups == self._context.batch_tasks
         return floor(share + 1e-9) if whole else ceil(share - 1e-9)

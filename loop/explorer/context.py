@@ -169,6 +169,7 @@ async def _no_evaluation(version: int) -> None:
 
 def measured(rows: Sequence[Experience]) -> dict[str, float]:
     """Return the metrics of a batch's rows without greedy rollouts, with sums of counters."""
+    # With those of greedy rollouts: they took time to sample as well.
     tokens = sum(s["num_tokens"] for row in rows for s in row.segments or ())
     rows = [row for row in rows if "is_greedy" not in row.metrics]
     scored = [row.reward for row in rows if row.reward is not None]

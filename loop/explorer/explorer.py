@@ -45,6 +45,7 @@ class Explorer:
         context = ExploreContext(
             self._job, self._algorithm, stop=self._stop, listener=self._listener, cache=self._cache
         )
+        # What earlier attempts stored counts, so a resumed run continues where it was.
         context.pace()
         first = context.first_batch()
         with recorded(self._job, start_step=first), context.metrics.shown(start_step=first):
@@ -71,8 +72,10 @@ async def _explore(context: ExploreContext, first: int) -> None:
         batch = await strategy(context).explore(first)
         if context.stop.is_set() and context.pacer.step <= context.steps:
             raise JobError(f"the run was stopped before batch {batch} was stored")
+        # The last versions are published only after the last rows are stored.
         await context.evaluate_until(context.steps)
     finally:
+        # Or a process that runs several jobs would never free the objects of this one.
         gc.unfreeze()
         if context.pool is not None:
             await context.pool.close()

@@ -40,6 +40,8 @@ class LiveEvaluation:
         self._context, self._settings = context, config.evaluate or EvaluateConfig()
         self._job = sibling(context.job, "evaluate", functions=used_functions(config, "evaluate"))
         self._metrics = Metrics(self._job)
+        # Pinned, because versions are compared: tasks that are added meanwhile
+        # would change the mean.
         self._tasks = evaluation_tasks(pinned(context.job, "tasks"), self._settings)
         self._ids = [task.task_id for task in self._tasks]
         self._complete = self._complete_ids()
@@ -102,6 +104,7 @@ class LiveEvaluation:
     ) -> None:
         """Run tasks concurrently, and store the rows of each when its rollouts are finished."""
         context = self._context
+        # Without the explorer's operators, which may filter: an evaluation counts all its rollouts.
         writer = RolloutWriter(context.job.store, Chain(()), lineage_id=run_id)
 
         async def one(index: int, task: Task) -> None:

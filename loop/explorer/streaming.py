@@ -51,6 +51,7 @@ class StreamingExploration:
                 await self._wait(following)
             await self._end(pool)
         finally:
+            # The event comes first: cancelling a task does not end the thread that it waits for.
             ended.set()
             following.cancel()
             for task in self._under_way:
@@ -96,6 +97,7 @@ class StreamingExploration:
             context.pace()
             self._note()
         context.watch.check("train")
+        # A rollout or an evaluation that takes long is not a reason to give up.
         if done or self._under_way or context.is_evaluating:
             self._idle_since = perf_counter()
         if perf_counter() - self._idle_since > context.config.schedule.timeout:
@@ -133,6 +135,8 @@ class StreamingExploration:
     async def _follow(self, pool: WorkerPool, ended: threading.Event) -> None:
         """Update the weights whenever newer ones are published, after evaluations that are due."""
         while not ended.is_set():
+            # Without a timeout: whether the run is starved depends on its rollouts
+            # too, so `_wait` decides.
             newer = await self._newer(pool.version, ended, seconds=inf)
             await self._context.evaluate_until(newer.version)
             await pool.update_weights(newer)

@@ -128,6 +128,7 @@ async def _rollout(
     attempt, failed = 0, True
     while failed and attempt <= spec.retries:
         own = _policies(policy, spec, group, number, attempt)
+        # Not around the rewards below: a slow judge must not take the place of a rollout.
         async with spec.slots or nullcontext():
             started = perf_counter()
             rollouts, failed = await _run_once(task, own, spec)
@@ -193,6 +194,7 @@ async def _run_once(
             raise JobError("it was stopped before it began")
         workflow = with_models(_workflow(task, spec), spec.models)
         with cancel_scope(timeout):
+            # Created inside the scope, because a task keeps the context in which it is created.
             work = asyncio.ensure_future(guard(partial(workflow, task, policy)))
         made = await run_with_timeout(work, spec.timer.limit(spec.rollout_timeout), timeout)
         rows = policy.finalize(check_rows(_rows(task, policy, made)))

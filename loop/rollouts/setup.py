@@ -82,6 +82,7 @@ def start_worker(config: RunConfig, spec: RolloutSpec, folder: Path) -> LocalWor
     """Start a worker in this process."""
     explorer = config.explorer or ExplorerConfig()
     auxiliary = start_auxiliary(explorer.auxiliary_models, seed=config.seed)
+    # In place: the copies of `spec` for evaluations share this dictionary.
     spec.models.update(auxiliary)
     try:
         policy = start_policy(explorer.engine, folder, config.model, sampling=spec.sampling)

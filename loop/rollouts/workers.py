@@ -152,6 +152,7 @@ class WorkerPool:
 
     async def update_weights(self, weights: Weights) -> None:
         """Replace the weights of all workers; one that dies is restored."""
+        # First: a worker that joins meanwhile must load these.
         self._weights = weights
 
         async def update(worker: RolloutWorker) -> None:
@@ -175,6 +176,7 @@ class WorkerPool:
             except WorkerLostError as error:
                 await self._replace(worker, error)
             finally:
+                # The worker may have been replaced meanwhile.
                 if request in (busy := self._busy.get(worker, [])):
                     busy.remove(request)
 

@@ -114,6 +114,7 @@ class RayWorkerPool:
             scheduling_strategy="SPREAD",
         )
         actor = remote.remote(self._spec)
+        # Looked up at each start: the folder of the first one may have been removed meanwhile.
         folder = await asyncio.to_thread(started_from, self._job, self._folder)
         try:
             async with asyncio.timeout(cluster.startup_timeout):

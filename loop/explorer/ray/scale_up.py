@@ -28,6 +28,7 @@ def join(config: RunConfig, *, explorers: int) -> int:
         try:
             register: Any = ray.get_actor(register_name(config.name), namespace=NAMESPACE)
             asked = register.ask.remote(explorers)
+            # Longer than a start may take, since the run answers only after it.
             message = ray.get(asked, timeout=2 * cluster.startup_timeout)
         except ValueError as error:
             raise JobError(

@@ -54,6 +54,7 @@ class RayWorker:
     async def update_weights(self, weights: Weights) -> None:
         """Replace the weights. Raises WorkerLostError if the actor dies."""
         state = await self._states.reference(weights)
+        # Without the tensors, which the arguments of each call would copy.
         call = self._actor.update_weights.remote(replace(weights, state=None), state)
         await answer(call, self.name)
         self.version = weights.version
