@@ -101,6 +101,7 @@ class Committer:
         The futures report whether their rows were stored.
         """
         with self._changed:
+            # A count and not a flag: several threads may flush at the same time.
             self._flushing += 1
             waiting = [s.future for s in (*self._batch, *self._queue)]
             self._changed.notify_all()

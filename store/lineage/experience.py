@@ -136,6 +136,7 @@ def _influenced(key: str) -> str:
         "max(p.policy_version) AS last_version, count(p.policy_version) AS num_versions FROM "
         "(SELECT run_id, min(step) AS step FROM draws_current "
         f"WHERE experience_id = {key} GROUP BY run_id) d "
+        # step s makes version s, so a row that it draws is part of that version and all later ones
         "LEFT JOIN policies_current p ON p.run_id = d.run_id AND p.policy_version >= d.step "
         "GROUP BY d.run_id, d.step ORDER BY d.run_id"
     )

@@ -68,6 +68,7 @@ def of_policy(store: Tables, run_id: str | None, policy_version: int) -> PolicyL
     }
     if policy_version not in published:
         raise _no_version(run_id, policy_version, published)
+    # Step s makes version s: the steps up to a version are those that made it.
     drawn = (
         f"SELECT * FROM draws_current WHERE run_id = {literal(run_id)} AND step <= {policy_version}"
     )
@@ -149,6 +150,8 @@ def _parents(published: Mapping[int, Row], version: int) -> list[int]:
 
 
 def _in_numbers(ask: Asked, drawn: str) -> Row:
+    # As it was when drawn: a side column may have replaced the stored reward. Draws are joined from
+    # the left, since rows that a retention rule deleted were trained on too.
     reward = "as_drawn(d.replaced, 'reward', e.reward)"
     [row] = ask(
         "SELECT count(*) AS num_rows, count(DISTINCT d.experience_id) AS num_experiences, "

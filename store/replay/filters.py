@@ -69,6 +69,7 @@ class Conditions:
         first = not self.versions
         if self._query is not None:
             self._chosen = self._ids(self._query, versions)
+        # Only now: after a query that failed, the next call must ask again.
         self.versions = versions
         return not first
 
@@ -87,6 +88,7 @@ class Conditions:
             return kept
         # a subquery is a join, which may return the rows in any order
         placed = rows.append_column(_PLACE, pa.array(np.arange(len(rows))))
+        # The line break ends a `--` comment; NULL does not match, as in a WHERE clause.
         query = f"SELECT coalesce(({self._where}\n), false) FROM new_rows AS {self._table}"
         console, what = self._console_with(placed), f"`where` {self._where!r}"
         try:

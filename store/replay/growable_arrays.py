@@ -62,6 +62,7 @@ class Places:
         found = np.full(len(wanted), -1, np.int64)
         for start, order in self._runs:
             run = hashes[start : start + len(order)]
+            # A value above all others is compared with the last one, from which it differs.
             at = order[np.minimum(np.searchsorted(run, wanted, sorter=order), len(run) - 1)]
             hits = run[at] == wanted
             found[hits] = start + at[hits]
@@ -75,6 +76,7 @@ class Places:
         # merge a run only with at least as many new values, so that each is sorted few times
         while self._runs and len(self._runs[-1][1]) <= len(hashes) - start:
             start, _ = self._runs.pop()
+        # int32 takes half the memory, and an index has fewer than two billion rows.
         order = np.argsort(hashes[start:], kind="stable").astype(np.int32)
         self._runs.append((start, order))
 

@@ -57,6 +57,7 @@ class LatestValues:
         others_count = self._withdrawn.follow()
         # old rows may count again, or no longer: all values are read again
         if (self._superseded is not None and self._superseded.refresh()) or others_count:
+            # Experiences that no longer have a value changed as well.
             before = self._hashes.values
             self._clear()
         dataset = self._store.dataset(self.column.table)
@@ -97,6 +98,7 @@ class LatestValues:
         value = rows[column.value]
         if column.is_text:
             for text in value.drop_nulls().unique().sort():
+                # A number for each different text, so that the arrays hold no objects.
                 self._texts.setdefault(text, len(self._texts))
             value = value.replace_strict(self._texts, default=None, return_dtype=pl.Float64)
         return pl.DataFrame(

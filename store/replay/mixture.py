@@ -83,6 +83,7 @@ class Mixture:
                 max_draws=source.max_draws,
                 seed=seed,
                 name=name,
+                # a source at a snapshot is in the past already
                 until=until if source.at is None else None,
                 order=source.order,
             )
@@ -132,6 +133,7 @@ class Mixture:
         check_size(n, self._unit)
         for (name, sampler), share in zip(self._samplers.items(), self._shares, strict=True):
             try:
+                # Rounded down: some steps take no more than this from the source.
                 sampler.check(max(1, floor(n * share)))
             except QueryError as error:
                 raise QueryError(f"source `{name}`: {error}") from error

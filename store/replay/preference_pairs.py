@@ -53,6 +53,8 @@ class Pairs:
         # chosen, then rejected: the sampler treats every two consecutive rows as one pair
         wanted = wanted.explode("experience_id")
         found = self._read(wanted["experience_id"].unique(maintain_order=True), columns)
+        # A left join: without the row of a missing experience, all pairs after it
+        # would shift by one.
         return wanted.join(found, on="experience_id", how="left", maintain_order="left")
 
     def _read(self, ids: pl.Series, columns: Sequence[str]) -> pl.DataFrame:

@@ -170,6 +170,7 @@ class Index:
         """Bytes of all arrays that it holds."""
         held = [*vars(self).values(), *vars(self.units).values(), *self._ledger]
         kinds = GrowableArray | Places | np.ndarray
+        # By identity: an array that is held twice is counted once.
         arrays = {id(array): array.nbytes for array in held if isinstance(array, kinds)}
         other = self._sides.nbytes + (self.weighing.nbytes if self.weighing else 0)
         return sum(arrays.values()) + other
@@ -213,12 +214,14 @@ class Index:
         if rows is not None and self._tail.restarted and known:  # these are all that are left
             self._rebuild(tail=self._tail, behind=self._behind)
         if rows is not None and rows.height:
+            # Rows are only added at the end, since sums, counts and places go by position.
             if self._last is not None and self._unit(rows, 0) <= self._last:
                 self._rebuild()
                 rows = self._read(dataset)
             self._extend(rows)
         if len(changed) and not self.rebuilt:
             places = self._places.find(self.hashes, changed)
+            # New rows were judged by these values when they were read.
             places = places[(places >= 0) & (places < known_rows)]
             self.touched = np.unique(self._units_at(places))
             self._judge_again(self.touched, dataset)
@@ -250,6 +253,7 @@ class Index:
         absent = [n for n in _ORDERED if n not in self._always]
         rows = rows.with_columns(pl.lit(None, pl.Int64).alias(n) for n in absent).with_columns(
             pl.col("batch").fill_null(0),
+            # clipped before the cast: versions that other programs stored may not fit
             pl.col("policy_version").fill_null(NO_VERSION).clip(None, NO_VERSION).cast(pl.Int32),
             # as `filters.hashed`: conditions and side values look the rows up by it
             hash=pl.col(self._key).hash(0),
@@ -261,6 +265,7 @@ class Index:
             rows = rows.sort(pl.col("_rowid").min().over(self._called), maintain_order=True)
         if self.grouped:
             parts = [pl.col(c).cast(pl.String) for c in self._called]
+            # A separator, or batch 1 and group 23 would be named like batch 12 and group 3.
             rows = rows.with_columns(name=pl.concat_str(parts, separator="\x1f").hash(0))
         return rows
 
@@ -352,6 +357,7 @@ class Index:
 
     def count(self, units: np.ndarray) -> None:
         """Count these units as drawn, once for each time that they are listed."""
+        # Not `+=`, which adds 1 to a unit that is listed twice.
         np.add.at(self.times, units, 1)
 
     def sizes(self, units: np.ndarray) -> np.ndarray:

@@ -291,6 +291,7 @@ class Sampler:
     def _dataset(self) -> lance.LanceDataset:
         if not self._store.is_past:
             return self._store.dataset("experiences")
+        # Opened once, because the past does not change.
         if self._past is None:
             self._past = self._store.dataset("experiences")
         return self._past
@@ -332,6 +333,7 @@ class Sampler:
 
     def _count(self, units: np.ndarray) -> None:
         self._index.count(units)
+        # Their sums change, and so may priorities, by `times_drawn`.
         self._pool.touch(units)
         self._weighed = None
 

@@ -76,6 +76,7 @@ class Pool:
     def look(self, *, oldest: int | None, horizon: int | None) -> None:
         """Bring all sums up to date for these bounds; `horizon` counts drawable units."""
         self._grow()
+        # Also before the bounds are known: their limit is found by these sums.
         self._sum_again()
         bounds = Bounds(oldest, self._limit(horizon))
         if bounds != self._bounds:
@@ -122,6 +123,7 @@ class Pool:
         least = self._sums["least"]
         level = int(least.min(initial=_NEVER))
         blocks, found, taken = np.flatnonzero(least == level), [], 0
+        # Some blocks at a time, because the first ones are nearly always enough.
         for part in np.array_split(blocks, range(_FIRST, len(blocks), _FIRST)):
             if taken >= n:
                 break
@@ -191,6 +193,7 @@ class Pool:
         masses = self._filled(self._mass_of(places), self._heavy())
         places, masses = places[masses > 0], masses[masses > 0]
         with np.errstate(over="ignore"):  # a tiny mass comes last
+            # `random` may return 0 but never 1, so the logarithm is finite.
             times = -np.log1p(-rng.random(len(places))) / masses
         places = places[np.argsort(times, kind="stable")]
         is_due = np.isin(places, due)
@@ -200,6 +203,7 @@ class Pool:
     def chances(self, places: np.ndarray) -> np.ndarray:
         """Return the probability of each place in a single draw from the whole pool."""
         heavy = self._heavy()
+        # `cumsum` for the same reason as in `_sum`.
         total = np.cumsum(self._sums["mass"] + heavy * self._sums["unknown"])[-1:]
         return self._filled(self._mass_of(places), heavy) / total
 
@@ -301,6 +305,7 @@ class Pool:
         """Return the place after the `horizon`-th drawable unit."""
         if horizon is None:
             return None
+        # Not `drawable`, which is counted up to this very limit.
         ends = np.cumsum(self._sums["all"])
         block = int(np.searchsorted(ends, horizon, side="left"))
         if horizon <= 0 or block == len(ends):

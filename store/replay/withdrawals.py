@@ -56,6 +56,7 @@ class Withdrawn:
             return False
         before = self._gone, self._kept
         self._gone = taken_back(self._rows["withdrawals"])
+        # Sorted, because they are compared as sets below.
         self._kept = kept(self._rows["members"], self._table, self._gone).unique().sort()
         if self._table in _REFERS:
             self._experiences = self._gone_experiences()
