@@ -147,6 +147,7 @@ def widened(op: Operator, before: pl.DataFrame, after: pl.DataFrame) -> pl.DataF
     """Add the columns that an operator did not get to the rows that it returned."""
     if op.kind == "reshape":
         return after
+    # The other kinds that get fewer columns keep each row in its place.
     if op.kind != "filter":
         return before.with_columns(after.select(*_set(op, before, after)).get_columns())
     key = id_column(before.columns)
@@ -155,6 +156,7 @@ def widened(op: Operator, before: pl.DataFrame, after: pl.DataFrame) -> pl.DataF
         rows = before.filter(before[key].is_in(after[key].implode()))
     if not op.writes:
         return rows
+    # A filter may return its rows in another order.
     if not rows[key].equals(after[key]):
         after = rows.select(key).join(after, on=key, how="left", maintain_order="left")
     return rows.with_columns(after.select(*_set(op, before, after)).get_columns())

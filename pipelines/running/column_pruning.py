@@ -38,6 +38,7 @@ def given_to(op: Operator, schema: pl.Schema) -> tuple[str, ...] | None:
         return None
     wanted = {*op.reads, *op.may_read, *op.writes, *IDS, _GROUP, *op.links}
     names = tuple(n for n in schema if n in wanted)
+    # An expression may choose columns by type or pattern, and so do something else with fewer.
     narrow, wide = _after(op, schema.to_frame().select(names).schema), _after(op, schema)
     if narrow is None or wide is None:
         return None

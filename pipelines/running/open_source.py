@@ -66,6 +66,7 @@ def _table(
 def _asked(source: Table, past: Store, key: Sequence[str], aliases: Sequence[str]) -> pl.DataFrame:
     """Return the keys of the rows that `where` selects, with the side columns."""
     names = ", ".join(f'"{n}"' for n in dict.fromkeys((*key, *aliases)))
+    # The line break ends a `--` comment in the condition.
     where = f" WHERE ({source.where}\n)" if source.where else ""
     return rows_of(past.sql(f"SELECT {names} FROM {source.rows}{where}"))
 

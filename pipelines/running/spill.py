@@ -105,6 +105,7 @@ class Spill:
     def done(self) -> Spilled:
         """Return the rows, to be read."""
         self._flush()
+        # All of them, if some are in files: other processes are then sent paths and no rows.
         if self._in_files or self._folder is not None:
             self._chunks = [self._written(c) for c in self._chunks]
         return Spilled(self._schema, tuple(self._chunks))

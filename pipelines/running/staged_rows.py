@@ -53,6 +53,7 @@ class Stored:
         """Return the approximate size of each row: from its tokens, and a sample of the rest."""
         tokens = [n for n in columns if n in _TOKEN_BYTES]
         rest = [n for n in columns if n not in _TOKEN_BYTES]
+        # Spread over all rows, because rows of the same time are of similar size.
         every = max(1, self.height // _SAMPLE)
         sample = self.read(np.arange(0, self.height, every), rest)
         sizes = np.full(self.height, sample.estimated_size() / max(sample.height, 1))

@@ -47,6 +47,7 @@ def stages(operators: Sequence[Operator]) -> tuple[Stage, ...]:
             made.append(Stage((op,), place))
         else:
             run.append(op)
+    # The last stage works on partitions, since it writes them to the sink one by one.
     if run or not made or made[-1].sees_all:
         made.append(Stage(tuple(run), len(operators) - len(run)))
     return tuple(made)
