@@ -11,6 +11,7 @@ from ..operators.vectors import embedded, embedder_of
 from ..store import Store
 from ..store.embeddings import length_of
 from ..store.ids import lineage_id
+from ..store.lineage.pipeline_runs import pipeline_run
 from ..store.query import columns_of, is_in, literal
 
 _ROWS = 4096
@@ -107,15 +108,12 @@ def _rows(ids: pl.Series, name: str, vectors: np.ndarray, made_by: str) -> pl.Da
 def _lineage(
     store: Store, name: str, where: str | None, made_by: str, num_in: int, num_out: int
 ) -> dict[str, Any]:
-    return {
-        "lineage_id": made_by,
-        "pipeline": f"embed by {name}",
-        "source": "table experiences" + (f" where {where}" if where else ""),
-        "sink": "table embeddings",
-        "operators": [],
-        "source_versions": [{"name": "experiences", "version": store.versions()["experiences"]}],
-        "sink_versions": [],
-        "rows_in": num_in,
-        "rows_out": num_out,
-        "rows_dropped": 0,
-    }
+    return pipeline_run(
+        made_by,
+        pipeline=f"embed by {name}",
+        source="table experiences" + (f" where {where}" if where else ""),
+        sink="table embeddings",
+        rows_in=num_in,
+        rows_out=num_out,
+        read={"experiences": store.versions()["experiences"]},
+    )

@@ -15,6 +15,7 @@ from ...operators.embed import hashed_ngrams
 from ...store import Store, Task
 from ...store.errors import ConfigError
 from ...store.ids import lineage_id as new_lineage_id
+from ...store.lineage.pipeline_runs import pipeline_run
 from ...store.query import literal
 from ...store.records import Message, proper
 
@@ -23,6 +24,7 @@ INSTRUCTION = (
     "each with one answer that can be checked. Reply with {per_request} lines, each one JSON "
     'object: {"question": "...", "answer": "..."}'
 )
+# A model that thinks aloud drafts tasks there, which it may then reject.
 _THOUGHT = re.compile(r"^.*</think>", re.DOTALL)
 _SHOWN = 4
 """Stored tasks that each request shows as examples."""
@@ -228,15 +230,12 @@ def _drop(lineage_id: str, task: Task | None, why: str, number: int) -> dict[str
 
 def _lineage(lineage_id: str, by: str, examples: str, done: Proposed) -> dict[str, Any]:
     refused = sum(done.refused.values())
-    return {
-        "lineage_id": lineage_id,
-        "pipeline": f"tasks proposed by {by}" if by else "tasks proposed",
-        "source": f"table tasks where {examples}",
-        "sink": "table tasks",
-        "operators": [],
-        "source_versions": [],
-        "sink_versions": [],
-        "rows_in": done.stored + refused,
-        "rows_out": done.stored,
-        "rows_dropped": refused,
-    }
+    return pipeline_run(
+        lineage_id,
+        pipeline=f"tasks proposed by {by}" if by else "tasks proposed",
+        source=f"table tasks where {examples}",
+        sink="table tasks",
+        rows_in=done.stored + refused,
+        rows_out=done.stored,
+        rows_dropped=refused,
+    )

@@ -14,6 +14,7 @@ from ...operators.invariants import check_ids, id_column
 from ...store import Appended, Store
 from ...store.errors import OperatorError
 from ...store.ids import lineage_id
+from ...store.lineage.pipeline_runs import pipeline_run
 from ...store.undo import replace
 from .. import sink as sinks
 from .. import source as sources
@@ -284,25 +285,25 @@ class Run:
         made = {sink.table: done.version} if isinstance(sink, Table) and done.version else {}
         read = {*sources.versions_read(source, self._past), *tables_read(source), *TAKEN_BACK}
         steps, operators = self._progress.steps, self._plan.operators
-        return {
-            "lineage_id": self.lineage_id,
-            "pipeline": self._pipeline.name,
-            "source": self._plan.source,
-            "sink": self._plan.sink,
-            "operators": [_ran(o, s) for o, s in zip(operators, steps, strict=True)],
-            "source_versions": [
-                {"name": n, "version": v}
+        return pipeline_run(
+            self.lineage_id,
+            pipeline=self._pipeline.name,
+            source=self._plan.source,
+            sink=self._plan.sink,
+            rows_in=self._rows_in,
+            rows_out=done.rows,
+            rows_dropped=sum(d.rows for d in self._progress.dropped),
+            read={
+                n: v
                 for n, v in self._past.versions().items()
                 if n in read and (v > 1 or n not in TAKEN_BACK)
-            ],
-            "sink_versions": [{"name": n, "version": v} for n, v in made.items()],
-            "rows_in": self._rows_in,
-            "rows_out": done.rows,
-            "rows_dropped": sum(d.rows for d in self._progress.dropped),
-            "pipeline_digest": self._new.definition,
-            "rows_failed": sum(s.failed for s in steps),
-            "costs": [_cost(s) for s in steps],
-        }
+            },
+            written=made,
+            operators=[_ran(o, s) for o, s in zip(operators, steps, strict=True)],
+            pipeline_digest=self._new.definition,
+            rows_failed=sum(s.failed for s in steps),
+            costs=[_cost(s) for s in steps],
+        )
 
 
 def _is_of(sink: Table) -> pl.Expr:

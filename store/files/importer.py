@@ -10,6 +10,7 @@ import polars as pl
 from ..append import Appended
 from ..errors import ConfigError, NotFoundError, nearest
 from ..ids import lineage_id
+from ..lineage.pipeline_runs import pipeline_run
 from ..query import literal
 from ..schema import TABLES
 from ..store import Store
@@ -139,6 +140,7 @@ def import_rows(
     with spooled() as spool:
         for one in files:
             gathered.read(one, spool, sql=sql, taskset=taskset, split=split)
+        # All rows are checked and on the disk before the first is stored.
         spool.close()
         named = lineage_id()
         done = store.append_streams({n: gathered.stamped(spool, n, named) for n in spool.tables})
@@ -211,19 +213,15 @@ def note(
     rows_in: int,
 ) -> None:
     """Record which files the rows of these table versions came from."""
-    versions = [{"name": n, "version": found.version} for n, found in done.items()]
-    row = {
-        "lineage_id": lineage_id,
-        "pipeline": "import",
-        "source": f"file {_called(files)}",
-        "sink": name,
-        "operators": [],
-        "source_versions": [],
-        "sink_versions": versions,
-        "rows_in": rows_in,
-        "rows_out": done[name].rows,
-        "rows_dropped": 0,
-    }
+    row = pipeline_run(
+        lineage_id,
+        pipeline="import",
+        source=f"file {_called(files)}",
+        sink=name,
+        rows_in=rows_in,
+        rows_out=done[name].rows,
+        written={n: found.version for n, found in done.items()},
+    )
     store.append("lineage", [row])
 
 

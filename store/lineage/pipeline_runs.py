@@ -1,13 +1,42 @@
-"""Which pipeline run stored a row, by the `lineage_id` of the row."""
+"""Pipeline runs and imports: their rows in `lineage`, and which of them stored a row."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..query import QuerySession, literal
 from ..tables import Tables
 
 Row = dict[str, Any]
+
+
+def pipeline_run(
+    lineage_id: str,
+    *,
+    pipeline: str,
+    source: str,
+    sink: str,
+    rows_in: int,
+    rows_out: int,
+    rows_dropped: int = 0,
+    read: Mapping[str, int] | None = None,
+    written: Mapping[str, int] | None = None,
+    **others: Any,
+) -> Row:
+    """Return the row of `lineage` of a run that read and wrote these versions of tables."""
+    return {
+        "lineage_id": lineage_id,
+        "pipeline": pipeline,
+        "source": source,
+        "sink": sink,
+        "operators": [],
+        "source_versions": [{"name": n, "version": v} for n, v in (read or {}).items()],
+        "sink_versions": [{"name": n, "version": v} for n, v in (written or {}).items()],
+        "rows_in": rows_in,
+        "rows_out": rows_out,
+        "rows_dropped": rows_dropped,
+        **others,
+    }
 
 
 class Asked:
