@@ -13,7 +13,7 @@ from fastapi import Request, Response
 
 from ...store.records import Message
 from ..config.serve import ServeConfig
-from ..inference.policy import Completion, Policy, PolicyError, Sampling
+from ..inference.policy import Completion, Policy, PolicyError, default_sampling
 from ..inference.token_stream import TokenStream, streaming_to
 from . import requests as form
 from . import responses
@@ -97,6 +97,8 @@ class Serving:
             retry = retry_of(request, asked, body)
             if retry is not None:
                 exchange.id = retry.response_id  # stable, so that a restarted server knows it
+            # A task of its own, which can be cancelled when the client leaves, and outlives this
+            # call when its answer is streamed.
             work = asyncio.create_task(self._answer(exchange, retry, policy, session, group))
             await self._wait(request, work, listener)
             if listener is not None and listener.is_begun:
@@ -147,6 +149,8 @@ class Serving:
                 messages = session.as_recorded(exchange.asked.messages)
                 async with self._limiter.slot():
                     began = time.perf_counter()
+                    # Around the sampling only: what else is sampled for this request
+                    # is not its answer.
                     with streaming_to(exchange.listener):
                         sampled = await _generate(policy, exchange.asked, messages, session)
                     exchange.engine_seconds = time.perf_counter() - began
@@ -204,9 +208,8 @@ class Serving:
 async def _generate(
     policy: Policy, asked: ChatRequest, messages: list[Any], session: Session
 ) -> list[Completion]:
-    default = getattr(policy, "sampling", None) or Sampling()
     # of chance, unless the request has a seed: equal requests expect different answers
-    seeded = replace(default, seed=secrets.randbits(48))
+    seeded = replace(default_sampling(policy), seed=secrets.randbits(48))
     try:
         return await policy.generate(
             messages,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...store.errors import missing_extra
 from ...store.records import Message
 from ..inference.event_loop import shared_loop
-from ..inference.policy import Completion, Policy, PolicyError, Sampling, Turn
+from ..inference.policy import Completion, Policy, PolicyError, Sampling, Turn, default_sampling
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -49,7 +49,7 @@ class Route:
     @property
     def sampling(self) -> Sampling:
         """The policy's sampling settings."""
-        return getattr(self.policy, "sampling", None) or Sampling()
+        return default_sampling(self.policy)
 
     def heeded(self, asked: Sampling | None) -> Sampling:
         """Return the policy's sampling settings with those that a request may set."""
@@ -216,6 +216,7 @@ def _server() -> Server:
         raise missing_extra("uvicorn", "serve") from error
     token = secrets.token_urlsafe(24)
     app = _application(token=token)
+    # Listening before the server starts: the port is known now, and early requests wait.
     listening = socket.create_server(("127.0.0.1", 0), backlog=512)
     settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none")
     serving = uvicorn.Server(settings)

@@ -133,7 +133,7 @@ class Turn:
 
 
 class Policy(Protocol):
-    """A model that answers."""
+    """A model that answers; it may have an attribute `sampling`: see `default_sampling`."""
 
     @property
     def version(self) -> int | None:
@@ -158,3 +158,8 @@ class Policy(Protocol):
         tokens are used unchanged. Raises PolicyError.
         """
         ...
+
+
+def default_sampling(policy: Policy) -> Sampling:
+    """Return how a policy samples for requests that set nothing."""
+    return getattr(policy, "sampling", None) or Sampling()

@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Any
 
 from ...store.records import Message
-from ..inference.policy import Completion, Policy, PolicyError, Sampling, Turn
+from ..inference.policy import Completion, Policy, PolicyError, Sampling, Turn, default_sampling
 
 REST_SECONDS = 5.0
 """How long a policy that failed is used only if the others failed too."""
@@ -39,7 +39,7 @@ class LoadBalancedPolicy:
     @property
     def sampling(self) -> Sampling:
         """The sampling of requests that set none."""
-        return getattr(self.policies[0], "sampling", None) or Sampling()
+        return default_sampling(self.policies[0])
 
     async def generate(
         self,
@@ -92,7 +92,7 @@ class ExternalModelPolicy:
     @property
     def sampling(self) -> Sampling:
         """The sampling of requests that set none."""
-        return getattr(self._policy, "sampling", None) or Sampling()
+        return default_sampling(self._policy)
 
     async def generate(
         self, messages: Sequence[Message], *, earlier: Sequence[Turn] = (), **options: Any

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ...store.errors import JobError
 from ...store.records import Experience, Task
-from ..inference.policy import Policy, Sampling
+from ..inference.policy import Policy, default_sampling
 from ..inference.scoring import scorer
 from .single_turn import single_turn
 
@@ -25,7 +25,7 @@ async def on_policy_distillation(task: Task, policy: Policy, *, teacher: Policy)
     if row.token_ids is None or row.prompt_length is None:
         raise JobError(f"`{row.engine}` reports no token ids, which the teacher needs")
     prompt, sampled = row.token_ids[: row.prompt_length], row.token_ids[row.prompt_length :]
-    sampling = getattr(policy, "sampling", Sampling())
+    temperature = default_sampling(policy).temperature
     # Greedy sampling (temperature 0) has no distribution to score at, so the teacher uses 1.
-    logprobs = await scores.score(prompt, sampled, temperature=sampling.temperature or 1.0)
+    logprobs = await scores.score(prompt, sampled, temperature=temperature or 1.0)
     return replace(row, teacher_logprobs=[0.0] * len(prompt) + logprobs)

@@ -6,9 +6,9 @@ The policy then answers.
 from dataclasses import replace
 
 from ...store.records import Task
-from ..inference.policy import Policy, Sampling
+from ..inference.policy import Policy, default_sampling
 from ..trajectories.conversation import Conversation
-from ..trajectories.trajectory import RolloutPolicy, record_metric
+from ..trajectories.trajectory import record_metric
 
 
 async def thinking_budget(
@@ -30,7 +30,7 @@ async def thinking_budget(
     defaults to `sampling.max_tokens`.
     """
     conversation = Conversation(task, policy)
-    usual = policy.sampling if isinstance(policy, RolloutPolicy) else Sampling()
+    usual = default_sampling(policy)
     thinks = replace(usual, max_tokens=max_thinking, stop=(*usual.stop, end))
     thought = await conversation.respond(sampling=thinks, prefix=opening)
     record_metric(policy, "thinking/tokens", float(len(thought.token_ids or ())))
