@@ -10,6 +10,7 @@ import polars as pl
 
 from ..operators import Operator
 from ..store import Store
+from ..store.errors import counted
 from . import source as sources
 from .cache import OperatorCache
 from .incremental import new_rows, num_rows
@@ -52,8 +53,9 @@ class Step:
             rate = self.rows_before / self.seconds_before
             message += f"; so far {self.rows_before:,} rows in {self.seconds_before:.2f} s"
             message += f" ({rate:,.0f} rows/s)"
-        answers = "answer" if self.remembered == 1 else "answers"
-        return message + (f"; {self.remembered:,} {answers} known" if self.remembered else "")
+        if self.remembered:
+            message += f"; {counted(self.remembered, 'answer')} known"
+        return message
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Explanation:
 
     def __str__(self) -> str:
         source = "" if self.rows is None else f"{self.rows:,} rows"
-        ran = f"{self.runs} {'run' if self.runs == 1 else 'runs'}, {self.seconds:.2f} s"
+        ran = f"{counted(self.runs, 'run')}, {self.seconds:.2f} s"
         so_far = f"{ran}; {self.last}" if self.last_at else "no run"
         lines = self.plan.lines(source=source, steps=[str(step) for step in self.steps])
         return "\n".join([*lines, line("now", f"a run reads {self.why}"), line("so far", so_far)])

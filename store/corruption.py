@@ -12,8 +12,8 @@ import polars as pl
 import pyarrow as pa
 
 from . import branches, snapshots
-from .doctor import Finding, lost, number
-from .errors import FAILURES, RlakeError, SchemaError, StoreError, reason
+from .doctor import Finding, lost
+from .errors import FAILURES, RlakeError, SchemaError, StoreError, counted, reason
 from .row_digests import whole_rows
 from .schema import TABLES, Table
 from .store import Store
@@ -56,12 +56,12 @@ class _Table:
         if self._undigested:
             yield Finding(
                 "note",
-                f"`{self._name}`: {number(self._undigested, 'row')} came before rows had digests: "
+                f"`{self._name}`: {counted(self._undigested, 'row')} came before rows had digests: "
                 "they can be read, and whether they changed is not known",
                 "`rlake verify` compares those that were trained on",
             )
         if self._rows:
-            message = f"{number(self._rows, 'row')} in {number(self._files, 'file')} read whole"
+            message = f"{counted(self._rows, 'row')} in {counted(self._files, 'file')} read whole"
             yield Finding("ok", f"`{self._name}`: {message}")
 
     def _versions(self) -> Iterator[lance.LanceDataset]:
@@ -98,7 +98,7 @@ class _Table:
             self._files += 1
         if changed:
             shown = ", ".join(f"`{i}`" for i in changed[:_SHOWN])
-            rows = f"{number(len(changed), 'row')} in {where}"
+            rows = f"{counted(len(changed), 'row')} in {where}"
             yield self._wrong(f"{rows} are not what was appended, such as {shown}")
 
     def _changed(self, rows: pa.Table) -> list[str]:
@@ -126,7 +126,7 @@ class _Table:
         if twice.height:
             shown = ", ".join(f"`{value}`" for value in twice.row(0)[:-1])
             yield self._wrong(
-                f"{number(twice.height, 'key')} are there more than once, such as {shown}: rlake "
+                f"{counted(twice.height, 'key')} are there more than once, such as {shown}: rlake "
                 "did not append them",
                 f"remove those that are not meant with `lance.dataset('{self._name}.lance')"
                 ".delete(...)`, or go back with `rlake snapshot restore NAME`",

@@ -12,7 +12,7 @@ from typing import Literal
 import lance
 
 from . import branches, snapshots, user_tables
-from .errors import FAILURES, RlakeError, StoreError, reason
+from .errors import FAILURES, RlakeError, StoreError, counted, reason
 from .maintenance import compaction, indexes, old_versions
 from .records import now
 from .schema import SCHEMA_VERSION, TABLES
@@ -56,7 +56,7 @@ def diagnose(store: Store, *, is_live: IsLive | None = None) -> list[Finding]:
     for name in user_tables.names(store.folder):
         try:
             rows = user_tables.open_at(store.root, name).count_rows()
-            found.append(Finding("ok", f"`{name}` is a table of your own: {number(rows, 'row')}"))
+            found.append(Finding("ok", f"`{name}` is a table of your own: {counted(rows, 'row')}"))
         except StoreError as error:
             broken.add(name)
             found.append(Finding("error", str(error), "restore it, or move it out of the store"))
@@ -66,11 +66,6 @@ def diagnose(store: Store, *, is_live: IsLive | None = None) -> list[Finding]:
     if "snapshots" not in broken:
         found += _snapshots(store, TABLES.keys() - broken)
     return [*found, *_branches(store)]
-
-
-def number(count: int, one: str, several: str = "") -> str:
-    """Return a number with its noun."""
-    return f"{count:,} {one if count == 1 else several or f'{one}s'}"
 
 
 def _parts() -> Finding:
@@ -118,7 +113,7 @@ def _table(store: Store, name: str) -> Iterator[Finding]:
     versions = len(old_versions.versions(dataset))
     if rows or versions > 1:
         files = len(dataset.get_fragments())
-        counts = number(rows, "row"), number(files, "file"), number(versions, "version")
+        counts = counted(rows, "row"), counted(files, "file"), counted(versions, "version")
         yield Finding("ok", "`{}`: {} in {}, {}".format(name, *counts))
 
 
@@ -135,7 +130,7 @@ def _files(store: Store, name: str, dataset: lance.LanceDataset) -> Iterator[Fin
             paths = ", ".join(f"`{file.path}`" for file in fragment.data_files())
             yield Finding(
                 "error",
-                f"`{name}`: {number(fragment.physical_rows, 'row')} in {paths} cannot be read: "
+                f"`{name}`: {counted(fragment.physical_rows, 'row')} in {paths} cannot be read: "
                 f"{reason(error)}",
                 lost(store),
             )
@@ -161,7 +156,7 @@ def _future(name: str, dataset: lance.LanceDataset) -> Iterator[Finding]:
     if rows:
         yield Finding(
             "warning",
-            f"`{name}`: {number(rows, 'row')} from the future: a clock was, or is, wrong",
+            f"`{name}`: {counted(rows, 'row')} from the future: a clock was, or is, wrong",
             "set the clock right; rows that come after them are stamped later than they are",
         )
 
@@ -175,13 +170,13 @@ def _untidy(store: Store, name: str, dataset: lance.LanceDataset) -> Iterator[Fi
         yield Finding("warning", f"`{name}`: {versions} versions slow every commit", _MAINTAIN)
     if indexes.is_due(name, dataset):
         rows = indexes.new_rows(name, dataset)
-        yield Finding("note", f"`{name}`: {number(rows, 'row')} not in its indexes yet", _MAINTAIN)
+        yield Finding("note", f"`{name}`: {counted(rows, 'row')} not in its indexes yet", _MAINTAIN)
     lost = old_versions.orphans(dataset)
     if lost:
         size = sum(path.stat().st_size for path in lost)
         yield Finding(
             "note",
-            f"`{name}`: {number(len(lost), 'file')} of {size / 1e6:.1f} MB that no version knows, "
+            f"`{name}`: {counted(len(lost), 'file')} of {size / 1e6:.1f} MB that no version knows, "
             f"such as `{lost[0].name}`: their writer was killed",
             _MAINTAIN,
         )
@@ -238,7 +233,7 @@ def _snapshots(store: Store, sound: Set[str]) -> Iterator[Finding]:
                     f"give it up with `rlake snapshot drop {snapshot.name}`",
                 )
     if taken:
-        yield Finding("ok", number(len(taken), "snapshot"))
+        yield Finding("ok", counted(len(taken), "snapshot"))
 
 
 def _branches(store: Store) -> Iterator[Finding]:
@@ -259,4 +254,4 @@ def _branches(store: Store) -> Iterator[Finding]:
                     f"give it up with `rlake branch drop {name}`",
                 )
     if known:
-        yield Finding("ok", number(len(known), "branch", "branches"))
+        yield Finding("ok", counted(len(known), "branch", "branches"))

@@ -197,6 +197,15 @@ def message_of(error: BaseException, most: int = 300) -> str:
     return shorten(" ".join(str(error).split()) or type(error).__name__, most)
 
 
+def counted(count: int, one: str, several: str = "") -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "row"), counted(8792, "task"), counted(2, "branch", "branches")
+    ('1 row', '8,792 tasks', '2 branches')
+    """
+    return f"{count:,} {one if count == 1 else several or f'{one}s'}"
+
+
 def shorten(text: str, most: int = 300) -> str:
     """Return a text, cut after `most` characters.
 

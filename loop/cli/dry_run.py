@@ -57,7 +57,7 @@ def _follows(config: "RunConfig") -> list[str]:
 def _pace(config: "RunConfig") -> list[str]:
     explorer, schedule = config.explorer, config.schedule
     assert explorer is not None
-    ahead = counted(schedule.max_ahead, "batch").replace("batchs", "batches")
+    ahead = counted(schedule.max_ahead, "batch", "batches")
     lag = counted(schedule.lag, "step")
     return [
         f"rollouts are made by `{explorer.workflow}` and rewarded by `{explorer.rewards}`",

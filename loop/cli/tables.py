@@ -10,6 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ...store.errors import counted as counted
+
 PIPED_WIDTH = 160
 """Columns of output that goes to a file or pipe."""
 _CELL = 200
@@ -151,15 +153,6 @@ def print_json(value: Mapping[str, Any]) -> None:
     from ...store.files.raw_json import json_line
 
     print(json_line(value))
-
-
-def counted(n: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> counted(1, "row"), counted(8792, "task")
-    ('1 row', '8,792 tasks')
-    """
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def number(value: float | None) -> str:
