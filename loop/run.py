@@ -75,6 +75,7 @@ def run(
                     ready=explorer.start,
                     cache=cache,
                 )
+            # Without a limit: it may still evaluate the last versions.
             explorer.join()
         except BaseException as error:
             with interrupts.passed_on(error):
@@ -246,6 +247,7 @@ class BackgroundJob:
         try:
             self.work()
         except BaseException as error:  # noqa: BLE001 - `raise_error` raises it in another thread
+            # What fails first is the reason; the other job only fails because of it.
             first = not self.stop.is_set() and not isinstance(error, OtherJobError)
             self.error, self.first = error, first
             self.stop.set()

@@ -92,6 +92,7 @@ def mix_tasksets(
                 raise OperatorError(f"no row has the {by} `{name}`{nearest(name, known)}")
         most = min(counts[name] * total / share for name, share in shares.items())
         most = most if rows is None else min(most, rows)
+        # 1e-9: a quota that is a whole number but for rounding must not lose a row to `int`.
         wanted = {name: int(most * share / total + 1e-9) for name, share in shares.items()}
         order = pl.Series(PLACE, [seeded_uniform(0, i) for i in given[id_column(given.columns)]])
         quota = pl.col(by).replace_strict(wanted, default=0, return_dtype=pl.Int64)

@@ -199,6 +199,7 @@ def _other_rows_count(source: Source, last: Mapping[str, Any], store: Store) -> 
 def _is_older(file: Path, when: datetime) -> bool:
     """Return whether a file was last written before a time; False for a remote file."""
     try:
+        # Not `<=`: a file of the same moment may have been written after it was read.
         return file.stat().st_mtime < when.timestamp()
     except OSError:
         return False

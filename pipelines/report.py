@@ -55,6 +55,7 @@ def summed(dropped: Iterable[Dropped]) -> list[Dropped]:
 def _ranged(reasons: list[str]) -> str:
     """Return one reason for some that differ in their numbers: from the smallest to the largest."""
     slots = zip(*(_NUMBER.findall(reason) for reason in reasons), strict=True)
+    # By value: as text, 10 comes before 9.
     ends = iter([(min(s, key=float), max(s, key=float)) for s in slots])
     return _NUMBER.sub(lambda _: " to ".join(dict.fromkeys(next(ends))), reasons[0])
 

@@ -125,6 +125,7 @@ def values(rows: pl.DataFrame, key: str, name: str, version: str) -> pl.DataFram
     """Return a column as rows: the key, `name`, `maker`, and `value` or `text`."""
     is_text = rows.schema[name] == pl.String
     as_number = pl.lit(None, pl.Float64) if is_text else pl.col(name).cast(pl.Float64)
+    # Only what was computed: a row of NULL takes an earlier value back, which is decided elsewhere.
     return rows.filter(pl.col(name).is_not_null()).select(
         key,
         name=pl.lit(name),

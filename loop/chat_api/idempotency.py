@@ -57,6 +57,7 @@ def retry_of(request: Request, asked: ChatRequest, body: bytes) -> Retry | None:
     if key is None and name is None:
         return None
     names = [request.headers.get(name, "") for name in ("x-session-id", "x-group-id")]
+    # With the names of session and group: the same body in another conversation is another request.
     digest = content_id(request.url.path, *names, body.decode("utf-8", "replace"))
     parts = ("key", key) if key is not None else ("request", name, digest)
     return Retry(PREFIX + content_id(*parts, length=24), digest)

@@ -151,6 +151,8 @@ class Stream(StreamingResponse):
                 async with asyncio.timeout_at(silent + PATIENCE_SECONDS):
                     await self._listener.changed()
             except TimeoutError:
+                # A comment in the protocol, which clients skip; without any byte,
+                # proxies close the connection.
                 yield b": still at it\n\n"
                 silent = now()
         yield self._new_events() + self._end()

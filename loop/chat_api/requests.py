@@ -146,6 +146,7 @@ def _message(message: Any, i: int) -> Message:
             f"`{where}.role` is one of {', '.join(sorted(_ROLES))}, got {role!r:.100}",
             param=f"{where}.role",
         )
+    # Only the assistant calls tools: templates would write another role's calls as its own.
     calls = message.get("tool_calls") if role == "assistant" else None
     content = _content(message.get("content"), f"{where}.content", role)
     made: Message = {"role": "system" if role == "developer" else role, "content": content}

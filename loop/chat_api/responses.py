@@ -96,6 +96,7 @@ def event(data: Mapping[str, Any] | str) -> bytes:
 def _message(one: Completion) -> dict[str, Any]:
     answer = dict(one.answer)
     if answer.get("tool_calls") and not answer.get("content"):
+        # As OpenAI writes it: some clients take an empty text for an answer.
         answer["content"] = None
     return answer | {"refusal": None}
 

@@ -198,7 +198,10 @@ class Sessions:
     async def sweep(self) -> None:
         """End sessions that are idle or open for too long, or exceed the memory limit."""
         now = monotonic()
+        # Those under way are left alone: their answers are turns that are still missing.
         resting = [session for session in self._open.values() if not session.under_way]
+        # The longest idle first, so that the limit on memory ends those that are the
+        # least likely to continue.
         for session in sorted(resting, key=lambda s: s.touched):
             old = now - session.touched > self._idle or now - session.began > self._longest
             if old or self.nbytes > self._all_bytes:

@@ -42,6 +42,7 @@ def estimates(scores: Scores, *, ks: Sequence[int] = (), seed: int = 0) -> list[
     >>> [(e.name, e.value) for e in estimates([[1.0, 0.0], [0.0, 0.5]], ks=[2])]
     [('accuracy', 0.25), ('reward_mean', 0.375), ('pass@2', 0.5), ('best@2', 0.75)]
     """
+    # A task without a score is unknown, and not wrong.
     rollouts = [np.asarray(one, np.float64) for one in scores if len(one)]
     made = [
         _estimate("accuracy", [_share(one) for one in rollouts], rollouts, seed),
@@ -65,6 +66,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     """
     if n - c < k:
         return 1.0
+    # A product, because the binomial coefficients of many rollouts are too large for floats.
     return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
 
 
@@ -100,6 +102,7 @@ def wilson(correct: int, total: int) -> tuple[float, float]:
 def bootstrap(values: Sequence[float] | np.ndarray, *, seed: int) -> tuple[float, float]:
     """Return the percentile interval of the mean, from tasks resampled with replacement."""
     values = np.asarray(values, np.float64)
+    # Tasks are resampled and not rollouts, because the rollouts of a task depend on each other.
     rng, means = np.random.default_rng(seed), np.empty(RESAMPLES)
     step = max(1, CELLS // len(values))
     for first in range(0, RESAMPLES, step):

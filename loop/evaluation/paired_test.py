@@ -47,6 +47,7 @@ def paired(
     >>> found.difference, found.p_value, found.only_b
     (1.0, 0.5, 2)
     """
+    # Sorted, so that the same seed swaps the same tasks.
     both = sorted(t for t in a if t in b and len(a[t]) and len(b[t]))
     if not both:
         raise JobError(

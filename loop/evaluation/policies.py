@@ -52,6 +52,7 @@ def subject(
     if model is not None:
         check_place(model)
         place = Path(model)
+        # Absolute, because rows name the model in their metadata, whoever reads them.
         return EvaluatedPolicy(model=str(place.absolute() if place.exists() else model))
     if endpoint is not None:
         return EvaluatedPolicy(model=endpoint.model)

@@ -173,6 +173,7 @@ def stored_config(config: RunConfig) -> str:
 
     Models that are another run's weights are stored as `run`, not as the path of their folder.
     """
+    # Without where the run lies: a store that was moved or copied can still be resumed.
     tree = _without_folders(config.model_dump(mode="json", exclude={"store", "output"}))
     tree["schedule"]["max_lag"] = config.schedule.lag
     return RunConfig.model_validate(tree).model_dump_json(exclude={"store", "output"})

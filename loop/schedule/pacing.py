@@ -55,4 +55,5 @@ class Pacer:
     def version(self) -> int:
         """The policy version with which the next batch is sampled."""
         ahead = max(0, self.step - 1 - self._schedule.max_ahead)
+        # Only multiples of it are published.
         return ahead - ahead % self._schedule.publish_every

@@ -53,6 +53,7 @@ def sampler(
     return Sampler(
         store if trainer.at is None else store.at(trainer.at),
         strategy=strategy(trainer.sampler),
+        # offline, rows are of other policies, whose age says nothing about this one
         freshness=Freshness(config.schedule.lag if is_online else None),
         grouped=algorithm.grouped,
         table=algorithm.table,

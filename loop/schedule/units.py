@@ -24,6 +24,7 @@ def batch_tasks(config: RunConfig, algorithm: Algorithm) -> int:
     assert explorer is not None, "a run that explores has an explorer"
     per_group = 1 if algorithm.grouped else explorer.group_size or algorithm.group_size
     needed = explorer.tasks_per_batch or ceil(_most_own_units(config) / per_group)
+    # A stream needs no surplus: it starts groups until the steps have their rows.
     over = explorer.oversampling
     return ceil(needed * (1 + over.ratio)) if over and not config.schedule.streaming else needed
 

@@ -70,6 +70,7 @@ def of_texts(names: list[str], texts: Callable[[], Iterator[str]], name: str) ->
                 raise InputError(
                     f"row {number} of `{name}` {error}; nothing was imported"
                 ) from error
+            # JSON's null becomes NULL, which it means in all our columns.
             rows.append({k: v for k, v in found.items() if v != "null"})
             size += len(text)
             if size >= BATCH_BYTES or len(rows) >= _ROWS:

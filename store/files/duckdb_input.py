@@ -262,6 +262,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _csv_header(path: Path) -> tuple[list[str], str]:
     """Return the column names and the delimiter, the most frequent one in the first line."""
+    # `replace`, since this only finds the header: DuckDB reports where a file is not UTF-8.
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
         delimiter = max(",;\t|", key=lines.readline().count)
         lines.seek(0)

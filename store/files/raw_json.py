@@ -129,6 +129,7 @@ class _Reader:
             self.peek("")
             try:
                 value, end = _decode(self._text, self._at)
+            # The value may only be cut off where the text read so far ends.
             except (json.JSONDecodeError, IndexError):
                 if not self._more():
                     raise ValueError("an object has no end, or is none") from None

@@ -87,6 +87,7 @@ class FileRows:
         self.file.rejected.add(self.file.name, "row", place + 1, why, content)
 
     def _located(self, error: SchemaError, name: str, filled: pa.Table) -> SchemaError:
+        # Row by row, which is slow, but happens once: the first error ends the import.
         for row in range(filled.num_rows):
             try:
                 check(table(name), filled.slice(row, 1))

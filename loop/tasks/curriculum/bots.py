@@ -85,6 +85,7 @@ class Bots:
                 of.capability = now if before is None else _SMOOTH * before + (1 - _SMOOTH) * now
         if of.capability is None:
             return None
+        # Clipped, since a policy below the weak reference or above the strong one is extrapolated.
         inferred = np.clip((self._strong - self._weak) * of.capability + self._weak, 0.0, 1.0)
         wrong = len(places) and np.abs(inferred[places] - rates).mean() >= _WRONG
         if self._config.adaptive_rho and wrong and of.rho is not None:

@@ -20,6 +20,7 @@ class ByPassRate:
         self._config, self._facts = config, facts
         self._kept = 0.5 ** (1 / (config.half_life or max(1.0, epoch)))
         self.beliefs = PassRatePosterior(np.zeros(facts.height), np.zeros(facts.height))
+        # An invalid expression is refused here, before the first rollout.
         self._weights()
 
     def learn(self, seen: Outcomes) -> None:

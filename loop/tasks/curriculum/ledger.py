@@ -112,6 +112,7 @@ class SelectionLedger:
             "QUALIFY row_number() OVER (PARTITION BY batch, task_id ORDER BY attempt DESC) = 1"
         ).pl()
         self._believed = rows["newest"].max() or 0  # pyright: ignore[reportAttributeAccessIssue]
+        # Most batches have only the estimates of their own tasks.
         whole = rows.filter(pl.col("num_tasks") == size)
         if whole.is_empty():
             return 0
