@@ -1,6 +1,7 @@
 """Workflows, rewards and algorithms that fail in ways the loop must survive, or end by."""
 
 import asyncio
+import gc
 import threading
 from dataclasses import dataclass, replace
 
@@ -122,3 +123,18 @@ async def asks_again_later(task: Task, policy: Policy) -> list[Experience]:
     if name and name in getattr(policy, "rollout", ""):
         assert await asyncio.to_thread(event.wait, 20), "it never happened"
     return [first, await single_turn(task, policy)]
+
+
+def lets_later_ones_go(task: Task, experience: Experience) -> float:
+    """Ends the wait of `asks_again_later` as soon as some rollout is judged."""
+    LATER[1].set()
+    return float((experience.response_text or "").count("1"))
+
+
+def frozen_objects(task: Task, experience: Experience) -> float:
+    """Rewards with the number of objects that the garbage collector leaves alone."""
+    return float(gc.get_freeze_count())
+
+
+async def fails_and_counts_frozen(task: Task, policy: Policy) -> Experience:
+    raise OSError(f"{gc.get_freeze_count()} objects are frozen")

@@ -1,5 +1,6 @@
 """Explorer and trainer together: what is drawn, how old it is, and how failures end both."""
 
+import gc
 import shutil
 import threading
 import time
@@ -16,10 +17,13 @@ from support.tiny_models import config, share_of_ones, table
 
 import rlake
 from rlake.loop import run as loop_run
+from rlake.loop.config import RunConfig
+from rlake.loop.explorer import batched
 from rlake.loop.run import explore, run, train
 from rlake.loop.runs.job import OtherJobError
 from rlake.loop.runs.metrics import Listener
 from rlake.store import Experience, Store
+from rlake.store.changes import CREATED
 from rlake.store.errors import ConfigError, JobError, StarvedError
 
 
@@ -374,3 +378,68 @@ def test_tries_under_way_do_not_hold_up_a_run_that_failed(store: Store) -> None:
     with pytest.raises(StarvedError, match="gave up after 3 s: step 1"):
         run(store, stuck)
     assert time.monotonic() - began < 20
+
+
+def commits(store: Store) -> list[int]:
+    """Return how many rows each commit to `experiences` stored, in order."""
+    rows = pl.DataFrame(pl.from_arrow(store.dataset("experiences").to_table(columns=[CREATED])))
+    return rows.group_by(CREATED).len().sort(CREATED)["len"].to_list()
+
+
+def one_batch_whose_second_group_waits(
+    monkeypatch: pytest.MonkeyPatch, **explorer: Any
+) -> tuple[RunConfig, threading.Event]:
+    going_on = threading.Event()
+    monkeypatch.setattr(runs, "LATER", ("/0001/", going_on))
+    explorer = {"workflow": "support.runs:asks_again_later", **explorer}
+    return config(explorer=explorer, trainer={"steps": 1}), going_on
+
+
+def test_groups_that_end_soon_after_their_chunk_began_share_one_commit(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second group ends after the first, and both long before the time that they have."""
+    monkeypatch.setattr(batched, "SHARED_SECONDS", 60.0)
+    rewards = {"rewards": "support.runs:lets_later_ones_go"}
+    settings, _ = one_batch_whose_second_group_waits(monkeypatch, **rewards)
+    began = time.monotonic()
+    run(store, settings)
+    assert time.monotonic() - began < 50, "the groups waited although all had ended"
+    assert commits(store) == [2 * 3 * 2]
+
+
+def test_a_group_is_stored_while_a_slow_one_of_its_chunk_goes_on(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, going_on = one_batch_whose_second_group_waits(monkeypatch)
+
+    def until_one_is_stored() -> None:
+        store.wait_for(
+            lambda: store.count("experiences") or None,
+            tables=("experiences",),
+            seconds=20,
+            describe=lambda: "no group was stored",
+        )
+        going_on.set()
+
+    thread = threading.Thread(target=until_one_is_stored)
+    thread.start()
+    run(store, settings)
+    thread.join(30)
+    assert commits(store) == [3 * 2, 3 * 2]
+    assert table(store, "experiences", "drop_reason")["drop_reason"].null_count() == 12
+
+
+def test_what_is_loaded_is_frozen_while_exploring_and_no_longer(store: Store) -> None:
+    gc.unfreeze()
+    run(store, config(explorer={"rewards": "support.runs:frozen_objects"}))
+    assert table(store, "experiences", "reward")["reward"].min() > 0  # type: ignore[operator]
+    assert gc.get_freeze_count() == 0
+
+
+def test_an_explorer_that_fails_leaves_nothing_frozen(store: Store) -> None:
+    gc.unfreeze()
+    how = {"workflow": "support.runs:fails_and_counts_frozen", "max_failed_batches": 1}
+    with pytest.raises(JobError, match=r"[1-9][0-9]* objects are frozen"):
+        run(store, config(explorer=how))
+    assert gc.get_freeze_count() == 0
