@@ -47,6 +47,7 @@ def rejection_sample(
     late = f"rejection sampling had accepted {n} of its {within} before it"
 
     def accept(rows: pl.DataFrame) -> pl.DataFrame:
+        # Sorted, so that the order in which rows were read does not choose the demonstration.
         counted = rows.filter(pl.col(ASIDE).is_null()).sort(unit, "experience_id")
         grouped = counted.group_by(unit, maintain_order=True).agg("experience_id", REWARD)
         kept = [

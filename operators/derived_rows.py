@@ -57,6 +57,8 @@ def new_rows(
         found, own = [], dict.fromkeys((key, *_OWN))
         for row, (changes, error) in zip(given, made_of, strict=True):
             if error is not None:
+                # A row that was not made has no id of its own, so its error is
+                # noted under its parent's.
                 found.append({key: row[key], "parent_id": row[key], ERROR: error})
             several = [changes] if isinstance(changes, Mapping) else changes or ()
             found += [{**row, **own, "parent_id": row[key], **one} for one in several]

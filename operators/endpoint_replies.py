@@ -121,6 +121,7 @@ class Pieces:
     def _content(self, line: bytes) -> str:
         name, _, data = line.strip().partition(b":")
         data = data.strip()
+        # Other fields, and comments that keep a connection alive, bring no text.
         if name != b"data" or data == b"[DONE]":
             return ""
         try:

@@ -143,6 +143,7 @@ def _check_priority(op: OperatorSpec, after: pl.DataFrame) -> None:
 def _check_augment(op: OperatorSpec, before: pl.DataFrame, after: pl.DataFrame) -> None:
     key = id_column(before.columns, op)
     _unchanged(op, before, after.head(before.height))
+    # New rows follow the old ones, which were compared above; only the tail is new.
     new = after.tail(after.height - before.height)
     _unique(op, after, key)
     _no_strangers(op, new["parent_id"], before[key], "parent_id")

@@ -53,6 +53,7 @@ def freshness(
     [1.0, 0.25]
     """
     column = pl.col(by)
+    # Without a time given, age counts from the newest row here, so a second call gives the same.
     last = column.max() if newest is None else pl.lit(_newest(newest, by))
     behind: Any = last - column
     age = behind.dt.total_microseconds() / 1e6 if by == "created_at" else behind.cast(pl.Float64)
@@ -149,4 +150,5 @@ def _newest(newest: float | str, by: str) -> float | datetime:
             f"`newest` of `freshness` by `created_at` is a time such as "
             f"`2026-01-31T12:00:00+00:00`, got {newest!r}"
         ) from error
+    # The store keeps all times in UTC, and so a time without a zone is one.
     return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -9,6 +9,7 @@ from .parameters import Share
 from .statistics import GROUP, finite, mean, reward, std
 from .token_statistics import answer_logprobs
 
+# A tool's replies and the prompt are no part of the answer's length: only what was sampled is.
 _TRAINED = pl.col("loss_mask").list.sum()
 
 

@@ -84,6 +84,8 @@ class Chain:
             applied, by = op.apply(left), pl.lit(op.name).alias("operator")
             dropped.append(applied.dropped.select(_ID, by, "reason"))
             failed.append(applied.failed.select(_ID, by, "error"))
+            # As they are now: no later operator sees them, and they are stored with the
+            # values set so far.
             gone.append(left.join(applied.dropped, on=_ID, how="semi", maintain_order="left"))
             left = applied.rows
         all_rows = pl.concat([left, *gone], how="diagonal_relaxed")
@@ -145,6 +147,7 @@ def trainer_chain(
                 f"groups; put `{op.name}` before `{row_filter.name}`"
             )
         if op.kind == "filter" and not op.whole_groups:
+            # The first is the one to name: whatever follows sees only the rows that it left.
             row_filter = row_filter or op
     return chain
 
@@ -233,5 +236,6 @@ def _set(row: Experience, values: Mapping[str, Any], reasons: Mapping[str, str])
         row,
         **{name: getattr(parsed, name) for name in own},
         metrics={**row.metrics, **numbers},
+        # A reason that the row brought with it is the earlier one, and stays.
         drop_reason=row.drop_reason or reasons.get(str(row.experience_id)),
     )

@@ -105,6 +105,7 @@ def _table(store: Store, name: str) -> Iterator[Finding]:
         yield Finding("note", f"`{name}` has schema {schema}", "open the store to bring it on")
     faults = list(_files(store, name, dataset))
     yield from faults
+    # What is missing would be named again by every check that reads the files.
     if faults:
         return
     yield from _foreign(name, dataset)
@@ -185,6 +186,8 @@ def _untidy(store: Store, name: str, dataset: lance.LanceDataset) -> Iterator[Fi
 def _runs(store: Store, is_live: IsLive | None) -> Iterator[Finding]:
     for run, job in unfinished(store, running=True):
         lives = is_live(store, run, job) if is_live else None
+        # None means that the run's machine is another one, and so nothing can be
+        # said of its process.
         if lives is False:
             yield Finding(
                 "warning",

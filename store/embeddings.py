@@ -74,13 +74,16 @@ def exact(store: Tables, embedder: str, query: np.ndarray, *, after: int = -1) -
         row_ids.append(ids)
         similarity.append(_cosine(vectors, query))
     ids, scores = np.concatenate(row_ids), np.concatenate(similarity)
+    # Stable, so that rows with equal scores keep the order in which they were read.
     order = np.argsort(-scores, kind="stable")
     return Nearest(ids[order], scores[order])
 
 
 def indexed(store: Tables, embedder: str, query: np.ndarray, *, k: int) -> Nearest | None:
     """Return the k nearest by the index and by exact search of newer rows; None without one."""
+    # The copy holds the newest rows; a view of the past must not find rows stored after it.
     copy = None if store.is_past else _open(store, embedder)
+    # Rows embedded anew may have vectors of another length than the copy that was built before.
     if copy is None or _length(copy) != len(query):
         return None
     hits = copy.to_table(

@@ -157,6 +157,8 @@ class _Stored:
         """Return the rows whose keys are new, and note the others."""
         key = list(self._table.key)
         asked = pl.DataFrame(pl.from_arrow(rows.select(key))).with_row_index("place")
+        # Keys of dropped rows hold NULL for the experience or the task, and NULL
+        # must equal NULL here.
         both = asked.join(self._keys, on=key, how="inner", nulls_equal=True).sort("place")
         if both.is_empty():
             return rows

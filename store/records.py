@@ -159,6 +159,7 @@ class Experience:
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """Rebuild the experience from its row; columns that are missing stay at their defaults."""
         names = {f.name for f in fields(cls)}
+        # A NULL in the store means that nothing was said, and so the default of the field holds.
         values = {k: v for k, v in row.items() if k in names and v is not None}
         for name in ("messages", "tools", "metadata"):
             if name in values:

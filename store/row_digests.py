@@ -46,6 +46,8 @@ class _Rows:
         self._pieces: list[tuple[memoryview, list[int]]] = []
         # by name: the order of columns must not change a digest
         columns = sorted(zip(batch.schema.names, batch.columns, strict=True), key=itemgetter(0))
+        # A column of NULLs counts as one that is not there: adding a column must
+        # not change a digest.
         given = [(name, array) for name, array in columns if array.null_count < len(array)]
         self._texts([(name, array) for name, array in given if pa.types.is_string(array.type)])
         for name, array in given:
@@ -67,6 +69,7 @@ class _Rows:
         """Add all text columns as one piece, since every piece costs time."""
         size = 0
         for name, array in texts:
+            # Arrow allows bytes behind a NULL, which are no part of the row.
             lengths = _lengths(_starts(array)) * _there(array)
             self._sums += lengths.astype(np.uint64) * _number(name, "length")
             size += int(lengths.sum())

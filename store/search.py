@@ -101,8 +101,10 @@ def _first(store: Tables, ranked: Ranked, k: int, where: str | None) -> pl.DataF
         kept = _kept(store, best["experience_id"], where)
         rows = best.join(kept, on="experience_id", maintain_order="left").head(k)
         if rows.height == k or not is_more:
+            # Ties go by id, so that equal scores come in the same order from every store.
             ordered = rows.sort(["score", "experience_id"], descending=[True, False])
             return ordered.select(SHOWN)
+        # A condition may leave few of the best rows, so the next search looks much further at once.
         wanted *= _GROWTH
 
 

@@ -101,6 +101,7 @@ def standing(store: Store, name: str, *, sink: str) -> list[str]:
 def also_gave(store: Store, lineage_id: str, table: str, ids: pl.Series) -> int:
     """Note which of a lineage's rows were stored before: they are its own too; return how many."""
     own = store.scan(table).filter(pl.col("lineage_id") == lineage_id).select(row_id(table))
+    # A writer may name a row twice, and each row is a member once.
     ids = ids.unique(maintain_order=True)
     again = ids.filter(~ids.is_in(own.collect().to_series().implode()))
     if len(again):
@@ -166,6 +167,7 @@ def _rows(store: Store, lineage_id: str) -> dict[str, pl.Series]:
     for name in STAMPED:
         own = store.scan(name).filter(pl.col("lineage_id") == lineage_id).select(row_id(name))
         ids = own.collect().to_series()
+        # A row may bear the lineage's own stamp and be noted as its member too.
         ids = pl.concat([ids, members.filter(pl.col("table_name") == name)["row_id"]]).unique()
         if len(ids):
             found[name] = ids

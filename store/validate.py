@@ -218,7 +218,9 @@ def _check_experiences(rows: pa.Table) -> None:
         )
     for name in (n for n in given if n != "token_ids"):
         lengths = pc.list_value_length(rows.column(name))
+        # A list that is NULL was not computed, which every row is allowed.
         differs = pc.fill_null(pc.not_equal(lengths, tokens), False)  # noqa: FBT003
+        # Values for each token mean nothing in a row that has no tokens.
         alone = pc.and_(pc.is_valid(lengths), pc.is_null(tokens))
         bad = pc.index(pc.or_(differs, alone), True).as_py()
         if bad >= 0:

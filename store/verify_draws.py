@@ -79,6 +79,7 @@ def verify(store: Store, run_id: str, step: int) -> Verdict:
             f"run `{run_id}` has no step {step} on record; it has {len(known)}, "
             f"{known[0]} to {known[-1]}"
         )
+    # A row drawn often is read and digested once.
     now, unreadable = _digests(store, sorted(set(drawn["experience_id"])))
     rows = drawn.with_columns(
         now=pl.col("experience_id").replace_strict(

@@ -135,6 +135,7 @@ def import_(
     """
     from ...store.files import import_rows, import_values, open_input
 
+    # Before a tokenizer is loaded, which takes seconds.
     _check_values(table, name, given=taskset or tokenizer or format or skip_invalid)
     made = None if tokenizer is None else heavy("models.chat_tokenizer").load_tokenizer(tokenizer)
     found = _matching(files) if glob else files
@@ -180,6 +181,7 @@ def _matching(patterns: Sequence[Path]) -> list[Path]:
 
     found: dict[str, None] = {}
     for pattern in patterns:
+        # Sorted, since the order of a folder differs from machine to machine.
         fitting = sorted(glob(str(pattern), recursive=True))  # noqa: PTH207 - patterns may be absolute
         if not fitting:
             raise InputError(f"no file matches `{pattern}`; nothing was imported")
@@ -196,6 +198,7 @@ def _rejected(given: Path | None, files: Sequence[Path], before: Sequence[object
     """Return the file of invalid lines and rows; each import has its own."""
     from ...store.files import Rejected
 
+    # With `--each`, one file would overwrite the other.
     if given is not None and before:
         return Rejected(given.with_name(f"{given.stem}-{len(before) + 1}{given.suffix}"))
     return Rejected(given or Path(f"{files[0].name}.rejected.jsonl"))
@@ -279,6 +282,7 @@ def progress_of(what: str) -> Iterator[Callable[[str, int, int], None]]:
             nonlocal shown
             now = monotonic()
             seconds = now - begun.setdefault(doing, now)
+            # Drawing the line takes longer than reading a few rows.
             if now - shown < _SHOWN_EVERY:
                 return
             shown = now

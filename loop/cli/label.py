@@ -151,6 +151,8 @@ def _serve(lake: "Store", queue: "Queue", host: str, port: int, annotator: str |
         raise ConfigError(
             f"the web page needs {error.name}; install it with `pip install 'rlake[serve]'`"
         ) from error
+    # Whoever reaches this machine by the network could label; the token is only
+    # in the printed link.
     is_ours = is_loopback(host)
     token = None if is_ours else secrets.token_urlsafe(16)
     names = ("127.0.0.1", "localhost", "[::1]") if is_ours else (host, "localhost", "127.0.0.1")
@@ -162,6 +164,7 @@ def _serve(lake: "Store", queue: "Queue", host: str, port: int, annotator: str |
         port=port,
         log_level="warning",
         limit_concurrency=_WAITING,
+        # Idle connections count towards the limit above, so they must not stay.
         timeout_keep_alive=5,
     )
     server = uvicorn.Server(config)

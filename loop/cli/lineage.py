@@ -168,6 +168,7 @@ def verify(
         for number in steps:
             status.update(f"verifying step {number} of {steps[-1]}")
             verdict, again = check(lake, run, number), rebuild(lake, run, number)
+            # Rows may be unchanged while the batch is drawn differently, and the other way round.
             wrong += not (verdict.holds and again.is_same)
             message.append({**vars(verdict), "holds": verdict.holds, "drawn_again": again.is_same})
             if not as_json and (step is not None or not (verdict.holds and again.is_same)):
@@ -193,6 +194,7 @@ def _chain_line(found: "PolicyLineage") -> str:
     if not found.parents:
         return found.begun_from or "the start"
     shown = [str(v) for v in found.parents]
+    # A long run may have very many parents: the newest three and the first one say where it began.
     middle = [f"… {len(shown) - 4} more …"] if len(shown) > 5 else shown[3:-1]
     ends = [*shown[:3], *middle, shown[-1]] if len(shown) > 3 else shown
     return f"{' <- '.join(ends)}{begun}"

@@ -38,6 +38,7 @@ def _write_parquet(relation: "duckdb.DuckDBPyRelation", out: IO[bytes]) -> None:
         from ...store.errors import ConfigError
 
         raise ConfigError("Parquet cannot be shown on a terminal; redirect it: `> rows.parquet`")
+    # Each batch becomes a row group, and small ones make a file that is large and slow to read.
     reader = relation.to_arrow_reader(BATCH_ROWS * 64)
     with (
         os.fdopen(os.dup(out.fileno()), "wb") as copy,  # Arrow closes what it was given
@@ -52,6 +53,7 @@ def _json(relation: "duckdb.DuckDBPyRelation") -> Iterator[str]:
     for line in _json_rows(relation):
         yield before + ("\n" if before == "[" else "") + line
         before = ",\n"
+    # No row has opened the list.
     yield "[]\n" if before == "[" else "\n]\n"
 
 
@@ -82,5 +84,6 @@ def _cell(value: Any) -> Any:
     from ...store.files.raw_json import json_text
 
     if isinstance(value, datetime | date | time):
+        # As JSON has it; `str` would write a space between date and time.
         return value.isoformat()
     return json_text(value) if isinstance(value, list | dict) else value

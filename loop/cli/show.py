@@ -89,6 +89,7 @@ def _find(lake: "Store", id: str) -> tuple[str, str]:
         if ids and not several:
             number = f"{_MANY} or more" if len(ids) == _MANY else str(len(ids))
             several = f"`{id}` matches {number} IDs, such as {kind} `{ids[0]}`; give more of it"
+    # Runs alone have names that people choose, and so mistype.
     close = closest(id, [row["id"] for row in _rows(lake, _RUNS)])
     hint = f"; did you mean the run `{close}`?" if close else f"; list {_LISTED}"
     raise NotFoundError(
@@ -223,6 +224,8 @@ def _print_conversation(row: Found, tokenizer: Any) -> None:
 
 def _print(kind: str, id: str, found: Found, tokenizer: Any = None) -> None:
     print_heading(f"{kind} {id}")
+    # The thing itself comes first, without what is too long to read; lists that
+    # belong to it follow.
     main = found[kind]
     print_fields({k: _plain(k, v) for k, v in main.items() if _is_shown(kind, k, v)}, indent=2)
     task = found.get("task")
@@ -230,6 +233,7 @@ def _print(kind: str, id: str, found: Found, tokenizer: Any = None) -> None:
         _print_task(task, main["task_id"])
     if kind == "experience":
         asked = task["prompt_text"] if task else None
+        # The task's prompt is shown with the task; once is enough.
         texts = [n for n in _TEXTS if main[n] is not None and main[n] != asked]
         print_heading("texts")
         print_fields({name: main[name] for name in texts}, indent=2)
@@ -245,6 +249,7 @@ def _print(kind: str, id: str, found: Found, tokenizer: Any = None) -> None:
 def _is_shown(kind: str, name: str, value: object) -> bool:
     if name == f"{kind}_id" or name in _HIDDEN or (kind == "experience" and name in _TEXTS):
         return False
+    # A reward that is NULL says that the row is unscored, which the reader should see.
     return value is not None or name == "reward"
 
 
@@ -278,6 +283,7 @@ def shade(logprob: float) -> str:
     >>> shade(-0.01), shade(-1.0), shade(-9.0)
     ('green', 'yellow', 'bold red')
     """
+    # Rounding may bring a log-probability above 0.
     return next(style for least, style in SHADES if exp(min(logprob, 0.0)) >= least)
 
 

@@ -121,7 +121,9 @@ def _query(query: str | None, file: Path | None) -> str:
 
 def _print_table(relation: "duckdb.DuckDBPyRelation", rows: int) -> None:
     columns = relation.columns
+    # One more than shown tells whether there are more, without counting them all.
     found = list(itertools.islice(_rows(relation), rows + 1))
+    # The plan is a drawing, which the cells of a table would break.
     if columns == ["explain_key", "explain_value"]:
         print(*(value for _, value in found), sep="\n")
         return
@@ -182,6 +184,7 @@ def _print_columns(lake: "Store", name: str, as_json: bool) -> None:
     from ...store.errors import NotFoundError, nearest
     from ...store.schema import TABLES
 
+    # Only known names reach the query below, and so need no quotes.
     if name not in TABLES and name not in VIEWS:
         raise NotFoundError(
             f"table or view `{name}` does not exist{nearest(name, [*TABLES, *VIEWS])}"

@@ -43,6 +43,7 @@ def read(source: str | Path, below: Sequence[str] = ()) -> dict[str, Any]:
         return tree
     if not isinstance(extended, str):
         raise ConfigError(f"`{source}`: `extends` must name a recipe or a file, got {extended!r}")
+    # A file in the same folder comes before a recipe of that name.
     sibling = path.parent / extended
     return merged(read(sibling if is_file and sibling.exists() else extended, [*below, name]), tree)
 
@@ -53,6 +54,7 @@ def merged(
     """Return a tree of plain values with another laid over it, key by key."""
     made = dict(tree)
     if path in _MODELS and _ORIGINS & changes.keys():
+        # A model has one origin: with a `path` laid over a `run`, the run must go.
         made = {key: old for key, old in made.items() if key not in _ORIGINS - changes.keys()}
     for key, value in changes.items():
         old, here = made.get(key), (*path, key)
@@ -83,6 +85,7 @@ def override(tree: dict[str, Any], text: str) -> None:
     for parent in parents:
         child = node.setdefault(parent, {})
         if not isinstance(child, dict):
+            # A plain value, such as the name of an algorithm, gives way to the keys below it.
             child = node[parent] = {}
         node = child
     node[last] = parse_yaml(value, f"`--set {text}`")

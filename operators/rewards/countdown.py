@@ -51,6 +51,7 @@ def countdown(
         return Verdict(0.0, f"no expression: {error}")
     if Counter(used) != Counter(int(n) for n in numbers):
         return Verdict(0.0, f"it uses {sorted(used)}, expected {sorted(numbers)}")
+    # By its text: 0.1 as a float is not exactly a tenth, and the sum is exact.
     if result != Fraction(str(target)):
         return Verdict(wrong_result, f"it makes {result}, expected {target}")
     return 1.0

@@ -58,6 +58,7 @@ class _Comparing:
         if find_spec("math_verify") is None:
             raise missing_extra("math-verify", "environments")
         self._process = subprocess.Popen(
+            # -I: a file in the user's folder must not stand in for a module of the checker.
             [sys.executable, "-I", str(_PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

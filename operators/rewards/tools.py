@@ -83,6 +83,7 @@ def _as_text(call: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
+    # JSON writes 1 and 1.0 for one number, and a model may write either.
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):
