@@ -1,6 +1,7 @@
 """Packing: sequences concatenated in one row, so that no position is padding."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -35,12 +36,57 @@ def _attend(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, sliding_window=sliding_window, **options
         )
-    parts = zip(*(x.split(list(packed_lengths), dim=2) for x in (query, key, value)), strict=True)
-    found = [
-        sdpa_attention_forward(module, q, k, v, _window(q, sliding_window), **options)[0]
-        for q, k, v in parts
-    ]
-    return torch.cat(found, dim=1), None
+    sets, place_T = _sets(tuple(packed_lengths), query.device)
+    found = []
+    for at_NL in sets:
+        q, k, v = (
+            x[0].index_select(1, at_NL.flatten()).unflatten(1, at_NL.shape).transpose(0, 1)
+            for x in (query, key, value)
+        )
+        out_NLHD, _ = sdpa_attention_forward(module, q, k, v, _window(q, sliding_window), **options)
+        found.append(out_NLHD.flatten(0, 1))
+    return torch.cat(found).index_select(0, place_T)[None], None
+
+
+# Layers attend to the same sequences one after the other.
+@lru_cache(maxsize=2)
+def _sets(lengths: tuple[int, ...], device: torch.device) -> tuple[list[Tensor], Tensor]:
+    """Return sets of sequences of similar length, and where their outputs belong.
+
+    A set is the positions [N, L] of its sequences, padded on the right, which causal attention
+    never sees. Of all sets' outputs, concatenated, those at [T] are the packed ones. One call for
+    each sequence takes twice as long for 256 sequences of ten tokens, mostly in the backward pass.
+    """
+    lengths_B = torch.tensor(lengths, device=device)
+    starts_B = lengths_B.cumsum(0) - lengths_B
+    place_T = torch.empty(sum(lengths), dtype=torch.long, device=device)
+    sets, total = [], 0
+    for rows in _similar(lengths):
+        longest = lengths[rows[0]]
+        length_N1 = lengths_B[rows][:, None]
+        step_L = torch.arange(longest, device=device)
+        at_NL = starts_B[rows][:, None] + torch.minimum(step_L, length_N1 - 1)
+        is_real_NL = step_L < length_N1
+        out_NL = total + torch.arange(at_NL.numel(), device=device).view_as(at_NL)
+        place_T[at_NL[is_real_NL]] = out_NL[is_real_NL]
+        sets.append(at_NL)
+        total += at_NL.numel()
+    return sets, place_T
+
+
+def _similar(lengths: Sequence[int]) -> list[list[int]]:
+    """Return the rows of sequences of similar length, the longest first.
+
+    >>> _similar([3, 100, 8, 95])
+    [[1, 3], [2, 0]]
+    """
+    sets: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        longest = lengths[sets[-1][0]] if sets else None
+        if longest is None or longest - lengths[row] > max(8, longest // 8):
+            sets.append([])
+        sets[-1].append(row)
+    return sets
 
 
 def _window(query: Tensor, size: int | None) -> Tensor | None:

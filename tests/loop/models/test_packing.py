@@ -48,6 +48,20 @@ def test_packed_layers_may_do_their_work_again() -> None:
     assert again[0] < kept[0] / 2
 
 
+def test_sequences_of_all_lengths_have_the_gradient_of_padded_ones() -> None:
+    found = {}
+    for packing in (False, True):
+        model = of(Qwen2Config(**SIZES))
+        torch.manual_seed(0)
+        token_ids, weight = torch.randint(0, 40, (12, 60)), torch.randn(12, 60)
+        lengths = torch.tensor([2, 60, 11, 3, 59, 30, 30, 10, 19, 2, 51, 50])
+        mask = (torch.arange(60) < lengths[:, None]).float()
+        logprobs = Scorer(model, packing=packing)(token_ids, mask)["logprobs"]
+        (logprobs * weight * mask).sum().backward()
+        found[packing] = gradients(model)
+    torch.testing.assert_close(found[True], found[False], atol=1e-5, rtol=1e-4)
+
+
 def of(config: Any, *, attention: str = "sdpa") -> PreTrainedModel:
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
