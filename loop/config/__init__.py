@@ -14,7 +14,7 @@ from .schedule import ScheduleConfig
 from .serve import LimitsConfig, ServeConfig
 from .stages import Stage, build_stages, load_stages
 from .tasks import DataConfig, SelectorConfig, TasksConfig
-from .trainer import LrSchedulerConfig, TrainerConfig
+from .trainer import LrSchedulerConfig, OffloadConfig, TrainerConfig
 
 __all__ = [
     "CriticConfig",
@@ -30,6 +30,7 @@ __all__ = [
     "LoraConfig",
     "LrSchedulerConfig",
     "ModelConfig",
+    "OffloadConfig",
     "OtherModel",
     "PlaceConfig",
     "RayConfig",

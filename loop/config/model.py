@@ -8,6 +8,16 @@ from pydantic import AfterValidator, Field, model_validator
 
 from .base import Float, Int, Section, Share
 
+Attention = Literal[
+    "sdpa",
+    "eager",
+    "flex_attention",
+    "flash_attention_2",
+    "flash_attention_3",
+    "flash_attention_4",
+]
+"""Implementations of attention, as transformers names them."""
+
 
 class LoraConfig(Section):
     """A low-rank adapter (arXiv:2106.09685): only it is trained, checkpointed and published."""
@@ -102,6 +112,13 @@ class FrozenModel(Section):
 
     Of the policy: in engines and published versions. The trainer keeps float32 weights, since
     updates are often smaller than what bfloat16 can add; see `trainer.precision`.
+    """
+    attention: Attention = "sdpa"
+    """Implementation of attention in the trainer; sdpa: or eager for a model without it.
+
+    flash_attention needs its package, a GPU and bfloat16; flex_attention needs a GPU. Both, and
+    sdpa, pack sequences; eager pads. Engines attend in their own way: transformers through its KV
+    cache by sdpa, vLLM by the `attention_backend` in its `engine_args`.
     """
     device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$")
     """Device of the model: auto takes a GPU if there is one, cuda:1 the second GPU."""

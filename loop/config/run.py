@@ -102,6 +102,17 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _fits_precision(self) -> Self:
+        """Refuse flash attention without the precision that it computes in."""
+        name = self.model.attention
+        if self.trainer.precision == "float32" and name.startswith("flash_attention"):
+            raise ValueError(
+                f"`trainer.precision` is float32, in which flash attention does not compute, and "
+                f"`model.attention` is {name}; set the precision to auto, or the attention to sdpa"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _evaluations(self) -> Self:
         """Refuse evaluations that no explorer can make, and a best metric that is not evaluated."""
         evaluate, explorer, every = self.evaluate, self.explorer, None

@@ -23,7 +23,7 @@ LrSchedule = Literal[
     "warmup_stable_decay",
 ]
 """Schedules of the learning rate."""
-OPTIMIZERS = ("adamw", "sgd", "adafactor", "muon")
+OPTIMIZERS = ("adamw", "adamw_8bit", "sgd", "adafactor", "muon")
 """Optimizers with a short name."""
 
 
@@ -54,6 +54,17 @@ class LrSchedulerConfig(Section):
     """Parameters of a transformers schedule, such as `num_cycles`."""
     warmup_steps: Int = Field(default=0, ge=0)
     """Steps over which the learning rate rises linearly from 0."""
+
+
+class OffloadConfig(Section):
+    """What of the training is kept in CPU memory instead of on the GPU, at the cost of time."""
+
+    optimizer: bool = False
+    """The optimizer's state and its step, with a copy of the trained parameters."""
+    parameters: bool = False
+    """With several processes: their parts of parameters, gradients and optimizer (FSDP2)."""
+    activations: bool = False
+    """What the backward pass needs; with gradient checkpointing, only the inputs of layers."""
 
 
 class TrainerConfig(Section):
@@ -129,7 +140,11 @@ class TrainerConfig(Section):
     lr_scheduler: LrSchedulerConfig = LrSchedulerConfig()
     """Warm-up and decay of the learning rate."""
     optimizer: str = "adamw"
-    """adamw, sgd, adafactor, muon, or `package.module:Class` such as `torch.optim:NAdam`."""
+    """adamw, adamw_8bit, sgd, adafactor, muon, or `package.module:Class` as `torch.optim:NAdam`.
+
+    adamw_8bit is torchao's AdamW, whose state has 8 bits per number for weights of 4096 numbers or
+    more: `pip install torchao`.
+    """
     optimizer_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the optimizer's class, such as `momentum`."""
     weight_decay: Float = Field(default=0.0, ge=0)
@@ -157,6 +172,13 @@ class TrainerConfig(Section):
     """
     gradient_checkpointing: bool = False
     """Whether activations are recomputed for the backward pass instead of kept in memory."""
+    offload: OffloadConfig = OffloadConfig()
+    """What is kept in CPU memory; it changes no numbers."""
+    compile: bool = False
+    """Whether the layers of policy and critic are compiled by torch.compile.
+
+    The first passes take minutes, and a C++ compiler; checkpoints and weights keep their names.
+    """
     checkpoint_every: Int = Field(default=50, ge=1)
     """Steps between two checkpoints."""
     keep_checkpoints: Keep = KeepConfig()

@@ -10,12 +10,14 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from .attention import attention_of, is_flash
 from .lm_head import evaluating, tolerance
 
 ATTENTION = "sdpa_packed"
 """The name under which transformers knows the attention below."""
 
 
+@torch.compiler.disable  # else each number of sequences would be compiled anew
 def _attend(
     module: nn.Module,
     query: Tensor,
@@ -30,7 +32,9 @@ def _attend(
     """Attend within each packed sequence; without lengths, do as sdpa does.
 
     The cost is the sum of the squared lengths; with one mask for all it would be the square of
-    their sum.
+    their sum: for 8 sequences of 512 tokens on a CPU, 4.1 s instead of 0.49 s. There, no single
+    call of variable length has a gradient: neither flex_attention nor sdpa on jagged tensors
+    (torch 2.13).
     """
     if packed_lengths is None:
         return sdpa_attention_forward(
@@ -129,28 +133,45 @@ def hidden(backbone: nn.Module, token_ids_BT: Tensor, wanted_BT: Tensor, *, pack
     found = backbone(
         input_ids=token_ids_BT[read_BT][None],
         position_ids=place_T.expand_as(token_ids_BT)[read_BT][None],
-        # A mask of four dimensions is passed through unread; otherwise transformers would build one
-        # of all pairs of tokens.
-        attention_mask=token_ids_BT.new_ones(1, 1, 1, 1),
-        packed_lengths=[n for n in lengths_B.tolist() if n],
         use_cache=False,
+        **_boundaries(attention_of(backbone), lengths_B[lengths_B > 0]),
     )
     return found.last_hidden_state[0][wanted_BT[read_BT]]
+
+
+def _boundaries(attention: str, lengths_B: Tensor) -> dict[str, Any]:
+    """Return the arguments that tell an attention where packed sequences begin and end."""
+    if attention == ATTENTION:
+        # A mask of four dimensions is passed through unread; otherwise transformers would build one
+        # of all pairs of tokens.
+        mask = lengths_B.new_ones(1, 1, 1, 1)
+        return {"attention_mask": mask, "packed_lengths": lengths_B.tolist()}
+    if not is_flash(attention):
+        return {}  # transformers builds flex_attention's mask from the positions
+    ends_B = nn.functional.pad(lengths_B.cumsum(0), (1, 0)).int()
+    longest = int(lengths_B.max())
+    return {
+        "cu_seq_lens_q": ends_B,
+        "cu_seq_lens_k": ends_B,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
 
 
 @torch.no_grad()
 def can_pack(model: PreTrainedModel) -> bool:
     """Prepare a model for packed sequences; return whether it supports them.
 
-    A model does if it looks up its attention by name, as sdpa, and has no other state across
-    tokens. This is tested on two short sequences, packed and alone.
+    A model does if it looks up its attention by name, other than eager, and has no other state
+    across tokens. This is tested on two short sequences, packed and alone.
     """
-    before = model.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
+    before = attention_of(model)
     if before == ATTENTION:
         return True
-    if before != "sdpa":
+    if before == "sdpa":
+        model.set_attn_implementation(ATTENTION)
+    elif before != "flex_attention" and not is_flash(before):
         return False
-    model.set_attn_implementation(ATTENTION)
     backbone = model.get_decoder()
     tokens = (
         torch.arange(8, device=model.device).reshape(2, 4)

@@ -61,7 +61,8 @@ class Learner:
             # are published from this copy.
             if world.rank == 0:
                 self._whole = put(deepcopy(networks.policy), "cpu")
-            shard(networks, world, needs=algorithm.needs)
+            on_cpu = config.trainer.offload.parameters
+            shard(networks, world, needs=algorithm.needs, on_cpu=on_cpu)
         self._optimization = Updater(
             networks,
             algorithm,

@@ -1,17 +1,19 @@
 """The networks of a run: policy, and the reference, teacher and critic that its algorithm needs."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ...store.errors import ConfigError, JobError
 from ..algorithms import Algorithm
-from ..config import ExplorerConfig, FrozenModel, RunConfig
+from ..config import ExplorerConfig, FrozenModel, RunConfig, TrainerConfig
+from ..models.attention import set_attention
 from ..models.lm_head import LOGITS_BYTES
 from ..models.load import load, max_length, put, vocabulary
 from ..models.lora import adapter_part, add_adapter, has_adapter, switched_off
@@ -37,6 +39,11 @@ class Networks:
     """Most bytes of logits in memory at once."""
     dtype: str = "float32"
     """Type of the policy's weights in engines; the trained ones are float32."""
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device that computes; offloaded parameters are elsewhere."""
+        return self.policy.device
 
     @cached_property
     def scorer(self) -> Scorer | SequenceScorer:
@@ -111,7 +118,7 @@ def build(config: RunConfig, algorithm: Algorithm) -> tuple[Networks, PreTrained
     freeze(policy, config.trainer.freeze)
     packing = config.trainer.packing
     networks = Networks(
-        put(policy, config.model.device),
+        placed(policy, config.model),
         packing=None if packing == "auto" else packing,
         max_logits_bytes=config.trainer.max_logits_bytes,
         dtype=config.model.dtype,
@@ -123,10 +130,17 @@ def build(config: RunConfig, algorithm: Algorithm) -> tuple[Networks, PreTrained
         networks.teacher = others.frozen("teacher", config.trainer.teacher)
     if algorithm.needs & {"values", "old_values"}:
         networks.critic = others.critic()
-    if config.trainer.gradient_checkpointing:
-        for network in networks.trained.values():
-            checkpoint_activations(network)
+    _prepare_passes(networks, config.trainer)
     return networks, tokenizer
+
+
+def _prepare_passes(networks: Networks, config: TrainerConfig) -> None:
+    """Set how the trained networks compute."""
+    for network in networks.trained.values():
+        if config.gradient_checkpointing:
+            checkpoint_activations(network)
+        if config.compile:
+            compile_layers(network)
 
 
 def _trained(config: RunConfig) -> FrozenModel:
@@ -186,9 +200,14 @@ def _reward_model(config: RunConfig) -> tuple[Networks, PreTrainedTokenizerFast]
         raise ConfigError("`model.lora` is for policies; a reward model is trained as a whole")
     model, tokenizer = load_reward_model(_trained(config), seed=config.seed)
     freeze(model, config.trainer.freeze)
-    if config.trainer.gradient_checkpointing:
-        checkpoint_activations(model)
-    return Networks(put(model, config.model.device), dtype=config.model.dtype), tokenizer
+    networks = Networks(placed(model, config.model), dtype=config.model.dtype)
+    _prepare_passes(networks, config.trainer)
+    return networks, tokenizer
+
+
+def placed(model: PreTrainedModel, config: FrozenModel, *, key: str = "model") -> PreTrainedModel:
+    """Move a model to its device, and set its attention; `key` is its section."""
+    return set_attention(put(model, config.device), config.attention, key=f"{key}.attention")
 
 
 def checkpoint_activations(network: nn.Module) -> None:
@@ -200,6 +219,40 @@ def checkpoint_activations(network: nn.Module) -> None:
             module.gradient_checkpointing_enable({"use_reentrant": False})
 
 
+def layers(root: nn.Module) -> list[nn.Module]:
+    """Return the layers of the language models within a module."""
+    names = {name for module in root.modules() for name in _whole(module)}
+    return [module for module in root.modules() if type(module).__name__ in names]
+
+
+def _whole(module: nn.Module) -> Iterable[str]:
+    """Return the names of the layer classes that transformers says must not be divided."""
+    named = (
+        getattr(module, "_no_split_modules", None) if isinstance(module, PreTrainedModel) else ()
+    )
+    return named or ()
+
+
+def compile_layers(network: nn.Module) -> None:
+    """Compile the layers of a network where they are; their parameters keep their names.
+
+    Raises ConfigError if the machine has no compiler. Layers are compiled and not the whole: they
+    are alike, so that all run the code of one.
+    """
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except (InvalidCxxCompiler, RuntimeError) as error:
+        raise ConfigError(
+            "`trainer.compile` is true, and no C++ compiler was found; install g++, name one in "
+            "the variable CXX, or set `trainer.compile` to false"
+        ) from error
+    for layer in layers(network):
+        layer.compile(dynamic=True)
+
+
 @dataclass(frozen=True)
 class _Loader:
     """Loads the other networks of a run, which must have the policy's vocabulary."""
@@ -208,12 +261,14 @@ class _Loader:
     tokenizer: PreTrainedTokenizerFast
 
     def frozen(self, name: str, config: FrozenModel) -> PreTrainedModel:
-        return frozen(put(self._loaded(f"trainer.{name}", config), config.device))
+        key = f"trainer.{name}"
+        return frozen(placed(self._loaded(key, config), config, key=key))
 
     def critic(self) -> Critic:
-        path, device = self.config.trainer.critic.path, self.config.model.device
-        given = _trained(self.config) if path is None else FrozenModel(path=path, device=device)
-        return Critic(put(self._loaded("trainer.critic", given), device))
+        path, given = self.config.trainer.critic.path, _trained(self.config)
+        if path is not None:
+            given = FrozenModel(path=path, device=given.device, attention=given.attention)
+        return Critic(placed(self._loaded("trainer.critic", given), given))
 
     def _loaded(self, name: str, config: FrozenModel) -> PreTrainedModel:
         try:

@@ -13,6 +13,7 @@ from ...operators.import_path import import_from
 from ...store.errors import ConfigError
 from ..config import LrSchedulerConfig, TrainerConfig
 from .distributed.fsdp import whole
+from .offload import HostCopies
 
 
 class Optimizers:
@@ -31,6 +32,7 @@ class Optimizers:
                 network_name, network, config, rate=_learning_rate(network_name, config)
             )
         }
+        self._copies = HostCopies(self._optimizers.values()) if config.offload.optimizer else None
         self._schedules = {
             name: scheduled(optimizer, config, total_steps=total_steps)
             for name, optimizer in self._optimizers.items()
@@ -39,8 +41,8 @@ class Optimizers:
     def zero_grad(self) -> None:
         """Discard the gradients."""
         # None and not 0: optimizers skip None, but apply decay and momentum to a gradient of 0.
-        for optimizer in self._optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
+        for network in self._networks.values():
+            network.zero_grad(set_to_none=True)
 
     def clip(self) -> dict[str, float]:
         """Clip each network's gradient to `max_grad_norm`; return the norms before."""
@@ -54,8 +56,12 @@ class Optimizers:
 
     def step(self) -> None:
         """Update the weights."""
+        if self._copies is not None:
+            self._copies.take_gradients()
         for optimizer in self._optimizers.values():
             optimizer.step()
+        if self._copies is not None:
+            self._copies.write()
 
     def advance(self) -> None:
         """Set the learning rates of the next training step."""
@@ -92,6 +98,8 @@ class Optimizers:
         for name, optimizer in self._optimizers.items():
             optimizer.load_state_dict(state[name]["optimizer"])
             self._schedules[name].load_state_dict(state[name]["schedule"])
+        if self._copies is not None:  # the networks were restored before
+            self._copies.read()
 
 
 def made(
@@ -126,6 +134,8 @@ def _kind(config: TrainerConfig) -> tuple[Any, dict[str, Any]]:
     if config.optimizer == "adamw":
         own: dict[str, Any] = {"betas": config.betas, "fused": True}
         return torch.optim.AdamW, own | config.optimizer_kwargs
+    if config.optimizer == "adamw_8bit":
+        return _adamw_8bit(), {"betas": config.betas} | config.optimizer_kwargs
     ours = {"sgd": torch.optim.SGD, "adafactor": torch.optim.Adafactor}
     if config.optimizer in ours:
         return ours[config.optimizer], dict(config.optimizer_kwargs)
@@ -135,6 +145,17 @@ def _kind(config: TrainerConfig) -> tuple[Any, dict[str, Any]]:
             f"the optimizer `{config.optimizer}` must be a class of torch.optim.Optimizer"
         )
     return found, dict(config.optimizer_kwargs)
+
+
+def _adamw_8bit() -> Any:
+    try:
+        from torchao.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ConfigError(
+            "the optimizer `adamw_8bit` is of the package torchao, which is not installed; "
+            "`pip install torchao`, or take adafactor, whose state is small too"
+        ) from error
+    return AdamW8bit
 
 
 def _built(

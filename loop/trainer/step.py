@@ -18,6 +18,7 @@ from .distributed.world import SingleProcess
 from .micro_batches import plan_micro_batches, split_mini_batches
 from .networks import Networks, learn_from, learned
 from .numerics import NonFiniteRow, autocast, of_batch, of_update, within_memory
+from .offload import activations_on_cpu, check_offload
 from .optimizers import Optimizers
 
 
@@ -60,7 +61,8 @@ class Updater:
         self._networks, self._algorithm, self._config = networks, algorithm, config
         self._temperature, self._pad_id, self._seed = temperature, pad_id, seed
         self._world = world or SingleProcess()
-        self._autocast = autocast(config, networks.policy.device, dtype=networks.dtype)
+        check_offload(config.offload, networks.device, processes=self._world.size)
+        self._autocast = autocast(config, networks.device, dtype=networks.dtype)
         self._optimizers = Optimizers(networks.trained, config, total_steps=total_steps)
         self._state: dict[str, float] = {}
 
@@ -257,14 +259,14 @@ class Updater:
             )
             return [[places[i] for i in group] for group in groups]
 
-        totals, device = rows.totals, self._networks.policy.device
+        totals, device = rows.totals, self._networks.device
         for places, counts in self._world.share(lengths, units, cut):
             batch = rows.padded(places, totals=totals, pad_id=self._pad_id).to(device)
             yield batch if counts else replace(batch, places=())
 
     def _forward(self, batch: Batch) -> tuple[Batch, Tensor]:
         """Return the batch with the columns of `TRAINED`, and the trained policy's log-probs."""
-        with self._autocast:
+        with self._autocast, activations_on_cpu(self._config.offload):
             return self._forward_autocast(batch)
 
     def _forward_autocast(self, batch: Batch) -> tuple[Batch, Tensor]:

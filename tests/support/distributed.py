@@ -13,7 +13,7 @@ from support.updates import Step, rows_of_a_step, step
 import rlake
 from rlake.loop.algorithms import names, resolve
 from rlake.loop.algorithms.sft import SFT
-from rlake.loop.config import KeepConfig, LoraConfig, RunConfig, TrainerConfig
+from rlake.loop.config import KeepConfig, LoraConfig, OffloadConfig, RunConfig, TrainerConfig
 from rlake.loop.losses import Loss
 from rlake.loop.losses.batch import Batch
 from rlake.loop.models.lora import add_adapter
@@ -44,7 +44,9 @@ def cases() -> list[Any]:
     return [*names(), {"grpo": {"kl": {"coef": 0.1}, "entropy_coef": 0.01}}]
 
 
-def optimization(world: SingleProcess, *, adapter: bool = False) -> tuple[Updater, Networks]:
+def optimization(
+    world: SingleProcess, *, adapter: bool = False, on_cpu: bool = False
+) -> tuple[Updater, Networks]:
     """GRPO with a penalty on the divergence from what it started from."""
     algorithm = resolve({"grpo": {"kl": {"coef": 0.1}}})
     networks = Networks(tiny()[0])
@@ -53,17 +55,18 @@ def optimization(world: SingleProcess, *, adapter: bool = False) -> tuple[Update
     else:
         networks.reference = tiny(seed=1)[0].requires_grad_(requires_grad=False)
     if isinstance(world, MultiProcess):
-        shard(networks, world, needs=algorithm.needs)
-    settings = TrainerConfig(learning_rate=1e-2, micro_batch_tokens=BUDGET)
+        shard(networks, world, needs=algorithm.needs, on_cpu=on_cpu)
+    offload = OffloadConfig(parameters=on_cpu, activations=on_cpu)
+    settings = TrainerConfig(learning_rate=1e-2, micro_batch_tokens=BUDGET, offload=offload)
     made = Updater(
         networks, algorithm, settings, total_steps=9, temperature=0.9, pad_id=0, world=world
     )
     return made, networks
 
 
-def after(world: SingleProcess, steps: int, *, adapter: bool = False) -> dict[str, torch.Tensor]:
+def after(world: SingleProcess, steps: int, **options: bool) -> dict[str, torch.Tensor]:
     """The weights after some steps."""
-    made, networks = optimization(world, adapter=adapter)
+    made, networks = optimization(world, **options)
     for _ in range(steps):
         made.step(rows_of_a_step())
     return gathered(networks.policy)
@@ -132,6 +135,7 @@ def main(folder: Path) -> None:
         "from one": continued(world, folder / "one"),
         "with an adapter": after(world, 3, adapter=True),
         "repeated": after(repeated, 3),
+        "offloaded": after(world, 3, on_cpu=True),
     }
     if world.rank == 0:
         told = {"steps": taken, "weights": weights, "faulty": left_out}

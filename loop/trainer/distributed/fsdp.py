@@ -4,26 +4,31 @@ FSDP averages gradients over processes, but a step needs their sum, so `Updater`
 by the number of processes.
 """
 
-from collections.abc import Iterable
-
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
 
 from ...models.token_logprobs import Scorer
-from ..networks import Networks
+from ..networks import Networks, layers
 from .world import MultiProcess
 
 
-def shard(networks: Networks, processes: MultiProcess, *, needs: frozenset[str]) -> None:
-    """Shard all networks layer by layer.
+def shard(
+    networks: Networks,
+    processes: MultiProcess,
+    *,
+    needs: frozenset[str],
+    on_cpu: bool = False,
+) -> None:
+    """Shard all networks layer by layer; `on_cpu` keeps the shards in CPU memory.
 
     A teacher whose whole distributions are compared (`vocabulary` in `needs`) stays unsharded:
     its decoder and head are called one by one, which bypasses the hooks of the root module.
     """
-    mesh = processes.mesh(networks.policy.device.type)
+    device = networks.device.type  # read before the parameters are moved
+    mesh = processes.mesh(device)
+    policy = CPUOffloadPolicy(pin_memory=device == "cuda") if on_cpu else OffloadPolicy()
     others = [
         scorer
         for name, scorer in networks.scorers.items()
@@ -33,22 +38,8 @@ def shard(networks: Networks, processes: MultiProcess, *, needs: frozenset[str])
     for root in [networks.scorer, *others, *critic]:
         # Layers first: the root then shards only the parameters that are left.
         for layer in layers(root):
-            fully_shard(layer, mesh=mesh)
-        fully_shard(root, mesh=mesh)
-
-
-def layers(root: nn.Module) -> list[nn.Module]:
-    """Return the layers of the language models within a module."""
-    names = {name for module in root.modules() for name in _whole(module)}
-    return [module for module in root.modules() if type(module).__name__ in names]
-
-
-def _whole(module: nn.Module) -> Iterable[str]:
-    """Return the names of the layer classes that transformers says must not be divided."""
-    named = (
-        getattr(module, "_no_split_modules", None) if isinstance(module, PreTrainedModel) else ()
-    )
-    return named or ()
+            fully_shard(layer, mesh=mesh, offload_policy=policy)
+        fully_shard(root, mesh=mesh, offload_policy=policy)
 
 
 def whole(tensor: Tensor) -> Tensor:

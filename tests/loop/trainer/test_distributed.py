@@ -92,6 +92,7 @@ def test_two_processes_step_as_one_does_with_every_algorithm_and_take_over_from_
     assert_close(four, found["weights"]["from one"])
     assert_close(four, continued(alone, tmp_path / "two"))
     assert_close(three, found["weights"]["repeated"])
+    assert_close(three, found["weights"]["offloaded"])
     assert_close(after(alone, 3, adapter=True), found["weights"]["with an adapter"])
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -11,9 +13,10 @@ from torch import nn
 from transformers import get_scheduler
 from transformers.trainer_utils import SchedulerType
 
-from rlake.loop.config import TrainerConfig
+from rlake.loop.config import KeepConfig, TrainerConfig
 from rlake.loop.config.trainer import LrSchedule
 from rlake.loop.models.value_heads import Critic
+from rlake.loop.trainer.checkpoints import Checkpoints
 from rlake.loop.trainer.optimizers import Optimizers
 from rlake.store.errors import ConfigError
 
@@ -161,3 +164,32 @@ def test_what_an_optimizer_does_not_take_is_refused(given: dict[str, Any], said:
 def test_an_optimizer_nobody_knows_is_refused_before_work() -> None:
     with pytest.raises(ValueError, match="optimizer"):
         TrainerConfig.model_validate({"optimizer": "adamm"})
+
+
+@pytest.mark.skipif(find_spec("torchao") is not None, reason="is about a missing package")
+def test_the_8_bit_optimizer_says_what_it_needs() -> None:
+    message = r"`adamw_8bit` is of the package torchao, which is not installed; `pip install"
+    with pytest.raises(ConfigError, match=message):
+        made("adamw_8bit")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.filterwarnings("ignore")  # those of torch about itself
+@pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao")
+def test_the_8_bit_optimizer_continues_to_the_last_bit(tmp_path: Path) -> None:
+    found = []
+    for is_resumed in (False, True):
+        network, ours = made("adamw_8bit", network=tiny(hidden_size=64)[0])
+        for step in range(3):
+            gradient_of(network, step)
+            ours.step()
+            if is_resumed and step == 1:
+                checkpoints = Checkpoints(tmp_path, keep=KeepConfig())
+                checkpoints.write(1, state=ours.state_dict(), facts={})
+                checkpoints.wait()
+                ours = made("adamw_8bit", network=network)[1]
+                ours.load_state_dict(checkpoints.read(1)[0])
+        found.append(weights(network))
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], weights(tiny(hidden_size=64)[0]))
