@@ -9,6 +9,7 @@ from .tables import counted
 
 if TYPE_CHECKING:
     from ..config import RunConfig
+    from ..trainer.memory import Estimate
 
 
 def plan(config: "RunConfig", *, full: bool) -> str:
@@ -51,7 +52,34 @@ def _follows(config: "RunConfig") -> list[str]:
     if from_hub:
         lines.append(f"the model `{path}` comes from the hub: no local folder has this name")
     where = config.output or "`runs/` in the store's folder"
+    lines += _memory(config)
     return [*lines, f"checkpoints and weights are kept in {where}"]
+
+
+def _memory(config: "RunConfig") -> list[str]:
+    from ..trainer.memory import estimate, size
+
+    model = config.model
+    if model.run is not None or (model.path is not None and not Path(model.path).is_dir()):
+        return ["`rlake doctor CONFIG` estimates its memory, by the model's own configuration"]
+    found = estimate(config)
+    needs = [
+        f"about {size(found.needed(device))} of the {size(most)} on `{device}`"
+        for device, most in found.available.items()
+    ]
+    return [f"it needs {' and '.join(needs)}; `rlake doctor CONFIG` lists the parts"]
+
+
+def memory_rows(found: "Estimate") -> list[tuple[str, str, str, str]]:
+    """Return a row for each part of an estimate, and for the sum of each device."""
+    from ..trainer.memory import size
+
+    parts = [(p.name, found.place(p), size(p.bytes), p.kind) for p in found.parts]
+    sums = [
+        ("needed", device, f"{size(found.needed(device))} of {size(most)}", "without limits")
+        for device, most in found.available.items()
+    ]
+    return [*parts, *sums]
 
 
 def _pace(config: "RunConfig") -> list[str]:

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import CARE, JsonOption, StoreOption, app, listen, open_store
+from .app import CARE, JsonOption, StoreOption, app, heavy, listen, open_store
+from .run import SetOption, configured
 from .tables import print_json, print_rows, render, screen
 
 _MARKS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
@@ -57,14 +58,27 @@ def maintain(
 
 @app.command(rich_help_panel=CARE)
 def doctor(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            help="Estimate the memory of this YAML file or recipe instead.", show_default=False
+        ),
+    ] = None,
     store: StoreOption = None,
+    overrides: SetOption = None,
     deep: Annotated[
         bool,
         typer.Option("--deep", help="Also read every file, and compare each row with its digest."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a store for problems and print the fixes; exit with 1 when there are errors."""
+    """Check a store for problems and print the fixes; exit with 1 when there are errors.
+
+    With a configuration, estimate the memory of its run, and check that this machine has it.
+    """
+    if config is not None:
+        _check_memory(config, overrides, as_json=as_json)
+        return
     from ...operators.sandbox import protection
     from ...store.connect import look
     from ...store.corruption import examine
@@ -84,6 +98,19 @@ def doctor(
         for finding in found:
             _print_finding(finding)
     if any(finding.level == "error" for finding in found):
+        raise typer.Exit(1)
+
+
+def _check_memory(config: str, overrides: list[str] | None, *, as_json: bool) -> None:
+    found = heavy("trainer.memory").estimate(configured(config, overrides, None))
+    if as_json:
+        print_json({**asdict(found), "problems": found.problems})
+    else:
+        rows = heavy("cli.dry_run").memory_rows(found)
+        print_rows(("part", "device", "memory", "kind"), rows)
+        for problem in found.problems:
+            screen().print(f"error    {problem}", style=_MARKS["error"], soft_wrap=True)
+    if found.problems:
         raise typer.Exit(1)
 
 

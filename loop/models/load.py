@@ -12,6 +12,7 @@ from ...store.records import Message
 from ..config import FrozenModel, TinyModel
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 _TEMPLATE = (
@@ -237,12 +238,17 @@ def pad_id(tokenizer: "PreTrainedTokenizerFast") -> int:
     return eos_id(tokenizer) if found is None else int(found)  # type: ignore[arg-type]
 
 
-def put(model: "PreTrainedModel", device: str) -> "PreTrainedModel":
-    """Move a model to a device; `auto` takes a GPU if there is one."""
+def device_of(name: str) -> "torch.device":
+    """Return the device of a name; `auto` takes a GPU if there is one."""
     import torch
 
-    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    return model.to(device=torch.device(chosen))  # pyright: ignore[reportCallIssue]
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    return torch.device(chosen)
+
+
+def put(model: "PreTrainedModel", device: str) -> "PreTrainedModel":
+    """Move a model to a device; `auto` takes a GPU if there is one."""
+    return model.to(device=device_of(device))  # pyright: ignore[reportCallIssue]
 
 
 def as_type(model: "PreTrainedModel", dtype: str) -> "PreTrainedModel":

@@ -14,7 +14,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.distributed_c10d import ProcessGroup
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ...operators.import_path import import_from
 from ...store.errors import message_of
 
 
@@ -82,6 +84,7 @@ def _fetch_alone(tensors: dict[str, Tensor], reader: FileSystemReader) -> None:
 
 # With a space, unlike the names of parameters and options: no key of a state looks like it.
 _PLACE = "the tensor"
+_CLASS, _PARTS = "the class", "its tensors"
 
 
 def apart(state: Any) -> tuple[dict[str, Tensor], Any]:
@@ -94,6 +97,12 @@ def apart(state: Any) -> tuple[dict[str, Tensor], Any]:
     tensors: dict[str, Tensor] = {}
 
     def walk(node: Any, path: str) -> Any:
+        if is_traceable_wrapper_subclass(node) and not isinstance(node, DTensor):
+            # a tensor made of others, as those of 8-bit optimizers, which the writer does not know
+            names, context = node.__tensor_flatten__()
+            kind = f"{type(node).__module__}:{type(node).__qualname__}"
+            parts = {name: walk(getattr(node, name), f"{path}/{name}") for name in names}
+            return {_CLASS: kind, _PARTS: parts, "context": context, "size": tuple(node.shape)}
         if isinstance(node, Tensor):
             tensors[path] = node
             return {_PLACE: path}
@@ -112,6 +121,10 @@ def together(tensors: Mapping[str, Tensor], rest: Any) -> Any:
     if isinstance(rest, dict):
         if list(rest) == [_PLACE]:
             return tensors[rest[_PLACE]]
+        if _CLASS in rest:
+            kind: Any = import_from(rest[_CLASS], "tensor", form="Class")
+            parts = together(tensors, rest[_PARTS])
+            return kind.__tensor_unflatten__(parts, rest["context"], rest["size"], None)
         return {k: together(tensors, v) for k, v in rest.items()}
     if isinstance(rest, list | tuple):
         return type(rest)(together(tensors, v) for v in rest)

@@ -19,6 +19,7 @@ from ..weight_sync import WeightCache, published, publisher
 from .data_loader import TrainDataLoader
 from .distributed.world import SingleProcess
 from .learner import learner
+from .memory import check_memory
 from .networks import build
 from .numerics import NonFiniteRow
 from .step import StepResult
@@ -108,6 +109,7 @@ class Trainer:
         config = self._config
         if config.threads:
             torch.set_num_threads(config.threads)
+        check_memory(config, self._algorithm)
         self.networks, self.tokenizer = build(config, self._algorithm)
         self.model = self.networks.policy
         self._feed = TrainDataLoader(

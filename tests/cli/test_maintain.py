@@ -1,5 +1,8 @@
 """What people see of care and of finding: maintain, doctor, retention, search, similar, embed."""
 
+import json
+from pathlib import Path
+
 import pytest
 from filelock import FileLock
 from support.builders import experiences
@@ -103,3 +106,19 @@ def test_experiences_are_found_by_words_and_by_likeness(rlake: Command, tried: S
     assert "no idea" in rlake("similar", "g000/01").stdout
     said = rlake("similar", "g000/0")
     assert (said.returncode, "did you mean `g000/0" in said.stderr) == (2, True)
+
+
+def test_doctor_estimates_a_configuration(rlake: Command, tmp_path: Path) -> None:
+    path = tmp_path / "demo.json"
+    path.write_text(json.dumps({"name": "demo", "model": {"from_scratch": {"hidden_size": 64}}}))
+    said = rlake("doctor", str(path), "--set", "algorithm=sft")
+    assert "weights in float32" in said.stdout
+    told = json.loads(rlake("doctor", str(path), "--set", "algorithm=sft", "--json").stdout)
+    assert told["problems"] == []
+    assert {part["name"]: part["kind"] for part in told["parts"]}["gradients"] == "certain"
+    full = ["--set", "trainer.micro_batch_tokens=1073741824", "--set", "algorithm=sft"]
+    said = rlake("doctor", str(path), *full)
+    assert said.returncode == 1
+    assert "change trainer.gradient_checkpointing" in said.stdout
+    plan = rlake("run", str(path), "--dry-run", "--set", "algorithm=sft").stdout
+    assert "#   it needs about" in plan
