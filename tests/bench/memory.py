@@ -63,6 +63,7 @@ def resident() -> int:
 
 def main(case: dict[str, Any]) -> None:
     """Take two steps; print the peak over the state before the networks were built."""
+    import peft  # noqa: F401 - what it takes is not the step's
     import torch
 
     from rlake.loop.algorithms import resolve
