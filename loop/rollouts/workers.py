@@ -1,9 +1,9 @@
 """Workers run groups, in this process or others, while their weights are updated."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ...store.records import Experience, Task
 from ..inference.build import close
@@ -14,6 +14,8 @@ from ..models.weights import Weights
 from ..runs.job import WorkerLostError
 from ..weight_sync import fetch
 from .group import RolloutSpec, run_group
+
+W = TypeVar("W")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,6 +111,11 @@ class LocalWorker:
         await close([self._policy, *self._auxiliary])
 
 
+def least_busy(busy: Mapping[W, Sized]) -> W:
+    """Return the worker with the fewest groups, the first of several."""
+    return min(busy, key=lambda one: len(busy[one]))
+
+
 class WorkerPool:
     """The workers of a run: each group goes to the one with the fewest groups."""
 
@@ -201,7 +208,7 @@ class WorkerPool:
             if not self._restoring:
                 raise WorkerLostError("no worker is left")
             await asyncio.wait(self._restoring)
-        return min(self._busy, key=lambda one: len(self._busy[one]))
+        return least_busy(self._busy)
 
     async def _replace(self, worker: RolloutWorker, error: WorkerLostError) -> None:
         """Replace a worker that died, once; the others continue meanwhile."""

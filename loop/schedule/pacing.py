@@ -11,6 +11,11 @@ from collections.abc import Callable, Iterable
 from ..config import ScheduleConfig
 
 
+def is_published(schedule: ScheduleConfig, step: int) -> bool:
+    """Return whether explorers get the weights of a step."""
+    return step % schedule.publish_every == 0
+
+
 class Pacer:
     """Counts the units (groups or rows) that are stored, and the steps that will use them."""
 

@@ -15,6 +15,7 @@ from ..models.load import vocabulary
 from ..models.lora import has_adapter
 from ..runs.job import Job, recorded
 from ..runs.metrics import Listener, Metrics, evaluated_versions, waiting
+from ..schedule.pacing import is_published
 from ..weight_sync import WeightCache, published, publisher
 from .data_loader import TrainDataLoader
 from .distributed.world import SingleProcess
@@ -228,7 +229,7 @@ class Trainer:
 
     def _publish(self) -> None:
         """Publish the weights when the schedule says so, and at the end."""
-        due = self.step % self._config.schedule.publish_every == 0
+        due = is_published(self._config.schedule, self.step)
         if self._config.explorer is None:
             due = self.step == 0  # an offline run has no explorer that needs newer versions
         if not due and self.step != self.total_steps:

@@ -21,6 +21,7 @@ from . import (
     recipes,
     schedules,
     serving,
+    simulation,
     staleness,
     steps,
     texts,
@@ -57,6 +58,7 @@ FIGURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "recipes": recipes.recipes,
     "schedules": schedules.schedules,
     "serving": serving.serving,
+    "simulation": simulation.simulation,
     "staleness": staleness.staleness,
     "throughput": throughput.throughput,
 }

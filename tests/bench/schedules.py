@@ -43,7 +43,7 @@ def schedules(bench: Bench) -> Iterator[Figure]:
             round(slowest / best, 2),
             "x of on_policy's speed",
             1.6 if name == "asynchronous" else None,
-            f"{STEPS} steps of 4 groups of 8 tries; a try waits {MEDIAN} s in the median, "
+            f"{STEPS} steps of 32 groups of 8 tries; a try waits {MEDIAN} s in the median, "
             f"log-normal, sigma {SIGMA}, {LONGEST} s at most; learning rate 0; best of {ROUNDS}; "
             f"lag {mean:.2f} in the mean, {most} at most, allowed {configured(name).schedule.lag}",
             best,
