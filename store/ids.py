@@ -3,10 +3,16 @@
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
+import pyarrow.compute as pc
+
+# Stored ids depend on these options: with others, every task would be stored a second time.
+_canonical = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
+_spelled = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 
 def content_id(*parts: object, length: int = 20) -> str:
@@ -17,9 +23,7 @@ def content_id(*parts: object, length: int = 20) -> str:
     >>> content_id("ab", "c") == content_id("a", "bc")
     False
     """
-    # Stored ids depend on these options: with others, every task would be stored a second time.
-    text = json.dumps(parts, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:length]
+    return hashlib.sha256(_canonical(parts).encode()).hexdigest()[:length]
 
 
 def group_id(run_id: str, batch: int, index: int) -> str:
@@ -69,13 +73,14 @@ def combine(digests: Iterable[str]) -> str:
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
 
 
-def _digest(header: bytes, cells: tuple[bytes | None, ...]) -> str:
-    parts = [header]
-    for cell in cells:
-        # with their lengths, or `ab`, `c` would have the digest of `a`, `bc`
-        parts += (b"\x00",) if cell is None else (b"\x01", len(cell).to_bytes(8, "little"), cell)
+def _digest(header: bytes, cells: Sequence[bytes | None]) -> str:
+    # with their lengths, or `ab`, `c` would have the digest of `a`, `bc`
+    framed = [b"\x00" if c is None else b"%b%b" % (_size(1, len(c)), c) for c in cells]
     # stored in `draws`: after a change here, `rlake verify` would report every earlier step
-    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
+    return hashlib.blake2b(header + b"".join(framed), digest_size=16).hexdigest()
+
+
+_size = struct.Struct("<BQ").pack
 
 
 def _cells(column: pa.ChunkedArray) -> list[bytes | None]:
@@ -86,10 +91,10 @@ def _cells(column: pa.ChunkedArray) -> list[bytes | None]:
         return _list_cells(column)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return column.cast(pa.large_binary()).to_pylist()
-    return [
-        None if v is None else json.dumps(v, default=str, ensure_ascii=False).encode()
-        for v in column.to_pylist()
-    ]
+    if pa.types.is_floating(kind) and pc.all(pc.is_finite(column), min_count=0).as_py():
+        # as the encoder writes them; it writes NaN and infinity in a way of its own
+        return [None if v is None else b"%a" % v for v in column.to_pylist()]
+    return [None if v is None else _spelled(v).encode() for v in column.to_pylist()]
 
 
 def _list_cells(column: pa.ChunkedArray) -> list[bytes | None]:

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from .changes import ChangeFeed
 from .errors import ConflictError
-from .ids import row_digests
 from .query import is_in
+from .row_digests import whole_rows
 from .schema import Table
 
 _IN_CHUNK = 500
@@ -100,7 +100,7 @@ class KeyIndex:
         stored.update(there)
         keep = []
         # an equal id is a retry only with equal content
-        digests = row_digests(content(rows, self._table))
+        digests = whole_rows(content(rows, self._table))
         for i, (key, digest) in enumerate(zip(self._keys(rows), digests, strict=True)):
             if key in stored and stored[key] != digest:
                 raise self._conflict(key, is_stored=key in there)
@@ -126,7 +126,7 @@ class KeyIndex:
         column = self._table.key[0]
         values = {v for v in rows.column(column).to_pylist() if v is not None}
         for hits in rows_with(dataset, column, map(str, values)):
-            digests = row_digests(content(hits, self._table))
+            digests = whole_rows(content(hits, self._table))
             found.update(zip(self._keys(hits), digests, strict=True))
         return found
 

@@ -2,19 +2,27 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..conversation import goes_on, is_answer, last_answer, last_question, why_untrainable
+from ..conversation import (
+    NO_ANSWER,
+    goes_on,
+    is_answer,
+    last_answer,
+    last_question,
+    why_untrainable,
+)
 from ..ids import row_digests
 from ..key_index import rows_with
 from ..records import Message, Task
 from ..schema import TABLES, Column
 from ..store import Store
+from .plain_text import as_messages, is_plain, task_columns
 from .raw_json import dumps, elements, listed
 from .select_columns import JSON_COLUMNS, RowError, values_of, with_column
 from .text_numbers import Counts, Rollouts
@@ -42,10 +50,14 @@ def experience_columns(given: Sequence[str]) -> tuple[Column, ...]:
 
 def fill_tasks(rows: pa.Table, defaults: Defaults) -> pa.Table:
     """Fill in `messages` from `prompt_text` or the reverse, taskset, split and id."""
-    made = [_filled(row, i, defaults) for i, row in enumerate(rows.to_pylist())]
     kinds = {c.name: c.type for c in TABLES["tasks"].columns}
     if "created_at" not in rows.column_names:
         del kinds["created_at"]
+    if is_plain(rows, metadata="metadata"):
+        made = task_columns(rows, taskset=defaults.taskset, split=defaults.split)
+        made = {n: made.get(n, [None] * len(rows)) for n in kinds}
+        return _completed(rows.select([n for n in rows.column_names if n in kinds]), made)
+    made = [_filled(row, i, defaults) for i, row in enumerate(rows.to_pylist())]
     return pa.Table.from_pylist(made, pa.schema(list(kinds.items())))
 
 
@@ -100,22 +112,44 @@ class ExperienceFill:
         """Start a file: equal rows within a file are distinct, across files they are the same."""
         self._defaults, self._contents = defaults, Counts()
 
-    def with_tasks(self, rows: pa.Table) -> tuple[list[Task], pa.Table]:
+    def with_tasks(self, rows: pa.Table) -> tuple[Sequence[Task] | pa.Table, pa.Table]:
         """Return the tasks of rows without `task_id`, and the completed rows."""
+        if (
+            "task_id" not in rows.column_names
+            and self._tokenization is None
+            and is_plain(rows, metadata="task_metadata")
+        ):
+            return self._plain(rows)
         tasks: list[Task] = []
         if "task_id" in rows.column_names:
             conversations = self._of_stored_tasks(rows)
         else:
             conversations = [_conversation(row, i) for i, row in enumerate(_light(rows))]
             tasks = self._tasks(rows, conversations)
-            rows = with_column(rows, "task_id", (t.task_id for t in tasks), TEXT)
-            own = TABLES["experiences"].names
-            rows = rows.select([n for n in rows.column_names if n in own])
-        rows = _with_sizes(_with_texts(self._with_ids(rows), conversations))
-        self.untrainable.update(_untrainable(rows, conversations))
+            rows = _of_tasks(rows, [t.task_id for t in tasks])
+        rows = _with_sizes(_completed(self._with_ids(rows), _texts(conversations)))
+        why_not = [why_untrainable(c.messages if c else ()) for c in conversations]
+        self.untrainable.update(_untrainable(rows, why_not))
         if self._tokenization is not None:
             rows = self._tokenization.fill(rows, [t.messages if t else [] for t in conversations])
         return tasks, rows
+
+    def _plain(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Return the tasks of rows of plain text, and the completed rows, column by column."""
+        defaults = self._defaults
+        tasks = task_columns(rows, taskset=defaults.taskset, split=defaults.split)
+        prompts, responses = tasks["prompt_text"], values_of(rows, "response_text")
+        pairs = zip(prompts, responses, strict=True)
+        texts = {
+            "messages": [as_messages(asked or "", said) for asked, said in pairs],
+            "num_turns": [int(said is not None) for said in responses],
+            "response_text": responses,
+        }
+        rows = self._with_ids(_of_tasks(rows, tasks["task_id"]))
+        rows = _with_sizes(_completed(rows, texts))
+        why_not = [NO_ANSWER if said is None else None for said in responses]
+        self.untrainable.update(_untrainable(rows, why_not))
+        return pa.table({n: pa.array(values, TEXT) for n, values in tasks.items()}), rows
 
     def _tasks(self, rows: pa.Table, conversations: Sequence[_Conversation | None]) -> list[Task]:
         answer, workflow = values_of(rows, "answer"), values_of(rows, "workflow")
@@ -219,38 +253,52 @@ def _conversation(
     return _Conversation(messages[:asks], messages[asks:], text, last_answer(messages))
 
 
-def _with_texts(rows: pa.Table, conversations: Sequence[_Conversation | None]) -> pa.Table:
-    """Fill in messages, prompt_text, response_text and num_turns."""
-    whole: list[str | None] = []
-    prompts, responses = values_of(rows, "prompt_text"), values_of(rows, "response_text")
-    turns = values_of(rows, "num_turns")
-    for i, conversation in enumerate(conversations):
-        whole.append(conversation.text if conversation else None)
-        if conversation is None:
-            continue
-        if prompts[i] is None:
-            prompts[i] = last_question(conversation.prompt)
-        if responses[i] is None:
-            responses[i] = conversation.said
-        if turns[i] is None:
-            turns[i] = sum(m["role"] == "assistant" for m in conversation.messages)
-    rows = with_column(rows, "messages", whole, TEXT)
-    rows = with_column(rows, "prompt_text", prompts, TEXT)
-    rows = with_column(rows, "response_text", responses, TEXT)
-    return with_column(rows, "num_turns", turns, INT)
+def _of_tasks(rows: pa.Table, task_ids: Sequence[str | None]) -> pa.Table:
+    """Return rows with the ids of their tasks, and without the columns of tasks."""
+    own = TABLES["experiences"].names
+    return with_column(
+        rows.select([n for n in rows.column_names if n in own]), "task_id", task_ids, TEXT
+    )
 
 
-def _untrainable(rows: pa.Table, conversations: Sequence[_Conversation | None]) -> Iterator[str]:
+def _texts(conversations: Sequence[_Conversation | None]) -> dict[str, Sequence[object]]:
+    """Return messages, prompt_text, response_text and num_turns of conversations."""
+    given = [c or _Conversation([], [], "", None) for c in conversations]
+    turns = [sum(m["role"] == "assistant" for m in c.messages) for c in given]
+    return {
+        "messages": [c.text if c else None for c in conversations],
+        "prompt_text": [last_question(c.prompt) for c in given],
+        "response_text": [c.said for c in given],
+        "num_turns": [n if c else None for n, c in zip(turns, conversations, strict=True)],
+    }
+
+
+def _completed(rows: pa.Table, columns: Mapping[str, Sequence[object]]) -> pa.Table:
+    """Fill in columns where they are NULL; messages are replaced, since an answer may be added."""
+    for name, values in columns.items():
+        made = pa.array(values, _KINDS[name])
+        if name not in rows.column_names:
+            rows = rows.append_column(name, made)
+        elif rows.column(name).null_count or name == "messages":
+            kept = made if name == "messages" else pc.coalesce(rows.column(name), made)
+            rows = rows.set_column(rows.column_names.index(name), name, kept)
+    return rows
+
+
+_KINDS = {c.name: c.type for t in ("tasks", "experiences") for c in TABLES[t].columns}
+
+
+def _untrainable(rows: pa.Table, why_not: Sequence[str | None]) -> Iterator[str]:
     """Yield why a row cannot be trained on, judged by its tokens if any, else by its text."""
     has_tokens = [False] * rows.num_rows
     if "token_ids" in rows.column_names:
         has_tokens = rows.column("token_ids").is_valid().to_pylist()
     masks = rows.column("loss_mask") if "loss_mask" in rows.column_names else None
-    for i, conversation in enumerate(conversations):
+    for i, why in enumerate(why_not):
         if has_tokens[i]:
             if masks is None or not any(masks[i].as_py() or ()):
                 yield "its loss_mask trains no token"
-        elif (why := why_untrainable(conversation.messages if conversation else ())) is not None:
+        elif why is not None:
             yield why
 
 

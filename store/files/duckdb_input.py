@@ -24,7 +24,7 @@ from .select_columns import JSON_COLUMNS
 
 BATCH_BYTES = 8 << 20
 """Approximate size of a batch, which has at most BATCH_ROWS rows."""
-BATCH_ROWS = 1024
+BATCH_ROWS = 8192
 STEP_ROWS = 64
 """Rows that DuckDB returns at once, by which a batch may exceed BATCH_BYTES."""
 _JSON = ("jsonl", "json")
@@ -245,12 +245,13 @@ def _objects(file: InputFile) -> Iterator[str]:
 def in_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     """Combine the small batches of a reader, up to BATCH_BYTES or BATCH_ROWS."""
     kept: list[pa.RecordBatch] = []
+    rows = nbytes = 0
     for batch in reader:
         kept.append(batch)
-        rows = sum(b.num_rows for b in kept)
-        if rows >= BATCH_ROWS or sum(b.nbytes for b in kept) >= BATCH_BYTES:
+        rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
+        if rows >= BATCH_ROWS or nbytes >= BATCH_BYTES:
             yield pa.concat_batches(kept)
-            kept = []
+            kept, rows, nbytes = [], 0, 0
     if kept:
         yield pa.concat_batches(kept)
 

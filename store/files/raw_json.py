@@ -72,9 +72,12 @@ def one_line(text: str) -> Raw:
     return Raw(text.replace("\r", " ").replace("\n", " "))
 
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
 def dumps(value: Any) -> Raw:
     """Return a value as JSON text."""
-    return Raw(json.dumps(value, ensure_ascii=False))
+    return Raw(_encode(value))
 
 
 def objects(path: Path) -> Iterator[str]:

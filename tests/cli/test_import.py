@@ -20,7 +20,7 @@ from rlake.loop.trainer.tokenize import tokenize
 from rlake.store import Store, connect
 from rlake.store.conversation import NO_ANSWER
 from rlake.store.files import EXPORTS, FORMATS, KIND_NAMES, Tokens, import_rows, open_input
-from rlake.store.files.duckdb_input import BATCH_BYTES
+from rlake.store.files.duckdb_input import BATCH_BYTES, BATCH_ROWS
 
 FILES = Path(__file__).parents[1] / "files"
 TURNS = (
@@ -291,9 +291,10 @@ def test_tasks_are_not_tokenized(rlake: Command) -> None:
 
 
 def test_others_append_while_a_file_is_read(lake: Store, tmp_path: Path) -> None:
+    num_rows = 3 * BATCH_ROWS
     write(
         str(tmp_path / "a.jsonl"),
-        *({"prompt_text": f"{i}", "response_text": "x"} for i in range(3000)),
+        *({"prompt_text": f"{i}", "response_text": "x"} for i in range(num_rows)),
     )
     seen: list[str] = []
 
@@ -308,7 +309,7 @@ def test_others_append_while_a_file_is_read(lake: Store, tmp_path: Path) -> None
 
     with open_input(tmp_path / "a.jsonl") as file:
         done = import_rows(lake, "experiences", file, progress=append)
-    assert (done.rows, lake.count("experiences")) == (3000, 3000 + len(seen))
+    assert (done.rows, lake.count("experiences")) == (num_rows, num_rows + len(seen))
     assert len(seen) > 2
 
 
