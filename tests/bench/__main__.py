@@ -15,10 +15,12 @@ from . import (
     draws,
     engine,
     grpo,
+    importing,
     imports,
     memory,
     queries,
     recipes,
+    scale,
     schedules,
     serving,
     simulation,
@@ -33,6 +35,7 @@ from .figure import Bench, Figure, say
 
 FIGURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "import": imports.imports,
+    "import_files": importing.import_files,
     "append": writing.append,
     "group_commit": writing.group_commit,
     "many_writers": writing.many_writers,
@@ -56,6 +59,7 @@ FIGURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "data_juicer": data_juicer.data_juicer,
     "near_duplicates": texts.near_duplicates,
     "recipes": recipes.recipes,
+    "scale": scale.scale,
     "schedules": schedules.schedules,
     "serving": serving.serving,
     "simulation": simulation.simulation,

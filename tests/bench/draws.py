@@ -82,25 +82,25 @@ def _store(bench: Bench, size: int) -> Store:
     folder = bench.folder / f"draws-{size}"
     if folder.exists():
         return connect(folder)
-    store, fresh = connect(folder), 100_000
-    for start in range(0, size - fresh, _ROWS_AT_ONCE):
-        n = min(_ROWS_AT_ONCE, size - fresh - start)
-        store.append("experiences", _stale(n, first=start))
+    store, num_fresh = connect(folder), 100_000
+    for start in range(0, size - num_fresh, _ROWS_AT_ONCE):
+        n = min(_ROWS_AT_ONCE, size - num_fresh - start)
+        store.append("experiences", stale(n, first=start))
         say(f"store of {size} rows: {start + n}")
     rng = np.random.default_rng(0)
-    for start in range(size - fresh, size, 8192):
+    for start in range(size - num_fresh, size, 8192):
         n = min(8192, size - start)
-        store.append("experiences", _fresh(rng, n, first=start))
+        store.append("experiences", fresh(rng, n, first=start))
     return store
 
 
-def _fresh(rng: np.random.Generator, n: int, *, first: int) -> pa.Table:
+def fresh(rng: np.random.Generator, n: int, *, first: int) -> pa.Table:
     made = rows(rng, n, first=first, versions=1, of=1 << 40)
     at = made.schema.get_field_index("policy_version")
     return made.set_column(at, "policy_version", pa.array(np.full(n, _VERSIONS - 1)))
 
 
-def _stale(n: int, *, first: int) -> pa.Table:
+def stale(n: int, *, first: int) -> pa.Table:
     """Make n rows as `rows` does, of four tokens each, and of versions that are stale."""
     place = np.arange(first, first + n)
     zeros = np.zeros(4 * n, np.float32)

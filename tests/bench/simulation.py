@@ -153,6 +153,8 @@ def _parts(costs: "Costs") -> Iterator[Figure]:
             yield Figure(
                 f"part_{name}_{n}", round(cost(n), 5), "s", None, f"{n} groups of 8; {what}"
             )
+    ratio = "two threads by one: a training step and sampling, each by its own speed"
+    yield Figure("part_cores", round(costs.cores, 3), "cores", None, ratio)
     for name in ("handle", "pace", "look", "train", "swap", "wake"):
         yield Figure(f"part_{name}", round(getattr(costs, name), 5), "s", None, what)
 
