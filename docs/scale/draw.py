@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent
 SCHEDULES = ("on_policy", "one_step_off", "asynchronous")
 EXPLORERS = {1: 1, 4: 1, 16: 2, 64: 8, 256: 32}
 """Engines by explorers, as they were simulated."""
-SIZES = (10_000, 100_000, 1_000_000)
+SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 
 Lines = Mapping[str, Sequence[float]]
 
