@@ -13,8 +13,8 @@ from typing import Any
 from ..pipelines.inline import explorer_chain, trainer_chain
 from ..store import Store, interrupts
 from ..store.errors import ConfigError
-from .algorithms import resolve
-from .config import RunConfig
+from .algorithms import Algorithm, resolve
+from .config import ExplorerConfig, RunConfig
 from .evaluation.tasks import check_evaluation
 from .explorer.explorer import Explorer
 from .losses.policy_gradient import compares
@@ -24,7 +24,7 @@ from .runs.job import OtherJobError, job
 from .runs.metrics import Listener
 from .runs.trackers import resolve as resolve_tracker
 from .tasks.prepare import check as check_data
-from .tasks.prepare import check_tasks, prepare
+from .tasks.prepare import check_mixture, check_tasks, prepare
 from .trainer.distributed.launch import launched
 from .trainer.networks import check_teacher
 from .trainer.preferences import check as check_preferences
@@ -111,9 +111,8 @@ def check(config: RunConfig) -> None:
         credit=credit,
         grouped=algorithm.grouped,
     )
+    _check_functions(config)
     if config.explorer is not None:
-        workflow_of(config.explorer.workflow, config.explorer.auxiliary_models)
-        rewards_of(config.explorer.rewards)
         explorer_chain(config.explorer.operators)
         weighs = "logprobs" in algorithm.needs and config.trainer.missing_logprobs == "refuse"
         if weighs and config.explorer.engine.endpoint is not None:
@@ -122,18 +121,34 @@ def check(config: RunConfig) -> None:
                 "algorithm needs log-probs of the trained one; use an imitation or preference "
                 "algorithm (sft, raft, kto), or another engine"
             )
-        if "logprobs" in algorithm.needs and config.explorer.sampling.temperature == 0:
-            raise ConfigError(
-                "`explorer.sampling.temperature` is 0: all rollouts of a task would be equal; "
-                "set it above 0"
-            )
-        num_rollouts = config.explorer.group_size or algorithm.group_size
-        single = config.explorer.workflow == "single_turn"
-        if num_rollouts == 1 and single and compares(algorithm):
-            raise ConfigError(
-                "each task has one rollout, and the algorithm compares the rollouts of a task, so "
-                "it would learn nothing from rewards; set `explorer.group_size` above 1"
-            )
+        for key, section in config.explorers.items():
+            _check_rollouts(key, section, algorithm)
+
+
+def _check_functions(config: RunConfig) -> None:
+    """Raise ConfigError, with its key, for a workflow or reward that does not exist or fit."""
+    explorer = {} if config.explorer is None else {"explorer": config.explorer}
+    for key, section in (explorer | config.explorers | config.evaluations).items():
+        try:
+            workflow_of(section.workflow, section.auxiliary_models)
+            rewards_of(section.rewards)
+        except ConfigError as error:
+            raise ConfigError(f"`{key}`: {error}") from error
+
+
+def _check_rollouts(key: str, section: ExplorerConfig, algorithm: Algorithm) -> None:
+    """Raise ConfigError for rollouts that an algorithm cannot learn from."""
+    if "logprobs" in algorithm.needs and section.sampling.temperature == 0:
+        raise ConfigError(
+            f"`{key}.sampling.temperature` is 0: all rollouts of a task would be equal; "
+            "set it above 0"
+        )
+    num_rollouts = section.group_size or algorithm.group_size
+    if num_rollouts == 1 and section.workflow == "single_turn" and compares(algorithm):
+        raise ConfigError(
+            "each task has one rollout, and the algorithm compares the rollouts of a task, so "
+            f"it would learn nothing from rewards; set `{key}.group_size` above 1"
+        )
 
 
 def explore(
@@ -157,6 +172,7 @@ def _prepared(store: Store, config: RunConfig) -> RunConfig:
     _warn_of_truncation(config)
     config = resolve_run_models(store, config)
     prepare(store, config)
+    check_mixture(store, config.tasks)
     check_evaluation(store, config)
     return config
 
@@ -178,8 +194,13 @@ def _explore(
 
 def _warn_of_truncation(config: RunConfig) -> None:
     assert config.explorer is not None, "only what explores samples"
-    columns = sampling(config.explorer.sampling).columns
-    cuts = [f"{name} {columns[name]}" for name in ("top_p", "top_k", "min_p") if columns[name]]
+    columns = [sampling(section.sampling).columns for section in config.explorers.values()]
+    cuts = dict.fromkeys(
+        f"{name} {one[name]}"
+        for one in columns
+        for name in ("top_p", "top_k", "min_p")
+        if one[name]
+    )
     if cuts and resolve(config.algorithm).likelihoods_at is None:
         _log.warning(
             "`explorer.sampling` truncates (%s): tokens that are left out are never sampled, and "

@@ -31,12 +31,15 @@ def _follows(config: "RunConfig") -> list[str]:
 
     algorithm, trainer, explorer = resolve(config.algorithm), config.trainer, config.explorer
     unit = algorithm.unit
-    rollouts = (explorer.group_size or algorithm.group_size) if explorer else 1
+    sizes = [one.group_size or algorithm.group_size for one in config.explorers.values()]
+    fewest, most = (min(sizes), max(sizes)) if explorer else (1, 1)
     path = config.model.path
     from_hub = path is not None and not Path(path).is_dir()
     lines = [f"a step trains on {counted(trainer.batch_size, unit)}"]
     if unit == "group":
-        lines[0] += f" of {counted(rollouts, 'rollout')}: {trainer.batch_size * rollouts:,} rows"
+        several = f"{fewest} to " if fewest < most else ""
+        rows = [f"{trainer.batch_size * n:,}" for n in dict.fromkeys((fewest, most))]
+        lines[0] += f" of {several}{counted(most, 'rollout')}: {' to '.join(rows)} rows"
     if trainer.steps is None:
         lines.append(f"the run ends when each row was drawn {counted(trainer.max_uses, 'time')}")
     else:
@@ -48,7 +51,7 @@ def _follows(config: "RunConfig") -> list[str]:
     if explorer is None:
         lines.append("no explorer: it trains on what is stored when it begins")
     else:
-        lines += _pace(config)
+        lines += [*_rollouts(config, algorithm.group_size), *_pace(config)]
     if from_hub:
         lines.append(f"the model `{path}` comes from the hub: no local folder has this name")
     where = config.output or "`runs/` in the store's folder"
@@ -82,12 +85,30 @@ def memory_rows(found: "Estimate") -> list[tuple[str, str, str, str]]:
     return [*parts, *sums]
 
 
+def _rollouts(config: "RunConfig", group_size: int) -> list[str]:
+    """Return how the tasks of each taskset are run, in training and where they are evaluated."""
+    lines = []
+    mixture = config.tasks.mixture or {}
+    total = sum(one.weight for one in mixture.values())
+    for key, how in config.explorers.items():
+        name = key.removeprefix("tasks.mixture.")
+        of = (
+            f"of taskset `{name}`, {mixture[name].weight / total:.0%} of a batch, "
+            if mixture
+            else ""
+        )
+        lines.append(
+            f"rollouts {of}are made by `{how.workflow}` and rewarded by `{how.rewards}`"
+            + (f": {counted(how.group_size or group_size, 'rollout')} of a task" if mixture else "")
+        )
+    return lines
+
+
 def _pace(config: "RunConfig") -> list[str]:
     explorer, schedule = config.explorer, config.schedule
     assert explorer is not None
     ahead = counted(schedule.max_ahead, "batch", "batches")
     lag = counted(schedule.lag, "step")
     return [
-        f"rollouts are made by `{explorer.workflow}` and rewarded by `{explorer.rewards}`",
         f"the explorer is at most {ahead} ahead, and rows are drawn at most {lag} old",
     ]

@@ -39,7 +39,11 @@ def _weight_or_parameters(value: Any) -> float | dict[str, Any]:
 
 
 WeightOrParameters = Annotated[float | dict[str, Any], PlainValidator(_weight_or_parameters)]
-"""The weight of a reward, or its parameters, which may include `weight`."""
+"""The weight of a reward, or its parameters, which may include `weight` and `offset`."""
+NamedRewards = str | dict[str, WeightOrParameters]
+"""A reward function, or several with their weights, or with their parameters."""
+NamedWorkflow = str | dict[str, dict[str, Any] | None]
+"""A workflow: `name`, or `{name: {parameter: value}}`."""
 Share = Annotated[Float, Field(ge=0, lt=1)]
 
 

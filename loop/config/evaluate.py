@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
-from .base import Int, Section
+from .base import Int, NamedRewards, NamedWorkflow, Section
 from .engines import EngineConfig, SamplingConfig
 
 Ks = tuple[Annotated[Int, Field(ge=1)], ...]
@@ -19,6 +19,10 @@ class TasksetEvaluation(Section):
     """The k of the reported pass@k and best@k."""
     sampling: SamplingConfig | None = None
     """Sampling parameters of these tasks; None: those of `evaluate`."""
+    workflow: NamedWorkflow | None = None
+    """Workflow of these tasks; None: that of training."""
+    rewards: NamedRewards | None = None
+    """Rewards of these tasks; None: those of training."""
 
 
 class EvaluateConfig(Section):
@@ -45,6 +49,10 @@ class EvaluateConfig(Section):
     """The k of the reported pass@k and best@k; none: 1 and the group's size."""
     sampling: SamplingConfig = SamplingConfig(temperature=0.0)
     """Sampling parameters; by default greedy."""
+    workflow: NamedWorkflow | None = None
+    """Workflow of the evaluated tasks; None: that of training, for the tasks of each taskset."""
+    rewards: NamedRewards | None = None
+    """Rewards of the evaluated tasks; None: those of training, for the tasks of each taskset."""
     engine: EngineConfig | None = None
     """The inference engine of `rlake evaluate`; None: the explorer's.
 

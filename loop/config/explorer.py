@@ -1,10 +1,8 @@
 """The explorer: workflow, rewards, timeouts, retries and concurrency of rollouts."""
 
-from typing import Any
-
 from pydantic import Field
 
-from .base import Float, Int, OperatorSpec, Section, WeightOrParameters
+from .base import Float, Int, NamedRewards, NamedWorkflow, OperatorSpec, Section
 from .engines import EngineConfig, OtherModel, SamplingConfig, TransformersEngine
 
 
@@ -29,16 +27,18 @@ class AdaptiveTimeout(Section):
 class ExplorerConfig(Section):
     """The explorer, which generates experiences."""
 
-    workflow: str | dict[str, dict[str, Any] | None] = "single_turn"
+    workflow: NamedWorkflow = "single_turn"
     """Name of a workflow, `package.module:function`, or `{name: {parameter: value}}`."""
     engine: EngineConfig = EngineConfig(transformers=TransformersEngine())
     """The inference engine that samples rollouts."""
     auxiliary_models: dict[str, OtherModel] = Field(default={})
     """Other models that the workflow calls, by the name of its parameter."""
-    rewards: str | dict[str, WeightOrParameters] = "exact_match"
+    rewards: NamedRewards = "exact_match"
     """A reward function, or several with their weights, or with their parameters.
 
-    `{math_equivalence: 1.0, overlong: {max_tokens: 512, cache: 128, weight: 0.5}}`
+    `{math_equivalence: 1.0, overlong: {max_tokens: 512, cache: 128, weight: 0.5}}`. Each counts as
+    `weight` (1) times what it returns plus `offset` (0): `{exact_match: {weight: 2, offset: -1}}`
+    is 1 or -1.
     """
     group_size: Int | None = Field(default=None, ge=1)
     """Rollouts of each task; None: the algorithm's default."""

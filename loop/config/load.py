@@ -14,8 +14,11 @@ _WHOLE = {("algorithm",), ("tasks", "generator"), ("tasks", "selector"), ("data"
     ("explorer", "rewards"),
     ("explorer", "workflow"),
     ("trainer", "sampler"),
+    *(("evaluate", key) for key in ("engine", "rewards", "workflow")),
+    *(("tasks", "mixture", "*", key) for key in ("rewards", "selector", "workflow")),
+    *(("evaluate", "tasksets", "*", key) for key in ("rewards", "workflow")),
 }
-"""Keys that select something by name: a choice replaces another one as a whole."""
+"""Keys that select something by name: a choice replaces another one as a whole. `*` is any name."""
 _MODELS = {("model",), ("trainer", "reference"), ("trainer", "teacher")}
 _ORIGINS = {"path", "from_scratch", "run"}
 """Sources of a model: one replaces another."""
@@ -58,8 +61,10 @@ def merged(
         made = {key: old for key, old in made.items() if key not in _ORIGINS - changes.keys()}
     for key, value in changes.items():
         old, here = made.get(key), (*path, key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping) and here not in _WHOLE:
-            value = merged(old, value, path=here)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            any_name = (*here[:2], "*", *here[3:])
+            if not {here, any_name} & _WHOLE:
+                value = merged(old, value, path=here)
         made[key] = value
     return made
 

@@ -196,6 +196,32 @@ class RunConfig(Section):
             raise ValueError("ray is for runs with an explorer")
         return self
 
+    def explorer_for(self, taskset: str) -> ExplorerConfig:
+        """Return the section `explorer` as it applies to the tasks of a taskset."""
+        explorer = self.explorer or ExplorerConfig()
+        chosen = (self.tasks.mixture or {}).get(taskset)
+        return explorer if chosen is None else _over(explorer, chosen)
+
+    def evaluation_for(self, taskset: str) -> ExplorerConfig:
+        """Return the section `explorer` as it applies when a taskset's tasks are evaluated."""
+        settings = (self.evaluate or EvaluateConfig()).of(taskset)
+        return _over(self.explorer_for(taskset), settings)
+
+    @property
+    def explorers(self) -> dict[str, ExplorerConfig]:
+        """The section `explorer` as it applies to each taskset that is explored, by its key."""
+        if self.tasks.mixture is None:
+            return {"explorer": self.explorer or ExplorerConfig()}
+        return {f"tasks.mixture.{name}": self.explorer_for(name) for name in self.tasks.mixture}
+
+    @property
+    def evaluations(self) -> dict[str, ExplorerConfig]:
+        """The same for each taskset with its own settings that may be evaluated."""
+        tasksets = (self.evaluate or EvaluateConfig()).tasksets
+        named = self.tasks.mixture or {} if tasksets is None else tasksets
+        found = {f"evaluate.tasksets.{name}": self.evaluation_for(name) for name in named}
+        return found if tasksets else {"evaluate": self.evaluation_for("")} | found
+
     @property
     def is_replay(self) -> bool:
         """Whether the explorer's rows may be drawn in steps other than their own."""
@@ -205,6 +231,16 @@ class RunConfig(Section):
             return not self.trainer.draws_once
         own = next(s for s in self.trainer.sampler.mixed.values() if not s.is_stored)
         return own.sampler.fifo is None or (own.max_uses or 1) > 1
+
+
+def _over(explorer: ExplorerConfig, settings: Section) -> ExplorerConfig:
+    """Return the explorer's section with those of its settings that another section has."""
+    own = {k: v for k, v in settings if k in _OF_ROLLOUTS and v is not None}
+    return explorer.model_copy(update=own)
+
+
+_OF_ROLLOUTS = ("workflow", "rewards", "sampling", "group_size", "rollout_timeout", "max_retries")
+"""Settings of a rollout, which a taskset or an evaluation may have of its own."""
 
 
 def load(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:

@@ -5,7 +5,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .base import Choice, Float, Int, Section
+from .base import Choice, Float, Int, NamedRewards, NamedWorkflow, Section
+from .engines import SamplingConfig
 
 
 class SequentialConfig(Section):
@@ -104,12 +105,28 @@ class SelectorConfig(Choice):
 
 
 class TasksetConfig(Section):
-    """A taskset's share of each batch."""
+    """A taskset's share of each batch, and what differs for its tasks."""
 
-    weight: Float = Field(gt=0)
+    weight: Float = Field(default=1.0, gt=0)
     """Its weight relative to the others."""
     selector: SelectorConfig | None = None
     """How its tasks are selected; None: by `tasks.selector`."""
+    workflow: NamedWorkflow | None = None
+    """Workflow of its tasks; None: `explorer.workflow`."""
+    rewards: NamedRewards | None = None
+    """Rewards of its tasks, and no others; None: `explorer.rewards`."""
+    sampling: SamplingConfig | None = None
+    """Sampling parameters of its rollouts; None: `explorer.sampling`."""
+    group_size: Int | None = Field(default=None, ge=1)
+    """Rollouts of each of its tasks; None: `explorer.group_size`."""
+    rollout_timeout: Float | None = Field(default=None, gt=0)
+    """Timeout of one of its rollouts, in seconds; None: `explorer.rollout_timeout`."""
+    max_retries: Int | None = Field(default=None, ge=0)
+    """Retries of one of its rollouts; None: `explorer.max_retries`."""
+    pass_metric: str | None = None
+    """What determines whether its rollouts passed; None: `tasks.pass_metric`."""
+    pass_threshold: Float | None = None
+    """From which value on they passed; None: `tasks.pass_threshold`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -121,16 +138,19 @@ class TasksConfig(Section):
     """Which tasks are used."""
 
     generator: str | dict[str, dict[str, Any]] | None = None
-    """A function that returns tasks, as `name` or `{name: {parameter: value}}`.
+    """Functions that return tasks, as `name` or `{name: {parameter: value}}`.
 
-    They are stored once.
+    Tasks are stored once.
     """
     where: str = "split = 'train'"
     """SQL condition over the table `tasks`."""
     selector: SelectorConfig = SelectorConfig(shuffle=ShuffleConfig())
     """How the tasks of each batch are selected."""
     mixture: dict[str, TasksetConfig] | None = None
-    """Tasksets and their weights: each batch has tasks of all of them."""
+    """Tasksets, with their weights and what differs for each; each batch has tasks of all of them.
+
+    `{sums: 2.0, games: {weight: 1.0, rewards: countdown, group_size: 16}}`
+    """
     pass_metric: str | None = None
     """Entry of a rollout's `metrics` or `rewards` that determines whether it passed.
 
@@ -144,6 +164,13 @@ class TasksConfig(Section):
 
     Those of selected tasks are always recorded.
     """
+
+    def passes(self, taskset: str) -> tuple[str | None, float]:
+        """Return the metric by which a taskset's rollouts pass, and the least value of it."""
+        own = (self.mixture or {}).get(taskset)
+        metric = own and own.pass_metric
+        threshold = own and own.pass_threshold
+        return metric or self.pass_metric, self.pass_threshold if threshold is None else threshold
 
 
 class FileConfig(Section):

@@ -9,10 +9,10 @@ from ...operators.async_map import run_apart
 from ...store import Experience, Store, Task
 from ...store.errors import NotFoundError
 from ...store.query import literal
-from ..config import RunConfig
+from ..config import ExplorerConfig, RunConfig
 from ..models.load import tokenizer_digest, tokenizer_in
-from ..rollouts.group import run_group
-from ..rollouts.setup import rollout_spec
+from ..rollouts.group import run_group, workflow_of
+from ..rollouts.setup import RolloutSpecs
 from ..trajectories.rows import fitting
 from .policies import PolicyPool, subject, with_models
 
@@ -40,18 +40,23 @@ def run_task(
     model: str | Path | None = None,
     rollouts: int = 1,
 ) -> DebugResult:
-    """Run a task as the explorer would, and store nothing.
+    """Run a task as the explorer would, by `explorer.workflow`, and store nothing.
 
     The policy is the given version or model, else the run's newest version, else the model that
     the run starts from.
     """
     config = with_models(store, config)
-    spec = replace(rollout_spec(config, rollouts), run_id="debug")
+    specs = RolloutSpecs(config)
+    explorer = config.explorer or ExplorerConfig()
+    # not by a workflow of its taskset: that of the explorer is the one to try
+    workflow = workflow_of(explorer.workflow, explorer.auxiliary_models)
+    changes = {"workflow": workflow, "group_size": rollouts, "greedy_rollouts": 0}
+    spec = replace(specs.of(task), **changes, run_id="debug")
     pool = PolicyPool(store, config, sampling=spec.sampling)
     one = subject(store, config, version, model)
     try:
         policy = pool.policy(one)
-        spec.models.update(pool.others)
+        specs.models.update(pool.others)
         rows = run_apart(run_group(task, policy, spec, batch=1, group_index=0))
     finally:
         pool.close()

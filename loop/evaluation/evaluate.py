@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,8 +12,8 @@ from ...store import Experience, Store, Task
 from ...store.errors import JobError
 from ..config import EvaluateConfig, RunConfig
 from ..inference.policy import Policy
-from ..rollouts.group import RolloutSpec, run_group
-from ..rollouts.setup import eval_spec, rollout_spec, sampling, used_functions
+from ..rollouts.group import run_group
+from ..rollouts.setup import RolloutSpecs, sampling, used_functions
 from ..runs.job import Job, job, recorded
 from ..runs.metrics import Listener, Metrics
 from ..tasks.prepare import prepare_tasks
@@ -154,9 +154,9 @@ def _run_rollouts(
     # Numbered across batches, so that the ids of groups do not depend on `batch_size`.
     placed = list(enumerate(tasks))
     for start in range(0, len(placed), settings.batch_size):
-        spec = replace(rollout_spec(mine.config, settings.group_size), models=pool.others)
+        specs = RolloutSpecs(mine.config, models=pool.others)
         chunk = placed[start : start + settings.batch_size]
-        made = run_apart(_run_tasks(chunk, policy, spec, settings, run_id, batch=one.version or 0))
+        made = run_apart(_run_tasks(chunk, policy, specs, run_id, batch=one.version or 0))
         splits = {task.task_id: task.split for _, task in chunk}
         store_rows(
             mine.store,
@@ -167,15 +167,14 @@ def _run_rollouts(
 async def _run_tasks(
     placed: Sequence[tuple[int, Task]],
     policy: Policy,
-    spec: RolloutSpec,
-    settings: EvaluateConfig,
+    specs: RolloutSpecs,
     run_id: str,
     *,
     batch: int,
 ) -> list[Experience]:
     """Run tasks concurrently, each with its taskset's settings; return the rows in order."""
     groups = (
-        run_group(task, policy, eval_spec(settings, spec, task, run_id), batch=batch, group_index=i)
+        run_group(task, policy, specs.for_evaluation(task, run_id), batch=batch, group_index=i)
         for i, task in placed
     )
     return [row for rows in await asyncio.gather(*groups) for row in rows]

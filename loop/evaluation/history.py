@@ -1,7 +1,7 @@
 """Stored evaluations: the scores of each task, and earlier evaluations that can be reused."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,13 +104,31 @@ def _settings(config: str) -> dict[str, Any]:
     """Return the parts of a stored configuration that an evaluation depends on."""
     tree = json.loads(config)
     explorer, evaluate = tree.get("explorer") or {}, tree.get("evaluate") or {}
-    return {
+    mixture = (tree.get("tasks") or {}).get("mixture") or {}
+    own = {name: _own(one) for name, one in {"": evaluate, **mixture}.items()}
+    tasksets = evaluate.get("tasksets")
+    if tasksets is not None:
+        tasksets = {name: _rest(one) | _own(one) for name, one in tasksets.items()}
+    # left out where nothing has its own: run_ids of evaluations are made of the settings
+    return ({"own": own} if any(own.values()) else {}) | {
         "seed": tree["seed"],
         "model": {k: tree["model"].get(k) for k in ("dtype", "lora")},
         "explorer": {k: explorer.get(k) for k in ("workflow", "auxiliary_models", "rewards")},
         "engine": evaluate.get("engine") or explorer.get("engine"),
-        "evaluate": {k: evaluate.get(k) for k in ("group_size", "sampling", "tasksets")},
+        "evaluate": {k: evaluate.get(k) for k in ("group_size", "sampling")}
+        | {"tasksets": tasksets},
     }
+
+
+_FUNCTIONS = ("workflow", "rewards")
+
+
+def _own(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: section[k] for k in _FUNCTIONS if section.get(k) is not None}
+
+
+def _rest(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in section.items() if k not in _FUNCTIONS}
 
 
 def _is_of(store: Store, run_id: str, subject: EvaluatedPolicy, tasks: Collection[str]) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ...pipelines.inline import explorer_chain
@@ -12,14 +12,14 @@ from ...store import Experience
 from ...store.errors import JobError
 from ...store.replay.row_index import Index
 from ..algorithms import Algorithm
-from ..rollouts.setup import rollout_spec, start_worker
-from ..rollouts.workers import WorkerPool
+from ..rollouts.setup import RolloutSpecs, start_worker
+from ..rollouts.workers import GroupRequest, WorkerPool
 from ..rollouts.writer import RolloutWriter
 from ..runs.job import Job, Watch
 from ..runs.metrics import Listener, Metrics
 from ..schedule.pacing import Pacer
 from ..schedule.samplers import own_sides
-from ..schedule.units import batch_tasks, new_units, order, own_where
+from ..schedule.units import batch_tasks, new_units, order, own_where, units_of
 from ..tasks.curriculum import Curriculum
 from ..weight_sync import PublishedWeights, WeightCache, WeightSubscriber, started_from
 
@@ -46,9 +46,8 @@ class ExploreContext:
         self.job, self.config, self.explorer = job, config, config.explorer
         self.stop, self._listener = stop, listener
         self.steps = config.trainer.steps or 0
-        self.group_size = config.explorer.group_size or algorithm.group_size
         self.batch_tasks = batch_tasks(config, algorithm)
-        self.units_per_group = 1 if algorithm.grouped else self.group_size
+        self._algorithm = algorithm
         self.pacer = self._new_pacer()
         self.watch = Watch(job)
         self.subscriber = WeightSubscriber(job, self.watch, cache=cache)
@@ -62,9 +61,6 @@ class ExploreContext:
         """Whether the workers must keep their weights, which are being evaluated."""
         self.pool: WorkerPool | None = None
         """The workers, once they are started."""
-        self._spec = rollout_spec(
-            config, self.group_size, greedy_rollouts=algorithm.greedy_rollouts
-        )
         self._index = Index(
             job.store,
             grouped=algorithm.grouped,
@@ -74,6 +70,11 @@ class ExploreContext:
             order=order(config, algorithm),
         )
         self._useless = 0
+
+    def units(self, requests: Iterable[GroupRequest]) -> int:
+        """Return how many units, groups or rollouts, these groups will be."""
+        tasksets = [request.task.taskset for request in requests]
+        return sum(units_of(self.config, self._algorithm, taskset) for taskset in tasksets)
 
     async def weights(self, version: int) -> PublishedWeights:
         """Return the weights of a version, waiting until they are published."""
@@ -100,10 +101,11 @@ class ExploreContext:
         if self.pool is None and self.config.ray is not None:
             from .ray.pool import start_ray_workers
 
-            self.pool = await start_ray_workers(self.job, self._spec, folder)
+            self.pool = await start_ray_workers(self.job, folder)
         elif self.pool is None:
             model = started_from(self.job, folder)
-            self.pool = WorkerPool([start_worker(self.config, self._spec, model)])
+            specs = RolloutSpecs(self.config)
+            self.pool = WorkerPool([start_worker(self.config, specs, model)])
             # The rows of each batch set off full collections, each of which would walk all modules.
             gc.freeze()
         return self.pool
@@ -153,7 +155,7 @@ class ExploreContext:
 
     def note(self, batch: int, rows: Sequence[Experience], seconds: float) -> None:
         """Store the metrics of a batch."""
-        values = measured(rows) | {"explore/seconds": seconds}
+        values = measured(rows, self.curriculum.tasksets) | {"explore/seconds": seconds}
         self.metrics.add(batch, values)
         self.report("explore", batch, values)
 
@@ -167,12 +169,19 @@ async def _no_evaluation(version: int) -> None:
     pass
 
 
-def measured(rows: Sequence[Experience]) -> dict[str, float]:
-    """Return the metrics of a batch's rows without greedy rollouts, with sums of counters."""
+def measured(rows: Sequence[Experience], tasksets: Mapping[str, str]) -> dict[str, float]:
+    """Return the metrics of a batch's rows without greedy rollouts, with sums of counters.
+
+    `tasksets` names those of tasks whose rewards are reported separately too.
+    """
     # With those of greedy rollouts: they took time to sample as well.
     tokens = sum(s["num_tokens"] for row in rows for s in row.segments or ())
     rows = [row for row in rows if "is_greedy" not in row.metrics]
     scored = [row.reward for row in rows if row.reward is not None]
+    by_taskset: dict[str, list[float]] = {}
+    for row in rows:
+        if row.reward is not None and (name := tasksets.get(row.task_id)):
+            by_taskset.setdefault(name, []).append(row.reward)
     values = {
         "explore/rows": float(len(rows)),
         "explore/failed_rows": float(sum(row.drop_reason is not None for row in rows)),
@@ -181,6 +190,8 @@ def measured(rows: Sequence[Experience]) -> dict[str, float]:
     }
     if scored:
         values["explore/reward_mean"] = sum(scored) / len(scored)
+    for name, of_taskset in by_taskset.items():
+        values[f"explore/{name}/reward_mean"] = sum(of_taskset) / len(of_taskset)
     reasons = Counter(row.finish_reason for row in rows if row.finish_reason)
     values |= {f"explore/finish/{name}": float(count) for name, count in reasons.items()}
     for name, value in (one for row in rows for one in row.metrics.items()):

@@ -50,7 +50,7 @@ class Explorer:
         first = context.first_batch()
         with recorded(self._job, start_step=first), context.metrics.shown(start_step=first):
             context.curriculum = Curriculum(
-                self._job, batch_size=context.batch_tasks, group_size=context.group_size
+                self._job, batch_size=context.batch_tasks, group_size=self._algorithm.group_size
             )
             with _evaluating(context):
                 asyncio.run(_explore(context, first))

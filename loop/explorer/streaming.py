@@ -73,7 +73,7 @@ class StreamingExploration:
 
     def _begin(self, pool: WorkerPool, requests: Iterator[GroupRequest]) -> None:
         context = self._context
-        while context.pacer.admits(len(self._under_way) * context.units_per_group, pool.version):
+        while context.pacer.admits(context.units(self._under_way.values()), pool.version):
             request = next(requests)
             self._under_way[asyncio.create_task(self._one(pool, request))] = request
 

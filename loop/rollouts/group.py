@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any, cast
 
 from ...operators.import_path import find_function
-from ...operators.reward_protocol import Reward, looks_at, parameters, with_parameters
+from ...operators.reward_protocol import looks_at, parameters, with_parameters
 from ...operators.user_errors import one_line
 from ...store.errors import ConfigError, JobError, OperatorError
 from ...store.ids import group_id, rollout_id
@@ -18,7 +18,7 @@ from .. import workflows as workflow_module
 from ..inference.cancellation import CancelScope, cancel_reason, cancel_scope
 from ..inference.policy import Policy, Sampling
 from ..trajectories.group import GroupPolicies, as_judged, named
-from ..trajectories.rewards import LONGEST, Rewards
+from ..trajectories.rewards import LONGEST, RewardPart, Rewards
 from ..trajectories.trajectory import RolloutPolicy, finish_reason, to_experiences
 from ..trajectories.user_code import check_rows, guard
 from ..workflows import Made, Workflow
@@ -59,10 +59,10 @@ def with_models(workflow: Workflow, models: Mapping[str, Policy]) -> Workflow:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSpec:
-    """How a job runs tasks."""
+    """How a job runs the tasks of a taskset."""
 
     workflow: Workflow
-    rewards: Mapping[str, tuple[Reward, float]]
+    rewards: Mapping[str, RewardPart]
     group_size: int
     sampling: Sampling
     seed: int
@@ -75,7 +75,7 @@ class RolloutSpec:
     """Longest time of a rollout, and of a reward, in seconds."""
     retries: int = 0
     """How often a rollout that raised or timed out is repeated."""
-    models: dict[str, Policy] = field(default_factory=dict)
+    models: Mapping[str, Policy] = field(default_factory=dict)
     """Auxiliary models by the names of the workflow's parameters."""
     slots: asyncio.Semaphore | None = None
     """Bounds the concurrent rollouts."""

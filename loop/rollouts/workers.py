@@ -66,16 +66,16 @@ class LocalWorker:
     def __init__(
         self,
         policy: ChatPolicy | EndpointPolicy,
-        spec: RolloutSpec,
+        spec_of: Callable[[Task], RolloutSpec],
+        eval_spec_of: Callable[[Task, str], RolloutSpec],
         *,
         auxiliary: Collection[ChatPolicy | EndpointPolicy] = (),
-        eval_spec: Callable[[Task, str], RolloutSpec] | None = None,
     ) -> None:
         """Run groups with a policy; `auxiliary` policies are closed with it.
 
-        `eval_spec` returns how a task is run for the evaluation with a run_id.
+        `spec_of` returns how a task is run, `eval_spec_of` how for the evaluation with a run_id.
         """
-        self._policy, self._spec, self._eval_spec = policy, spec, eval_spec
+        self._policy, self._spec_of, self._eval_spec_of = policy, spec_of, eval_spec_of
         self._auxiliary = auxiliary
         self._scopes: dict[GroupRequest, CancelScope] = {}
         self.version = -1
@@ -88,10 +88,8 @@ class LocalWorker:
 
     async def run_group(self, request: GroupRequest) -> list[Experience]:
         """Run a group and return its rows."""
-        spec, task = self._spec, request.task
-        if request.evaluation_id is not None:
-            assert self._eval_spec is not None, "a worker that evaluates has its own spec for it"
-            spec = self._eval_spec(task, request.evaluation_id)
+        task, evaluation = request.task, request.evaluation_id
+        spec = self._spec_of(task) if evaluation is None else self._eval_spec_of(task, evaluation)
         scope = self._scopes[request] = CancelScope()
         try:
             with cancel_scope(scope):

@@ -19,14 +19,27 @@ def order(config: RunConfig, algorithm: Algorithm) -> Order:
 
 
 def batch_tasks(config: RunConfig, algorithm: Algorithm) -> int:
-    """Return the number of tasks in a batch of the explorer: enough for its part of a step."""
+    """Return the number of tasks in a batch of the explorer: enough for its part of a step.
+
+    If tasksets have groups of different sizes and rows are drawn, enough on average.
+    """
     explorer = config.explorer
     assert explorer is not None, "a run that explores has an explorer"
-    per_group = 1 if algorithm.grouped else explorer.group_size or algorithm.group_size
-    needed = explorer.tasks_per_batch or ceil(_most_own_units(config) / per_group)
+    mixture = config.tasks.mixture
+    shares = {"": 1.0} if mixture is None else {name: one.weight for name, one in mixture.items()}
+    units = sum(share * units_of(config, algorithm, name) for name, share in shares.items())
+    per_group = units / sum(shares.values())
+    # 1e-9: a mean that is rounded down must not ask for one task more
+    needed = explorer.tasks_per_batch or ceil(_most_own_units(config) / per_group - 1e-9)
     # A stream needs no surplus: it starts groups until the steps have their rows.
     over = explorer.oversampling
     return ceil(needed * (1 + over.ratio)) if over and not config.schedule.streaming else needed
+
+
+def units_of(config: RunConfig, algorithm: Algorithm, taskset: str) -> int:
+    """Return how many units a group of a taskset is: one, or as many as it has rollouts."""
+    own = config.explorer_for(taskset).group_size
+    return 1 if algorithm.grouped else own or algorithm.group_size
 
 
 def new_units(config: RunConfig) -> Callable[[int], int]:

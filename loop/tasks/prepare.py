@@ -9,7 +9,7 @@ import polars as pl
 
 from ...operators.import_path import find_function
 from ...store import Store, Task
-from ...store.errors import ConfigError, QueryError
+from ...store.errors import ConfigError, QueryError, nearest
 from ...store.files import import_rows, open_input
 from ..config import RunConfig, TasksConfig
 from ..config.tasks import FileConfig
@@ -34,13 +34,27 @@ def prepare(store: Store, config: RunConfig) -> None:
 
 def prepare_tasks(store: Store, config: TasksConfig) -> None:
     """Store the tasks that the configuration generates; stored ones are left alone."""
-    if config.generator is not None:
-        store.append("tasks", list(_call(config.generator, sources, "task generator")))
+    for name, params in _named(config.generator).items():
+        store.append("tasks", list(_call({name: params}, sources, "task generator")))
 
 
 def check_tasks(store: Store, where: str) -> None:
     """Raise ConfigError if no task matches `tasks.where`."""
     _matching(store, where, key="tasks.where", limit=1)
+
+
+def check_mixture(store: Store, config: TasksConfig) -> None:
+    """Raise ConfigError for a taskset of the mixture without a task that matches `tasks.where`."""
+    found = store.sql(
+        f"SELECT DISTINCT taskset FROM tasks_current AS tasks WHERE ({config.where}\n)"
+    ).fetchall()
+    known = {name for (name,) in found}
+    for name in config.mixture or ():
+        if name not in known:
+            raise ConfigError(
+                f"`tasks.mixture` names the taskset `{name}`, and no task of it matches "
+                f"`tasks.where`{nearest(name, known)}"
+            )
 
 
 def bind(store: Store, where: str, *, key: str) -> None:
@@ -91,13 +105,17 @@ def _read(store: Store, file: FileConfig) -> None:
         import_rows(store, file.table, source, sql=file.sql)
 
 
+def _named(spec: str | Mapping[str, Mapping[str, Any]] | None) -> Mapping[str, Mapping[str, Any]]:
+    return {spec: {}} if isinstance(spec, str) else spec or {}
+
+
 def _call(
     spec: str | Mapping[str, Mapping[str, Any]], home: ModuleType | None, what: str, *given: object
 ) -> Any:
     """Call the function that `name` or `{name: {parameter: value}}` names, on what it is given."""
     if not isinstance(spec, str) and len(spec) != 1:
         raise ConfigError(f"expected one {what}, got {list(spec)}")
-    name, params = (spec, {}) if isinstance(spec, str) else next(iter(spec.items()))
+    [(name, params)] = _named(spec).items()
     try:
         return find_function(name, home, what)(*given, **(params or {}))
     except TypeError as error:

@@ -161,7 +161,10 @@ def check_teacher(config: RunConfig, algorithm: Algorithm) -> None:
     if trainer.teacher is not None or not algorithm.needs & _TAUGHT:
         return
     is_given = "vocabulary" not in algorithm.needs and (
-        explorer is None or _scores(explorer) or explorer.operators or trainer.operators
+        explorer is None
+        or all(map(_scores, config.explorers.values()))
+        or explorer.operators
+        or trainer.operators
     )
     if not is_given:
         name = (

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from inspect import isawaitable
-from typing import Any, TypeVar, cast
+from math import isfinite
+from typing import Any, NamedTuple, TypeVar, cast
 
 from ...operators import rewards as reward_module
 from ...operators.import_path import find_function
@@ -15,17 +16,29 @@ from ...store.records import Experience, Task
 from .user_code import guard
 
 RewardSpec = str | Mapping[str, float | Mapping[str, Any] | None]
-"""One reward by name, or several: their weights, or their parameters with `weight` among them."""
+"""One reward by name, or several: their weights, or their parameters with `weight` and `offset`."""
 T = TypeVar("T")
 LONGEST = 2000
 """Most characters of a drop_reason."""
 
 
-def rewards_of(spec: RewardSpec) -> dict[str, tuple[Reward, float]]:
-    """Return the reward functions that a configuration names, with their weights.
+class RewardPart(NamedTuple):
+    """A function of a run's reward, and how what it returns counts."""
 
-    >>> rewards_of({"overlong": {"max_tokens": 20, "cache": 10, "weight": 0.5}})["overlong"][1]
-    0.5
+    function: Reward
+    weight: float = 1.0
+    offset: float = 0.0
+
+    def counted(self, value: float | None) -> float | None:
+        """Return the part of the reward, which is NULL if the value is."""
+        return None if value is None else self.weight * value + self.offset
+
+
+def rewards_of(spec: RewardSpec) -> dict[str, RewardPart]:
+    """Return the reward functions that a configuration names, with their weights and offsets.
+
+    >>> rewards_of({"exact_match": {"weight": 2, "offset": -1}})["exact_match"].counted(0.0)
+    -1.0
 
     Raises ConfigError for an unknown name, or parameters that do not fit.
     """
@@ -33,14 +46,18 @@ def rewards_of(spec: RewardSpec) -> dict[str, tuple[Reward, float]]:
     return {short(name): _reward(name, given) for name, given in specs.items()}
 
 
-def _reward(name: str, given: float | Mapping[str, Any] | None) -> tuple[Reward, float]:
+def _reward(name: str, given: float | Mapping[str, Any] | None) -> RewardPart:
     parameters = dict(given) if isinstance(given, Mapping) else {}
-    weight = parameters.pop("weight", 1.0) if given is None or isinstance(given, Mapping) else given
-    if isinstance(weight, bool) or not isinstance(weight, int | float):
-        raise ConfigError(f"the weight of reward `{name}` must be a number, got {weight!r}")
+    if given is not None and not isinstance(given, Mapping):
+        parameters = {"weight": given}
+    scale = {"weight": parameters.pop("weight", 1.0), "offset": parameters.pop("offset", 0.0)}
+    for what, number in scale.items():
+        if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
+            raise ConfigError(f"the {what} of reward `{name}` must be a number, got {number!r}")
     found = find_function(name, reward_module, "reward")
     try:
-        return with_parameters(name, found, parameters), float(weight)
+        function = with_parameters(name, found, parameters)
+        return RewardPart(function, float(scale["weight"]), float(scale["offset"]))
     except OperatorError as error:
         raise ConfigError(str(error)) from error
 
@@ -48,16 +65,14 @@ def _reward(name: str, given: float | Mapping[str, Any] | None) -> tuple[Reward,
 class Rewards:
     """The rewards of a job: functions of one rollout, and functions that compare a group."""
 
-    def __init__(
-        self, rewards: Mapping[str, tuple[Reward, float]], *, seconds: float | None
-    ) -> None:
-        """Take functions with their weights; each may take `seconds`."""
-        self._weights = {name: weight for name, (_, weight) in rewards.items()}
-        self._seconds = seconds
+    def __init__(self, rewards: Mapping[str, RewardPart], *, seconds: float | None) -> None:
+        """Take the parts of the reward; each function may take `seconds`."""
+        self._parts, self._seconds = rewards, seconds
+        found = {name: part.function for name, part in rewards.items()}
         self._of_group = {
-            n: cast(GroupReward, r) for n, (r, _) in rewards.items() if looks_at(r) == "group"
+            n: cast(GroupReward, r) for n, r in found.items() if looks_at(r) == "group"
         }
-        self._of_row = {n: r for n, (r, _) in rewards.items() if n not in self._of_group}
+        self._of_row = {n: r for n, r in found.items() if n not in self._of_group}
 
     async def of_row(self, task: Task, row: Experience) -> Experience:
         """Add the rewards of one rollout."""
@@ -90,7 +105,7 @@ class Rewards:
         reasons = {}
         for name, (judged, error) in made.items():
             value, reason = judged or (None, None)
-            parts[name] = None if value is None else self._weights[name] * value
+            parts[name] = self._parts[name].counted(value)
             reasons |= {name: reason} if reason else {}
             failed += [f"reward `{name}` failed: {error}"] if error else []
         drop_reason = "; ".join(failed)[:LONGEST] or None

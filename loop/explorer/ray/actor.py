@@ -24,8 +24,6 @@ class WorkerSpec:
     """What every worker of a run needs to start, in any process."""
 
     config: RunConfig
-    group_size: int
-    greedy_rollouts: int
     max_concurrent_rollouts: int | None
     """Its share of `explorer.max_concurrent_rollouts`."""
     paths: tuple[str, ...]
@@ -96,15 +94,13 @@ class RolloutActor:
 def _worker(spec: WorkerSpec, folder: Path) -> LocalWorker:
     import torch
 
-    from ...rollouts.setup import rollout_spec, start_worker
+    from ...rollouts.setup import RolloutSpecs, start_worker
 
     config = spec.config
     if config.threads:
         torch.set_num_threads(config.threads)
-    how = rollout_spec(config, spec.group_size, greedy_rollouts=spec.greedy_rollouts)
-    if spec.max_concurrent_rollouts is not None:
-        how = replace(how, slots=asyncio.Semaphore(spec.max_concurrent_rollouts))
-    return start_worker(config, how, folder)
+    specs = RolloutSpecs(config, max_concurrent_rollouts=spec.max_concurrent_rollouts)
+    return start_worker(config, specs, folder)
 
 
 def bounded(rows: Sequence[Experience], most: int) -> list[Experience]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ....store.errors import ConfigError, JobError
-from ...rollouts.group import RolloutSpec
 from ...rollouts.workers import RolloutWorker, WorkerPool
 from ...runs.job import Job, WorkerLostError
 from ...runs.ray import NAMESPACE, answer, connected, end, options, wanted
@@ -27,14 +26,12 @@ _log = logging.getLogger(__name__)
 class RayWorkerPool:
     """Starts the explorers of a run, restarts those that die, and ends them."""
 
-    def __init__(self, job: Job, *, group_size: int, greedy_rollouts: int = 0) -> None:
+    def __init__(self, job: Job) -> None:
         config = job.config
         assert config.ray is not None, "a run on Ray has its section in the configuration"
         self._job, self._cluster = job, config.ray
         self._spec = WorkerSpec(
             config=config,
-            group_size=group_size,
-            greedy_rollouts=greedy_rollouts,
             max_concurrent_rollouts=share(
                 config.explorer and config.explorer.max_concurrent_rollouts,
                 self._cluster.num_explorers,
@@ -149,9 +146,9 @@ class RayWorkerPool:
             await answer(self._register.answer.remote(number, message), "register")
 
 
-async def start_ray_workers(job: Job, spec: RolloutSpec, folder: Path) -> WorkerPool:
+async def start_ray_workers(job: Job, folder: Path) -> WorkerPool:
     """Start the explorers of a run on Ray, as a pool that more may join."""
-    explorers = RayWorkerPool(job, group_size=spec.group_size, greedy_rollouts=spec.greedy_rollouts)
+    explorers = RayWorkerPool(job)
     pool = WorkerPool([], restore=explorers.restore, closing=explorers.close)
     try:
         for worker in await explorers.start(folder, add=pool.add):

@@ -5,13 +5,14 @@ of the run, and the outcomes of the run's own earlier batches. All of that is st
 that is resumed, or split in two processes, selects the same tasks.
 """
 
+from functools import cached_property
 from math import ceil
 
 from ....store import Store, Task
 from ....store.replay.mixture import split
-from ...config import RunConfig, TasksConfig
+from ...config import RunConfig
 from ...runs.job import Job, pinned
-from ..prepare import select
+from ..prepare import check_mixture, select
 from .ledger import SelectionLedger
 from .outcomes import History, before
 from .taskset import TasksetSelector, parts
@@ -21,7 +22,7 @@ class Curriculum:
     """Batches of tasks, numbered from 1 and requested in order."""
 
     def __init__(self, job: Job, *, batch_size: int, group_size: int) -> None:
-        """Continue from the outcomes of the run's batches.
+        """Continue from the outcomes of the run's batches; groups have `group_size` by default.
 
         Raises ConfigError when no task matches, or a selector cannot fill a batch.
         """
@@ -35,13 +36,20 @@ class Curriculum:
         self._learning = any(part.learner for part in self._parts)
         done = self._record.restore(self._parts) if self._learning else 0
         if self._learning and not done:
-            self._start(past, job.run_id, config)
-        self._history = History(job.store, job.run_id, config, after=done)
+            self._start(past, job.run_id)
+        rules = [part.rule for part in self._parts]
+        self._history = History(job.store, job.run_id, rules, after=done)
 
-    def _start(self, past: Store, run_id: str, config: TasksConfig) -> None:
+    def _start(self, past: Store, run_id: str) -> None:
         for part in self._parts:
             if part.history is not None and part.learner is not None:
-                part.learner.beliefs.count(part.seen(before(past, run_id, config, part.history)))
+                found = before(past, run_id, part.rule, part.history)
+                part.learner.beliefs.count(part.seen(found))
+
+    @cached_property
+    def tasksets(self) -> dict[str, str]:
+        """The taskset of each task, by its ID, if there are several; empty without `mixture`."""
+        return {task_id: part.name for part in self._parts if part.name for task_id in part.places}
 
     @property
     def learns(self) -> bool:
@@ -100,16 +108,18 @@ def plan(
 ) -> tuple[list[Task], list[TasksetSelector]]:
     """Return the tasks of a run in their order, and the parts that select them.
 
-    Raises ConfigError when no task matches, or a selector cannot fill a batch.
+    Groups have `group_size` where the configuration says nothing. Raises ConfigError when no task
+    matches, or a selector cannot fill a batch.
     """
     tasks = select(past, config.tasks.where)
+    check_mixture(past, config.tasks)
     chosen = parts(
         past,
         config.tasks,
         tasks,
         seed=config.seed,
         batch_size=batch_size,
-        group_size=group_size,
+        group_size=lambda name: config.explorer_for(name).group_size or group_size,
     )
     total = sum(part.share for part in chosen)
     for part in chosen:

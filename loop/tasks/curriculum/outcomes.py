@@ -1,6 +1,7 @@
 """Outcomes of rollouts: of each batch of this run, and of earlier runs."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 import polars as pl
 import pyarrow as pa
@@ -9,7 +10,6 @@ from ....store import Store
 from ....store.changes import ChangeFeed
 from ....store.errors import JobError, QueryError, nearest
 from ....store.query import literal
-from ...config import TasksConfig
 
 _READ = ("task_id", "group_id", "rollout_index", "reward", "rewards", "metrics")
 
@@ -32,12 +32,25 @@ def _entry(column: str, name: str) -> pl.Expr:
     return pl.col(column).list.eval(named).list.first()
 
 
-def outcomes(rows: pl.DataFrame, config: TasksConfig) -> pl.DataFrame:
-    """Return `task_id`, `passes` and `rollouts` of the tasks with a rollout that has a reward.
+@dataclass(frozen=True)
+class PassRule:
+    """When a rollout of some tasks passed."""
+
+    tasks: Collection[str]
+    """The tasks' IDs."""
+    metric: str | None
+    """The entry of `metrics` or `rewards` that decides; None: `accuracy`, or else the reward."""
+    threshold: float
+    """From which value on it passed."""
+
+
+def outcomes(rows: pl.DataFrame, rule: PassRule) -> pl.DataFrame:
+    """Return `task_id`, `passes` and `rollouts` of the rule's tasks that have a reward.
 
     A rollout that became several rows counts once, with their mean.
     """
-    judged = rows.with_columns(right=right(config.pass_metric, config.pass_threshold))
+    own = rows.filter(pl.col("task_id").is_in(list(rule.tasks)))
+    judged = own.with_columns(right=right(rule.metric, rule.threshold))
     rollouts = judged.group_by("task_id", "group_id", "rollout_index").agg(pl.col("right").mean())
     # Sorted, so that sums do not depend on the order in which the rows are stored.
     rollouts = rollouts.drop_nulls("right").sort("task_id", "group_id", "rollout_index")
@@ -49,9 +62,9 @@ def outcomes(rows: pl.DataFrame, config: TasksConfig) -> pl.DataFrame:
 class History:
     """Reads the outcomes of each batch of a run once, when the batch is complete."""
 
-    def __init__(self, store: Store, run_id: str, config: TasksConfig, *, after: int) -> None:
-        """Start with the batch after `after`."""
-        self._store, self._config = store, config
+    def __init__(self, store: Store, run_id: str, rules: Sequence[PassRule], *, after: int) -> None:
+        """Start with the batch after `after`; each task has one rule."""
+        self._store, self._rules = store, rules
         self._done = after
         self._tail = ChangeFeed(["batch", *_READ], run_id=run_id)
         self._rows: pl.DataFrame | None = None
@@ -67,10 +80,13 @@ class History:
             assert self._rows is not None, "they were read"
             of_batch = self._rows.filter(pl.col("batch") == self._done)
             self._rows = self._rows.filter(pl.col("batch") > self._done)
-            found = outcomes(of_batch, self._config)
-            if self._config.pass_metric and found.is_empty():
-                self._check(of_batch, self._config.pass_metric)
-            yield self._done, found
+            yield self._done, pl.concat(self._outcomes(of_batch, rule) for rule in self._rules)
+
+    def _outcomes(self, of_batch: pl.DataFrame, rule: PassRule) -> pl.DataFrame:
+        found = outcomes(of_batch, rule)
+        if rule.metric and found.is_empty():
+            self._check(of_batch.filter(pl.col("task_id").is_in(list(rule.tasks))), rule.metric)
+        return found
 
     def _read(self) -> None:
         new = _frame(self._tail.read(self._store.dataset("experiences")))
@@ -92,7 +108,7 @@ class History:
             )
 
 
-def before(store: Store, run_id: str, config: TasksConfig, condition: str) -> pl.DataFrame:
+def before(store: Store, run_id: str, rule: PassRule, condition: str) -> pl.DataFrame:
     """Return the outcomes of other runs' rollouts, for rows that match a condition."""
     query = (
         f"SELECT {', '.join(_READ)} FROM experiences WHERE ({condition}\n) "
@@ -102,7 +118,7 @@ def before(store: Store, run_id: str, config: TasksConfig, condition: str) -> pl
         rows = store.sql(query).to_arrow_table()
     except QueryError as error:
         raise QueryError(f"`history` of `tasks.selector`: {error}") from error
-    return outcomes(_frame(rows), config)
+    return outcomes(_frame(rows), rule)
 
 
 def _frame(rows: pa.Table) -> pl.DataFrame:

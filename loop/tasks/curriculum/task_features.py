@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from ....store import Store
-from ....store.errors import ConfigError, QueryError, nearest
+from ....store.errors import ConfigError, QueryError
 from ....store.query import literal, names_in, query_error, quoted
 from ....store.schema import TABLES
 
@@ -90,14 +90,3 @@ def _run(store: Store, query: str, key: str) -> pl.DataFrame:
         raise ConfigError(f"`{key}`: {error}{message}") from error
     except duckdb.Error as error:
         raise ConfigError(f"`{key}`: {query_error(error, 'the expression')}") from error
-
-
-def check_sets(named: Collection[str], known: Collection[str]) -> None:
-    """Raise ConfigError for a taskset of the mixture without a task that matches `where`."""
-    for name in named:
-        if name not in known:
-            raise ConfigError(
-                f"`tasks.mixture` names the taskset `{name}`, and no task of it matches "
-                "`tasks.where`"
-                f"{nearest(name, known)}"
-            )

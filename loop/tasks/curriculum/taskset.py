@@ -1,6 +1,6 @@
 """Parts of a curriculum: the tasks of one taskset, or all tasks, with their selector."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -14,6 +14,7 @@ from ....store.query import literal
 from ...config import SelectorConfig, TasksConfig
 from .bots import Bots
 from .by_pass_rate import ByPassRate
+from .outcomes import PassRule
 from .selectors import (
     Chosen,
     Outcomes,
@@ -24,7 +25,7 @@ from .selectors import (
     sequential,
     shuffle,
 )
-from .task_features import check_sets, facts, numbers
+from .task_features import facts, numbers
 
 
 class Learner(Selector, Protocol):
@@ -50,11 +51,18 @@ class TasksetSelector:
     seed: int
     mark: tuple[int, ...]
     """Part of the seed, so that the parts of a curriculum are independent."""
+    pass_metric: str | None
+    pass_threshold: float
 
     @property
     def learner(self) -> Learner | None:
         """The selector, if it learns."""
         return self.selector if isinstance(self.selector, ByPassRate | Bots) else None
+
+    @property
+    def rule(self) -> PassRule:
+        """When a rollout of these tasks passed."""
+        return PassRule(self.places.keys(), self.pass_metric, self.pass_threshold)
 
     @cached_property
     def places(self) -> dict[str, int]:
@@ -108,22 +116,25 @@ def parts(
     *,
     seed: int,
     batch_size: int,
-    group_size: int,
+    group_size: Callable[[str], int],
 ) -> list[TasksetSelector]:
-    """Return the parts of a curriculum, in the order of their names."""
+    """Return the parts of a curriculum, in the order of their names.
+
+    `group_size` is the number of rollouts of each task of a taskset.
+    """
     if config.mixture is None:
-        sizes = _Sizes(len(tasks), batch_size, group_size)
+        sizes = _Sizes(len(tasks), batch_size, group_size(""))
         made = _selector(past, config.where, config.selector, sizes, (seed,))
-        return [TasksetSelector("", 1.0, tasks, *made, seed, ())]
-    check_sets(config.mixture, {task.taskset for task in tasks})
+        return [TasksetSelector("", 1.0, tasks, *made, seed, (), *config.passes(""))]
     total, found = sum(chosen.weight for chosen in config.mixture.values()), []
     for i, name in enumerate(sorted(config.mixture)):
         chosen, own = config.mixture[name], [task for task in tasks if task.taskset == name]
         where = f"({config.where}\n) AND taskset = {literal(name)}"
         how = chosen.selector or config.selector
-        sizes = _Sizes(len(own), chosen.weight / total * batch_size, group_size)
+        sizes = _Sizes(len(own), chosen.weight / total * batch_size, group_size(name))
         made = _selector(past, where, how, sizes, (seed, i + 1))
-        found.append(TasksetSelector(name, chosen.weight, own, *made, seed, (i + 1,)))
+        passes = config.passes(name)
+        found.append(TasksetSelector(name, chosen.weight, own, *made, seed, (i + 1,), *passes))
     return found
 
 

@@ -8,7 +8,7 @@ from support.tiny_models import SPEC, Reinforce, share_of_ones
 
 from rlake.loop.algorithms import resolve
 from rlake.loop.config import RunConfig, build
-from rlake.loop.trajectories.rewards import rewards_of
+from rlake.loop.trajectories.rewards import RewardPart, rewards_of
 from rlake.operators import keep, operator
 from rlake.operators import resolve as operator_of
 from rlake.operators.source_digest import digest
@@ -51,8 +51,8 @@ def test_a_function_within_a_function_is_found_and_digested_as_any_other() -> No
     assert again.explorer is not None
     found = rewards_of(again.explorer.rewards)
     assert list(found) == ["lenient", "share_of_ones"]
-    assert found["lenient"] == (lenient, 2.0)
-    assert digest(found["lenient"][0]) == digest(lenient)
+    assert found["lenient"] == RewardPart(lenient, 2.0)
+    assert digest(found["lenient"].function) == digest(lenient)
 
 
 def test_an_operator_and_an_algorithm_stand_with_their_parameters() -> None:

@@ -116,6 +116,14 @@ def test_what_is_chosen_by_name_is_replaced_and_null_takes_a_section_away(tmp_pa
     assert load(write(tmp_path, "d.yaml", "{extends: c.yaml, explorer: null}")).explorer is None
 
 
+def test_what_a_taskset_chooses_by_name_is_replaced_and_the_rest_is_kept(tmp_path: Path) -> None:
+    mixture = "{tasks: {mixture: {a: {rewards: {exact_match: 2.0}, group_size: 4}}}}"
+    write(tmp_path, "base.yaml", "{extends: grpo_digits, name: base, " + mixture[1:])
+    again = "{extends: base.yaml, tasks: {mixture: {a: {rewards: {boxed: 1.0}, weight: 3}}}}"
+    made = load(write(tmp_path, "c.yaml", again)).explorer_for("a")
+    assert (made.rewards, made.group_size) == ({"boxed": 1.0}, 4)
+
+
 def test_a_model_from_elsewhere_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     path = write(tmp_path, "c.yaml", "{extends: grpo_digits, model: {path: folder}}")
     assert (load(path).model.path, load(path).model.from_scratch) == ("folder", None)

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.builders import line_of, task
@@ -15,12 +15,12 @@ from support.tiny_models import speaking, table
 from rlake.loop.inference.policy import Completion, Policy
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.rollouts.group import workflow_of
-from rlake.loop.trajectories.rewards import rewards_of
+from rlake.loop.trajectories.rewards import RewardPart, rewards_of
 from rlake.loop.trajectories.rows import store_rows
 from rlake.loop.workflows import Workflow, single_turn
 from rlake.loop.workflows.single_turn import experience
 from rlake.operators.reward_protocol import of_group
-from rlake.operators.rewards import Reward, Verdict
+from rlake.operators.rewards import Verdict
 from rlake.store import Experience, Store, Task
 from rlake.store.errors import ConfigError
 
@@ -130,7 +130,7 @@ def unsure(task: Task, experience: Experience) -> float | None:
     return None if experience.response_text == "3" else 1.0
 
 
-def judged(weights: dict[str, tuple[Reward, float]], *texts: str) -> list[Experience]:
+def judged(weights: dict[str, RewardPart], *texts: str) -> list[Experience]:
     return tries(answers(*texts), tasks=[task(1)], group_size=len(texts), rewards=weights)
 
 
@@ -145,7 +145,7 @@ def test_several_rewards_are_added_with_their_weights() -> None:
 
 
 def test_a_reward_of_none_makes_the_reward_null_and_not_zero() -> None:
-    rows = judged({"unsure": (unsure, 1.0), "length": (length, 1.0)}, "2", "3")
+    rows = judged({"unsure": RewardPart(unsure), "length": RewardPart(length)}, "2", "3")
     assert [r.reward for r in rows] == [2.0, None]
     assert rows[1].rewards == {"unsure": None, "length": 1.0}
     assert rows[1].drop_reason is None
@@ -171,14 +171,16 @@ def fails_at_three(task: Task, experience: Experience) -> float:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_reward_that_is_no_number_leaves_the_row_without_one(bad: float) -> None:
-    [row] = judged({"odd": (lambda task, experience: bad, 1.0)}, "2")
+    [row] = judged({"odd": RewardPart(lambda task, experience: bad)}, "2")
     assert row.reward is None
     assert row.drop_reason is not None
     assert f"reward `odd` failed: the reward is {bad}" in row.drop_reason
 
 
 def test_a_reward_that_raises_costs_its_own_row_only_and_the_tokens_are_kept() -> None:
-    rows = judged({"fails": (fails_at_three, 1.0), "length": (length, 1.0)}, "2", "3", "4")
+    rows = judged(
+        {"fails": RewardPart(fails_at_three), "length": RewardPart(length)}, "2", "3", "4"
+    )
     assert [r.reward for r in rows] == [2.0, None, 2.0]
     assert [r.drop_reason for r in rows] == [
         None,
@@ -196,7 +198,7 @@ async def waits(task: Task, experience: Experience) -> Verdict:
 
 def test_an_async_reward_is_waited_for_but_not_longer_than_a_try() -> None:
     began = time.monotonic()
-    rewards = {"waits": (waits, 0.5), "length": (length, 1.0)}
+    rewards = {"waits": RewardPart(waits, 0.5), "length": RewardPart(length)}
     rows = tries(
         answers("2", "3", "4"), tasks=[task(1)], group_size=3, rewards=rewards, rollout_timeout=0.2
     )
@@ -222,7 +224,10 @@ def one_too_few(task: Task, experiences: list[Experience]) -> list[float]:
 
 
 def test_a_reward_of_groups_compares_the_tries_of_each_group() -> None:
-    rewards = {"length": (length, 1.0), "longest": (share_of_longest, 2.0)}
+    rewards = {
+        "length": RewardPart(length),
+        "longest": RewardPart(cast(Any, share_of_longest), 2.0),
+    }
     rows = tries(answers("2", "22", "4", "4444"), group_size=2, rewards=rewards)
     assert [r.rewards for r in rows] == [
         {"length": 1.0, "longest": 1.0},
@@ -235,7 +240,10 @@ def test_a_reward_of_groups_compares_the_tries_of_each_group() -> None:
 
 def test_a_reward_of_groups_leaves_failed_tries_out_and_may_fail_itself() -> None:
     rows = tries(
-        answers("4", "44"), workflow=breaks_at_one, group_size=2, rewards={"x": (one_too_few, 1.0)}
+        answers("4", "44"),
+        workflow=breaks_at_one,
+        group_size=2,
+        rewards={"x": RewardPart(cast(Any, one_too_few))},
     )
     assert [r.reward for r in rows] == [None] * 4
     assert ["a judge of groups returned [1.0]" in (r.drop_reason or "") for r in rows] == [
@@ -251,6 +259,7 @@ def test_a_reward_of_groups_leaves_failed_tries_out_and_may_fail_itself() -> Non
     [
         ({"overlong": {"max_tokens": 5}}, "needs `cache`"),
         ({"overlong": {"max_tokens": 5, "cache": 1, "weight": "much"}}, "must be a number"),
+        ({"exact_match": {"offset": "-1"}}, "the offset of reward `exact_match` must be a number"),
         ({"exact_match": {"weigth": 1.0}}, "no parameter `weigth`"),
     ],
 )
@@ -262,9 +271,9 @@ def test_a_reward_configured_wrongly_says_how(spec: dict[str, Any], message: str
 def test_weights_and_parameters_stand_together() -> None:
     spec = {"exact_match": 2.0, "overlong": {"max_tokens": 5, "cache": 1, "weight": 0.5}}
     named = rewards_of({**spec, "numeric_answer": None})
-    assert [weight for _, weight in named.values()] == [2.0, 0.5, 1.0]
+    assert [part.weight for part in named.values()] == [2.0, 0.5, 1.0]
     long = Experience(task_id="t", token_ids=[1] * 9, prompt_length=0)
-    assert named["overlong"][0](Task.ask("?"), long) == -1.0
+    assert named["overlong"].function(Task.ask("?"), long) == -1.0
 
 
 async def breaks_at_one(task: Task, policy: Policy) -> Experience:

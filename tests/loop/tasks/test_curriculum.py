@@ -19,7 +19,7 @@ from rlake.loop.run import run
 from rlake.loop.runs.job import Job
 from rlake.loop.tasks.curriculum import Curriculum
 from rlake.loop.tasks.curriculum.bots import Bots
-from rlake.loop.tasks.curriculum.outcomes import outcomes
+from rlake.loop.tasks.curriculum.outcomes import PassRule, outcomes
 from rlake.loop.tasks.curriculum.selectors import Outcomes, softmaxed, weighted
 from rlake.store import Experience, Store
 from rlake.store.errors import ConfigError, JobError, QueryError
@@ -150,7 +150,8 @@ def test_a_try_passes_by_its_accuracy_and_not_by_a_shaped_reward(
 ) -> None:
     rollouts = [Experience(task_id="t", experience_id="e", group_id="g", **row)]
     store.append("experiences", rollouts)
-    found = outcomes(store.scan("experiences").collect(), TasksConfig(**changes))
+    rule = PassRule({"t"}, *TasksConfig(**changes).passes(""))
+    found = outcomes(store.scan("experiences").collect(), rule)
     assert found["passes"].to_list() == ([] if expected is None else [expected])
     if not changes:
         [(rate,)] = store.sql("SELECT pass_rate FROM task_pass_rates").fetchall()
@@ -166,7 +167,7 @@ def test_a_try_of_several_rows_counts_once(store: Store) -> None:
         for i, (rollout, reward) in enumerate(rows)
     ]
     store.append("experiences", rollouts)
-    found = outcomes(store.scan("experiences").collect(), TasksConfig())
+    found = outcomes(store.scan("experiences").collect(), PassRule({"t"}, None, 1.0))
     assert found.select("passes", "rollouts").rows() == [(pytest.approx(2 / 3), 2.0)]
 
 

@@ -10,6 +10,7 @@ from support.scripted_models import parrot, spoken
 
 from rlake.loop.inference.policy import Policy
 from rlake.loop.rollouts.group import workflow_of
+from rlake.loop.trajectories.rewards import RewardPart
 from rlake.loop.workflows.agent import agent
 from rlake.store import Experience, Task
 from rlake.store.errors import ConfigError
@@ -20,7 +21,7 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
 
 def tried(policy: Policy, **parameters: Any) -> list[Experience]:
     """Try the task once with an agent."""
-    return rollouts(policy, {"agent": parameters}, TASK, rewards={"right": (_right, 1.0)})
+    return rollouts(policy, {"agent": parameters}, TASK, rewards={"right": RewardPart(_right)})
 
 
 def _right(task: Task, experience: Experience) -> float:
