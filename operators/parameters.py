@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Annotated, Any, get_type_hints
 
@@ -15,6 +16,26 @@ NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 """Numbers that parameters may be."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """In the annotation of a dataclass's field: its key in a configuration, if not its name."""
+
+    name: str
+
+
+def keys_of(kind: Any) -> dict[str, str]:
+    """Return the keys of a dataclass's fields in a configuration, by the names of the fields."""
+    hints = get_type_hints(kind, include_extras=True)
+    own = {
+        name: one.name
+        for name, hint in hints.items()
+        for one in getattr(hint, "__metadata__", ())
+        if isinstance(one, Key)
+    }
+    return {one.name: own.get(one.name, one.name) for one in fields(kind) if one.init}
+
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 

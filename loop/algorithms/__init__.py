@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ...operators.import_path import import_from
+from ...operators.parameters import keys_of
 from ...store.errors import ConfigError, nearest
 from ..losses import Algorithm, Loss, aggregate
 
@@ -30,14 +31,16 @@ def resolve(spec: str | Mapping[str, Mapping[str, Any]]) -> Algorithm:
         raise ConfigError(f"`algorithm` names {len(spec)} algorithms, expected one: {list(spec)}")
     name, params = (spec, {}) if isinstance(spec, str) else next(iter(spec.items()))
     kind = kind_of(name)
-    made = _build(kind, name, params or {})
+    made = build(kind, name, params or {})
     if getattr(made, "aggregation", "").endswith("-norm") and getattr(made, "norm", None) is None:
         raise ConfigError(f"`{name}` with aggregation `{made.aggregation}` needs a `norm` above 0")
     return made
 
 
-def _build(kind: Any, name: str, params: Mapping[str, Any]) -> Any:
-    known = {f.name: f for f in fields(kind) if f.init}
+def build(kind: Any, name: str, params: Mapping[str, Any]) -> Any:
+    """Build a dataclass from parameters by their keys. Raises ConfigError, which has the `name`."""
+    keys = keys_of(kind)
+    known = {keys[f.name]: f for f in fields(kind) if f.init}
     for key in params:
         if key not in known:
             raise ConfigError(f"`{name}` has no parameter `{key}`{nearest(key, known)}")
@@ -46,9 +49,11 @@ def _build(kind: Any, name: str, params: Mapping[str, Any]) -> Any:
             raise ConfigError(f"parameter `{key}` of `{name}` is missing; it has no default")
     # With extras, because the limits of a parameter stand in its annotation.
     types = get_type_hints(kind, include_extras=True)
-    return kind(
-        **{k: _value(v, types[k], f"parameter `{k}` of `{name}`") for k, v in params.items()}
-    )
+    values = {
+        known[k].name: _value(v, types[known[k].name], f"parameter `{k}` of `{name}`")
+        for k, v in params.items()
+    }
+    return kind(**values)
 
 
 def _value(value: Any, kind: Any, what: str) -> Any:
@@ -56,7 +61,7 @@ def _value(value: Any, kind: Any, what: str) -> Any:
     if is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise ConfigError(f"{what}: input should be its own parameters, got {value!r}")
-        return _build(kind, what.removeprefix("parameter ").strip("`"), value)
+        return build(kind, what.removeprefix("parameter ").strip("`"), value)
     config = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
     try:
         made = TypeAdapter(kind, config=config).validate_python(value)
@@ -74,11 +79,10 @@ def kind_of(name: str) -> Any:
     if ":" not in name:
         if name not in names():
             raise ConfigError(f"algorithm `{name}` does not exist{nearest(name, names())}")
-        found = vars(import_module(f".{name}", __name__))
+        found = import_module(f".{name}", __name__)
         # The class that the file defines, not those that it imports.
-        return next(
-            v for v in found.values() if isinstance(v, type) and v.__module__.endswith(f".{name}")
-        )
+        own = (v for v in vars(found).values() if isinstance(v, type))
+        return next(v for v in own if v.__module__ == found.__name__)
     found = import_from(name, "algorithm", form="Class")
     if not (isinstance(found, type) and issubclass(found, Algorithm) and is_dataclass(found)):
         raise ConfigError(

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...operators import Operator, group_zscore
-from ..losses import PolicyGradient, Positive
+from ..losses import Credit, PolicyGradient, Positive
 from ..losses.batch import Batch
 from ..losses.policy_gradient import ratio
 
@@ -31,10 +30,8 @@ class CISPO(PolicyGradient):
     """How far below 1 tokens with a negative advantage are masked (the paper's unified form)."""
     mask_high: Positive | None = None
     """How far above 1 tokens with a positive advantage are masked."""
-
-    def advantage(self) -> Operator:
-        """Reward in standard deviations above the mean of its group."""
-        return group_zscore()
+    credit: Credit = "group_zscore"
+    """Reward in standard deviations above the mean of its group."""
 
     def surrogate(
         self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor

@@ -11,8 +11,7 @@ Metrics: those of GRPO.
 
 from dataclasses import dataclass
 
-from ...operators import Operator, group_centered
-from ..losses import Aggregation
+from ..losses import Aggregation, Credit
 from .grpo import GRPO
 
 
@@ -21,7 +20,5 @@ class DrGRPO(GRPO):
     """Clipped policy gradient with rewards minus their group's mean, summed over sequences."""
 
     aggregation: Aggregation = "seq-mean-token-sum"
-
-    def advantage(self) -> Operator:
-        """Reward minus the mean of its group."""
-        return group_centered()
+    credit: Credit = "group_centered"
+    """Reward minus the mean of its group."""

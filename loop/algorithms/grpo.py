@@ -18,8 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ...operators import Operator, group_zscore
-from ..losses import Aggregation, Clipped, Positive
+from ..losses import Aggregation, Clipped, Credit, Positive
 from ..losses.batch import Batch
 
 
@@ -34,10 +33,8 @@ class GRPO(Clipped):
     token (arXiv:2512.02556, section 3.1); pi_old is always the policy that sampled the sequence.
     None: no sequence is left out."""
     aggregation: Aggregation = "seq-mean-token-mean"
-
-    def advantage(self) -> Operator:
-        """Reward in standard deviations above the mean of its group."""
-        return group_zscore()
+    credit: Credit = "group_zscore"
+    """Reward in standard deviations above the mean of its group."""
 
     def surrogate(
         self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...operators import Operator, group_zscore
-from ..losses import Aggregation, Clipped, Positive
+from ..losses import Aggregation, Clipped, Credit, Positive
 from ..losses.algorithm import bounded
 from ..losses.batch import Batch
 
@@ -26,10 +25,8 @@ class GSPO(Clipped):
     clip: Positive = 3e-4
     clip_high: Positive | None = 4e-4
     aggregation: Aggregation = "seq-mean-token-mean"
-
-    def advantage(self) -> Operator:
-        """Reward in standard deviations above the mean of its group."""
-        return group_zscore()
+    credit: Credit = "group_zscore"
+    """Reward in standard deviations above the mean of its group."""
 
     def ratio(self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor) -> Tensor:
         """Return the ratio of each token's answer; its gradient is that of the token."""

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...operators import Operator, group_zscore
-from ..losses import NonNegative, PolicyGradient
+from ..losses import Credit, NonNegative, PolicyGradient
 from ..losses.batch import Batch, Examples
 from ..losses.policy_gradient import ratio
 
@@ -28,15 +27,13 @@ class M2PO(PolicyGradient):
 
     threshold: NonNegative = 0.04
     """Largest mean squared log-ratio of the tokens that a step would move further away."""
+    credit: Credit = "group_zscore"
+    """Reward in standard deviations above the mean of its group."""
 
     @property
     def needs(self) -> frozenset[str]:
         """Columns that it reads."""
         return super().needs | {"logprobs", "proximal"}
-
-    def advantage(self) -> Operator:
-        """Reward in standard deviations above the mean of its group."""
-        return group_zscore()
 
     def prepare(self, rows: Examples, companions: Examples | None = None) -> Examples:
         """Add the mask of kept tokens, and each token's squared log-ratio."""

@@ -32,7 +32,8 @@ class OPMD(Unclipped):
 
     def advantage(self) -> Operator:
         """Reward minus the baseline of its group."""
-        return group_centered() if self.baseline == "mean" else log_mean_exp(tau=self.tau)
+        own = group_centered() if self.baseline == "mean" else log_mean_exp(tau=self.tau)
+        return super().advantage() or own
 
     def surrogate(
         self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor

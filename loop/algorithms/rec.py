@@ -58,7 +58,7 @@ class REC(PolicyGradient):
 
     def advantage(self) -> Operator:
         """Reward minus the mean of the kept answers of its group."""
-        return balanced(drop=self.drop, normalize=self.normalize)
+        return super().advantage() or balanced(drop=self.drop, normalize=self.normalize)
 
     def surrogate(
         self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor

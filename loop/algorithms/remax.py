@@ -8,21 +8,15 @@ Metrics: those of all policy gradients.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from ...operators import Operator, above_greedy
-from ..losses import Count, Unclipped
+from ..losses import Count, Credit, Unclipped
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReMax(Unclipped):
     """Policy gradient with the reward above that of the greedy answer."""
 
-    greedy_rollouts: ClassVar[int] = 1
-
     group_size: Count = 1
     """Rollouts of each task, in addition to the greedy one."""
-
-    def advantage(self) -> Operator:
-        """Reward above that of the greedy answer."""
-        return above_greedy()
+    credit: Credit = "above_greedy"
+    """Reward above that of the greedy answer."""

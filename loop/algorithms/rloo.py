@@ -13,8 +13,7 @@ Metrics: those of all policy gradients.
 
 from dataclasses import dataclass
 
-from ...operators import Operator, leave_one_out
-from ..losses import Count, Unclipped
+from ..losses import Count, Credit, Unclipped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +21,5 @@ class RLOO(Unclipped):
     """Log-probabilities of answers times their reward above the mean of the others."""
 
     group_size: Count = 4
-
-    def advantage(self) -> Operator:
-        """Reward minus the mean of the group's other rewards."""
-        return leave_one_out()
+    credit: Credit = "leave_one_out"
+    """Reward minus the mean of the group's other rewards."""

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...operators import Operator, group_zscore
-from ..losses import Aggregation, PolicyGradient, Positive
+from ..losses import Aggregation, Credit, PolicyGradient, Positive
 from ..losses.batch import Batch
 from ..losses.policy_gradient import ratio
 
@@ -29,10 +28,8 @@ class SAPO(PolicyGradient):
     tau_negative: Positive = 1.05
     """How fast it closes for other advantages."""
     aggregation: Aggregation = "seq-mean-token-mean"
-
-    def advantage(self) -> Operator:
-        """Reward in standard deviations above the mean of its group."""
-        return group_zscore()
+    credit: Credit = "group_zscore"
+    """Reward in standard deviations above the mean of its group."""
 
     def surrogate(
         self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor

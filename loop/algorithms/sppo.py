@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...operators import Operator, group_centered
-from ..losses import PolicyGradient, Positive
+from ..losses import Credit, PolicyGradient, Positive
 from ..losses.batch import Batch
 
 
@@ -23,10 +22,8 @@ class SPPO(PolicyGradient):
 
     epsilon: Positive = 0.3
     """How far a ratio may go: up to 1 + epsilon, and down to 1 / (1 + epsilon)."""
-
-    def advantage(self) -> Operator:
-        """Reward minus the mean of its group."""
-        return group_centered()
+    credit: Credit = "group_centered"
+    """Reward minus the mean of its group."""
 
     def surrogate(
         self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor

@@ -33,7 +33,7 @@ class TOPR(PolicyGradient):
 
     def advantage(self) -> Operator:
         """Reward minus the baseline."""
-        return reinforce(baseline=self.baseline)
+        return super().advantage() or reinforce(baseline=self.baseline)
 
     def surrogate(
         self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor

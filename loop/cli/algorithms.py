@@ -165,8 +165,10 @@ def _sentences(kind: type) -> Iterator[str]:
 
 
 def _parameters(kind: Any, prefix: str = "") -> Iterator[Parameter]:
+    from ...operators.parameters import keys_of
+
     meanings = _meanings(kind)
-    types = get_type_hints(kind, include_extras=True)
+    types, keys = get_type_hints(kind, include_extras=True), keys_of(kind)
     own = vars(kind).get("__annotations__", {})
     for field in sorted(fields(kind), key=lambda field: field.name not in own):
         name, type_ = field.name, types[field.name]
@@ -178,7 +180,7 @@ def _parameters(kind: Any, prefix: str = "") -> Iterator[Parameter]:
         default = None if field.default is MISSING else field.default
         if field.default_factory is not MISSING:
             default = field.default_factory()
-        yield Parameter(prefix + name, _type_name(type_), default, meanings.get(name, ""))
+        yield Parameter(prefix + keys[name], _type_name(type_), default, meanings.get(name, ""))
 
 
 def _type_name(kind: Any) -> str:

@@ -45,11 +45,14 @@ def _named(value: Any, known: dict[str, Any]) -> Any:
     if isinstance(value, list | tuple):
         return [_named(one, known) for one in value]
     from ...operators import Operator
+    from ...operators.parameters import keys_of
 
     if isinstance(value, Operator):
         return {value.path: dict(value.params)}
     if is_dataclass(value) and not isinstance(value, type) and not callable(value):
-        return {_name(type(value), known): _named(asdict(value), known)}
+        given, keys = asdict(value), keys_of(type(value))
+        parameters = {keys[name]: one for name, one in given.items() if name in keys}
+        return {_name(type(value), known): _named(parameters, known)}
     return _name(value, known) if callable(value) else value
 
 

@@ -14,7 +14,7 @@ from .algorithm import (
 from .clipped import Clipped
 from .importance import Correction
 from .kl import KL
-from .policy_gradient import PolicyGradient, Unclipped
+from .policy_gradient import Credit, NamedPart, PolicyGradient, Unclipped
 
 __all__ = [
     "KL",
@@ -23,7 +23,9 @@ __all__ = [
     "Clipped",
     "Correction",
     "Count",
+    "Credit",
     "Loss",
+    "NamedPart",
     "NonNegative",
     "PolicyGradient",
     "Positive",

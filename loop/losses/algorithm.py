@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from ...operators import Operator
+from ...operators import Operator, above_greedy
 from .batch import Batch, Examples
 
 Unit = Literal["row", "group", "pair"]
@@ -51,9 +51,6 @@ class Algorithm:
     row was sampled, for ratios to the log-probs of the policy that sampled it."""
     documents: ClassVar[bool] = False
     """Whether rows are plain texts whose tokens are all trained on."""
-    greedy_rollouts: ClassVar[int] = 0
-    """Additional rollouts of each task, sampled greedily and not trained on."""
-
     group_size: Count = 1
     """Rollouts of each task, unless the run sets another number."""
 
@@ -61,6 +58,12 @@ class Algorithm:
     def grouped(self) -> bool:
         """Whether whole groups are drawn."""
         return self.unit == "group"
+
+    @property
+    def greedy_rollouts(self) -> int:
+        """Additional rollouts of each task, sampled greedily and not trained on."""
+        credit = self.advantage()
+        return int(credit is not None and credit.name == above_greedy.name)
 
     @property
     def table(self) -> str:

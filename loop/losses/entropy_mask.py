@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...operators import Operator, group_zscore
 from .algorithm import Positive
 from .batch import Batch, Examples
 from .clipped import Clipped
+from .policy_gradient import Credit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,15 +20,13 @@ class Discriminating(Clipped):
 
     mu: Positive
     """Standard deviations from which a token is left out."""
+    credit: Credit = "group_zscore"
+    """Reward in standard deviations above the mean of its group."""
 
     @property
     def needs(self) -> frozenset[str]:
         """Columns that it reads."""
         return super().needs | {"proximal", "old_entropy"}
-
-    def advantage(self) -> Operator:
-        """Reward in standard deviations above the mean of its group."""
-        return group_zscore()
 
     def below(self, rows: Examples, score_N: Tensor) -> Tensor:
         """Return how far each token's discriminator S is below its expectation: [N]."""

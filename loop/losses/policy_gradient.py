@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -10,11 +10,18 @@ import torch
 from torch import Tensor
 
 from ...operators import Operator
-from ...store.errors import ConfigError
+from ...operators import resolve as resolve_operator
+from ...operators.parameters import Key
+from ...store.errors import ConfigError, OperatorError
 from .algorithm import Aggregation, Algorithm, Count, Loss, Positive, Unit, aggregate, bounded
 from .batch import Batch, Examples
 from .importance import Correction
 from .kl import KL
+
+NamedPart = str | dict[str, dict[str, Any] | None]
+"""A part of an algorithm: `name`, or `{name: {parameter: value}}`."""
+Credit = Annotated[NamedPart | None, Key("advantage")]
+"""The operator that computes advantages. A method has the name of its key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +40,8 @@ class PolicyGradient(Algorithm):
     unit: ClassVar[Unit] = "group"
 
     group_size: Count = 8
+    credit: Credit = None
+    """The operator that computes advantages; None: the algorithm's own."""
     aggregation: Aggregation = "token-mean"
     """How losses of tokens are reduced to one number."""
     norm: Positive | None = None
@@ -45,7 +54,9 @@ class PolicyGradient(Algorithm):
     """Off-policy correction."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError if the KL penalty is part of a reward that is not read."""
+        """Raise ConfigError for an operator that sets no advantage, or an unread KL penalty."""
+        if self.credit is not None:
+            self._check_credit()
         if not self.kl.is_charged:
             return
         credit, name = self.advantage(), type(self).__name__
@@ -58,6 +69,27 @@ class PolicyGradient(Algorithm):
                 f"{', '.join(f'`{c}`' for c in sorted(others)) or 'all columns'} besides the "
                 "reward and its group; `kl.part_of` can only be `loss`"
             )
+
+    def _check_credit(self) -> None:
+        name, given = type(self).__name__, PolicyGradient.advantage
+        try:
+            found = given(self)
+        except OperatorError as error:
+            raise ConfigError(f"`advantage` of `{name}`: {error}") from error
+        if found is None or "advantage" not in found.writes:
+            raise ConfigError(
+                f"`advantage` of `{name}`: the operator `{found}` does not set the column "
+                "`advantage`, as `group_zscore` does; `rlake operators` lists all"
+            )
+        if str(self.advantage()) != str(found):
+            raise ConfigError(
+                f"`{name}` computes its own advantage, `{self.advantage()}`; take "
+                "`policy_gradient`, in which a loss and an advantage are named"
+            )
+
+    def advantage(self) -> Operator | None:
+        """Return the configured operator."""
+        return None if self.credit is None else resolve_operator(self.credit)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -36,6 +36,10 @@ DIGITS: dict[str, tuple[str, ...]] = {
     "cispo_digits": ("grpo_digits", "algorithm=cispo"),
     "sapo_digits": ("grpo_digits", "algorithm=sapo"),
     "m2po_digits": ("grpo_digits", "algorithm=m2po"),
+    "parts_digits": (
+        "grpo_digits",
+        "algorithm={policy_gradient: {loss: sequence_clipped, advantage: {pass_at_k: {k: 2}}}}",
+    ),
     "clip_b_digits": ("grpo_digits", "algorithm=clip_b"),
     "clip_v_digits": ("grpo_digits", "algorithm=clip_v"),
     "rloo_digits": ("grpo_digits", "algorithm=rloo"),
