@@ -6,9 +6,8 @@ whose advantage is negative and whose S lies below E[S] by more than `mu` standa
 that difference over the step are left out of the loss; E[S] is exact, over the whole vocabulary of
 each token.
 
-Unlike in Trinity-RFT, the number of tokens left out is not capped: all tokens beyond `mu`
-deviations are. Trinity-RFT leaves out at most a share of 1e-4 (`max_frac`; at least one token),
-those furthest below, and also tokens whose advantage is 0, whose loss is 0 either way.
+Unlike in Trinity-RFT, all tokens beyond `mu` deviations are left out by default; there at most a
+share of 1e-4 is, those furthest below, as with `max_fraction: 1e-4`.
 
 Metrics: those of all that leave out tokens by their discriminator.
 """

@@ -19,7 +19,8 @@ Groups are left out by operators: `explorer.operators: [drop_flat_groups]`. Assu
 and the advantage assume; a loss of `log_likelihood` has no ratio, so older rows need a
 `correction`.
 
-Metrics: those of the loss.
+Metrics: those of the algorithm that the loss is of; with `clipped`, `train/clip_fraction` is the
+share of tokens whose ratio left the trusted range on the side where that stops the gradient.
 """
 
 from dataclasses import dataclass, fields

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .algorithm import Positive
+from .algorithm import Positive, Share
 from .batch import Batch, Examples
 from .clipped import Clipped
 from .policy_gradient import Credit
@@ -20,6 +20,9 @@ class Discriminating(Clipped):
 
     mu: Positive
     """Standard deviations from which a token is left out."""
+    max_fraction: Share | None = None
+    """Largest share of the trained tokens that are left out, but at least one token: those that are
+    furthest; None: all of them."""
     credit: Credit = "group_zscore"
     """Reward in standard deviations above the mean of its group."""
 
@@ -41,6 +44,10 @@ class Discriminating(Clipped):
         # Equal values differ by rounding, which must not decide which tokens are left out.
         is_low_N = (below_N > self.mu * spread) & (spread > 1e-12)
         left_out_N = is_low_N & (rows.rows["advantage"][rows.row_N] < 0)
+        if self.max_fraction is not None:
+            is_trained_N = rows.tokens["mask"] > 0
+            most = max(1, int(self.max_fraction * int(is_trained_N.sum())))
+            left_out_N = _furthest(left_out_N & is_trained_N, below_N, most)
         return rows.with_tokens(kept=(~left_out_N).to(rows.tokens["mask"].dtype))
 
     def surrogate(
@@ -51,3 +58,10 @@ class Discriminating(Clipped):
         kept_BT = batch.tokens["kept"]
         metrics["kept_fraction"] = batch.token_mean(kept_BT)
         return torch.where(kept_BT > 0, losses_BT, 0.0), metrics
+
+
+def _furthest(is_out_N: Tensor, below_N: Tensor, most: int) -> Tensor:
+    """Keep the marks of the `most` tokens that are furthest below: [N]."""
+    places_M = is_out_N.nonzero()[:, 0]
+    order_M = below_N[places_M].argsort(descending=True, stable=True)
+    return torch.zeros_like(is_out_N).index_fill(0, places_M[order_M[:most]], value=True)

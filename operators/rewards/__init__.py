@@ -13,12 +13,13 @@ from .code import code_tests
 from .countdown import countdown
 from .length import overlong
 from .math_equivalence import math_equivalence
-from .text import boxed, exact_match, format_reward, numeric_answer
+from .text import boxed, calibrated_answer, exact_match, format_reward, numeric_answer
 from .tools import tool_call_match
 
 __all__ = [
     "Verdict",
     "boxed",
+    "calibrated_answer",
     "code_tests",
     "countdown",
     "exact_match",

@@ -4,6 +4,7 @@ import re
 
 from ...store.records import Experience, Task
 from ..answer_extraction import boxed_in, number_in, plain, reply
+from ..reward_protocol import Verdict
 
 
 def exact_match(task: Task, experience: Experience) -> float | None:
@@ -77,3 +78,45 @@ def format_reward(
     parts = r"\s*".join(rf"<{re.escape(t)}>(.+?)</{re.escape(t)}>" for t in tags)
     match = re.fullmatch(parts, text, re.DOTALL)
     return float(match is not None and all(part.strip() for part in match.groups()))
+
+
+def calibrated_answer(
+    task: Task,
+    experience: Experience,
+    *,
+    answer: str = "answer",
+    confidence: str = "confidence",
+) -> float | Verdict | None:
+    """Correctness less the squared error of the stated confidence (RLCR, arXiv:2507.16806).
+
+    1 or 0 for the text in the last `<answer>`, compared with the reference as in `boxed`, minus
+    (confidence - correctness)^2, with the number from 0 to 1 in the last `<confidence>`: the Brier
+    score. Both `answer` and `confidence` name tags. Without such a number the reward is that of
+    being wrong with full confidence, -1, so that it never pays to leave it out.
+
+    >>> said = "<answer>4</answer><confidence>0.5</confidence>"
+    >>> calibrated_answer(Task.ask("2+2=", "4"), Experience(task_id="t", response_text=said))
+    0.75
+    """
+    if task.answer is None:
+        return None
+    text = reply(experience)
+    sure = _number(_in_tag(text, confidence))
+    if sure is None or not 0 <= sure <= 1:
+        return Verdict(-1.0, f"no number from 0 to 1 in <{confidence}>")
+    said = _in_tag(text, answer)
+    correct = float(said is not None and plain(said) == plain(task.answer))
+    return correct - (sure - correct) ** 2
+
+
+def _in_tag(text: str, tag: str) -> str | None:
+    name = re.escape(tag)
+    found = re.findall(rf"<{name}>(.*?)</{name}>", text, re.DOTALL)
+    return found[-1].strip() if found else None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

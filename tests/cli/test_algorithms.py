@@ -15,7 +15,7 @@ from rlake.loop.cli.algorithms import describe
 from rlake.loop.losses import PolicyGradient
 from rlake.operators.resolve import public
 
-PAPERLESS = {"sft", "cpt", "reinforce", "reward_model"}
+PAPERLESS = {"sft", "cpt", "policy_gradient", "reinforce", "reward_model"}
 """Older than arXiv, or than any one paper."""
 
 

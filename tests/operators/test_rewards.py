@@ -9,7 +9,13 @@ import pytest
 from support.builders import experiences, line_of, rows
 
 from rlake.operators import score
-from rlake.operators.rewards import exact_match, math_equivalence, numeric_answer
+from rlake.operators.rewards import (
+    Verdict,
+    calibrated_answer,
+    exact_match,
+    math_equivalence,
+    numeric_answer,
+)
 from rlake.operators.scoring import score_rows
 from rlake.store import Experience, Task
 from rlake.store.errors import OperatorError
@@ -34,6 +40,42 @@ def said(text: str | None) -> Experience:
 )
 def test_exact_match(answer: str | None, text: str | None, reward: float | None) -> None:
     assert exact_match(Task.ask("2+2=", answer), said(text)) == reward
+
+
+@pytest.mark.parametrize("q", [0.0, 0.25, 0.9, 1.0])
+@pytest.mark.parametrize(("answer", "correct"), [("4", 1.0), ("5", 0.0)])
+def test_a_calibrated_answer_is_worth_its_correctness_less_the_brier_score(
+    q: float, answer: str, correct: float
+) -> None:
+    text = f"<answer> {answer} </answer><confidence>{q}</confidence>"
+    value = calibrated_answer(Task.ask("2+2=", "4"), said(text))
+    assert value == pytest.approx(correct - (q**2 - 2 * q * correct + correct), abs=1e-15)
+
+
+@pytest.mark.parametrize("told", ["", "often", "1.5", "-0.1", "nan"])
+def test_an_answer_without_a_confidence_is_worth_the_least(told: str) -> None:
+    value = calibrated_answer(
+        Task.ask("2+2=", "4"), said(f"<answer>4</answer><confidence>{told}</confidence>")
+    )
+    assert isinstance(value, Verdict)
+    assert value.value == -1.0
+    assert calibrated_answer(Task.ask("2+2="), said("4")) is None
+
+
+def test_a_true_confidence_is_the_best_one_to_state() -> None:
+    task, grid = Task.ask("2+2=", "4"), [i / 20 for i in range(21)]
+
+    def expected(q: float, rate: float) -> float:
+        right, wrong = (
+            calibrated_answer(task, said(f"<answer>{a}</answer><confidence>{q}</confidence>"))
+            for a in ("4", "5")
+        )
+        assert isinstance(right, float)
+        assert isinstance(wrong, float)
+        return rate * right + (1 - rate) * wrong
+
+    for rate in (0.1, 0.5, 0.85):
+        assert max(grid, key=lambda q: expected(q, rate)) == pytest.approx(rate)
 
 
 def test_the_last_assistant_message_is_what_was_answered() -> None:

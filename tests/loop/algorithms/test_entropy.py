@@ -59,6 +59,27 @@ def test_tokens_that_lower_entropy_most_are_left_out(kind: str, algorithm: Any) 
     assert min(counts) < max(counts)
 
 
+@pytest.mark.parametrize("share", [1e-4, 0.05, 0.5])
+def test_no_more_than_a_share_of_the_tokens_is_left_out_the_furthest_first(share: float) -> None:
+    for seed in range(4):
+        rows = ragged(seed, rows=9)
+        score = scores(rows)
+        below = [e - s for e, s in zip(rows.tokens["old_discriminator"], score, strict=True)]
+        out = left_out(rows, "v", 0.5)
+        places = [(i, int(t)) for i, one in enumerate(out) for t in np.flatnonzero(one)]
+        places.sort(key=lambda place: -below[place[0]][place[1]])
+        gone = set(places[: max(1, int(share * rows.num_tokens))])
+
+        def token(
+            rows: Rows, i: int, t: int, gone: set[tuple[int, int]] = gone
+        ) -> tuple[float, float]:
+            kept = clipped(math.exp(apart(rows, i, t)), rows.advantage[i], 0.2, 0.2)
+            return (0.0, 0.0) if (i, t) in gone else kept
+
+        assert gone
+        assert_loss_is(ClipV(mu=0.5, max_fraction=share), rows, token, how="token-mean", more=2)
+
+
 def test_the_expected_discriminator_is_its_mean_over_the_vocabulary() -> None:
     model, _ = tiny()
     tokens = torch.tensor([[3, 13, 4, 5]])

@@ -151,6 +151,25 @@ def test_a_run_by_pass_at_k_is_trained_with_the_advantages_of_the_paper(store: S
         np.testing.assert_allclose(group["advantage"], expected, rtol=1e-6, atol=1e-6)
 
 
+def test_a_run_by_the_deviation_of_the_batch_divides_all_groups_by_it(store: Store) -> None:
+    """The mean of the group, the deviation of all rows of the step: arXiv:2508.08221."""
+    spec = {"advantage": {"group_zscore": {"std": "batch"}}, "group_size": 4}
+    run(store, config(algorithm={"policy_gradient": spec}, trainer={"steps": 3, "batch_size": 4}))
+    drawn = table(
+        store,
+        "draws_current d JOIN experiences e USING (experience_id)",
+        "d.step, d.advantage, e.group_id, e.reward",
+    )
+    for _, step in drawn.group_by("step"):
+        reward = step["reward"].to_numpy().astype(np.float64)
+        std = sqrt(((reward - reward.mean()) ** 2).sum() / (len(reward) - 1))
+        assert std > 0
+        for _, group in step.group_by("group_id"):
+            own = group["reward"].to_numpy().astype(np.float64)
+            expected = (own - own.mean()) / (std + 1e-6)
+            np.testing.assert_allclose(group["advantage"], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_named_algorithm_takes_another_advantage() -> None:
     assert str(resolve({"gspo": {"advantage": "max_rl"}}).advantage()) == "max_rl(threshold=0.5)"
     charged = {"kl": {"coef": 0.1, "part_of": "reward"}, "advantage": "leave_one_out"}

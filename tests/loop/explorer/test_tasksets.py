@@ -1,5 +1,6 @@
 """Several tasksets in one run: each with its own rewards, workflow, sampling and group size."""
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -128,6 +129,17 @@ def test_a_timeout_and_retries_are_those_of_the_taskset() -> None:
     other = specs.of(Task.ask("?", taskset="other"))
     assert (other.rollout_timeout, other.retries) == (9.0, 1)
     assert sums.timer is not games.timer, "a slow workflow must not set the pace of another"
+
+
+def test_a_worker_in_another_process_runs_tasks_as_one_in_this() -> None:
+    """An actor on Ray has nothing but the pickled configuration."""
+    here, there = (RolloutSpecs(c) for c in (mixed(), pickle.loads(pickle.dumps(mixed()))))
+    for name in ("sums", "games", "other"):
+        one, other = (specs.of(Task.ask("?", taskset=name)) for specs in (here, there))
+        assert one.group_size == other.group_size
+        assert one.sampling == other.sampling
+        assert list(one.rewards) == list(other.rewards)
+        assert one.workflow is other.workflow
 
 
 def test_a_task_with_a_workflow_of_its_own_keeps_it_within_a_taskset() -> None:

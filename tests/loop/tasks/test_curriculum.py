@@ -387,6 +387,39 @@ def test_each_batch_of_a_mixture_has_tasks_of_all_sets_by_their_weights(store: S
     assert all(len(set(easy[i : i + 9])) == 9 for i in (0, 9, 18))
 
 
+def test_each_taskset_of_a_mixture_passes_by_its_own_metric(store: Store) -> None:
+    """Neither taskset has the other's part of the reward, and thresholds differ."""
+    asked = [rlake.Task.ask(f"{i}?", taskset=name) for name in ("a", "b") for i in range(2)]
+    store.append("tasks", asked)
+    bots = {"selector": {"bots": {"decay": 0.0}}}
+    mix = {
+        "a": {**bots, "pass_metric": "right"},
+        "b": {**bots, "pass_threshold": 0.25, "group_size": 5},
+    }
+    made = curriculum(store, batch_size=4, mixture=mix, pass_metric="close")
+    batch = made.batch(1)
+    values = {"a": {"right": 1.0, "long": 0.0}, "b": {"close": 0.5, "long": 0.0}}
+    rows = [
+        Experience(
+            task_id=one.task_id,
+            experience_id=f"demo/{i}",
+            group_id=f"g{i}",
+            run_id="demo",
+            batch=1,
+            group_index=i,
+        ).with_reward(values[one.taskset])
+        for i, one in enumerate(batch)
+    ]
+    store.append("experiences", rows)
+    made.learn(until=2)
+    for part in made._parts:  # pyright: ignore[reportPrivateUsage]
+        assert part.learner is not None
+        assert part.learner.beliefs.alpha.tolist() == [2.0, 2.0], part.name
+        assert part.learner.beliefs.beta.tolist() == [1.0, 1.0], part.name
+    rollouts = {p.name: p.selector._rollouts for p in made._parts}  # pyright: ignore
+    assert rollouts == {"a": 2.0, "b": 5.0}
+
+
 # bad input
 
 
