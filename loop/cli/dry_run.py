@@ -86,21 +86,24 @@ def memory_rows(found: "Estimate") -> list[tuple[str, str, str, str]]:
 
 
 def _rollouts(config: "RunConfig", group_size: int) -> list[str]:
-    """Return how the tasks of each taskset are run, in training and where they are evaluated."""
-    lines = []
-    mixture = config.tasks.mixture or {}
+    """Return by what rollouts are made and rewarded, for each taskset of a mixture."""
+    mixture = config.tasks.mixture
+    if mixture is None:
+        [how] = config.explorers.values()
+        return [f"rollouts are made by `{how.workflow}` and rewarded by `{how.rewards}`"]
     total = sum(one.weight for one in mixture.values())
-    for key, how in config.explorers.items():
-        name = key.removeprefix("tasks.mixture.")
-        of = (
-            f"of taskset `{name}`, {mixture[name].weight / total:.0%} of a batch, "
-            if mixture
-            else ""
-        )
-        lines.append(
-            f"rollouts {of}are made by `{how.workflow}` and rewarded by `{how.rewards}`"
-            + (f": {counted(how.group_size or group_size, 'rollout')} of a task" if mixture else "")
-        )
+    lines = []
+    for name, one in mixture.items():
+        how = config.explorer_for(name)
+        size, sampling = how.group_size or group_size, how.sampling
+        lines += [
+            f"of a batch, {one.weight / total:.0%} are tasks of `{name}`: rollouts are made by "
+            f"`{how.workflow}` and rewarded by `{how.rewards}`",
+            f"  {counted(size, 'rollout')} of a task, each response of at most "
+            f"{counted(sampling.max_tokens, 'token')} at temperature {sampling.temperature:g}; a "
+            f"rollout takes at most {how.rollout_timeout:g} s and is retried "
+            f"{counted(how.max_retries, 'time')}",
+        ]
     return lines
 
 

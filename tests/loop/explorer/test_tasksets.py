@@ -233,7 +233,9 @@ def test_a_wrong_name_fails_before_anything_is_recorded(
 def test_a_dry_run_prints_what_applies_to_each_taskset() -> None:
     told = plan(mixed(explorer={"rewards": "boxed"}), full=False)
     assert "a step trains on 2 groups of 2 to 5 rollouts: 4 to 10 rows" in told
-    assert "of taskset `sums`, 50% of a batch" in told
-    assert f"`{__name__}:shown` and rewarded by `countdown`: 5 rollouts of a task" in told
+    assert "of a batch, 50% are tasks of `sums`: rollouts are made by `single_turn`" in told
+    assert f"`{__name__}:shown` and rewarded by `countdown`" in told
+    assert "5 rollouts of a task, each response of at most 3 tokens at temperature 1;" in told
+    assert "2 rollouts of a task, each response of at most 2 tokens at temperature 0.7;" in told
     follows = told.partition("# From this follows")[2]
     assert "`boxed`" not in follows, "no task is rewarded by it"
