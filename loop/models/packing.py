@@ -58,8 +58,8 @@ def _sets(lengths: tuple[int, ...], device: torch.device) -> tuple[list[Tensor],
     """Return sets of sequences of similar length, and where their outputs belong.
 
     A set is the positions [N, L] of its sequences, padded on the right, which causal attention
-    never sees. Of all sets' outputs, concatenated, those at [T] are the packed ones. With a call for
-    each of 256 sequences of about ten tokens, a small model's passes would take a third longer.
+    never sees. Of all sets' outputs, concatenated, those at [T] are the packed ones. With a call
+    for each of 256 sequences of about ten tokens, a small model's passes take a third longer.
     """
     lengths_B = torch.tensor(lengths, device=device)
     starts_B = lengths_B.cumsum(0) - lengths_B
