@@ -265,11 +265,11 @@ def activations(
     kept: dict[object, int] = {}
     held: list[Tensor] = []
 
-    def keep(tensor: Tensor) -> Tensor:
-        # the tensor is held too: another one may get the identity of one that is freed
+    def keep(tensor: Tensor) -> None:
+        # The tensor is held, because another one may get the identity of one that is freed. It is
+        # held here and not by the graph, which it refers to: neither would ever be freed.
         kept.setdefault(_identity(tensor), tensor.untyped_storage().nbytes())
         held.append(tensor)
-        return tensor
 
     with autocast(config.trainer, device, dtype=config.model.dtype):
         is_half = torch.is_autocast_enabled(device.type)
@@ -283,7 +283,7 @@ def activations(
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
         passes = torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_half)
         try:
-            with passes, saved_tensors_hooks(keep, lambda tensor: tensor):
+            with passes, saved_tensors_hooks(keep, lambda kept: kept):
                 network.get_decoder()(input_ids=ids, attention_mask=mask, use_cache=False)
         except (RuntimeError, TypeError, ValueError) as error:
             name, reason = type(network).__name__, next(iter(str(error).splitlines()), "")
