@@ -27,21 +27,27 @@ if TYPE_CHECKING:
     from .pipelines import Pipeline as Pipeline
     from .pipelines import rescore as rescore
     from .store import Experience as Experience
+    from .store import RlakeError as RlakeError
     from .store import Store as Store
     from .store import Task as Task
     from .store import connect as connect
     from .store.files import export as export
     from .store.files import import_file as import_file
+    from .store.replay import Prioritized as Prioritized
+    from .store.replay import Sampler as Sampler
 
     __version__: str
 
 _HOME = {
     "Experience": ".store",
+    "RlakeError": ".store",
     "Store": ".store",
     "Task": ".store",
     "connect": ".store",
     "export": ".store.files",
     "import_file": ".store.files",
+    "Prioritized": ".store.replay",
+    "Sampler": ".store.replay",
     "Operator": ".operators",
     "operator": ".operators",
     "Pipeline": ".pipelines",

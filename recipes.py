@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from .loop.recipes.toys import expert_answers as expert_answers
     from .loop.recipes.toys import forgetful_answers as forgetful_answers
     from .loop.recipes.toys import frozen_lakes as frozen_lakes
+    from .loop.recipes.toys import long_tail as long_tail
     from .loop.recipes.toys import share_right as share_right
     from .loop.recipes.toys import sudokus as sudokus
     from .loop.recipes.toys import unsorted_digits as unsorted_digits
     from .loop.tasks.sources import from_sql as from_sql
 
 _TOYS = ("addition", "compared_answers", "countdown_games", "expert_answers", "forgetful_answers")
-_TOYS += ("frozen_lakes", "share_right", "sudokus", "unsorted_digits")
+_TOYS += ("frozen_lakes", "long_tail", "share_right", "sudokus", "unsorted_digits")
 __all__ = ["find_gsm8k", "from_sql", *_TOYS]  # pyright: ignore[reportUnsupportedDunderAll]
 
 

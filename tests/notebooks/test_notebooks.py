@@ -1,8 +1,10 @@
 """The notebooks are the tutorials: each runs from top to bottom, and shows commands that work."""
 
 import json
+import os
 import re
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -23,16 +25,6 @@ IN_BRIEF = (FIRST,)
 """Those that the default tests run; the slow ones run the others."""
 LONG = ("301_offline_sft_and_dpo", "302_a_new_algorithm_in_one_file", "303_staleness")
 """Those that train for a minute: they are among the long ones."""
-
-
-PUBLIC = ("rlake", "rlake.algorithms", "rlake.operators", "rlake.operators.rewards")
-PUBLIC += ("rlake.pipelines", "rlake.recipes")
-DEEPER = {
-    "103": {"store.ids", "store.replay", "store.verify_draws"},
-    "302": {"loop.cli.algorithms"},
-    "401": {"loop.cli"},
-}
-"""Modules that are not public, by the notebook that shows what is inside them."""
 
 
 def among(name: str) -> Any:
@@ -56,10 +48,12 @@ def execute(notebook: Path, folder: Path, **environment: str) -> Executed:
     places = {"HOME": folder / "home", "TMPDIR": done.temporary}
     for place in (done.work, *places.values()):
         place.mkdir()
+    # Cells that run `rlake` as a command must find that of this environment.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     opened = nbformat.read(notebook, as_version=4)
     client = NotebookClient(opened, timeout=280, resources={"metadata": {"path": str(done.work)}})
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**places, **environment}.items():
+        for name, value in {"PATH": path, **places, **environment}.items():
             patch.setenv(name, str(value))
         cells = client.execute()["cells"]
     shown = [_text(output) for cell in cells for output in cell.get("outputs", ())]
@@ -148,11 +142,3 @@ def told(place: Path) -> list[list[tuple[Any, ...]]]:
     found = [store.sql(f"{query} ORDER BY ALL").fetchall() for query in queries]
     assert all(found), "an empty table proves nothing"
     return found
-
-
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_a_notebook_imports_public_names_but_for_what_it_looks_into(name: str) -> None:
-    text = "\n".join("".join(cell["source"]) for cell in cells(NOTEBOOKS[name], "code"))
-    found = set(re.findall(r"^\s*(?:from|import) (rlake[\w.]*)", text, re.MULTILINE))
-    deeper = {module.removeprefix("rlake.") for module in found - set(PUBLIC)}
-    assert deeper == DEEPER.get(name.partition("_")[0], set())
