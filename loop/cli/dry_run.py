@@ -55,22 +55,8 @@ def _follows(config: "RunConfig") -> list[str]:
     if from_hub:
         lines.append(f"the model `{path}` comes from the hub: no local folder has this name")
     where = config.output or "`runs/` in the store's folder"
-    lines += _memory(config)
+    lines.append("`rlake doctor CONFIG` estimates its memory, by the models' own configurations")
     return [*lines, f"checkpoints and weights are kept in {where}"]
-
-
-def _memory(config: "RunConfig") -> list[str]:
-    from ..trainer.memory import estimate, size
-
-    model = config.model
-    if model.run is not None or (model.path is not None and not Path(model.path).is_dir()):
-        return ["`rlake doctor CONFIG` estimates its memory, by the model's own configuration"]
-    found = estimate(config)
-    needs = [
-        f"about {size(found.needed(device))} of the {size(most)} on `{device}`"
-        for device, most in found.available.items()
-    ]
-    return [f"it needs {' and '.join(needs)}; `rlake doctor CONFIG` lists the parts"]
 
 
 def memory_rows(found: "Estimate") -> list[tuple[str, str, str, str]]:

@@ -121,4 +121,4 @@ def test_doctor_estimates_a_configuration(rlake: Command, tmp_path: Path) -> Non
     assert said.returncode == 1
     assert "change trainer.gradient_checkpointing" in said.stdout
     plan = rlake("run", str(path), "--dry-run", "--set", "algorithm=sft").stdout
-    assert "#   it needs about" in plan
+    assert "`rlake doctor CONFIG` estimates its memory" in plan

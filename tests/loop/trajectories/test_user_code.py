@@ -11,6 +11,7 @@ from support.rollouts import rollouts, run_tasks, spec_of
 
 from rlake.loop.inference.policy import Policy
 from rlake.loop.inference.scripted import ScriptedPolicy
+from rlake.loop.trajectories.rewards import RewardPart
 from rlake.loop.workflows import single_turn
 from rlake.operators.rewards import exact_match
 from rlake.store import Experience, Task
@@ -35,7 +36,7 @@ async def with_a_list(task: Task, policy: Policy) -> Experience:
 
 
 def one_try(workflow: Any, **rewards: Any) -> Experience:
-    named = {name: (reward, 1.0) for name, reward in rewards.items()}
+    named = {name: RewardPart(reward) for name, reward in rewards.items()}
     [row] = rollouts(ScriptedPolicy(["2"], version=3), workflow, task(1), rewards=named)
     return row
 

@@ -109,7 +109,7 @@ def test_an_answer_may_make_so_many_calls() -> None:
 
 def test_a_batch_sums_what_its_tries_counted_and_why_they_ended() -> None:
     rows = [reacts(called("ad"), "42"), reacts(called("ad"), called("breaks"), max_failures=1)]
-    values = measured(rows)
+    values = measured(rows, {})
     assert values["explore/tools/calls"] == 3
     assert values["explore/tools/unknown"] == 2
     assert values["explore/tools/errors"] == 1
