@@ -62,13 +62,10 @@ def test_grpo_and_its_kin_have_the_papers_loss_each_added_up_and_clipped_in_its_
 
 
 def test_dr_grpo_and_dapo_have_their_papers_defaults() -> None:
-    assert (DrGRPO().aggregation, DrGRPO().advantage().name) == (
-        "seq-mean-token-sum",
-        "group_centered",
-    )
+    assert (DrGRPO().aggregation, DrGRPO().credit) == ("seq-mean-token-sum", "group_centered")
     assert (DAPO().aggregation, DAPO().group_size) == ("token-mean", 16)
     assert (DAPO().clip, DAPO().clip_high) == (0.2, 0.28)
-    assert DAPO().advantage().name == GRPO().advantage().name == "group_zscore"
+    assert DAPO().credit == GRPO().credit == "group_zscore"
 
 
 def test_dual_clip_bounds_the_loss_of_bad_answers_whose_tokens_became_likely() -> None:
