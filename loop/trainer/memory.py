@@ -263,20 +263,21 @@ def activations(
     chooses its layers by numbers, as some mixtures of experts, it is 0, with a warning.
     """
     kept: dict[object, int] = {}
-    held: list[Tensor] = []
+    held: list[torch.UntypedStorage] = []
 
     def keep(tensor: Tensor) -> None:
-        # The tensor is held, because another one may get the identity of one that is freed. It is
-        # held here and not by the graph, which it refers to: neither would ever be freed.
-        kept.setdefault(_identity(tensor), tensor.untyped_storage().nbytes())
-        held.append(tensor)
+        # The storage is held, because another one may get the identity of one that is freed. The
+        # tensor is not: its graph refers to this function, so that neither would ever be freed.
+        storage = tensor.untyped_storage()
+        kept.setdefault(_identity(tensor), storage.nbytes())
+        held.append(storage)
 
     with autocast(config.trainer, device, dtype=config.model.dtype):
         is_half = torch.is_autocast_enabled(device.type)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode, torch.device("cpu"):
         network = AutoModelForCausalLM.from_config(model.config)
-        held += network.parameters()
+        held += [parameter.untyped_storage() for parameter in network.parameters()]
         own = {_identity(parameter) for parameter in network.parameters()}
         ids = torch.zeros(1, tokens, dtype=torch.long)
         # passed on unread: transformers would build a mask of all pairs of tokens
