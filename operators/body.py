@@ -282,10 +282,7 @@ def _wrong_keys(body: Rows, values: object) -> str | None:
 
 
 def _column(
-    name: str,
-    kind: pl.DataType | type[pl.DataType],
-    values: list[Any],
-    errors: list[str | None],
+    name: str, kind: pl.DataType | type[pl.DataType], values: list[Any], errors: list[str | None]
 ) -> pl.Series:
     """Return a column of answers; a value of another type becomes the error of its row."""
     with suppress(TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):

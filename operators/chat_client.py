@@ -41,10 +41,7 @@ class JudgeEndpoint(Endpoint):
             max_tokens=self.max_tokens,
         )
         # a client for each call: operators run each batch in an event loop of its own
-        async with (
-            shared_semaphore(self.url, self.max_concurrency),
-            EndpointClient(self) as client,
-        ):
+        async with shared_semaphore(self.url, self.max_concurrency), EndpointClient(self) as client:
             return _content(await client.complete(body), client.name)
 
 

@@ -24,11 +24,7 @@ _OF_THE_OLD_TEXT = (
     *("prompt_length", "num_tokens", "token_rewards", "teacher_logprobs", "finish_reason"),
     *("reward", "rewards", "metrics", "drop_reason"),
 )
-NEW_TEXT: ParentRow = {
-    **dict.fromkeys(_OF_THE_OLD_TEXT),
-    "source": "synthetic",
-    "rollout_index": 0,
-}
+NEW_TEXT: ParentRow = {**dict.fromkeys(_OF_THE_OLD_TEXT), "source": "synthetic", "rollout_index": 0}
 """Columns of a row whose text differs from its parent's.
 
 No policy sampled this text, so all token columns are NULL; rewards and metrics of the old text are

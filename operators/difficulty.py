@@ -36,9 +36,7 @@ def difficulty(*, prior_mean: float = 0.5, prior_count: float = 0.0) -> pl.Expr:
 
 @operator("derive")
 def solution_steps(
-    *,
-    column: str = "answer",
-    of: Literal["lines", "words", "sentences", "characters"] = "lines",
+    *, column: str = "answer", of: Literal["lines", "words", "sentences", "characters"] = "lines"
 ) -> pl.Expr:
     """Set `solution_steps` to how many lines, words or sentences a text has.
 

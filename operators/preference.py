@@ -156,10 +156,7 @@ def _as_pairs(both: pl.LazyFrame, placed: pl.LazyFrame) -> pl.LazyFrame:
         both.join(placed, on="experience_id")
         .sort("_place", "experience_id_worse")
         .select(
-            "task_id",
-            chosen_id="experience_id",
-            rejected_id="experience_id_worse",
-            margin=_MARGIN,
+            "task_id", chosen_id="experience_id", rejected_id="experience_id_worse", margin=_MARGIN
         )
     )
     name = pl.struct("chosen_id", "rejected_id").map_elements(

@@ -56,9 +56,7 @@ def resolve(spec: Spec | Operator) -> Operator:
 
 
 def resolve_all(
-    specs: Iterable[Spec | Operator],
-    *,
-    expand: Callable[[Mapping[str, Any]], list[Operator]],
+    specs: Iterable[Spec | Operator], *, expand: Callable[[Mapping[str, Any]], list[Operator]]
 ) -> list[Operator]:
     """Build the operators of a list.
 

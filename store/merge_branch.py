@@ -129,9 +129,7 @@ def _new(
 def _added(dataset: lance.LanceDataset, table: Table, *, since: int) -> Iterator[pa.Table]:
     """Yield the rows added after a version."""
     scanner = dataset.scanner(
-        columns=list(table.names),
-        filter=f"{CREATED} > {since}",
-        batch_size=_BATCH_ROWS,
+        columns=list(table.names), filter=f"{CREATED} > {since}", batch_size=_BATCH_ROWS
     )
     for batch in scanner.to_batches():
         yield pa.Table.from_batches([batch]).select(table.names)

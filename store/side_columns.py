@@ -252,10 +252,7 @@ def attach(
         stored = _stored_by(store, column.table, names, until, only=wanted)
         counting = _standing(store, column.table, stored, until)
         values = rows.select("experience_id").join(
-            column.latest(counting).collect(),
-            on="experience_id",
-            how="left",
-            maintain_order="left",
+            column.latest(counting).collect(), on="experience_id", how="left", maintain_order="left"
         )
         rows = rows.with_columns(values[column.alias])
     return rows

@@ -218,9 +218,7 @@ def _restore(store: Tables, table: str, version: int) -> int:
     with as_store_error(f"cannot restore `{table}`", fix="do it again"):
         # a branch's own version, not the equal one of its parent
         lance.dataset(
-            own_place(store, table),
-            version=version,
-            storage_options=store.storage_options,
+            own_place(store, table), version=version, storage_options=store.storage_options
         ).restore()
     dataset = store.open_at(table)
     store.committed(table, dataset)

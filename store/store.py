@@ -89,10 +89,7 @@ class Store(WritableTables):
             if not 1 <= version <= newest:
                 raise NotFoundError(f"table `{name}` has no version {version}, newest is {newest}")
         return type(self)(
-            self.root,
-            storage_options=self._options,
-            versions=versions,
-            branch=self.branch_name,
+            self.root, storage_options=self._options, versions=versions, branch=self.branch_name
         )
 
     def snapshot(self, name: str, *, note: str | None = None) -> None:

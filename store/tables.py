@@ -190,12 +190,7 @@ class Tables:
         return schema_versions.complete(frame, later) if later else frame
 
     def sql(
-        self,
-        query: str,
-        *,
-        allow_files: bool = False,
-        timeout: float | None = None,
-        **frames: Any,
+        self, query: str, *, allow_files: bool = False, timeout: float | None = None, **frames: Any
     ) -> duckdb.DuckDBPyRelation:
         """Return the result of one SELECT over all tables and views, as a DuckDB relation.
 

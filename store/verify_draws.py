@@ -119,8 +119,7 @@ def _digests(store: Store, ids: Sequence[str]) -> tuple[dict[str, str], set[str]
     """
     try:
         rows = store.dataset("experiences").to_table(
-            columns=["experience_id", *FACTS],
-            filter=is_in("experience_id", ids),
+            columns=["experience_id", *FACTS], filter=is_in("experience_id", ids)
         )
         names = rows.column("experience_id").to_pylist()
         return dict(zip(names, row_digests(rows.select(FACTS)), strict=True)), set()

@@ -63,8 +63,7 @@ StoreOption = Annotated[
     ),
 ]
 AtOption = Annotated[
-    str | None,
-    typer.Option(metavar="SNAPSHOT", help="Read the store as it was at this snapshot."),
+    str | None, typer.Option(metavar="SNAPSHOT", help="Read the store as it was at this snapshot.")
 ]
 WhereOption = Annotated[
     str | None,

@@ -19,10 +19,7 @@ NameArgument = Annotated[str, typer.Argument(help="Name of the branch.")]
 
 @commands.command()
 def create(
-    name: NameArgument,
-    store: StoreOption = None,
-    at: AtOption = None,
-    as_json: JsonOption = False,
+    name: NameArgument, store: StoreOption = None, at: AtOption = None, as_json: JsonOption = False
 ) -> None:
     """Create a branch of the store as it is, or as it was at a snapshot."""
     lake = open_store(store)

@@ -98,6 +98,4 @@ def _pace(config: "RunConfig") -> list[str]:
     assert explorer is not None
     ahead = counted(schedule.max_ahead, "batch", "batches")
     lag = counted(schedule.lag, "step")
-    return [
-        f"the explorer is at most {ahead} ahead, and rows are drawn at most {lag} old",
-    ]
+    return [f"the explorer is at most {ahead} ahead, and rows are drawn at most {lag} old"]

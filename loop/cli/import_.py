@@ -119,8 +119,7 @@ def import_(
         ),
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option(help="Name the values of a file with one column of values."),
+        str | None, typer.Option(help="Name the values of a file with one column of values.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -30,8 +30,7 @@ Tool = Literal["label_studio", "argilla", "jsonl"]
 AnnotatorOption = Annotated[
     str | None,
     typer.Option(
-        help="Store labels under this name; with --web, suggest it.",
-        show_default="the user's name",
+        help="Store labels under this name; with --web, suggest it.", show_default="the user's name"
     ),
 ]
 QueueOption = Annotated[str, typer.Option(metavar="NAME", help="Use the queue of this name.")]
@@ -260,14 +259,7 @@ def export(
 
     lake = open_store(store)
     made = Queue.chosen(
-        lake,
-        name=queue,
-        kind=choose,
-        sql=sql,
-        where=where,
-        in_pairs=pairs,
-        limit=limit,
-        seed=seed,
+        lake, name=queue, kind=choose, sql=sql, where=where, in_pairs=pairs, limit=limit, seed=seed
     )
     rows = write(out, asked(lake, made.items), FORMATS[format])
     text = f"wrote {counted(rows, 'item')} of queue {queue} to {out}"

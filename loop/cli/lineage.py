@@ -65,8 +65,7 @@ def _policy(written: str, run: str | None) -> tuple[str | None, int]:
     named, _, version = written.rpartition(":")
     if not version.isdecimal() or len(version) > _DIGITS:
         raise typer.BadParameter(
-            f"`{written}` is not a policy version; write `40` or `RUN:40`",
-            param_hint="--policy",
+            f"`{written}` is not a policy version; write `40` or `RUN:40`", param_hint="--policy"
         )
     if named and run and named != run:
         raise typer.BadParameter(
@@ -93,9 +92,7 @@ def _policy_tree(found: "PolicyLineage") -> Tree:
     _branch(tree, "tokenizers", found.tokenizers)
     _branch(tree, "snapshots", [_snapshot_line(s) for s in found.snapshots])
     _branch(
-        tree,
-        "code",
-        [f"rlake {', '.join(found.code_versions)}", *_settings_lines(found.config)],
+        tree, "code", [f"rlake {', '.join(found.code_versions)}", *_settings_lines(found.config)]
     )
     return tree
 
@@ -145,8 +142,7 @@ def _branch(tree: Tree, name: str, lines: Sequence[str]) -> None:
 def verify(
     run: Annotated[str, typer.Option(metavar="NAME", help="Verify this run.")],
     step: Annotated[
-        int | None,
-        typer.Option(min=1, help="Verify only this training step.", show_default="all"),
+        int | None, typer.Option(min=1, help="Verify only this training step.", show_default="all")
     ] = None,
     store: StoreOption = None,
     at: AtOption = None,

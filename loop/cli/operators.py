@@ -11,8 +11,7 @@ from .tables import document, parameters_of, print_document, print_json, print_r
 @app.command(rich_help_panel=PIPELINES)
 def operators(
     name: Annotated[
-        str | None,
-        typer.Argument(help="Describe this operator.", show_default="list all"),
+        str | None, typer.Argument(help="Describe this operator.", show_default="list all")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -166,11 +166,7 @@ def _drawn(name: str) -> Iterator[Callable[["Progress"], None]]:
         def draw(now: "Progress") -> None:
             stage = f"{name} {now.stage}/{now.stages}" if now.stages > 1 else name
             bar.update(
-                task,
-                description=stage,
-                total=now.rows,
-                completed=now.treated,
-                status=status(now),
+                task, description=stage, total=now.rows, completed=now.treated, status=status(now)
             )
 
         yield draw

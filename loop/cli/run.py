@@ -188,12 +188,10 @@ _command(
     """,
 )
 _command(
-    "train",
-    "Train on rows of the store: those of the run's explorer, or any that a query chooses.",
+    "train", "Train on rows of the store: those of the run's explorer, or any that a query chooses."
 )
 _command(
-    "explore",
-    "Generate the experience of a run; its trainer is another process on the same store.",
+    "explore", "Generate the experience of a run; its trainer is another process on the same store."
 )
 
 

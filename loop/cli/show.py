@@ -144,11 +144,7 @@ def _group(lake: "Store", id: str) -> Found:
         lake, f"SELECT * FROM groups WHERE group_id = {key} ORDER BY num_rollouts DESC LIMIT 1"
     )
     tasks = _rows(lake, f"SELECT * FROM tasks WHERE task_id = {_quoted(group['task_id'])}")
-    return {
-        "group": group,
-        "task": tasks[0] if tasks else None,
-        "experiences": _rows(lake, rows),
-    }
+    return {"group": group, "task": tasks[0] if tasks else None, "experiences": _rows(lake, rows)}
 
 
 def _run(lake: "Store", id: str) -> Found:

@@ -144,10 +144,7 @@ def _rows(relation: "duckdb.DuckDBPyRelation") -> Iterator[tuple[Any, ...]]:
 def tables(
     name: Annotated[
         str | None,
-        typer.Argument(
-            help="Describe the columns of this table or view.",
-            show_default="list all",
-        ),
+        typer.Argument(help="Describe the columns of this table or view.", show_default="list all"),
     ] = None,
     store: StoreOption = None,
     at: AtOption = None,

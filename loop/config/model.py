@@ -9,12 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from .base import Float, Int, Section, Share
 
 Attention = Literal[
-    "sdpa",
-    "eager",
-    "flex_attention",
-    "flash_attention_2",
-    "flash_attention_3",
-    "flash_attention_4",
+    "sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"
 ]
 """Implementations of attention, as transformers names them."""
 

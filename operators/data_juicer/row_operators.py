@@ -165,8 +165,5 @@ def _augment(steps: Sequence[Step], fields: Fields) -> Declared:
         return [{**NEW_TEXT, text.column: text.replaced(cell, [one])} for one in new]
 
     return Declared(
-        body=lambda frame: new_rows(frame, pieces),
-        kind="augment",
-        reads=reads(fields),
-        scope="row",
+        body=lambda frame: new_rows(frame, pieces), kind="augment", reads=reads(fields), scope="row"
     )

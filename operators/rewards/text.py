@@ -81,11 +81,7 @@ def format_reward(
 
 
 def calibrated_answer(
-    task: Task,
-    experience: Experience,
-    *,
-    answer: str = "answer",
-    confidence: str = "confidence",
+    task: Task, experience: Experience, *, answer: str = "answer", confidence: str = "confidence"
 ) -> float | Verdict | None:
     """Correctness less the squared error of the stated confidence (RLCR, arXiv:2507.16806).
 

@@ -189,9 +189,7 @@ def _pairs(about: str) -> Shape:
 
 EXPORTS = {
     "sft": Shape(
-        '{"prompt", "completion"}: a line for each assistant turn, for TRL',
-        _sft,
-        has_plain=True,
+        '{"prompt", "completion"}: a line for each assistant turn, for TRL', _sft, has_plain=True
     ),
     "dpo": _pairs('{"prompt", "chosen", "rejected"}: the pairs of `preferences`, for TRL'),
     "reward": _pairs('{"prompt", "chosen", "rejected", "margin"}: pairs for a reward model of TRL'),

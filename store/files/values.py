@@ -72,14 +72,7 @@ def import_values(
     replace_all(store, replaced, by=made)
     already = values.height - fresh.height
     return Imported(
-        table,
-        done.rows,
-        already,
-        0,
-        session.num_rows,
-        0,
-        lineage_id=made,
-        replaced=tuple(replaced),
+        table, done.rows, already, 0, session.num_rows, 0, lineage_id=made, replaced=tuple(replaced)
     )
 
 

@@ -38,14 +38,7 @@ def test_a_try_shows_its_turns_tokens_rewards_and_row(
     before = lake.versions()
     debug(place, "single_turn", "--task", task_id[:12])
     shown = capsys.readouterr().out
-    for part in (
-        "policy version 1",
-        prompt,
-        "turns",
-        "rewards",
-        "share_of_ones",
-        "finish_reason",
-    ):
+    for part in ("policy version 1", prompt, "turns", "rewards", "share_of_ones", "finish_reason"):
         assert part in shown
     assert lake.versions() == before  # nothing is stored
 

@@ -98,11 +98,7 @@ def test_a_run_that_lies_elsewhere_is_found_where_it_is_said_to_be(
     ],
 )
 def test_what_cannot_be_exported_is_refused(
-    trained: Store,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    args: list[str],
-    said: str,
+    trained: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], said: str
 ) -> None:
     out = tmp_path / "out"
     assert export(trained, *args, "--out", str(out)) == 2

@@ -301,10 +301,7 @@ def test_others_append_while_a_file_is_read(lake: Store, tmp_path: Path) -> None
     def append(what: str, rows: int, nbytes: int) -> None:
         if what == "reading":
             other = {"experience_id": f"other/{rows}", "task_id": "t", "group_id": "g"}
-            lake.append(
-                "experiences",
-                [other | {"rollout_index": 0, "source": "explorer"}],
-            )
+            lake.append("experiences", [other | {"rollout_index": 0, "source": "explorer"}])
             seen.append(what)
 
     with open_input(tmp_path / "a.jsonl") as file:

@@ -72,10 +72,7 @@ def test_clients_of_openai_are_answered_and_nothing_answered_is_lost_by_a_kill(
     async def streamed() -> str:
         async with AsyncOpenAI(base_url=served.url + "/v1", api_key="none") as client:
             stream = await client.chat.completions.create(
-                model="load",
-                messages=[USER],
-                stream=True,
-                max_tokens=5,
+                model="load", messages=[USER], stream=True, max_tokens=5
             )
             text = ""
             async for piece in stream:

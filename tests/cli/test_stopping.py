@@ -74,11 +74,7 @@ def test_an_import_that_was_stopped_is_run_again_without_duplicates(
     assert tasks in (stored, 5_000), "and no table before what it refers to"
 
     done = last_json(rlake("import", "experiences", "many.jsonl", "--json"))
-    assert (done["rows"], done["already"], done["tasks"]) == (
-        5_000 - stored,
-        stored,
-        5_000 - tasks,
-    )
+    assert (done["rows"], done["already"], done["tasks"]) == (5_000 - stored, stored, 5_000 - tasks)
     distinct = (
         "SELECT count(*), count(DISTINCT experience_id), count(DISTINCT task_id) FROM experiences"
     )

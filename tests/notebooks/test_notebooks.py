@@ -95,9 +95,7 @@ def test_a_notebook_runs_and_leaves_nothing_where_it_is_run(
     assert not list(executed(name).work.iterdir())
 
 
-def test_the_first_notebook_says_on_which_data_it_runs(
-    executed: Callable[[str], Executed],
-) -> None:
+def test_the_first_notebook_says_on_which_data_it_runs(executed: Callable[[str], Executed]) -> None:
     files = real()
     said = f"GSM8K, in {files.folder}" if files else "a generated stand-in for GSM8K"
     assert executed(FIRST).text.startswith(said)

@@ -184,11 +184,7 @@ def test_the_best_of_a_group_a_task_or_all_stay_with_the_first_id_of_equal_ones(
     assert reasons["g000/02"] == "rank 2 of 3 by reward in its group; the first 1 are kept"
     assert reasons["g000/03"] == "its reward is NULL"
     assert reasons["g001/01"] == "its reward is not finite"
-    assert (top_k().scope, least.scope, top_k(within="task").scope) == (
-        "group",
-        "all",
-        "all",
-    )
+    assert (top_k().scope, least.scope, top_k(within="task").scope) == ("group", "all", "all")
 
 
 def test_the_best_k_count_each_reply_once_by_any_column() -> None:

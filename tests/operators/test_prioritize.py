@@ -47,11 +47,7 @@ def test_a_row_of_one_half_life_counts_half() -> None:
     frame = frame_of(policy_version=[6, 4, 0, None, 9])
     assert priorities(freshness(half_life=2.0, newest=6)(frame)) == [1.0, 0.5, 0.125, None, 1.0]
     expected = [0.5 ** ((9 - v) / 3) for v in (6, 4, 0)]
-    assert priorities(freshness(half_life=3.0)(frame)) == [
-        *map(pytest.approx, expected),
-        None,
-        1.0,
-    ]
+    assert priorities(freshness(half_life=3.0)(frame)) == [*map(pytest.approx, expected), None, 1.0]
 
 
 def test_freshness_counts_batches_and_seconds_too() -> None:

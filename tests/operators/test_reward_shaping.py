@@ -127,8 +127,7 @@ def test_the_overlong_penalty_is_equation_13_of_dapo() -> None:
             expected.append(((10 - 4) - n) / 4 if n <= 10 else -1.0)
     found = overlong_penalty(max_tokens=10, cache=4)(frame_of([[(1.0, n) for n in lengths]]))
     compared(
-        column_of(found, "overlong_penalty"),
-        {f"0/{i}": value for i, value in enumerate(expected)},
+        column_of(found, "overlong_penalty"), {f"0/{i}": value for i, value in enumerate(expected)}
     )
 
 

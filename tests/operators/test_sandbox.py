@@ -94,10 +94,7 @@ ATTACKS = {
     "fills the disk": ("f = open('x', 'wb')\nwhile True: f.write(b'0' * 10**6)", "disk"),
     "eats memory": ("x = []\nwhile True: x.append(bytearray(10**7))", "memory"),
     "prints without end": ("while True: print('x' * 999)", "output"),
-    "writes errors without end": (
-        "import sys\nwhile True: sys.stderr.write('x' * 999)",
-        "output",
-    ),
+    "writes errors without end": ("import sys\nwhile True: sys.stderr.write('x' * 999)", "output"),
     "crashes": ("import ctypes; ctypes.string_at(0)", "crash"),
     "raises its limits": (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",

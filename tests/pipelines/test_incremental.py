@@ -258,12 +258,7 @@ def test_a_row_that_leaves_the_source_by_a_side_column_loses_its_values(store: S
 
 def judge(store: Store, version: str, values: Sequence[float]) -> None:
     rows = [
-        {
-            "experience_id": f"g000/{i:02d}",
-            "scorer": "q",
-            "scorer_version": version,
-            "value": value,
-        }
+        {"experience_id": f"g000/{i:02d}", "scorer": "q", "scorer_version": version, "value": value}
         for i, value in enumerate(values)
     ]
     store.append("scores", rows)
@@ -433,10 +428,7 @@ def test_two_runs_at_once_store_each_value_once(store: Store) -> None:
     assert (report.rows_out, report.already) == (1, 1)
     assert read(
         store, "SELECT lineage_id = 'the other' FROM experience_values ORDER BY experience_id"
-    ) == [
-        (True,),
-        (False,),
-    ]
+    ) == [(True,), (False,)]
 
 
 def test_a_verdict_that_its_grown_group_changed_is_a_new_row_that_counts(store: Store) -> None:

@@ -55,9 +55,7 @@ def test_rows_of_another_process_are_treated_as_they_come(store: Store) -> None:
     assert store.count("experience_values") == 20
 
 
-def test_it_ends_when_nothing_came_for_so_long_and_its_own_writes_are_nothing(
-    store: Store,
-) -> None:
+def test_it_ends_when_nothing_came_for_so_long_and_its_own_writes_are_nothing(store: Store) -> None:
     store.append("experiences", experiences(4, reward=0.0))
     grow = pipeline(copied(), sink=EXPERIENCES)
     assert rows_in(watch(grow, store, until_idle=0.3)) == [4]

@@ -152,8 +152,7 @@ def acknowledged(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("kills", "steps"),
-    [pytest.param(50, 40, marks=[pytest.mark.slow, pytest.mark.timeout(500)])],
+    ("kills", "steps"), [pytest.param(50, 40, marks=[pytest.mark.slow, pytest.mark.timeout(500)])]
 )
 def test_after_any_kills_nothing_is_lost_doubled_or_skipped(
     tmp_path: Path, jobs: dict[str, Job], kills: int, steps: int

@@ -135,11 +135,7 @@ def test_labels_that_an_operator_made_are_a_side_column(tried: Store, tmp_path: 
     )
     chain.run(tried)
     done = export(
-        tried,
-        "kto",
-        tmp_path / "a.jsonl",
-        with_columns=["derived:desirable"],
-        label="desirable",
+        tried, "kto", tmp_path / "a.jsonl", with_columns=["derived:desirable"], label="desirable"
     )
     assert [(said(x)[-1], x["label"]) for x in lines(done.path)] == [
         ("0", True),

@@ -44,14 +44,7 @@ def test_requests_and_responses_of_the_openai_client_become_tries(store: Store) 
     tokens = stored(store, "token_ids, loss_mask, logprobs, prompt_length, num_tokens, tokenizer")
     assert tokens == [
         (None, None, None, None, None, None),
-        (
-            [11, 12, 13, 21, 22],
-            [False] * 3 + [True] * 2,
-            [0.0, 0.0, 0.0, -0.25, -0.25],
-            3,
-            5,
-            None,
-        ),
+        ([11, 12, 13, 21, 22], [False] * 3 + [True] * 2, [0.0, 0.0, 0.0, -0.25, -0.25], 3, 5, None),
         ([11, 12, 13, 23], [False] * 3 + [True], [0.0, 0.0, 0.0, -0.25], 3, 4, None),
     ]
     told = json.loads(stored(store, "metadata")[1][0])

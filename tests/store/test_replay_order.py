@@ -66,9 +66,7 @@ def test_the_same_groups_are_drawn_in_the_same_order_however_they_arrive(
     assert drawn(ours, store, 2) == ["000002/0000", "000002/0001"]
 
 
-def test_groups_that_arrive_out_of_order_do_not_make_the_index_read_all_again(
-    store: Store,
-) -> None:
+def test_groups_that_arrive_out_of_order_do_not_make_the_index_read_all_again(store: Store) -> None:
     for order in (Order(groups_per_batch=4), Order(by_arrival=True)):
         run = Index(store, grouped=True, run_id="demo", order=order)
         for place in (3, 1, 0, 2):

@@ -139,9 +139,7 @@ def test_a_priority_that_is_null_is_the_largest_of_those_that_may_be_drawn(store
     assert weights == pytest.approx({"g000/00": 1.0, "g000/01": 1 / 3, "g000/02": 1 / 3})
 
 
-def test_the_priority_of_a_group_is_the_mean_over_its_rows_that_may_be_drawn(
-    store: Store,
-) -> None:
+def test_the_priority_of_a_group_is_the_mean_over_its_rows_that_may_be_drawn(store: Store) -> None:
     weighed(store, [1.0, 3.0, None, 50.0, 6.0, 6.0, 6.0, 6.0])
     strategy = Prioritized(beta=1.0)
     sampler = Sampler(

@@ -225,9 +225,7 @@ def test_where_follows_the_tables_that_it_looks_into(store: Store) -> None:
     assert not index.refresh()
 
 
-def test_where_tells_of_each_row_itself_in_however_many_pieces_the_rows_come(
-    store: Store,
-) -> None:
+def test_where_tells_of_each_row_itself_in_however_many_pieces_the_rows_come(store: Store) -> None:
     where = "experience_id IN (SELECT experience_id FROM scores WHERE value > 0.5)"
     conditions = Conditions(store, where=where, query=None, until=None)
     ids = [f"e{i}" for i in range(12)]

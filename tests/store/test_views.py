@@ -168,8 +168,7 @@ def test_steps_tell_what_each_was_trained_on(store: Store) -> None:
 
 def backlog(store: Store) -> tuple[Any, ...]:
     return one(
-        store,
-        "SELECT policy_version, num_rows, drawn, undrawn, dropped, fresh, stale FROM backlog",
+        store, "SELECT policy_version, num_rows, drawn, undrawn, dropped, fresh, stale FROM backlog"
     )
 
 

@@ -169,12 +169,7 @@ def clipped(ratio: float, credit: float, low: float, high: float) -> tuple[float
 
 
 def assert_loss_is(
-    algorithm: Algorithm,
-    rows: Rows,
-    token: Token,
-    *,
-    how: str,
-    more: int = 0,
+    algorithm: Algorithm, rows: Rows, token: Token, *, how: str, more: int = 0
 ) -> Mapping[str, torch.Tensor]:
     """Check a loss and its gradient against what `token` says, and return the metrics."""
     batch = batch_of(algorithm.prepare(examples_of(rows)), more=more)

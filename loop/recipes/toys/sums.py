@@ -9,12 +9,7 @@ from ....store import Experience, Task
 
 
 def addition(
-    *,
-    low: int = 10,
-    high: int = 99,
-    held_out: int = 500,
-    seed: int = 0,
-    taskset: str = "addition",
+    *, low: int = 10, high: int = 99, held_out: int = 500, seed: int = 0, taskset: str = "addition"
 ) -> Iterator[Task]:
     """Yield all sums of two numbers from `low` to `high`; `held_out` random ones have split `eval`.
 

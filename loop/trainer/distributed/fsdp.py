@@ -15,11 +15,7 @@ from .world import MultiProcess
 
 
 def shard(
-    networks: Networks,
-    processes: MultiProcess,
-    *,
-    needs: frozenset[str],
-    on_cpu: bool = False,
+    networks: Networks, processes: MultiProcess, *, needs: frozenset[str], on_cpu: bool = False
 ) -> None:
     """Shard all networks layer by layer; `on_cpu` keeps the shards in CPU memory.
 

@@ -88,10 +88,7 @@ CHAT = Format(
     "chat",
     'OpenAI\'s {"messages", "tools"}, or {"request", "response"} of chat completions',
     needs=(frozenset({"messages"}), frozenset({"request", "response"})),
-    known_by=(
-        frozenset({"messages", "parallel_tool_calls"}),
-        frozenset({"request", "response"}),
-    ),
+    known_by=(frozenset({"messages", "parallel_tool_calls"}), frozenset({"request", "response"})),
     columns=("messages", "num_asked", "tools", "finish_reason", "reward", "metadata", *TOKENS),
     rows=experiences,
     has_tasks=True,

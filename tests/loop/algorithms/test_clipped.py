@@ -195,9 +195,7 @@ def kept_by_m2po(rows: Rows, threshold: float) -> dict[tuple[int, int], bool]:
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.04, 0.2, 100.0])
-def test_m2po_leaves_out_the_furthest_of_the_tokens_that_would_go_further(
-    threshold: float,
-) -> None:
+def test_m2po_leaves_out_the_furthest_of_the_tokens_that_would_go_further(threshold: float) -> None:
     is_kept: list[bool] = []
     for seed in SEEDS:
         rows = ragged(seed)

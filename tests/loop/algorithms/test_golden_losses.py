@@ -190,11 +190,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("grpo", {"sequence_mask": 0.05}, {"loss_type": "grpo", "off_policy_mask_threshold": 0.05}),
     ("grpo", {"dual_clip": 1.3}, {"loss_type": "grpo", "delta": 1.3}),
     ("dapo", {}, {"loss_type": "dapo", "epsilon_high": 0.28}),
-    (
-        "dr_grpo",
-        {"aggregation": "seq-mean-token-sum-norm", "norm": MOST},
-        {"loss_type": "dr_grpo"},
-    ),
+    ("dr_grpo", {"aggregation": "seq-mean-token-sum-norm", "norm": MOST}, {"loss_type": "dr_grpo"}),
     (
         "gspo",
         {"clip": 0.01, "clip_high": 0.02},

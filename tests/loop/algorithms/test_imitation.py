@@ -96,11 +96,7 @@ GROUPS = pl.DataFrame(
 
 
 def test_raft_takes_the_best_of_each_group_and_of_equals_the_first() -> None:
-    assert credited(GROUPS) == {
-        **dict.fromkeys("abcdefgh"),
-        "b": 1.0,
-        "f": 1.0,
-    }
+    assert credited(GROUPS) == {**dict.fromkeys("abcdefgh"), "b": 1.0, "f": 1.0}
 
 
 def test_raft_takes_several_where_asked_and_none_below_the_least() -> None:

@@ -181,10 +181,7 @@ def test_a_named_algorithm_takes_another_advantage() -> None:
     [
         ({"policy_gradient": {"loss": "cliped"}}, "loss `cliped` does not exist.*`clipped`"),
         ({"policy_gradient": {"advantage": "max_lr"}}, "`advantage` of `Parts`.*`max_rl`"),
-        (
-            {"policy_gradient": {"advantage": {"pass_at_k": {}}}},
-            "`advantage` of `Parts`: .*'k'",
-        ),
+        ({"policy_gradient": {"advantage": {"pass_at_k": {}}}}, "`advantage` of `Parts`: .*'k'"),
         ({"policy_gradient": {"advantage": "drop_flat_groups"}}, "does not set the column"),
         (
             {"policy_gradient": {"loss": {"clipped": {"clip_hihg": 1.0}}}},

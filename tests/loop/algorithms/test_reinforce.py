@@ -62,10 +62,7 @@ BASELINES: list[tuple[Any, list[float]]] = [
     ({"topr": {"baseline": 1.0}}, [r - 1.0 for r in REWARDS]),
     ("sppo", [r - MEAN for r in REWARDS]),
     ("rec", [r - MEAN for r in REWARDS]),
-    (
-        {"rec": {"normalize": "std"}},
-        [(r - MEAN) / (STD + 1e-6) for r in REWARDS],
-    ),
+    ({"rec": {"normalize": "std"}}, [(r - MEAN) / (STD + 1e-6) for r in REWARDS]),
     ("sapo", [(r - MEAN) / (STD + 1e-6) for r in REWARDS]),
 ]
 

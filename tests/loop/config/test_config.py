@@ -219,12 +219,7 @@ def test_sums_of_digits_and_of_longer_numbers_do_not_mix_in_one_store(
     assert digits.evaluate is not None
     assert longer.evaluate is not None
     assert longer.evaluate == after.evaluate
-    wheres = [
-        digits.tasks.where,
-        digits.evaluate.where,
-        after.tasks.where,
-        longer.evaluate.where,
-    ]
+    wheres = [digits.tasks.where, digits.evaluate.where, after.tasks.where, longer.evaluate.where]
     assert [len(select(store, where)) for where in wheres] == [80, 20, 7600, 500]
 
 

@@ -112,11 +112,7 @@ def test_a_run_of_rows_from_groups_of_different_sizes_trains_on_all_that_it_need
     run(store, mixed(algorithm="reinforce", trainer={"steps": 3, "batch_size": 6}))
     assert store.sql(
         "SELECT step, count(*) FROM draws_current GROUP BY 1 ORDER BY 1"
-    ).fetchall() == [
-        (1, 6),
-        (2, 6),
-        (3, 6),
-    ]
+    ).fetchall() == [(1, 6), (2, 6), (3, 6)]
 
 
 def test_a_timeout_and_retries_are_those_of_the_taskset() -> None:

@@ -34,10 +34,7 @@ SHARED: dict[str, Any] = {
     "evaluate": {"sampling": {"max_tokens": 3, "temperature": 0}},
 }
 STAGES: dict[str, Any] = {
-    "warm_start": {
-        "algorithm": "sft",
-        "trainer": {"where": "source = 'expert'", "steps": 3},
-    },
+    "warm_start": {"algorithm": "sft", "trainer": {"where": "source = 'expert'", "steps": 3}},
     "learn": {
         "algorithm": {"grpo": {"group_size": 3}},
         "explorer": {"rewards": "support.tiny_models:share_of_ones", "sampling": {"max_tokens": 3}},
@@ -231,10 +228,7 @@ def _refuses_changes_of_what_is_finished(store: Store) -> None:
         ("stages.warm_start.seed=4", "stage `warm_start`: run `demo.warm_start` was .* `seed`"),
         ("trainer.learning_rate=0.5", "another `trainer.learning_rate`"),
         ("evaluate.group_size=2", "stage `measure`: it was finished with another `evaluate`"),
-        (
-            "trainer.steps=9",
-            "stage `warm_start`: it was finished with `trainer.steps` 3, now it",
-        ),
+        ("trainer.steps=9", "stage `warm_start`: it was finished with `trainer.steps` 3, now it"),
     ):
         part: dict[str, Any] = {}
         sets = [changes]

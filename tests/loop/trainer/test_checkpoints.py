@@ -223,10 +223,7 @@ def test_a_number_alone_is_that_of_the_newest() -> None:
         ({"lasst": 2}, "unknown key `trainer.keep_checkpoints.lasst`; did you mean `last`"),
         ({"highest": "eval/a", "lowest": "eval/b"}, "has both `highest` and `lowest`"),
         ({"lowest": "loss"}, "`loss` is not a metric of a trainer"),
-        (
-            {"lowest": "eval/loss"},
-            "`eval/loss` is evaluated on `trainer.eval_where`, or by",
-        ),
+        ({"lowest": "eval/loss"}, "`eval/loss` is evaluated on `trainer.eval_where`, or by"),
     ],
 )
 def test_a_rule_that_cannot_be_is_refused(keep: Any, told: str) -> None:

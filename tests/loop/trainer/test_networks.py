@@ -89,11 +89,7 @@ def test_a_reference_of_its_own_is_penalized_from_the_first_step(
     assert value > 0.1
 
 
-SECTIONS = [
-    (PENALISED, "reference"),
-    ("on_policy_distillation", "teacher"),
-    ("ppo", "critic"),
-]
+SECTIONS = [(PENALISED, "reference"), ("on_policy_distillation", "teacher"), ("ppo", "critic")]
 
 
 @pytest.mark.parametrize(("algorithm", "section"), SECTIONS)
@@ -152,9 +148,7 @@ def test_a_policy_with_an_adapter_has_a_critic_that_is_trained_whole() -> None:
     assert not any(".lora_" in name for name, _ in made.critic.named_parameters())
 
 
-def test_a_resumed_run_with_a_critic_equals_one_that_was_not_interrupted(
-    tmp_path: Path,
-) -> None:
+def test_a_resumed_run_with_a_critic_equals_one_that_was_not_interrupted(tmp_path: Path) -> None:
     import rlake
 
     found = []

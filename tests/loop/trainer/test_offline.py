@@ -196,9 +196,7 @@ def test_advantages_are_those_of_whole_groups_and_are_on_record(store: Store) ->
     np.testing.assert_allclose(drawn["advantage"].to_numpy(), expected.flatten(), atol=1e-12)
 
 
-def test_a_row_without_reward_has_no_credit_no_weight_and_no_say_in_its_group(
-    store: Store,
-) -> None:
+def test_a_row_without_reward_has_no_credit_no_weight_and_no_say_in_its_group(store: Store) -> None:
     rows = [
         Experience(**{**vars(r), "reward": reward})
         for r, reward in zip(written(4), [1.0, None, 0.0, 0.5], strict=True)

@@ -91,10 +91,7 @@ def test_expert_rows_are_mixed_in_with_their_share_and_the_source_is_on_record(
 ) -> None:
     experts = written(12, group_size=3, source="expert", run_id="gold", batch=1)
     store.append("experiences", experts)
-    mixed = {
-        "expert": {"share": 0.5, "run": "gold", "sampler": "uniform"},
-        "own": {"share": 0.5},
-    }
+    mixed = {"expert": {"share": 0.5, "run": "gold", "sampler": "uniform"}, "own": {"share": 0.5}}
     trainer = {"steps": 6, "batch_size": 3, "sampler": {"mixed": mixed}}
     run(store, config(trainer=trainer))
     drawn = draws(store)
@@ -228,18 +225,14 @@ def test_a_reward_that_nobody_gave_is_refused_with_the_nearest(store: Store) -> 
 
 
 def test_stored_rows_are_drawn_by_priority_with_weights(store: Store) -> None:
-    rows = [
-        *written(8, priority=0.0),
-        *written(8, priority=1.0, batch=2),
-    ]
+    rows = [*written(8, priority=0.0), *written(8, priority=1.0, batch=2)]
     named = [
         {**vars(r), "experience_id": f"{i:02d}", "group_id": f"g{i:02d}"}
         for i, r in enumerate(rows)
     ]
     store.append("experiences", [rlake.Experience(**r) for r in named])
     drawn = train(
-        store,
-        trainer={"steps": 4, "batch_size": 2, "sampler": {"prioritized": {"beta": 1.0}}},
+        store, trainer={"steps": 4, "batch_size": 2, "sampler": {"prioritized": {"beta": 1.0}}}
     )
     assert sorted(drawn["experience_id"]) == [f"{i:02d}" for i in range(8, 16)]
     assert set(drawn["weight"]) == {1.0}, "equal chances weigh the same"

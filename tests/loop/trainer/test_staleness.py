@@ -121,17 +121,14 @@ def test_an_online_run_may_recompute_what_its_workflow_did_not_keep(store: Store
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_uncorrected_training_on_rows_four_steps_old_falls_behind_corrected(
-    tmp_path: Path,
-) -> None:
+def test_uncorrected_training_on_rows_four_steps_old_falls_behind_corrected(tmp_path: Path) -> None:
     """The shape of arXiv:2505.24298, table 2, on sums of digits, for each of three seeds."""
     store = rlake.connect(tmp_path / "lake")
     warm = warm_start(store)
     rewards = {
         case: [
             learned(
-                store,
-                configured(warm, case=case, lag=4, seed=seed, steps=16, learning_rate=3e-3),
+                store, configured(warm, case=case, lag=4, seed=seed, steps=16, learning_rate=3e-3)
             )
             for seed in range(3)
         ]

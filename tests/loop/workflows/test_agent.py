@@ -74,10 +74,7 @@ def test_an_agent_that_asks_nothing_fails_and_says_why() -> None:
     ("parameters", "told"),
     [
         ({}, "needs `function`"),
-        (
-            {"function": "support.environments:nobody"},
-            "no agent `support.environments:nobody`",
-        ),
+        ({"function": "support.environments:nobody"}, "no agent `support.environments:nobody`"),
         ({"function": "support.environments:deaf"}, "neither `client` nor `base_url`"),
     ],
 )
