@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
-import typer
-
-from .app import JOBS, JsonOption, app, heavy
+from .app import JOBS, JsonOption, app, argument, heavy
 from .tables import print_document, print_json, print_rows
 
 if TYPE_CHECKING:
@@ -65,8 +63,7 @@ class Description:
 @app.command(rich_help_panel=JOBS)
 def algorithms(
     name: Annotated[
-        str | None,
-        typer.Argument(help="Describe this algorithm, or `package.module:Class`; else list all."),
+        str | None, argument("Describe this algorithm, or `package.module:Class`; else list all.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -19,6 +19,20 @@ IS_PROGRAM = Event()
 PANELS = (JOBS, ROWS, PIPELINES, PROOF, CARE)
 """Headings of the help page, in their order."""
 
+
+def option(help: str, *names: str, default: str | bool = True, **checks: Any) -> Any:
+    """Declare an option by its help, and by its names where the parameter does not say them.
+
+    `default` is how help pages write a default that the parameter cannot show; False: not at all.
+    """
+    return typer.Option(*names, help=help, show_default=default, **checks)
+
+
+def argument(help: str, *, default: str | bool = True, **checks: Any) -> Any:
+    """Declare an argument by its help; `default` as for `option`."""
+    return typer.Argument(help=help, show_default=default, **checks)
+
+
 app = typer.Typer(
     name="rlake",
     help="Reinforcement fine-tuning of language models with the data at the center.",
@@ -31,10 +45,9 @@ app = typer.Typer(
 def root(
     ctx: typer.Context,
     store: Annotated[
-        str,
-        typer.Option(envvar="RLAKE_STORE", help="Use the store at this folder or s3:// address."),
+        str, option("Use the store at this folder or s3:// address.", envvar="RLAKE_STORE")
     ] = DEFAULT_STORE,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[bool, option("Print the version and exit.", "--version")] = False,
 ) -> None:
     """Take the options that stand before the command."""
     ctx.obj = store
@@ -53,31 +66,25 @@ def _chosen(ctx: typer.Context, value: str | None) -> str:
 
 StoreOption = Annotated[
     Any,  # a str in commands: the callback fills it in
-    typer.Option(
+    option(
+        "Use the store at this folder or s3:// address.",
         "--store",
         callback=_chosen,
         parser=str,
         metavar="PLACE",
-        show_default=f"RLAKE_STORE, else {DEFAULT_STORE}",
-        help="Use the store at this folder or s3:// address.",
+        default=f"RLAKE_STORE, else {DEFAULT_STORE}",
     ),
 ]
 AtOption = Annotated[
-    str | None, typer.Option(metavar="SNAPSHOT", help="Read the store as it was at this snapshot.")
+    str | None, option("Read the store as it was at this snapshot.", metavar="SNAPSHOT")
 ]
 WhereOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="SQL", help='Use only the experiences that match this condition: "reward >= 1".'
-    ),
+    option('Use only the experiences that match this condition: "reward >= 1".', metavar="SQL"),
 ]
-SeedOption = Annotated[int, typer.Option(min=0, help="Seed all random choices with this number.")]
-ForceOption = Annotated[
-    bool, typer.Option("--force", help="Do it even while an unfinished job needs it.")
-]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object, as the last line.")
-]
+SeedOption = Annotated[int, option("Seed all random choices with this number.", min=0)]
+ForceOption = Annotated[bool, option("Do it even while an unfinished job needs it.", "--force")]
+JsonOption = Annotated[bool, option("Print one JSON object, as the last line.", "--json")]
 
 
 def listen() -> None:

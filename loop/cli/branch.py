@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import PROOF, AtOption, ForceOption, JsonOption, StoreOption, app, open_store
+from .app import PROOF, AtOption, ForceOption, JsonOption, StoreOption, app, argument, open_store
 from .tables import counted, print_json, print_rows, render
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 commands = typer.Typer(help="Branch the store, and merge derived results back.")
 app.add_typer(commands, name="branch", rich_help_panel=PROOF, no_args_is_help=True)
 
-NameArgument = Annotated[str, typer.Argument(help="Name of the branch.")]
+NameArgument = Annotated[str, argument("Name of the branch.")]
 
 
 @commands.command()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import JOBS, JsonOption, StoreOption, app, heavy, open_store
+from .app import JOBS, JsonOption, StoreOption, app, argument, heavy, open_store, option
 from .run import SetOption
 from .show import print_tokens, print_turns
 from .tables import print_fields, print_heading, print_json
@@ -24,27 +24,18 @@ app.add_typer(debugger, name="debug", rich_help_panel=JOBS)
 @debugger.command()
 def workflow(
     name: Annotated[
-        str, typer.Argument(help="Run this workflow: a built-in name or `package.module:function`.")
+        str, argument("Run this workflow: a built-in name or `package.module:function`.")
     ],
-    task: Annotated[
-        str | None, typer.Option(help="Use the stored task with this ID, or ID prefix.")
-    ] = None,
-    ask: Annotated[
-        str | None, typer.Option(help="Ask this question instead of a stored task.")
-    ] = None,
-    answer: Annotated[str | None, typer.Option(help="Set the correct answer of `--ask`.")] = None,
+    task: Annotated[str | None, option("Use the stored task with this ID, or ID prefix.")] = None,
+    ask: Annotated[str | None, option("Ask this question instead of a stored task.")] = None,
+    answer: Annotated[str | None, option("Set the correct answer of `--ask`.")] = None,
     config: Annotated[
-        str,
-        typer.Option(
-            help="Take model, engine, rewards and sampling from this YAML file or recipe."
-        ),
+        str, option("Take model, engine, rewards and sampling from this YAML file or recipe.")
     ] = "grpo_arithmetic",
-    version: Annotated[
-        int | None, typer.Option(help="Use this policy version of the configured run.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Use this model folder instead.")] = None,
+    version: Annotated[int | None, option("Use this policy version of the configured run.")] = None,
+    model: Annotated[str | None, option("Use this model folder instead.")] = None,
     rollouts: Annotated[
-        int, typer.Option(min=1, help="Make this many rollouts of the task, as one group.")
+        int, option("Make this many rollouts of the task, as one group.", min=1)
     ] = 1,
     store: StoreOption = None,
     overrides: SetOption = None,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import JOBS, JsonOption, StoreOption, app, heavy, opened
+from .app import JOBS, JsonOption, StoreOption, app, heavy, opened, option
 from .run import ConfigArgument, SetOption, StageOption, configured
 from .tables import counted, print_fields, print_heading, print_json, print_rows
 
@@ -23,40 +23,35 @@ def evaluate(
     overrides: SetOption = None,
     stage: StageOption = None,
     version: Annotated[
-        int | None, typer.Option(help="Evaluate this policy version.", show_default="the newest")
+        int | None, option("Evaluate this policy version.", default="the newest")
     ] = None,
     every_checkpoint: Annotated[
-        bool,
-        typer.Option(
-            "--every-checkpoint", help="Evaluate every version whose weights still exist."
-        ),
+        bool, option("Evaluate every version whose weights still exist.", "--every-checkpoint")
     ] = False,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Evaluate this model folder instead of the run's policy; repeatable."),
+        option("Evaluate this model folder instead of the run's policy; repeatable."),
     ] = None,
     compare: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="A B", help="Compare two versions or model folders, task by task."),
+        option("Compare two versions or model folders, task by task.", metavar="A B"),
     ] = None,
     k: Annotated[
-        str | None, typer.Option(metavar="1,4,8", help="Report pass@k and best@k for these k.")
+        str | None, option("Report pass@k and best@k for these k.", metavar="1,4,8")
     ] = None,
     where: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Evaluate on the tasks that match this SQL condition.",
             metavar="SQL",
-            help="Evaluate on the tasks that match this SQL condition.",
-            show_default="`evaluate.where`",
+            default="`evaluate.where`",
         ),
     ] = None,
     engine: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Sample with this engine: transformers or vllm."),
+        str | None, option("Sample with this engine: transformers or vllm.", metavar="NAME")
     ] = None,
     rerun: Annotated[
-        bool,
-        typer.Option("--rerun", help="Evaluate again what was evaluated before in the same way."),
+        bool, option("Evaluate again what was evaluated before in the same way.", "--rerun")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from .app import ROWS, AtOption, JsonOption, StoreOption, app, heavy, open_store
+from .app import ROWS, AtOption, JsonOption, StoreOption, app, argument, heavy, open_store, option
 from .import_ import progress_of, say_counts
 from .tables import counted, print_json, render
 
@@ -16,25 +14,21 @@ if TYPE_CHECKING:
     from ...store import Store
 
 RunArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="[RUN]", help="Export the model of this run.", show_default=False),
+    str | None, argument("Export the model of this run.", metavar="[RUN]", default=False)
 ]
 VersionOption = Annotated[
-    int | None,
-    typer.Option(help="For model: export this policy version.", show_default="the newest"),
+    int | None, option("For model: export this policy version.", default="the newest")
 ]
 MergeOption = Annotated[
     bool,
-    typer.Option(
+    option(
+        "For model: merge an adapter into its base model, or keep it separate.",
         "--merge/--no-merge",
-        help="For model: merge an adapter into its base model, or keep it separate.",
     ),
 ]
 FolderOption = Annotated[
     Path | None,
-    typer.Option(
-        help="For model: find the weights in this run folder, if the configuration sets `output`."
-    ),
+    option("For model: find the weights in this run folder, if the configuration sets `output`."),
 ]
 
 _WEIGHTS = ("desirable_weight", "undesirable_weight")
@@ -63,66 +57,57 @@ File formats, by the suffix of `--out`:
 def export(
     what: Annotated[
         Literal["sft", "dpo", "reward", "kto", "chat", "sharegpt", "experiences", "model"],
-        typer.Argument(help="Export rows in this format, or a model; see below."),
+        argument("Export rows in this format, or a model; see below."),
     ],
     run: RunArgument = None,
     *,
     out: Annotated[
-        Path,
-        typer.Option(help="Write to this file or new folder; the suffix sets the file format."),
+        Path, option("Write to this file or new folder; the suffix sets the file format.")
     ],
     store: StoreOption = None,
     where: Annotated[
         str | None,
-        typer.Option(
-            help='Export only the rows that match this SQL condition: "reward >= 1". For '
-            "dpo and reward the rows are preferences, else experiences."
+        option(
+            'Export only the rows that match this SQL condition: "reward >= 1". For dpo and reward '
+            "the rows are preferences, else experiences."
         ),
     ] = None,
     sql: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Export the rows of this query. It returns `messages`, or `prompt_text` and "
+            "`response_text`; for kto also `label`; for dpo and reward `chosen_id` and "
+            "`rejected_id`.",
             metavar="SELECT",
-            help="Export the rows of this query. It returns `messages`, or `prompt_text` "
-            "and `response_text`; for kto also `label`; for dpo and reward "
-            "`chosen_id` and `rejected_id`.",
         ),
     ] = None,
     pipeline: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Export the rows that this pipeline, which has no sink, returns."
-        ),
+        option("Export the rows that this pipeline, which has no sink, returns.", metavar="FILE"),
     ] = None,
     side_columns: Annotated[
         list[str] | None,
-        typer.Option(
-            "--side-columns",
-            metavar="SPEC",
-            help="Add a side column, such as `reward=score:strict@2`; repeatable.",
-        ),
+        option("Add a side column, such as `reward=score:strict@2`; repeatable.", metavar="SPEC"),
     ] = None,
     label: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "For kto: label rows as desirable by this SQL condition, which sees all rows, before "
+            '`--where`: "reward > avg(reward) OVER (PARTITION BY group_id)".',
             metavar="SQL",
-            help="For kto: label rows as desirable by this SQL condition, which sees all "
-            'rows, before `--where`: "reward > avg(reward) OVER (PARTITION BY '
-            'group_id)".',
-            show_default='"reward > 0"',
+            default='"reward > 0"',
         ),
     ] = None,
     text: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Write plain text instead of messages, where a conversation has one question and one "
+            "answer.",
             "--text",
-            help="Write plain text instead of messages, where a conversation has one "
-            "question and one answer.",
         ),
     ] = False,
     distinct: Annotated[
-        bool,
-        typer.Option("--distinct", help="Write equal lines once: rollouts may give equal answers."),
+        bool, option("Write equal lines once: rollouts may give equal answers.", "--distinct")
     ] = False,
     at: AtOption = None,
     version: VersionOption = None,

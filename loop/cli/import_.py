@@ -7,9 +7,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
-from .app import ROWS, JsonOption, StoreOption, app, heavy, open_store
+from .app import ROWS, JsonOption, StoreOption, app, argument, heavy, open_store, option
 from .tables import counted, print_json, screen
 
 if TYPE_CHECKING:
@@ -46,80 +44,69 @@ Formats, most of them detected from the file's columns:
 def import_(
     table: Annotated[
         Literal["tasks", "experiences", "preferences", "values"],
-        typer.Argument(
-            help="Import rows of this kind; `values` belong to stored tasks or experiences."
-        ),
+        argument("Import rows of this kind; `values` belong to stored tasks or experiences."),
     ],
     files: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="FILE...", help="Read these files, or a dataset's folder; see below."
-        ),
+        argument("Read these files, or a dataset's folder; see below.", metavar="FILE..."),
     ],
     store: StoreOption = None,
     sql: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Map the columns of the table `input` to those of the store, whose tables may be "
+            'joined: "SELECT question AS prompt_text, answer FROM input".',
             metavar="SELECT",
-            help="Map the columns of the table `input` to those of the store, whose tables "
-            'may be joined: "SELECT question AS prompt_text, answer FROM input".',
         ),
     ] = None,
     format: Annotated[
-        str | None,
-        typer.Option(help="Read the files in this format; see below.", show_default="detected"),
+        str | None, option("Read the files in this format; see below.", default="detected")
     ] = None,
     skip_invalid: Annotated[
-        bool,
-        typer.Option(
-            "--skip-invalid", help="Skip invalid lines and rows, and write them to a file."
-        ),
+        bool, option("Skip invalid lines and rows, and write them to a file.", "--skip-invalid")
     ] = False,
     rejected: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "Write what `--skip-invalid` skips, and why, to this file.",
             metavar="FILE",
-            help="Write what `--skip-invalid` skips, and why, to this file.",
-            show_default="NAME.rejected.jsonl",
+            default="NAME.rejected.jsonl",
         ),
     ] = None,
     glob: Annotated[
-        bool,
-        typer.Option("--glob", help="Treat each FILE as a pattern, such as 'logs/*.jsonl.gz'."),
+        bool, option("Treat each FILE as a pattern, such as 'logs/*.jsonl.gz'.", "--glob")
     ] = False,
     each: Annotated[
-        bool,
-        typer.Option("--each", help="Import each file on its own, so that each can be undone."),
+        bool, option("Import each file on its own, so that each can be undone.", "--each")
     ] = False,
     taskset: Annotated[
-        str | None,
-        typer.Option(help="Put the tasks into this taskset.", show_default="the file's name"),
+        str | None, option("Put the tasks into this taskset.", default="the file's name")
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(
-            help="Put the tasks into this split, or read this split of a dataset's folder.",
-            show_default="train",
+        option(
+            "Put the tasks into this split, or read this split of a dataset's folder.",
+            default="train",
         ),
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "Tokenize text with this model's tokenizer and chat template.",
             metavar="FOLDER",
-            help="Tokenize text with this model's tokenizer and chat template.",
-            show_default="the trainer tokenizes what it draws",
+            default="the trainer tokenizes what it draws",
         ),
     ] = None,
     replace: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Replace what an earlier import of this file name or lineage ID added.",
             metavar="FILE|LINEAGE_ID",
-            help="Replace what an earlier import of this file name or lineage ID added.",
-            show_default=False,
+            default=False,
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name the values of a file with one column of values.")
+        str | None, option("Name the values of a file with one column of values.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .app import ROWS, JsonOption, SeedOption, StoreOption, WhereOption, app, open_store
+from .app import (
+    ROWS,
+    JsonOption,
+    SeedOption,
+    StoreOption,
+    WhereOption,
+    app,
+    argument,
+    open_store,
+    option,
+)
 from .tables import counted, print_json, print_rows, render, screen
 
 if TYPE_CHECKING:
@@ -29,42 +39,33 @@ Kind = Literal["disagreements", "borderline", "random"]
 Tool = Literal["label_studio", "argilla", "jsonl"]
 AnnotatorOption = Annotated[
     str | None,
-    typer.Option(
-        help="Store labels under this name; with --web, suggest it.", show_default="the user's name"
-    ),
+    option("Store labels under this name; with --web, suggest it.", default="the user's name"),
 ]
-QueueOption = Annotated[str, typer.Option(metavar="NAME", help="Use the queue of this name.")]
+QueueOption = Annotated[str, option("Use the queue of this name.", metavar="NAME")]
 KindOption = Annotated[
     Kind,
-    typer.Option(
+    option(
+        "Choose experiences whose rewards, scores and labels differ (disagreements), whose "
+        "groups pass about half of the time (borderline), or any (random).",
         "--choose",
-        help="Choose experiences whose rewards, scores and labels differ "
-        "(disagreements), whose groups pass about half of the time (borderline), "
-        "or any (random).",
     ),
 ]
 SqlOption = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "Label the rows of this query, which returns `experience_id`, and `compared_id` for pairs.",
         metavar="SELECT",
-        help="Label the rows of this query, which returns `experience_id`, and "
-        "`compared_id` for pairs.",
     ),
 ]
 PairsOption = Annotated[
-    bool, typer.Option("--pairs", help="Compare two rollouts of a group that answer differently.")
+    bool, option("Compare two rollouts of a group that answer differently.", "--pairs")
 ]
-LimitOption = Annotated[
-    int, typer.Option(min=1, help="Put at most this many items into the queue.")
-]
+LimitOption = Annotated[int, option("Put at most this many items into the queue.", min=1)]
 LabelsOption = Annotated[
-    str,
-    typer.Option(
-        metavar="CHOICES", help="Offer these labels with their scores, or a range such as 1..5."
-    ),
+    str, option("Offer these labels with their scores, or a range such as 1..5.", metavar="CHOICES")
 ]
 ReviewsOption = Annotated[
-    int, typer.Option(min=1, help="Ask for this many labels of each item, by different people.")
+    int, option("Ask for this many labels of each item, by different people.", min=1)
 ]
 
 _ANYWHERE = ("0.0.0.0", "::")
@@ -81,20 +82,18 @@ def label(
     sql: SqlOption = None,
     where: WhereOption = None,
     pairs: PairsOption = False,
-    question: Annotated[
-        str, typer.Option(help="Ask annotators this question.")
-    ] = "Is this answer good?",
+    question: Annotated[str, option("Ask annotators this question.")] = "Is this answer good?",
     labels: LabelsOption = "good=1,bad=0",
     annotator: AnnotatorOption = None,
     reviews: ReviewsOption = 1,
     limit: LimitOption = 200,
     seed: SeedOption = 0,
     web: Annotated[
-        bool, typer.Option("--web", help="Serve a web page instead of asking in the terminal.")
+        bool, option("Serve a web page instead of asking in the terminal.", "--web")
     ] = False,
-    host: Annotated[str, typer.Option(help="Serve the page on this address.")] = "127.0.0.1",
+    host: Annotated[str, option("Serve the page on this address.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Serve the page on this port; 0 takes a free one.")
+        int, option("Serve the page on this port; 0 takes a free one.", min=0, max=65535)
     ] = 8011,
     as_json: JsonOption = False,
 ) -> None:
@@ -187,15 +186,11 @@ def _bound(config: "uvicorn.Config") -> Iterator[tuple["socket.socket", str]]:
 
 @commands.command()
 def add(
-    experience_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Use the experience with this ID.")
-    ],
+    experience_id: Annotated[str, argument("Use the experience with this ID.", metavar="ID")],
     store: StoreOption = None,
-    label: Annotated[str | None, typer.Option(help="Store this label.")] = None,
-    score: Annotated[
-        float | None, typer.Option(help="Store this number as the label's score.")
-    ] = None,
-    comment: Annotated[str | None, typer.Option(help="Store this comment.")] = None,
+    label: Annotated[str | None, option("Store this label.")] = None,
+    score: Annotated[float | None, option("Store this number as the label's score.")] = None,
+    comment: Annotated[str | None, option("Store this comment.")] = None,
     annotator: AnnotatorOption = None,
 ) -> None:
     """Label one experience."""
@@ -219,11 +214,11 @@ def add(
 
 @commands.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="Read this JSON or JSONL file.")],
+    file: Annotated[Path, argument("Read this JSON or JSONL file.")],
     store: StoreOption = None,
-    format: Annotated[Tool, typer.Option(help="Read the export format of this tool.")] = "jsonl",
+    format: Annotated[Tool, option("Read the export format of this tool.")] = "jsonl",
     queue: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Count the labels as answers to this queue.")
+        str | None, option("Count the labels as answers to this queue.", metavar="NAME")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -240,9 +235,9 @@ def import_(
 
 @commands.command()
 def export(
-    out: Annotated[Path, typer.Option(help="Write to this .json or .jsonl file.")],
+    out: Annotated[Path, option("Write to this .json or .jsonl file.")],
     store: StoreOption = None,
-    format: Annotated[Tool, typer.Option(help="Write the import format of this tool.")] = "jsonl",
+    format: Annotated[Tool, option("Write the import format of this tool.")] = "jsonl",
     queue: QueueOption = "review",
     choose: KindOption = "random",
     sql: SqlOption = None,
@@ -270,7 +265,7 @@ def export(
 def agreement(
     store: StoreOption = None,
     queue: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Report only this queue.", show_default="all")
+        str | None, option("Report only this queue.", metavar="NAME", default="all")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 from rich.tree import Tree
 
-from .app import PROOF, AtOption, JsonOption, StoreOption, app, open_store
+from .app import PROOF, AtOption, JsonOption, StoreOption, app, open_store, option
 from .tables import counted, number, print_json, screen
 
 if TYPE_CHECKING:
@@ -21,17 +21,14 @@ _MANY = 6
 @app.command(rich_help_panel=PROOF)
 def lineage(
     policy: Annotated[
-        str | None,
-        typer.Option(metavar="VERSION", help="Trace this policy version, or RUN:VERSION."),
+        str | None, option("Trace this policy version, or RUN:VERSION.", metavar="VERSION")
     ] = None,
     experience: Annotated[
-        str | None, typer.Option(metavar="ID", help="Trace the experience with this ID.")
+        str | None, option("Trace the experience with this ID.", metavar="ID")
     ] = None,
     run: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Name the policy's run; needed where the store has several."
-        ),
+        option("Name the policy's run; needed where the store has several.", metavar="NAME"),
     ] = None,
     store: StoreOption = None,
     at: AtOption = None,
@@ -140,9 +137,9 @@ def _branch(tree: Tree, name: str, lines: Sequence[str]) -> None:
 
 @app.command(rich_help_panel=PROOF)
 def verify(
-    run: Annotated[str, typer.Option(metavar="NAME", help="Verify this run.")],
+    run: Annotated[str, option("Verify this run.", metavar="NAME")],
     step: Annotated[
-        int | None, typer.Option(min=1, help="Verify only this training step.", show_default="all")
+        int | None, option("Verify only this training step.", min=1, default="all")
     ] = None,
     store: StoreOption = None,
     at: AtOption = None,

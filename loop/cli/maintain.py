@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import CARE, JsonOption, StoreOption, app, heavy, listen, open_store
+from .app import CARE, JsonOption, StoreOption, app, argument, heavy, listen, open_store, option
 from .run import SetOption, configured
 from .tables import print_json, print_rows, render, screen
 
@@ -16,15 +16,15 @@ _MARKS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 def maintain(
     store: StoreOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Report what would be done, and change nothing.")
+        bool, option("Report what would be done, and change nothing.", "--dry-run")
     ] = False,
     grace: Annotated[
         float | None,
-        typer.Option(
+        option(
+            "Keep versions that were the newest in the last SECONDS.",
             min=0,
             metavar="SECONDS",
-            help="Keep versions that were the newest in the last SECONDS.",
-            show_default="600",
+            default="600",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -60,15 +60,12 @@ def maintain(
 def doctor(
     config: Annotated[
         str | None,
-        typer.Argument(
-            help="Estimate the memory of this YAML file or recipe instead.", show_default=False
-        ),
+        argument("Estimate the memory of this YAML file or recipe instead.", default=False),
     ] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
     deep: Annotated[
-        bool,
-        typer.Option("--deep", help="Also read every file, and compare each row with its digest."),
+        bool, option("Also read every file, and compare each row with its digest.", "--deep")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -129,22 +126,19 @@ app.add_typer(rules, name="retention", rich_help_panel=CARE, no_args_is_help=Tru
 
 @rules.command()
 def add(
-    name: Annotated[str, typer.Argument(help="Name of the rule.")],
+    name: Annotated[str, argument("Name of the rule.")],
     table: Annotated[
         str,
-        typer.Option(
-            help="Delete rows of this table: experiences, scores, experience_values or embeddings."
-        ),
+        option("Delete rows of this table: experiences, scores, experience_values or embeddings."),
     ],
     where: Annotated[
         str,
-        typer.Option(
-            help='Delete rows that match this SQL condition: "created_at < now() - '
-            'INTERVAL 90 DAY".'
+        option(
+            'Delete rows that match this SQL condition: "created_at < now() - INTERVAL 90 DAY".'
         ),
     ],
     store: StoreOption = None,
-    note: Annotated[str | None, typer.Option(help="Record why the rule exists.")] = None,
+    note: Annotated[str | None, option("Record why the rule exists.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Add a retention rule; preview its effect with `rlake maintain --dry-run`.
@@ -176,7 +170,7 @@ def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 @rules.command()
 def drop(
-    name: Annotated[str, typer.Argument(help="Name of the rule.")],
+    name: Annotated[str, argument("Name of the rule.")],
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -2,17 +2,13 @@
 
 from typing import Annotated
 
-import typer
-
-from .app import PIPELINES, JsonOption, app
+from .app import PIPELINES, JsonOption, app, argument
 from .tables import document, parameters_of, print_document, print_json, print_rows, screen
 
 
 @app.command(rich_help_panel=PIPELINES)
 def operators(
-    name: Annotated[
-        str | None, typer.Argument(help="Describe this operator.", show_default="list all")
-    ] = None,
+    name: Annotated[str | None, argument("Describe this operator.", default="list all")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the operators by kind, or describe one and its parameters."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import PIPELINES, AtOption, JsonOption, StoreOption, app, open_store
+from .app import PIPELINES, AtOption, JsonOption, StoreOption, app, argument, open_store, option
 from .tables import counted, print_json, print_rows, screen
 
 if TYPE_CHECKING:
@@ -17,15 +17,11 @@ if TYPE_CHECKING:
 commands = typer.Typer(help="Run pipelines of operators, once or continuously, and explain them.")
 app.add_typer(commands, name="pipeline", rich_help_panel=PIPELINES, no_args_is_help=True)
 
-FileArgument = Annotated[Path, typer.Argument(help="Read the pipeline from this YAML file.")]
-FullOption = Annotated[
-    bool, typer.Option("--full", help="Read all rows, including those processed before.")
-]
+FileArgument = Annotated[Path, argument("Read the pipeline from this YAML file.")]
+FullOption = Annotated[bool, option("Read all rows, including those processed before.", "--full")]
 ExecutorOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="local|ray", help="Run on this executor.", show_default="the file's, else local"
-    ),
+    option("Run on this executor.", metavar="local|ray", default="the file's, else local"),
 ]
 
 
@@ -60,8 +56,7 @@ def watch(
     file: FileArgument,
     store: StoreOption = None,
     until_idle: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", min=0, help="Stop when no rows arrive for this long."),
+        float | None, option("Stop when no rows arrive for this long.", metavar="SECONDS", min=0)
     ] = None,
     executor: ExecutorOption = None,
     as_json: JsonOption = False,
@@ -114,10 +109,7 @@ def explain(
 def cache(
     store: StoreOption = None,
     clear: Annotated[
-        bool,
-        typer.Option(
-            "--clear", help="Delete all cached results; they are computed again when needed."
-        ),
+        bool, option("Delete all cached results; they are computed again when needed.", "--clear")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

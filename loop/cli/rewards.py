@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import ROWS, JsonOption, StoreOption, WhereOption, app, open_store
+from .app import ROWS, JsonOption, StoreOption, WhereOption, app, argument, open_store, option
 from .tables import (
     counted,
     document,
@@ -25,35 +25,30 @@ app.add_typer(commands, name="rewards", rich_help_panel=ROWS, no_args_is_help=Tr
 def rescore(
     reward: Annotated[
         str,
-        typer.Option(
+        option(
+            "Use this reward: a built-in name or package.module:function; with parameters as YAML, "
+            "'overlong: {max_tokens: 512, cache: 128}'.",
             metavar="NAME",
-            help="Use this reward: a built-in name or package.module:function; with "
-            "parameters as YAML, 'overlong: {max_tokens: 512, cache: 128}'.",
         ),
     ],
     store: StoreOption = None,
     version: Annotated[
         str | None,
-        typer.Option(
-            help="Store the scores under this version.",
-            show_default="a digest of the reward's source",
-        ),
+        option("Store the scores under this version.", default="a digest of the reward's source"),
     ] = None,
     where: WhereOption = None,
     max_concurrency: Annotated[
-        int, typer.Option(min=1, help="Run at most this many calls of an async reward at once.")
+        int, option("Run at most this many calls of an async reward at once.", min=1)
     ] = 16,
     timeout: Annotated[
         float,
-        typer.Option(
-            min=0.001, metavar="SECONDS", help="Stop a call of an async reward after this long."
-        ),
+        option("Stop a call of an async reward after this long.", min=0.001, metavar="SECONDS"),
     ] = 300.0,
     compare: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Then report what changes against `reward`, or against score:NAME@VERSION.",
             metavar="OLD",
-            help="Then report what changes against `reward`, or against score:NAME@VERSION.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -133,16 +128,12 @@ def list_rewards(as_json: JsonOption = False) -> None:
 
 @commands.command()
 def diff(
-    a: Annotated[
-        str, typer.Argument(metavar="A", help="Compare from `reward`, or from score:NAME@VERSION.")
-    ],
-    b: Annotated[
-        str, typer.Argument(metavar="B", help="Compare to `reward`, or to score:NAME@VERSION.")
-    ],
+    a: Annotated[str, argument("Compare from `reward`, or from score:NAME@VERSION.", metavar="A")],
+    b: Annotated[str, argument("Compare to `reward`, or to score:NAME@VERSION.", metavar="B")],
     store: StoreOption = None,
     where: WhereOption = None,
-    tasks: Annotated[int, typer.Option(min=0, help="Show this many tasks that change most.")] = 10,
-    rows: Annotated[int, typer.Option(min=0, help="Show this many rows that change most.")] = 0,
+    tasks: Annotated[int, option("Show this many tasks that change most.", min=0)] = 10,
+    rows: Annotated[int, option("Show this many rows that change most.", min=0)] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Compare two rewards: which rows, group advantages and tasks change."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import JOBS, JsonOption, SeedOption, StoreOption, app, heavy, opened
+from .app import JOBS, JsonOption, SeedOption, StoreOption, app, argument, heavy, opened, option
 from .dry_run import plan
 from .run_summary import print_trackers, summary, warn_of_dropped, warn_of_untrained
 from .tables import counted, print_fields, print_json, print_rows, render
@@ -16,48 +16,37 @@ if TYPE_CHECKING:
     from ..config import RunConfig, Stage
 
 ConfigArgument = Annotated[
-    str, typer.Argument(help="Read this YAML file, or the packaged recipe of this name.")
+    str, argument("Read this YAML file, or the packaged recipe of this name.")
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "Override a configuration key, as in trainer.steps=100; repeatable.",
         "--set",
         metavar="KEY=VALUE",
-        help="Override a configuration key, as in trainer.steps=100; repeatable.",
     ),
 ]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue the run where it stopped.")]
+ResumeOption = Annotated[bool, option("Continue the run where it stopped.", "--resume")]
 StageOption = Annotated[
-    str | None,
-    typer.Option(
-        "--stage", metavar="NAME", help="Run only this stage of a multi-stage configuration."
-    ),
+    str | None, option("Run only this stage of a multi-stage configuration.", metavar="NAME")
 ]
 AddExplorersOption = Annotated[
     int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="Add N explorers to a running Ray job and exit.",
-        show_default=False,
-    ),
+    option("Add N explorers to a running Ray job and exit.", metavar="N", min=1, default=False),
 ]
 DryRunOption = Annotated[
     bool,
-    typer.Option(
-        "--dry-run", help="Check the configuration, print it with what follows from it, and exit."
-    ),
+    option("Check the configuration, print it with what follows from it, and exit.", "--dry-run"),
 ]
 FullOption = Annotated[
-    bool, typer.Option("--full", help="Like --dry-run, but print every setting with its default.")
+    bool, option("Like --dry-run, but print every setting with its default.", "--full")
 ]
 
 
 @app.command(rich_help_panel=JOBS)
 def quickstart(
     folder: Annotated[
-        Path | None,
-        typer.Argument(help="Put everything into this new folder.", show_default="./quickstart"),
+        Path | None, argument("Put everything into this new folder.", default="./quickstart")
     ] = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
@@ -72,32 +61,24 @@ def quickstart(
 def selftest(
     tasks: Annotated[
         list[str] | None,
-        typer.Argument(help="Run these tasks: arithmetic, countdown, frozen_lake, gsm8k, or all."),
+        argument("Run these tasks: arithmetic, countdown, frozen_lake, gsm8k, or all."),
     ] = None,
     folder: Annotated[
-        Path | None,
-        typer.Option(help="Put everything into this new folder.", show_default="./selftest"),
+        Path | None, option("Put everything into this new folder.", default="./selftest")
     ] = None,
     steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Train for this many RL steps.", show_default="the recipe's"),
+        int | None, option("Train for this many RL steps.", min=1, default="the recipe's")
     ] = None,
     seed: SeedOption = 0,
     model: Annotated[
-        Path | None,
-        typer.Option(help="Start from this model folder.", show_default="a tiny new model"),
+        Path | None, option("Start from this model folder.", default="a tiny new model")
     ] = None,
     engine: Annotated[
-        str | None,
-        typer.Option(
-            help="Sample with this engine, such as transformers or vllm.", show_default=False
-        ),
+        str | None, option("Sample with this engine, such as transformers or vllm.", default=False)
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(
-            help="Read GSM8K from this folder.", show_default="RLAKE_DATA, else generated questions"
-        ),
+        option("Read GSM8K from this folder.", default="RLAKE_DATA, else generated questions"),
     ] = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,

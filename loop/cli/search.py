@@ -2,19 +2,27 @@
 
 from typing import Annotated
 
-import typer
-
-from .app import ROWS, AtOption, JsonOption, StoreOption, WhereOption, app, open_store
+from .app import (
+    ROWS,
+    AtOption,
+    JsonOption,
+    StoreOption,
+    WhereOption,
+    app,
+    argument,
+    open_store,
+    option,
+)
 from .tables import counted, print_json, render, screen
 
 CountOption = Annotated[
-    int, typer.Option("-k", min=1, max=1000, help="Return at most this many, best matches first.")
+    int, option("Return at most this many, best matches first.", "-k", min=1, max=1000)
 ]
 
 
 @app.command(rich_help_panel=ROWS)
 def search(
-    text: Annotated[str, typer.Argument(help="Search responses for these words (BM25).")],
+    text: Annotated[str, argument("Search responses for these words (BM25).")],
     store: StoreOption = None,
     k: CountOption = 10,
     where: WhereOption = None,
@@ -28,16 +36,13 @@ def search(
 
 @app.command(rich_help_panel=ROWS)
 def similar(
-    experience_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Use the experience with this ID.")
-    ],
+    experience_id: Annotated[str, argument("Use the experience with this ID.", metavar="ID")],
     store: StoreOption = None,
     k: CountOption = 10,
     embedder: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Compare the vectors of this embedder; needed where there are several.",
+        option(
+            "Compare the vectors of this embedder; needed where there are several.", metavar="NAME"
         ),
     ] = None,
     where: WhereOption = None,
@@ -54,9 +59,9 @@ def embed(
     store: StoreOption = None,
     embedder: Annotated[
         str,
-        typer.Option(
+        option(
+            "Embed with hashed_ngrams, or with package.module:function, which takes texts.",
             metavar="NAME",
-            help="Embed with hashed_ngrams, or with package.module:function, which takes texts.",
         ),
     ] = "hashed_ngrams",
     where: WhereOption = None,

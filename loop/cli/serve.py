@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import JOBS, JsonOption, StoreOption, app, heavy, opened
+from .app import JOBS, JsonOption, StoreOption, app, heavy, opened, option
 from .run import ConfigArgument, SetOption
 from .tables import counted, render
 
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from ..config.serve import ServeConfig
 
 ModelOption = Annotated[
-    list[str] | None,
-    typer.Option("--model", metavar="NAME=PATH", help="Also serve this model; repeatable."),
+    list[str] | None, option("Also serve this model; repeatable.", "--model", metavar="NAME=PATH")
 ]
 
 
@@ -24,20 +23,14 @@ def serve(
     config: ConfigArgument,
     store: StoreOption = None,
     overrides: SetOption = None,
-    host: Annotated[
-        str | None, typer.Option(help="Listen on this address.", show_default="127.0.0.1")
-    ] = None,
+    host: Annotated[str | None, option("Listen on this address.", default="127.0.0.1")] = None,
     port: Annotated[
         int | None,
-        typer.Option(
-            min=0, max=65535, help="Listen on this port; 0 takes a free one.", show_default="8010"
-        ),
+        option("Listen on this port; 0 takes a free one.", min=0, max=65535, default="8010"),
     ] = None,
     token_env: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Require the token that this environment variable holds."
-        ),
+        option("Require the token that this environment variable holds.", metavar="NAME"),
     ] = None,
     models: ModelOption = None,
     as_json: JsonOption = False,

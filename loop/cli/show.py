@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from math import exp
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from .app import ROWS, AtOption, JsonOption, StoreOption, app, heavy, open_store
+from .app import ROWS, AtOption, JsonOption, StoreOption, app, argument, heavy, open_store, option
 from .tables import print_fields, print_heading, print_json, print_rows, screen
 
 if TYPE_CHECKING:
@@ -40,15 +39,12 @@ _SHORT = 2
 def show(
     id: Annotated[
         str,
-        typer.Argument(
-            help="Show the experience, group, run, task or preference with this ID, or ID prefix."
-        ),
+        argument("Show the experience, group, run, task or preference with this ID, or ID prefix."),
     ],
     store: StoreOption = None,
     at: AtOption = None,
     tokens: Annotated[
-        bool,
-        typer.Option("--tokens", help="Also print an experience's tokens, colored by probability."),
+        bool, option("Also print an experience's tokens, colored by probability.", "--tokens")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import PROOF, ForceOption, JsonOption, StoreOption, app, open_store
+from .app import PROOF, ForceOption, JsonOption, StoreOption, app, argument, open_store, option
 from .tables import counted, print_heading, print_json, print_rows, render
 
 if TYPE_CHECKING:
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 commands = typer.Typer(help="Take, compare and restore snapshots of the store.")
 app.add_typer(commands, name="snapshot", rich_help_panel=PROOF, no_args_is_help=True)
 
-NameArgument = Annotated[str, typer.Argument(help="Name of the snapshot.")]
+NameArgument = Annotated[str, argument("Name of the snapshot.")]
 
 
 @commands.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Name of the new snapshot; names are unique.")],
+    name: Annotated[str, argument("Name of the new snapshot; names are unique.")],
     store: StoreOption = None,
-    note: Annotated[str | None, typer.Option(help="Record why the snapshot exists.")] = None,
+    note: Annotated[str | None, option("Record why the snapshot exists.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Take a snapshot; `rlake sql --at NAME` queries the store as it is now."""
@@ -46,8 +46,8 @@ def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 @commands.command()
 def diff(
-    first: Annotated[str, typer.Argument(help="Name of a snapshot, or `now`.")],
-    second: Annotated[str, typer.Argument(help="Name of a snapshot, or `now`.")] = "now",
+    first: Annotated[str, argument("Name of a snapshot, or `now`.")],
+    second: Annotated[str, argument("Name of a snapshot, or `now`.")] = "now",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:

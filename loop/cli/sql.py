@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from .app import ROWS, AtOption, JsonOption, StoreOption, app, open_store
+from .app import ROWS, AtOption, JsonOption, StoreOption, app, argument, open_store, option
 from .output_formats import BATCH_ROWS, write_rows
 from .tables import counted, print_heading, print_json, print_rows, screen
 
@@ -55,37 +53,31 @@ MACROS = {
 def sql(
     query: Annotated[
         str | None,
-        typer.Argument(
-            help='Run this query, such as "SELECT * FROM groups"; `-` reads it from '
-            "standard input.",
-            show_default=False,
+        argument(
+            'Run this query, such as "SELECT * FROM groups"; `-` reads it from standard input.',
+            default=False,
         ),
     ] = None,
     store: StoreOption = None,
     at: AtOption = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Read the query from a file.")
-    ] = None,
+    file: Annotated[Path | None, option("Read the query from a file.", "--file", "-f")] = None,
     kind: Annotated[
         Literal["json", "jsonl", "csv", "parquet"] | None,
-        typer.Option("--format", help="Print all rows, in this format."),
+        option("Print all rows, in this format.", "--format"),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print all rows as a JSON list: `--format json`.")
+        bool, option("Print all rows as a JSON list: `--format json`.", "--json")
     ] = False,
     allow_files: Annotated[
-        bool,
-        typer.Option("--allow-files", help="Allow the query to read files, such as 'x.parquet'."),
+        bool, option("Allow the query to read files, such as 'x.parquet'.", "--allow-files")
     ] = False,
     print_views: Annotated[
-        bool, typer.Option("--print-views", help="Print the views as SQL for other programs.")
+        bool, option("Print the views as SQL for other programs.", "--print-views")
     ] = False,
-    rows: Annotated[int, typer.Option(min=1, help="Show at most this many rows.")] = 50,
+    rows: Annotated[int, option("Show at most this many rows.", min=1)] = 50,
     timeout: Annotated[
         float | None,
-        typer.Option(
-            min=0.001, metavar="SECONDS", help="Cancel the query after this long, and exit with 1."
-        ),
+        option("Cancel the query after this long, and exit with 1.", min=0.001, metavar="SECONDS"),
     ] = None,
 ) -> None:
     """Query the store in SQL, over all tables and views, read-only."""
@@ -143,8 +135,7 @@ def _rows(relation: "duckdb.DuckDBPyRelation") -> Iterator[tuple[Any, ...]]:
 @app.command(rich_help_panel=ROWS)
 def tables(
     name: Annotated[
-        str | None,
-        typer.Argument(help="Describe the columns of this table or view.", show_default="list all"),
+        str | None, argument("Describe the columns of this table or view.", default="list all")
     ] = None,
     store: StoreOption = None,
     at: AtOption = None,

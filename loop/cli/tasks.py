@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import ROWS, JsonOption, StoreOption, app, open_store
+from .app import ROWS, JsonOption, StoreOption, app, open_store, option
 from .tables import counted, print_json, screen
 
 commands = typer.Typer(help="Generate new tasks with a model.")
@@ -16,42 +16,30 @@ app.add_typer(commands, name="tasks", rich_help_panel=ROWS, no_args_is_help=True
 def generate(
     by: Annotated[
         str,
-        typer.Option(
-            help="Propose tasks with this async function from messages to text, as "
-            "package.module:function, or with an endpoint as YAML: '{url: "
-            "http://127.0.0.1:8000/v1, model: NAME, temperature: 1.0}'."
+        option(
+            "Propose tasks with this async function from messages to text, as "
+            "package.module:function, or with an endpoint as YAML: "
+            "'{url: http://127.0.0.1:8000/v1, model: NAME, temperature: 1.0}'."
         ),
     ],
-    taskset: Annotated[str, typer.Option(help="Add the new tasks to this taskset.")],
-    number: Annotated[
-        int, typer.Option("-n", min=1, help="Stop when the taskset has this many tasks.")
-    ],
+    taskset: Annotated[str, option("Add the new tasks to this taskset.")],
+    number: Annotated[int, option("Stop when the taskset has this many tasks.", "-n", min=1)],
     store: StoreOption = None,
     examples: Annotated[
         str,
-        typer.Option(
-            metavar="WHERE", help="Show the stored tasks that match this SQL condition as examples."
-        ),
+        option("Show the stored tasks that match this SQL condition as examples.", metavar="WHERE"),
     ] = "split = 'train'",
     instruction: Annotated[
-        Path | None,
-        typer.Option(help="Read the prompt from this file.", show_default="a built-in prompt"),
+        Path | None, option("Read the prompt from this file.", default="a built-in prompt")
     ] = None,
     attempts: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Send at most this many requests.",
-            show_default="three times what is needed",
-        ),
+        option("Send at most this many requests.", min=1, default="three times what is needed"),
     ] = None,
     alike: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1, help="Reject a task whose similarity to another is at least this."
-        ),
+        float, option("Reject a task whose similarity to another is at least this.", min=0, max=1)
     ] = 0.9,
-    seed: Annotated[int, typer.Option(help="Seed the choice of examples with this number.")] = 0,
+    seed: Annotated[int, option("Seed the choice of examples with this number.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Generate tasks with a model until a taskset is full.

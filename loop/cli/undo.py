@@ -3,9 +3,7 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from .app import ROWS, JsonOption, StoreOption, app, open_store
+from .app import ROWS, JsonOption, StoreOption, app, argument, open_store
 from .tables import counted, print_json
 
 if TYPE_CHECKING:
@@ -13,9 +11,8 @@ if TYPE_CHECKING:
 
 LineageArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="LINEAGE_ID",
-        help="Name the import or pipeline run by the lineage ID that it printed.",
+    argument(
+        "Name the import or pipeline run by the lineage ID that it printed.", metavar="LINEAGE_ID"
     ),
 ]
 

@@ -2,9 +2,7 @@
 
 from typing import Annotated
 
-import typer
-
-from .app import JOBS, JsonOption, app, heavy
+from .app import JOBS, JsonOption, app, argument, heavy
 from .tables import document, parameters_of, print_document, print_json, print_rows
 
 
@@ -12,9 +10,8 @@ from .tables import document, parameters_of, print_document, print_json, print_r
 def workflows(
     name: Annotated[
         str | None,
-        typer.Argument(
-            help="Describe this workflow, or package.module:function; else list all.",
-            show_default=False,
+        argument(
+            "Describe this workflow, or package.module:function; else list all.", default=False
         ),
     ] = None,
     as_json: JsonOption = False,
