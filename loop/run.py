@@ -17,6 +17,7 @@ from .algorithms import Algorithm, resolve
 from .config import ExplorerConfig, RunConfig
 from .evaluation.tasks import check_evaluation
 from .explorer.explorer import Explorer
+from .inference.policy import PROCESSING
 from .losses.policy_gradient import compares
 from .rollouts.group import workflow_of
 from .rollouts.setup import sampling, used_functions
@@ -194,14 +195,27 @@ def _explore(
 
 def _warn_of_truncation(config: RunConfig) -> None:
     assert config.explorer is not None, "only what explores samples"
-    columns = [sampling(section.sampling).columns for section in config.explorers.values()]
+    if resolve(config.algorithm).likelihoods_at is not None:
+        return
+    chosen = [sampling(section.sampling) for section in config.explorers.values()]
+    columns = [one.columns for one in chosen]
     cuts = dict.fromkeys(
         f"{name} {one[name]}"
         for one in columns
         for name in ("top_p", "top_k", "min_p")
         if one[name]
     )
-    if cuts and resolve(config.algorithm).likelihoods_at is None:
+    changes = dict.fromkeys(
+        f"{name} {one.others[name]}" for one in chosen for name in PROCESSING if name in one.others
+    )
+    if changes:
+        _log.warning(
+            "`explorer.sampling` changes the logits (%s), and ratios, which are of the model's own "
+            "distribution, do not correct for that, so the policy gradient is biased; sample "
+            "without these settings for an unbiased estimate",
+            ", ".join(changes),
+        )
+    if cuts:
         _log.warning(
             "`explorer.sampling` truncates (%s): tokens that are left out are never sampled, and "
             "ratios, which are of the full distribution, do not correct for that, so the policy "

@@ -20,7 +20,7 @@ KEPT = frozenset(
         *("group_index", "parent_id", "purpose"),
         *("source", "policy_version", "segments", "token_ids", "tokenizer", "loss_mask"),
         *("logprobs", "prompt_length", "num_tokens", "drop_reason", "metrics", "created_at"),
-        *("temperature", "top_p", "top_k", "min_p"),
+        *("temperature", "top_p", "top_k", "min_p", "sampling"),
     )
 )
 """Columns that no operator may set: the row's identity, and what was sampled."""

@@ -111,6 +111,7 @@ class Experience:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    sampling: Mapping[str, Any] | None = None
     reward: float | None = None
     rewards: Mapping[str, float | None] = field(default_factory=dict)
     token_rewards: Sequence[float] | None = None
@@ -148,7 +149,7 @@ class Experience:
         """Return the row of `experiences`, without what the store fills in."""
         # a `cached_property` of this class would become a column
         row = dict(vars(self))
-        for name in ("messages", "tools", "metadata"):
+        for name in ("messages", "tools", "metadata", "sampling"):
             row[name] = _json(row[name])
         for name in ("rewards", "metrics", "timings"):
             row[name] = [{"name": k, "value": v} for k, v in row[name].items()] or None
@@ -161,7 +162,7 @@ class Experience:
         names = {f.name for f in fields(cls)}
         # A NULL in the store means that nothing was said, and so the default of the field holds.
         values = {k: v for k, v in row.items() if k in names and v is not None}
-        for name in ("messages", "tools", "metadata"):
+        for name in ("messages", "tools", "metadata", "sampling"):
             if name in values:
                 values[name] = json.loads(values[name])
         for name in ("rewards", "metrics", "timings"):

@@ -143,6 +143,7 @@ _DECLARED = (
         Column("top_p", REAL, "nucleus that was sampled from; NULL: not truncated"),
         Column("top_k", INT, "most likely tokens sampled from; NULL: not truncated"),
         Column("min_p", REAL, "least probability, relative to the largest; NULL: not truncated"),
+        Column("sampling", TEXT, "other settings, as JSON text: penalties, min_tokens, logit_bias"),
         Column("token_ids", pa.list_(pa.int32()), "prompt and response; NULL for rows of text"),
         Column("loss_mask", pa.list_(FLAG), "true where a token was sampled by the policy"),
         Column("logprobs", pa.list_(pa.float32()), "the behavior policy's, as sampled, in nats"),

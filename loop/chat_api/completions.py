@@ -26,7 +26,13 @@ from .requests import ChatRequest, of_header
 from .sessions import Session, Sessions, with_own_calls
 
 _log = logging.getLogger(__name__)
-_STATUS = {"context_overflow": 400, "template_error": 400, "timeout": 504, "engine_error": 503}
+_STATUS = {
+    "context_overflow": 400,
+    "template_error": 400,
+    "invalid_request": 400,
+    "timeout": 504,
+    "engine_error": 503,
+}
 
 
 class Serving:
@@ -228,7 +234,7 @@ def _refusal(error: PolicyError) -> RequestError:
     return RequestError(
         str(error)[:2000],
         status=status,
-        param="messages" if status == 400 else None,
+        param=error.param or ("messages" if status == 400 else None),
         code=codes.get(error.finish_reason, error.finish_reason),
         retry_after=1.0 if status == 503 else None,
     )

@@ -23,18 +23,26 @@ from pydantic import (
 )
 
 from ...store.records import Message, proper
-from ..inference.policy import Sampling
+from ..inference.policy import OTHERS, Sampling
 from .errors import RequestError
 
 MOST_CHOICES = 64
 """Most answers to one request."""
 MOST_STOPS = 16
+MOST_BIASES = 1024
+"""Most tokens in `logit_bias`, as in vLLM."""
+UNSUPPORTED = (
+    *("functions", "function_call", "audio", "prediction", "web_search_options"),
+    *("best_of", "use_beam_search", "length_penalty", "stop_token_ids", "bad_words"),
+    *("allowed_token_ids", "logits_processors", "prompt_logprobs", "echo", "suffix"),
+)
+"""Parameters of OpenAI and of vLLM that would change an answer, and are refused if set."""
 MOST_LEVELS = 100
 """Deepest nesting of a tool's schema."""
 LONGEST_ID = 200
 """Most characters of the name of a session or group."""
 _LARGEST = (1 << 63) - 1
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "stop", "seed")
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "stop", "seed", *OTHERS)
 _ROLES = {"system", "developer", "user", "assistant", "tool"}
 _KEPT = ("name", "tool_call_id", "reasoning_content")
 
@@ -90,7 +98,7 @@ def _kind(value: Any) -> str:
 
 def _check_possible(body: Mapping[str, Any]) -> None:
     """Refuse parameters that would change the tokens and are not supported."""
-    for name in ("frequency_penalty", "presence_penalty", "logit_bias", "functions"):
+    for name in UNSUPPORTED:
         if body.get(name):
             raise RequestError(f"`{name}` is not supported; leave it out", param=name)
     form = body.get("response_format")
@@ -127,6 +135,27 @@ def _stops(value: Any) -> tuple[str, ...]:
     if len(stops) > MOST_STOPS:
         raise RequestError(f"`stop` has at most {MOST_STOPS} texts", param="stop")
     return tuple(_whole_text(stop, "stop") for stop in stops)
+
+
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, dict):
+        message = f"`logit_bias` must be an object of tokens and biases, got {_kind(value)}"
+        raise RequestError(message, param="logit_bias")
+    if len(value) > MOST_BIASES:
+        message = f"`logit_bias` has {len(value):,} tokens, at most {MOST_BIASES:,} are possible"
+        raise RequestError(message, param="logit_bias")
+    made = []
+    for token, bias in value.items():
+        is_token = token.isascii() and token.isdigit() and len(token) < 10
+        is_bias = isinstance(bias, int | float) and not isinstance(bias, bool) and abs(bias) <= 100
+        if not (is_token and is_bias):
+            raise RequestError(
+                f"`logit_bias` has {token!r:.50}: {bias!r:.50}, expected the number of a token and "
+                "a bias from -100 to 100",
+                param="logit_bias",
+            )
+        made.append((int(token), float(bias)))
+    return tuple(made)
 
 
 def _messages(value: Any) -> list[Message]:
@@ -242,6 +271,13 @@ class ChatRequest(BaseModel):
     max_completion_tokens: int | None = Field(default=None, ge=1, le=_LARGEST)
     """The newer name of `max_tokens`, which it overrides."""
     stop: Annotated[tuple[str, ...] | None, BeforeValidator(_stops)] = None
+    min_tokens: int | None = Field(default=None, ge=0, le=_LARGEST)
+    ignore_eos: bool | None = None
+    repetition_penalty: float | None = Field(default=None, gt=0, le=100)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    logit_bias: Annotated[tuple[tuple[int, float], ...] | None, BeforeValidator(_biases)] = None
+    truncate_prompt_tokens: int | None = Field(default=None, ge=1, le=_LARGEST)
     seed: int | None = Field(default=None, ge=-_LARGEST - 1, le=_LARGEST)
     is_streamed: bool = Field(default=False, validation_alias="stream")
     wants_logprobs: bool = Field(default=False, validation_alias="logprobs")
@@ -279,7 +315,12 @@ class ChatRequest(BaseModel):
         values = {name: getattr(self, name) for name in _SAMPLING}
         values["top_k"] = max(self.top_k, 0) if self.top_k is not None else None
         values["max_tokens"] = self.max_completion_tokens or self.max_tokens
-        return replace(default, **{name: v for name, v in values.items() if v is not None})
+        made = replace(default, **{name: v for name, v in values.items() if v is not None})
+        if self.min_tokens and self.min_tokens > made.max_tokens:
+            message = f"`min_tokens` is {self.min_tokens}, more than the {made.max_tokens} at most"
+            raise RequestError(message, param="min_tokens")
+        # a default of the server must not exceed what the request asks for
+        return replace(made, min_tokens=min(made.min_tokens, made.max_tokens))
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

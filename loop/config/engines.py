@@ -81,11 +81,11 @@ class SamplingConfig(Section):
     """How tokens are sampled.
 
     Stored log-probs are of the full distribution at `temperature`, as the trainer computes them.
-    With `top_p`, `top_k` or `min_p` tokens are drawn from a truncated distribution: a policy
-    gradient estimated from them is biased, because truncated tokens are never sampled and the
-    ratios do not correct for that. DeepSeek-V3.2 (arXiv:2512.02556, section 3.1) applies the
-    sampler's mask in training too; rlake does not. Train without truncation for an unbiased
-    estimate.
+    With `top_p`, `top_k` or `min_p` tokens are drawn from a truncated distribution, with
+    penalties or `min_tokens` from a changed one: a policy gradient estimated from them is biased,
+    because the ratios do not correct for that. DeepSeek-V3.2 (arXiv:2512.02556, section 3.1)
+    applies the sampler's mask in training too; rlake does not. Train without these settings for an
+    unbiased estimate. Each row records the settings that it was sampled with.
     """
 
     temperature: Float = Field(default=1.0, ge=0)
@@ -100,3 +100,30 @@ class SamplingConfig(Section):
     """Most tokens of one response; each turn of a conversation has this many."""
     stop: tuple[str, ...] = ()
     """Texts that end a response."""
+    min_tokens: Int = Field(default=0, ge=0)
+    """Fewest tokens of a response before its end token or a stop text."""
+    ignore_eos: bool = False
+    """Whether sampling continues after the end token, until `max_tokens` or a stop text."""
+    repetition_penalty: Float = Field(default=1.0, gt=0, le=100)
+    """Divides positive logits of tokens in prompt or response, and multiplies negative ones
+    (arXiv:1909.05858); 1: none."""
+    presence_penalty: Float = Field(default=0.0, ge=-2, le=2)
+    """Subtracted from the logits of tokens that are in the response already."""
+    frequency_penalty: Float = Field(default=0.0, ge=-2, le=2)
+    """Subtracted from a token's logit once for each time that it is in the response.
+
+    In vLLM, responses in progress when new weights arrive count for this and for
+    `presence_penalty` from there on only.
+    """
+    truncate_prompt_tokens: Int | None = Field(default=None, ge=1)
+    """Keep this many of a prompt's last tokens; None: a prompt that is too long for the model is
+    not answered, and its row has the finish reason `context_overflow`."""
+
+    @model_validator(mode="after")
+    def _has_room(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"`min_tokens` {self.min_tokens} is more than `max_tokens` {self.max_tokens}; "
+                "set it to at most that"
+            )
+        return self

@@ -63,9 +63,11 @@ class ChatPolicy:
 
         Raises PolicyError: `template_error`, `context_overflow`, or the engine's.
         """
-        prompt = await self._tokenized(messages, tools, earlier)
-        callbacks = current_callbacks(n, lambda: self._decoder(tools))
         chosen = sampling or self.sampling
+        prompt = await self._tokenized(messages, tools, earlier)
+        if chosen.truncate_prompt_tokens is not None:
+            prompt = prompt[-chosen.truncate_prompt_tokens :]
+        callbacks = current_callbacks(n, lambda: self._decoder(tools))
         sampled = await self.complete(prompt, n=n, sampling=chosen, callbacks=callbacks)
         return [self._completion(prompt, one, tools, chosen) for one in sampled]
 
@@ -95,11 +97,15 @@ class ChatPolicy:
                 f"the prompt has {len(prompt)} tokens, the model takes {longest}",
                 finish_reason="context_overflow",
             )
+        self._check_biases(chosen)
         most = min(chosen.max_tokens, room)
+        least = min(chosen.min_tokens, most)
         requests = [
             Request(
                 prompt_ids=prompt,
-                sampling=replace(chosen, max_tokens=most, seed=_seed(chosen.seed, i)),
+                sampling=replace(
+                    chosen, max_tokens=most, min_tokens=least, seed=_seed(chosen.seed, i)
+                ),
                 on_tokens=callbacks[i] if callbacks else None,
             )
             for i in range(n)
@@ -165,6 +171,17 @@ class ChatPolicy:
                 "tokens that the model takes; send fewer",
                 finish_reason="context_overflow",
             )
+
+    def _check_biases(self, sampling: Sampling) -> None:
+        size = len(self.engine.tokenizer) if sampling.logit_bias else 0
+        for token, _ in sampling.logit_bias:
+            if not 0 <= token < size:
+                raise PolicyError(
+                    f"`logit_bias` names the token {token}, and the vocabulary has {size:,} tokens "
+                    "from 0; leave it out",
+                    finish_reason="invalid_request",
+                    param="logit_bias",
+                )
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:

@@ -1,7 +1,7 @@
 """The Policy protocol: conversations in, completions with their tokens and log-probs out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from ...store.errors import JobError
@@ -16,6 +16,7 @@ FINISH_REASONS = {
     "timeout": "the rollout exceeded its timeout",
     "context_overflow": "the prompt left no room for an answer",
     "template_error": "the chat template refused the messages",
+    "invalid_request": "the sampling settings do not fit the model",
     "unknown_tool": "the policy called a tool that does not exist",
     "malformed_arguments": "the arguments of a tool call were not JSON, or did not fit the tool",
     "tool_error": "a tool raised, or took too long",
@@ -28,11 +29,16 @@ Tools = Sequence[dict[str, Any]] | None
 
 
 class PolicyError(JobError):
-    """A request that could not be answered; its row gets `finish_reason`."""
+    """A request that could not be answered; its row gets `finish_reason`.
 
-    def __init__(self, message: str, *, finish_reason: str = "engine_error") -> None:
+    `param` is the setting that is wrong, if one is.
+    """
+
+    def __init__(
+        self, message: str, *, finish_reason: str = "engine_error", param: str | None = None
+    ) -> None:
         super().__init__(message)
-        self.finish_reason = finish_reason
+        self.finish_reason, self.param = finish_reason, param
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +47,7 @@ class Sampling:
 
     temperature: float = 1.0
     """0 is greedy. Log-probs are those of the full distribution at this temperature (at 1 if it
-    is 0), whatever `top_p`, `top_k` and `min_p` exclude."""
+    is 0), whatever the other settings exclude or make likelier."""
     top_p: float = 1.0
     """Sample from the likeliest tokens that together have this probability."""
     top_k: int = 0
@@ -52,6 +58,20 @@ class Sampling:
     """Most tokens of one completion."""
     stop: tuple[str, ...] = ()
     """Texts that end a completion, of which they stay part."""
+    min_tokens: int = 0
+    """Fewest tokens before the end token or a stop text."""
+    ignore_eos: bool = False
+    """Whether sampling goes on after the end token."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens in prompt or answer are divided by it, or multiplied where negative."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that the answer contains."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit once for each time that the answer contains it."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Added to the logits of tokens: pairs of a token and its bias."""
+    truncate_prompt_tokens: int | None = None
+    """Keep this many of the prompt's last tokens; None: all."""
     seed: int = 0
     """Every completion is a function of the weights, the prompt, the seed and its index."""
 
@@ -61,15 +81,43 @@ class Sampling:
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     @property
-    def columns(self) -> dict[str, float | int | None]:
-        """The columns of rows sampled this way; for greedy sampling, only the temperature."""
+    def is_processed(self) -> bool:
+        """Whether logits are changed before sampling, other than by the temperature."""
+        return any(name in self.others for name in PROCESSING)
+
+    @property
+    def others(self) -> dict[str, Any]:
+        """The settings without a column of their own that are not at their defaults."""
+        return {
+            name: value
+            for name, default in _DEFAULTS.items()
+            if (value := getattr(self, name)) != default
+        }
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns of rows sampled this way; greedy sampling truncates nothing."""
         cuts = self.temperature > 0
         return {
             "temperature": self.temperature,
             "top_p": self.top_p if cuts and self.top_p < 1 else None,
             "top_k": self.top_k if cuts and self.top_k > 0 else None,
             "min_p": self.min_p if cuts and self.min_p > 0 else None,
+            "sampling": self.others or None,
         }
+
+
+PROCESSING = (
+    "min_tokens",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+)
+"""Settings that change logits before sampling; log-probs are of the unchanged ones."""
+OTHERS = (*PROCESSING, "ignore_eos", "truncate_prompt_tokens")
+"""Settings that rows record together, in the column `sampling`."""
+_DEFAULTS = {f.name: f.default for f in fields(Sampling) if f.name in OTHERS}
 
 
 @dataclass(frozen=True, kw_only=True)

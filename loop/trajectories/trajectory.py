@@ -187,7 +187,7 @@ def to_experiences(task: Task, turns: Sequence[Turn]) -> list[Experience]:
     Only the sampled tokens of a row are trained on; the tokens between them have a mask of false
     and a log-prob of 0. A turn whose prompt does not continue a row token for token begins another
     row, since nothing is tokenized again. So does a turn that was sampled with another temperature,
-    top_p, top_k or min_p. Rows are in the order in which they end.
+    settings. Rows are in the order in which they end.
     """
     return [row.experience(task) for row in _joined(turns)]
 
@@ -209,7 +209,7 @@ def _joined(turns: Sequence[Turn]) -> list[TrajectoryBuilder]:
     return made
 
 
-def _columns(completion: Completion) -> Mapping[str, float | int | None]:
+def _columns(completion: Completion) -> Mapping[str, Any]:
     return completion.sampling.columns if completion.sampling else {}
 
 

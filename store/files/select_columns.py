@@ -13,7 +13,7 @@ from .raw_json import dumps, listed
 
 Kinds = Mapping[str, Any]
 """DuckDB's types, by column."""
-JSON_COLUMNS = ("messages", "tools", "metadata")
+JSON_COLUMNS = ("messages", "tools", "metadata", "sampling")
 """Columns that hold JSON text; a SELECT may give them as text, struct or list."""
 _CASTS = {
     pa.string(): "VARCHAR",
@@ -223,8 +223,8 @@ def _check_shape(name: str, value: Any, row: int) -> None:
         return
     if name == "messages":
         check_messages(name, value, row)
-    if name == "metadata" and not isinstance(value, dict):
-        raise RowError(row, f"column `metadata` must be an object, got {short(value)}")
+    if name in ("metadata", "sampling") and not isinstance(value, dict):
+        raise RowError(row, f"column `{name}` must be an object, got {short(value)}")
     if name == "tools" and not isinstance(value, list):
         raise RowError(row, f"column `tools` must be a list, got {short(value)}")
 

@@ -26,7 +26,7 @@ _ORDERED = ("group_id", "batch", "policy_version")
 """Columns that order rows; without them, all rows of a table belong to one batch."""
 _HEAVY = {
     *(f.name for f in TABLES["experiences"].schema if pa.types.is_list(f.type)),
-    *("messages", "tools", "prompt_text", "response_text", "metadata"),
+    *("messages", "tools", "prompt_text", "response_text", "metadata", "sampling"),
 }
 _AT_ONCE = 4096
 """Rows whose texts and lists are in memory together."""

@@ -38,6 +38,7 @@ FULL = Experience(
     top_p=0.9,
     top_k=20,
     min_p=0.05,
+    sampling={"repetition_penalty": 1.1},
     reward=0.5,
     rewards={"exact": 1.0, "format": None},
     token_rewards=[0.0, 0.0, 0.5],

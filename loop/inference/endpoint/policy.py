@@ -13,7 +13,7 @@ from ....operators.endpoint_replies import NoAnswerError
 from ....store.records import Message
 from ...config import Endpoint
 from ..event_loop import run_on, shared_loop
-from ..policy import Completion, PolicyError, Sampling, Timing, Tools, Turn
+from ..policy import OTHERS, Completion, PolicyError, Sampling, Timing, Tools, Turn
 from ..token_stream import TokenCallback, current_callbacks
 from .responses import completion
 
@@ -86,6 +86,7 @@ class EndpointPolicy:
             top_k=sampling.top_k or None,  # OpenAI's own endpoint refuses these two
             min_p=sampling.min_p or None,
             stop=list(sampling.stop) or None,
+            **_others(sampling),
             tools=list(tools) if tools else None,
         )
 
@@ -119,13 +120,25 @@ def _gives_full(sampling: Sampling, *, processed: bool) -> bool:
 
     Processed ones are of the truncated distribution, others of the model's own, at temperature 1.
     """
-    return not sampling.is_truncated if processed else sampling.temperature in (0.0, 1.0)
+    if processed:
+        return not (sampling.is_truncated or sampling.is_processed)
+    return sampling.temperature in (0.0, 1.0)
+
+
+def _others(sampling: Sampling) -> dict[str, Any]:
+    """Return the fields of settings that are not at their defaults; some are vLLM's own."""
+    made = sampling.others
+    if "logit_bias" in made:
+        made["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    return made
 
 
 def _actual(sampling: Sampling, body: Mapping[str, Any]) -> Sampling:
     """Return the sampling of a request, in which `extra_body` may override the run's."""
-    names = ("temperature", "top_p", "top_k", "min_p")
+    names = ("temperature", "top_p", "top_k", "min_p", *OTHERS)
     asked = {name: body[name] for name in names if isinstance(body.get(name), int | float)}
+    if isinstance(biases := body.get("logit_bias"), Mapping):
+        asked["logit_bias"] = tuple((int(token), bias) for token, bias in biases.items())
     return replace(Sampling(max_tokens=sampling.max_tokens, stop=sampling.stop), **asked)
 
 

@@ -7,6 +7,7 @@ from time import thread_time
 import torch
 from torch import Tensor
 
+from .logits import LogitsProcessor
 from .model_runner import ModelRunner
 from .sequence import Sequence, Text
 from .token_sampler import TokenSampler
@@ -78,6 +79,9 @@ class Batch:
 
     def _begin(self, new: list[Sequence]) -> None:
         used = len(self.rows)
+        for one in new:
+            if (how := one.request.sampling).is_processed:
+                one.processor = LogitsProcessor(how, one.prompt, end=self._end)
         longest = max(len(sequence.prompt) for sequence in new)
         self._network.reserve(used + len(new), longest + 1, used=used)
         logits_BV = self._network.read([sequence.prompt for sequence in new], first=used)
@@ -101,7 +105,12 @@ class Batch:
 
     def _add(self, sequences: list[Sequence], logits_BV: Tensor, choice: TokenSampler) -> None:
         noise_B = torch.tensor([one.noise() for one in sequences], dtype=torch.float64)
-        token_B, logprob_B = choice.tokens(logits_BV, noise_B)
+        changed = {i: one.processor for i, one in enumerate(sequences) if one.processor}
+        processed_BV = logits_BV.clone() if changed else None
+        for i, processor in changed.items():
+            assert processed_BV is not None, "some logits are changed"
+            processed_BV[i] = processor(logits_BV[i], sequences[i].tokens)
+        token_B, logprob_B = choice.tokens(logits_BV, noise_B, processed_BV)
         found = zip(sequences, token_B.tolist(), logprob_B.tolist(), strict=True)
         for one, token, logprob in found:
             if not isfinite(logprob):

@@ -9,6 +9,7 @@ import torch
 
 from ..engine import Request, Sampled
 from ..policy import Segment, Timing
+from .logits import LogitsProcessor
 
 NOISE = 64
 """Uniform numbers drawn at once."""
@@ -33,6 +34,8 @@ class Sequence:
         """None before its end."""
         self.is_gone = self.is_aborted = False
         """Whether its caller gave up, or asked for the tokens so far."""
+        self.processor: LogitsProcessor | None = None
+        """Changes its logits; None: they are sampled from as they are."""
         self._segments: list[tuple[int, str | None, int]] = []
         self._generator: torch.Generator | None = None
         self._noise: list[float] = []
@@ -83,7 +86,7 @@ class Sequence:
             self._segments[-1] = (*writer, self._segments[-1][2] + 1)
         else:
             self._segments.append((*writer, 1))
-        if token == end or self._stops(text):
+        if (token == end and not self.request.sampling.ignore_eos) or self._stops(text):
             self.finish_reason = "stop"
         elif len(self.tokens) >= self.most:
             self.finish_reason = "length"
@@ -91,11 +94,12 @@ class Sequence:
             self.request.on_tokens((token,))
 
     def _stops(self, text: Text) -> bool:
-        stop = self.request.sampling.stop
-        if not stop:
+        stop, least = self.request.sampling.stop, self.request.sampling.min_tokens
+        if not stop or len(self.tokens) <= least:
             return False
         # a character takes at most four tokens
-        end = text(self.tokens[-4 * max(map(len, stop)) - MARGIN :])
+        start = len(self.tokens) - 4 * max(map(len, stop)) - MARGIN
+        end = text(self.tokens[max(start, least) :])
         return any(one in end for one in stop)
 
     def end(self) -> None:

@@ -34,20 +34,30 @@ class TokenSampler:
             self._top_p_C = torch.tensor([sampling[i].top_p for i in rows], device=device)
             self._min_p_C = torch.tensor([sampling[i].min_p for i in rows], device=device)
 
-    def tokens(self, logits_BV: Tensor, noise_B: Tensor) -> tuple[Tensor, Tensor]:
+    def tokens(
+        self, logits_BV: Tensor, noise_B: Tensor, processed_BV: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the tokens and their log-probs [B]; temperature 0 takes the likeliest token.
 
         The log-probs are of the full distribution at the temperature (1 for temperature 0), which
-        a trainer computes, not of the one that min_p, top_k and top_p truncate.
+        a trainer computes, not of the one that min_p, top_k and top_p truncate, nor of that of
+        `processed_BV`, from which tokens are sampled where it is given.
         """
-        scaled_BV = logits_BV if self._scale is None else logits_BV / self._scale
-        p_BV = torch.softmax(scaled_BV, dim=-1)
+        if processed_BV is not None:
+            token_B, _ = self.tokens(processed_BV, noise_B)
+            # Not the log of a probability: what is forced may be less likely than float32 can say.
+            logprob_BV = self._scaled(logits_BV).log_softmax(-1)
+            return token_B, logprob_BV.gather(-1, token_B[:, None])[:, 0]
+        p_BV = torch.softmax(self._scaled(logits_BV), dim=-1)
         if self._is_greedy:
             return _with_logprobs(p_BV, logits_BV.argmax(-1))
         token_B = inverse_cdf(self._truncated(p_BV), noise_B.to(p_BV.device))
         if self._greedy_B is not None:
             token_B = torch.where(self._greedy_B, logits_BV.argmax(-1), token_B)
         return _with_logprobs(p_BV, token_B)
+
+    def _scaled(self, logits_BV: Tensor) -> Tensor:
+        return logits_BV if self._scale is None else logits_BV / self._scale
 
     def _truncated(self, p_BV: Tensor) -> Tensor:
         if self._cut_C is None:

@@ -110,6 +110,12 @@ class Backend:
             seed=sampling.seed,
             stop=list(sampling.stop),
             include_stop_str_in_output=True,
+            min_tokens=sampling.min_tokens,
+            ignore_eos=sampling.ignore_eos,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            logit_bias=dict(sampling.logit_bias) or None,
             # Text is made from the tokens later; vLLM needs it only to find stop texts.
             detokenize=bool(sampling.stop),
             # 0 further tokens: the log-prob of the sampled one is always there.

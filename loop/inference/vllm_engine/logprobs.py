@@ -1,8 +1,8 @@
 """Log-probs of vLLM's samplers: of the full distribution, even if sampling truncates it.
 
-With `processed_logprobs` vLLM returns log-probs after temperature, but also after min_p, top_k and
-top_p, and no mode stops before these. So its sampler is patched to return those before truncation,
-in batches where some request truncates. That costs one copy of the logits.
+With `processed_logprobs` vLLM returns log-probs after temperature, but also after penalties,
+biases, min_p, top_k and top_p, and no mode has the temperature alone. So its sampler is patched to
+return that, in batches where some request sets one of these. It costs one copy of the logits.
 """
 
 from typing import Any
@@ -23,21 +23,38 @@ def keep_full_logprobs(sampler: Any) -> bool:
 
 def _of_runner_1(sampler: Any) -> Any:
     """Return `sample` for the sampler of vLLM's model runner V1, as on CPUs."""
-    original = sampler.sample
+    original, process = sampler.sample, sampler.apply_logits_processors
+    before: list[Tensor] = []
+
+    def processed(logits: Tensor, metadata: Any, *rest: Any, **options: Any) -> Any:
+        if _changes(metadata):
+            before[:] = [logits.clone()]
+        return process(logits, metadata, *rest, **options)
 
     def sample(logits: Tensor, metadata: Any, *rest: Any, **options: Any) -> Any:
         cuts = metadata.top_k is not None or metadata.top_p is not None
         if not cuts:
             invariant = metadata.logitsprocs.argmax_invariant  # min_p is one of these
             cuts = any(getattr(processor, "min_p_count", 1) for processor in invariant)
-        if metadata.all_greedy or not cuts:
+        if not before and (metadata.all_greedy or not cuts):
             return original(logits, metadata, *rest, **options)
-        full = sampler.apply_temperature(logits.clone(), metadata.temperature, metadata.all_random)
+        full = before.pop() if before else logits.clone()
+        if metadata.temperature is not None:  # None where all are greedy
+            full = sampler.apply_temperature(full, metadata.temperature, metadata.all_random)
         sampled, logprobs = original(logits, metadata, *rest, **options)
         is_wanted = logprobs is not None and sampler.logprobs_mode == "processed_logprobs"
         return sampled, sampler.compute_logprobs(full) if is_wanted else logprobs
 
+    sampler.apply_logits_processors = processed
     return sample
+
+
+def _changes(metadata: Any) -> bool:
+    """Return whether a batch has penalties, biases or least lengths."""
+    return not metadata.no_penalties or any(
+        getattr(processor, "biases", ()) or getattr(processor, "min_toks", ())
+        for processor in metadata.logitsprocs.non_argmax_invariant
+    )
 
 
 def _of_runner_2(sampler: Any) -> Any:
@@ -52,6 +69,7 @@ def _of_runner_2(sampler: Any) -> Any:
             np.any(states.top_k.np[rows_np] != states.vocab_size)
             or np.any(states.top_p.np[rows_np] != 1.0)
             or np.any(states.min_p.np[rows_np] != 0.0)
+            or any(_is_used(one, rows_np) for one in sampler.logits_processors)
         )
         is_wanted = sampler.logprobs_mode == "processed_logprobs"
         if not cuts or not is_wanted or sampler.return_sampling_mask:
@@ -62,3 +80,12 @@ def _of_runner_2(sampler: Any) -> Any:
         return sampled, full  # whose log-softmax vLLM takes
 
     return sample
+
+
+def _is_used(processor: Any, rows_np: Any) -> bool:
+    """Return whether a logits processor of runner V2 changes any of these requests."""
+    for name in ("use_penalty", "use_logit_bias"):
+        if hasattr(processor, name):
+            return bool(getattr(processor, name)[rows_np].any())
+    words = getattr(processor, "num_bad_words", None)
+    return words is None or bool((words.np[rows_np] > 0).any())

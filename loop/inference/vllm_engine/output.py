@@ -44,7 +44,9 @@ class Answer:
         if not done:
             return sampling
         seed = int(content_id(sampling.seed, done, length=15), 16)
-        return replace(sampling, max_tokens=sampling.max_tokens - done, seed=seed)
+        least = max(sampling.min_tokens - done, 0)
+        most = sampling.max_tokens - done
+        return replace(sampling, max_tokens=most, min_tokens=least, seed=seed)
 
     @property
     def on_tokens(self) -> TokenCallback | None:
@@ -91,10 +93,10 @@ class Answer:
 
     def _cut(self, tokenizer: PreTrainedTokenizerFast) -> None:
         """Cut at a stop text: vLLM misses one that begins before the weights changed."""
-        stops = self.request.sampling.stop
+        stops, least = self.request.sampling.stop, self.request.sampling.min_tokens
 
         def has_stop(end: int) -> bool:
-            text = str(tokenizer.decode(self.token_ids[:end], skip_special_tokens=True))
+            text = str(tokenizer.decode(self.token_ids[least:end], skip_special_tokens=True))
             return any(stop in text for stop in stops)
 
         # By bisection: a text that contains a stop text still does when it grows.

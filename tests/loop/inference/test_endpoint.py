@@ -49,6 +49,19 @@ def test_a_request_says_how_to_sample_and_with_which_tools() -> None:
     ]
 
 
+def test_settings_that_are_not_at_their_defaults_are_sent_by_the_names_of_vllm() -> None:
+    how = Sampling(repetition_penalty=1.2, min_tokens=3, ignore_eos=True, logit_bias=((7, 2.0),))
+    with answering(said()) as server:
+        [answer] = ask(server, sampling=how, extra_body={"presence_penalty": 0.5})
+    body = server.asked[0]
+    expected = {"repetition_penalty": 1.2, "min_tokens": 3, "ignore_eos": True}
+    assert body.items() >= (expected | {"presence_penalty": 0.5}).items()
+    assert body["logit_bias"] == {"7": 2.0}
+    assert "frequency_penalty" not in body
+    assert answer.sampling is not None
+    assert answer.sampling.others == {**how.others, "presence_penalty": 0.5}
+
+
 def test_several_answers_are_several_requests_with_seeds_of_their_own() -> None:
     with answering(lambda body, _: said(str(body["seed"]))) as server:
         answers = ask(server, n=3, sampling=Sampling(seed=5))
@@ -88,6 +101,8 @@ def test_tokens_and_log_probs_are_taken_when_they_are_given(where: str) -> None:
         ({"min_p": 0.1}, True, False),
         ({"temperature": 0.5, "top_p": 0.9}, False, False),
         ({"temperature": 0.0}, True, True),
+        ({"repetition_penalty": 1.1}, True, False),
+        ({"ignore_eos": True}, True, True),
     ],
 )
 def test_log_probs_are_kept_where_they_are_of_the_full_distribution_at_the_temperature(

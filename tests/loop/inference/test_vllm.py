@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.processed_logits import END, changed
 from support.tiny_models import config, table, tiny
 from transformers import PreTrainedModel
 
@@ -175,6 +176,35 @@ async def test_log_probs_are_of_the_full_distribution_and_on_policy_ratios_are_o
     requests = [asks(1, max_tokens=40, **how)[0] for how in [*settings, {"temperature": 0.0}]]
     for request, one in zip(requests, await engine.complete(requests), strict=True):
         assert furthest([one], models, request.sampling.temperature or 1.0) < 1e-4
+
+
+@in_a_loop
+async def test_penalties_and_least_lengths_change_what_is_sampled_and_no_log_prob(
+    engine: VllmEngine, models: list[PreTrainedModel]
+):
+    hows: list[dict[str, Any]] = [
+        {"repetition_penalty": 1.7},
+        {"presence_penalty": 1.5, "frequency_penalty": -0.4},
+        {"min_tokens": 30, "logit_bias": ((END, 50.0),)},
+        {"logit_bias": ((7, 4.0), (9, -3.5)), "top_p": 0.9},
+    ]
+    model = models[engine.version]
+    requests = [asks(1, max_tokens=40, temperature=t, **h)[0] for h in hows for t in (0.0, 0.8)]
+    plain = asks(2, max_tokens=40)
+    found = await engine.complete([*requests, *plain])
+    for request, one in zip([*requests, *plain], found, strict=True):
+        assert furthest([one], models, request.sampling.temperature or 1.0) < 1e-4
+        with torch.no_grad():  # repetition penalties tell positive logits from negative ones
+            ids = torch.tensor([[*PROMPT, *one.token_ids]])
+            raw_TV = model(input_ids=ids).logits[0, len(PROMPT) - 1 :].double().numpy()
+        for i, token in enumerate(one.token_ids if request.sampling.temperature == 0 else ()):
+            made = changed(raw_TV[i], PROMPT, list(one.token_ids[:i]), request.sampling)
+            assert made[token] > made.max() - 1e-3
+    assert {len(found[i].token_ids) for i in (4, 5)} == {31}
+    [ignoring] = await engine.complete(
+        asks(1, max_tokens=40, ignore_eos=True, logit_bias=((END, 50.0),))
+    )
+    assert list(ignoring.token_ids) == [END] * 40
 
 
 def kept(

@@ -22,7 +22,7 @@ def nested(levels: int) -> Any:
 
 def refusal(**body: Any) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        read_chat({"messages": USER} | body)
+        read_chat({"messages": USER} | body).sampling(Sampling())
     assert caught.value.status == 400
     return caught.value
 
@@ -36,6 +36,12 @@ def test_what_a_request_says_of_sampling_stands_over_the_default() -> None:
         temperature=0.0, max_tokens=7, stop=("\n",), top_p=0.5, seed=-3, top_k=0
     )
     assert asked.n == 2
+    penalized = {"repetition_penalty": 1.2, "presence_penalty": 1, "frequency_penalty": -1}
+    more = {"min_tokens": 2, "ignore_eos": True, "truncate_prompt_tokens": 9}
+    asked = read_chat({"messages": USER, "logit_bias": {"7": -100}, **penalized, **more})
+    expected = Sampling(**penalized, **more, logit_bias=((7, -100.0),))
+    assert asked.sampling(Sampling()) == expected
+    assert expected.others == {**penalized, **more, "logit_bias": ((7, -100.0),)}
     assert read_chat({"messages": USER}).sampling(Sampling(max_tokens=5)).max_tokens == 5
 
 
@@ -65,8 +71,17 @@ def test_what_a_request_says_of_sampling_stands_over_the_default() -> None:
         ({"tools": [{"type": "function"}]}, "tools.0"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"frequency_penalty": 1.0}, "frequency_penalty"),
-        ({"logit_bias": {"5": 100}}, "logit_bias"),
+        ({"frequency_penalty": 3.0}, "frequency_penalty"),
+        ({"presence_penalty": "some"}, "presence_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"the": 1}}, "logit_bias"),
+        ({"logit_bias": {"-5": 1}}, "logit_bias"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"stream": "yes"}, "stream"),
         ({"metadata": {"session_id": 5}}, "metadata.session_id"),

@@ -1,6 +1,7 @@
 """Stored log-probs and the trainer's are of one distribution, however tokens were sampled."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0.7, "top_p": 0.8},
     {"temperature": 1.3, "top_k": 3},
     {"temperature": 0.7, "min_p": 0.1},
+    {"temperature": 0.7, "repetition_penalty": 1.4, "min_tokens": 5, "frequency_penalty": 0.5},
 ]
 STILL = {"steps": 1, "learning_rate": 0.0}
 
@@ -66,8 +68,12 @@ def test_on_policy_ratios_are_one_however_tokens_are_sampled(
     assert measured(store, "train/clip_fraction") == [0.0]
     assert abs(measured(store, "train/kl")[0]) < 1e-6
     rows = table(store, "experiences")
-    asked = {"top_p": None, "top_k": None, "min_p": None, **how}
-    assert rows.select(list(asked)).unique().rows(named=True) == [pytest.approx(asked)]
+    columns = Sampling(**how).columns
+    others = columns.pop("sampling")
+    assert rows.select(list(columns)).unique().rows(named=True) == [pytest.approx(columns)]
+    assert [json.loads(text) for text in rows["sampling"].drop_nulls().unique()] == (
+        [others] if others else []
+    )
     model, _ = tiny()
     for tokens, mask, logprobs in rows.select("token_ids", "loss_mask", "logprobs").iter_rows():
         truth = likelihoods(model, tokens, how["temperature"])
@@ -261,4 +267,9 @@ def test_a_run_that_truncates_is_warned_once_of_what_it_means(
         imitated = {"algorithm": "sft", "explorer": sampled(top_k=3)}
         run(store, config(name="other", **imitated, trainer=STILL))
         run(store, config(name="whole", explorer=sampled(), trainer=STILL))
+        assert len(told()) == 1
+        how = sampled(min_tokens=2, presence_penalty=0.5)
+        run(store, config(name="penalized", explorer=how, trainer=STILL))
     assert len(told()) == 1
+    [message] = [r.message for r in caplog.records if "changes the logits" in r.message]
+    assert "(min_tokens 2, presence_penalty 0.5)" in message
