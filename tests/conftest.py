@@ -26,6 +26,14 @@ TIERS = {
 """What runs the tests that the default selection leaves out."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is long or alone is slow too, so that no such test is in the default tier."""
+    for item in items:
+        if {"long", "alone"} & {mark.name for mark in item.iter_markers()}:
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:

@@ -304,7 +304,6 @@ def test_a_resumed_run_with_dropout_equals_one_that_was_not_interrupted(tmp_path
     assert digests[0] == digests[1] != digests[2]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_killed_run_with_an_adapter_ends_as_one_that_was_never_killed(tmp_path: Path) -> None:

@@ -306,7 +306,6 @@ def gain(name: str, store: Store, *, seed: int) -> float:
     return float(values[-1][0] - values[0][0])
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", [*DIGITS, *PAIRS])

@@ -95,7 +95,6 @@ def test_solutions_too_long_for_the_model_are_on_record_with_weight_zero(
     assert weights == {0.0, 1.0}
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_one_pass_over_the_right_solutions_tells_far_more_than_which_characters_are_frequent(
     lake: Store, train: Train

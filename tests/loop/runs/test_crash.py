@@ -92,7 +92,6 @@ def test_runs_ahead_of_the_trainer_survive_kills_as_well(tmp_path: Path, sets: l
     assert killed_run(tmp_path / "killed", [6, 13], *sets) == whole_run(tmp_path / "whole", *sets)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_killed_at_ten_random_moments_equals_one_that_was_never_killed(

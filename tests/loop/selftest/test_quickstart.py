@@ -58,7 +58,6 @@ def test_the_quickstart_learns_to_add_and_its_three_queries_can_be_pasted(tmp_pa
     assert held_out == [(0,)], "a task that accuracy is measured on was trained on"
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", [1, 2])

@@ -125,7 +125,6 @@ def where(lake: Store) -> str:
     return f"{rows[0] if rows else 'nothing on record'}, drawn to {steps}"
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_staged_run_killed_at_ten_random_moments_equals_one_that_was_never_killed(

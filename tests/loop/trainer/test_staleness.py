@@ -119,7 +119,6 @@ def test_an_online_run_may_recompute_what_its_workflow_did_not_keep(store: Store
     assert measured(store, "lag_1") == {1: 0.0, 2: 6.0, 3: 6.0}
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_uncorrected_training_on_rows_four_steps_old_falls_behind_corrected(tmp_path: Path) -> None:
     """The shape of arXiv:2505.24298, table 2, on sums of digits, for each of three seeds."""
