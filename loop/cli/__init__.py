@@ -6,7 +6,9 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -84,6 +86,11 @@ def _find_modules_here() -> None:
         sys.path.insert(0, here)
 
 
+@cache  # typer would build all commands anew for each call, which takes longer than most of them
+def _commands() -> Any:
+    return typer.main.get_command(app)
+
+
 def run_command(args: Sequence[str]) -> int:
     """Run one command and return its exit code.
 
@@ -98,7 +105,7 @@ def run_command(args: Sequence[str]) -> int:
             return MISUSED
     os.environ.setdefault("RUST_LOG", "error")  # else lance warns about tables not created yet
     try:
-        code = app(args=list(args), prog_name="rlake", standalone_mode=False)
+        code = _commands()(args=list(args), prog_name="rlake", standalone_mode=False)
         sys.stdout.flush()
     except typer.TyperException as error:
         return _misused(error)

@@ -116,7 +116,11 @@ def test_an_import_of_many_rows_ends_while_they_are_stored(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("job", "sign", "code"), [("explore", signal.SIGINT, 130), ("train", signal.SIGTERM, 143)]
+    ("job", "sign", "code"),
+    [
+        pytest.param("explore", signal.SIGINT, 130, marks=pytest.mark.slow),
+        ("train", signal.SIGTERM, 143),
+    ],
 )
 def test_a_job_that_waits_for_the_other_ends_and_is_on_record(
     tmp_path: Path, job: str, sign: signal.Signals, code: int

@@ -1,7 +1,6 @@
 """Every `>>>` example of the package runs and prints what it says."""
 
 import doctest
-import pkgutil
 from importlib import import_module
 from pathlib import Path
 
@@ -13,20 +12,13 @@ from rlake.store.errors import MissingExtraError
 
 OPTIONAL = {"data_juicer", "fastapi", "ray", "uvicorn", "vllm"}
 
+ROOT = Path(rlake.__path__[0])
 # Imported by name, not by path: a path would load each file a second time, under another name.
 MODULES = [
-    name
+    ".".join(("rlake", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
     for folder in ("store", "operators", "pipelines", "loop")
-    for name in (
-        f"rlake.{folder}",
-        *(
-            module.name
-            for module in pkgutil.walk_packages(
-                [f"{rlake.__path__[0]}/{folder}"], f"rlake.{folder}."
-            )
-            if not module.name.endswith(".__main__")
-        ),
-    )
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if ">>> " in path.read_text(encoding="utf-8")
 ]
 
 

@@ -101,6 +101,7 @@ def test_the_first_notebook_says_on_which_data_it_runs(executed: Callable[[str],
     assert executed(FIRST).text.startswith(said)
 
 
+@pytest.mark.slow
 def test_the_first_notebook_runs_without_the_data_and_says_so(tmp_path: Path) -> None:
     done = execute(NOTEBOOKS[FIRST], tmp_path, RLAKE_DATA=str(tmp_path))
     assert f"a generated stand-in for GSM8K, in gsm8k: {tmp_path}/gsm8k does not exist" in done.text
