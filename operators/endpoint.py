@@ -121,15 +121,15 @@ class EndpointClient:
         await self._http.aclose()
 
     async def complete(
-        self, body: Mapping[str, Any], *, heard: Callable[[str], None] | None = None
+        self, body: Mapping[str, Any], *, on_text: Callable[[str], None] | None = None
     ) -> bytes:
-        """Return the body of a chat completion; `heard` gets its content while it is sampled.
+        """Return the body of a chat completion; `on_text` gets its content while it is sampled.
 
         Raises NoAnswerError.
         """
         attempts = self.settings.max_retries + 1
         for number in range(attempts):
-            pieces = None if heard is None else Pieces(self.name, heard)
+            pieces = None if on_text is None else Pieces(self.name, on_text)
             try:
                 return await self._once(body, pieces)
             except _NotNowError as error:

@@ -85,17 +85,17 @@ class Pieces:
     Token ids are kept where the endpoint says how many were sampled, and these are all: some
     servers' parsers swallow a few.
 
-    >>> heard = []
-    >>> pieces = Pieces("an endpoint", heard.append)
+    >>> on_text = []
+    >>> pieces = Pieces("an endpoint", on_text.append)
     >>> for content in ("4", "2"):
     ...     choice = {"delta": {"content": content}, "finish_reason": "stop"}
     ...     pieces.add([b"data: " + json.dumps({"choices": [choice]}).encode()])
-    >>> heard, json.loads(pieces.whole())["choices"][0]["message"]["content"]
+    >>> on_text, json.loads(pieces.whole())["choices"][0]["message"]["content"]
     (['4', '2'], '42')
     """
 
-    def __init__(self, engine: str, heard: Callable[[str], None]) -> None:
-        self._engine, self._heard = engine, heard
+    def __init__(self, engine: str, on_text: Callable[[str], None]) -> None:
+        self._engine, self._on_text = engine, on_text
         self.has_begun = False
         """Whether content was passed on."""
         self._said: dict[str, list[str]] = {"content": [], "reasoning_content": []}
@@ -116,7 +116,7 @@ class Pieces:
         """
         if said := "".join(map(self._content, lines)):
             self.has_begun = True
-            self._heard(said)
+            self._on_text(said)
 
     def _content(self, line: bytes) -> str:
         name, _, data = line.strip().partition(b":")

@@ -23,8 +23,8 @@ _LAST_SECONDS = 0.6
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = "\x1b[?25h"
 
-_told: list[int] = []
-"""The signals that came."""
+_received: list[int] = []
+"""Signals received so far."""
 _last_words: list[Callable[[], object]] = []
 _at_once: list[object] = []
 
@@ -33,18 +33,18 @@ def listen() -> None:
     """Install the handlers described above; must be called from the main thread."""
     if signal.getsignal(signal.SIGINT) is _raise:
         return
-    heard, wakes = os.pipe()
+    reader, wakes = os.pipe()
     # a full pipe must not block the signal handler
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     for number in _SIGNALS:
         signal.signal(number, _raise)
-    threading.Thread(target=_hear, args=(heard,), name="rlake-signals", daemon=True).start()
+    threading.Thread(target=_watch, args=(reader,), name="rlake-signals", daemon=True).start()
 
 
 def exit_code() -> int:
     """Return the exit code after an interrupt: 130 for Ctrl-C, 143 for SIGTERM."""
-    return 128 + (_told[0] if _told else signal.SIGINT)
+    return 128 + (_received[0] if _received else signal.SIGINT)
 
 
 def caused(error: BaseException) -> bool:
@@ -54,7 +54,7 @@ def caused(error: BaseException) -> bool:
     """
     by_library = ("KeyboardInterrupt", "Query interrupted")
     return (
-        bool(_told)
+        bool(_received)
         or isinstance(error, KeyboardInterrupt)
         or any(text in str(error) for text in by_library)
     )
@@ -63,13 +63,13 @@ def caused(error: BaseException) -> bool:
 @contextmanager
 def passed_on(error: BaseException) -> Iterator[None]:
     """Within the block, errors of other threads count as caused by an interrupt if this one is."""
-    mine = [signal.SIGINT] if caused(error) and not _told else []
-    _told.extend(mine)
+    mine = [signal.SIGINT] if caused(error) and not _received else []
+    _received.extend(mine)
     try:
         yield
     finally:
         for number in mine:
-            _told.remove(number)
+            _received.remove(number)
 
 
 @contextmanager
@@ -94,8 +94,8 @@ def at_once() -> Iterator[None]:
 
 
 def _raise(number: int, _frame: FrameType | None) -> None:
-    if not _told:
-        _told.append(number)
+    if not _received:
+        _received.append(number)
     if not _at_once:
         raise KeyboardInterrupt
 
@@ -109,13 +109,13 @@ def _is_ours(number: int) -> bool:
     return handler in (_raise, signal.default_int_handler) or isinstance(handler, partial)
 
 
-def _hear(heard: int) -> None:
+def _watch(reader: int) -> None:
     while True:
-        number = os.read(heard, 1)[0]
+        number = os.read(reader, 1)[0]
         if number not in _SIGNALS or not _is_ours(number):
             continue
-        if not _told:
-            _told.append(number)
+        if not _received:
+            _received.append(number)
         if not _at_once:
             threading.Event().wait(GRACE_SECONDS)
         _end()
@@ -124,9 +124,9 @@ def _hear(heard: int) -> None:
 def _end() -> None:
     """End the process from a thread, after the callbacks of `last_words`."""
     # in a thread, so that a callback that hangs cannot delay the exit
-    speaking = threading.Thread(target=_speak, daemon=True)
-    speaking.start()
-    speaking.join(_LAST_SECONDS)
+    callbacks = threading.Thread(target=_run_callbacks, daemon=True)
+    callbacks.start()
+    callbacks.join(_LAST_SECONDS)
     with suppress(OSError, ValueError):
         if sys.stderr.isatty():
             sys.stderr.write(_SHOW_CURSOR)
@@ -134,6 +134,6 @@ def _end() -> None:
     os._exit(exit_code())
 
 
-def _speak() -> None:
+def _run_callbacks() -> None:
     for call in reversed(_last_words):
         call()

@@ -10,8 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import typer
 
+from ...store import interrupts
+from ...store.errors import RlakeError, damaged
+from ...store.query import query_error
 from . import (  # noqa: F401 - each adds its commands to the app
     algorithms,
     branch,
@@ -71,8 +75,7 @@ def main() -> None:
     code = run_command(sys.argv[1:])
     if code == INTERRUPTED:
         # A thread of lance may still read our rows; shutting Python down under it is a crash.
-        interrupts = sys.modules.get("rlake.store.interrupts")
-        os._exit(interrupts.exit_code() if interrupts else code)
+        os._exit(interrupts.exit_code())
     sys.exit(code)
 
 
@@ -118,8 +121,6 @@ def run_command(args: Sequence[str]) -> int:
             return _pipe_closed()
         raise
     except Exception as error:  # noqa: BLE001  the boundary of the program
-        from ...store import interrupts
-
         if not interrupts.caused(error):
             return _failed(error)
         code = INTERRUPTED
@@ -151,12 +152,8 @@ def _misused(error: typer.TyperException) -> int:
 
 
 def _failed(error: Exception) -> int:
-    from ...store.errors import RlakeError, damaged
-
-    if type(error).__module__.startswith(("duckdb", "_duckdb")):
-        from ...store.query import query_error
-
-        error = query_error(error)  # pyright: ignore[reportArgumentType]
+    if isinstance(error, duckdb.Error):
+        error = query_error(error)
     elif not isinstance(error, RlakeError) and _FROM_LANCE.search(str(error)):
         error = damaged(f"the store ({type(error).__name__})", error)
     if isinstance(error, RlakeError):

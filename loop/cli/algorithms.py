@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
+from ...store.errors import ConfigError
 from .app import JOBS, JsonOption, app, argument, heavy
 from .tables import print_document, print_json, print_rows
 
@@ -130,8 +131,6 @@ def _module_text(kind: type) -> str:
 
 def _with_defaults(kind: "type[Algorithm]") -> "Algorithm | None":
     """Return the algorithm with its defaults, or None where a parameter has no default."""
-    from ...store.errors import ConfigError
-
     try:
         return kind()
     except (TypeError, ConfigError):

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...store import Store, connect, interrupts
+from ...store.errors import NotAStoreError, missing_extra
+
 if TYPE_CHECKING:
-    from ...store import Store
     from ..config import RunConfig
 
 DEFAULT_STORE = "./lake"
@@ -89,8 +91,6 @@ JsonOption = Annotated[bool, option("Print one JSON object, as the last line.", 
 
 def listen() -> None:
     """Let signals end this process at once, if it is the program `rlake`."""
-    from ...store import interrupts
-
     if IS_PROGRAM.is_set():
         interrupts.listen()
 
@@ -106,9 +106,6 @@ def open_store(
 
     `check` runs before a store is created, so that a command that cannot work leaves none behind.
     """
-    from ...store import connect
-    from ...store.errors import NotAStoreError
-
     listen()
     if create and check is not None:
         try:
@@ -121,8 +118,6 @@ def open_store(
 
 def heavy(module: str, extra: str = "train") -> Any:
     """Import a module of `loop` that needs the packages of an extra, or say how to install them."""
-    from ...store.errors import missing_extra
-
     try:
         # by name: `rlake --help` must not load torch
         return import_module(f"...{module}", __name__)

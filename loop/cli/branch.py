@@ -1,15 +1,15 @@
 """The commands `branch create`, `list`, `merge` and `drop`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from ...store import Store
+from ...store.branches import Branch, current, find, rows_added
+from ...store.errors import StoreError
+from ...store.merge_branch import left_behind
 from .app import PROOF, AtOption, ForceOption, JsonOption, StoreOption, app, argument, open_store
 from .tables import counted, print_json, print_rows, render
-
-if TYPE_CHECKING:
-    from ...store import Store
-    from ...store.branches import Branch
 
 commands = typer.Typer(help="Branch the store, and merge derived results back.")
 app.add_typer(commands, name="branch", rich_help_panel=PROOF, no_args_is_help=True)
@@ -32,8 +32,6 @@ def create(
 @commands.command("list")
 def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List the branches, and how many rows each has added."""
-    from ...store.branches import current
-
     lake = open_store(store)
     found = [
         {
@@ -50,9 +48,6 @@ def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 def _rows_added(lake: "Store", branch: "Branch") -> dict[str, int] | None:
     """Return how many rows a branch added to each table; None when it is damaged."""
-    from ...store.branches import rows_added
-    from ...store.errors import StoreError
-
     try:
         return {table: n for table, n in rows_added(lake, branch).items() if n}
     except StoreError:
@@ -74,8 +69,6 @@ def merge(name: NameArgument, store: StoreOption = None, as_json: JsonOption = F
     Results about the branch's own experiences stay there. Rows that conflict with the store's are
     skipped and counted, by table and reason. Merging again adds nothing.
     """
-    from ...store.merge_branch import left_behind
-
     lake = open_store(store)
     merged = lake.merge_branch(name)
     done = {table: vars(one) for table, one in merged.items()}
@@ -103,8 +96,6 @@ def drop(
     as_json: JsonOption = False,
 ) -> None:
     """Delete a branch with its rows, and its runs' checkpoints and weights."""
-    from ...store.branches import find
-
     lake = open_store(store)
     added = _rows_added(lake, find(lake, name))
     lost = None if added is None else sum(n for n in added.values() if n > 0)

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...store import Task
 from .app import JOBS, JsonOption, StoreOption, app, argument, heavy, open_store, option
 from .run import SetOption
 from .show import print_tokens, print_turns
 from .tables import print_fields, print_heading, print_json
 
 if TYPE_CHECKING:
-    from ...store import Task
     from ..config import RunConfig
     from ..evaluation.debug import DebugResult
 
@@ -58,8 +58,6 @@ def workflow(
 
 
 def _task(lake: Any, name: str | None, ask: str | None, answer: str | None) -> "Task":
-    from ...store import Task
-
     if (name is None) == (ask is None):
         raise typer.BadParameter(
             "name a task with `--task ID`, or ask a question with `--ask TEXT`"

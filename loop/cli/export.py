@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from ...store import Store
+from ...store.errors import ConfigError
 from .app import ROWS, AtOption, JsonOption, StoreOption, app, argument, heavy, open_store, option
 from .import_ import progress_of, say_counts
 from .tables import counted, print_json, render
@@ -11,7 +13,6 @@ from .tables import counted, print_json, render
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ...store import Store
 
 RunArgument = Annotated[
     str | None, argument("Export the model of this run.", metavar="[RUN]", default=False)
@@ -165,7 +166,6 @@ def export(
 
 def _returned(file: Path, lake: "Store", at: str | None) -> "pa.Table":
     from ...pipelines import Pipeline
-    from ...store.errors import ConfigError
 
     chain = Pipeline.from_yaml(file)
     if chain.sink is not None:
@@ -180,8 +180,6 @@ def _returned(file: Path, lake: "Store", at: str | None) -> "pa.Table":
 
 def _check_given(what: str, *, rows: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
     """Refuse options of rows for a model, options of a model for rows, and a missing run."""
-    from ...store.errors import ConfigError
-
     of, others = ("rows", rows) if what == "model" else ("`model`", weights)
     for name, value in others.items():
         if value not in (None, False, [], ()):

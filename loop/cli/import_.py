@@ -7,6 +7,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from ...store.errors import ConfigError, InputError
 from .app import ROWS, JsonOption, StoreOption, app, argument, heavy, open_store, option
 from .tables import counted, print_json, screen
 
@@ -163,8 +164,6 @@ def import_(
 def _matching(patterns: Sequence[Path]) -> list[Path]:
     from glob import glob
 
-    from ...store.errors import InputError
-
     found: dict[str, None] = {}
     for pattern in patterns:
         # Sorted, since the order of a folder differs from machine to machine.
@@ -199,8 +198,6 @@ def _check_all(table: str, files: "Sequence[InputFile]", sql: str | None) -> Non
 
 def _check_values(table: str, name: str | None, *, given: object) -> None:
     """Refuse options of values for rows, and options of rows for values."""
-    from ...store.errors import ConfigError
-
     if name is not None and table != "values":
         raise ConfigError(f"`--name` is only for `values`, not for {table}; leave it out")
     if table == "values" and given:
@@ -213,8 +210,6 @@ def _check_named(
     table: str, file: Path, format: str | None, taskset: str | None, split: str | None
 ) -> None:
     """Refuse options of tasks for preferences, which have none."""
-    from ...store.errors import ConfigError
-
     names_tasks = taskset or (split and not file.is_dir())
     if table == "preferences" and names_tasks and format != "preferences":
         raise ConfigError(

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ...store import Store
+from ...store.errors import ConfigError
+from ...store.query import literal
 from .app import (
     ROWS,
     JsonOption,
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
 
     import uvicorn
 
-    from ...store import Store
     from ..labeling import Queue
 
 commands = typer.Typer(
@@ -138,8 +140,6 @@ def _line(prompt: str) -> str:
 
 
 def _serve(lake: "Store", queue: "Queue", host: str, port: int, annotator: str | None) -> None:
-    from ...store.errors import ConfigError
-
     try:
         import uvicorn
 
@@ -194,7 +194,6 @@ def add(
     annotator: AnnotatorOption = None,
 ) -> None:
     """Label one experience."""
-    from ...store.errors import ConfigError
     from ..labeling.interchange import Given, store_labels
 
     if not experience_id.strip():
@@ -270,8 +269,6 @@ def agreement(
     as_json: JsonOption = False,
 ) -> None:
     """Report how far annotators agree: percentages, Krippendorff's alpha, Cohen's kappas."""
-    from ...store.query import literal
-
     lake = open_store(store)
     where = "" if queue is None else f" WHERE queue = {literal(queue)}"
     all_ = lake.sql(f"SELECT * FROM agreement{where} ORDER BY queue").pl()

@@ -8,6 +8,7 @@ import typer
 from rich.text import Text
 from rich.tree import Tree
 
+from ...store.errors import shorten
 from .app import PROOF, AtOption, JsonOption, StoreOption, app, open_store, option
 from .tables import counted, number, print_json, screen
 
@@ -351,6 +352,4 @@ def _time(value: Any) -> str:
 
 
 def _cut(text: str | None) -> str:
-    from ...store.errors import shorten
-
     return shorten(" ".join((text or "NULL").split()), 100)

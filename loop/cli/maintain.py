@@ -5,6 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ...store.connect import look
+from ...store.maintenance import GRACE_SECONDS, retention
+from ...store.maintenance.report import COLUMNS
+from ...store.query import literal
 from .app import CARE, JsonOption, StoreOption, app, argument, heavy, listen, open_store, option
 from .run import SetOption, configured
 from .tables import print_json, print_rows, render, screen
@@ -33,9 +37,6 @@ def maintain(
 
     Safe while jobs read and write. Whatever snapshots and branches need is kept.
     """
-    from ...store.maintenance import GRACE_SECONDS
-    from ...store.maintenance.report import COLUMNS
-
     lake = open_store(store)
     kept = GRACE_SECONDS if grace is None else grace
     with screen(stderr=True).status("maintaining"):
@@ -77,7 +78,6 @@ def doctor(
         _check_memory(config, overrides, as_json=as_json)
         return
     from ...operators.sandbox import protection
-    from ...store.connect import look
     from ...store.corruption import examine
     from ...store.doctor import Finding, diagnose
     from ..runs.job import is_live
@@ -145,8 +145,6 @@ def add(
 
     Rows of unfinished runs are kept, and snapshots still show what is deleted later.
     """
-    from ...store.maintenance import retention
-
     rule = retention.add(open_store(store), name, table=table, where=where, note=note)
     text = f"added rule `{name}`; `rlake maintain --dry-run` counts the rows that it names"
     render(asdict(rule), text, as_json=as_json)
@@ -155,9 +153,6 @@ def add(
 @rules.command("list")
 def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List the rules, and how many rows each has deleted."""
-    from ...store.maintenance import retention
-    from ...store.query import literal
-
     lake = open_store(store)
     listed = []
     for rule in retention.current(lake).values():
@@ -175,7 +170,5 @@ def drop(
     as_json: JsonOption = False,
 ) -> None:
     """Remove a rule; rows that it deleted stay deleted."""
-    from ...store.maintenance import retention
-
     retention.drop(open_store(store), name)
     render({"dropped": name}, f"removed rule `{name}`", as_json=as_json)

@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from ...store.errors import NotFoundError, nearest
 from .app import PIPELINES, JsonOption, app, argument
 from .tables import document, parameters_of, print_document, print_json, print_rows, screen
 
@@ -13,7 +14,6 @@ def operators(
 ) -> None:
     """List the operators by kind, or describe one and its parameters."""
     from ...operators.resolve import public
-    from ...store.errors import NotFoundError, nearest
 
     known = dict(sorted(public().items(), key=lambda item: (item[1].kind, item[0])))
     if name is not None and name not in known:

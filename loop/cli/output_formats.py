@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
+from ...store.errors import ConfigError
+
 if TYPE_CHECKING:
     import duckdb
 
@@ -35,8 +37,6 @@ def _write_parquet(relation: "duckdb.DuckDBPyRelation", out: IO[bytes]) -> None:
     import pyarrow.parquet as pq
 
     if os.isatty(out.fileno()):
-        from ...store.errors import ConfigError
-
         raise ConfigError("Parquet cannot be shown on a terminal; redirect it: `> rows.parquet`")
     # Each batch becomes a row group, and small ones make a file that is large and slow to read.
     reader = relation.to_arrow_reader(BATCH_ROWS * 64)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...store.errors import NotAStoreError
 from .app import PIPELINES, AtOption, JsonOption, StoreOption, app, argument, open_store, option
 from .tables import counted, print_json, print_rows, screen
 
@@ -85,7 +86,6 @@ def explain(
     cached results, and the rows that a run would read now.
     """
     from ...pipelines import Pipeline
-    from ...store.errors import NotAStoreError
 
     pipeline = Pipeline.from_yaml(file)
     try:

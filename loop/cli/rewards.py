@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ...store.errors import ConfigError, JobError
 from .app import ROWS, JsonOption, StoreOption, WhereOption, app, argument, open_store, option
 from .tables import (
     counted,
@@ -60,7 +61,6 @@ def rescore(
     """
     from ...pipelines.rescoring import rescore as judge
     from ...pipelines.reward_diff import compare as compared
-    from ...store.errors import JobError
 
     lake = open_store(store)
     with screen(stderr=True).status("scoring") as shown:
@@ -195,7 +195,6 @@ def _order(name: str) -> tuple[int, float, str]:
 
 def _spec(text: str) -> Any:
     """Read a reward as YAML: a name, or a name with its parameters."""
-    from ...store.errors import ConfigError
     from ...store.files.yaml_text import parse_yaml
 
     spec = parse_yaml(text, f"`--reward {text}`")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...store import interrupts
+from ...store.errors import ConfigError
 from .app import JOBS, JsonOption, SeedOption, StoreOption, app, argument, heavy, opened, option
 from .dry_run import plan
 from .run_summary import print_trackers, summary, warn_of_dropped, warn_of_untrained
@@ -183,7 +185,6 @@ def _add_explorers(settings: "RunConfig", number: int, *, as_json: bool) -> None
 
 
 def _work(name: str, settings: "RunConfig", store: Any, *, resume: bool, as_json: bool) -> None:
-    from ...store import interrupts
     from ..runs.progress import Display
 
     lake = opened(settings, store, name)
@@ -209,7 +210,6 @@ def _stages(config: str, overrides: list[str] | None) -> "tuple[Stage, ...]":
 
 def configured(config: str, overrides: list[str] | None, stage: str | None) -> "RunConfig":
     """Read the configuration of a job, or of one stage."""
-    from ...store.errors import ConfigError
     from ..config import load
     from ..config.stages import of_name
 

@@ -3,11 +3,12 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ...store import Store
+from ...store.errors import shorten
 from .app import heavy
 from .tables import counted
 
 if TYPE_CHECKING:
-    from ...store import Store
     from ..config import RunConfig
 
 
@@ -66,8 +67,6 @@ def warn_of_dropped(lake: "Store", run: str) -> None:
         f"WHERE run_id = '{run}'"
     ).fetchall()
     if 2 * dropped > rollouts:
-        from ...store.errors import shorten
-
         print(
             f"warning: {dropped} of {rollouts} rollouts were dropped and taught nothing; "
             f"the most frequent reason: {shorten(' '.join(reason.split()), 200)}",

@@ -3,16 +3,17 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from math import exp
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from rich.padding import Padding
 from rich.text import Text
 
+from ...store import Store
+from ...store.errors import NotFoundError, closest
+from ...store.lineage.experience import forgotten
+from ...store.query import literal
 from .app import ROWS, AtOption, JsonOption, StoreOption, app, argument, heavy, open_store, option
 from .tables import print_fields, print_heading, print_json, print_rows, screen
-
-if TYPE_CHECKING:
-    from ...store import Store
 
 Found = dict[str, Any]
 
@@ -70,15 +71,12 @@ def show(
 
 def _find(lake: "Store", id: str) -> tuple[str, str]:
     """Return the kind of an ID, and the whole ID where only a prefix was given."""
-    from ...store.errors import NotFoundError, closest
-    from ...store.lineage.experience import forgotten
-
     for kind, (table, key) in KINDS.items():
-        if _rows(lake, f"SELECT 1 FROM {table} WHERE {key} = {_quoted(id)} LIMIT 1"):
+        if _rows(lake, f"SELECT 1 FROM {table} WHERE {key} = {literal(id)} LIMIT 1"):
             return kind, id
     several = ""
     for kind, (table, key) in KINDS.items():
-        begins = f"SELECT DISTINCT {key} AS id FROM {table} WHERE starts_with({key}, {_quoted(id)})"
+        begins = f"SELECT DISTINCT {key} AS id FROM {table} WHERE starts_with({key}, {literal(id)})"
         ids = [row["id"] for row in _rows(lake, f"{begins} ORDER BY id LIMIT {_MANY}")]
         if len(ids) == 1:
             return kind, ids[0]
@@ -97,16 +95,10 @@ def _rows(lake: "Store", query: str) -> list[Found]:
     return lake.sql(query).to_arrow_table().to_pylist()
 
 
-def _quoted(text: str) -> str:
-    from ...store.query import literal
-
-    return literal(text)
-
-
 def _experience(lake: "Store", id: str) -> Found:
-    key = _quoted(id)
+    key = literal(id)
     (row,) = _rows(lake, f"SELECT * FROM experiences WHERE experience_id = {key}")
-    tasks = _rows(lake, f"SELECT * FROM tasks WHERE task_id = {_quoted(row['task_id'])}")
+    tasks = _rows(lake, f"SELECT * FROM tasks WHERE task_id = {literal(row['task_id'])}")
     draws = (
         "SELECT run_id, attempt, step, position, epoch, weight, lag, advantage, sampler "
         f"FROM draws_current WHERE experience_id = {key} ORDER BY run_id, step, position"
@@ -129,7 +121,7 @@ def _experience(lake: "Store", id: str) -> Found:
 
 
 def _group(lake: "Store", id: str) -> Found:
-    key = _quoted(id)
+    key = literal(id)
     rows = (
         "SELECT experience_id, rollout_index, source, policy_version, reward, num_tokens, "
         f"finish_reason, response_text FROM experiences WHERE group_id = {key} "
@@ -139,12 +131,12 @@ def _group(lake: "Store", id: str) -> Found:
     (group,) = _rows(
         lake, f"SELECT * FROM groups WHERE group_id = {key} ORDER BY num_rollouts DESC LIMIT 1"
     )
-    tasks = _rows(lake, f"SELECT * FROM tasks WHERE task_id = {_quoted(group['task_id'])}")
+    tasks = _rows(lake, f"SELECT * FROM tasks WHERE task_id = {literal(group['task_id'])}")
     return {"group": group, "task": tasks[0] if tasks else None, "experiences": _rows(lake, rows)}
 
 
 def _run(lake: "Store", id: str) -> Found:
-    key = _quoted(id)
+    key = literal(id)
     jobs = (
         "SELECT job, status, attempt, start_step, started_at, ended_at, error "
         f"FROM runs WHERE run_id = {key} ORDER BY job"
@@ -180,7 +172,7 @@ def _run(lake: "Store", id: str) -> Found:
 
 
 def _task(lake: "Store", id: str) -> Found:
-    key = _quoted(id)
+    key = literal(id)
     groups = (
         "SELECT run_id, group_id, num_rollouts, reward_mean, pass_rate FROM groups "
         f"WHERE task_id = {key} ORDER BY run_id, group_id LIMIT {_MANY}"
@@ -190,11 +182,11 @@ def _task(lake: "Store", id: str) -> Found:
 
 
 def _preference(lake: "Store", id: str) -> Found:
-    (pair,) = _rows(lake, f"SELECT * FROM preferences WHERE preference_id = {_quoted(id)}")
-    both = f"({_quoted(pair['chosen_id'])}, {_quoted(pair['rejected_id'])})"
+    (pair,) = _rows(lake, f"SELECT * FROM preferences WHERE preference_id = {literal(id)}")
+    both = f"({literal(pair['chosen_id'])}, {literal(pair['rejected_id'])})"
     query = (
         "SELECT experience_id, reward, response_text FROM experiences "
-        f"WHERE experience_id IN {both} ORDER BY experience_id = {_quoted(pair['rejected_id'])}"
+        f"WHERE experience_id IN {both} ORDER BY experience_id = {literal(pair['rejected_id'])}"
     )
     return {"preference": pair, "experiences": _rows(lake, query)}
 

@@ -1,15 +1,17 @@
 """The commands `snapshot create`, `list`, `diff`, `drop` and `restore`."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from ...store import Store
+from ...store.errors import JobError
+from ...store.snapshots import current
+from ...store.snapshots import drop as give_up
+from ...store.tables import unfinished
 from .app import PROOF, ForceOption, JsonOption, StoreOption, app, argument, open_store, option
 from .tables import counted, print_heading, print_json, print_rows, render
-
-if TYPE_CHECKING:
-    from ...store import Store
 
 commands = typer.Typer(help="Take, compare and restore snapshots of the store.")
 app.add_typer(commands, name="snapshot", rich_help_panel=PROOF, no_args_is_help=True)
@@ -34,8 +36,6 @@ def create(
 @commands.command("list")
 def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List the snapshots."""
-    from ...store.snapshots import current
-
     found = [
         {"name": s.name, "note": s.note, "created_at": s.created_at}
         for s in current(open_store(store)).values()
@@ -80,8 +80,6 @@ def drop(
     as_json: JsonOption = False,
 ) -> None:
     """Delete a snapshot; versions that only it kept may then be removed."""
-    from ...store.snapshots import drop as give_up
-
     lake = open_store(store)
     give_up(lake, name, force=force)
     text = f"deleted snapshot `{name}` of {lake.uri}"
@@ -114,8 +112,6 @@ def restore(
 
 def _check_jobs(lake: "Store") -> bool:
     """Return whether all jobs marked as running were killed; JobError for one that is alive."""
-    from ...store.errors import JobError
-    from ...store.tables import unfinished
     from ..runs.job import is_live
 
     live = {(run, job): is_live(lake, run, job) for run, job in unfinished(lake, running=True)}

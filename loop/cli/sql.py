@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from ...store import Store, interrupts
+from ...store.errors import ConfigError, NotFoundError, nearest
+from ...store.query import views_sql
+from ...store.schema import TABLES
 from .app import ROWS, AtOption, JsonOption, StoreOption, app, argument, open_store, option
 from .output_formats import BATCH_ROWS, write_rows
 from .tables import counted, print_heading, print_json, print_rows, screen
@@ -13,7 +17,6 @@ from .tables import counted, print_heading, print_json, print_rows, screen
 if TYPE_CHECKING:
     import duckdb
 
-    from ...store import Store
 
 VIEWS = {
     "groups": "a group: mean, spread and pass rate of its rewards",
@@ -82,13 +85,9 @@ def sql(
 ) -> None:
     """Query the store in SQL, over all tables and views, read-only."""
     if print_views:
-        from ...store.query import views_sql
-
         print(views_sql(), end="")
         return
     asked = _query(query, file)
-    from ...store import interrupts
-
     lake = open_store(store, at=at)
     # threads of DuckDB and Lance produce the rows: an exception would free what they read
     with interrupts.at_once():
@@ -100,7 +99,6 @@ def sql(
 
 
 def _query(query: str | None, file: Path | None) -> str:
-    from ...store.errors import ConfigError
     from ...store.files.yaml_text import read_text
 
     if (query is None) == (file is None):
@@ -150,8 +148,6 @@ def tables(
 
 
 def _print_tables(lake: "Store", as_json: bool) -> None:
-    from ...store.schema import TABLES
-
     versions = lake.versions()
     listed = [(t.name, lake.count(t.name), versions[t.name], t.row) for t in TABLES.values()]
     for name, version in lake.user_versions().items():
@@ -169,9 +165,6 @@ def _print_tables(lake: "Store", as_json: bool) -> None:
 
 
 def _print_columns(lake: "Store", name: str, as_json: bool) -> None:
-    from ...store.errors import NotFoundError, nearest
-    from ...store.schema import TABLES
-
     # Only known names reach the query below, and so need no quotes.
     if name not in TABLES and name not in VIEWS:
         raise NotFoundError(

@@ -5,13 +5,13 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...store import Store
 from .app import heavy, opened
 from .dry_run import plan
 from .run_summary import print_trackers, summary, warn_of_dropped, warn_of_untrained
 from .tables import print_fields, print_heading, print_json
 
 if TYPE_CHECKING:
-    from ...store import Store
     from ..config import Stage
 
 

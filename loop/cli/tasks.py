@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ...store.errors import JobError
 from .app import ROWS, JsonOption, StoreOption, app, open_store, option
 from .tables import counted, print_json, screen
 
@@ -48,7 +49,6 @@ def generate(
     killed.
     """
     from ...operators.chat_client import chat_client
-    from ...store.errors import JobError
     from ...store.files.yaml_text import parse_yaml, read_text
     from ..tasks.synthesis import INSTRUCTION, propose
 

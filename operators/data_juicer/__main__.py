@@ -15,7 +15,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # some make folders where they are built
         for name, made in sorted(registry.operators().items()):
-            of, message = registry.kind_of(made), _told(name)
+            of, message = registry.kind_of(made), _described(name)
             counts["usable" if message[0] != "-" else "not as it is"] += 1
             line = f"{name:<46} {of:<13} {message[0]:<8} {message[1]}".rstrip()
             sys.stdout.write(f"{line}\n")
@@ -24,7 +24,7 @@ def main() -> None:
     sys.stdout.write(f"{message}\n")
 
 
-def _told(name: str) -> tuple[str, str]:
+def _described(name: str) -> tuple[str, str]:
     try:
         op = data_juicer(operator=name)
     except RlakeError as error:

@@ -104,7 +104,7 @@ class EndpointPolicy:
         async with shared_semaphore(self.settings.url, self.settings.max_concurrency):
             sent = perf_counter()
             try:
-                answer = await self._client.complete(body, heard=callback and timed)
+                answer = await self._client.complete(body, on_text=callback and timed)
             except NoAnswerError as error:
                 raise PolicyError(str(error), finish_reason=error.finish_reason) from None
             now = perf_counter()
