@@ -19,7 +19,7 @@ from ...store.query import query_error
 from . import (  # noqa: F401 - each adds its commands to the app
     algorithms,
     branch,
-    config,
+    catalog,
     debug,
     evaluate,
     export,
@@ -27,7 +27,6 @@ from . import (  # noqa: F401 - each adds its commands to the app
     label,
     lineage,
     maintain,
-    operators,
     pipeline,
     rewards,
     run,
@@ -38,7 +37,6 @@ from . import (  # noqa: F401 - each adds its commands to the app
     sql,
     tasks,
     undo,
-    workflows,
 )
 from .app import IS_PROGRAM, PANELS, app
 
