@@ -132,10 +132,10 @@ def parameters_of(function: Callable[..., Any], *, skip: int = 0) -> dict[str, s
     import re
 
     found = [*inspect.signature(function).parameters.values()][skip:]
-    # limits print as a page of `FieldInfo`; the descriptions say them in words
-    limits = re.compile(r"(?:typing\.)?Annotated\[([\w\[\], |]+?), FieldInfo\(.*?\]\)\]")
-    kinds = {p.name: limits.sub(r"\1", str(p).partition(": ")[2]) for p in found}
-    return {name: limits.sub(r"\1", kind) for name, kind in kinds.items()}  # one within another
+    # checks print as pages of `FieldInfo`, or as addresses; the descriptions say them in words
+    checks = re.compile(r"(?:typing\.)?Annotated\[([\w\[\], |]+?), (?:Field.*?\]\)|After.*?>\))\]")
+    kinds = {p.name: checks.sub(r"\1", str(p).partition(": ")[2]) for p in found}
+    return {name: checks.sub(r"\1", kind) for name, kind in kinds.items()}  # one within another
 
 
 def print_document(title: str, text: str, sections: Mapping[str, Mapping[str, Any]]) -> None:

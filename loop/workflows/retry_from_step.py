@@ -30,7 +30,7 @@ from ..inference.policy import Completion, Policy, PolicyError, Turn
 from ..trajectories.conversation import Conversation
 from ..trajectories.trajectory import record_metric
 from .multi_turn import played
-from .reflecting import HINT, hinted, reflection_row, without_hint
+from .reflect_and_retry import HINT, hinted, reflection_row, without_hint
 
 _REFLECT = (
     "That came to a reward of {reward}. Your answers are steps 1 to {steps}. Write `step N`, the "

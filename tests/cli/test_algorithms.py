@@ -126,3 +126,12 @@ def test_operators_are_listed_with_their_kind(capsys: pytest.CaptureFixture[str]
     assert "min_margin" in page
     assert cli.run_command(["operators", "pair"]) != 0
     assert "did you mean `pairs`" in capsys.readouterr().err
+
+
+def test_parameters_of_workflows_are_listed_without_their_checks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.run_command(["workflows", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["agent"]["parameters"]["function"] == "str"
+    assert "Annotated" not in json.dumps(listed)
