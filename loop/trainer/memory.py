@@ -46,7 +46,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The memory of one trainer process and of the engine beside it."""
+    """The memory of one trainer process, its engine included."""
 
     parts: tuple[Part, ...]
     device: str
