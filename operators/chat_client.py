@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from pydantic import Field, ValidationError
 
-from ..store.errors import OperatorError, nearest
+from ..store.errors import OperatorError, first_invalid, nearest
 from .concurrency import shared_semaphore
 from .endpoint import Endpoint, EndpointClient
 from .endpoint_replies import NoAnswerError, shown
@@ -64,9 +64,8 @@ def chat_client(spec: JudgeSpec) -> Ask:
     try:
         return JudgeEndpoint.model_validate(spec).ask
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise OperatorError(f"the endpoint's `{place}`: {first['msg'].lower()}") from None
+        place, message, _ = first_invalid(error)
+        raise OperatorError(f"the endpoint's `{place}`: {message}") from None
 
 
 def _content(body: bytes, name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from ..store.errors import OperatorError, nearest
+from ..store.errors import OperatorError, first_invalid, nearest
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -82,10 +82,8 @@ def checked(kind: TypeAdapter[Any], value: Any, what: str) -> Any:
     try:
         return kind.validate_python(value)
     except ValidationError as error:
-        message = error.errors()[0]["msg"]
         raise OperatorError(
-            f"parameter {what} got {value!r} ({type(value).__name__}): "
-            f"{message[0].lower()}{message[1:]}"
+            f"parameter {what} got {value!r} ({type(value).__name__}): {first_invalid(error)[1]}"
         ) from None
 
 

@@ -1,10 +1,13 @@
 """Errors. Each message says what was found, what was expected, and how to fix it."""
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from difflib import get_close_matches
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from pydantic import ValidationError
 
 
 class RlakeError(Exception):
@@ -178,6 +181,13 @@ def write_error(name: str, error: Exception) -> StoreError:
     return StoreError(f"{said}; nothing was stored")
 
 
+def no_room(error: OSError, outcome: str = "") -> StoreError:
+    """Return the error for a temporary file that cannot be written."""
+    why = os.strerror(error.errno) if error.errno else reason(error)
+    advice = "name a folder with room in TMPDIR"
+    return StoreError(f"cannot write a temporary file: {why}; {advice}{outcome}")
+
+
 def reason(error: BaseException) -> str:
     """Return the first sentence of a library's error, without positions in its source code."""
     for pattern, message in _S3_SAYS.items():
@@ -195,6 +205,13 @@ def message_of(error: BaseException, most: int = 300) -> str:
     ('no number', 'KeyError')
     """
     return shorten(" ".join(str(error).split()) or type(error).__name__, most)
+
+
+def first_invalid(error: ValidationError) -> tuple[str, str, Any]:
+    """Return where the first invalid value is, what is wrong with it, and the value itself."""
+    first = error.errors(include_url=False)[0]
+    message = first["msg"]
+    return ".".join(map(str, first["loc"])), message[:1].lower() + message[1:], first["input"]
 
 
 def counted(count: int, one: str, several: str = "") -> str:

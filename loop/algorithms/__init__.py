@@ -10,7 +10,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ...operators.import_path import import_from
 from ...operators.parameters import keys_of
-from ...store.errors import ConfigError, nearest
+from ...store.errors import ConfigError, first_invalid, nearest
 from ..losses import Algorithm, Loss, aggregate
 
 __all__ = ["Algorithm", "Loss", "aggregate", "kind_of", "names", "resolve"]
@@ -66,9 +66,7 @@ def _value(value: Any, kind: Any, what: str) -> Any:
     try:
         made = TypeAdapter(kind, config=config).validate_python(value)
     except ValidationError as error:
-        message = error.errors()[0]["msg"]
-        message = f"{message[:1].lower()}{message[1:]}"
-        raise ConfigError(f"{what}: {message}, got {value!r}") from error
+        raise ConfigError(f"{what}: {first_invalid(error)[1]}, got {value!r}") from error
     if isinstance(value, bool) and not isinstance(made, bool):
         raise ConfigError(f"{what}: input should be a number, got {value!r}")
     return made

@@ -32,6 +32,25 @@ FolderOption = Annotated[
     option("For model: find the weights in this run folder, if the configuration sets `output`."),
 ]
 
+SelectOption = Annotated[
+    str | None,
+    option(
+        "Export the rows of this query. It returns `messages`, or `prompt_text` and "
+        "`response_text`; for kto also `label`; for dpo and reward `chosen_id` and "
+        "`rejected_id`.",
+        metavar="SELECT",
+    ),
+]
+LabelOption = Annotated[
+    str | None,
+    option(
+        "For kto: label rows as desirable by this SQL condition, which sees all rows, before "
+        '`--where`: "reward > avg(reward) OVER (PARTITION BY group_id)".',
+        metavar="SQL",
+        default='"reward > 0"',
+    ),
+]
+
 _WEIGHTS = ("desirable_weight", "undesirable_weight")
 
 EXPORT_FORMATS = """\b
@@ -73,15 +92,7 @@ def export(
             "the rows are preferences, else experiences."
         ),
     ] = None,
-    sql: Annotated[
-        str | None,
-        option(
-            "Export the rows of this query. It returns `messages`, or `prompt_text` and "
-            "`response_text`; for kto also `label`; for dpo and reward `chosen_id` and "
-            "`rejected_id`.",
-            metavar="SELECT",
-        ),
-    ] = None,
+    sql: SelectOption = None,
     pipeline: Annotated[
         Path | None,
         option("Export the rows that this pipeline, which has no sink, returns.", metavar="FILE"),
@@ -90,15 +101,7 @@ def export(
         list[str] | None,
         option("Add a side column, such as `reward=score:strict@2`; repeatable.", metavar="SPEC"),
     ] = None,
-    label: Annotated[
-        str | None,
-        option(
-            "For kto: label rows as desirable by this SQL condition, which sees all rows, before "
-            '`--where`: "reward > avg(reward) OVER (PARTITION BY group_id)".',
-            metavar="SQL",
-            default='"reward > 0"',
-        ),
-    ] = None,
+    label: LabelOption = None,
     text: Annotated[
         bool,
         option(

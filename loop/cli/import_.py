@@ -19,6 +19,45 @@ _SHOWN_EVERY = 0.2
 _REASONS = 5
 """Most reasons to print; the file has all."""
 
+SqlOption = Annotated[
+    str | None,
+    option(
+        "Map the columns of the table `input` to those of the store, whose tables may be "
+        'joined: "SELECT question AS prompt_text, answer FROM input".',
+        metavar="SELECT",
+    ),
+]
+RejectedOption = Annotated[
+    Path | None,
+    option(
+        "Write what `--skip-invalid` skips, and why, to this file.",
+        metavar="FILE",
+        default="NAME.rejected.jsonl",
+    ),
+]
+SplitOption = Annotated[
+    str | None,
+    option(
+        "Put the tasks into this split, or read this split of a dataset's folder.", default="train"
+    ),
+]
+TokenizerOption = Annotated[
+    Path | None,
+    option(
+        "Tokenize text with this model's tokenizer and chat template.",
+        metavar="FOLDER",
+        default="the trainer tokenizes what it draws",
+    ),
+]
+ReplaceOption = Annotated[
+    str | None,
+    option(
+        "Replace what an earlier import of this file name or lineage ID added.",
+        metavar="FILE|LINEAGE_ID",
+        default=False,
+    ),
+]
+
 IMPORT_FORMATS = """\b
 File types, by suffix:
   jsonl        lines of JSON objects
@@ -52,28 +91,14 @@ def import_(
         argument("Read these files, or a dataset's folder; see below.", metavar="FILE..."),
     ],
     store: StoreOption = None,
-    sql: Annotated[
-        str | None,
-        option(
-            "Map the columns of the table `input` to those of the store, whose tables may be "
-            'joined: "SELECT question AS prompt_text, answer FROM input".',
-            metavar="SELECT",
-        ),
-    ] = None,
+    sql: SqlOption = None,
     format: Annotated[
         str | None, option("Read the files in this format; see below.", default="detected")
     ] = None,
     skip_invalid: Annotated[
         bool, option("Skip invalid lines and rows, and write them to a file.", "--skip-invalid")
     ] = False,
-    rejected: Annotated[
-        Path | None,
-        option(
-            "Write what `--skip-invalid` skips, and why, to this file.",
-            metavar="FILE",
-            default="NAME.rejected.jsonl",
-        ),
-    ] = None,
+    rejected: RejectedOption = None,
     glob: Annotated[
         bool, option("Treat each FILE as a pattern, such as 'logs/*.jsonl.gz'.", "--glob")
     ] = False,
@@ -83,29 +108,9 @@ def import_(
     taskset: Annotated[
         str | None, option("Put the tasks into this taskset.", default="the file's name")
     ] = None,
-    split: Annotated[
-        str | None,
-        option(
-            "Put the tasks into this split, or read this split of a dataset's folder.",
-            default="train",
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        option(
-            "Tokenize text with this model's tokenizer and chat template.",
-            metavar="FOLDER",
-            default="the trainer tokenizes what it draws",
-        ),
-    ] = None,
-    replace: Annotated[
-        str | None,
-        option(
-            "Replace what an earlier import of this file name or lineage ID added.",
-            metavar="FILE|LINEAGE_ID",
-            default=False,
-        ),
-    ] = None,
+    split: SplitOption = None,
+    tokenizer: TokenizerOption = None,
+    replace: ReplaceOption = None,
     name: Annotated[
         str | None, option("Name the values of a file with one column of values.")
     ] = None,

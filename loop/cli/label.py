@@ -128,7 +128,7 @@ def label(
     who = annotator or getuser()
     done = TerminalForm(lake, made, who, console=screen(stderr=True), ask=_line).run()
     at = progress(made, lake, who)
-    record = {"queue": queue, "annotator": who, "labelled": done} | vars(at)
+    record = {"queue": queue, "annotator": who, "labeled": done} | vars(at)
     text = f"{counted(done, 'label')} by {who}; {at.done} of {at.items} items are done"
     render(record, text, as_json=as_json)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from ...store.errors import ConfigError, JobError, missing_extra
+from ...store.errors import ConfigError, JobError, first_invalid, missing_extra
 from ..config.base import Float, Section
 from ..inference.event_loop import run_on, shared_loop
 from .tools import Tool
@@ -72,8 +72,9 @@ def _shared(name: str, spec: "McpServer | Mapping[str, Any]") -> "_Running":
     try:
         checked = spec if isinstance(spec, McpServer) else McpServer.model_validate(dict(spec))
     except ValidationError as error:
-        message = "; ".join(e["msg"] for e in error.errors())
-        raise ConfigError(f"the MCP server `{name}`: {message}") from error
+        where, message, _ = first_invalid(error)
+        place = f" at `{where}`" if where else ""
+        raise ConfigError(f"the MCP server `{name}`{place}: {message}") from error
     # by all settings: two configurations may give one name to two servers
     key = json.dumps([name, checked.model_dump(mode="json")], sort_keys=True)
     return _known.setdefault(key, _Running(name, checked))

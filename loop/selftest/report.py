@@ -111,7 +111,7 @@ def plot(
 
 
 def smooth(values: np.ndarray, width: int = 9) -> np.ndarray:
-    """Return the mean of up to `width` neighbours around each value."""
+    """Return the mean of up to `width` neighbors around each value."""
     half = width // 2
     return np.array([values[max(0, i - half) : i + half + 1].mean() for i in range(len(values))])
 

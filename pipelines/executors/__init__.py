@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from ...store.errors import ConfigError, nearest
+from ...store.errors import ConfigError, first_invalid, nearest
 from .local import Local
 from .ray import Ray
 
@@ -50,6 +50,5 @@ def build(kind: type[T], given: Mapping[Any, Any], path: str) -> T:
     try:
         return kind(**given)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join([path, *map(str, first["loc"])])
-        raise ConfigError(f"`{place}` got {first['input']!r}: {first['msg'].lower()}") from error
+        place, message, value = first_invalid(error)
+        raise ConfigError(f"`{path}.{place}` got {value!r}: {message}") from error

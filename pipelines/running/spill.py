@@ -1,6 +1,5 @@
 """Rows between two stages, in memory while they are few, else in temporary files."""
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import polars as pl
 
-from ...store.errors import StoreError, reason
+from ...store.errors import no_room
 
 CHUNK_BYTES = 8 << 20
 """Size of a chunk, which is one file and is read as a whole."""
@@ -131,10 +130,7 @@ class Spill:
             # the newest layout would also write the texts of rows that were filtered out
             chunk.frame.write_ipc(path, compat_level=pl.CompatLevel.oldest())
         except OSError as error:
-            why = os.strerror(error.errno) if error.errno else reason(error)
-            raise StoreError(
-                f"cannot write a temporary file: {why}; name a folder with room in TMPDIR"
-            ) from error
+            raise no_room(error) from error
         return Chunk(chunk.rows, chunk.num_bytes, None, path)
 
     def close(self) -> None:

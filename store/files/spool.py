@@ -1,6 +1,5 @@
 """Spool rows on disk between reading and storing, so that tables are locked only briefly."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ..errors import StoreError, reason
+from ..errors import no_room
 from ..schema import TABLES
 from .stale_files import temporary_folder
 from .text_numbers import Counts
@@ -35,7 +34,7 @@ class Spool:
                 written.append((rows.schema, made))
             written[-1][1].write_table(rows)
         except OSError as error:
-            raise _failed(error) from error
+            raise no_room(error, "; nothing was stored") from error
 
     def put_tasks(self, rows: pa.Table) -> None:
         """Append tasks without repeating ids."""
@@ -56,7 +55,7 @@ class Spool:
             for _, writer in chain.from_iterable(self._writers.values()):
                 writer.close()
         except OSError as error:
-            raise _failed(error) from error
+            raise no_room(error, "; nothing was stored") from error
 
     @property
     def tables(self) -> list[str]:
@@ -69,11 +68,3 @@ def spooled() -> Iterator[Spool]:
     """Yield a spool in the system's folder for temporary files (TMPDIR)."""
     with temporary_folder() as folder:
         yield Spool(folder)
-
-
-def _failed(error: OSError) -> StoreError:
-    why = os.strerror(error.errno) if error.errno else reason(error)
-    return StoreError(
-        f"cannot write a temporary file: {why}; name a folder with room in TMPDIR; nothing was "
-        "stored"
-    )

@@ -37,7 +37,7 @@ def test_labels_are_typed_line_by_line(
     assert done.returncode == 0, done.stderr
     assert labels(lake) == [("ann", "good", "well said"), ("ann", "bad", None), ("ann", None, None)]
     assert json.loads(done.stdout) == {
-        "queue": "review", "annotator": "ann", "labelled": 2, "items": 3, "done": 1, "labels": 1,
+        "queue": "review", "annotator": "ann", "labeled": 2, "items": 3, "done": 1, "labels": 1,
         "mine": 2,
     }  # fmt: skip
     assert "unknown answer `x`" in done.stderr

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from ....operators.endpoint_replies import shown
+from ....store.errors import first_invalid
 from ....store.records import Message
 from ..policy import Completion, PolicyError, Timing
 
@@ -73,9 +74,8 @@ def completion(body: bytes, *, engine: str, keeps_logprobs: bool, timing: Timing
     try:
         answer = _Answer.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        why = f"{where}: {first['msg']}" if where else first["msg"]
+        where, message, _ = first_invalid(error)
+        why = f"{where}: {message}" if where else message
         raise PolicyError(
             f"`{engine}` gave no chat completion ({why[:_SHOWN]}), but {shown(body)}"
         ) from None

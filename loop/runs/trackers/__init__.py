@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ....operators.import_path import import_from
-from ....store.errors import ConfigError, missing_extra, nearest
+from ....store.errors import ConfigError, first_invalid, missing_extra, nearest
 
 __all__ = ["names", "resolve"]
 
@@ -31,14 +31,12 @@ def resolve(spec: str | Mapping[str, Mapping[str, Any] | None]) -> tuple[str, An
     try:
         return name.rpartition(":")[2], kind(**(params or {}))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        if first["type"] == "unexpected_keyword_argument":
-            known = [field.name for field in fields(kind) if field.init]
-            message = f"has no parameter `{where}`{nearest(where, known)}"
-        else:
-            message = f"parameter `{where}`: {first['msg'].lower()}, got {first['input']!r}"
-        raise ConfigError(f"the tracker `{name}` {message}") from error
+        where, message, value = first_invalid(error)
+        known = [field.name for field in fields(kind) if field.init]
+        what = f"has no parameter `{where}`{nearest(where, known)}"
+        if where.partition(".")[0] in known:
+            what = f"parameter `{where}`: {message}, got {value!r}"
+        raise ConfigError(f"the tracker `{name}` {what}") from error
     except TypeError as error:
         raise ConfigError(f"the tracker `{name}` cannot be made so: {error}") from error
 
