@@ -186,4 +186,5 @@ def whole(path: Path) -> Iterator[Path]:
     finally:
         if part.is_dir():
             shutil.rmtree(part)
-        part.unlink(missing_ok=True)
+        elif part.exists():
+            part.unlink()

@@ -20,8 +20,9 @@ from rlake.operators import (
     score,
 )
 from rlake.pipelines import File, Pipeline, Sql, Table
+from rlake.pipelines.writing.files import FileWriter
 from rlake.store import Store
-from rlake.store.errors import ConflictError, OperatorError, SchemaError
+from rlake.store.errors import ConflictError, JobError, OperatorError, SchemaError
 from rlake.store.ids import content_id
 from rlake.store.replay import Sampler
 
@@ -207,6 +208,20 @@ def test_a_file_becomes_a_file_whole_or_not_at_all(tmp_path: Path, store: Store)
     assert read(store, "SELECT experience_id, reason FROM drops") == [
         ("b", "not true: response_text = '4'")
     ]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_file_that_is_not_finished_leaves_the_old_one_alone(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"rows{suffix}"
+    path.write_text("old")
+    rows = pl.DataFrame({"x": [1, 2]})
+    writer = FileWriter(path, rows.schema)
+    writer.put(rows)
+    writer.close()
+    assert (path.read_text(), [p.name for p in tmp_path.iterdir()]) == ("old", [path.name])
+    (tmp_path / "a-file").touch()
+    with pytest.raises(JobError, match=f"cannot write `{tmp_path}/a-file/rows{suffix}`: "):
+        FileWriter(tmp_path / "a-file" / f"rows{suffix}", rows.schema)
 
 
 def test_a_file_of_new_experiences_is_stored_with_what_operators_set(
