@@ -22,6 +22,7 @@ from ..schedule.samplers import check_runs, check_sides, nothing_to_draw, sample
 from ..schedule.units import batch_tasks
 from ..tasks.curriculum.curriculum import plan
 from ..tasks.prepare import bind, prepare
+from ..trainer.distributed.fitting import check_models
 from ..trainer.memory import check_memory
 from ..trainer.networks import build
 from ..trainer.optimizers import Optimizers
@@ -97,6 +98,7 @@ def _try_networks(config: RunConfig, algorithm: Algorithm) -> None:
     is_small = (
         all(m.from_scratch is not None for m in (config.model, *frozen)) and not trainer.critic.path
     )
+    check_models(config, algorithm)
     check_memory(config, algorithm)
     networks = build(config, algorithm)[0].trained if is_small else {"policy": nn.Linear(2, 2)}
     Optimizers(networks, trainer, total_steps=trainer.steps or 1)

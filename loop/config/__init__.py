@@ -1,7 +1,7 @@
 """The configuration of a run: one typed tree, from YAML or Python, with unknown keys refused."""
 
 from .base import Section
-from .distributed import DistributedConfig, KeepConfig, check_shard
+from .distributed import DistributedConfig, KeepConfig, check_divides
 from .engines import Endpoint, EngineConfig, OtherModel, SamplingConfig
 from .evaluate import EvaluateConfig
 from .explorer import ExplorerConfig
@@ -48,7 +48,7 @@ __all__ = [
     "TrainerConfig",
     "build",
     "build_stages",
-    "check_shard",
+    "check_divides",
     "load",
     "load_stages",
     "recipes",

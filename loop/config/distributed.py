@@ -15,24 +15,45 @@ class DistributedConfig(Section):
     launcher: Literal["local", "ray", "torchrun"] = "local"
     """How the other processes are started: by this command (on this machine or Ray) or torchrun."""
     shard_size: Int | None = Field(default=None, ge=1)
-    """Number of processes that share one sharded copy of the weights; None: all of them."""
+    """Number of processes that share one sharded copy of the weights; None: all of them.
+
+    With `tensor_parallel` n, each process is one of `world_size` / n that shard the same n-th."""
+    tensor_parallel: Int = Field(default=1, ge=1)
+    """Number of processes that divide each matrix, by the model's `tp_plan`, for the same rows."""
     timeout: Float = Field(default=600.0, gt=0)
     """Longest time that a process waits for the others, in seconds."""
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
         if self.world_size is not None:
-            check_shard(self.shard_size, self.world_size)
+            self.check(self.world_size)
         return self
 
+    def check(self, processes: int) -> None:
+        """Raise ValueError unless the processes can be divided as the settings say."""
+        tensor = self.tensor_parallel
+        check_divides("tensor_parallel", tensor, processes, "processes (`world_size`)")
+        sharing = processes // tensor
+        what = "processes" if tensor == 1 else f"processes for each of tensor_parallel {tensor}"
+        check_divides("shard", self.shard_size or 1, sharing, what)
 
-def check_shard(shard: int | None, processes: int) -> None:
-    """Raise ValueError unless the processes can be divided into groups of `shard`."""
-    if shard is not None and processes % shard:
-        fitting = [n for n in range(1, processes + 1) if processes % n == 0]
+    def dimensions(self, processes: int) -> dict[str, int]:
+        """Return the sizes of the mesh of the processes, slowest first, without those of 1."""
+        sharing = processes // self.tensor_parallel
+        shard = self.shard_size or sharing
+        sizes = {"replicate": sharing // shard, "shard": shard, "tensor": self.tensor_parallel}
+        return {name: size for name, size in sizes.items() if size > 1}
+
+
+def check_divides(name: str, size: int, whole: int, what: str, *, given: int | None = None) -> None:
+    """Raise ValueError, with the sizes that fit, unless `size` divides `whole`.
+
+    The message names `given` in place of `whole`, where that was derived from it.
+    """
+    if whole % size:
         raise ValueError(
-            f"shard {shard} does not divide {processes} processes; expected one of "
-            + ", ".join(map(str, fitting))
+            f"{name} {size} does not divide {given or whole} {what}; expected one of "
+            + ", ".join(str(n) for n in range(1, whole + 1) if whole % n == 0)
         )
 
 

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from .attention import attention_of, is_flash
+from .vocabulary_part import VocabularyPart, own_part
 
 LOGITS_BYTES = 256 * 2**20
 """Default for the most bytes of logits in memory at once."""
@@ -144,15 +145,17 @@ def of_tokens(
     """
     if type(head.layer) is not nn.Linear:
         raise TypeError(f"the head must be a linear layer, got {type(head.layer).__name__}")
-    weight_VD: Tensor = head.layer.weight
+    weight_VD, vocabulary = own_part(head.layer.weight)
     bias_V: Tensor | None = getattr(head.layer, "bias", None)
+    bias_V = None if bias_V is None else own_part(bias_V)[0]
     kind = hidden_MD.device.type
     # The function runs without autocast, so it gets its inputs in autocast's precision.
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         hidden_MD, weight_VD = hidden_MD.to(dtype), weight_VD.to(dtype)
         bias_V = None if bias_V is None else bias_V.to(dtype)
-    settings = _Settings(head, temperature, entropy, _size(max_logits_bytes, len(weight_VD)))
+    size = _size(max_logits_bytes, len(weight_VD))
+    settings = _Settings(head, temperature, entropy, size, vocabulary)
     with torch.autocast(kind, enabled=False):
         found: Any = _OfTokens.apply(hidden_MD, weight_VD, bias_V, token_M, settings)
     return list(found) if entropy else [found[0]]
@@ -170,6 +173,7 @@ class _Settings:
     entropy: bool
     size: int
     """Tokens of one chunk."""
+    vocabulary: VocabularyPart
 
     def chunks(self, count: int) -> list[slice]:
         """Return the chunks of `count` tokens; an empty one for 0."""
@@ -213,12 +217,13 @@ class _OfTokens(torch.autograd.Function):
         logprobs, entropies, norms, kept = [], [], [], []
         for at in settings.chunks(len(hidden_MD)):
             logits_CV = settings.logits(hidden_MD[at], weight_VD, bias_V, at)
-            norm_C = torch.logsumexp(logits_CV, dim=-1)
-            logprobs.append(logits_CV.gather(-1, token_M[at, None])[:, 0] - norm_C)
+            norm_C = settings.vocabulary.logsumexp(logits_CV)
+            logprobs.append(settings.vocabulary.pick(logits_CV, token_M[at]) - norm_C)
             norms.append(norm_C)
             if settings.entropy:
                 p_CV = (logits_CV - norm_C[:, None]).exp_()
-                entropies.append(norm_C - p_CV.mul_(logits_CV).sum(-1))
+                mean_C = settings.vocabulary.sum(p_CV.mul_(logits_CV).sum(-1))
+                entropies.append(norm_C - mean_C)
             if len(kept) < KEPT and any(ctx.needs_input_grad):
                 kept.append(logits_CV)
         out = [torch.cat(logprobs), *([torch.cat(entropies)] if settings.entropy else [])]
@@ -246,7 +251,9 @@ class _OfTokens(torch.autograd.Function):
                 logits_CV = settings.logits(hidden_CD, weight_VD, bias_V, at)
             slope = settings.slope(logits_CV, at)
             message = [(gradients[1][at], entropy_M[0][at])] if entropy_M else []
-            grad_CV = _slopes(logits_CV, norm_M[at], token_M[at], gradients[0][at], *message)
+            place_C, is_here_C = settings.vocabulary.places(token_M[at], logits_CV.shape[-1])
+            grad_C = gradients[0][at]
+            grad_CV = _slopes(logits_CV, norm_M[at], place_C, grad_C, is_here_C, *message)
             if not isinstance(slope, float) or slope != 1.0:
                 grad_CV = grad_CV.mul_(slope)
             if bias_grad_V is not None:
@@ -257,7 +264,7 @@ class _OfTokens(torch.autograd.Function):
             if weight_grad_VD is not None:
                 _add_product(weight_grad_VD, grad_CV.t(), hidden_CD)
         return (
-            hidden_grad_MD,
+            None if hidden_grad_MD is None else settings.vocabulary.sum(hidden_grad_MD),
             None if weight_grad_VD is None else weight_grad_VD.to(weight_VD.dtype),
             None if bias_grad_V is None else bias_grad_V.to(bias_V.dtype),
             None,
@@ -268,8 +275,9 @@ class _OfTokens(torch.autograd.Function):
 def _slopes(
     logits_CV: Tensor,
     norm_C: Tensor,
-    token_C: Tensor,
+    place_C: Tensor,
     grad_C: Tensor,
+    is_here_C: Tensor,
     entropy: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return the gradient with respect to finished logits, computed in place: [C, V].
@@ -284,7 +292,7 @@ def _slopes(
         p_CV = logp_CV.exp()
         out_CV = logp_CV.add_(entropy_C[:, None]).mul_(entropy_grad_C[:, None])
         out_CV = out_CV.add_(grad_C[:, None]).mul_(p_CV).neg_()
-    return out_CV.scatter_add_(-1, token_C[:, None], grad_C[:, None])
+    return out_CV.scatter_add_(-1, place_C[:, None], grad_C.where(is_here_C, 0.0)[:, None])
 
 
 def _add_product(out: Tensor, one: Tensor, other: Tensor) -> None:

@@ -72,8 +72,8 @@ class Learner:
             seed=config.seed,
             world=world,
         )
-        # Each rank draws its own dropout masks.
-        torch.manual_seed(config.seed + world.rank)
+        # Each share of the rows draws its own dropout masks.
+        torch.manual_seed(config.seed + world.data_rank)
         self.checkpoints = Checkpoints(folder, keep=config.trainer.keep_checkpoints, world=world)
 
     @on_all_ranks
@@ -109,9 +109,9 @@ class Learner:
         """Load the checkpoint of a step, of any number of processes; return its facts."""
         state, facts = self.checkpoints.read(step, like=self._optimization.like)
         self._optimization.load(state)
-        # A run resumed on more processes has ranks without a state; they keep their own seed.
-        if self.world.rank < len(state["random"]):
-            _go_on_from(state["random"][self.world.rank])
+        # A run resumed with more shares has some without a state; they keep their own seed.
+        if self.world.data_rank < len(state["random"]):
+            _go_on_from(state["random"][self.world.data_rank])
         return facts
 
     @on_all_ranks

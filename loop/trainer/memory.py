@@ -18,6 +18,7 @@ from ..algorithms import Algorithm, resolve
 from ..config import FrozenModel, LoraConfig, RunConfig
 from ..models.adapter_files import base_of, is_adapter
 from ..models.load import check_folder, device_of, make_tiny
+from .distributed.tensor_parallel import divided, narrowed
 from .numerics import autocast
 
 _log = logging.getLogger(__name__)
@@ -135,11 +136,12 @@ def estimate(config: RunConfig, algorithm: Algorithm | None = None) -> Estimate:
 def _training(config: RunConfig, algorithm: Algorithm, device: torch.device) -> Iterator[Part]:
     trainer, offload = config.trainer, config.trainer.offload
     on_host = offload.parameters
-    processes = trainer.distributed.world_size or 1
-    shards = trainer.distributed.shard_size or processes
-    fewer = ("trainer.distributed.shard_size",) if processes > 1 else ()
+    processes, tensor = trainer.distributed.world_size or 1, trainer.distributed.tensor_parallel
+    shards = trainer.distributed.shard_size or processes // tensor or 1
+    of_several = ("trainer.distributed.shard_size", "trainer.distributed.tensor_parallel")
+    fewer = of_several if processes > 1 else ()
     model = skeleton(config.model)
-    weights = numbers(model)
+    weights = numbers(model, tensor=tensor)
     trained = weights if config.model.lora is None else adapter(model, config.model.lora)
     frozen = weights + trained if config.model.lora else weights
     lora = () if config.model.lora else ("model.lora",)
@@ -157,7 +159,7 @@ def _training(config: RunConfig, algorithm: Algorithm, device: torch.device) -> 
         others["reference"] = trainer.reference or config.model
     for name, other in others.items():
         if other is not None:
-            held = weights if other is config.model else numbers(skeleton(other))
+            held = weights if other is config.model else numbers(skeleton(other), tensor=tensor)
             key = "model.dtype" if other is config.model else f"trainer.{name}.dtype"
             yield Part(name, held * _bytes(other) // shards, (key, *fewer), on_cpu=on_host)
     yield from _passes(config, model, device)
@@ -182,7 +184,8 @@ def _passes(config: RunConfig, model: PreTrainedModel, device: torch.device) -> 
     yield Part(name, kept, ways, "estimate", on_cpu=on_cpu)
     # the backward pass holds the gradients of one layer's activations
     yield Part("backward pass of a layer", layer, ways[-2:], "estimate")
-    logits = min(trainer.max_logits_bytes, 16 * tokens * text.vocab_size)
+    tensor = trainer.distributed.tensor_parallel
+    logits = min(trainer.max_logits_bytes, 16 * tokens * text.vocab_size // tensor)
     yield Part("logits", logits, ("trainer.max_logits_bytes",), "estimate")
 
 
@@ -236,9 +239,16 @@ def skeleton(config: FrozenModel) -> PreTrainedModel:
             ) from error
 
 
-def numbers(model: nn.Module) -> int:
-    """Return how many numbers the parameters have; tied ones count once."""
-    return sum(parameter.numel() for parameter in model.parameters())
+def numbers(model: PreTrainedModel, *, tensor: int = 1) -> int:
+    """Return how many numbers the parameters have; tied ones count once.
+
+    With `tensor`, they are those of each of so many processes that divide the matrices.
+    """
+    names = divided(model, tensor) if tensor > 1 else frozenset()
+    return sum(
+        parameter.numel() // (tensor if name in names else 1)
+        for name, parameter in model.named_parameters()
+    )
 
 
 def adapter(model: PreTrainedModel, config: LoraConfig) -> int:
@@ -276,7 +286,9 @@ def activations(
         is_half = torch.is_autocast_enabled(device.type)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode, torch.device("cpu"):
-        network = AutoModelForCausalLM.from_config(model.config)
+        tensor = config.trainer.distributed.tensor_parallel
+        shape = model.config if tensor == 1 else narrowed(model.config, tensor)
+        network = AutoModelForCausalLM.from_config(shape)
         held += [parameter.untyped_storage() for parameter in network.parameters()]
         own = {_identity(parameter) for parameter in network.parameters()}
         ids = torch.zeros(1, tokens, dtype=torch.long)

@@ -217,7 +217,7 @@ class Updater:
             if not torch.isfinite(loss.value.detach()):
                 faults += of_batch(rows, batch, logprobs_BT, self._algorithm)
             # FSDP averages gradients over processes, and `totals` are those of all of them.
-            (loss.value * self._world.size).backward()
+            (loss.value * self._world.averaged).backward()
             surprise |= _surprise(batch, logprobs_BT)
             _add(sums, {"loss": loss.value, **loss.metrics})
         # All processes must agree to skip an update, or the next collective call would hang.

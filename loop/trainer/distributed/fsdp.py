@@ -1,7 +1,7 @@
 """Shard networks over several processes with FSDP2, and gather their full weights.
 
 FSDP averages gradients over processes, but a step needs their sum, so `Updater` multiplies the loss
-by the number of processes.
+by the number of processes. Tensor parallelism divides the matrices first, and FSDP the parts.
 """
 
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from ...models.token_logprobs import Scorer
 from ..networks import Networks, layers
+from .tensor_parallel import divide
 from .world import MultiProcess
 
 
@@ -24,6 +25,8 @@ def shard(
     """
     device = networks.device.type  # read before the parameters are moved
     mesh = processes.mesh(device)
+    names = ("shard",) if mesh["replicate"].size() == 1 else ("replicate", "shard")
+    sharing = mesh[names]
     policy = CPUOffloadPolicy(pin_memory=device == "cuda") if on_cpu else OffloadPolicy()
     others = [
         scorer
@@ -32,10 +35,12 @@ def shard(
     ]
     critic = [] if networks.critic is None else [networks.critic]
     for root in [networks.scorer, *others, *critic]:
+        if mesh["tensor"].size() > 1:
+            divide(root, mesh["tensor"])
         # Layers first: the root then shards only the parameters that are left.
         for layer in layers(root):
-            fully_shard(layer, mesh=mesh, offload_policy=policy)
-        fully_shard(root, mesh=mesh, offload_policy=policy)
+            fully_shard(layer, mesh=sharing, offload_policy=policy)
+        fully_shard(root, mesh=sharing, offload_policy=policy)
 
 
 def whole(tensor: Tensor) -> Tensor:

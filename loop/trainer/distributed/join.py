@@ -10,7 +10,7 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from ....store.errors import ConfigError
-from ...config import RunConfig, check_shard
+from ...config import RunConfig
 from .world import MultiProcess
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -30,25 +30,38 @@ class Terms:
     seconds: float
     idle_seconds: float
     """Longest time between two calls of rank 0, which waits for rows."""
+    tensor: int = 1
+    """Number of processes that divide each matrix."""
 
     @classmethod
     def of(cls, config: RunConfig, *, size: int) -> "Terms":
         """Return the settings of a run; ConfigError if they contradict each other."""
         parallel = config.trainer.distributed
         try:
-            check_shard(parallel.shard_size, size)
+            parallel.check(size)
         except ValueError as error:
             raise ConfigError(f"`trainer.distributed`: {error}") from error
-        if ":" in config.model.device:
+        if size > 1 and ":" in config.model.device:
             raise ConfigError(
                 f"`model.device` is {config.model.device}, but each of {size} processes takes its "
                 "own GPU; set it to cuda"
             )
+        if size > 1 and config.trainer.optimizer == "adafactor":
+            raise ConfigError(
+                "`trainer.optimizer` is adafactor, which torch cannot compute on parameters that "
+                f"{size} processes share; take another one, such as adamw, or one process"
+            )
         device = config.model.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        wait = config.schedule.timeout
-        return cls(size, parallel.shard_size, device, parallel.timeout, wait)
+        return cls(
+            size,
+            parallel.shard_size,
+            device,
+            parallel.timeout,
+            config.schedule.timeout,
+            tensor=parallel.tensor_parallel,
+        )
 
 
 def under_torchrun() -> bool:
@@ -95,5 +108,9 @@ def joined(terms: Terms, store: Store, *, rank: int, local_rank: int) -> MultiPr
         timeout=timedelta(seconds=terms.seconds),
     )
     return MultiProcess(
-        store, shard=terms.shard, seconds=terms.seconds, idle_seconds=terms.idle_seconds
+        store,
+        shard=terms.shard,
+        seconds=terms.seconds,
+        idle_seconds=terms.idle_seconds,
+        tensor=terms.tensor,
     )

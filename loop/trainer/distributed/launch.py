@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from ....store.errors import ConfigError, JobError
+from ...algorithms import resolve
 from ...config import RunConfig
+from .fitting import check_models
 from .join import Terms, joined, joined_process, joined_torchrun, missing_variables, under_torchrun
 from .processes import END_SECONDS, Local, OnRay, WorkerProcesses
 from .world import MultiProcess, SingleProcess
@@ -29,9 +31,10 @@ def launched(config: RunConfig, *, stop: threading.Event) -> Iterator[SingleProc
     """Start the other processes, yield rank 0's world, and end them afterwards.
 
     `stop` is set when one of them ends too early. Raises ConfigError if the configuration does not
-    fit how this process was started.
+    fit how this process was started, or its models.
     """
     parallel = config.trainer.distributed
+    check_models(config, resolve(config.algorithm))
     if under_torchrun():
         yield _found(config)
         return
@@ -41,10 +44,10 @@ def launched(config: RunConfig, *, stop: threading.Event) -> Iterator[SingleProc
             "with `torchrun --nproc-per-node 2 -m rlake.loop.cli train CONFIG`, or set it to local"
         )
     size = parallel.world_size or 1
+    terms = Terms.of(config, size=size)
     if size == 1:
         yield SingleProcess()
         return
-    terms = Terms.of(config, size=size)
     others = OnRay(terms) if parallel.launcher == "ray" else Local(terms)
     with _started(terms, others, stop) as world:
         yield world

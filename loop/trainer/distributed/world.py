@@ -28,6 +28,20 @@ class SingleProcess:
     """The number of this process; rank 0 leads."""
     size = 1
     """The number of processes."""
+    together = 1
+    """The number of processes that train on the same rows."""
+    averaged = 1
+    """The number of processes whose gradients are averaged for each parameter."""
+
+    @property
+    def data_rank(self) -> int:
+        """The number of this process's share of the rows."""
+        return self.rank // self.together
+
+    @property
+    def data_size(self) -> int:
+        """The number of shares into which rows are divided."""
+        return self.size // self.together
 
     def share(
         self,
@@ -42,18 +56,18 @@ class SingleProcess:
         a small one, which does not count.
         """
         # Each process plans for all, so that nothing needs to be exchanged.
-        planned = [cut(places) for places in deal(lengths, units, self.size)]
+        planned = [cut(places) for places in deal(lengths, units, self.data_size)]
         most = max(map(len, planned))
         small = min((g for some in planned for g in some), key=lambda g: sum(lengths[i] for i in g))
-        mine = planned[self.rank]
+        mine = planned[self.data_rank]
         return [(g, True) for g in mine] + [(small, False)] * (most - len(mine))
 
     def gather(self, value: T) -> list[T]:
-        """Return what each process gave, in their order."""
+        """Return what one process of each share gave, in the order of the shares."""
         return [value]
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Add up numbers over all processes."""
+        """Add up numbers over the shares."""
         total: dict[str, float] = {}
         for some in self.gather(dict(values)):
             for name, value in some.items():
@@ -61,7 +75,7 @@ class SingleProcess:
         return total
 
     def merge(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Add up columns of which each process filled in its own rows, and 0 elsewhere."""
+        """Add up columns of which each share filled in its own rows, and 0 elsewhere."""
         return dict(columns)
 
     def broadcast_call(self, name: str, arguments: Sequence[Any]) -> None:
@@ -81,35 +95,40 @@ class MultiProcess(SingleProcess):
     """A training in several processes of torch.distributed, which must be initialized."""
 
     def __init__(
-        self, store: Store, *, shard: int | None, seconds: float, idle_seconds: float
+        self,
+        store: Store,
+        *,
+        shard: int | None,
+        seconds: float,
+        idle_seconds: float,
+        tensor: int = 1,
     ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.store, self._seconds = store, seconds
         self.watched: Callable[[], str | None] = lambda: None
         """Returns why another process ended, if this one started it."""
-        self._shard = shard or self.size
+        self.together = tensor
+        self.averaged = self.size // tensor
+        self._tensor, self._shard = tensor, shard or self.averaged
         # Objects travel between CPUs, and the next call may come late, since rank 0 waits for rows.
-        self._objects = _group(seconds)
+        self._objects = _group(seconds, of_each=self.together)
         self._calls = _group(seconds + idle_seconds)
         self.files = _group(seconds)
         """A group for the checkpoint threads, whose calls must not mix with those of training."""
 
     def mesh(self, device: str) -> DeviceMesh:
-        """Return the mesh of the weights: `shard` parts, replicated over the other processes."""
-        copies = self.size // self._shard
-        if copies == 1:
-            return init_device_mesh(device, (self.size,), mesh_dim_names=("shard",))
-        names = ("replicate", "shard")
-        return init_device_mesh(device, (copies, self._shard), mesh_dim_names=names)
+        """Return the mesh of the weights, with dimensions `replicate`, `shard` and `tensor`."""
+        sizes = (self.averaged // self._shard, self._shard, self._tensor)
+        return init_device_mesh(device, sizes, mesh_dim_names=("replicate", "shard", "tensor"))
 
     def gather(self, value: T) -> list[T]:
-        """Return what each process gave, in their order."""
-        found: list[Any] = [None] * self.size
+        """Return what one process of each share gave, in the order of the shares."""
+        found: list[Any] = [None] * self.data_size
         dist.all_gather_object(found, value, group=self._objects)
         return found
 
     def merge(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Add up columns of which each process filled in its own rows, and 0 elsewhere."""
+        """Add up columns of which each share filled in its own rows, and 0 elsewhere."""
         for name in sorted(columns):  # collective calls need the same order everywhere
             dist.all_reduce(columns[name], group=self._objects)
         return dict(columns)
@@ -156,9 +175,12 @@ class MultiProcess(SingleProcess):
         return reason
 
 
-def _group(seconds: float) -> ProcessGroup:
-    made = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
-    assert isinstance(made, ProcessGroup), "every process is in it"
+def _group(seconds: float, *, of_each: int | None = None) -> ProcessGroup:
+    """Return a group of all processes; or of one of `of_each` that train on the same rows."""
+    size, wait = dist.get_world_size(), timedelta(seconds=seconds)
+    ranks = [list(range(i, size, of_each)) for i in range(of_each)] if of_each else [[*range(size)]]
+    made, _ = dist.new_subgroups_by_enumeration(ranks, timeout=wait, backend="gloo")
+    assert isinstance(made, ProcessGroup), "every process is in one of them"
     return made
 
 

@@ -1,0 +1,126 @@
+"""What processes that divide models do in tests: `torchrun ... model_parallel.py FOLDER`."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from support.tiny_models import tiny
+from support.updates import rows_of_a_step
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from rlake.loop.algorithms import resolve
+from rlake.loop.config import KeepConfig, LoraConfig, TrainerConfig
+from rlake.loop.models.lora import add_adapter
+from rlake.loop.trainer.checkpoints import Checkpoints
+from rlake.loop.trainer.distributed.fsdp import gathered, shard
+from rlake.loop.trainer.distributed.join import Terms, joined_torchrun
+from rlake.loop.trainer.distributed.world import MultiProcess, SingleProcess
+from rlake.loop.trainer.networks import Networks
+from rlake.loop.trainer.step import Updater
+
+PROCESSES = 4
+
+
+def qwen3() -> PreTrainedModel:
+    """A model whose embeddings are its head, and whose vocabulary two processes can divide."""
+    return tiny(alphabet="0123456789+=x", layers=2, heads=4)[0]
+
+
+def qwen2() -> PreTrainedModel:
+    """A model with biases, two key-value heads, its own head, and an odd vocabulary."""
+    config = Qwen2Config(
+        vocab_size=15,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = Qwen2ForCausalLM(config)
+        for name, parameter in made.named_parameters():
+            if name.endswith("bias"):  # they would start at 0
+                torch.nn.init.normal_(parameter, std=0.3)
+        return made
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and how processes divide it."""
+
+    model: Callable[[], PreTrainedModel]
+    world: Mapping[str, Any] = field(default_factory=dict)
+    adapter: bool = False
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+
+    def updater(self, world: SingleProcess) -> tuple[Updater, Networks]:
+        """GRPO with penalties on the entropy, and on the divergence from another model."""
+        algorithm = resolve({"grpo": {"kl": {"coef": 0.1}, "entropy_coef": 0.01}})
+        networks = Networks(self.model(), packing=True)
+        if self.adapter:
+            add_adapter(networks.policy, LoraConfig(rank=4), seed=0)
+        else:
+            networks.reference = self.model().requires_grad_(requires_grad=False)
+        if isinstance(world, MultiProcess):
+            shard(networks, world, needs=algorithm.needs)
+        given: Any = {"learning_rate": 1e-2, "micro_batch_tokens": 40, **self.trainer}
+        settings = TrainerConfig(**given)
+        made = Updater(
+            networks, algorithm, settings, total_steps=9, temperature=0.9, pad_id=0, world=world
+        )
+        return made, networks
+
+
+CASES = {
+    "tensor": Case(qwen3, {"tensor": 2}),
+    "tensor of all": Case(qwen3, {"tensor": 4}),
+    "replicated": Case(qwen3, {"tensor": 2, "shard": 1}),
+    "an adapter": Case(qwen3, {"tensor": 2}, adapter=True),
+    "biases": Case(qwen2, {"tensor": 2}, trainer={"gradient_checkpointing": True}),
+}
+"""Ways to divide a model; each has the step of one process."""
+
+
+def trained(
+    world: SingleProcess, case: Case, steps: int, folder: Path, *, load: bool = False
+) -> dict[str, Any]:
+    """The weights and metrics after some steps; a checkpoint is read before, or else written."""
+    made, networks = case.updater(world)
+    checkpoints = Checkpoints(folder, keep=KeepConfig(), world=world)
+    if load:
+        made.load(checkpoints.read(2, like=made.like)[0])
+    measured = [made.step(rows_of_a_step()).metrics for _ in range(steps)]
+    if not load and steps == 2:
+        checkpoints.write(2, state=made.state(), facts={})
+        checkpoints.wait()
+    return {"weights": gathered(networks.policy), "metrics": measured}
+
+
+def main(folder: Path) -> None:
+    """Train each case, go on from what one process saved, and save for it."""
+    torch.set_num_threads(1)
+    world = joined_torchrun(Terms(PROCESSES, None, "cpu", seconds=250.0, idle_seconds=250.0))
+    told: dict[str, Any] = {}
+    for name, case in CASES.items():
+        given: dict[str, Any] = {"shard": None, "seconds": 250.0, "idle_seconds": 250.0}
+        divided = MultiProcess(world.store, **{**given, **case.world})
+        told[name] = trained(divided, case, 3, folder)
+        if name == "tensor":
+            trained(divided, case, 2, folder / f"many {name}")
+            resumed = trained(divided, case, 1, folder / f"many {name}", load=True)
+            told[f"{name}, resumed"] = resumed
+            told[f"{name}, from one"] = trained(divided, case, 1, folder / f"one {name}", load=True)
+    if world.rank == 0:
+        torch.save(told, folder / "told.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
