@@ -113,6 +113,8 @@ class Declared:
     may_read: Sequence[str] | None = None
     writes: Sequence[str] | None = None
     scope: str | None = None
+    code: Sequence[str] = ()
+    """Digests of what the result depends on besides the parameters."""
 
 
 Body = PlainBody | Declared

@@ -56,7 +56,7 @@ class OperatorFunction(Generic[P]):
             params=jsonable(self.name, values),
             path=f"{self._function.__module__}:{self._function.__qualname__}",
             body=given.body,
-            code=users_code(self._function, values.values()),
+            code=(*users_code(self._function, values.values()), *given.code),
             **declared,
         )
 

@@ -19,7 +19,7 @@ from .decorator import operator
 from .import_path import find_function
 from .reward_protocol import Spec, Verdict, looks_at, with_parameters
 from .scope import places_by_group
-from .source_digest import digest, is_ours
+from .source_digest import digest, is_identified, is_ours
 
 TIMEOUT = 300.0
 """Seconds that one call may take: a judge may be asked again, or a sandbox may have a queue."""
@@ -96,7 +96,9 @@ def score(
         is_quick=is_ours(inner) and not iscoroutinefunction(inner),
         by_group=looks_at(function) == "group",
     )
-    return Declared(body=body, reads=(*_READS, "group_id") if body.by_group else _READS)
+    reads = (*_READS, "group_id") if body.by_group else _READS
+    code = (digest(function),) if is_identified(function) else ()
+    return Declared(body=body, reads=reads, code=code)
 
 
 def reward_of(spec: Spec | Callable[..., Any]) -> tuple[str, Callable[..., Any]]:

@@ -5,9 +5,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, TypeVar
 
 from ..store.ids import content_id
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _DIGITS = 12
 
@@ -23,7 +25,9 @@ def digest(function: Callable[..., Any]) -> str:
     its class is used.
     """
     if isinstance(function, partial):
-        given = repr(function.args), repr(sorted(function.keywords.items()))
+        identity = getattr(function.func, "identity", dict)
+        parameters = sorted(identity(**function.keywords).items())
+        given = repr(function.args), repr(parameters)
         return content_id(digest(function.func), *given, length=_DIGITS)
     # the function below decorators, whose source is what users edit
     one = inspect.unwrap(function)
@@ -33,6 +37,24 @@ def digest(function: Callable[..., Any]) -> str:
     except (OSError, TypeError):
         source = _package_version(one.__module__)
     return content_id(f"{one.__module__}:{one.__qualname__}", source, length=_DIGITS)
+
+
+def identified_by(identity: Callable[..., dict[str, Any]]) -> Callable[[F], F]:
+    """Let what `identity` makes of a function's parameters stand for them in its digest.
+
+    With it, the digest of a function that reads files depends on their contents.
+    """
+
+    def marked(function: F) -> F:
+        function.__dict__["identity"] = identity
+        return function
+
+    return marked
+
+
+def is_identified(function: Callable[..., Any]) -> bool:
+    """Return whether a function's digest depends on more than its source and parameters."""
+    return isinstance(function, partial) and hasattr(function.func, "identity")
 
 
 def users_code(function: Callable[..., Any], values: Iterable[object]) -> tuple[str, ...]:

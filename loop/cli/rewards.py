@@ -5,7 +5,17 @@ from typing import Annotated, Any
 import typer
 
 from ...store.errors import ConfigError, JobError
-from .app import ROWS, JsonOption, StoreOption, WhereOption, app, argument, open_store, option
+from .app import (
+    ROWS,
+    JsonOption,
+    StoreOption,
+    WhereOption,
+    app,
+    argument,
+    heavy,
+    open_store,
+    option,
+)
 from .tables import (
     counted,
     document,
@@ -62,11 +72,13 @@ def rescore(
     from ...pipelines.rescoring import rescore as judge
     from ...pipelines.reward_diff import compare as compared
 
-    lake = open_store(store)
+    lake, spec = open_store(store), _spec(reward)
+    if not isinstance(spec, str) and any((given or {}).get("run") for given in spec.values()):
+        spec = heavy("weight_sync.run_models").resolve_reward(lake, spec)
     with screen(stderr=True).status("scoring") as shown:
         done = judge(
             lake,
-            _spec(reward),
+            spec,
             version=version,
             where=where,
             max_concurrency=max_concurrency,

@@ -155,8 +155,5 @@ class PolicyPool:
 
 
 def with_models(store: Store, config: RunConfig) -> RunConfig:
-    """Return the configuration with the weights of auxiliary models that are policies of runs."""
-    explorer = config.explorer
-    if explorer is None or all(model.run is None for model in explorer.auxiliary_models.values()):
-        return config
-    return config.model_copy(update={"explorer": resolve_run_models(store, config).explorer})
+    """Return the configuration with the weights of what it evaluates with: models of other runs."""
+    return resolve_run_models(store, config, within=("explorer", "tasks", "evaluate"))

@@ -1,13 +1,12 @@
 """Models and tokenizers: from a Hugging Face folder or hub, or tiny ones from scratch."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...store.conversation import text_of
 from ...store.errors import ConfigError, missing_extra, nearest
+from ...store.files.tokenize import tokenizer_digest as tokenizer_digest
 from ...store.records import Message
 from ..config import FrozenModel, TinyModel
 
@@ -256,15 +255,6 @@ def as_type(model: "PreTrainedModel", dtype: str) -> "PreTrainedModel":
     import torch
 
     return model.to(dtype=getattr(torch, dtype))  # pyright: ignore[reportCallIssue]
-
-
-def tokenizer_digest(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """Return the digest of a tokenizer's vocabulary, rules and chat template."""
-    rules = json.loads(tokenizer.backend_tokenizer.to_str())
-    for name in ("padding", "truncation"):  # settings of the last call, not rules
-        rules.pop(name, None)
-    text = json.dumps([rules, tokenizer.chat_template], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def max_length(model: "PreTrainedModel") -> int | None:

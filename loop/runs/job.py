@@ -181,7 +181,7 @@ def stored_config(config: RunConfig) -> str:
 
 def _without_folders(tree: dict[str, Any]) -> dict[str, Any]:
     found = {k: _without_folders(v) if isinstance(v, dict) else v for k, v in tree.items()}
-    if found.get("run") is not None and "path" in found and "from_scratch" in found:
+    if found.get("run") is not None and {"path", "version", "digest"} <= found.keys():
         found["path"] = None
     return found
 

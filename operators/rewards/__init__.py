@@ -13,6 +13,7 @@ from .code import code_tests
 from .countdown import countdown
 from .length import overlong
 from .math_equivalence import math_equivalence
+from .reward_model import reward_model
 from .text import boxed, calibrated_answer, exact_match, format_reward, numeric_answer
 from .tools import tool_call_match
 
@@ -28,6 +29,7 @@ __all__ = [
     "numeric_answer",
     "overlong",
     "pairwise",
+    "reward_model",
     "rubric",
     "ruler",
     "tool_call_match",

@@ -1,5 +1,6 @@
 """Tokenize rows of text at import; rows that have tokens keep them."""
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -76,3 +77,12 @@ class Tokenization:
             return None
         self.done += 1
         return found
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Return the digest of a tokenizer's vocabulary, rules and chat template."""
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    for name in ("padding", "truncation"):  # settings of the last call, not rules
+        rules.pop(name, None)
+    text = json.dumps([rules, tokenizer.chat_template], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

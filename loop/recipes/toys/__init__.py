@@ -3,7 +3,7 @@
 A configuration names them in full, such as `rlake.loop.recipes.toys:addition`.
 """
 
-from .data import compared_answers, expert_answers
+from .data import compared_answers, compared_attempts, expert_answers
 from .lakes import frozen_lake, frozen_lakes, frozen_squares, walks
 from .puzzles import countdown_games, sudoku, sudoku_right, sudokus
 from .sums import addition, forgetful_answers, mixed_sums, share_right, unsorted_digits
@@ -12,6 +12,7 @@ from .workflows import long_tail, step_by_step
 __all__ = [
     "addition",
     "compared_answers",
+    "compared_attempts",
     "countdown_games",
     "expert_answers",
     "forgetful_answers",

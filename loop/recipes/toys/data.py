@@ -5,7 +5,10 @@ depend only on its parameters and the tasks, so that a resumed run stores no row
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import permutations
 from typing import Any, TypeVar
+
+import numpy as np
 
 from ....operators.statistics import seeded_uniform
 from ....store import Experience, Task
@@ -102,11 +105,48 @@ def compared_answers(
             for i, text in enumerate(said)
         ]
         rows += made
-        pairs += [_preferred(made[0], worse) for worse in made[1:]]
+        pairs += [_preferred(made[0], worse, source="compared_answers") for worse in made[1:]]
     return {"experiences": rows, "preferences": pairs}
 
 
-def _preferred(better: Experience, worse: Experience) -> dict[str, Any]:
+def compared_attempts(
+    tasks: Sequence[Task], *, attempts: int = 8, longest: int = 4, seed: int = 0
+) -> Mapping[str, Sequence[Any]]:
+    """Return the right answer to each task and garbled ones, and preferences between all of them.
+
+    The more characters are right and in place, the better; equally good ones are not compared.
+
+    >>> made = compared_attempts([Task.ask("21=", "12")], attempts=2)
+    >>> [(row.response_text, row.reward) for row in made["experiences"]]
+    [('12', 1.0), ('2', 0.0), ('', 0.0)]
+    >>> len(made["preferences"])
+    2
+    """
+    alphabet = sorted({c for task in tasks for c in f"{task.prompt_text}{task.answer}"})
+    rows: list[Experience] = []
+    pairs: list[dict[str, Any]] = []
+    for task in tasks:
+        rng = np.random.default_rng([seed, int(task.task_id[:12], 16)])
+        said = dict.fromkeys([task.answer or ""])
+        for _ in range(attempts):
+            noise, length = rng.random(), rng.integers(longest + 1)
+            text = [c if rng.random() > noise else rng.choice(alphabet) for c in task.answer or ""]
+            said["".join([*text, *rng.choice(alphabet, longest)][:length])] = None
+        group = f"attempts-{seed}/{task.task_id}"
+        made = [
+            answered(task, text, group=group, name=text, rollout=i, source="synthetic")
+            for i, text in enumerate(said)
+        ]
+        rows += made
+        pairs += [
+            _preferred(better, worse, source="compared_attempts")
+            for better, worse in permutations(made, 2)
+            if (better.reward or 0.0) > (worse.reward or 0.0)
+        ]
+    return {"experiences": rows, "preferences": pairs}
+
+
+def _preferred(better: Experience, worse: Experience, *, source: str) -> dict[str, Any]:
     chosen, rejected = str(better.experience_id), str(worse.experience_id)
     return {
         "preference_id": preference_id(chosen, rejected),
@@ -114,5 +154,5 @@ def _preferred(better: Experience, worse: Experience) -> dict[str, Any]:
         "chosen_id": chosen,
         "rejected_id": rejected,
         "margin": (better.reward or 0.0) - (worse.reward or 0.0),
-        "source": "compared_answers",
+        "source": source,
     }
