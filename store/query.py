@@ -6,7 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from tempfile import gettempdir
@@ -17,7 +17,9 @@ import duckdb
 import lance
 import polars as pl
 import pyarrow as pa
+import pyarrow.dataset as pds
 
+from . import join_filters
 from .errors import ConfigError, QueryError, RlakeError, StarvedError, damaged, nearest, shorten
 from .schema import TABLES
 from .schema_versions import missing
@@ -49,6 +51,8 @@ _MEMORY = re.compile(r"[1-9]\d*(\.\d+)?\s*[KMGT]i?B", re.IGNORECASE)
 _STANDING = ("tasks_current", "experiences_current", "preferences_current")
 _STANDING += ("scores_standing", "feedback_standing")
 """Views of a table without the rows that were taken back."""
+Rows = lance.LanceDataset | pa.Table | pds.Dataset
+"""What DuckDB reads as a table."""
 _timers: WeakSet[threading.Timer] = WeakSet()
 
 
@@ -83,6 +87,20 @@ def _settings(*, files: bool = False) -> str:
     spill = (Path(gettempdir()) / f"rlake-sql-{os.getpid()}").as_posix().replace("'", "''")
     closed = "" if files else "SET enable_external_access = false;"
     return _SETTINGS.format(closed=closed, memory=_memory(), spill=spill)
+
+
+@cache
+def _planner() -> duckdb.DuckDBPyConnection:
+    """Return the database without rows in which queries are planned for `join_filters`."""
+    database = _unlocked()
+    join_filters.prepare(database, views_sql())
+    database.execute(_settings())
+    return database
+
+
+@lru_cache(16)
+def _plan(query: str) -> dict[str, Any] | None:
+    return join_filters.plan(query, _planner().cursor())
 
 
 @cache
@@ -143,19 +161,49 @@ class QuerySession:
         self._con = _database(_settings(files=files)).cursor() if shared else _unlocked()
         self._instead = {n: f"SELECT * FROM {r}" for n, r in (instead or {}).items()}
         self._views = {**(_views() if views else {}), **self._instead}
+        self._files = files
+        self._reads_whole = not views or not shared or bool(instead)
         self._versions: Mapping[str, int] = {}
+        self._at: dict[str, tuple[int, Rows]] = {}
         self._opened: dict[str, int] = {}
         self._made: dict[str, str] = {}
         self._frames: list[str] = []
         self._timer: threading.Timer | None = None
 
-    def show(
-        self,
-        versions: Mapping[str, int],
-        open_at: Callable[[str, int], lance.LanceDataset | pa.Table],
-    ) -> None:
+    def show(self, versions: Mapping[str, int], open_at: Callable[[str, int], Rows]) -> None:
         """Let the table names mean these versions; a query opens the tables that it reads."""
         self._versions, self._open_at = dict(versions), open_at
+
+    def _rows(self, name: str) -> Rows:
+        """Return a table as it is shown."""
+        version, (known, rows) = self._versions[name], self._at.get(name, (None, None))
+        if rows is None or known != version:
+            rows = self._open_at(name, version)
+            self._at[name] = version, rows
+        return rows
+
+    def _filtered(self, query: str) -> "QuerySession | None":
+        """Return a session that shows the rows which a query's joins can match, if it differs.
+
+        It is the query's own: a relation looks its tables up again when its rows are asked for.
+        """
+        read = [n for n in names_read(query, self._views) if n in self._versions and n in TABLES]
+        if self._reads_whole or not read:
+            return None
+        tables = {n: rows for n in read if isinstance(rows := self._rows(n), lance.LanceDataset)}
+        only = join_filters.join_filters(query, tables, _plan)
+        if not only:
+            return None
+
+        def open_at(name: str, version: int) -> Rows:
+            if name in only:
+                return join_filters.FilteredDataset(tables[name], only[name])
+            return self._rows(name) if name in tables else self._open_at(name, version)
+
+        session = QuerySession(files=self._files)
+        session._reads_whole = True
+        session.show(self._versions, open_at)
+        return session
 
     def _lock(self) -> None:
         self._con.execute(_settings())
@@ -165,11 +213,11 @@ class QuerySession:
         of_user = self._versions.keys() - TABLES.keys()
         for name in self._opened.keys() - of_user - TABLES.keys():  # the user removed it
             self._con.unregister(name)
-            del self._opened[name]
+            del self._opened[name], self._at[name]
         for name in (*names_read(query, self._views), *sorted(of_user)):
             version = self._versions.get(name)
             if version is not None and self._opened.get(name) != version:
-                self._show(name, self._open_at(name, version))
+                self._show(name, self._rows(name))
                 self._opened[name] = version
             if name in self._views:
                 self._make_view(name, self._views[name])
@@ -182,7 +230,7 @@ class QuerySession:
             self._con.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {query}")
             self._made[name] = query
 
-    def _show(self, name: str, rows: "lance.LanceDataset | pa.Table") -> None:
+    def _show(self, name: str, rows: Rows) -> None:
         """Show these rows as a table; columns that were added later are NULL."""
         later = missing(name, rows.schema) if name in TABLES else []
         shown = f"plain_{name}" if name in self._instead else name
@@ -232,6 +280,9 @@ class QuerySession:
         After `seconds`, reading its rows is interrupted.
         """
         self._check_free()
+        filtered = self._filtered(query)
+        if filtered is not None:
+            return filtered.sql(query, what=what, seconds=seconds)
         self._open_for(query)
         if seconds is not None:
             self._timer = threading.Timer(seconds, self._con.interrupt)

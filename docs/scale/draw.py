@@ -38,7 +38,7 @@ def draw() -> None:
     }
     busy = {**idle, "store's writer": simulated("asynchronous", "writer_busy")}
     plot("busy", EXPLORERS, busy, "explorers, asynchronous", "busy, share of the time")
-    costs = ("open", "append", "draw", "step_sql", "batch_sql", "groups", "doctor", "maintain")
+    costs = ("open", "append", "draw", "groups", "doctor", "maintain")
     growth = {name: [value[f"scale_{size}_{name}"] for size in SIZES] for name in costs}
     plot("growth", SIZES, growth, "experiences in the store", "milliseconds", log=True)
 

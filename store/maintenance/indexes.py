@@ -24,10 +24,12 @@ class Index:
 
 INDEXES = (
     Index("experiences", "experience_id", "BTREE", 100_000),
+    Index("experiences", "batch", "BTREE", 100_000),
     Index("experiences", "response_text", "INVERTED", 10_000),
     Index("scores", "experience_id", "BTREE", 100_000),
     Index("experience_values", "experience_id", "BTREE", 100_000),
     Index("draws", "experience_id", "BTREE", 100_000),
+    Index("draws", "step", "BTREE", 100_000),
 )
 """Indexes for queries of the command line and the trainer; below `worth_rows` a scan is as fast."""
 

@@ -39,7 +39,8 @@ def scale(bench: Bench) -> Iterator[Figure]:
         folder = bench.folder / f"scale-{size}"
         store = connect(folder)
         _, seconds = once(partial(_fill, store, size))
-        say(f"store of {size} rows, made in {seconds:.0f} s")
+        _, care = once(store.maintain)
+        say(f"store of {size} rows, made in {seconds:.0f} s, maintained in {care:.1f} s")
         yield from _measured(store, size, str(folder))
         shutil.rmtree(folder)
 
