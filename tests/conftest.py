@@ -1,5 +1,6 @@
 import os
 import shutil
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,12 @@ from rlake.store import Store
 if (DATA := Path(__file__).parents[2] / "shared" / "data").is_dir():
     # before the parameters of `gsm8k` below are worked out; commands of tests inherit it
     os.environ.setdefault("RLAKE_DATA", str(DATA))
+MEMORY = Path("/dev/shm")
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
+    # A store is a hundred small files: a disk takes longer to make and remove them than most tests
+    # take otherwise. Processes of tests inherit it.
+    os.environ.setdefault("TMPDIR", str(MEMORY))
+    tempfile.tempdir = None
 # The same examples in each run, on a slow machine too; `--hypothesis-profile=default`: others.
 settings.register_profile(
     "steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
