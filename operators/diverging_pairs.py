@@ -11,7 +11,7 @@ import polars as pl
 
 from ..store.conversation import PARTED, is_answer, why_no_pair
 
-LATER = "_talk"
+LATER = "_conversation"
 """Column of a conversation of several answers; NULL of others."""
 _PLAIN = re.compile(r'\{"role": ?"assistant", ?"content": ?"([^"\\]*)"\}')
 _scan = json.JSONDecoder().raw_decode
@@ -33,12 +33,12 @@ def with_parted(both: pl.LazyFrame, rows: pl.LazyFrame, *, unit: str) -> pl.Lazy
 def _without_parted(both: pl.DataFrame, *, rows: pl.LazyFrame, unit: str) -> pl.DataFrame:
     ids = pl.concat([both["experience_id"], both["experience_id_worse"]]).unique()
     paired = rows.filter(pl.col("experience_id").is_in(ids.implode()))
-    talks = _may_part(paired.select(unit, "experience_id", later()).collect(), unit=unit)
-    if talks.is_empty():
+    conversations = _may_part(paired.select(unit, "experience_id", later()).collect(), unit=unit)
+    if conversations.is_empty():
         return both
-    talks = talks.select("experience_id", LATER)
-    worse = talks.select(pl.all().name.suffix("_worse"))
-    joined = both.join(talks, on="experience_id", how="left", maintain_order="left")
+    conversations = conversations.select("experience_id", LATER)
+    worse = conversations.select(pl.all().name.suffix("_worse"))
+    joined = both.join(conversations, on="experience_id", how="left", maintain_order="left")
     joined = joined.join(worse, on="experience_id_worse", how="left", maintain_order="left")
     two = pl.struct(LATER, f"{LATER}_worse")
     part = two.map_batches(_parted, return_dtype=pl.Boolean)
@@ -47,10 +47,10 @@ def _without_parted(both: pl.DataFrame, *, rows: pl.LazyFrame, unit: str) -> pl.
 
 def _may_part(rows: pl.DataFrame, *, unit: str) -> pl.DataFrame:
     """Return the conversations of units in which some may diverge at a question."""
-    talks = rows.drop_nulls(LATER)
-    units = talks.group_by(unit, maintain_order=True).agg(LATER)
+    conversations = rows.drop_nulls(LATER)
+    units = conversations.group_by(unit, maintain_order=True).agg(LATER)
     asked = [len(texts) > 1 and _some_may_part(texts) for texts in units[LATER].to_list()]
-    return talks.join(
+    return conversations.join(
         units.filter(pl.Series(asked, dtype=pl.Boolean)), on=unit, how="semi", nulls_equal=True
     )
 
@@ -106,10 +106,10 @@ def _answer_at(text: str, start: int) -> tuple[str, Any]:
     return text[start:end], content if is_plain else message
 
 
-def _parted(talks: pl.Series) -> pl.Series:
-    good, bad = (talks.struct.field(name) for name in talks.struct.fields)
+def _parted(conversations: pl.Series) -> pl.Series:
+    good, bad = (conversations.struct.field(name) for name in conversations.struct.fields)
     if not (good.is_not_null() & bad.is_not_null()).any():
-        return pl.Series([False]).new_from_index(0, len(talks))
+        return pl.Series([False]).new_from_index(0, len(conversations))
     read = cache(_read)
     twos = zip(good, bad, strict=True)
     found = (
@@ -133,8 +133,8 @@ def with_reason(rows: pl.DataFrame, *, unit: str, otherwise: str) -> pl.DataFram
     asked = two.filter(pl.col("reason") == otherwise).drop_nulls(LATER)
     if asked.is_empty():
         return rows
-    talks = _may_part(two, unit=unit)
-    both = asked.join(talks, on=unit, suffix="_worse")
+    conversations = _may_part(two, unit=unit)
+    both = asked.join(conversations, on=unit, suffix="_worse")
     part = pl.struct(LATER, f"{LATER}_worse").map_batches(_parted, return_dtype=pl.Boolean)
     ids = both.filter(part)["experience_id"].unique()
     diverges = pl.col("experience_id").is_in(ids.implode()) & (pl.col("reason") == otherwise)

@@ -32,7 +32,7 @@ class OperatorCache:
     """Applies operators, and caches the results of costly ones. Threads may share it."""
 
     def __init__(self, store: Store, *, limit_bytes: int = LIMIT_BYTES) -> None:
-        self.memories = CacheTables(store, limit_bytes=limit_bytes)
+        self.tables = CacheTables(store, limit_bytes=limit_bytes)
         """The tables with the results."""
 
     def apply(
@@ -49,8 +49,8 @@ class OperatorCache:
         op.check_columns(rows.lazy())
         # The digests are of the values before the operator runs: a clean replaces the very column
         # that it reads, and a later run looks its result up by the old value.
-        asked, key = _Asked(op, rows), memory_key(op, rows.schema)
-        found = self.memories.find(key, asked.digests, asked.answer)
+        asked, key = _Asked(op, rows), cache_key(op, rows.schema)
+        found = self.tables.find(key, asked.digests, asked.answer)
         made, errors = [found], [pl.DataFrame(schema={DIGEST: pl.String, _ERROR: pl.String})]
         with self._kept(key, str(op), made) as keep:
             for part in asked.todo(found):
@@ -73,7 +73,7 @@ class OperatorCache:
         def keep(*, now: bool = False) -> None:
             nonlocal kept, since
             if made[kept:] and (now or monotonic() - since > _KEEP_SECONDS):
-                self.memories.add(key, operator, pl.concat(made[kept:]))
+                self.tables.add(key, operator, pl.concat(made[kept:]))
                 kept, since = len(made), monotonic()
 
         try:
@@ -83,7 +83,7 @@ class OperatorCache:
 
     def count(self, op: Operator, given: pl.Schema) -> int:
         """Return the number of cached results of an operator."""
-        return self.memories.count(memory_key(op, given)) if is_costly(op) else 0
+        return self.tables.count(cache_key(op, given)) if is_costly(op) else 0
 
 
 def is_costly(op: Operator) -> bool:
@@ -108,7 +108,7 @@ def _read(op: Operator, given: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*op.reads, *(name for name in given if name in more)]))
 
 
-def memory_key(op: Operator, given: pl.Schema) -> str:
+def cache_key(op: Operator, given: pl.Schema) -> str:
     """Return the cache key of a costly operator: its function, and the types that it reads."""
     body = op.body.rows if isinstance(op.body, Explained) else op.body
     assert isinstance(body, Batches | Rows), "only these are costly"

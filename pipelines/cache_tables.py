@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Remembered:
+class CacheEntry:
     """The cache of one operator with its parameters."""
 
     key: str
@@ -61,7 +61,7 @@ class CacheTables:
 
     def find(self, key: str, digests: pl.Series, answer: pl.Schema) -> pl.DataFrame:
         """Return the cached results for some digests, each once, with the columns of `answer`."""
-        with self._free, _forgiven(key):
+        with self._free, _tolerated(key):
             dataset = self._open(key)
             known = self._known.setdefault(key, _Known())
             known.follow(dataset)
@@ -77,7 +77,7 @@ class CacheTables:
         """Append results in one commit, unless they alone exceed the limit."""
         table = answers.to_arrow(compat_level=pl.CompatLevel.oldest())
         table = table.replace_schema_metadata({_OPERATOR: operator})
-        with self._free, _forgiven(key):
+        with self._free, _tolerated(key):
             if not answers.height or not self._make_room(key, table.nbytes):
                 return
             try:
@@ -87,15 +87,15 @@ class CacheTables:
 
     def count(self, key: str) -> int:
         """Return the number of results under a key."""
-        with _forgiven(key):
+        with _tolerated(key):
             return self._open(key).count_rows()
         return 0
 
-    def listed(self) -> list[Remembered]:
+    def listed(self) -> list[CacheEntry]:
         """Return all caches, the one that was written to longest ago first."""
-        found: list[Remembered] = []
+        found: list[CacheEntry] = []
         for key in self._keys():
-            with _forgiven(key):
+            with _tolerated(key):
                 found.append(_described(key, self._open(key)))
         return sorted(found, key=lambda m: (m.written_at, m.key))
 
@@ -127,7 +127,7 @@ class CacheTables:
         size = sum(m.num_bytes for m in there) + num_bytes
         for old in there:
             if size > self._limit and old.key != key:
-                _log.info("forgot %d answers of `%s`", old.rows, old.operator)
+                _log.info("removed %d cached results of `%s`", old.rows, old.operator)
                 self.clear(old.key)
                 size -= old.num_bytes
         return size <= self._limit
@@ -165,9 +165,9 @@ class _Known:
         self.rows = new if self.tail.restarted else pl.concat([self.rows, new])
 
 
-def _described(key: str, dataset: lance.LanceDataset) -> Remembered:
+def _described(key: str, dataset: lance.LanceDataset) -> CacheEntry:
     newest: Any = dataset.versions()[-1]
-    return Remembered(
+    return CacheEntry(
         key,
         (dataset.schema.metadata or {}).get(_OPERATOR.encode(), b"?").decode(),
         dataset.count_rows(),
@@ -177,7 +177,7 @@ def _described(key: str, dataset: lance.LanceDataset) -> Remembered:
 
 
 @contextmanager
-def _forgiven(key: str) -> Iterator[None]:
+def _tolerated(key: str) -> Iterator[None]:
     """Continue without a cache that is missing, was deleted, or cannot be read or written.
 
     Its results are computed again.
@@ -186,4 +186,4 @@ def _forgiven(key: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, RuntimeError) as error:
         if not any(word in str(error) for word in _ABSENT):
-            _log.warning("the memory `%s` is left aside: %s", key, reason(error))
+            _log.warning("the cache `%s` is skipped: %s", key, reason(error))

@@ -42,7 +42,7 @@ class Step:
     rows_before: int
     """Rows that it processed in all runs so far."""
     seconds_before: float
-    remembered: int
+    cached: int
     """Results in its cache."""
 
     def __str__(self) -> str:
@@ -53,8 +53,8 @@ class Step:
             rate = self.rows_before / self.seconds_before
             message += f"; so far {self.rows_before:,} rows in {self.seconds_before:.2f} s"
             message += f" ({rate:,.0f} rows/s)"
-        if self.remembered:
-            message += f"; {counted(self.remembered, 'answer')} known"
+        if self.cached:
+            message += f"; {counted(self.cached, 'answer')} known"
         return message
 
 

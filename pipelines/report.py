@@ -70,7 +70,7 @@ class Step:
     rows_out: int = 0
     failed: int = 0
     """Rows on which it failed, each with its error in `operator_errors`."""
-    remembered: int = 0
+    cached: int = 0
     """Rows whose result was in the cache of costly operators."""
     seconds: float = 0.0
     """Seconds of work, summed over threads."""
@@ -84,7 +84,7 @@ class Step:
             self.rows_in + other.rows_in,
             self.rows_out + other.rows_out,
             self.failed + other.failed,
-            self.remembered + other.remembered,
+            self.cached + other.cached,
             self.seconds + other.seconds,
             other.last_error or self.last_error,
         )

@@ -121,7 +121,7 @@ def cache(
     if clear:
         cached.clear()
     if as_json:
-        print_json({"memories": [asdict(m) for m in there], "is_cleared": clear})
+        print_json({"caches": [asdict(m) for m in there], "is_cleared": clear})
         return
     size = sum(m.num_bytes for m in there)
     if there and not clear:

@@ -83,14 +83,14 @@ def treat(work: StageWork, part: Part, cache: OperatorCache) -> Treated:
             continue
         began, before = perf_counter(), rows
         given = before if names is None else before.select(names)
-        applied, remembered = cache.apply(op, given, max_failed=work.max_failed)
+        applied, cached = cache.apply(op, given, max_failed=work.max_failed)
         rows = applied.rows if names is None else widened(op, before, applied.rows)
         places = _places(op, before, places, rows, work.held.height)
         if op.kind == "augment" and work.known is not None:
             is_new = _is_new(op, before.height, rows, work.known)
             rows, places = rows.filter(pl.lit(is_new)), places[is_new.to_numpy()]
         made = replace(applied, rows=rows)
-        done.append(stepped(op, before, made, remembered, perf_counter() - began))
+        done.append(stepped(op, before, made, cached, perf_counter() - began))
     rows = _conformed(rows, work)
     order = np.argsort(places, kind="stable")
     if (np.diff(order) != 1).any():
@@ -106,7 +106,7 @@ def treat(work: StageWork, part: Part, cache: OperatorCache) -> Treated:
 
 
 def stepped(
-    op: Operator, before: pl.DataFrame, applied: Applied, remembered: int, seconds: float
+    op: Operator, before: pl.DataFrame, applied: Applied, cached: int, seconds: float
 ) -> Treated:
     """Return the outcome of one operator, without the rows."""
     failed = applied.failed
@@ -116,7 +116,7 @@ def stepped(
         before.height,
         applied.rows.height,
         failed.height,
-        remembered,
+        cached,
         seconds,
         failed["error"][-1] if failed.height else None,
     )

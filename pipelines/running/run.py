@@ -252,10 +252,10 @@ class Run:
         if not held.height:
             return StagedRows.all_of(self._spill(op.columns_after(held.schema), stack).done())
         began, rows = perf_counter(), held.light(list(held.schema) if names is None else names)
-        applied, remembered = self._cache.apply(
+        applied, cached = self._cache.apply(
             op, rows, max_failed=self._progress.most_failed(stage, held.height)
         )
-        self._note(stage, stepped(op, rows, applied, remembered, perf_counter() - began))
+        self._note(stage, stepped(op, rows, applied, cached, perf_counter() - began))
         self._progress.end(stage)
         if names is None or op.kind == "reshape":
             spill = self._spill(applied.rows.schema, stack)
@@ -312,7 +312,7 @@ def _is_of(sink: Table) -> pl.Expr:
 
 
 def _cost(s: Step) -> dict[str, Any]:
-    return {"operator": s.operator, "rows": s.rows_in, "cached": s.remembered, "seconds": s.seconds}
+    return {"operator": s.operator, "rows": s.rows_in, "cached": s.cached, "seconds": s.seconds}
 
 
 def _ran(op: Operator, step: Step) -> dict[str, Any]:

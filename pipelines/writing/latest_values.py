@@ -47,7 +47,7 @@ class Newest(Comparing):
         """Return the values that the same maker did not say before."""
         if not self._known.height:
             return self._as_rows(rows.with_columns(pl.col("maker").alias(self._column)))
-        both = self._beside_known(rows)
+        both = self._with_known(rows)
         version = pl.when(pl.col("known").is_null()).then("maker").otherwise(self._again)
         return self._as_rows(both.filter(~_IS_SAID).with_columns(version.alias(self._column)))
 
@@ -62,13 +62,13 @@ class Newest(Comparing):
     def leave(self, rows: pl.DataFrame, new: pl.DataFrame) -> None:
         """Count the values that the same maker said before."""
         del new
-        said = self._beside_known(rows).filter(_IS_SAID) if self._known.height else rows[:0]
+        said = self._with_known(rows).filter(_IS_SAID) if self._known.height else rows[:0]
         if said.height:
             self.skip(
                 said.select(pl.concat_str(*self._by[:2], "stored", separator=" ")).to_series()
             )
 
-    def _beside_known(self, rows: pl.DataFrame) -> pl.DataFrame:
+    def _with_known(self, rows: pl.DataFrame) -> pl.DataFrame:
         both = rows.with_columns(*_digests(self._by), now=self._digest)
         return both.join(self._known, on=["digest", "digest_2"], how="left", maintain_order="left")
 

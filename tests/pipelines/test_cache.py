@@ -131,7 +131,7 @@ def test_only_what_a_changed_parameter_touches_is_worked_out_again(store: Store)
         ASKED.clear()
         chain = [words(least=least), keep(where=f"words > {above}"), brief(limit=limit)]
         report = Pipeline("p", Table("experiences"), chain, Table("experience_values")).run(store)
-        return [(step.rows_in, step.remembered) for step in report.steps]
+        return [(step.rows_in, step.cached) for step in report.steps]
 
     assert run(0, 1) == [(8, 0), (8, 0), (6, 0)]
     assert run(0, 2) == [(8, 8), (8, 0), (4, 4)]  # another threshold
@@ -192,7 +192,7 @@ def test_a_memory_may_be_deleted_or_damaged_at_any_time(store: Store) -> None:
         harm(folder)
         made, cache = memory.apply(words(), TEXTS)
         assert (made.rows.equals(expected), cache) == (True, 0)
-        memory.memories.clear()
+        memory.tables.clear()
         memory.apply(words(), TEXTS)
 
 
@@ -206,18 +206,18 @@ def test_memories_stay_within_their_bytes_and_the_oldest_goes_first(store: Store
         response_text="experience_id"
     )
     OperatorCache(store).apply(words(), rows)
-    [one] = OperatorCache(store).memories.listed()
+    [one] = OperatorCache(store).tables.listed()
     assert one.operator == "words(least=0)"
     small = OperatorCache(store, limit_bytes=60_000)
     for least in (1, 2, 3):
         small.apply(words(least=least), rows)
-    kept = small.memories.listed()
+    kept = small.tables.listed()
     assert [m.operator for m in kept][-1] == "words(least=3)"
     assert "words(least=0)" not in [m.operator for m in kept]
     assert sum(m.num_bytes for m in kept) <= 60_000
     none = OperatorCache(store, limit_bytes=10)
     assert none.apply(words(least=4), rows)[0].rows.height == 500
-    assert none.memories.listed() == []
+    assert none.tables.listed() == []
 
 
 def test_many_small_additions_become_few_files_and_all_are_found(store: Store) -> None:
@@ -246,7 +246,7 @@ def test_threads_share_a_memory(store: Store) -> None:
     for thread in threads:
         thread.join()
     assert all(made[i].equals(words().apply(parts[i]).rows) for i in range(4))
-    [kept] = memory.memories.listed()
+    [kept] = memory.tables.listed()
     assert 4 * 4 + 1 <= kept.rows <= 4 * 5  # several may have asked about the text that all have
 
 
@@ -297,7 +297,7 @@ def test_a_changed_filter_before_a_judge_asks_it_about_new_rows_only(to_judge: S
     longer = keep(where="length(response_text) > 0")
     report = judging(words(), group_zscore(), longer).run(to_judge)
     assert len(JUDGED) == 40, "columns that others add are no part of the question"
-    assert report.steps[-1].remembered == 30
+    assert report.steps[-1].cached == 30
 
 
 @pytest.mark.parametrize("sink", ["scores", "experience_values", "file", "none"])
@@ -354,7 +354,7 @@ def test_a_judge_of_groups_is_asked_again_only_about_groups_that_changed(to_judg
     def run(*before: Any) -> tuple[list[str], int]:
         GROUPS.clear()
         report = ranked(*before).run(to_judge)
-        return sorted(GROUPS), report.steps[-1].remembered
+        return sorted(GROUPS), report.steps[-1].cached
 
     many = [f"g{n:03d}" for n in range(10)]
     assert run(keep(where="group_id < 'g008'")) == (many[:8], 0)

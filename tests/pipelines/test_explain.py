@@ -62,7 +62,7 @@ def test_after_a_run_rows_expected_costs_and_answers_are_known(store: Store) -> 
         (4, 4, False),
     ]
     assert [s.scope for s in told.steps] == ["group", "group", "row", "row"]
-    assert told.steps[3].remembered == 1
+    assert told.steps[3].cached == 1
     assert told.steps[0].rows_before == 8
     assert told.steps[0].seconds_before > 0
     text = str(told)
