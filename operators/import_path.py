@@ -1,7 +1,7 @@
 """Look up functions and classes by `package.module:name`, or by name in one of our modules."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
@@ -68,6 +68,26 @@ def find_function(
     if not callable(found):
         raise error(f"the {what} `{name}` must be a function, got {type(found).__name__}")
     return found
+
+
+def taken_apart(
+    spec: Any, what: str, *, error: type[Exception] = ConfigError
+) -> tuple[str, dict[str, Any]]:
+    """Return the name and the parameters in `name`, or `{name: {parameter: value}}`.
+
+    >>> taken_apart("keep", "it"), taken_apart({"keep": {"where": "reward > 0"}}, "it")
+    (('keep', {}), ('keep', {'where': 'reward > 0'}))
+
+    Raises `error` for anything else; `what` it is stands in the message.
+    """
+    if isinstance(spec, str):
+        return spec, {}
+    if not isinstance(spec, Mapping) or len(spec) != 1:
+        raise error(f"{what} is `name` or `{{name: {{parameter: value}}}}`, got {spec!r}")
+    [(name, params)] = spec.items()
+    if params is not None and not isinstance(params, Mapping):
+        raise error(f"parameters of `{name}` must be `parameter: value`, got {params!r}")
+    return str(name), dict(params or {})
 
 
 def public_functions(home: ModuleType) -> dict[str, Callable[..., Any]]:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
-from ..store.errors import OperatorError, RlakeError, nearest
+from ..store.errors import OperatorError, nearest
 from .apply import Operator
 from .decorator import OperatorFunction
-from .import_path import import_from
+from .import_path import import_from, taken_apart
 
 Spec = str | Mapping[str, Mapping[str, Any] | str | None]
 """An operator in YAML: `name`, or `{name: {parameter: value}}`."""
@@ -77,28 +77,8 @@ def public() -> dict[str, OperatorFunction[...]]:
     return {n: v for n, v in names if isinstance(v, OperatorFunction) and not n.startswith("_")}
 
 
-def taken_apart(
-    spec: Any, what: str = "an operator", *, error: type[RlakeError] = OperatorError
-) -> tuple[str, dict[str, Any]]:
-    """Return the name and the parameters in `name`, or `{name: {parameter: value}}`.
-
-    >>> taken_apart("keep"), taken_apart({"keep": {"where": "reward > 0"}})
-    (('keep', {}), ('keep', {'where': 'reward > 0'}))
-
-    Raises `error` for anything else; `what` it is stands in the message.
-    """
-    if isinstance(spec, str):
-        return spec, {}
-    if not isinstance(spec, Mapping) or len(spec) != 1:
-        raise error(f"{what} is `name` or `{{name: {{parameter: value}}}}`, got {spec!r}")
-    [(name, params)] = spec.items()
-    if params is not None and not isinstance(params, Mapping):
-        raise error(f"parameters of `{name}` must be `parameter: value`, got {params!r}")
-    return str(name), dict(params or {})
-
-
 def _with_short(spec: Spec) -> tuple[str, dict[str, Any]]:
     for name, parameter in _SHORT.items():
         if isinstance(spec, Mapping) and isinstance(spec.get(name), str) and len(spec) == 1:
             return name, {parameter: spec[name]}
-    return taken_apart(spec)
+    return taken_apart(spec, "an operator", error=OperatorError)

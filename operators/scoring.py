@@ -16,7 +16,7 @@ from . import rewards
 from .async_map import answers
 from .body import ERROR, Batches, Declared
 from .decorator import operator
-from .import_path import find_function
+from .import_path import find_function, taken_apart
 from .reward_protocol import Spec, Verdict, looks_at, with_parameters
 from .scope import places_by_group
 from .source_digest import digest, is_identified, is_ours
@@ -111,14 +111,9 @@ def reward_of(spec: Spec | Callable[..., Any]) -> tuple[str, Callable[..., Any]]
     """
     if callable(spec):
         return getattr(spec, "__name__", type(spec).__name__), with_parameters("it", spec, {})
-    if isinstance(spec, str):
-        name, parameters = spec, {}
-    elif len(spec) == 1:
-        [(name, parameters)] = spec.items()
-    else:
-        raise OperatorError(f"expected one reward, got {list(spec)}")
+    name, parameters = taken_apart(spec, "a reward", error=OperatorError)
     function = find_function(name, rewards, "reward", error=OperatorError)
-    return short(name), with_parameters(name, function, parameters or {})
+    return short(name), with_parameters(name, function, parameters)
 
 
 def short(name: str) -> str:

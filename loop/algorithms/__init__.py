@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from ...operators.import_path import import_from
+from ...operators.import_path import import_from, taken_apart
 from ...operators.parameters import keys_of
 from ...store.errors import ConfigError, first_invalid, nearest
 from ..losses import Algorithm, Loss, aggregate
@@ -27,11 +27,9 @@ def resolve(spec: str | Mapping[str, Mapping[str, Any]]) -> Algorithm:
     Parameters are checked against the annotations of the algorithm's fields. Raises ConfigError for
     a name or a parameter that does not exist, and for a value that does not fit.
     """
-    if not isinstance(spec, str) and len(spec) != 1:
-        raise ConfigError(f"`algorithm` names {len(spec)} algorithms, expected one: {list(spec)}")
-    name, params = (spec, {}) if isinstance(spec, str) else next(iter(spec.items()))
+    name, params = taken_apart(spec, "`algorithm`")
     kind = kind_of(name)
-    made = build(kind, name, params or {})
+    made = build(kind, name, params)
     if getattr(made, "aggregation", "").endswith("-norm") and getattr(made, "norm", None) is None:
         raise ConfigError(f"`{name}` with aggregation `{made.aggregation}` needs a `norm` above 0")
     return made

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from ...operators.concurrency import shared_semaphore
-from ...operators.import_path import find_function
+from ...operators.import_path import find_function, taken_apart
 from ...store.errors import ConfigError
 from ...store.records import Message, Task
 from ..inference.policy import Policy
@@ -78,12 +78,9 @@ def noted(policy: Policy, step: Step) -> Step:
 def _maker(spec: EnvironmentSpec) -> tuple[str, MakeEnvironment]:
     if not isinstance(spec, str | Mapping):
         return f"{getattr(spec, '__module__', '')}:{getattr(spec, '__qualname__', spec)}", spec
-    named = {spec: None} if isinstance(spec, str) else spec
-    if len(named) != 1:
-        raise ConfigError(f"expected one environment, got {list(named)}")
-    name, given = next(iter(named.items()))
+    name, given = taken_apart(spec, "an environment")
     home = import_module("..environments", __package__)
-    return name, partial(find_function(name, home, "environment"), **(given or {}))
+    return name, partial(find_function(name, home, "environment"), **given)
 
 
 async def _made(name: str, make: MakeEnvironment) -> Environment:

@@ -8,7 +8,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, cast
 
-from ...operators.import_path import find_function
+from ...operators.import_path import find_function, taken_apart
 from ...operators.reward_protocol import looks_at, parameters, with_parameters
 from ...operators.user_errors import one_line
 from ...store.errors import ConfigError, JobError, OperatorError
@@ -36,13 +36,10 @@ def workflow_of(
     Parameters named like one of the auxiliary `models` are filled in later. Raises ConfigError for
     an unknown name, or parameters that do not fit.
     """
-    named = {spec: None} if isinstance(spec, str) else spec
-    if len(named) != 1:
-        raise ConfigError(f"expected one workflow, got {list(named)}")
-    name, given = next(iter(named.items()))
+    name, given = taken_apart(spec, "a workflow")
     found = find_function(name, workflow_module, "workflow")
     try:
-        made = with_parameters(name, found, dict(given or {}), what="workflow", others=models)
+        made = with_parameters(name, found, given, what="workflow", others=models)
     except OperatorError as error:
         raise ConfigError(str(error)) from error
     return cast(Workflow, made)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...operators import resolve as resolve_operator
 from ...operators.async_map import run_apart
+from ...operators.import_path import taken_apart
 from ...operators.source_digest import digest
 from ...pipelines.inline import Chain
 from ...store import Task
@@ -96,9 +97,8 @@ def used_functions(config: RunConfig, job: str) -> dict[str, str]:
         return dict(Chain([resolve_operator(spec) for spec in config.trainer.operators]).functions)
     found: dict[str, set[str]] = {}
     for section in (config.explorers if job == "explore" else config.evaluations).values():
-        workflow = section.workflow
-        name = workflow if isinstance(workflow, str) else next(iter(workflow))
-        made = digest(workflow_of(workflow, section.auxiliary_models))
+        name, _ = taken_apart(section.workflow, "a workflow")
+        made = digest(workflow_of(section.workflow, section.auxiliary_models))
         found.setdefault(f"workflow:{name}", set()).add(made)
         for name, part in rewards_of(section.rewards).items():
             found.setdefault(f"reward:{name}", set()).add(digest(part.function))

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from ...operators.import_path import find_function
+from ...operators.import_path import find_function, taken_apart
 from ...store import Store, Task
 from ...store.errors import ConfigError, QueryError, nearest
 from ...store.files import import_rows, open_input
@@ -96,8 +96,7 @@ def check(config: RunConfig) -> None:
         raise ConfigError(f"`data.file`: the file `{file.path}` does not exist")
     generator = config.data.generator
     if generator is not None:
-        name = generator if isinstance(generator, str) else next(iter(generator))
-        find_function(name, None, "row generator")
+        find_function(taken_apart(generator, "`data.generator`")[0], None, "row generator")
 
 
 def _read(store: Store, file: FileConfig) -> None:
@@ -113,10 +112,8 @@ def _call(
     spec: str | Mapping[str, Mapping[str, Any]], home: ModuleType | None, what: str, *given: object
 ) -> Any:
     """Call the function that `name` or `{name: {parameter: value}}` names, on what it is given."""
-    if not isinstance(spec, str) and len(spec) != 1:
-        raise ConfigError(f"expected one {what}, got {list(spec)}")
-    [(name, params)] = _named(spec).items()
+    name, params = taken_apart(spec, f"a {what}")
     try:
-        return find_function(name, home, what)(*given, **(params or {}))
+        return find_function(name, home, what)(*given, **params)
     except TypeError as error:
         raise ConfigError(f"the {what} `{name}` cannot be called so: {error}") from error

@@ -13,7 +13,7 @@ from ...store.errors import OperatorError, nearest
 from ..apply import Operator
 from ..body import Declared
 from ..decorator import OperatorFunction, operator
-from ..resolve import taken_apart
+from ..import_path import taken_apart
 from . import dataset_operators, registry, row_operators
 from .steps import META, STATS, Step
 from .text_paths import Place
@@ -133,7 +133,7 @@ _DEFAULTS = {n: p.default for n, p in data_juicer.parameters.signature.parameter
 
 
 def _named(given: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    return taken_apart(given, "one of Data-Juicer's operators")
+    return taken_apart(given, "one of Data-Juicer's operators", error=OperatorError)
 
 
 def _fields(

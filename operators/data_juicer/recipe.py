@@ -12,7 +12,8 @@ import yaml
 from ...store.errors import ConfigError, message_of, nearest
 from ...store.files.yaml_text import read_text
 from ..apply import Operator
-from ..resolve import RECIPE, taken_apart
+from ..import_path import taken_apart
+from ..resolve import RECIPE
 from . import data_juicer, registry
 
 _PARAMETERS = ("path", "column", "columns", "prefix", "by")
@@ -94,7 +95,7 @@ def _texts(recipe: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, A
 
 def _fused(process: Sequence[Any], *, is_on: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the operators in their order; with fusion, filters that share words or lines as one."""
-    taken = [taken_apart(one, "an operator of a recipe", error=ConfigError) for one in process]
+    taken = [taken_apart(one, "an operator of a recipe") for one in process]
     if not is_on:
         yield from taken
         return

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ....operators.import_path import import_from
+from ....operators.import_path import import_from, taken_apart
 from ....store.errors import ConfigError, first_invalid, missing_extra, nearest
 
 __all__ = ["names", "resolve"]
@@ -26,10 +26,10 @@ def resolve(spec: str | Mapping[str, Mapping[str, Any] | None]) -> tuple[str, An
     Raises ConfigError for a name or a parameter that does not exist, MissingExtraError when the
     tracker is not installed.
     """
-    name, params = (spec, None) if isinstance(spec, str) else next(iter(spec.items()))
+    name, params = taken_apart(spec, "a tracker")
     kind = _class(name)
     try:
-        return name.rpartition(":")[2], kind(**(params or {}))
+        return name.rpartition(":")[2], kind(**params)
     except ValidationError as error:
         where, message, value = first_invalid(error)
         known = [field.name for field in fields(kind) if field.init]

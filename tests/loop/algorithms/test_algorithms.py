@@ -227,7 +227,7 @@ def test_parameters_that_are_given_are_set_and_others_keep_their_defaults() -> N
     [
         ("grop", "algorithm `grop` does not exist; did you mean `grpo`?"),
         ({"grpo": {"clipp": 0.1}}, "`grpo` has no parameter `clipp`; did you mean `clip`?"),
-        ({"grpo": {}, "sft": {}}, "names 2 algorithms, expected one"),
+        ({"grpo": {}, "sft": {}}, "`algorithm` is `name` or `{name: {parameter: value}}`, got"),
         ("nowhere.at.all:X", "no algorithm `nowhere.at.all:X`"),
         ("support.tiny_models:Nobody", "no algorithm `support.tiny_models:Nobody`"),
         (":X", "no algorithm `:X`; write `package.module:Class`"),
