@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ..store.errors import OperatorError, QueryError
 from ..store.query import QuerySession, query_error, syntax
-from .async_map import answers
+from .concurrency import answers
 from .user_errors import one_line
 
 BATCH_ROWS = 1024

@@ -7,8 +7,8 @@ from typing import Any
 import polars as pl
 
 from ..store.records import Message
-from .async_map import answers
 from .body import ERROR
+from .concurrency import answers
 from .invariants import id_column
 
 ParentRow = dict[str, Any]

@@ -13,8 +13,8 @@ import pyarrow as pa
 from ..store.errors import OperatorError, SchemaError
 from ..store.records import Experience, Task, proper
 from . import rewards
-from .async_map import answers
 from .body import ERROR, Batches, Declared
+from .concurrency import answers
 from .decorator import operator
 from .import_path import find_function, taken_apart
 from .reward_protocol import Spec, Verdict, looks_at, with_parameters

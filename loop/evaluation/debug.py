@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...operators.async_map import run_apart
+from ...operators.concurrency import run_apart
 from ...store import Experience, Store, Task
 from ...store.errors import NotFoundError
 from ...store.query import literal

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ...operators.async_map import run_apart
+from ...operators.concurrency import run_apart
 from ...store import Experience, Store, Task
 from ...store.errors import JobError
 from ..config import EvaluateConfig, RunConfig

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ...operators.async_map import run_apart
+from ...operators.concurrency import run_apart
 from ...store import Store
 from ...store.errors import ConfigError
 from ..config import EngineConfig, ExplorerConfig, RunConfig

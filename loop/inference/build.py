@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...operators.async_map import run_apart
+from ...operators.concurrency import run_apart
 from ..config import EngineConfig, ExplorerConfig, FrozenModel, OtherModel
 from .chat_policy import ChatPolicy
 from .policy import Sampling

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ...operators import resolve as resolve_operator
-from ...operators.async_map import run_apart
+from ...operators.concurrency import run_apart
 from ...operators.import_path import taken_apart
 from ...operators.source_digest import digest
 from ...pipelines.inline import Chain

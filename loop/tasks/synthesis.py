@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...operators.async_map import answers
 from ...operators.chat_client import Ask
+from ...operators.concurrency import answers
 from ...operators.embed import hashed_ngrams
 from ...store import Store, Task
 from ...store.errors import ConfigError

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...store.errors import JobError
-from ..async_map import run_apart
-from ..concurrency import shared_semaphore
+from ..concurrency import run_apart, shared_semaphore
 from .syscalls import allowed
 
 _PROGRAM = Path(__file__).with_name("jail.py")

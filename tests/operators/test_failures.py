@@ -11,7 +11,7 @@ import pytest
 from support.builders import experiences, line_of, rows
 
 from rlake.operators import Batches, Explained, Operator, Rows, Value, operator
-from rlake.operators.async_map import answers
+from rlake.operators.concurrency import answers
 from rlake.operators.row_failures import RowsFailed
 from rlake.store.errors import OperatorError
 

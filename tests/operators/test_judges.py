@@ -13,8 +13,8 @@ from support import endpoints
 from support.builders import experiences, rows
 
 from rlake.operators import score
-from rlake.operators.async_map import run_apart
 from rlake.operators.chat_client import chat_client
+from rlake.operators.concurrency import run_apart
 from rlake.operators.endpoint_replies import NoAnswerError
 from rlake.operators.rewards import Verdict, pairwise, rubric, ruler
 from rlake.store import Experience, Task

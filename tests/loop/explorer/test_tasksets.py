@@ -20,7 +20,7 @@ from rlake.loop.rollouts.setup import RolloutSpecs
 from rlake.loop.run import run
 from rlake.loop.schedule.units import batch_tasks
 from rlake.loop.workflows import single_turn
-from rlake.operators.async_map import run_apart
+from rlake.operators.concurrency import run_apart
 from rlake.store import Experience, Store, Task
 from rlake.store.errors import ConfigError
 

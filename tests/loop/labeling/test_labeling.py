@@ -13,7 +13,7 @@ from support.builders import experiences
 
 from rlake.loop.labeling import Choice, Item, Question, Queue, adjudicate, parse_choices, progress
 from rlake.loop.labeling.web import app
-from rlake.operators.async_map import run_apart
+from rlake.operators.concurrency import run_apart
 from rlake.store import Store
 from rlake.store.errors import ConfigError, NotFoundError, QueryError
 
