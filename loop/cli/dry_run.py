@@ -46,9 +46,9 @@ def _follows(config: "RunConfig") -> list[str]:
         drawn = trainer.steps * trainer.batch_size
         lines.append(f"{counted(trainer.steps, 'step')} draw {counted(drawn, unit)}")
     if (processes := trainer.distributed.world_size or 1) > 1:
-        mesh = trainer.distributed.dimensions(processes)
-        sizes = " x ".join(f"{name} {size}" for name, size in mesh.items())
-        lines.append(f"{processes} processes train on a mesh of {sizes}")
+        for of, mesh in trainer.distributed.meshes(processes).items():
+            sizes = " x ".join(f"{name} {size}" for name, size in mesh.items())
+            lines.append(f"the {of} are on a mesh of {processes} processes: {sizes}")
     advantage = algorithm.advantage()
     if advantage is not None:
         lines.append(f"the advantage of a row is `{advantage}`")

@@ -20,6 +20,10 @@ class DistributedConfig(Section):
     With `tensor_parallel` n, each process is one of `world_size` / n that shard the same n-th."""
     tensor_parallel: Int = Field(default=1, ge=1)
     """Number of processes that divide each matrix, by the model's `tp_plan`, for the same rows."""
+    expert_parallel: Int = Field(default=1, ge=1)
+    """Number of processes that divide the experts of each layer, to which tokens are sent.
+
+    A multiple of `tensor_parallel`; the model needs an `ep_plan` in transformers."""
     timeout: Float = Field(default=600.0, gt=0)
     """Longest time that a process waits for the others, in seconds."""
 
@@ -36,13 +40,30 @@ class DistributedConfig(Section):
         sharing = processes // tensor
         what = "processes" if tensor == 1 else f"processes for each of tensor_parallel {tensor}"
         check_divides("shard", self.shard_size or 1, sharing, what)
+        experts = self.expert_parallel
+        check_divides("expert_parallel", experts, processes, "processes (`world_size`)")
+        if experts > 1 and experts % tensor:
+            raise ValueError(
+                f"expert_parallel {experts} is not a multiple of tensor_parallel {tensor}, whose "
+                "processes have the same tokens; change one of them"
+            )
+        if experts > 1 and self.shard_size not in (None, sharing):
+            raise ValueError(
+                f"shard_size {self.shard_size} replicates the weights, and expert_parallel "
+                f"{experts} shards them over all processes; leave out shard_size"
+            )
 
-    def dimensions(self, processes: int) -> dict[str, int]:
-        """Return the sizes of the mesh of the processes, slowest first, without those of 1."""
+    def meshes(self, processes: int) -> dict[str, dict[str, int]]:
+        """Return the meshes of the processes: what is on each, and its sizes above 1 by name."""
         sharing = processes // self.tensor_parallel
         shard = self.shard_size or sharing
-        sizes = {"replicate": sharing // shard, "shard": shard, "tensor": self.tensor_parallel}
-        return {name: size for name, size in sizes.items() if size > 1}
+        weights = {"replicate": sharing // shard, "shard": shard, "tensor": self.tensor_parallel}
+        experts = {"shard": processes // self.expert_parallel, "experts": self.expert_parallel}
+        made = {"weights": weights} | ({"experts": experts} if self.expert_parallel > 1 else {})
+        return {
+            of: {name: size for name, size in sizes.items() if size > 1}
+            for of, sizes in made.items()
+        }
 
 
 def check_divides(name: str, size: int, whole: int, what: str, *, given: int | None = None) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
@@ -48,9 +49,7 @@ class Optimizers:
         """Clip each network's gradient to `max_grad_norm`; return the norms before."""
         return {
             # Each network alone, or a critic's large gradient would shrink the policy's update.
-            _metric("grad_norm", name): float(
-                whole(nn.utils.clip_grad_norm_(network.parameters(), self._config.max_grad_norm))
-            )
+            _metric("grad_norm", name): clip_gradients(network, self._config.max_grad_norm)
             for name, network in self._networks.items()
         }
 
@@ -102,6 +101,33 @@ class Optimizers:
             self._copies.read()
 
 
+def clip_gradients(network: nn.Module, most: float) -> float:
+    """Clip the gradients of a network to a norm, and return their norm before.
+
+    torch adds up the norms of one mesh only, and experts may have a mesh of their own.
+    """
+    meshes = by_mesh(p for p in network.parameters() if p.grad is not None)
+    if len(meshes) <= 1:
+        return float(whole(nn.utils.clip_grad_norm_(network.parameters(), most)))
+    norms = [
+        whole(nn.utils.get_total_norm([p.grad for p in some if p.grad is not None]))
+        for some in meshes
+    ]
+    total = torch.linalg.vector_norm(torch.stack(norms))
+    for some in meshes:
+        nn.utils.clip_grads_with_norm_(some, most, total)
+    return float(total)
+
+
+def by_mesh(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return the parameters of each device mesh; plain ones have none."""
+    found: dict[object, list[Tensor]] = {}
+    for parameter in parameters:
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        found.setdefault(mesh, []).append(parameter)
+    return list(found.values())
+
+
 def made(
     name: str, network: nn.Module, config: TrainerConfig, *, rate: float
 ) -> Iterator[tuple[str, Optimizer]]:
@@ -113,6 +139,8 @@ def made(
     trained = [p for p in network.parameters() if p.requires_grad]
     if config.optimizer != "muon":
         kind, options = _kind(config)
+        if options.get("fused") and len(by_mesh(trained)) > 1:
+            options["fused"] = False  # one kernel takes the parameters of one mesh
         yield name, _built(kind, _groups(trained, config), options | {"lr": rate}, config)
         return
     outer = set(_outer(network))

@@ -10,7 +10,13 @@ import torch
 import torch.distributed as dist
 from support.tiny_models import tiny
 from support.updates import rows_of_a_step
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from rlake.loop.algorithms import resolve
 from rlake.loop.config import KeepConfig, LoraConfig, TrainerConfig
@@ -51,6 +57,24 @@ def qwen2() -> PreTrainedModel:
         return made
 
 
+def qwen3_moe() -> PreTrainedModel:
+    """A model with four experts in each layer, two for a token."""
+    config = Qwen3MoeConfig(
+        vocab_size=16,
+        hidden_size=16,
+        moe_intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        initializer_range=0.3,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Qwen3MoeForCausalLM(config)
+
+
 @dataclass(frozen=True)
 class Case:
     """A model, and how processes divide it."""
@@ -84,8 +108,14 @@ CASES = {
     "replicated": Case(qwen3, {"tensor": 2, "shard": 1}),
     "an adapter": Case(qwen3, {"tensor": 2}, adapter=True),
     "biases": Case(qwen2, {"tensor": 2}, trainer={"gradient_checkpointing": True}),
+    "experts": Case(qwen3_moe, {"experts": 4}),
+    "experts, sharded": Case(qwen3_moe, {"experts": 2}, trainer={"max_grad_norm": 0.5}),
+    "experts and tensor": Case(qwen3_moe, {"experts": 2, "tensor": 2}),
 }
 """Ways to divide a model; each has the step of one process."""
+
+RESUMED = ("tensor", "experts and tensor")
+"""Cases that are resumed too."""
 
 
 def trained(
@@ -112,7 +142,7 @@ def main(folder: Path) -> None:
         given: dict[str, Any] = {"shard": None, "seconds": 250.0, "idle_seconds": 250.0}
         divided = MultiProcess(world.store, **{**given, **case.world})
         told[name] = trained(divided, case, 3, folder)
-        if name == "tensor":
+        if name in RESUMED:
             trained(divided, case, 2, folder / f"many {name}")
             resumed = trained(divided, case, 1, folder / f"many {name}", load=True)
             told[f"{name}, resumed"] = resumed

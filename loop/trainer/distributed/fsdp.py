@@ -1,16 +1,18 @@
 """Shard networks over several processes with FSDP2, and gather their full weights.
 
 FSDP averages gradients over processes, but a step needs their sum, so `Updater` multiplies the loss
-by the number of processes. Tensor parallelism divides the matrices first, and FSDP the parts.
+by the number of processes. Tensor and expert parallelism divide matrices and experts first, and
+FSDP the parts.
 """
 
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from ...models.token_logprobs import Scorer
 from ..networks import Networks, layers
+from .expert_parallel import divide_experts
 from .tensor_parallel import divide
 from .world import MultiProcess
 
@@ -35,6 +37,15 @@ def shard(
     ]
     critic = [] if networks.critic is None else [networks.critic]
     for root in [networks.scorer, *others, *critic]:
+        if processes.experts > 1:
+            own = processes.experts_mesh(device)
+            for experts in divide_experts(root, own["experts"], mesh["tensor"]):
+                made = fully_shard(experts, mesh=own["shard"], offload_policy=policy)
+                assert isinstance(made, FSDPModule)
+                # tokens of all processes came to the experts, more than shard these
+                made.set_gradient_divide_factor(float(processes.averaged))
+                # gloo can only add up; without others to add, torch 2.13 would divide twice
+                made.set_force_sum_reduction_for_comms(enable=own["shard"].size() > 1)
         if mesh["tensor"].size() > 1:
             divide(root, mesh["tensor"])
         # Layers first: the root then shards only the parameters that are left.

@@ -32,6 +32,8 @@ class Terms:
     """Longest time between two calls of rank 0, which waits for rows."""
     tensor: int = 1
     """Number of processes that divide each matrix."""
+    experts: int = 1
+    """Number of processes that divide the experts of a layer."""
 
     @classmethod
     def of(cls, config: RunConfig, *, size: int) -> "Terms":
@@ -61,6 +63,7 @@ class Terms:
             parallel.timeout,
             config.schedule.timeout,
             tensor=parallel.tensor_parallel,
+            experts=parallel.expert_parallel,
         )
 
 
@@ -113,4 +116,5 @@ def joined(terms: Terms, store: Store, *, rank: int, local_rank: int) -> MultiPr
         seconds=terms.seconds,
         idle_seconds=terms.idle_seconds,
         tensor=terms.tensor,
+        experts=terms.experts,
     )

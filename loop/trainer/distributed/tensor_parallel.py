@@ -33,9 +33,9 @@ def divide(root: nn.Module, mesh: DeviceMesh) -> None:
     partial: set[nn.Module] = set()
     tied: dict[int, Any] = {}
     before = [(m, name, id(p)) for m in root.modules() for name, p in _own(m).items()]
-    for model in _models(root):
+    for model in models_within(root):
         plan = plan_of(model, mesh.size())
-        partial |= {m for name, m in model.named_modules() if plan.get(_wild(name)) == PARTIAL}
+        partial |= {m for name, m in model.named_modules() if plan.get(wild(name)) == PARTIAL}
         apply_tensor_parallelism(
             model, mesh, {name: style for name, style in plan.items() if style != PARTIAL}
         )
@@ -53,8 +53,14 @@ def plan_of(model: PreTrainedModel, size: int) -> dict[str, str]:
     """Return the style in which each layer of a model is divided, by its name with wildcards.
 
     Embeddings and head are whole in each process where `size` does not divide the vocabulary.
+    Experts are left out: they are divided by the plan of their own.
     """
-    plan = dict(model.tp_plan)
+    experts = tuple(model.ep_plan)
+    plan = {
+        name: style
+        for name, style in model.tp_plan.items()
+        if name not in experts and not name.startswith(tuple(f"{one}." for one in experts))
+    }
     names = {module: name for name, module in model.named_modules()}
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if vocabulary(model) % size:
@@ -62,20 +68,21 @@ def plan_of(model: PreTrainedModel, size: int) -> dict[str, str]:
         plan = {name: style for name, style in plan.items() if name not in whole}
     styles: dict[str, str] = {}
     for name, module in model.named_modules():
-        if hasattr(module, "lora_A") and (style := plan.pop(_wild(name), None)) is not None:
+        if hasattr(module, "lora_A") and (style := plan.pop(wild(name), None)) is not None:
             # the matrix of the adapter that has the divided side of the layer's own
             matrix = "lora_B.default" if style == "colwise" else "lora_A.default"
-            styles |= {f"{_wild(name)}.{part}": style for part in ("base_layer", matrix)}
+            styles |= {f"{wild(name)}.{part}": style for part in ("base_layer", matrix)}
     return plan | styles
 
 
 def divided(model: PreTrainedModel, size: int) -> frozenset[str]:
-    """Return the names of the parameters that are divided."""
+    """Return the names of the parameters that are divided, experts too."""
     plan = {name for name, style in plan_of(model, size).items() if style != PARTIAL}
+    plan |= set(model.ep_plan)
     return frozenset(
         name
         for name, _ in model.named_parameters()
-        if _wild(name) in plan or _wild(name.rpartition(".")[0]) in plan
+        if wild(name) in plan or wild(name.rpartition(".")[0]) in plan
     )
 
 
@@ -93,16 +100,17 @@ def narrowed(config: PreTrainedConfig, size: int) -> PreTrainedConfig:
     return made
 
 
-def _models(root: nn.Module) -> Iterator[PreTrainedModel]:
+def models_within(root: nn.Module) -> Iterator[PreTrainedModel]:
     """Yield the outermost models of transformers within a module."""
     if isinstance(root, PreTrainedModel):
         yield root
         return
     for child in root.children():
-        yield from _models(child)
+        yield from models_within(child)
 
 
-def _wild(name: str) -> str:
+def wild(name: str) -> str:
+    """Return the name of a layer as plans have it, with * for numbers."""
     return replace_layer_number_by_wildcard(name)
 
 

@@ -102,6 +102,7 @@ class MultiProcess(SingleProcess):
         seconds: float,
         idle_seconds: float,
         tensor: int = 1,
+        experts: int = 1,
     ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.store, self._seconds = store, seconds
@@ -110,6 +111,8 @@ class MultiProcess(SingleProcess):
         self.together = tensor
         self.averaged = self.size // tensor
         self._tensor, self._shard = tensor, shard or self.averaged
+        self.experts = experts
+        """The number of processes that divide the experts of a layer."""
         # Objects travel between CPUs, and the next call may come late, since rank 0 waits for rows.
         self._objects = _group(seconds, of_each=self.together)
         self._calls = _group(seconds + idle_seconds)
@@ -120,6 +123,11 @@ class MultiProcess(SingleProcess):
         """Return the mesh of the weights, with dimensions `replicate`, `shard` and `tensor`."""
         sizes = (self.averaged // self._shard, self._shard, self._tensor)
         return init_device_mesh(device, sizes, mesh_dim_names=("replicate", "shard", "tensor"))
+
+    def experts_mesh(self, device: str) -> DeviceMesh:
+        """Return the mesh of the weights of experts, with dimensions `shard` and `experts`."""
+        sizes = (self.size // self.experts, self.experts)
+        return init_device_mesh(device, sizes, mesh_dim_names=("shard", "experts"))
 
     def gather(self, value: T) -> list[T]:
         """Return what one process of each share gave, in the order of the shares."""

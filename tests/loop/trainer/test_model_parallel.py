@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load_file
 from support.distributed import place, settings
 from support.jobs import told
-from support.model_parallel import CASES, PROCESSES, qwen2, trained
+from support.model_parallel import CASES, PROCESSES, RESUMED, qwen2, qwen3_moe, trained
 from support.tiny_models import SPEC, offline
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlake.loop.algorithms import resolve
+from rlake.loop.cli.dry_run import plan
 from rlake.loop.config import RunConfig
 from rlake.loop.run import train
 from rlake.loop.trainer.distributed.fitting import check_models
@@ -35,7 +36,8 @@ TESTS = Path(__file__).parents[2]
 def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """What the processes did, in one launch for all tests of this file."""
     folder = tmp_path_factory.mktemp("launched")
-    trained(SingleProcess(), CASES["tensor"], 2, folder / "one tensor")
+    for name in RESUMED:
+        trained(SingleProcess(), CASES[name], 2, folder / f"one {name}")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(PROCESSES)),
@@ -70,7 +72,7 @@ def test_four_processes_that_divide_a_model_train_as_one_does(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tensor"])
+@pytest.mark.parametrize("name", RESUMED)
 def test_checkpoints_of_divided_models_are_read_by_any_number_of_processes(
     launched: tuple[Path, dict[str, Any]], name: str
 ) -> None:
@@ -147,11 +149,36 @@ def test_a_model_without_a_plan_is_refused(tmp_path: Path) -> None:
             "shard 3 does not divide 4 processes for each of tensor_parallel 3; expected one of "
             "1, 2, 4",
         ),
+        (
+            {"expert_parallel": 5},
+            "expert_parallel 5 does not divide 12 processes (`world_size`); expected one of 1, 2, 3"
+            ", 4, 6, 12",
+        ),
+        ({"expert_parallel": 4}, "expert_parallel 4 is not a multiple of tensor_parallel 3"),
+        (
+            {"expert_parallel": 6, "shard_size": 2},
+            "shard_size 2 replicates the weights, and expert_parallel 6 shards them over all",
+        ),
     ],
 )
 def test_sizes_that_do_not_divide_the_processes_are_refused(parallel: Any, error: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(error)):
         divided(**parallel)
+
+
+def test_experts_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
+    error = "`Qwen3ForCausalLM` has no experts with an `ep_plan` in transformers, which "
+    with pytest.raises(ConfigError, match=error):
+        check_models(divided(tensor_parallel=1, expert_parallel=4), resolve("sft"))
+    given = {"path": str(tmp_path)}
+    qwen3_moe().save_pretrained(tmp_path)
+    error = "expert_parallel 3 does not divide 4 experts of `model`; expected one of 1, 2, 4"
+    with pytest.raises(ConfigError, match=error):
+        check_models(divided(given, tensor_parallel=1, expert_parallel=3), resolve("sft"))
+    error = "has experts, .* does not divide; set `expert_parallel` to a multiple of it"
+    with pytest.raises(ConfigError, match=error):
+        check_models(divided(given, tensor_parallel=2), resolve("sft"))
+    check_models(divided(given, tensor_parallel=2, expert_parallel=4), resolve("sft"))
 
 
 def test_one_process_cannot_divide_a_model() -> None:
@@ -180,6 +207,14 @@ def test_each_process_needs_memory_for_its_part_of_a_model() -> None:
     assert halves["gradients"] == pytest.approx(whole["gradients"] / 2, rel=0.02)
     assert 0.5 < halves["activations"] / whole["activations"] < 0.75
     assert parts(world_size=4, tensor_parallel=2)["gradients"] == halves["gradients"] // 2
+
+
+def test_a_dry_run_prints_the_meshes() -> None:
+    said = plan(divided(shard_size=2, tensor_parallel=2), full=False)
+    assert "the weights are on a mesh of 12 processes: replicate 3 x shard 2 x tensor 2" in said
+    said = plan(divided(world_size=8, tensor_parallel=2, expert_parallel=4), full=False)
+    assert "the weights are on a mesh of 8 processes: shard 4 x tensor 2" in said
+    assert "the experts are on a mesh of 8 processes: shard 2 x experts 4" in said
 
 
 def test_adafactor_is_refused_where_parameters_are_sharded() -> None:
