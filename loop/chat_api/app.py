@@ -14,6 +14,7 @@ from ..inference.policy import Policy
 from . import requests as form
 from .completions import Serving, about
 from .errors import RequestError
+from .formats import CHAT, COMPLETIONS, RESPONSES
 from .limits import FEEDBACK_PATH, Guard
 from .metrics import CONTENT_TYPE, ServingMetrics
 from .requests import of_header
@@ -84,7 +85,17 @@ def _routes(app: FastAPI, serving: Serving, feedback: FeedbackHandler | None) ->
     @app.post("/v1/chat/completions")
     @app.post("/sessions/{session_id}/v1/chat/completions")
     async def chat(request: Request, session_id: str | None = None) -> Response:
-        return await serving.measured("chat", serving.chat(request, session_id))
+        return await serving.answer(CHAT, request, session_id)
+
+    @app.post("/v1/completions")
+    @app.post("/sessions/{session_id}/v1/completions")
+    async def complete(request: Request, session_id: str | None = None) -> Response:
+        return await serving.answer(COMPLETIONS, request, session_id)
+
+    @app.post("/v1/responses")
+    @app.post("/sessions/{session_id}/v1/responses")
+    async def respond(request: Request, session_id: str | None = None) -> Response:
+        return await serving.answer(RESPONSES, request, session_id)
 
     @app.get("/v1/models")
     @app.get("/sessions/{session_id}/v1/models")

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -13,26 +12,23 @@ from fastapi import Request, Response
 
 from ...store.records import Message
 from ..config.serve import ServeConfig
-from ..inference.policy import Completion, Policy, PolicyError, default_sampling
+from ..inference.messages import after
+from ..inference.policy import Policy
 from ..inference.token_stream import TokenStream, streaming_to
 from . import requests as form
 from . import responses
 from .errors import RequestError
+from .exchange import ChatExchange, Format
+from .generation import generate
 from .idempotency import Retries, Retry, retry_of
 from .limits import RequestLimiter
 from .metrics import ServingMetrics
-from .replies import PATIENCE_SECONDS, ChatExchange, Stream, whole
+from .replies import PATIENCE_SECONDS, Stream, whole
 from .requests import ChatRequest, of_header
+from .responses_api import ResponseRequest
 from .sessions import Session, Sessions, with_own_calls
 
 _log = logging.getLogger(__name__)
-_STATUS = {
-    "context_overflow": 400,
-    "template_error": 400,
-    "invalid_request": 400,
-    "timeout": 504,
-    "engine_error": 503,
-}
 
 
 class Serving:
@@ -88,21 +84,30 @@ class Serving:
         self.metrics.responses.labels(path, str(made.status_code)).inc()
         return made
 
-    async def chat(self, request: Request, session_id: str | None) -> Response:
-        """Answer a chat completion request."""
+    async def answer(self, form: Format, request: Request, session_id: str | None) -> Response:
+        """Answer a request of one of the APIs, and count the response."""
+        return await self.measured(form.name, self._respond(form, request, session_id))
+
+    async def _respond(self, api: Format, request: Request, session_id: str | None) -> Response:
         began = time.perf_counter()
         self.check()
         with ExitStack() as holds:
             held = holds.enter_context(self._limiter.holding())
             body = await held.read(request.stream())
-            asked = form.read_chat(form.parse(body))
+            asked = api.read(form.parse(body))
             name, policy = self.policy(asked.model)
             session, group = _names(request, session_id, asked)
+            earlier = self._earlier(asked)
             listener = TokenStream() if asked.is_streamed else None
-            exchange = ChatExchange(asked, name, token_text(policy), len(body), began, listener)
+            text = token_text(policy)
+            exchange = ChatExchange(api, asked, name, text, len(body), began, listener)
             retry = retry_of(request, asked, body)
             if retry is not None:
                 exchange.id = retry.response_id  # stable, so that a restarted server knows it
+            if earlier is not None:
+                session = session or earlier.id
+            elif isinstance(asked, ResponseRequest) and asked.is_kept:
+                session = session or exchange.id  # so that a later request can continue it
             # A task of its own, which can be cancelled when the client leaves, and outlives this
             # call when its answer is streamed.
             work = asyncio.create_task(self._answer(exchange, retry, policy, session, group))
@@ -152,41 +157,70 @@ class Serving:
                 return
             with self.sessions.request(session_id, group_id) as session:
                 exchange.session_id = session.id
-                messages = session.as_recorded(exchange.asked.messages)
+                asked = [
+                    session.as_recorded(_continued(exchange.asked, session, messages))
+                    for messages in exchange.asked.conversations(_texts(policy))
+                ]
                 async with self._limiter.slot():
                     began = time.perf_counter()
                     # Around the sampling only: what else is sampled for this request
                     # is not its answer.
                     with streaming_to(exchange.listener):
-                        sampled = await _generate(policy, exchange.asked, messages, session)
+                        answers = [
+                            await generate(policy, exchange.asked, messages, session)
+                            for messages in asked
+                        ]
                     exchange.engine_seconds = time.perf_counter() - began
                 # Before recording: it raises if the client was already streamed a different text.
+                sampled = [one for _, made in answers for one in made]
                 exchange.sampled(
                     [with_own_calls(one, exchange.id, i) for i, one in enumerate(sampled)]
                 )
-                self._count(exchange.model, exchange.completions)
-                await to_its_end(self._record(exchange, session, messages))
+                self._count(exchange)
+                told = [messages for messages, _ in answers]
+                await to_its_end(self._record(exchange, session, told))
 
     async def _record(
-        self, exchange: ChatExchange, session: Session, messages: Sequence[Message]
+        self, exchange: ChatExchange, session: Session, asked: Sequence[Sequence[Message]]
     ) -> None:
-        await self.sessions.record(
-            session,
-            messages,
-            exchange.asked.tools,
-            exchange.completions,
-            response_id=exchange.id,
-            nbytes=exchange.nbytes,
-        )
+        n = exchange.asked.n
+        for i, messages in enumerate(asked):
+            made = exchange.completions[i * n : (i + 1) * n]
+            await self.sessions.record(
+                session,
+                messages,
+                exchange.asked.tools,
+                # what was asked about other tokens is not part of what was sampled
+                [replace(one, top_logprobs=None) if one.top_logprobs else one for one in made],
+                response_id=exchange.id,
+                nbytes=exchange.nbytes,
+            )
         exchange.recorded = time.perf_counter()
 
-    def _count(self, name: str, completions: Sequence[Completion]) -> None:
-        usage = responses.usage(completions)
+    def _count(self, exchange: ChatExchange) -> None:
+        name, completions = exchange.model, exchange.completions
+        usage = responses.usage(completions, exchange.asked.n)
         self.metrics.tokens.labels(name, "prompt").inc(usage["prompt_tokens"])
         self.metrics.tokens.labels(name, "sampled").inc(usage["completion_tokens"])
         for one in completions:
             self.metrics.finished.labels(name, one.finish_reason).inc()
         self.metrics.turns.inc(len(completions))
+
+    def _earlier(self, asked: ChatRequest) -> Session | None:
+        """Return the session of the response that a request continues."""
+        if asked.previous_id is None:
+            return None
+        found = self.sessions.of_response(asked.previous_id)
+        if found is None:
+            raise RequestError(
+                f"no open session has the response `{asked.previous_id}`; sessions end after "
+                f"{self._settings.session_idle_timeout:g} s without a request: send the whole "
+                "conversation as `input`",
+                param="previous_response_id",
+                code="previous_response_not_found",
+                status=404,
+            )
+        return found
 
     def gauge(self) -> None:
         """Set the gauges to their current values."""
@@ -211,33 +245,20 @@ class Serving:
                 _log.exception("idle sessions could not be ended")
 
 
-async def _generate(
-    policy: Policy, asked: ChatRequest, messages: list[Any], session: Session
-) -> list[Completion]:
-    # of chance, unless the request has a seed: equal requests expect different answers
-    seeded = replace(default_sampling(policy), seed=secrets.randbits(48))
-    try:
-        return await policy.generate(
-            messages,
-            n=asked.n,
-            tools=asked.tools,
-            sampling=asked.sampling(seeded),
-            earlier=list(session.turns),
-        )
-    except PolicyError as error:
-        raise _refusal(error) from error
-
-
-def _refusal(error: PolicyError) -> RequestError:
-    status = _STATUS.get(error.finish_reason, 500)
-    codes = {"context_overflow": "context_length_exceeded"}
-    return RequestError(
-        str(error)[:2000],
-        status=status,
-        param=error.param or ("messages" if status == 400 else None),
-        code=codes.get(error.finish_reason, error.finish_reason),
-        retry_after=1.0 if status == 503 else None,
-    )
+def _continued(
+    asked: ChatRequest, session: Session, messages: Sequence[Message]
+) -> Sequence[Message]:
+    """Return messages after the conversation that a request continues, without its system's."""
+    if asked.previous_id is None:
+        return messages
+    pairs = zip(session.turns, session.responses, strict=True)
+    turn = next((turn for turn, name in pairs if name == asked.previous_id), None)
+    if turn is None:
+        message = "the response is of another session than the request names; name the same"
+        raise RequestError(message, param="previous_response_id")
+    system = [m for m in messages[:1] if m.get("role") == "system"]
+    before = [m for m in after(turn) if m.get("role") != "system"]
+    return [*system, *before, *messages[len(system) :]]
 
 
 async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
@@ -268,8 +289,13 @@ def _names(
 
 def token_text(policy: Policy) -> responses.TokenText:
     """Return a function from tokens to text, or to their numbers without a tokenizer."""
+    text = _texts(policy)
+    return lambda token: text([token])
+
+
+def _texts(policy: Policy) -> Callable[[list[int]], str]:
     text = getattr(getattr(policy, "inner", policy), "text", None)
-    return (lambda token: text([token])) if text else (lambda token: f"token_id:{token}")
+    return text or (lambda tokens: " ".join(f"token_id:{token}" for token in tokens))
 
 
 def about(name: str) -> dict[str, Any]:

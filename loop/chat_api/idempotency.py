@@ -16,7 +16,7 @@ from fastapi import Request
 from ...store.ids import content_id
 from ..inference.policy import Completion
 from .errors import RequestError
-from .replies import ChatExchange
+from .exchange import ChatExchange
 from .requests import ChatRequest, of_header
 from .sessions import nbytes_of
 

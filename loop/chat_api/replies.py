@@ -4,79 +4,23 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from ..inference.policy import Completion, PolicyError
 from ..inference.token_stream import TokenStream
 from . import responses
 from .errors import RequestError
+from .exchange import ChatExchange, Format
 from .metrics import ServingMetrics
-from .requests import ChatRequest, for_header
-from .sessions import new_key
+from .requests import for_header
 
 _EVENTS = "text/event-stream"
 PATIENCE_SECONDS = 10.0
 """After this long without a token, a stream sends a comment, so that clients do not time out."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class ChatExchange:
-    """A request and its answer so far."""
-
-    asked: ChatRequest
-    model: str
-    token_text: responses.TokenText
-    nbytes: int
-    """The size of the request's body."""
-    began: float
-    listener: TokenStream | None = None
-    """Receives the answer while it is sampled; None if it is sent whole."""
-    id: str = field(default_factory=lambda: f"chatcmpl-{new_key()}")
-    created: int = field(default_factory=lambda: int(time.time()))
-    session_id: str = ""
-    """The name of its session, once it is being answered."""
-    completions: list[Completion] = field(default_factory=list)
-    """The completions that are recorded."""
-    left: list[str] = field(default_factory=list)
-    """The rest of each text that was not streamed during sampling."""
-    engine_seconds: float = 0.0
-    recorded: float = 0.0
-    """When they were recorded, by `perf_counter`; 0 before."""
-
-    def sampled(self, completions: list[Completion]) -> None:
-        """Set the completions; raise RequestError if a different text was already streamed."""
-        self.completions = completions
-        contents = [responses.content(one) for one in completions]
-        try:
-            self.left = contents if self.listener is None else self.listener.left(contents)
-        except PolicyError as error:
-            raise RequestError(str(error), status=500) from error
-
-    def head(self, kind: str) -> dict[str, Any]:
-        """Return the fields that all responses of a kind begin with."""
-        made = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-        return made | {"session_id": self.session_id}
-
-    def chunks(self) -> responses.Chunks:
-        """Return the builder of the streamed chunks."""
-        return responses.Chunks(self.head("chat.completion.chunk"), self.asked, self.token_text)
-
-    def observe(self, metrics: ServingMetrics, seconds: float) -> float:
-        """Record the total time, and record and return the server's overhead.
-
-        The overhead is the time until recording, without the engine's time, plus `seconds` for
-        encoding the response. How fast a client reads does not count.
-        """
-        overhead = max(0.0, self.recorded - self.began - self.engine_seconds) + seconds
-        metrics.seconds.observe(time.perf_counter() - self.began)
-        metrics.overhead.observe(overhead)
-        return overhead
 
 
 def whole(exchange: ChatExchange, metrics: ServingMetrics) -> Response:
@@ -91,13 +35,11 @@ def whole(exchange: ChatExchange, metrics: ServingMetrics) -> Response:
 def _whole(exchange: ChatExchange) -> Response:
     if exchange.asked.is_streamed:
         contents = [responses.content(one) for one in exchange.completions]
-        chunks = exchange.chunks()
+        chunks = exchange.format.chunks(exchange)
         end = chunks.end(exchange.completions, contents)
-        return Response(_events([*chunks.begin(), *end, "[DONE]"]), media_type=_EVENTS)
-    head = exchange.head("chat.completion")
-    return JSONResponse(
-        responses.response(head, exchange.asked, exchange.completions, exchange.token_text)
-    )
+        made = _events(exchange.format, [*chunks.begin(), *end, *exchange.format.done])
+        return Response(made, media_type=_EVENTS)
+    return JSONResponse(exchange.format.whole(exchange))
 
 
 class Stream(StreamingResponse):
@@ -123,7 +65,7 @@ class Stream(StreamingResponse):
         )
         self._exchange, self._listener, self._work = exchange, listener, work
         self._metrics, self._ended = metrics, ended
-        self._chunks = exchange.chunks()
+        self._chunks = exchange.format.chunks(exchange)
         self._is_begun = False
         self._seconds = 0.0
         # Without it, the end of the work would be noticed only after PATIENCE_SECONDS.
@@ -165,7 +107,7 @@ class Stream(StreamingResponse):
             message += self._chunks.begin()
         for i, text in self._listener.take():
             message += self._chunks.text(i, text)
-        made = _events(message)
+        made = _events(self._exchange.format, message)
         self._seconds += time.perf_counter() - began
         return made
 
@@ -181,15 +123,15 @@ class Stream(StreamingResponse):
         exchange, began = self._exchange, time.perf_counter()
         begin = () if self._is_begun else self._chunks.begin()
         end = self._chunks.end(exchange.completions, exchange.left)
-        made = _events([*begin, *end, "[DONE]"])
+        made = _events(exchange.format, [*begin, *end, *exchange.format.done])
         self._seconds += time.perf_counter() - began + self._listener.seconds
         exchange.observe(self._metrics, self._seconds)
         return made
 
     def _broken(self, error: RequestError) -> bytes:
         self._metrics.broken.labels(str(error.status)).inc()
-        return responses.event(error.body)
+        return self._exchange.format.event(error.body)
 
 
-def _events(data: Iterable[dict[str, Any] | str]) -> bytes:
-    return b"".join(map(responses.event, data))
+def _events(form: Format, data: Iterable[dict[str, Any] | str]) -> bytes:
+    return b"".join(map(form.event, data))

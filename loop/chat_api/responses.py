@@ -79,12 +79,21 @@ def content(one: Completion) -> str:
     return str(one.answer.get("content") or "")
 
 
-def usage(completions: Sequence[Completion]) -> dict[str, int]:
-    """Return the number of prompt and sampled tokens; 0 if the engine does not report them."""
-    prompt = len(completions[0].prompt_ids or ()) if completions else 0
+def usage(completions: Sequence[Completion], n: int = 0) -> dict[str, int]:
+    """Return the number of prompt and sampled tokens; 0 if the engine does not report them.
+
+    Each `n` completions share a prompt; 0: all of them.
+    """
+    first = completions[:: n or max(len(completions), 1)]
+    prompt = sum(len(one.prompt_ids or ()) for one in first)
     sampled = sum(len(one.token_ids or ()) for one in completions)
     total = prompt + sampled
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": total}
+
+
+def finish_reason(one: Completion) -> str:
+    """Return why an answer ended, in OpenAI's words."""
+    return _REASONS.get(one.finish_reason, one.finish_reason)
 
 
 def event(data: Mapping[str, Any] | str) -> bytes:
@@ -103,7 +112,7 @@ def _message(one: Completion) -> dict[str, Any]:
 
 def _choice(i: int, one: Completion, asked: ChatRequest, token_text: TokenText) -> dict[str, Any]:
     calls = one.answer.get("tool_calls")
-    reason = "tool_calls" if calls else _REASONS.get(one.finish_reason, one.finish_reason)
+    reason = "tool_calls" if calls else finish_reason(one)
     choice: dict[str, Any] = {
         "index": i,
         "finish_reason": reason,
@@ -116,11 +125,22 @@ def _choice(i: int, one: Completion, asked: ChatRequest, token_text: TokenText) 
 
 
 def _logprobs(one: Completion, token_text: TokenText) -> dict[str, Any] | None:
+    content = token_logprobs(one, token_text)
+    return None if content is None else {"content": content, "refusal": None}
+
+
+def token_logprobs(one: Completion, token_text: TokenText) -> list[dict[str, Any]] | None:
+    """Return the log-prob of each token with those of the likeliest; None: not reported."""
     if one.token_ids is None or one.logprobs is None:
         return None
-    content = []
-    for token, value in zip(one.token_ids, one.logprobs, strict=True):
-        text = token_text(token)
-        encoded = list(text.encode("utf-8", "replace"))
-        content.append({"token": text, "logprob": value, "bytes": encoded, "top_logprobs": []})
-    return {"content": content, "refusal": None}
+    made = []
+    tops = one.top_logprobs or [()] * len(one.token_ids)
+    for token, value, top in zip(one.token_ids, one.logprobs, tops, strict=True):
+        likeliest = [_token(other, logprob, token_text) for other, logprob in top]
+        made.append(_token(token, value, token_text) | {"top_logprobs": likeliest})
+    return made
+
+
+def _token(token: int, logprob: float, token_text: TokenText) -> dict[str, Any]:
+    text = token_text(token)
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}

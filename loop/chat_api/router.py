@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 REPLY_SECONDS = 60.0
 """How long a recording's event loop may be blocked before its HTTP requests fail."""
+_ALWAYS = {"seed", "top_logprobs"}
+"""Fields of Sampling that every request may set, since they change no distribution."""
+_FORMS = {"json_schema": "response_format", "forced_tools": "tool_choice"}
+"""Fields that an agent relies on, so that they are refused rather than left out."""
 _session: ContextVar[str] = ContextVar("session")
 
 
@@ -55,7 +59,15 @@ class Route:
         """Return the policy's sampling settings with those that a request may set."""
         if asked is None:
             return self.sampling
-        names = [f.name for f in fields(Sampling) if f.name in self.heeds or f.name == "seed"]
+        for name, param in _FORMS.items():
+            if getattr(asked, name) and name not in self.heeds:
+                raise PolicyError(
+                    f"`{param}` would sample from another distribution than the policy's; add "
+                    f"`{name}` to `heeds` to allow it",
+                    finish_reason="invalid_request",
+                    param=param,
+                )
+        names = [f.name for f in fields(Sampling) if f.name in _ALWAYS.union(self.heeds)]
         return replace(self.sampling, **{name: getattr(asked, name) for name in names})
 
     async def here(self, work: Coroutine[Any, Any, T]) -> T:
@@ -107,8 +119,8 @@ class Router:
     ) -> list[Completion]:
         """Sample from the policy of this request."""
         route = self._route()
-        chosen = route.heeded(sampling)
         try:
+            chosen = route.heeded(sampling)
             made = await route.here(route.policy.generate(messages, sampling=chosen, **options))
         except PolicyError as error:
             route.failure = error
@@ -119,7 +131,7 @@ class Router:
     def _route(self) -> Route:
         found = self.routes.get(_session.get(""))
         if found is None:
-            from .requests import RequestError
+            from .errors import RequestError
 
             raise RequestError("this session has ended or does not exist", status=404)
         return found

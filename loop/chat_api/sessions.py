@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ...store.records import Message
 from ..inference.policy import Completion, Turn
-from .requests import same_answer
+from .messages import same_answer
 
 _TOKEN_BYTES = 72
 """Approximate size of a token and its log-prob in memory."""

@@ -10,12 +10,13 @@ from functools import cached_property
 from ...store.errors import JobError
 from ...store.ids import content_id
 from ...store.records import Message
-from ..models.load import tokenizer_digest
+from ..models.load import text_ids, tokenizer_digest
 from ..models.tool_calls import OutsideToolCalls, assistant_message, known_format
 from .cancellation import cancel_reason, on_cancel
 from .chat_template import Templates
 from .detokenizer import IncrementalDetokenizer, SpecialTokens
 from .engine import Engine, Request, Sampled
+from .grammars import grammar_of
 from .policy import Completion, PolicyError, Sampling, Tools, Turn
 from .scoring import scorer
 from .token_stream import TextDecoder, TokenCallback, current_callbacks
@@ -68,7 +69,10 @@ class ChatPolicy:
         if chosen.truncate_prompt_tokens is not None:
             prompt = prompt[-chosen.truncate_prompt_tokens :]
         callbacks = current_callbacks(n, lambda: self._decoder(tools))
-        sampled = await self.complete(prompt, n=n, sampling=chosen, callbacks=callbacks)
+        grammar = grammar_of(chosen, tools, tool_call_format=self._format)
+        sampled = await self.complete(
+            prompt, n=n, sampling=chosen, callbacks=callbacks, grammar=grammar
+        )
         return [self._completion(prompt, one, tools, chosen) for one in sampled]
 
     async def complete(
@@ -78,8 +82,11 @@ class ChatPolicy:
         n: int = 1,
         sampling: Sampling | None = None,
         callbacks: Sequence[TokenCallback | None] = (),
+        grammar: str | None = None,
     ) -> list[Sampled]:
         """Sample `n` times after a prompt of tokens; each callback receives one answer's tokens.
+
+        `grammar` is that of `grammars.grammar_of`.
 
         Raises PolicyError: `context_overflow` if the prompt leaves no room, `template_error` if it
         is empty.
@@ -106,6 +113,7 @@ class ChatPolicy:
                 sampling=replace(
                     chosen, max_tokens=most, min_tokens=least, seed=_seed(chosen.seed, i)
                 ),
+                grammar=grammar,
                 on_tokens=callbacks[i] if callbacks else None,
             )
             for i in range(n)
@@ -195,6 +203,8 @@ class ChatPolicy:
         self, messages: Sequence[Message], tools: Tools, earlier: Sequence[Turn]
     ) -> list[int]:
         """Return the prompt's tokens; the last one is cached, since a group shares its prompt."""
+        if messages and messages[-1].get("is_raw"):
+            return self._raw(messages[-1])
         try:
             # Not cached: these tokens depend on turns that are this rollout's own.
             if earlier:
@@ -213,6 +223,20 @@ class ChatPolicy:
                 finish_reason="template_error",
             ) from error
 
+    def _raw(self, message: Message) -> list[int]:
+        """Return the tokens of a prompt without a chat template: as given, or of its text."""
+        ids = message.get("token_ids")
+        if ids is None:
+            return text_ids(self.engine.tokenizer, str(message["content"]))
+        size = len(self.engine.tokenizer)
+        if (most := max(ids, default=0)) >= size:
+            raise PolicyError(
+                f"the prompt has the token {most}, and the vocabulary has {size:,} from 0",
+                finish_reason="invalid_request",
+                param="prompt",
+            )
+        return list(ids)
+
     def _completion(
         self, prompt: list[int], sampled: Sampled, tools: Tools, sampling: Sampling
     ) -> Completion:
@@ -224,6 +248,7 @@ class ChatPolicy:
             prompt_ids=prompt,
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
+            top_logprobs=sampled.top_logprobs,
             sampling=sampling,
             segments=sampled.segments,
             policy_version=first,

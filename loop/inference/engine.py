@@ -19,6 +19,8 @@ class Request:
     prompt_ids: Sequence[int]
     sampling: Sampling
     """With its own seed, and `max_tokens` that fit after the prompt."""
+    grammar: str | None = None
+    """The structural tag of xgrammar that the tokens follow; see `grammars`."""
     on_tokens: TokenCallback | None = field(default=None, compare=False)
     """Receives the tokens while they are sampled; None: they are not streamed."""
 
@@ -34,6 +36,8 @@ class Sampled:
     """stop, length or abort."""
     segments: Sequence[Segment]
     timing: Timing = field(default_factory=Timing)
+    top_logprobs: Sequence[Sequence[tuple[int, float]]] | None = None
+    """The `sampling.top_logprobs` likeliest tokens at each place, with their log-probs."""
 
 
 class Engine(Protocol):

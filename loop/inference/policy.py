@@ -72,6 +72,12 @@ class Sampling:
     """Added to the logits of tokens: pairs of a token and its bias."""
     truncate_prompt_tokens: int | None = None
     """Keep this many of the prompt's last tokens; None: all."""
+    json_schema: str | None = None
+    """The JSON schema that the answer follows, as text; None: it is free."""
+    forced_tools: tuple[str, ...] = ()
+    """The tools of which the answer calls one; empty: it need not."""
+    top_logprobs: int = 0
+    """Likeliest tokens that are reported beside each sampled one."""
     seed: int = 0
     """Every completion is a function of the weights, the prompt, the seed and its index."""
 
@@ -113,6 +119,8 @@ PROCESSING = (
     "presence_penalty",
     "frequency_penalty",
     "logit_bias",
+    "json_schema",
+    "forced_tools",
 )
 """Settings that change logits before sampling; log-probs are of the unchanged ones."""
 OTHERS = (*PROCESSING, "ignore_eos", "truncate_prompt_tokens")
@@ -151,6 +159,8 @@ class Completion:
     prompt_ids: Sequence[int] | None = None
     token_ids: Sequence[int] | None = None
     """The sampled tokens with the end token; None if the engine does not report them."""
+    top_logprobs: Sequence[Sequence[tuple[int, float]]] | None = None
+    """For each of token_ids the likeliest tokens with their log-probs, if they were requested."""
     logprobs: Sequence[float] | None = None
     """One for each of token_ids, in nats, of the full distribution at the sampling temperature."""
     sampling: Sampling | None = None

@@ -184,7 +184,7 @@ def prompt_ids(
     tokenizer adds to texts, if any. A chat template writes such a token itself.
     """
     if tokenizer.chat_template is None:
-        return _begun(tokenizer, plain(messages))
+        return text_ids(tokenizer, plain(messages))
     ids = tokenizer.apply_chat_template(
         list(messages),  # type: ignore[arg-type]
         tools=list(tools) if tools else None,  # type: ignore[arg-type]
@@ -208,10 +208,10 @@ def response_ids(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
 
 def document_ids(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
     """Return the tokens of a whole text, with those that begin and end one."""
-    return [*_begun(tokenizer, text), eos_id(tokenizer)]
+    return [*text_ids(tokenizer, text), eos_id(tokenizer)]
 
 
-def _begun(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
+def text_ids(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
     """Return a text's tokens after those that the tokenizer adds at the beginning.
 
     Tokens that it adds at the end, such as an end token, are left out: the text may continue. A

@@ -1,6 +1,7 @@
 """A policy behind an HTTP endpoint that speaks OpenAI's chat API."""
 
 import asyncio
+import json
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -56,6 +57,7 @@ class EndpointPolicy:
         Raises PolicyError: `context_overflow` if the endpoint reports it, else `engine_error`.
         """
         chosen = sampling or self.sampling
+        _check_possible(chosen, messages)
         callbacks = [None] * n if tools else current_callbacks(n, lambda: "".join)
         requests = []
         for i, callback in enumerate(callbacks):
@@ -115,6 +117,21 @@ class EndpointPolicy:
         return replace(made, sampling=sampling)
 
 
+def _check_possible(sampling: Sampling, messages: Sequence[Message]) -> None:
+    if sampling.top_logprobs:
+        raise PolicyError(
+            "an endpoint's likeliest tokens have no token ids; leave `top_logprobs` out",
+            finish_reason="invalid_request",
+            param="top_logprobs",
+        )
+    if any(message.get("is_raw") for message in messages):
+        raise PolicyError(
+            "an endpoint answers conversations, not raw prompts; send `messages`",
+            finish_reason="invalid_request",
+            param="prompt",
+        )
+
+
 def _gives_full(sampling: Sampling, *, processed: bool) -> bool:
     """Return whether an endpoint's log-probs are of the full distribution at the temperature.
 
@@ -122,7 +139,9 @@ def _gives_full(sampling: Sampling, *, processed: bool) -> bool:
     """
     if processed:
         return not (sampling.is_truncated or sampling.is_processed)
-    return sampling.temperature in (0.0, 1.0)
+    # a grammar is applied to the logits before servers take log-probs of them
+    is_free = sampling.json_schema is None and not sampling.forced_tools
+    return is_free and sampling.temperature in (0.0, 1.0)
 
 
 def _others(sampling: Sampling) -> dict[str, Any]:
@@ -130,6 +149,12 @@ def _others(sampling: Sampling) -> dict[str, Any]:
     made = sampling.others
     if "logit_bias" in made:
         made["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    if (schema := made.pop("json_schema", None)) is not None:
+        form = {"name": "answer", "schema": json.loads(schema), "strict": True}
+        made["response_format"] = {"type": "json_schema", "json_schema": form}
+    if names := made.pop("forced_tools", ()):
+        named = {"type": "function", "function": {"name": names[0]}}
+        made["tool_choice"] = named if len(names) == 1 else "required"
     return made
 
 
@@ -139,7 +164,8 @@ def _actual(sampling: Sampling, body: Mapping[str, Any]) -> Sampling:
     asked = {name: body[name] for name in names if isinstance(body.get(name), int | float)}
     if isinstance(biases := body.get("logit_bias"), Mapping):
         asked["logit_bias"] = tuple((int(token), bias) for token, bias in biases.items())
-    return replace(Sampling(max_tokens=sampling.max_tokens, stop=sampling.stop), **asked)
+    names = ("max_tokens", "stop", "json_schema", "forced_tools")
+    return replace(Sampling(**{name: getattr(sampling, name) for name in names}), **asked)
 
 
 def _close(client: EndpointClient) -> None:

@@ -81,7 +81,7 @@ class Batch:
         used = len(self.rows)
         for one in new:
             if (how := one.request.sampling).is_processed:
-                one.processor = LogitsProcessor(how, one.prompt, end=self._end)
+                one.processor = LogitsProcessor(how, one.prompt, end=self._end, matcher=one.matcher)
         longest = max(len(sequence.prompt) for sequence in new)
         self._network.reserve(used + len(new), longest + 1, used=used)
         logits_BV = self._network.read([sequence.prompt for sequence in new], first=used)
@@ -111,6 +111,9 @@ class Batch:
             assert processed_BV is not None, "some logits are changed"
             processed_BV[i] = processor(logits_BV[i], sequences[i].tokens)
         token_B, logprob_B = choice.tokens(logits_BV, noise_B, processed_BV)
+        for i, one in enumerate(sequences):
+            if number := one.request.sampling.top_logprobs:
+                one.top_logprobs.append(choice.likeliest(logits_BV, i, number))
         found = zip(sequences, token_B.tolist(), logprob_B.tolist(), strict=True)
         for one, token, logprob in found:
             if not isfinite(logprob):

@@ -1,6 +1,7 @@
 """The engine in this process, on transformers: requests join and leave one running batch."""
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +26,8 @@ from .weight_loading import load_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from .grammar import GrammarCompiler, GrammarMatcher
 
 T = TypeVar("T")
 
@@ -72,6 +75,8 @@ class TransformersEngine:
         self._job: Future[Any] | None = None
         self._pump: asyncio.Task[None] | None = None
         self._is_wanted = self._is_closed = False
+        self._grammars: GrammarCompiler | None = None
+        self._compiling = threading.Lock()
 
     async def complete(self, requests: Sequence[Request]) -> list[Sampled]:
         """Sample for requests, in steps shared with all others, and return answers in order.
@@ -81,8 +86,11 @@ class TransformersEngine:
         if not requests:
             return []
         loop = asyncio.get_running_loop()
+        matchers = [await self._matcher(request.grammar) for request in requests]
         call = Call(loop.create_future(), [])
         call.sequences += [self._running(request, call) for request in requests]
+        for one, matcher in zip(call.sequences, matchers, strict=True):
+            one.matcher = matcher
         # First, because it raises if the engine is closed: nothing must then wait for an answer.
         self._wake(loop)
         self._calls[call] = None
@@ -128,6 +136,22 @@ class TransformersEngine:
         await self._settle()
         self._batch.clear()
         self._worker.shutdown(wait=False)
+
+    async def _matcher(self, grammar: str | None) -> "GrammarMatcher | None":
+        """Return a matcher of a grammar, compiled in another thread: that may take a second."""
+        if grammar is None:
+            return None
+
+        def made() -> "GrammarMatcher":
+            from .grammar import GrammarCompiler
+
+            with self._compiling:
+                if self._grammars is None:
+                    size = self.model.config.get_text_config().vocab_size
+                    self._grammars = GrammarCompiler(deepcopy(self.tokenizer), size)
+                return self._grammars.matcher(grammar)
+
+        return await asyncio.to_thread(made)
 
     def _running(self, request: Request, call: Call) -> Running:
         longest = self._settings.max_cache_tokens

@@ -4,12 +4,16 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..engine import Request, Sampled
 from ..policy import Segment, Timing
 from .logits import LogitsProcessor
+
+if TYPE_CHECKING:
+    from .grammar import GrammarMatcher
 
 NOISE = 64
 """Uniform numbers drawn at once."""
@@ -34,6 +38,8 @@ class Sequence:
         """None before its end."""
         self.is_gone = self.is_aborted = False
         """Whether its caller gave up, or asked for the tokens so far."""
+        self.top_logprobs: list[list[tuple[int, float]]] = []
+        self.matcher: GrammarMatcher | None = None
         self.processor: LogitsProcessor | None = None
         """Changes its logits; None: they are sampled from as they are."""
         self._segments: list[tuple[int, str | None, int]] = []
@@ -113,6 +119,7 @@ class Sequence:
         return Sampled(
             token_ids=self.tokens,
             logprobs=self.logprobs,
+            top_logprobs=self.top_logprobs if self.request.sampling.top_logprobs else None,
             finish_reason=self.finish_reason or "abort",
             segments=[
                 Segment(policy_version=version, num_tokens=n, digest=digest)

@@ -56,6 +56,11 @@ class TokenSampler:
             token_B = torch.where(self._greedy_B, logits_BV.argmax(-1), token_B)
         return _with_logprobs(p_BV, token_B)
 
+    def likeliest(self, logits_BV: Tensor, row: int, number: int) -> list[tuple[int, float]]:
+        """Return the likeliest tokens of a row with their log-probs, the likeliest first."""
+        top = self._scaled(logits_BV)[row].log_softmax(-1).topk(min(number, logits_BV.shape[1]))
+        return list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+
     def _scaled(self, logits_BV: Tensor) -> Tensor:
         return logits_BV if self._scale is None else logits_BV / self._scale
 

@@ -64,6 +64,8 @@ class PartialOutput:
     """Labels of weights with the number of tokens they sampled, as vLLM's scheduler reports."""
     first_token: float
     """Time of the first token, by perf_counter."""
+    top_logprobs: Sequence[Sequence[tuple[int, float]]] = ()
+    """The likeliest tokens at each place, if they were requested."""
 
 
 class Backend:
@@ -99,8 +101,10 @@ class Backend:
     ) -> PartialOutput:
         """Continue a prompt until the end of the answer, or until the request is aborted."""
         from vllm import SamplingParams  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
-        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams  # pyright: ignore[reportMissingImports]
 
+        grammar = asked.request.grammar
+        form = None if grammar is None else StructuredOutputsParams(structural_tag=grammar)
         params = SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -118,8 +122,9 @@ class Backend:
             logit_bias=dict(sampling.logit_bias) or None,
             # Text is made from the tokens later; vLLM needs it only to find stop texts.
             detokenize=bool(sampling.stop),
-            # 0 further tokens: the log-prob of the sampled one is always there.
-            logprobs=0,
+            # Beside the log-prob of the sampled one, which is always there.
+            logprobs=sampling.top_logprobs,
+            structured_outputs=form,
             # Without streaming only the first and the last tokens are worth a message.
             stream_interval=1 if asked.on_tokens is not None else 1 << 20,
             output_kind=RequestOutputKind.DELTA,
@@ -127,6 +132,7 @@ class Backend:
         )
         tokens: list[int] = []
         logprobs: list[float] = []
+        top: list[list[tuple[int, float]]] = []
         first, output = 0.0, None
         async with self._request():
             async for one in self._llm.generate(_prompt(prompt_ids), params, asked.name):
@@ -136,12 +142,16 @@ class Backend:
                 asked.stream(list(output.token_ids))
                 if output.token_ids and output.logprobs is not None:
                     logprobs += _sampled(output.logprobs)[-len(output.token_ids) :]
+                    if sampling.top_logprobs:
+                        found = _likeliest(output.logprobs, sampling.top_logprobs)
+                        top += found[-len(output.token_ids) :]
                 if asked.is_ended and output.finish_reason is None:
                     # Again: an abort that arrives before its request is ignored.
                     await self._llm.abort(asked.name)
         assert output is not None, "vLLM answers each request"
         spans = [(span.version, span.end - span.start) for span in output.weight_versions or ()]
-        return PartialOutput(tokens, logprobs, output.finish_reason or "abort", spans, first)
+        reason = output.finish_reason or "abort"
+        return PartialOutput(tokens, logprobs, reason, spans, first, top)
 
     async def score(self, name: str, token_ids: Sequence[int]) -> list[float] | None:
         """Return the log-prob of each token but the first; None if the request was aborted."""
@@ -284,6 +294,15 @@ def _line(error: Exception) -> str:
 def _sampled(logprobs: Any) -> list[float]:
     """Return the log-probs of the sampled tokens, the first of each position."""
     return [float(logprobs.logprobs[start]) for start in logprobs.start_indices]
+
+
+def _likeliest(logprobs: Any, number: int) -> list[list[tuple[int, float]]]:
+    """Return the likeliest tokens of each position, which follow the sampled one."""
+    made = []
+    for start, end in zip(logprobs.start_indices, logprobs.end_indices, strict=True):
+        places = range(start + 1, min(end, start + 1 + number))
+        made.append([(int(logprobs.token_ids[i]), float(logprobs.logprobs[i])) for i in places])
+    return made
 
 
 @contextmanager

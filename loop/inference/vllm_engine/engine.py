@@ -223,7 +223,11 @@ class VllmEngine:
         prompt = [*asked.request.prompt_ids, *answer.token_ids]
         asked.name = content_id(asked.name, len(answer.token_ids), length=32)
         try:
-            answer.add(await backend.sample(asked, prompt, sampling))
+            piece = await backend.sample(asked, prompt, sampling)
+            # A grammar is followed from its beginning: an answer that new weights interrupted
+            # begins anew.
+            if not (asked.request.grammar and piece.finish_reason == "abort") or asked.is_ended:
+                answer.add(piece)
         except DiedError as error:
             await self._died(backend, error)
             raise PolicyError(str(error)) from error

@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 
-def keep_full_logprobs(sampler: Any) -> bool:
-    """Make a sampler of vLLM return log-probs of the full distribution; False if it is unknown."""
+def keep_full_logprobs(sampler: Any, grammars: Any = None) -> bool:
+    """Make a sampler of vLLM return log-probs of the full distribution; False if it is unknown.
+
+    `grammars` is what masks logits by grammars in model runner V2.
+    """
     if hasattr(sampler, "topk_topp_sampler"):
         sampler.sample = _of_runner_1(sampler)
     elif hasattr(sampler, "sampling_states"):
-        sampler.sample = _of_runner_2(sampler)
+        sampler.sample = _of_runner_2(sampler, grammars)
     return "sample" in vars(sampler)
 
 
@@ -27,7 +30,7 @@ def _of_runner_1(sampler: Any) -> Any:
     before: list[Tensor] = []
 
     def processed(logits: Tensor, metadata: Any, *rest: Any, **options: Any) -> Any:
-        if _changes(metadata):
+        if not before and _changes(metadata):
             before[:] = [logits.clone()]
         return process(logits, metadata, *rest, **options)
 
@@ -46,7 +49,22 @@ def _of_runner_1(sampler: Any) -> Any:
         return sampled, sampler.compute_logprobs(full) if is_wanted else logprobs
 
     sampler.apply_logits_processors = processed
+    _keep_unmasked(before)
     return sample
+
+
+def _keep_unmasked(before: list[Tensor]) -> None:
+    """Keep the logits that a grammar is about to mask."""
+    from vllm.v1.worker import gpu_model_runner  # pyright: ignore[reportMissingImports]
+
+    runner: Any = gpu_model_runner
+    mask = runner.apply_grammar_bitmask
+
+    def masked(scheduled: Any, grammar: Any, batch: Any, logits: Tensor) -> None:
+        before[:] = [logits.to(torch.float32, copy=True)]
+        mask(scheduled, grammar, batch, logits)
+
+    runner.apply_grammar_bitmask = masked
 
 
 def _changes(metadata: Any) -> bool:
@@ -57,9 +75,18 @@ def _changes(metadata: Any) -> bool:
     )
 
 
-def _of_runner_2(sampler: Any) -> Any:
+def _of_runner_2(sampler: Any, grammars: Any) -> Any:
     """Return `sample` for the sampler of vLLM's model runner V2, the default on GPUs."""
     original = sampler.sample
+    before: list[Tensor] = []
+    if grammars is not None:
+        mask = grammars.apply_grammar_bitmask
+
+        def masked(logits: Tensor, *rest: Any) -> None:
+            before[:] = [logits.to(torch.float32, copy=True)]
+            mask(logits, *rest)
+
+        grammars.apply_grammar_bitmask = masked
 
     def sample(
         logits: Tensor, expanded: Tensor, rows: Tensor, rows_np: Any, *rest: Any, **options: Any
@@ -72,9 +99,11 @@ def _of_runner_2(sampler: Any) -> Any:
             or any(_is_used(one, rows_np) for one in sampler.logits_processors)
         )
         is_wanted = sampler.logprobs_mode == "processed_logprobs"
-        if not cuts or not is_wanted or sampler.return_sampling_mask:
+        unmasked = before.pop() if before else None
+        is_changed = cuts or unmasked is not None
+        if not is_changed or not is_wanted or sampler.return_sampling_mask:
             return original(logits, expanded, rows, rows_np, *rest, **options)
-        full = torch.empty_like(logits, dtype=torch.float32).copy_(logits)
+        full = logits.to(torch.float32, copy=True) if unmasked is None else unmasked
         states.apply_temperature(full, expanded, rows_np)
         sampled, _ = original(logits, expanded, rows, rows_np, *rest, **options)
         return sampled, full  # whose log-softmax vLLM takes

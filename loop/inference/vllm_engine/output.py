@@ -2,6 +2,7 @@
 
 import json
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from time import perf_counter
@@ -25,6 +26,7 @@ class Answer:
     request: Request
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[Sequence[tuple[int, float]]] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     finish_reason: str = "abort"
     pieces: int = 0
@@ -50,8 +52,8 @@ class Answer:
 
     @property
     def on_tokens(self) -> TokenCallback | None:
-        """The callback for the rest; None if a stop text may still cut it."""
-        may_be_cut = self.pieces > 0 and self.request.sampling.stop
+        """The callback for the rest; None if a stop text may still cut it, or it may begin anew."""
+        may_be_cut = self.request.grammar or (self.pieces > 0 and self.request.sampling.stop)
         return None if may_be_cut else self.request.on_tokens
 
     def add(self, piece: PartialOutput) -> None:
@@ -68,6 +70,7 @@ class Answer:
             self.first_token = piece.first_token - self.began
         self.token_ids += piece.token_ids
         self.logprobs += piece.logprobs
+        self.top_logprobs += piece.top_logprobs
         self.finish_reason = piece.finish_reason
         self.pieces += 1
 
@@ -86,6 +89,7 @@ class Answer:
         return Sampled(
             token_ids=self.token_ids,
             logprobs=self.logprobs,
+            top_logprobs=self.top_logprobs if self.request.sampling.top_logprobs else None,
             finish_reason=self.finish_reason,
             segments=self.segments,
             timing=Timing(first_token=self.first_token, total=perf_counter() - self.began),
@@ -105,7 +109,7 @@ class Answer:
             self._end_at(end)
 
     def _end_at(self, end: int) -> None:
-        del self.token_ids[end:], self.logprobs[end:]
+        del self.token_ids[end:], self.logprobs[end:], self.top_logprobs[end:]
         self.finish_reason = "stop"
         kept: list[Segment] = []
         for segment in self.segments:

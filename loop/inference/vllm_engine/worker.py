@@ -58,7 +58,8 @@ class Worker:
     def gives_full_logprobs(self) -> str | None:
         """Make log-probs those of the full distribution; return why that is impossible."""
         sampler = self.model_runner.sampler  # only the last of several stages has one
-        if sampler is None or keep_full_logprobs(sampler):
+        grammars = getattr(self.model_runner, "structured_outputs_worker", None)
+        if sampler is None or keep_full_logprobs(sampler, grammars):
             return None
         return f"its sampler `{type(sampler).__name__}` is unknown, so its log-probs are too"
 

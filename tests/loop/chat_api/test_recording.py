@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import string
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -265,3 +266,25 @@ def test_workflows_are_imported_without_the_extra_serve(monkeypatch: pytest.Monk
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "fastapi", None)
     assert import_module("rlake.loop.workflows").agent
+
+
+def test_an_answer_is_forced_into_a_form_only_if_the_recording_heeds_it() -> None:
+    form: Any = {"type": "json_object"}
+    spec = {"alphabet": string.printable, "max_length": 512}
+
+    async def go() -> list[Any]:
+        policy = speaking(sampling=Sampling(max_tokens=5), **spec)
+        async with record(policy, TASK) as session:
+            with pytest.raises(
+                openai.BadRequestError, match="add `json_schema` to `heeds`"
+            ) as error:
+                await asks(session.client, response_format=form)
+            assert error.value.param == "response_format"
+        async with record(policy, TASK, heeds=("json_schema",)) as session:
+            await asks(session.client, response_format=form)
+            return session.rows()
+
+    [row] = asyncio.run(go())
+    assert row.response_text is not None
+    assert row.response_text.startswith("{")
+    assert row.sampling == {"json_schema": '{"type": "object"}'}

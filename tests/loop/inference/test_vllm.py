@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from rlake.loop.algorithms import resolve
 from rlake.loop.config import TrainerConfig
 from rlake.loop.inference import Request, Sampled, Weights
+from rlake.loop.inference.chat_policy import ChatPolicy
 from rlake.loop.inference.policy import PolicyError, Sampling
 from rlake.loop.inference.vllm_engine.engine import VllmEngine
 from rlake.loop.losses.batch import examples
@@ -205,6 +206,40 @@ async def test_penalties_and_least_lengths_change_what_is_sampled_and_no_log_pro
         asks(1, max_tokens=40, ignore_eos=True, logit_bias=((END, 50.0),))
     )
     assert list(ignoring.token_ids) == [END] * 40
+
+
+@in_a_loop
+async def test_a_grammar_is_followed_and_log_probs_are_without_it(
+    engine: VllmEngine, models: list[PreTrainedModel], versions: list[Weights]
+):
+    # the tiny tokenizer has digits and signs only, with which JSON writes numbers
+    policy = ChatPolicy(engine)
+    how = Sampling(max_tokens=8, json_schema='{"enum": [1, 23, 45]}', top_logprobs=2)
+    asked = [{"role": "user", "content": "1+1="}]
+    sampled = policy.generate(asked, n=4, sampling=how)
+    plain = policy.generate(asked, sampling=replace(how, json_schema=None))
+    found, [free] = await asyncio.gather(sampled, plain)
+    prompt = list(free.prompt_ids or ())
+    for one in [*found, free]:
+        tokens = list(one.token_ids or ())
+        with torch.no_grad():
+            ids = torch.tensor([[*prompt, *tokens]])
+            own_TV = models[engine.version](input_ids=ids).logits[0].double().log_softmax(-1)
+        for i, token in enumerate(tokens):
+            truth_V = own_TV[len(prompt) - 1 + i]
+            assert one.logprobs is not None
+            assert one.logprobs[i] == pytest.approx(float(truth_V[token]), abs=1e-4)
+            assert one.top_logprobs is not None
+            tops = [logprob for _, logprob in one.top_logprobs[i]]
+            assert tops == pytest.approx(truth_V.topk(2).values.tolist(), abs=1e-4)
+    assert {one.text for one in found} <= {"1", "23", "45"}
+    # weights that arrive meanwhile: the answer begins anew, and follows the grammar from there
+    long = Sampling(max_tokens=600, json_schema='{"type": "integer", "minimum": 1}', top_k=1)
+    work = asyncio.create_task(policy.generate(asked, n=4, sampling=long))
+    await engine.swap(versions[1 - engine.version])
+    for one in await work:
+        assert len(one.segments) == 1
+        assert one.text.isdigit()
 
 
 def kept(

@@ -5,10 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlake.loop.chat_api.requests import RequestError, canonical, parse, read_chat, same_answer
+from rlake.loop.chat_api.errors import RequestError
+from rlake.loop.chat_api.messages import canonical, same_answer
+from rlake.loop.chat_api.requests import parse, read_chat
 from rlake.loop.inference.policy import Sampling
 
 USER = [{"role": "user", "content": "2+2="}]
+TOOL = {"type": "function", "function": {"name": "add"}}
 CALL = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
 
@@ -70,7 +73,17 @@ def test_what_a_request_says_of_sampling_stands_over_the_default() -> None:
         ({"tools": {}}, "tools"),
         ({"tools": [{"type": "function"}]}, "tools.0"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "tools": [TOOL]}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "min_tokens": 2}, "min_tokens"),
+        ({"tool_choice": {"type": "function", "function": {"name": "ad"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}, "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": 5, "tools": [TOOL]}, "tool_choice"),
+        ({"parallel_tool_calls": False, "tools": [TOOL]}, "parallel_tool_calls"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"temprature": 0.5}, "temprature"),
         ({"frequency_penalty": 3.0}, "frequency_penalty"),
         ({"presence_penalty": "some"}, "presence_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),

@@ -9,7 +9,7 @@ import pytest
 from support.serving import chat, kept, recorded, writer
 from support.tiny_models import offline, speaking, table
 
-from rlake.loop.chat_api.requests import RequestError
+from rlake.loop.chat_api.errors import RequestError
 from rlake.loop.chat_api.sessions import Sessions
 from rlake.loop.inference.policy import Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
