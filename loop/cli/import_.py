@@ -7,7 +7,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from ...store.errors import ConfigError, InputError
+from ...store.errors import ConfigError
 from .app import ROWS, JsonOption, StoreOption, app, argument, heavy, open_store, option
 from .tables import counted, print_json, screen
 
@@ -65,7 +65,14 @@ File types, by suffix:
   csv          comma, semicolon or tab separated
   parquet      Parquet
   arrow        Arrow IPC, file or stream; Feather
-  hf           a folder that Hugging Face datasets saved with save_to_disk
+  hf           a folder that Hugging Face datasets saved with save_to_disk, or loads
+
+\b
+Addresses, copied before they are read:
+  hf://OWNER/NAME[@REVISION][#CONFIG]           a dataset of the Hugging Face hub
+  modelscope://OWNER/NAME[@REVISION][#CONFIG]   one of ModelScope's
+  postgresql://USER:PASSWORD@HOST/DATABASE#TABLE  a table, or a SELECT in its place
+  sqlite:///FILE#TABLE                          the same of an SQLite file
 
 \b
 Formats, most of them detected from the file's columns:
@@ -87,8 +94,10 @@ def import_(
         argument("Import rows of this kind; `values` belong to stored tasks or experiences."),
     ],
     files: Annotated[
-        list[Path],
-        argument("Read these files, or a dataset's folder; see below.", metavar="FILE..."),
+        list[str],
+        argument(
+            "Read these files, a dataset's folder, or an address; see below.", metavar="FILE..."
+        ),
     ],
     store: StoreOption = None,
     sql: SqlOption = None,
@@ -125,12 +134,12 @@ def import_(
     `experience_id` or `task_id`, and one column per value, or `name` and `value`. Files that end in
     .gz, .zst or .bz2 are decompressed.
     """
-    from ...store.files import import_rows, import_values, open_input
+    from ...store.files import import_rows, import_values, matching, open_input, shown
 
     # Before a tokenizer is loaded, which takes seconds.
     _check_values(table, name, given=taskset or tokenizer or format or skip_invalid)
     made = None if tokenizer is None else heavy("models.chat_tokenizer").load_tokenizer(tokenizer)
-    found = _matching(files) if glob else files
+    found = matching(files) if glob else files
     message = []
     for together in [[file] for file in found] if each or table == "values" else [found]:
         what = _named(together)
@@ -157,7 +166,7 @@ def import_(
                     replace=replace,
                     progress=progress,
                 )
-        names = {"file": what} if len(together) == 1 else {"files": [str(f) for f in together]}
+        names = {"file": what} if len(together) == 1 else {"files": [shown(f) for f in together]}
         lost = {"rejected_to": str(bad.path)} if bad and bad.why else {}
         message.append(vars(done) | names | lost | {"store": lake.uri})
         if not as_json:
@@ -166,32 +175,21 @@ def import_(
         print_json(message[0] if len(message) == 1 else {"files": message})
 
 
-def _matching(patterns: Sequence[Path]) -> list[Path]:
-    from glob import glob
+def _named(files: Sequence[str]) -> str:
+    from ...store.files import shown
 
-    found: dict[str, None] = {}
-    for pattern in patterns:
-        # Sorted, since the order of a folder differs from machine to machine.
-        fitting = sorted(glob(str(pattern), recursive=True))  # noqa: PTH207 - patterns may be absolute
-        if not fitting:
-            raise InputError(f"no file matches `{pattern}`; nothing was imported")
-        found |= dict.fromkeys(fitting)
-    return [Path(name) for name in found]
-
-
-def _named(files: Sequence[Path]) -> str:
     more = f" and {counted(len(files) - 1, 'more file')}" if len(files) > 1 else ""
-    return f"{files[0]}{more}"
+    return f"{shown(files[0])}{more}"
 
 
-def _rejected(given: Path | None, files: Sequence[Path], before: Sequence[object]) -> "Rejected":
+def _rejected(given: Path | None, files: Sequence[str], before: Sequence[object]) -> "Rejected":
     """Return the file of invalid lines and rows; each import has its own."""
-    from ...store.files import Rejected
+    from ...store.files import Rejected, shown
 
     # With `--each`, one file would overwrite the other.
     if given is not None and before:
         return Rejected(given.with_name(f"{given.stem}-{len(before) + 1}{given.suffix}"))
-    return Rejected(given or Path(f"{files[0].name}.rejected.jsonl"))
+    return Rejected(given or Path(f"{Path(shown(files[0])).name}.rejected.jsonl"))
 
 
 def _check_all(table: str, files: "Sequence[InputFile]", sql: str | None) -> None:
@@ -212,10 +210,10 @@ def _check_values(table: str, name: str | None, *, given: object) -> None:
 
 
 def _check_named(
-    table: str, file: Path, format: str | None, taskset: str | None, split: str | None
+    table: str, file: str, format: str | None, taskset: str | None, split: str | None
 ) -> None:
     """Refuse options of tasks for preferences, which have none."""
-    names_tasks = taskset or (split and not file.is_dir())
+    names_tasks = taskset or (split and not (Path(file).is_dir() or "://" in file))
     if table == "preferences" and names_tasks and format != "preferences":
         raise ConfigError(
             "`--taskset` and `--split` are for tasks, and preferences have none; leave them out, "

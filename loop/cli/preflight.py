@@ -8,7 +8,7 @@ from torch import nn
 
 from ...store import Store, connect
 from ...store.errors import ConfigError, QueryError, missing_extra
-from ...store.files import open_input
+from ...store.files import open_input, scheme_of
 from ...store.replay import Sampler
 from ...store.replay.filters import Conditions
 from ...store.side_columns import parse_all
@@ -21,7 +21,7 @@ from ..runs.job import Job
 from ..schedule.samplers import check_runs, check_sides, nothing_to_draw, sampler
 from ..schedule.units import batch_tasks
 from ..tasks.curriculum.curriculum import plan
-from ..tasks.prepare import bind, prepare
+from ..tasks.prepare import bind, paths_of, prepare
 from ..trainer.distributed.fitting import check_models
 from ..trainer.memory import check_memory
 from ..trainer.networks import build
@@ -45,10 +45,14 @@ def rehearse(config: RunConfig, job: str) -> None:
             raise missing_extra("vllm", "vllm")
         if job == "serve":
             return
-        file = config.data.file
-        if file is not None:  # the checks below depend on its content
-            with open_input(Path(file.path).expanduser(), format=file.format):
-                return
+        sources = [source for source in (config.tasks.path, config.data.file) if source]
+        for source in sources:
+            for path in paths_of(source):
+                if scheme_of(path) is None:  # an address is copied as a whole when it is opened
+                    with open_input(path, format=source.format, split=source.dataset_split):
+                        pass
+        if sources:  # the checks below depend on their content
+            return
         prepare(store, config)
         if config.explorer is not None and job in ("run", "explore"):
             check_evaluation(store, config)

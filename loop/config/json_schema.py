@@ -8,8 +8,10 @@ from .load import recipes
 from .run import RunConfig
 from .schedule import PRESETS
 
+_SOURCE = {"type": ["string", "array"], "items": {"type": "string"}}
 _SHORT: dict[str, dict[str, Any]] = {
-    "FileConfig": {"type": "string"},
+    "FileConfig": _SOURCE,
+    "TaskSourceConfig": _SOURCE,
     "KeepConfig": {"type": "integer"},
     "ScheduleConfig": {"enum": list(PRESETS)},
     "TasksetConfig": {"type": "number"},

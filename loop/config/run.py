@@ -4,11 +4,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from ...store.errors import ConfigError, nearest, shorten
 from .base import Int, Section
 from .callables import check_importable, named
+from .env_variables import filled_in
 from .evaluate import EvaluateConfig
 from .explorer import ExplorerConfig
 from .former_keys import hint
@@ -85,6 +94,26 @@ class RunConfig(Section):
     def from_yaml(cls, source: str | Path, overrides: Sequence[str] = ()) -> "RunConfig":
         """Read a YAML file or a packaged recipe's name, with `a.b=c` overrides; see `load`."""
         return load(source, overrides)
+
+    _written: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def written(self) -> dict[str, str]:
+        """Texts with `${env:NAME}` as they were written, by what they became."""
+        return self._written
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _from_environment(
+        cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
+        """Fill in environment variables; a stored configuration may be read without them."""
+        if isinstance(value, cls):
+            return handler(value)
+        written: dict[str, str] = {}
+        made = handler(filled_in(value, written, strict=info.mode != "json"))
+        made._written = written
+        return made
 
     @model_validator(mode="before")
     @classmethod

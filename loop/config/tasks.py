@@ -134,6 +134,50 @@ class TasksetConfig(Section):
         return value if isinstance(value, Mapping | cls) else {"weight": value}
 
 
+class SourceConfig(Section):
+    """Files, dataset hubs or databases whose rows are stored before the run begins.
+
+    As `rlake import` does: rows that are stored already are skipped.
+    """
+
+    path: tuple[str, ...] = Field(min_length=1)
+    """A file or a pattern of files, a dataset's folder, or an address; or several of these.
+
+    Addresses are those of `rlake import --help`, such as `hf://OWNER/NAME` and
+    `postgresql://${env:DATABASE_USER}@HOST/DATABASE#TABLE`.
+    """
+    format: str | None = None
+    """A format of `rlake import --help`; None: detected."""
+    sql: str | None = None
+    """A SELECT over the table `input` that returns columns of the store."""
+    dataset_split: str | None = None
+    """The split of a dataset to read; None: its only one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _path_alone(cls, value: Any) -> Any:
+        given = {"path": value} if isinstance(value, str | list | tuple) else value
+        if isinstance(given, Mapping) and isinstance(given.get("path"), str):
+            return {**given, "path": [given["path"]]}
+        return given
+
+
+class TaskSourceConfig(SourceConfig):
+    """Where tasks are read from."""
+
+    taskset: str | None = None
+    """Their taskset; None: by the name of the file."""
+    split: str = "train"
+    """Their split in the store."""
+
+
+class FileConfig(SourceConfig):
+    """Files whose rows are stored before the run begins."""
+
+    table: Literal["experiences", "preferences"] = "experiences"
+    """The table of its rows."""
+
+
 class TasksConfig(Section):
     """Which tasks are used."""
 
@@ -141,6 +185,11 @@ class TasksConfig(Section):
     """Functions that return tasks, as `name` or `{name: {parameter: value}}`.
 
     Tasks are stored once.
+    """
+    path: TaskSourceConfig | None = None
+    """A source of tasks, several, or `{path: ..., sql: ..., taskset: ..., split: ...}`.
+
+    They are imported before the run starts, and a task that is stored already is left alone.
     """
     where: str = "split = 'train'"
     """SQL condition over the table `tasks`."""
@@ -173,23 +222,6 @@ class TasksConfig(Section):
         return metric or self.pass_metric, self.pass_threshold if threshold is None else threshold
 
 
-class FileConfig(Section):
-    """A file whose rows are stored before the run begins, as `rlake import` does."""
-
-    path: str
-    table: Literal["experiences", "preferences"] = "experiences"
-    """The table of its rows."""
-    format: str | None = None
-    """A format of `rlake import --help`; None: detected."""
-    sql: str | None = None
-    """A SELECT over the table `input` that returns columns of the store."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _path_alone(cls, value: Any) -> Any:
-        return {"path": value} if isinstance(value, str) else value
-
-
 class DataConfig(Section):
     """Rows that a run trains on in addition to those of its explorer, or instead of them."""
 
@@ -200,7 +232,7 @@ class DataConfig(Section):
     are skipped.
     """
     file: FileConfig | None = None
-    """A path, or `{path: ..., table: ..., format: ..., sql: ...}`; it is imported once.
+    """A path, several, or `{path: ..., table: ..., format: ..., sql: ...}`; each is imported once.
 
     A run trains on all stored rows that match `trainer.where`, including those of the file.
     """

@@ -1,5 +1,6 @@
 """The jobs of a run: locks, attempts, and their rows in `job_events`."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from ...store.query import literal
 from ...store.records import now
 from ...store.snapshots import current
 from ..config import RunConfig
+from ..config.env_variables import as_written
 
 
 @dataclass(frozen=True)
@@ -171,12 +173,17 @@ def functions_of(job: Job) -> list[dict[str, str]] | None:
 def stored_config(config: RunConfig) -> str:
     """Return the resolved configuration as JSON text, with the schedule's resolved `max_lag`.
 
-    Models that are another run's weights are stored as `run`, not as the path of their folder.
+    Models that are another run's weights are stored as `run`, not as the path of their folder, and
+    environment variables by their names.
     """
     # Without where the run lies: a store that was moved or copied can still be resumed.
     tree = _without_folders(config.model_dump(mode="json", exclude={"store", "output"}))
     tree["schedule"]["max_lag"] = config.schedule.lag
-    return RunConfig.model_validate(tree).model_dump_json(exclude={"store", "output"})
+    made = RunConfig.model_validate_json(json.dumps(tree))
+    found = made.model_dump(mode="json", exclude={"store", "output"})
+    # the name identifies the rows of the run, and so it is stored as it is
+    kept = as_written(found, config.written) | {"name": config.name}
+    return json.dumps(kept, ensure_ascii=False)
 
 
 def _without_folders(tree: dict[str, Any]) -> dict[str, Any]:

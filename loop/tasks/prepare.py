@@ -1,6 +1,9 @@
 """Store what a run needs before it starts (tasks, rows, pairs), and select tasks by SQL."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from glob import glob
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,9 +13,9 @@ import polars as pl
 from ...operators.import_path import find_function, taken_apart
 from ...store import Store, Task
 from ...store.errors import ConfigError, QueryError, nearest
-from ...store.files import import_rows, open_input
+from ...store.files import import_rows, matching, open_input, scheme_of
 from ..config import RunConfig, TasksConfig
-from ..config.tasks import FileConfig
+from ..config.tasks import SourceConfig
 from . import sources
 
 
@@ -23,7 +26,7 @@ def prepare(store: Store, config: RunConfig) -> None:
     """
     prepare_tasks(store, config.tasks)
     if config.data.file is not None:
-        _read(store, config.data.file)
+        _read(store, config.data.file.table, config.data.file)
     generator = config.data.generator
     if generator is None:
         return
@@ -34,6 +37,9 @@ def prepare(store: Store, config: RunConfig) -> None:
 
 def prepare_tasks(store: Store, config: TasksConfig) -> None:
     """Store the tasks that the configuration generates; stored ones are left alone."""
+    if config.path is not None:
+        source = config.path
+        _read(store, "tasks", source, taskset=source.taskset, split=source.split)
     for name, params in _named(config.generator).items():
         store.append("tasks", list(_call({name: params}, sources, "task generator")))
 
@@ -90,18 +96,26 @@ def _chosen(store: Store, where: str, *, key: str, limit: int | None) -> pl.Data
 
 
 def check(config: RunConfig) -> None:
-    """Raise ConfigError when the file or the function in the section `data` does not exist."""
-    file = config.data.file
-    if file is not None and not Path(file.path).expanduser().exists():
-        raise ConfigError(f"`data.file`: the file `{file.path}` does not exist")
+    """Raise ConfigError when a source of rows, or the function in `data`, does not exist."""
+    for key, source in (("tasks.path", config.tasks.path), ("data.file", config.data.file)):
+        for path in source.path if source else ():
+            if scheme_of(path) is None and not glob(str(Path(path).expanduser()), recursive=True):  # noqa: PTH207 - it may be absolute
+                raise ConfigError(f"`{key}`: the file `{path}` does not exist")
     generator = config.data.generator
     if generator is not None:
         find_function(taken_apart(generator, "`data.generator`")[0], None, "row generator")
 
 
-def _read(store: Store, file: FileConfig) -> None:
-    with open_input(Path(file.path).expanduser(), format=file.format) as source:
-        import_rows(store, file.table, source, sql=file.sql)
+def paths_of(source: SourceConfig) -> list[str]:
+    """Return the files and addresses of a source."""
+    return matching([p if scheme_of(p) else Path(p).expanduser() for p in source.path])
+
+
+def _read(store: Store, table: str, source: SourceConfig, **tasks: Any) -> None:
+    opening = partial(open_input, format=source.format, split=source.dataset_split)
+    with ExitStack() as opened:
+        files = [opened.enter_context(opening(path)) for path in paths_of(source)]
+        import_rows(store, table, files, sql=source.sql, **tasks)
 
 
 def _named(spec: str | Mapping[str, Mapping[str, Any]] | None) -> Mapping[str, Mapping[str, Any]]:

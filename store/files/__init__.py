@@ -6,6 +6,7 @@ from .file_kind import KIND_NAMES, InputFile, open_input
 from .formats import FORMATS
 from .importer import Imported, check_select, import_file, import_rows
 from .rejected_rows import Rejected
+from .remote import matching, scheme_of, shown
 from .tokenize import Tokens
 from .values import import_values
 
@@ -23,5 +24,8 @@ __all__ = [
     "import_file",
     "import_rows",
     "import_values",
+    "matching",
     "open_input",
+    "scheme_of",
+    "shown",
 ]

@@ -52,11 +52,13 @@ class InputFile:
     """Collects invalid lines and rows, if those are to be skipped."""
     paths: Sequence[Path] = ()
     """The files of a folder."""
+    taskset: str | None = None
+    """The default name of its taskset; None: by its name."""
 
     @property
     def stem(self) -> str:
         """Its name without suffixes, the default name of its taskset."""
-        return Path(inner_name(self.name)).stem
+        return self.taskset or Path(inner_name(self.name)).stem
 
 
 class InputSession(QuerySession):

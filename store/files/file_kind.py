@@ -4,6 +4,7 @@ import codecs
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ConfigError, InputError, nearest
@@ -12,6 +13,7 @@ from .compression import decompressed
 from .duckdb_input import InputFile, InputSession
 from .formats import FORMATS, Format
 from .rejected_rows import Rejected
+from .remote import fetch, scheme_of
 from .stale_files import temporary_folder
 
 __all__ = ["KINDS", "InputFile", "InputSession", "open_input"]
@@ -37,7 +39,7 @@ KIND_NAMES = {
     "csv": "comma, semicolon or tab separated",
     "parquet": "Parquet",
     "arrow": "Arrow IPC, file or stream; Feather",
-    "hf": "a folder that Hugging Face datasets saved with save_to_disk",
+    "hf": "a folder that Hugging Face datasets saved with save_to_disk, or loads",
 }
 """The kinds that `format` may name, with short descriptions."""
 _BEGINNINGS = {
@@ -62,6 +64,9 @@ def open_input(
 ) -> Iterator[InputFile]:
     """Check a file before importing it; `.gz`, `.zst` and `.bz2` are decompressed first.
 
+    An address of `remote.SOURCES`, such as `hf://OWNER/NAME`, is copied first, and so is a folder
+    in the layout of the Hugging Face hub.
+
     `format` is one of KIND_NAMES or of FORMATS; otherwise the suffix, or the first bytes, determine
     the kind. With `skip_invalid`, invalid lines and rows are skipped and counted; `rejected`
     collects them, for one or several files. `split` selects one of a folder's datasets.
@@ -75,11 +80,15 @@ def open_input(
     ...     file.kind
     'jsonl'
     """
-    given = Path(path)
-    if not given.exists():
-        raise InputError(f"`{given}` does not exist")
     rejected = rejected if rejected is not None or not skip_invalid else Rejected()
+    given, is_address = Path(path), scheme_of(path) is not None
+    if not is_address and not given.exists():
+        raise InputError(f"`{given}` does not exist")
     with temporary_folder() as folder:
+        if is_address or _is_hub_folder(given):
+            copied = fetch(str(path), folder, split=split)
+            yield replace(copied, format=FORMATS[format] if format else None, rejected=rejected)
+            return
         path = decompressed(given, folder)
         kind, named = _kind(path, format)
         if path.is_dir() != (kind == "hf"):
@@ -91,6 +100,12 @@ def open_input(
         elif kind != "hf":
             _check_filled(path, given)
         yield InputFile(path, given.name, kind, named, rejected, files)
+
+
+def _is_hub_folder(path: Path) -> bool:
+    """Return whether a folder holds files of data, and is not one that `datasets` saved."""
+    is_saved = any((path / name).is_file() for name in ("state.json", "dataset_dict.json"))
+    return path.is_dir() and not is_saved and any(f.suffix in KINDS for f in path.rglob("*"))
 
 
 def _check_filled(path: Path, given: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from ..undo import replace as replace_all
 from .duckdb_input import InputFile, InputSession
 from .file_kind import open_input
 from .import_rows import IMPORTABLE, Gathering, rows_of
+from .rejected_rows import Rejected
 from .row_reader import Progress
 from .spool import Spool, spooled
 from .tokenize import Tokenizer
@@ -66,7 +68,7 @@ class Imported:
 
 def import_file(
     store: Store,
-    path: str | Path,
+    path: str | Path | Sequence[str | Path],
     table: str,
     *,
     format: str | None = None,
@@ -76,7 +78,10 @@ def import_file(
     skip_invalid: bool = False,
     replace: str | None = None,
 ) -> Imported:
-    """Import the rows of a file into `tasks`, `experiences` or `preferences`, all or none.
+    """Import the rows of files into `tasks`, `experiences` or `preferences`, all or none.
+
+    A source is a file, a folder that `datasets` saved or loads, or an address: `hf://OWNER/NAME`,
+    `postgresql://HOST/DATABASE#TABLE`, `sqlite:///FILE#TABLE`. Several are one import.
 
     >>> path = tmp / "sums.jsonl"
     >>> _ = path.write_text('{"q": "1+1=", "a": "2"}')
@@ -90,9 +95,15 @@ def import_file(
     file or `lineage_id`, whose rows no longer count. Raises InputError for a file that cannot be
     read, and what `import_rows` raises; then no row is stored.
     """
-    with open_input(path, format=format, skip_invalid=skip_invalid, split=split) as file:
+    paths = [path] if isinstance(path, str | Path) else path
+    rejected = Rejected() if skip_invalid else None
+    with ExitStack() as opened:
+        files = [
+            opened.enter_context(open_input(one, format=format, rejected=rejected, split=split))
+            for one in paths
+        ]
         return import_rows(
-            store, table, file, sql=sql, taskset=taskset, split=split, replace=replace
+            store, table, files, sql=sql, taskset=taskset, split=split, replace=replace
         )
 
 

@@ -61,7 +61,10 @@ def test_sql_runs_over_the_tables_there_are(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", of("yaml"))
-def test_yaml_is_a_configuration_or_a_pipeline(text: str, tmp_path: Path) -> None:
+def test_yaml_is_a_configuration_or_a_pipeline(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASSWORD", "secret")  # which a block names
     tree = yaml.safe_load(text)
     if "source" in tree:
         assert Pipeline.from_yaml(text).operators
