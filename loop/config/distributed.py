@@ -20,6 +20,8 @@ class DistributedConfig(Section):
     With `tensor_parallel` n, each process is one of `world_size` / n that shard the same n-th."""
     tensor_parallel: Int = Field(default=1, ge=1)
     """Number of processes that divide each matrix, by the model's `tp_plan`, for the same rows."""
+    context_parallel: Int = Field(default=1, ge=1)
+    """Number of processes that divide the packed sequences of the same rows among them."""
     expert_parallel: Int = Field(default=1, ge=1)
     """Number of processes that divide the experts of each layer, to which tokens are sent.
 
@@ -40,6 +42,7 @@ class DistributedConfig(Section):
         sharing = processes // tensor
         what = "processes" if tensor == 1 else f"processes for each of tensor_parallel {tensor}"
         check_divides("shard", self.shard_size or 1, sharing, what)
+        check_divides("context_parallel", self.context_parallel, sharing, what)
         experts = self.expert_parallel
         check_divides("expert_parallel", experts, processes, "processes (`world_size`)")
         if experts > 1 and experts % tensor:
@@ -59,7 +62,10 @@ class DistributedConfig(Section):
         shard = self.shard_size or sharing
         weights = {"replicate": sharing // shard, "shard": shard, "tensor": self.tensor_parallel}
         experts = {"shard": processes // self.expert_parallel, "experts": self.expert_parallel}
-        made = {"weights": weights} | ({"experts": experts} if self.expert_parallel > 1 else {})
+        context = self.context_parallel
+        rows = {"data": sharing // context, "context": context, "tensor": self.tensor_parallel}
+        made = {"weights": weights} | ({"rows": rows} if context > 1 else {})
+        made |= {"experts": experts} if self.expert_parallel > 1 else {}
         return {
             of: {name: size for name, size in sizes.items() if size > 1}
             for of, sizes in made.items()

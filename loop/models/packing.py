@@ -11,6 +11,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from .attention import attention_of, is_flash
+from .context_parallel import Context
 from .lm_head import evaluating, tolerance
 
 ATTENTION = "sdpa_packed"
@@ -27,6 +28,7 @@ def _attend(
     *,
     packed_lengths: Sequence[int] | None = None,
     sliding_window: int | None = None,
+    context: Context | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attend within each packed sequence; without lengths, do as sdpa does.
@@ -34,8 +36,14 @@ def _attend(
     The cost is the sum of the squared lengths; with one mask for all it would be the square of
     their sum: for 8 sequences of 512 tokens on a CPU, 4.1 s instead of 0.49 s. There, no single
     call of variable length has a gradient: neither flex_attention nor sdpa on jagged tensors
-    (torch 2.13).
+    (torch 2.13). With a context, this process has a part of the positions.
     """
+    if context is not None:
+        q, k, v = (context.heads(x) for x in (query, key, value))
+        options |= {"packed_lengths": packed_lengths, "sliding_window": sliding_window}
+        attend: Any = _attend
+        found_BTHD, _ = attend(module, q, k, v, attention_mask, **options)
+        return context.positions(found_BTHD.transpose(1, 2)).transpose(1, 2), None
     if packed_lengths is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, sliding_window=sliding_window, **options
@@ -117,9 +125,17 @@ def read_lengths(wanted_BT: Tensor) -> Tensor:
     return lengths_B if lengths_B.any() else lengths_B.index_fill(0, place_T[:1] - 1, 1)
 
 
-def hidden(backbone: nn.Module, token_ids_BT: Tensor, wanted_BT: Tensor, *, packed: bool) -> Tensor:
-    """Return the hidden states of M wanted positions, row by row: [M, D].
+def hidden(
+    backbone: nn.Module,
+    token_ids_BT: Tensor,
+    wanted_BT: Tensor,
+    *,
+    packed: bool,
+    context: Context | None = None,
+) -> tuple[Tensor, slice]:
+    """Return the hidden states of M wanted positions, row by row [M, D], and which of them.
 
+    With a context, they are those of this process, which must pack; otherwise all of them.
     Without packing, no attention mask is needed: padding is on the right, which causal attention
     never sees.
     """
@@ -127,16 +143,22 @@ def hidden(backbone: nn.Module, token_ids_BT: Tensor, wanted_BT: Tensor, *, pack
     if not packed:
         width = int(lengths_B.max())
         found = backbone(input_ids=token_ids_BT[:, :width], use_cache=False)
-        return found.last_hidden_state[wanted_BT[:, :width]]
+        return found.last_hidden_state[wanted_BT[:, :width]], slice(None)
     place_T = torch.arange(token_ids_BT.shape[1], device=token_ids_BT.device)
     read_BT = place_T < lengths_B[:, None]
+    token_N, wanted_N = token_ids_BT[read_BT], wanted_BT[read_BT]
+    place_N = place_T.expand_as(token_ids_BT)[read_BT]
+    boundaries = _boundaries(attention_of(backbone), lengths_B[lengths_B > 0])
+    at = slice(None)
+    if context is not None:
+        boundaries["packed_lengths"] = context.lengths(boundaries["packed_lengths"])
+        boundaries["context"] = context
+        at = context.wanted(wanted_N)
+        token_N, place_N, wanted_N = (context.own(x) for x in (token_N, place_N, wanted_N))
     found = backbone(
-        input_ids=token_ids_BT[read_BT][None],
-        position_ids=place_T.expand_as(token_ids_BT)[read_BT][None],
-        use_cache=False,
-        **_boundaries(attention_of(backbone), lengths_B[lengths_B > 0]),
+        input_ids=token_N[None], position_ids=place_N[None], use_cache=False, **boundaries
     )
-    return found.last_hidden_state[0][wanted_BT[read_BT]]
+    return found.last_hidden_state[0][wanted_N], at
 
 
 def _boundaries(attention: str, lengths_B: Tensor) -> dict[str, Any]:
@@ -181,7 +203,7 @@ def can_pack(model: PreTrainedModel) -> bool:
     with evaluating(model):
         alone = torch.cat([backbone(input_ids=row[None], use_cache=False)[0][0] for row in tokens])
         try:
-            packed = hidden(backbone, tokens, wanted, packed=True)
+            packed, _ = hidden(backbone, tokens, wanted, packed=True)
         except (TypeError, ValueError, RuntimeError):  # it does not accept these arguments
             packed = torch.full_like(alone[:7], torch.nan)
     if float((packed - alone[:7]).abs().max()) <= tolerance(model) * float(alone.abs().max()):

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ...store.errors import ConfigError
+from .context_parallel import Context
 from .divergence import Compare, compared
 from .lm_head import (
     LOGITS_BYTES,
@@ -57,6 +58,8 @@ class Scorer(nn.Module):
         self.packs = packing is not False and can_pack(model)
         """Whether sequences are packed without padding."""
         self.max_logits_bytes = max_logits_bytes
+        self.context: Context | None = None
+        """The processes that divide packed sequences; None: this one has all of them."""
         self._head = head_of(model)
         if packing and not self.packs:
             raise ConfigError(
@@ -108,7 +111,30 @@ class Scorer(nn.Module):
             logits_BTV = self.model(input_ids=token_ids_BT, use_cache=False).logits
             logprobs_MV = logprobs_at(logits_BTV[wanted_BT].float(), temperature)
             return {name: STATISTICS[name](logprobs_MV, token_M) for name in names}
-        hidden_MD = hidden(self.model.get_decoder(), token_ids_BT, wanted_BT, packed=self.packs)
+        hidden_MD, at = hidden(
+            self.model.get_decoder(),
+            token_ids_BT,
+            wanted_BT,
+            packed=self.packs,
+            context=self.context,
+        )
+        own = temperature[at] if isinstance(temperature, Tensor) else temperature
+        found = self._of_hidden(head, hidden_MD, token_M[at], own, names)
+        if self.context is None:
+            return found
+        return {
+            name: self.context.gathered(values_M, at, len(token_M))
+            for name, values_M in found.items()
+        }
+
+    def _of_hidden(
+        self,
+        head: Head,
+        hidden_MD: Tensor,
+        token_M: Tensor,
+        temperature: Temperature,
+        names: Sequence[str],
+    ) -> dict[str, Tensor]:
         if type(head.layer) is not nn.Linear or not set(names) <= {"logprobs", "entropy"}:
             return self._chunked(head, hidden_MD, token_M, temperature, names)
         values = of_tokens(

@@ -169,7 +169,8 @@ _TAUGHT = frozenset({"teacher_logprobs", "vocabulary"})
 
 
 def _passes(config: RunConfig, model: PreTrainedModel, device: torch.device) -> Iterator[Part]:
-    trainer, tokens = config.trainer, config.trainer.micro_batch_tokens
+    trainer = config.trainer
+    tokens = -(-trainer.micro_batch_tokens // trainer.distributed.context_parallel)
     kept = activations(config, model, device, tokens=tokens)
     text = model.config.get_text_config()
     layer = kept // text.num_hidden_layers

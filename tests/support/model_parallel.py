@@ -111,23 +111,40 @@ CASES = {
     "experts": Case(qwen3_moe, {"experts": 4}),
     "experts, sharded": Case(qwen3_moe, {"experts": 2}, trainer={"max_grad_norm": 0.5}),
     "experts and tensor": Case(qwen3_moe, {"experts": 2, "tensor": 2}),
+    "context": Case(qwen3, {"context": 4}),
+    "context and tensor": Case(
+        qwen3, {"context": 2, "tensor": 2}, trainer={"gradient_checkpointing": True}
+    ),
+    "context and data": Case(qwen2, {"context": 2, "shard": 2}),
+    "context and experts": Case(qwen3_moe, {"context": 2, "experts": 4}),
 }
 """Ways to divide a model; each has the step of one process."""
 
-RESUMED = ("tensor", "experts and tensor")
+RESUMED = ("tensor", "experts and tensor", "context and tensor")
 """Cases that are resumed too."""
 
 
+def steps_of(name: str) -> int:
+    """How many steps a case takes."""
+    return 3 if name in RESUMED else 2
+
+
 def trained(
-    world: SingleProcess, case: Case, steps: int, folder: Path, *, load: bool = False
+    world: SingleProcess,
+    case: Case,
+    steps: int,
+    *,
+    read: Path | None = None,
+    write: Path | None = None,
 ) -> dict[str, Any]:
-    """The weights and metrics after some steps; a checkpoint is read before, or else written."""
+    """The weights and metrics after some steps, from a checkpoint or to one of step 2."""
     made, networks = case.updater(world)
-    checkpoints = Checkpoints(folder, keep=KeepConfig(), world=world)
-    if load:
+    if read is not None:
+        checkpoints = Checkpoints(read, keep=KeepConfig(), world=world)
         made.load(checkpoints.read(2, like=made.like)[0])
     measured = [made.step(rows_of_a_step()).metrics for _ in range(steps)]
-    if not load and steps == 2:
+    if write is not None:
+        checkpoints = Checkpoints(write, keep=KeepConfig(), world=world)
         checkpoints.write(2, state=made.state(), facts={})
         checkpoints.wait()
     return {"weights": gathered(networks.policy), "metrics": measured}
@@ -141,12 +158,12 @@ def main(folder: Path) -> None:
     for name, case in CASES.items():
         given: dict[str, Any] = {"shard": None, "seconds": 250.0, "idle_seconds": 250.0}
         divided = MultiProcess(world.store, **{**given, **case.world})
-        told[name] = trained(divided, case, 3, folder)
+        told[name] = trained(divided, case, steps_of(name))
         if name in RESUMED:
-            trained(divided, case, 2, folder / f"many {name}")
-            resumed = trained(divided, case, 1, folder / f"many {name}", load=True)
-            told[f"{name}, resumed"] = resumed
-            told[f"{name}, from one"] = trained(divided, case, 1, folder / f"one {name}", load=True)
+            many, one = folder / f"many {name}", folder / f"one {name}"
+            trained(divided, case, 2, write=many)
+            told[f"{name}, resumed"] = trained(divided, case, 1, read=many)
+            told[f"{name}, from one"] = trained(divided, case, 1, read=one)
     if world.rank == 0:
         torch.save(told, folder / "told.pt")
     dist.destroy_process_group()

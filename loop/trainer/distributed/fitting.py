@@ -15,13 +15,15 @@ from .tensor_parallel import wild
 def check_models(config: RunConfig, algorithm: Algorithm) -> None:
     """Raise ConfigError for a model that its processes cannot divide, with the sizes that fit."""
     trainer, parallel = config.trainer, config.trainer.distributed
-    if parallel.tensor_parallel == parallel.expert_parallel == 1:
+    if parallel.tensor_parallel == parallel.expert_parallel == parallel.context_parallel == 1:
         return
     if trainer.compile:
         raise ConfigError(
-            "`trainer.compile` is true, and layers that `trainer.distributed.tensor_parallel` or "
-            "`expert_parallel` divides are not compiled; set compile to false"
+            "`trainer.compile` is true, and layers that `trainer.distributed.tensor_parallel`, "
+            "`context_parallel` or `expert_parallel` divides are not compiled; set compile to false"
         )
+    if parallel.context_parallel > 1:
+        _check_context(config, algorithm)
     given = {"model": config.model, "trainer.reference": trainer.reference}
     if "vocabulary" not in algorithm.needs:  # else each process has the whole teacher
         given["trainer.teacher"] = trainer.teacher
@@ -34,6 +36,7 @@ def check_models(config: RunConfig, algorithm: Algorithm) -> None:
                 _check_experts(f"`{key}`", model, parallel.expert_parallel)
             if parallel.tensor_parallel > 1:
                 _check_tensor(f"`{key}`", model, parallel)
+            _check_heads(f"`{key}`", model, parallel)
 
 
 def _check_experts(key: str, model: PreTrainedModel, size: int) -> None:
@@ -67,11 +70,40 @@ def _check_tensor(key: str, model: PreTrainedModel, parallel: DistributedConfig)
             f"{key}: `{type(model).__name__}` has experts, which `trainer.distributed."
             f"tensor_parallel` {size} does not divide; set `expert_parallel` to a multiple of it"
         )
-    text = model.config.get_text_config()
+
+
+def _check_heads(key: str, model: PreTrainedModel, parallel: DistributedConfig) -> None:
+    text, tensor = model.config.get_text_config(), parallel.tensor_parallel
     heads = text.num_attention_heads
     shared = getattr(text, "num_key_value_heads", None) or heads
     what = f"attention heads and {shared} key-value heads of {key}"
-    _divides("tensor_parallel", size, gcd(heads, shared), what, given=heads)
+    _divides("tensor_parallel", tensor, gcd(heads, shared), what, given=heads)
+    if tensor > 1:
+        what += f" for each of tensor_parallel {tensor}"
+    each = gcd(heads, shared) // tensor
+    _divides("context_parallel", parallel.context_parallel, each, what, given=heads)
+
+
+def _check_context(config: RunConfig, algorithm: Algorithm) -> None:
+    trainer = config.trainer
+    reason = None
+    if algorithm.network == "reward_model":
+        reason = "reward models score sequences that are not packed"
+    elif algorithm.needs & {"values", "old_values"}:
+        reason = "critics read sequences that are not packed"
+    elif "vocabulary" in algorithm.needs:
+        reason = "whole distributions are compared on sequences that are not packed"
+    elif trainer.packing is False:
+        reason = "`trainer.packing` is false"
+    others = {"model": config.model, "trainer.reference": trainer.reference}
+    for key, one in {**others, "trainer.teacher": trainer.teacher}.items():
+        if one is not None and one.attention != "sdpa":
+            reason = f"`{key}.attention` is {one.attention}, and only sdpa is divided"
+    if reason is not None:
+        raise ConfigError(
+            f"`trainer.distributed.context_parallel` divides packed sequences, and {reason}; set "
+            "context_parallel to 1, or change that"
+        )
 
 
 def _divides(name: str, size: int, whole: int, what: str, *, given: int | None = None) -> None:

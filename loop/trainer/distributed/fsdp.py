@@ -10,6 +10,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from ....store.errors import ConfigError
+from ...models.context_parallel import Context
 from ...models.token_logprobs import Scorer
 from ..networks import Networks, layers
 from .expert_parallel import divide_experts
@@ -35,6 +37,11 @@ def shard(
         for name, scorer in networks.scorers.items()
         if isinstance(scorer, Scorer) and not (name == "teacher" and "vocabulary" in needs)
     ]
+    if processes.context > 1:
+        context = Context(processes.context_group(device))
+        for scorer in [networks.scorer, *others]:
+            _check_packs(scorer)
+            scorer.context = context
     critic = [] if networks.critic is None else [networks.critic]
     for root in [networks.scorer, *others, *critic]:
         if processes.experts > 1:
@@ -52,6 +59,14 @@ def shard(
         for layer in layers(root):
             fully_shard(layer, mesh=sharing, offload_policy=policy)
         fully_shard(root, mesh=sharing, offload_policy=policy)
+
+
+def _check_packs(scorer: nn.Module) -> None:
+    if not isinstance(scorer, Scorer) or not scorer.packs:
+        raise ConfigError(
+            f"`{type(scorer.model).__name__}` does not support packed sequences, which "
+            "`trainer.distributed.context_parallel` divides; set that to 1"
+        )
 
 
 def whole(tensor: Tensor) -> Tensor:

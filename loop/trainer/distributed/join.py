@@ -34,6 +34,8 @@ class Terms:
     """Number of processes that divide each matrix."""
     experts: int = 1
     """Number of processes that divide the experts of a layer."""
+    context: int = 1
+    """Number of processes that divide each sequence."""
 
     @classmethod
     def of(cls, config: RunConfig, *, size: int) -> "Terms":
@@ -64,6 +66,7 @@ class Terms:
             config.schedule.timeout,
             tensor=parallel.tensor_parallel,
             experts=parallel.expert_parallel,
+            context=parallel.context_parallel,
         )
 
 
@@ -117,4 +120,5 @@ def joined(terms: Terms, store: Store, *, rank: int, local_rank: int) -> MultiPr
         idle_seconds=terms.idle_seconds,
         tensor=terms.tensor,
         experts=terms.experts,
+        context=terms.context,
     )

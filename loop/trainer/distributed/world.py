@@ -103,12 +103,13 @@ class MultiProcess(SingleProcess):
         idle_seconds: float,
         tensor: int = 1,
         experts: int = 1,
+        context: int = 1,
     ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.store, self._seconds = store, seconds
         self.watched: Callable[[], str | None] = lambda: None
         """Returns why another process ended, if this one started it."""
-        self.together = tensor
+        self.together, self.context = tensor * context, context
         self.averaged = self.size // tensor
         self._tensor, self._shard = tensor, shard or self.averaged
         self.experts = experts
@@ -123,6 +124,12 @@ class MultiProcess(SingleProcess):
         """Return the mesh of the weights, with dimensions `replicate`, `shard` and `tensor`."""
         sizes = (self.averaged // self._shard, self._shard, self._tensor)
         return init_device_mesh(device, sizes, mesh_dim_names=("replicate", "shard", "tensor"))
+
+    def context_group(self, device: str) -> ProcessGroup:
+        """Return the processes that divide the sequences of this one's rows."""
+        sizes = (self.data_size, self.context, self._tensor)
+        mesh = init_device_mesh(device, sizes, mesh_dim_names=("data", "context", "tensor"))
+        return mesh["context"].get_group()
 
     def experts_mesh(self, device: str) -> DeviceMesh:
         """Return the mesh of the weights of experts, with dimensions `shard` and `experts`."""

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from support.distributed import place, settings
 from support.jobs import told
-from support.model_parallel import CASES, PROCESSES, RESUMED, qwen2, qwen3_moe, trained
+from support.model_parallel import CASES, PROCESSES, RESUMED, qwen2, qwen3_moe, steps_of, trained
 from support.tiny_models import SPEC, offline
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -37,7 +37,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     """What the processes did, in one launch for all tests of this file."""
     folder = tmp_path_factory.mktemp("launched")
     for name in RESUMED:
-        trained(SingleProcess(), CASES[name], 2, folder / f"one {name}")
+        trained(SingleProcess(), CASES[name], 2, write=folder / f"one {name}")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(PROCESSES)),
@@ -67,8 +67,8 @@ def assert_close(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
 def test_four_processes_that_divide_a_model_train_as_one_does(
     launched: tuple[Path, dict[str, Any]], name: str
 ) -> None:
-    folder, found = launched
-    assert_close(trained(SingleProcess(), CASES[name], 3, folder), found[name])
+    _, found = launched
+    assert_close(trained(SingleProcess(), CASES[name], steps_of(name)), found[name])
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_checkpoints_of_divided_models_are_read_by_any_number_of_processes(
     for key, value in found[name]["weights"].items():  # bit for bit
         assert torch.equal(value, found[f"{name}, resumed"]["weights"][key]), key
     assert_close(
-        trained(SingleProcess(), CASES[name], 1, folder / f"many {name}", load=True),
+        trained(SingleProcess(), CASES[name], 1, read=folder / f"many {name}"),
         found[f"{name}, from one"],
     )
 
@@ -154,6 +154,10 @@ def test_a_model_without_a_plan_is_refused(tmp_path: Path) -> None:
             "expert_parallel 5 does not divide 12 processes (`world_size`); expected one of 1, 2, 3"
             ", 4, 6, 12",
         ),
+        (
+            {"context_parallel": 3},
+            "context_parallel 3 does not divide 4 processes for each of tensor_parallel 3",
+        ),
         ({"expert_parallel": 4}, "expert_parallel 4 is not a multiple of tensor_parallel 3"),
         (
             {"expert_parallel": 6, "shard_size": 2},
@@ -179,6 +183,34 @@ def test_experts_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=error):
         check_models(divided(given, tensor_parallel=2), resolve("sft"))
     check_models(divided(given, tensor_parallel=2, expert_parallel=4), resolve("sft"))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "trainer", "reason"),
+    [
+        ("ppo", {}, "critics read sequences that are not packed"),
+        ("reward_model", {}, "reward models score sequences that are not packed"),
+        ("jsd", {"teacher": {"path": "nowhere"}}, "whole distributions are compared on sequences"),
+        ("sft", {"packing": False}, "`trainer.packing` is false"),
+    ],
+)
+def test_sequences_that_are_not_packed_are_not_divided(
+    algorithm: str, trainer: Any, reason: str
+) -> None:
+    parallel = {"world_size": 2, "context_parallel": 2}
+    given = offline(algorithm=algorithm, trainer={"distributed": parallel, **trainer})
+    with pytest.raises(ConfigError, match=reason):
+        check_models(given, resolve(algorithm))
+
+
+def test_attention_heads_are_divided_by_both_sizes() -> None:
+    given = divided(tensor_parallel=2, context_parallel=3)
+    error = (
+        "context_parallel 3 does not divide 4 attention heads and 4 key-value heads of `model` "
+        "for each of tensor_parallel 2; expected one of 1, 2"
+    )
+    with pytest.raises(ConfigError, match=re.escape(error)):
+        check_models(given, resolve("sft"))
 
 
 def test_one_process_cannot_divide_a_model() -> None:
@@ -207,6 +239,9 @@ def test_each_process_needs_memory_for_its_part_of_a_model() -> None:
     assert halves["gradients"] == pytest.approx(whole["gradients"] / 2, rel=0.02)
     assert 0.5 < halves["activations"] / whole["activations"] < 0.75
     assert parts(world_size=4, tensor_parallel=2)["gradients"] == halves["gradients"] // 2
+    parted = parts(world_size=2, tensor_parallel=1, context_parallel=2)
+    assert parted["gradients"] == whole["gradients"] // 2
+    assert parted["activations"] == pytest.approx(whole["activations"] / 2, rel=0.01)
 
 
 def test_a_dry_run_prints_the_meshes() -> None:
@@ -215,6 +250,8 @@ def test_a_dry_run_prints_the_meshes() -> None:
     said = plan(divided(world_size=8, tensor_parallel=2, expert_parallel=4), full=False)
     assert "the weights are on a mesh of 8 processes: shard 4 x tensor 2" in said
     assert "the experts are on a mesh of 8 processes: shard 2 x experts 4" in said
+    said = plan(divided(world_size=8, tensor_parallel=2, context_parallel=2), full=False)
+    assert "the rows are on a mesh of 8 processes: data 2 x context 2 x tensor 2" in said
 
 
 def test_adafactor_is_refused_where_parameters_are_sharded() -> None:
