@@ -118,9 +118,9 @@ def compared_attempts(
 
     >>> made = compared_attempts([Task.ask("21=", "12")], attempts=2)
     >>> [(row.response_text, row.reward) for row in made["experiences"]]
-    [('12', 1.0), ('2', 0.0), ('', 0.0)]
+    [('12', 1.0), ('', 0.0), ('122', 0.6666666666666666)]
     >>> len(made["preferences"])
-    2
+    3
     """
     alphabet = sorted({c for task in tasks for c in f"{task.prompt_text}{task.answer}"})
     rows: list[Experience] = []
