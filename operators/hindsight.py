@@ -11,6 +11,7 @@ from . import derived_rows
 from .body import FrameFunction
 from .decorator import operator
 from .import_path import import_from
+from .scoring import task_of
 
 Relabel = Callable[[Task, Experience], Task | None]
 """Returns the task that a rollout solved; None if there is none other than its own."""
@@ -106,14 +107,8 @@ def _function(relabel: str | Relabel) -> Relabel:
 
 
 def _task(row: Mapping[str, Any], asked: list[dict[str, Any]]) -> Task:
-    metadata = row.get("task_metadata")
-    return Task(
-        messages=asked,
-        answer=row.get("answer"),
-        taskset=row.get("taskset") or "hindsight",
-        split=row.get("split") or "train",
-        metadata=json.loads(metadata) if metadata else None,
-    )
+    taskset, split = row.get("taskset") or "hindsight", row.get("split") or "train"
+    return replace(task_of(row), messages=asked, taskset=taskset, split=split)
 
 
 def _words(goal: object) -> str:
