@@ -12,7 +12,7 @@ SLOW_WORKERS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help quickstart test test-slow test-long check bench docs docs-serve clean
+.PHONY: help quickstart test test-slow test-long test-tinker check bench docs docs-serve clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -32,6 +32,9 @@ test-slow: .venv/.dev .venv/.agentscope .venv/.vllm  ## the slow tests
 
 test-long: .venv/.dev  ## those that take minutes each: other seeds, ten random kills, notebooks that train
 	$(SLOW) -m "long and not gpu"
+
+test-tinker: .venv/.dev .venv/.tinker  ## training at a server of Tinker's API; its first installation is 5.6 GB
+	$(BIN)/python -m pytest --timeout 900 -m slow tests/loop/trainer/test_tinker_backend.py
 
 check: .venv/.dev  ## lint, format, types, layers and imports
 	$(BIN)/ruff check
@@ -77,6 +80,18 @@ $(BIN)/python:
 	@echo "installing agentscope into .venv/agentscope (half a minute the first time)"
 	$(BIN)/python -m venv .venv/agentscope
 	.venv/agentscope/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'agentscope>=2,<3'
+	@touch $@
+
+# SkyRL's server of Tinker's API: Python 3.12, 5.6 GB, and minutes to install (the torch that it wants
+# brings CUDA), so that it is neither in test-slow nor in .ci/run.
+SKYRL_PYTHON ?= $(shell for p in python3.12 $(HOME)/.pyenv/versions/3.12.*/bin/python; do \
+	$$p -c '' 2>/dev/null && echo $$p && break; done)
+.venv/.tinker: | $(BIN)/python
+	@echo "installing SkyRL into .venv/tinker (six minutes the first time)"
+	@test -n "$(SKYRL_PYTHON)" || { echo "need Python 3.12; set SKYRL_PYTHON=/path/to/python3.12"; exit 1; }
+	$(SKYRL_PYTHON) -m venv .venv/tinker
+	.venv/tinker/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+		'skyrl[tinker,jax]==0.3.0' 'tinker==0.22.7' 'torch<2.14'
 	@touch $@
 
 # The real vLLM, built for CPUs. What it brings for pictures and sound breaks `import transformers`.

@@ -18,6 +18,7 @@ from .config import ExplorerConfig, RunConfig
 from .evaluation.tasks import check_evaluation
 from .explorer.explorer import Explorer
 from .inference.policy import PROCESSING
+from .inference.tinker_engine import refused_sampling
 from .losses.policy_gradient import compares
 from .rollouts.group import workflow_of
 from .rollouts.setup import sampling, used_functions
@@ -29,6 +30,7 @@ from .tasks.prepare import check_mixture, check_tasks, prepare
 from .trainer.distributed.launch import launched
 from .trainer.networks import check_teacher
 from .trainer.preferences import check as check_preferences
+from .trainer.tinker_backend import check_served
 from .trainer.trainer import Trainer
 from .trajectories.rewards import rewards_of
 from .weight_sync import WeightCache
@@ -105,6 +107,7 @@ def check(config: RunConfig) -> None:
     algorithm = resolve(config.algorithm)
     check_preferences(config, algorithm)
     check_teacher(config, algorithm)
+    check_served(config, algorithm)
     credit = algorithm.advantage()
     trainer_chain(
         config.trainer.operators,
@@ -133,6 +136,8 @@ def _check_functions(config: RunConfig) -> None:
         try:
             workflow_of(section.workflow, section.auxiliary_models)
             rewards_of(section.rewards)
+            if section.engine.tinker is not None and (why := refused_sampling(section.sampling)):
+                raise ConfigError(f"`sampling`: {why}")
         except ConfigError as error:
             raise ConfigError(f"`{key}`: {error}") from error
 

@@ -1,4 +1,4 @@
-"""The engines that sample: transformers in this process, vLLM, or an endpoint."""
+"""The engines that sample: transformers in this process, vLLM, an endpoint, or Tinker's API."""
 
 from typing import Any, ClassVar, Self
 
@@ -44,6 +44,17 @@ class Endpoint(ChatEndpoint, Section):
     """
 
 
+class TinkerEngine(Section):
+    """The server that trains the run's policy (`trainer.backend: tinker`) samples too.
+
+    Versions say where their weights are. Log-probs are those at temperature 1, so that training
+    samples at 1; evaluations may be greedy (0).
+    """
+
+    request_timeout: Float = Field(default=600.0, gt=0)
+    """Timeout of one request, in seconds; a first one may compile."""
+
+
 class EngineConfig(Choice):
     """The inference engine: exactly one key is set, with its parameters."""
 
@@ -52,6 +63,7 @@ class EngineConfig(Choice):
     transformers: TransformersEngine | None = None
     vllm: VllmEngine | None = None
     endpoint: Endpoint | None = None
+    tinker: TinkerEngine | None = None
 
 
 class OtherModel(FrozenModel):

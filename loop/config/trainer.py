@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from ...store.errors import nearest
+from .backend import BackendConfig, TorchBackend
 from .base import Float, Int, OperatorSpec, Section, Share
 from .distributed import DistributedConfig, Keep, KeepConfig
 from .model import CriticConfig, FrozenModel, Patterns
@@ -70,6 +71,8 @@ class OffloadConfig(Section):
 class TrainerConfig(Section):
     """The trainer, which draws stored experiences and updates the policy."""
 
+    backend: BackendConfig = BackendConfig(torch=TorchBackend())
+    """Where the policy's weights are: with torch in this process, or at a server (tinker)."""
     steps: Int | None = Field(default=None, ge=1)
     """Optimizer steps; None (offline only): until each row was drawn `max_uses` times."""
     batch_size: Int = Field(default=32, ge=1)

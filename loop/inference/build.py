@@ -32,6 +32,11 @@ def start_policy(
 
         engine = VllmEngine(folder, config.vllm, dtype=model.dtype)
         return ChatPolicy(engine, sampling=sampling, tool_call_format=model.tool_call_format)
+    if config.tinker is not None:
+        from .tinker_engine import TinkerEngine
+
+        engine = TinkerEngine(folder, config.tinker)
+        return ChatPolicy(engine, sampling=sampling, tool_call_format=model.tool_call_format)
     from ..models.load import load_folder
 
     return in_process(*load_folder(folder, dtype=model.dtype), config, model, sampling=sampling)

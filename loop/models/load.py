@@ -52,7 +52,10 @@ def load_folder(
         raise missing_extra(error.name or "transformers", "train") from error
     logging.disable_progress_bar()  # jobs show their own progress
     from .adapter_files import is_adapter
+    from .remote_weights import is_remote, not_here
 
+    if is_remote(path):
+        raise ConfigError(not_here(Path(path)))
     if is_adapter(path):
         return _load_adapter(Path(path), dtype=dtype)
     check_place(path)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ...store.errors import JobError
-from . import adapter_files
+from . import adapter_files, remote_weights
 from .state_dict import weights_digest
 
 WEIGHTS = "model.safetensors"
@@ -53,13 +53,17 @@ class PublishedWeights(Weights):
 
 
 def file_of(folder: Path) -> Path:
-    """Return the file of weights in a folder, of a whole model or of an adapter."""
+    """Return the file of weights in a folder, or the one that says at which server they are."""
+    if remote_weights.is_remote(folder):
+        return folder / remote_weights.FILE
     return folder / (adapter_files.WEIGHTS if adapter_files.is_adapter(folder) else WEIGHTS)
 
 
 def check_weights(weights: Weights) -> Path:
     """Return the file of published weights. Raises JobError if it is gone or damaged."""
     path = weights.existing_file()
+    if path.name == remote_weights.FILE:
+        raise JobError(remote_weights.not_here(path.parent))
     try:
         intact = weights_digest(load_file(path)) == weights.digest
     except SafetensorError:

@@ -15,6 +15,7 @@ from ..algorithms import Algorithm, resolve
 from ..config import RunConfig
 from ..losses.batch import Examples
 from ..models.load import pad_id, put
+from ..models.remote_weights import RemoteModel
 from .checkpoints import Checkpoints
 from .distributed.fsdp import gathered, shard
 from .distributed.world import MultiProcess, SingleProcess
@@ -87,8 +88,10 @@ class Learner:
         return self._optimization.evaluate(parts)
 
     @on_all_ranks
-    def policy(self) -> PreTrainedModel:
+    def policy(self) -> PreTrainedModel | RemoteModel:
         """Return the current policy; with several processes, an unsharded copy on rank 0."""
+        if self._networks.served is not None:
+            return self._networks.served
         if not isinstance(self.world, MultiProcess):
             return self._networks.policy
         weights = gathered(self._networks.policy)  # a collective call: all ranks take part

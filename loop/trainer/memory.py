@@ -106,7 +106,7 @@ def size(count: int) -> str:
 
 def check_memory(config: RunConfig, algorithm: Algorithm) -> None:
     """Raise ConfigError if a run certainly needs more memory than there is; warn if it may."""
-    if _is_small(config.model):
+    if _is_small(config.model) or config.trainer.backend.tinker is not None:
         return
     found = estimate(config, algorithm)
     for device in found.available:

@@ -20,6 +20,7 @@ from ..models.lora import adapter_part, add_adapter, has_adapter, switched_off
 from ..models.state_dict import difference
 from ..models.token_logprobs import Scorer
 from ..models.value_heads import Critic, SequenceScorer, is_reward_model, load_reward_model
+from .tinker_backend import TinkerPolicy, TinkerScorer, architecture
 
 
 @dataclass
@@ -39,15 +40,19 @@ class Networks:
     """Most bytes of logits in memory at once."""
     dtype: str = "float32"
     """Type of the policy's weights in engines; the trained ones are float32."""
+    served: TinkerPolicy | None = None
+    """The server that has the policy's weights, of which `policy` is then the architecture."""
 
     @cached_property
     def device(self) -> torch.device:
         """The device that computes; offloaded parameters are elsewhere."""
-        return self.policy.device
+        return self.policy.device if self.served is None else torch.device("cpu")
 
     @cached_property
-    def scorer(self) -> Scorer | SequenceScorer:
+    def scorer(self) -> Scorer | SequenceScorer | TinkerScorer:
         """Computes the policy's log-probs, or the scores of a reward model."""
+        if self.served is not None:
+            return self.served.scorer
         if is_reward_model(self.policy):
             return SequenceScorer(self.policy)
         # One object for the whole run: FSDP shards the module in place.
@@ -65,6 +70,8 @@ class Networks:
             for name, model in others.items()
             if model is not None
         }
+        if self.reference is None and self.served is not None:
+            return {**found, "reference": self.served.reference}
         if self.reference is None and has_adapter(self.policy):
             assert isinstance(self.scorer, Scorer), "a reward model has no adapter"
             return {**found, "reference": WithoutAdapter(self.scorer)}
@@ -79,8 +86,9 @@ class Networks:
 
     @property
     def trained(self) -> dict[str, nn.Module]:
-        """The trained networks, by name."""
-        return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
+        """The trained networks of this process, by name."""
+        own = {"policy": self.policy} if self.served is None else {}
+        return own | ({"critic": self.critic} if self.critic else {})
 
 
 class WithoutAdapter(nn.Module):
@@ -111,6 +119,26 @@ def build(config: RunConfig, algorithm: Algorithm) -> tuple[Networks, PreTrained
     if algorithm.network == "reward_model":
         return _reward_model(config)
     check_teacher(config, algorithm)
+    networks, tokenizer = _policy(config)
+    others = _Loader(config, tokenizer)
+    is_here = not has_adapter(networks.policy) and networks.served is None
+    if "reference" in algorithm.needs and (config.trainer.reference or is_here):
+        networks.reference = others.frozen("reference", config.trainer.reference or config.model)
+    if config.trainer.teacher is not None and algorithm.needs & _TAUGHT:
+        networks.teacher = others.frozen("teacher", config.trainer.teacher)
+    if algorithm.needs & {"values", "old_values"}:
+        networks.critic = others.critic()
+    _prepare_passes(networks, config.trainer)
+    return networks, tokenizer
+
+
+def _policy(config: RunConfig) -> tuple[Networks, PreTrainedTokenizerFast]:
+    """Load the policy, or begin one at the server that trains it; return the tokenizer too."""
+    if (settings := config.trainer.backend.tinker) is not None:
+        policy, tokenizer = architecture(config.model)
+        base = settings.base_model or str(config.model.path)
+        served = TinkerPolicy(settings, policy, base=base, seed=config.seed)
+        return Networks(policy, dtype=config.model.dtype, served=served), tokenizer
     policy, tokenizer = load(_trained(config), seed=config.seed)
     if config.model.lora is not None:
         add_adapter(policy, config.model.lora, seed=config.seed)
@@ -123,14 +151,6 @@ def build(config: RunConfig, algorithm: Algorithm) -> tuple[Networks, PreTrained
         max_logits_bytes=config.trainer.max_logits_bytes,
         dtype=config.model.dtype,
     )
-    others = _Loader(config, tokenizer)
-    if "reference" in algorithm.needs and (config.trainer.reference or not has_adapter(policy)):
-        networks.reference = others.frozen("reference", config.trainer.reference or config.model)
-    if config.trainer.teacher is not None and algorithm.needs & _TAUGHT:
-        networks.teacher = others.frozen("teacher", config.trainer.teacher)
-    if algorithm.needs & {"values", "old_values"}:
-        networks.critic = others.critic()
-    _prepare_passes(networks, config.trainer)
     return networks, tokenizer
 
 

@@ -1,6 +1,7 @@
 """A training step on drawn rows: statistics before the update, then one update or several."""
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +21,8 @@ from .networks import Networks, learn_from, learned
 from .numerics import NonFiniteRow, autocast, of_batch, of_update, within_memory
 from .offload import activations_on_cpu, check_offload
 from .optimizers import Optimizers
+from .tinker_updates import TinkerUpdates
+from .weight_updates import WeightUpdates
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,11 @@ class Updater:
         self._world = world or SingleProcess()
         check_offload(config.offload, networks.device, processes=self._world.size)
         self._autocast = autocast(config, networks.device, dtype=networks.dtype)
-        self._optimizers = Optimizers(networks.trained, config, total_steps=total_steps)
+        self._optimizers: WeightUpdates = (
+            Optimizers(networks.trained, config, total_steps=total_steps)
+            if networks.served is None
+            else TinkerUpdates(networks.served, config, total_steps=total_steps)
+        )
         self._state: dict[str, float] = {}
 
     def step(self, rows: Examples) -> StepResult:
@@ -249,11 +256,14 @@ class Updater:
             # Dropout would make the log-probs before the step random, and with them every ratio.
             network.train(mode=train)
         lengths, units = rows.lengths.tolist(), rows.units.tolist()
+        # a server makes its own micro-batches, and each request takes a while
+        is_served = self._networks.served is not None
+        most = sys.maxsize if is_served else self._config.micro_batch_tokens
 
         def cut(places: Sequence[int]) -> list[list[int]]:
             groups = plan_micro_batches(
                 [lengths[i] for i in places],
-                self._config.micro_batch_tokens,
+                most,
                 units=[units[i] for i in places],
                 packed=self._packs,
             )

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from time import perf_counter
 
 import torch
+from transformers import PreTrainedModel
 
 from ...store.errors import ConfigError, JobError, nearest
 from ...store.query import literal
@@ -68,6 +69,9 @@ class Trainer:
             self._feed.resume(self.step + 1)
             # After the attempt is recorded: versions that it will publish again no longer count.
             self._published = set(published(self._job.store, self._job.folder, self._job.run_id))
+            if self.networks.served is not None:
+                # A server need not have what an earlier attempt published there.
+                self._published.discard(self.step)
             self._publish()
             # Only now: an explorer started earlier would wait for the first weights, and time out.
             if ready:
@@ -136,7 +140,9 @@ class Trainer:
         self._publisher = publisher(self._job, self.tokenizer, self._cache)
         if has_adapter(self.model):
             # Refuses a base model that has changed, before the job is recorded.
-            self._publisher.prepare(self._learner.policy())
+            policy = self._learner.policy()
+            assert isinstance(policy, PreTrainedModel), "a served policy has no adapter here"
+            self._publisher.prepare(policy)
         self._metrics = Metrics(self._job)
         self._restore()
 
@@ -163,7 +169,8 @@ class Trainer:
         self._check_best(measured)
         trained = perf_counter()
         self._feed.record_priorities(step, stepped.nll)
-        self._largest_grad_norm = max(self._largest_grad_norm, measured.get("train/grad_norm", 0.0))
+        norms = (measured.get(f"train/{name}", 0.0) for name in ("grad_norm", "logprob_grad_norm"))
+        self._largest_grad_norm = max(self._largest_grad_norm, *norms)
         self._note_faults(stepped, step)
         if self._skipped >= self._config.trainer.max_nonfinite_steps:
             self._metrics.add(step, measured)

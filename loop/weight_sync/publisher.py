@@ -19,9 +19,10 @@ from transformers import PreTrainedModel
 
 from ...store import Store
 from ...store.errors import ConfigError
-from ..models import adapter_files
+from ..models import adapter_files, remote_weights
 from ..models.atomic_folder import Writer, remove_folder, save_settings, write_folder, writing
 from ..models.lora import has_adapter
+from ..models.remote_weights import RemoteModel
 from ..models.state_dict import cast, copied, state_of, weights_digest
 from ..models.weights import WEIGHTS
 from ..runs.job import Job
@@ -69,7 +70,7 @@ class Publisher:
 
     def publish(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | RemoteModel,
         version: int,
         *,
         parent: int | None,
@@ -79,6 +80,32 @@ class Publisher:
 
         `parent` is a version of this run, or of the run `parent_run_id`.
         """
+        row = {
+            "run_id": self._run,
+            "attempt": self._attempt,
+            "policy_version": version,
+            "parent_version": parent,
+            "parent_run_id": parent_run_id,
+            "step": version,
+            "path": str(self._target(version).relative_to(self._folder)),
+        }
+        remote = isinstance(model, RemoteModel)
+        row |= self._keep_remote(model, version) if remote else self._keep(model, version)
+        # The row comes last: an engine that sees it may load the weights at once.
+        self._store.append("policies", [row])
+        self._has_published = True
+        return row["digest"]
+
+    def _keep_remote(self, model: RemoteModel, version: int) -> dict[str, str]:
+        """Keep weights at their server; the version's folder says where."""
+        self.prepare(model.architecture)
+        weights = model.save(f"v{version:06d}")
+        files: dict[str, Writer] = {p.name: _link(p) for p in self._shared}
+        write_folder(self._target(version), {**files, remote_weights.FILE: weights.write})
+        return {"digest": weights.digest, "transport": "store"}
+
+    def _keep(self, model: PreTrainedModel, version: int) -> dict[str, str]:
+        """Write the version's folder, or keep a copy in memory."""
         target = self._target(version)
         # A cached version must not change while later steps update the model.
         dtype = None if has_adapter(model) else self._dtype
@@ -91,23 +118,10 @@ class Publisher:
         if self._cache is not None:
             self._cache.put(version, digest, state)
             self._cache.forget(self._older(self._cache.all(), version - self._window))
-        # The row comes last: an engine that sees it may load the weights at once.
-        row = {
-            "run_id": self._run,
-            "attempt": self._attempt,
-            "policy_version": version,
-            "parent_version": parent,
-            "parent_run_id": parent_run_id,
-            "step": version,
-            "path": str(target.relative_to(self._folder)),
-            "digest": digest,
-            "transport": "store" if self._cache is None else "memory",
-        }
         if self._sender is not None:
-            row |= {"transport": "broadcast", "address": self._sender.address}
-        self._store.append("policies", [row])
-        self._has_published = True
-        return digest
+            address = self._sender.address
+            return {"digest": digest, "transport": "broadcast", "address": address}
+        return {"digest": digest, "transport": "store" if self._cache is None else "memory"}
 
     def settle(self) -> None:
         """Write the folders of versions that are only in memory, so that a run can be resumed."""

@@ -23,6 +23,7 @@ RANK = {
     "algorithms": 1,
     "schedule": 1,
     "runs": 1,
+    "tinker_api": 1,
     "inference": 2,
     "weight_sync": 2,
     "trajectories": 3,

@@ -22,7 +22,7 @@ from rlake.store import Store, Task, connect
 from rlake.store.errors import ConfigError
 
 GSPO = ["algorithm=gspo"]
-WARM = ("quickstart_grpo", "grpo_curriculum")
+WARM = ("quickstart_grpo", "grpo_curriculum", "grpo_tinker")
 """They go on from the weights of a warm start, whose folder is to be named."""
 
 
@@ -246,7 +246,7 @@ def run_short(name: str, store: Store, overrides: Sequence[str] = ()) -> None:
     assert cli.run_command(["run", name, "--store", store.uri, "--json", *steps, *words]) == 0
 
 
-OTHERS = {"sft_gsm8k", "grpo_gsm8k", "quickstart_grpo", "grpo_curriculum"}
+OTHERS = {"sft_gsm8k", "grpo_gsm8k", "quickstart_grpo", "grpo_curriculum", "grpo_tinker"}
 """Recipes that need what is not in the package: they run in tests of their own."""
 
 

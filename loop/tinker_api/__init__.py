@@ -1,0 +1,1 @@
+"""The client of servers of Tinker's API."""
