@@ -276,6 +276,7 @@ def _tasks(tasks: Any) -> Any:
 
 def _free_name(store: Store) -> str:
     taken = run_names(store)
+    # one name more than there are runs: at least one of them is free
     return next(name for i in range(1, len(taken) + 2) if (name := f"run-{i}") not in taken)
 
 

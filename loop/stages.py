@@ -53,6 +53,7 @@ def standing(
                 f"stage `{stage.name}`: run `{stage.label}` was started before; continue it with "
                 "`--resume`, or name new runs with `--set name=...`"
             )
+    # all of them first: a stage that ran with another configuration must not be found hours later
     if resume:
         for stage in chosen:
             _finished(store, stages, stage)
@@ -137,6 +138,7 @@ def _is_done(store: Store, stages: Sequence[Stage], stage: Stage) -> bool:
         due.add("explore")
     if any(jobs.get(job, ("", ""))[0] != "done" for job in due):
         return False
+    # `train` comes last in the alphabet: the trainer's is the configuration to compare
     stored = jobs[max(due)][1]
     if stage.kind == "evaluate":
         return _same_evaluation(stage, stored)

@@ -56,6 +56,7 @@ def find_function(
     >>> find_function("exact_match", rewards, "reward").__name__
     'exact_match'
     """
+    # a leading dot is a mistake in a path, which `import_from` explains better than a list of names
     if home is None or not isinstance(name, str) or ":" in name or name.startswith("."):
         found = import_from(name, what, error=error)
     else:

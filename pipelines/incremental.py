@@ -233,6 +233,7 @@ def _new(
 
 def _light(pipeline: PipelineSpec, source: Table, plan: Plan, store: Store) -> pl.DataFrame:
     """Read the address of every row, the version that added it, and the columns that select it."""
+    # without them addresses and versions are enough, which Lance reads from metadata
     by_id = source.side or source.where or _made(pipeline, plan)
     names = {*TABLES[source.table].key} if by_id or sources.are_taken_back(source, store) else set()
     names |= {"group_id"} if any(op.scope == "group" for op in plan.operators) else set()

@@ -126,6 +126,7 @@ def _parts(
 def _rows(store: Store, part: pl.DataFrame) -> pl.DataFrame:
     """Return rows of `experiences` with the columns of their tasks that a reward may read."""
     dataset = store.dataset("experiences")
+    # all columns: nobody declares which of them a reward function reads
     payload = take(dataset, part["_rowid"].to_list(), dataset.schema.names)
     rows = pl.DataFrame(pl.from_arrow(payload))
     found = store.dataset("tasks").to_table(

@@ -130,6 +130,7 @@ def changed_rows(
 
 def _values(store: Store, a: str, b: str, where: str | None) -> pl.DataFrame:
     """Return experience_id, task_id, group_id, a and b of all rows that are chosen."""
+    # one version of all tables: both rewards are of the same rows
     past = store.at(store.versions())
     columns = [_column(name, alias) for name, alias in ((a, "a"), (b, "b"))]
     check(past, [c for c in columns if c is not None])

@@ -188,6 +188,7 @@ def _undo(store: WritableTables, snapshot: Snapshot) -> str:
     It is that of the same restore if that was killed, or one that equals the current state.
     """
     named, prefix = current(store), f"before-restore-{snapshot.name}"
+    # a restore that was killed has taken one: a second would be of a half-restored store
     for name, taken in reversed(named.items()):
         if name.rpartition("-")[0] == prefix and all(
             version == taken.versions[table] or _is_same(store, table, snapshot.versions[table])
@@ -195,6 +196,7 @@ def _undo(store: WritableTables, snapshot: Snapshot) -> str:
             if table != "snapshots"
         ):
             return name
+    # the state has a name already, and tags keep versions from being cleaned up
     for name, taken in reversed(named.items()):
         if all(_is_same(store, table, taken.versions[table]) for table in _RESTORED):
             return name

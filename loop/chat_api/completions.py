@@ -177,8 +177,8 @@ class Serving:
                     [with_own_calls(one, exchange.id, i) for i, one in enumerate(sampled)]
                 )
                 self._count(exchange)
-                told = [messages for messages, _ in answers]
-                await to_its_end(self._record(exchange, session, told))
+                prompts = [messages for messages, _ in answers]
+                await to_its_end(self._record(exchange, session, prompts))
 
     async def _record(
         self, exchange: ChatExchange, session: Session, asked: Sequence[Sequence[Message]]

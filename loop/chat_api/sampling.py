@@ -1,4 +1,4 @@
-"""How a request wants its answers sampled: the fields of OpenAI, and those of vLLM beside them."""
+"""How a request wants its answers sampled: the fields of OpenAI and of vLLM."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ MOST_STOPS = 16
 MOST_BIASES = 1024
 """Most tokens in `logit_bias`, as in vLLM."""
 MOST_TOP = 20
-"""Most likeliest tokens beside a sampled one, as in OpenAI's API."""
+"""Most likeliest tokens reported for a sampled one, as in OpenAI's API."""
 _LARGEST = (1 << 63) - 1
 _DIRECT = (
     *("temperature", "top_p", "min_p", "stop", "seed", "min_tokens", "ignore_eos", "logit_bias"),

@@ -98,6 +98,7 @@ def _changed(
     changes = {name: value for name, value in given.items() if value is not None}
     if not changes:
         return settings
+    # built again, so that the options are checked like the file
     tree = settings.model_dump(mode="json")
     tree["evaluate"] = {**(tree["evaluate"] or {}), **changes}
     return build(tree)

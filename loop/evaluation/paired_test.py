@@ -55,6 +55,7 @@ def paired(
         )
     differences = np.array([np.mean(b[t]) - np.mean(a[t]) for t in both])
     right = np.array([[_right(one[t]) for t in both] for one in (a, b)])
+    # of several rollouts some may be correct, and McNemar's test counts tasks as solved or not
     once = all(len(one[t]) == 1 for one in (a, b) for t in both)
     only_a = int(((right[0] == 1) & (right[1] == 0)).sum()) if once else None
     only_b = int(((right[0] == 0) & (right[1] == 1)).sum()) if once else None

@@ -77,7 +77,7 @@ class Sampling:
     forced_tools: tuple[str, ...] = ()
     """The tools of which the answer calls one; empty: it need not."""
     top_logprobs: int = 0
-    """Likeliest tokens that are reported beside each sampled one."""
+    """Likeliest tokens that are reported for each sampled one."""
     seed: int = 0
     """Every completion is a function of the weights, the prompt, the seed and its index."""
 

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from .attention import attention_of, is_flash
-from .vocabulary_part import VocabularyPart, own_part
+from .vocabulary_parallel import VocabularyPart, own_part
 
 LOGITS_BYTES = 256 * 2**20
 """Default for the most bytes of logits in memory at once."""

@@ -113,6 +113,7 @@ def staged(name: str, options: Options) -> tuple[Stage, ...]:
     tree = read(recipe)
     if "stages" not in tree:
         tree["stages"] = _with_evaluations(tree.pop("algorithm"))
+    # into the tree: `build_stages` applies its changes to every stage
     for change in options.overrides:
         if change.startswith("stages."):
             override(tree, change)

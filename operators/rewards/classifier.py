@@ -138,7 +138,7 @@ def value_of(config: Any, outputs: list[float], label: str | None) -> float:
 
 
 def check_label(config: Any, path: str, label: str | None) -> None:
-    """Raise OperatorError for a model that is no classifier, and a label that it does not have."""
+    """Raise OperatorError for a model that is not a classifier, or does not have the label."""
     kinds = config.architectures or ["no model"]
     if not any("ForSequenceClassification" in kind for kind in kinds):
         raise OperatorError(

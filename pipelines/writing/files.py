@@ -21,6 +21,7 @@ class FileWriter:
     def put(self, rows: pl.DataFrame) -> None:
         """Write a part."""
         self._rows += rows.height
+        # Parquet refuses a row group of no rows
         if rows.height:
             self._writing.send(rows)
 
@@ -32,6 +33,7 @@ class FileWriter:
 
     def close(self) -> None:
         """Remove the temporary file, if it was not renamed."""
+        # GeneratorExit leaves the block of `whole`, which removes what is not complete
         self._writing.close()
 
 
