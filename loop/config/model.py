@@ -2,9 +2,9 @@
 
 import re
 import string
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from .base import Float, Int, Section, Share
 
@@ -99,6 +99,17 @@ class FrozenModel(Section):
     """Policy version of that run; None: the newest one when this run starts, which is recorded."""
     digest: str | None = None
     """Expected digest of these weights; None: the recorded one."""
+    chat_template: str | None = None
+    """Jinja template that writes conversations, as text or as a file; None: the tokenizer's own."""
+    chat_template_kwargs: dict[str, Any] = Field(default={})
+    """Arguments of the chat template, such as `{enable_thinking: false}`.
+
+    They become part of the template in published folders too, as defaults.
+    """
+    system_prompt: str | None = None
+    """System message of conversations that have none; part of the template, not of `messages`."""
+    trust_remote_code: bool = False
+    """Whether Python code that comes with the model is run; only for code that you have read."""
     tool_call_format: Literal["hermes", "llama", "mistral", "json"] = "hermes"
     """Format of its tool calls: `<tool_call>` as in Hermes and Qwen, after `<|python_tag|>` or as
     bare JSON, after `[TOOL_CALLS]`, or an answer that is only JSON."""
@@ -117,6 +128,16 @@ class FrozenModel(Section):
     """
     device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$")
     """Device of the model: auto takes a GPU if there is one, cuda:1 the second GPU."""
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _names(cls, given: dict[str, Any]) -> dict[str, Any]:
+        for name in given:
+            if not name.isidentifier() or name in ("messages", "tools", "add_generation_prompt"):
+                raise ValueError(
+                    f"`{name}` cannot be set in a chat template; give names such as enable_thinking"
+                )
+        return given
 
     @model_validator(mode="after")
     def _one(self) -> Self:

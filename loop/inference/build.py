@@ -26,11 +26,11 @@ def start_policy(
     if config.endpoint is not None:
         from .endpoint.policy import EndpointPolicy
 
-        return EndpointPolicy(config.endpoint, sampling=sampling)
+        return EndpointPolicy(config.endpoint, sampling=sampling, model=model)
     if config.vllm is not None:
         from .vllm_engine.engine import VllmEngine
 
-        engine = VllmEngine(folder, config.vllm, dtype=model.dtype)
+        engine = VllmEngine(folder, config.vllm, dtype=model.dtype, model=model)
         return ChatPolicy(engine, sampling=sampling, tool_call_format=model.tool_call_format)
     if config.tinker is not None:
         from .tinker_engine import TinkerEngine
@@ -39,7 +39,8 @@ def start_policy(
         return ChatPolicy(engine, sampling=sampling, tool_call_format=model.tool_call_format)
     from ..models.load import load_folder
 
-    return in_process(*load_folder(folder, dtype=model.dtype), config, model, sampling=sampling)
+    loaded = load_folder(folder, dtype=model.dtype, config=model)
+    return in_process(*loaded, config, model, sampling=sampling)
 
 
 def in_process(

@@ -1,5 +1,6 @@
 """Models and tokenizers: from a Hugging Face folder or hub, or tiny ones from scratch."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,13 @@ from ...store.errors import ConfigError, missing_extra, nearest
 from ...store.files.tokenize import tokenizer_digest as tokenizer_digest
 from ...store.records import Message
 from ..config import FrozenModel, TinyModel
+from .chat_template import set_template
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+_log = logging.getLogger(__name__)
 _TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
@@ -25,9 +28,10 @@ def load(config: FrozenModel, *, seed: int) -> tuple["PreTrainedModel", "PreTrai
     """Load or create a model and its tokenizer; an adapter is merged into its base model."""
     if config.from_scratch is not None:
         model, tokenizer = make_tiny(config.from_scratch, seed=seed)
+        set_template(tokenizer, config)
         return as_type(model, config.dtype), tokenizer
     assert config.path is not None, "the configuration has a path or a tiny model"
-    model, tokenizer = load_folder(config.path, dtype=config.dtype)
+    model, tokenizer = load_folder(config.path, dtype=config.dtype, config=config)
     if getattr(model, "peft_config", None):
         from .lora import merge
 
@@ -36,12 +40,12 @@ def load(config: FrozenModel, *, seed: int) -> tuple["PreTrainedModel", "PreTrai
 
 
 def load_folder(
-    path: str | Path, *, dtype: str = "float32"
+    path: str | Path, *, dtype: str = "float32", config: FrozenModel | None = None
 ) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
     """Load a causal language model and its tokenizer from a folder in the Hugging Face format.
 
-    The folder of an adapter gives its base model with the adapter. Raises ConfigError if it cannot
-    be loaded.
+    The folder of an adapter gives its base model with the adapter. `config` has the chat template
+    and whether code of the model is run. Raises ConfigError if it cannot be loaded.
     """
     try:
         import torch
@@ -57,16 +61,32 @@ def load_folder(
     if is_remote(path):
         raise ConfigError(not_here(Path(path)))
     if is_adapter(path):
-        return _load_adapter(Path(path), dtype=dtype)
+        model, tokenizer = _load_adapter(Path(path), dtype=dtype, config=config)
+        if config is not None:
+            set_template(tokenizer, config)
+        return model, tokenizer
     check_place(path)
+    # False, not None: transformers would ask at the terminal.
+    trust = config is not None and config.trust_remote_code
+    if trust:
+        _log.warning("`model.trust_remote_code`: Python code that comes with `%s` is run", path)
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=getattr(torch, dtype))
-        tokenizer = AutoTokenizer.from_pretrained(str(path))
+        model = AutoModelForCausalLM.from_pretrained(
+            str(path), dtype=getattr(torch, dtype), trust_remote_code=trust
+        )
+        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust)
     except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
+        if not trust and "trust_remote_code" in str(error):
+            raise ConfigError(
+                f"`{path}` needs Python code that comes with it; read the code, and set "
+                "`trust_remote_code: true` beside its `path` to run it"
+            ) from error
         raise ConfigError(
             f"`{path}` is not a model that can be loaded: {_not_here(path, reason)}"
         ) from error
+    if config is not None:
+        set_template(tokenizer, config)
     return model, tokenizer
 
 
@@ -97,7 +117,7 @@ def check_folder(path: str | Path) -> None:
 
 
 def _load_adapter(
-    folder: Path, *, dtype: str
+    folder: Path, *, dtype: str, config: FrozenModel | None = None
 ) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
     from transformers import AutoTokenizer
 
@@ -106,7 +126,7 @@ def _load_adapter(
     place, digest = base_of(folder)
     try:
         # in float32, of which the base model's digest is
-        model, tokenizer = load_folder(place)
+        model, tokenizer = load_folder(place, config=config)
     except ConfigError as error:
         raise ConfigError(f"the base model of the adapter in `{folder}`: {error}") from error
     add_stored(model, folder, digest=digest)

@@ -11,8 +11,9 @@ from typing import Any
 from ....operators.concurrency import shared_semaphore
 from ....operators.endpoint import EndpointClient
 from ....operators.endpoint_replies import NoAnswerError
+from ....store.errors import ConfigError
 from ....store.records import Message
-from ...config import Endpoint
+from ...config import Endpoint, FrozenModel
 from ..event_loop import run_on, shared_loop
 from ..policy import OTHERS, Completion, PolicyError, Sampling, Timing, Tools, Turn
 from ..token_stream import TokenCallback, current_callbacks
@@ -34,9 +35,25 @@ class EndpointPolicy:
     version: int | None = None
 
     def __init__(
-        self, settings: Endpoint, *, sampling: Sampling | None = None, first_wait: float = 0.5
+        self,
+        settings: Endpoint,
+        *,
+        sampling: Sampling | None = None,
+        first_wait: float = 0.5,
+        model: FrozenModel | None = None,
     ) -> None:
-        """Use the endpoint of `settings`; the first retry waits `first_wait` seconds."""
+        """Use the endpoint of `settings`; the first retry waits `first_wait` seconds.
+
+        The system prompt and the template's arguments of `model` are sent. Raises ConfigError if
+        it has a template, which an endpoint does not take.
+        """
+        if model is not None and model.chat_template is not None:
+            raise ConfigError(
+                "an endpoint writes conversations with its own template; leave "
+                "`model.chat_template` out, or start the endpoint's server with it"
+            )
+        self._system = None if model is None else model.system_prompt
+        self._kwargs = {} if model is None else model.chat_template_kwargs
         self.settings, self.sampling = settings, sampling or Sampling()
         self._client = EndpointClient(settings, first_wait=first_wait)
         self.engine = self._client.name
@@ -79,7 +96,8 @@ class EndpointPolicy:
         self, messages: Sequence[Message], tools: Tools, sampling: Sampling, number: int
     ) -> dict[str, Any]:
         return self.settings.body(
-            messages=list(messages),
+            messages=self._with_system(messages),
+            chat_template_kwargs=self._kwargs or None,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             max_tokens=sampling.max_tokens,
@@ -91,6 +109,12 @@ class EndpointPolicy:
             **_others(sampling),
             tools=list(tools) if tools else None,
         )
+
+    def _with_system(self, messages: Sequence[Message]) -> list[Message]:
+        is_set = bool(messages) and messages[0].get("role") == "system"
+        if self._system is None or is_set:
+            return list(messages)
+        return [{"role": "system", "content": self._system}, *messages]
 
     async def _ask(
         self, body: Mapping[str, Any], callback: TokenCallback | None, sampling: Sampling

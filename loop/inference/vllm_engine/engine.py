@@ -12,7 +12,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ....store.errors import ConfigError, JobError, missing_extra
 from ....store.ids import content_id
+from ...config import FrozenModel
 from ...config.engines import VllmEngine as Settings
+from ...models.chat_template import set_template
 from ...models.weights import Weights
 from ..engine import Request, Sampled
 from ..event_loop import BackgroundLoop
@@ -45,13 +47,27 @@ class VllmEngine:
     name = "vllm"
 
     def __init__(
-        self, folder: Path, settings: Settings | None = None, *, dtype: str = "float32"
+        self,
+        folder: Path,
+        settings: Settings | None = None,
+        *,
+        dtype: str = "float32",
+        model: FrozenModel | None = None,
     ) -> None:
-        """Start vLLM with the model of a folder. Raises JobError if it does not start."""
+        """Start vLLM with the model of a folder. Raises JobError if it does not start.
+
+        `model` has the chat template and whether code of the model is run.
+        """
         if find_spec("vllm") is None:
             raise missing_extra("vllm", "vllm")
         self._settings, self._dtype = settings or Settings(), dtype
-        tokenizer = AutoTokenizer.from_pretrained(str(folder))
+        trust = model is not None and model.trust_remote_code
+        if trust:
+            own = {"trust_remote_code": True, **self._settings.engine_args}
+            self._settings = self._settings.model_copy(update={"engine_args": own})
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust)
+        if model is not None:
+            set_template(tokenizer, model)
         self.tokenizer: PreTrainedTokenizerFast = tokenizer  # pyright: ignore[reportAttributeAccessIssue]
         self.verified: tuple[int, int] = (0, 0)
         """Number of tensors loaded last, and of those compared with what the model holds."""
