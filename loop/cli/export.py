@@ -1,7 +1,10 @@
 """The command `export`: write rows to files, and weights to folders."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ...store import Store
@@ -82,8 +85,19 @@ def export(
     run: RunArgument = None,
     *,
     out: Annotated[
-        Path, option("Write to this file or new folder; the suffix sets the file format.")
-    ],
+        Path | None,
+        option("Write to this file or new folder; the suffix sets the file format.", default=False),
+    ] = None,
+    push: Annotated[
+        str | None,
+        option(
+            "Instead of `--out`: push to this dataset or model of the Hugging Face hub.",
+            metavar="OWNER/NAME",
+        ),
+    ] = None,
+    public: Annotated[
+        bool, option("Make a repository that `--push` creates public.", "--public")
+    ] = False,
     store: StoreOption = None,
     where: Annotated[
         str | None,
@@ -119,9 +133,13 @@ def export(
     folder: FolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Export rows to a file, or a run's weights to a folder; nothing is half-written."""
+    """Export rows to a file, or a run's weights to a folder or the hub; nothing is half-written."""
     from ...store import files
 
+    if (out is None) == (push is None):
+        raise ConfigError("an export goes to one place; set `--out` to a file, or `--push`")
+    place = str(push or out)
+    going = partial(_destination, what, out, push, private=not public)
     rows_only = {"--where": where, "--sql": sql, "--pipeline": pipeline, "--label": label}
     rows_only |= {"--side-columns": side_columns, "--text": text}
     rows_only |= {"--distinct": distinct, "--at": at}
@@ -129,15 +147,15 @@ def export(
     _check_given(what, rows=rows_only, weights=weights_only)
     if what == "model":
         how = {"version": version, "merge": merge, "folder": folder}
-        _export_weights(open_store(store), run, out, as_json=as_json, **how)
+        _export_weights(open_store(store), run, going, place, as_json=as_json, **how)
         return
     rows = None if pipeline is None else _returned(pipeline, open_store(store), at)
     lake = open_store(store, at=at)
-    with progress_of(f"exporting to {out}") as progress:
+    with progress_of(f"exporting to {place}") as progress, going() as file:
         done = files.export(
             lake,
             what,
-            out,
+            file,
             where=where,
             sql=sql,
             rows=rows,
@@ -149,12 +167,12 @@ def export(
         )
     weights = dict(zip(_WEIGHTS, done.kto_weights, strict=True)) if done.kto_weights else {}
     if as_json:
-        record = {"what": what, "rows": done.rows, "left_out": done.left_out, "out": str(out)}
+        record = {"what": what, "rows": done.rows, "left_out": done.left_out, "out": place}
         record |= {"repeated": done.repeated}
         margins = {"without_margin": done.without_margin} if what == "reward" else {}
         print_json(record | {"why": done.why} | margins | weights)
         return
-    print(f"wrote {counted(done.rows, 'row')} to {out}")
+    print(f"wrote {counted(done.rows, 'row')} to {place}")
     say_counts("left out", done.why)
     if done.repeated:
         were = "left out" if distinct else "`--distinct` writes each once"
@@ -191,12 +209,35 @@ def _check_given(what: str, *, rows: Mapping[str, Any], weights: Mapping[str, An
         raise ConfigError("the run is missing; name it: `rlake export model RUN --out FOLDER`")
 
 
+@contextmanager
+def _destination(what: str, out: Path | None, push: str | None, *, private: bool) -> Iterator[Path]:
+    """Yield where to write; what was written to the place of a push is then uploaded."""
+    from ...store.files import ROWS_FILE, push_folder
+
+    if out is not None or push is None:
+        yield out or Path()
+        return
+    with TemporaryDirectory(prefix="rlake-") as folder:
+        whole = Path(folder) / "pushed"
+        file = whole if what == "model" else whole / ROWS_FILE
+        file.parent.mkdir(parents=True, exist_ok=True)
+        yield file
+        push_folder(whole, push, "model" if what == "model" else "dataset", private=private)
+
+
 def _export_weights(
-    lake: "Store", run: str | None, out: Path, *, as_json: bool, **how: Any
+    lake: "Store",
+    run: str | None,
+    going: Callable[[], AbstractContextManager[Path]],
+    place: str,
+    *,
+    as_json: bool,
+    **how: Any,
 ) -> None:
     assert run is not None, "`_check_given` refuses a missing run"
-    done = heavy("weight_sync.export").export_model(lake, run, out, **how)
+    with going() as folder:
+        done = heavy("weight_sync.export").export_model(lake, run, folder, **how)
     kinds = {"merged": "its adapter merged into the model", "adapter": "an adapter"}
     what = kinds.get(done.kind, "a whole model")
-    record = {"what": "model", "run": run, **vars(done), "out": str(out)}
-    render(record, f"wrote version {done.version} of {run} to {out}: {what}", as_json=as_json)
+    record = {"what": "model", "run": run, **vars(done), "out": place}
+    render(record, f"wrote version {done.version} of {run} to {place}: {what}", as_json=as_json)

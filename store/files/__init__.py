@@ -4,6 +4,7 @@ from .export import Exported, export
 from .export_shapes import EXPORTS
 from .file_kind import KIND_NAMES, InputFile, open_input
 from .formats import FORMATS
+from .hub_upload import ROWS_FILE, push_folder
 from .importer import Imported, check_select, import_file, import_rows
 from .rejected_rows import Rejected
 from .remote import matching, scheme_of, shown
@@ -14,6 +15,7 @@ __all__ = [
     "EXPORTS",
     "FORMATS",
     "KIND_NAMES",
+    "ROWS_FILE",
     "Exported",
     "Imported",
     "InputFile",
@@ -26,6 +28,7 @@ __all__ = [
     "import_values",
     "matching",
     "open_input",
+    "push_folder",
     "scheme_of",
     "shown",
 ]

@@ -156,6 +156,7 @@ def _dataset(scheme: str, name: str, config: str, split: str | None) -> pa.Table
         from datasets.exceptions import DatasetsError
     except ImportError as error:
         raise missing_extra("datasets", "data") from error
+    datasets.disable_progress_bars()
     repository, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
     try:
         if scheme == "modelscope":
