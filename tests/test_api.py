@@ -128,6 +128,7 @@ def test_what_does_not_exist_is_named_with_what_does(tmp_path: Path) -> None:
         run.metrics("train/los")
 
 
+@pytest.mark.slow
 def test_a_script_that_is_interrupted_goes_on_with_the_same_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
