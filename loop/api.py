@@ -131,7 +131,7 @@ class Run:
 
         Changes are sections, merged key by key. An `output` must be given again.
         """
-        tree = self.config.model_dump(mode="json", exclude_unset=True)
+        tree = self.config.plain(exclude_unset=True)
         return run(self.store, build(merged(tree, changes)), resume=True)
 
 

@@ -1,5 +1,6 @@
 """The output of `--dry-run`: the given settings, and what follows from them."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,8 @@ def plan(config: "RunConfig", *, full: bool) -> str:
     them; or with `full` all settings as JSON.
     """
     if full:
-        return config.model_dump_json(indent=2)
-    given = config.model_dump(mode="json", exclude_unset=True)
+        return json.dumps(config.plain(), indent=2, ensure_ascii=False)
+    given = config.plain(exclude_unset=True)
     text = yaml.safe_dump(given, sort_keys=False, allow_unicode=True, width=100)
     follows = "".join(f"#   {line}\n" for line in _follows(config))
     return f"{text}\n# From this follows (all settings, defaults included: --full):\n{follows}"

@@ -99,7 +99,7 @@ def _changed(
     if not changes:
         return settings
     # built again, so that the options are checked like the file
-    tree = settings.model_dump(mode="json")
+    tree = settings.plain()
     tree["evaluate"] = {**(tree["evaluate"] or {}), **changes}
     return build(tree)
 

@@ -84,7 +84,7 @@ def _plain(stage: "Stage") -> dict[str, Any]:
     if stage.kind == "pipeline":
         return {"does": stage.kind, "pipeline": stage.pipeline}
     model = {"model": stage.model} if stage.model else {}
-    return {"does": stage.kind, **model, "config": json.loads(stage.config.model_dump_json())}
+    return {"does": stage.kind, **model, "config": stage.config.plain()}
 
 
 def stage_summary(lake: "Store", stage: "Stage") -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pydantic import (
 from ...store.errors import ConfigError, nearest, shorten
 from .base import Int, Section
 from .callables import check_importable, named
-from .env_variables import filled_in
+from .env_variables import as_written, filled_in
 from .evaluate import EvaluateConfig
 from .explorer import ExplorerConfig
 from .former_keys import hint
@@ -96,11 +96,11 @@ class RunConfig(Section):
         return load(source, overrides)
 
     _written: dict[str, str] = PrivateAttr(default_factory=dict)
+    """Texts with `${env:NAME}`, by what they became."""
 
-    @property
-    def written(self) -> dict[str, str]:
-        """Texts with `${env:NAME}` as they were written, by what they became."""
-        return self._written
+    def plain(self, **options: Any) -> dict[str, Any]:
+        """Return plain values, with `${env:NAME}` as it was written; `options` are pydantic's."""
+        return as_written(self.model_dump(mode="json", **options), self._written)
 
     @model_validator(mode="wrap")
     @classmethod

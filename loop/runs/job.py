@@ -20,7 +20,6 @@ from ...store.query import literal
 from ...store.records import now
 from ...store.snapshots import current
 from ..config import RunConfig
-from ..config.env_variables import as_written
 
 
 @dataclass(frozen=True)
@@ -177,12 +176,11 @@ def stored_config(config: RunConfig) -> str:
     environment variables by their names.
     """
     # Without where the run lies: a store that was moved or copied can still be resumed.
-    tree = _without_folders(config.model_dump(mode="json", exclude={"store", "output"}))
+    tree = _without_folders(config.plain(exclude={"store", "output"}))
     tree["schedule"]["max_lag"] = config.schedule.lag
     made = RunConfig.model_validate_json(json.dumps(tree))
-    found = made.model_dump(mode="json", exclude={"store", "output"})
     # the name identifies the rows of the run, and so it is stored as it is
-    kept = as_written(found, config.written) | {"name": config.name}
+    kept = made.plain(exclude={"store", "output"}) | {"name": config.name}
     return json.dumps(kept, ensure_ascii=False)
 
 

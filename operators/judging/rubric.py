@@ -1,13 +1,13 @@
 """Rubrics: a judge decides for each criterion whether a rollout meets it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ...store.errors import OperatorError
 from ...store.records import Experience, Task
 from ..chat_client import JudgeSpec, chat_client
 from ..reward_protocol import Verdict
-from .judge import answer, listed, prompt, shown_rollout
+from .judge import answer, listed, number, prompt, shown_rollout
 
 
 async def rubric(
@@ -16,6 +16,7 @@ async def rubric(
     *,
     judge: JudgeSpec,
     criteria: list[str | dict[str, Any]] | None = None,
+    aggregation: Literal["explicit", "implicit"] = "explicit",
     max_attempts: int = 2,
 ) -> Verdict | None:
     """Return the weighted share of criteria that a judge finds met, from 0.0 to 1.0.
@@ -23,8 +24,9 @@ async def rubric(
     The criteria are `rubric` of the task's metadata, else `criteria`: texts, or `{"criterion",
     "weight"}` with a weight above 0; None when there are none. `detail` lists those not met.
     The sum of the weights met over the sum of all is the explicit aggregation of Rubrics as
-    Rewards (arXiv:2507.17746, equation 1). Raises NoAnswerError after `max_attempts` answers
-    without one true or false for each criterion.
+    Rewards (arXiv:2507.17746, equation 1). With `implicit` (its equation 2) the judge sees the
+    weights and rates the reply as a whole from 1 to 10, and the reward is a tenth of that. Raises
+    NoAnswerError after `max_attempts` answers of another form.
 
     >>> import asyncio
     >>> async def strict(messages):
@@ -38,6 +40,8 @@ async def rubric(
     weighted = _weighted((task.metadata or {}).get("rubric") or criteria or [])
     if not weighted:
         return None
+    if aggregation == "implicit":
+        return await _rated(task, experience, judge, weighted, max_attempts)
     names = [name for name, _ in weighted]
     numbered = "\n".join(f"{i}. {name}" for i, name in enumerate(names, 1))
     question = prompt(
@@ -60,6 +64,30 @@ async def rubric(
     missed = [name for name, one in zip(names, met, strict=True) if not one]
     detail = f"not met: {'; '.join(missed)}"[:500] if missed else None
     return Verdict(reached / sum(weight for _, weight in weighted), detail)
+
+
+async def _rated(
+    task: Task,
+    experience: Experience,
+    judge: JudgeSpec,
+    weighted: Sequence[tuple[str, float]],
+    max_attempts: int,
+) -> Verdict:
+    """Return a tenth of the judge's rating of the reply as a whole."""
+    listed_criteria = "\n".join(f"- (weight {weight:g}) {name}" for name, weight in weighted)
+    question = prompt(
+        "How well does a reply meet these criteria as a whole, from 1 (not at all) to 10 (fully)?",
+        task,
+        f"<reply>\n{shown_rollout(task, experience)}\n</reply>",
+        f"<criteria>\n{listed_criteria}\n</criteria>",
+        form='{"why": "...", "rating": 7}',
+        reference=task.answer,
+    )
+
+    def read(said: Any) -> Verdict:
+        return Verdict(number(said["rating"], 1, 10) / 10, str(said.get("why") or "")[:500] or None)
+
+    return await answer(chat_client(judge), question, read, max_attempts=max_attempts)
 
 
 def _weighted(criteria: Sequence[Any]) -> list[tuple[str, float]]:

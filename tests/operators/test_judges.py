@@ -185,6 +185,19 @@ def test_rubric_is_the_weighted_share_of_criteria_met(server: Server) -> None:
         )
 
 
+def test_an_implicit_rubric_is_a_tenth_of_one_rating_of_the_whole(server: Server) -> None:
+    asked: list[str | dict[str, Any]] = ["a", {"criterion": "b", "weight": 3}]
+    answers = ['{"rating": 11}', '{"why": "no b", "rating": 4}']
+    server.answer = lambda text, n: answers[min(n, 1)]
+    [row] = said("text")
+    made = asyncio.run(
+        rubric(TASK, row, judge=server.judge(), criteria=asked, aggregation="implicit")
+    )
+    assert made == Verdict(0.4, "no b")
+    assert "- (weight 3) b" in server.asked[0]["messages"][0]["content"]
+    assert "11 is not between 1 and 10" in server.asked[1]["messages"][-1]["content"]
+
+
 def test_pairwise_cancels_the_preference_of_a_place(server: Server) -> None:
     def by_place(text: str, n: int) -> str:
         return '{"better": "A"}'

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from support.tiny_models import SPEC, table
 
+from rlake.loop.api import Run
+from rlake.loop.cli.dry_run import plan
 from rlake.loop.config import RunConfig, build, load
 from rlake.loop.run import check, run
 from rlake.loop.runs.job import same_config, stored_config
@@ -102,6 +104,11 @@ def test_a_variable_is_filled_in_and_never_stored(
         assert json.loads(text)["tasks"]["path"]["path"] == ["sqlite:///${env:LAB}#sums"]
         assert json.loads(text)["name"] == "demo"
         same_config(text, made)
+    assert str(tmp_path) not in plan(made, full=True) + plan(made, full=False)
+    Run(store, "demo").resume(trainer={"steps": 2})
+    resumed = table(store, "job_events WHERE attempt = 2", "config")["config"].to_list()
+    assert resumed
+    assert not any(str(tmp_path) in text for text in resumed)
     monkeypatch.delenv("LAB")
     kept = RunConfig.model_validate_json(configs[0])
     assert kept.tasks.path is not None
