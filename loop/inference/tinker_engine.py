@@ -211,7 +211,7 @@ def refused_sampling(sampling: Sampling | SamplingConfig) -> str | None:
             "log-probs at 1; set it to 1, or to 0 for a greedy evaluation"
         )
     given, plain = dict(vars(sampling)), Sampling()
-    for name in ("min_p", "ignore_eos", *PROCESSING):
+    for name in ("min_p", "ignore_eos", "top_logprobs", *PROCESSING):
         if given.get(name, default := getattr(plain, name)) != default:
             return f"`{name}` is {given[name]}, which Tinker's API does not have; leave it out"
     return None

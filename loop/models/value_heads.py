@@ -6,6 +6,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ...store.errors import ConfigError
 from ..config import FrozenModel
+from .chat_template import set_template
 from .load import load, pad_id
 
 _HEAD = "score"
@@ -108,6 +109,7 @@ def _stored(config: FrozenModel) -> tuple[PreTrainedModel, PreTrainedTokenizerFa
         ) from error
     if not is_reward_model(model):
         raise ConfigError(f"`{path}` gives {model.config.num_labels} numbers, expected one score")
+    set_template(tokenizer, config)
     return model, tokenizer
 
 

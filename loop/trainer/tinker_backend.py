@@ -10,6 +10,7 @@ from ...store.errors import ConfigError, JobError
 from ..algorithms import Algorithm
 from ..config import FrozenModel, RunConfig
 from ..config.backend import TinkerBackend
+from ..models.chat_template import set_template
 from ..models.lm_head import Temperature
 from ..models.remote_weights import RemoteWeights
 from ..tinker_api.client import TinkerClient
@@ -204,7 +205,9 @@ def architecture(model: FrozenModel) -> "tuple[PreTrainedModel, PreTrainedTokeni
     """Return a model without numbers, and its tokenizer; ConfigError if there is none."""
     from transformers import AutoTokenizer
 
-    return skeleton(model), AutoTokenizer.from_pretrained(str(model.path))
+    tokenizer = AutoTokenizer.from_pretrained(str(model.path))
+    set_template(tokenizer, model)
+    return skeleton(model), tokenizer
 
 
 def _rows(token_ids_BT: Tensor, mask_BT: Tensor) -> dict[int, list[int]]:

@@ -9,6 +9,7 @@ from support.tiny_models import config
 from rlake.loop.config import EngineConfig, FrozenModel, RunConfig
 from rlake.loop.inference.build import start_policy
 from rlake.loop.inference.policy import Sampling
+from rlake.loop.inference.tinker_engine import refused_sampling
 from rlake.loop.models import remote_weights
 from rlake.loop.models.load import load_folder
 from rlake.loop.models.remote_weights import RemoteWeights
@@ -92,3 +93,12 @@ def test_the_engine_refuses_a_folder_with_weights(tmp_path: Path) -> None:
     engine = EngineConfig.model_validate("tinker")
     with pytest.raises(ConfigError, match="take another engine"):
         start_policy(engine, tmp_path, FrozenModel(path="m"), sampling=Sampling())
+
+
+def test_a_setting_of_one_request_that_the_api_lacks_is_refused() -> None:
+    asked = Sampling(top_logprobs=2)
+    assert refused_sampling(asked) == (
+        "`top_logprobs` is 2, which Tinker's API does not have; leave it out"
+    )
+    assert refused_sampling(Sampling(json_schema="{}")) is not None
+    assert refused_sampling(Sampling()) is None
