@@ -118,6 +118,10 @@ def check(config: RunConfig) -> None:
     _check_functions(config)
     if config.explorer is not None:
         explorer_chain(config.explorer.operators)
+        if config.explorer.engine.vllm is not None:
+            from .inference.vllm_engine.arguments import check_heads
+
+            check_heads(config.model, config.explorer.engine.vllm)
         weighs = "logprobs" in algorithm.needs and config.trainer.missing_logprobs == "refuse"
         if weighs and config.explorer.engine.endpoint is not None:
             raise ConfigError(

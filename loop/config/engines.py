@@ -29,6 +29,39 @@ class VllmEngine(Section):
     """Longest time until the engine is ready, in seconds."""
     max_restarts: Int = Field(default=3, ge=0)
     """Restarts after the engine died; requests in progress at that time are lost."""
+    memory_share: Float | None = Field(default=None, gt=0, le=1)
+    """Share of each GPU's memory for vLLM's weights, activations and KV cache; None: vLLM's 0.9.
+
+    A trainer on the same GPU has the rest for its weights and optimizer, and for its steps, unless
+    vLLM sleeps during these. vLLM's own name: `gpu_memory_utilization`.
+    """
+    sleep: bool = False
+    """Whether vLLM frees its GPU memory when a batch is sampled, until the next request.
+
+    Its weights wait in CPU memory (vLLM's sleep, level 1). For an explorer and a trainer that take
+    turns on one GPU, so not with `schedule.streaming`, `schedule.max_ahead` or oversampling. On a
+    CPU vLLM stops and goes on in the same way, and frees nothing.
+    """
+    verify_weights: Float = Field(default=1.0, ge=0, le=1)
+    """Share of weight updates that are verified: the digest of what arrived is computed, and what
+    the model multiplies with is compared with it. The first update is always verified."""
+    merge_adapter: bool = False
+    """Whether a LoRA adapter is merged into the base model for each version, in place of vLLM
+    loading it as an adapter: updates take longer, and sampling is faster."""
+
+    @model_validator(mode="after")
+    def _split(self) -> Self:
+        if self.memory_share is not None and "gpu_memory_utilization" in self.engine_args:
+            raise ValueError(
+                "has both `memory_share` and `gpu_memory_utilization` below `engine_args`, which "
+                "are the same; set one of them"
+            )
+        if self.sleep and self.memory_share is None:
+            raise ValueError(
+                "has `sleep`, and no `memory_share`: vLLM would take 0.9 of a GPU that it shares "
+                "with the trainer, whose weights and optimizer stay there; set `memory_share`"
+            )
+        return self
 
 
 class Endpoint(ChatEndpoint, Section):
@@ -65,6 +98,11 @@ class EngineConfig(Choice):
     endpoint: Endpoint | None = None
     tinker: TinkerEngine | None = None
 
+    @property
+    def sleeps(self) -> bool:
+        """Whether it frees its GPU memory while the trainer steps."""
+        return self.vllm is not None and self.vllm.sleep
+
 
 class OtherModel(FrozenModel):
     """An auxiliary model of workflows: a judge, a simulated user, a teacher."""
@@ -84,6 +122,8 @@ class OtherModel(FrozenModel):
     def _has_engine(self) -> Self:
         if self.engine.endpoint is not None:
             raise ValueError("an `endpoint` replaces `path`; it does not go below `engine`")
+        if self.engine.sleeps:
+            raise ValueError("only the engine of an explorer has `sleep`; leave it out here")
         if self.engine.vllm is not None and self.path is None and self.run is None:
             raise ValueError("vLLM serves the model of a `path` or of a `run`")
         return self

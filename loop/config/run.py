@@ -194,6 +194,8 @@ class RunConfig(Section):
                 "schedule.weight_transport is memory, and ray.trainer places the trainer in a "
                 "process of its own; take store or broadcast"
             )
+        if self.explorer.engine.sleeps:
+            self._take_turns(self.explorer)
         trainer = self.trainer
         if trainer.steps is None:
             raise ValueError("trainer.steps is missing; a run with an explorer needs it")
@@ -217,6 +219,20 @@ class RunConfig(Section):
                 "in optimizer steps"
             )
         return self
+
+    def _take_turns(self, explorer: ExplorerConfig) -> None:
+        """Raise ValueError for what lets both jobs work at once, while the engine should sleep."""
+        both = {
+            "schedule.streaming": self.schedule.streaming,
+            "schedule.max_ahead": self.schedule.max_ahead > 0,
+            "explorer.oversampling": explorer.oversampling is not None,
+        }
+        for key, is_set in both.items():
+            if is_set:
+                raise ValueError(
+                    "explorer.engine.vllm.sleep is for an explorer and a trainer that take turns, "
+                    f"and with {key} both work at once; set `sleep: false`, or leave {key} out"
+                )
 
     def _offline(self) -> Self:
         if self.schedule.new_units_per_step is not None:

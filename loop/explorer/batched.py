@@ -54,12 +54,18 @@ class BatchedExploration:
                 await context.evaluate_until(context.pacer.version)
                 begun = [there[a.index] for a in chunk if there.get(a.index) is not None]
                 pool = await self._with_weights(min(begun, default=context.pacer.version))
-                rows += await self._run(pool, chunk, missing)
+                is_last = first + size >= len(tasks)
+                rows += await self._run(pool, chunk, missing, is_last=is_last)
                 context.pace()
         return rows
 
     async def _run(
-        self, pool: WorkerPool, chunk: list[GroupRequest], missing: set[GroupRequest]
+        self,
+        pool: WorkerPool,
+        chunk: list[GroupRequest],
+        missing: set[GroupRequest],
+        *,
+        is_last: bool,
     ) -> list[Experience]:
         """Run groups, store those that are missing, and return their rows in order."""
         context, over = self._context, self._context.explorer.oversampling
@@ -75,6 +81,9 @@ class BatchedExploration:
             rows = await pool.run_group(request)
             running -= 1
             if not running:
+                # Before these are stored: with the last rows the trainer's step begins.
+                if is_last and context.explorer.engine.sleeps:
+                    await pool.sleep()
                 begun.set()
             await begun.wait()
             made[request] = stored = await context.writer.add(rows) if request in missing else []

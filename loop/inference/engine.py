@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ..models.weights import Weights
 from .policy import Sampling, Segment, Timing
@@ -86,4 +86,13 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Drop requests under way and free all resources."""
+        ...
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """An engine in processes of its own, which can free their memory."""
+
+    async def sleep(self) -> None:
+        """Free the GPU's memory until the next request or weights, if it is configured to."""
         ...

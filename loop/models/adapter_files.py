@@ -99,19 +99,32 @@ def base_of(folder: Path) -> tuple[str, str | None]:
     return place, None
 
 
-def add_stored(model: "PreTrainedModel", folder: Path, *, digest: str | None) -> None:
-    """Add the adapter of a folder to its base model.
+def name_base(source: Path, target: Path) -> None:
+    """Write where the base model is, as a path that does not depend on the adapter's folder."""
+    place, digest = base_of(source)
+    place = str(Path(place).resolve()) if Path(place).is_dir() else place
+    (target / BASE).write_text(json.dumps({"path": place, "digest": digest}))
+    settings = json.loads((target / SETTINGS).read_text())
+    settings["base_model_name_or_path"] = place
+    (target / SETTINGS).write_text(json.dumps(settings, indent=2))
 
-    Raises ConfigError if the adapter was trained on another model, or does not fit. Draws no random
-    numbers: another thread may be training.
-    """
-    from peft import PeftConfig, inject_adapter_in_model, set_peft_model_state_dict
 
+def check_base(model: "PreTrainedModel", folder: Path, *, digest: str | None) -> None:
+    """Raise ConfigError if the adapter in a folder was trained on another model than this."""
     if digest is not None and weights_digest(model.state_dict()) != digest:
         raise ConfigError(
             f"the adapter in `{folder}` was trained on another model than `{model.name_or_path}`, "
             "whose weights have changed since"
         )
+
+
+def add_stored(model: "PreTrainedModel", folder: Path) -> None:
+    """Add the adapter of a folder to its base model.
+
+    Raises ConfigError if it does not fit. Draws no random numbers: another thread may be training.
+    """
+    from peft import PeftConfig, inject_adapter_in_model, set_peft_model_state_dict
+
     if not (folder / WEIGHTS).is_file():
         raise ConfigError(f"`{folder}` is an adapter without weights: there is no `{WEIGHTS}`")
     try:

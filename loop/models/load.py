@@ -116,12 +116,16 @@ def check_folder(path: str | Path) -> None:
         raise ConfigError(f"`{path}` is not a model that can be loaded: it has no `config.json`")
 
 
-def _load_adapter(
-    folder: Path, *, dtype: str, config: FrozenModel | None = None
+def load_base(
+    folder: Path, *, config: FrozenModel | None = None
 ) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
+    """Load the base model of an adapter, without the adapter, in float32, and the tokenizer.
+
+    Raises ConfigError if it cannot be loaded, or is not the model that the adapter was trained on.
+    """
     from transformers import AutoTokenizer
 
-    from .adapter_files import add_stored, base_of
+    from .adapter_files import base_of, check_base
 
     place, digest = base_of(folder)
     try:
@@ -129,11 +133,20 @@ def _load_adapter(
         model, tokenizer = load_folder(place, config=config)
     except ConfigError as error:
         raise ConfigError(f"the base model of the adapter in `{folder}`: {error}") from error
-    add_stored(model, folder, digest=digest)
-    as_type(model, dtype)
+    check_base(model, folder, digest=digest)
     if (folder / "tokenizer_config.json").is_file():
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
     return model, tokenizer
+
+
+def _load_adapter(
+    folder: Path, *, dtype: str, config: FrozenModel | None = None
+) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
+    from .adapter_files import add_stored
+
+    model, tokenizer = load_base(folder, config=config)
+    add_stored(model, folder)
+    return as_type(model, dtype), tokenizer
 
 
 def make_tiny(spec: TinyModel, *, seed: int) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:

@@ -10,6 +10,7 @@ from ..inference.build import close
 from ..inference.cancellation import CancelScope, cancel_scope
 from ..inference.chat_policy import ChatPolicy
 from ..inference.endpoint.policy import EndpointPolicy
+from ..inference.engine import Sleeper
 from ..models.weights import Weights
 from ..runs.job import WorkerLostError
 from ..weight_sync import fetch
@@ -43,6 +44,10 @@ class RolloutWorker(Protocol):
 
     async def update_weights(self, weights: Weights) -> None:
         """Replace the weights; groups under way continue with the new ones."""
+        ...
+
+    async def sleep(self) -> None:
+        """Free the GPU's memory until the next group, if the engine is configured to."""
         ...
 
     async def run_group(self, request: GroupRequest) -> Sequence[Experience]:
@@ -85,6 +90,11 @@ class LocalWorker:
         if isinstance(self._policy, ChatPolicy):
             await self._policy.engine.swap(await fetch(weights))
         self.version = weights.version
+
+    async def sleep(self) -> None:
+        """Free the GPU's memory until the next group, if the engine is configured to."""
+        if isinstance(self._policy, ChatPolicy) and isinstance(self._policy.engine, Sleeper):
+            await self._policy.engine.sleep()
 
     async def run_group(self, request: GroupRequest) -> list[Experience]:
         """Run a group and return its rows."""
@@ -167,6 +177,17 @@ class WorkerPool:
                 await self._replace(worker, error)
 
         await asyncio.gather(*map(update, list(self._busy)))
+
+    async def sleep(self) -> None:
+        """Free the GPU memory of all workers until their next groups."""
+
+        async def sleep(worker: RolloutWorker) -> None:
+            try:
+                await worker.sleep()
+            except WorkerLostError as error:
+                await self._replace(worker, error)
+
+        await asyncio.gather(*map(sleep, list(self._busy)))
 
     async def run_group(self, request: GroupRequest) -> Sequence[Experience]:
         """Run a group on a worker, and on another one if it dies.

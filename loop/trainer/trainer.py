@@ -249,6 +249,9 @@ class Trainer:
         run_id = None
         if parent is None and origin.run is not None:
             parent, run_id = origin.version, origin.run
+        if self._config.explorer is not None and self._config.explorer.engine.sleeps:
+            # The explorer's engine wakes up for the next version, and needs what the step had.
+            torch.cuda.empty_cache()
         self._publisher.publish(
             self._learner.policy(), self.step, parent=parent, parent_run_id=run_id
         )

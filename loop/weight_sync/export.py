@@ -1,6 +1,5 @@
 """Export the weights of a run as a Hugging Face folder for other tools."""
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +52,7 @@ def export_model(
         else:
             shutil.copytree(weights.folder, partial, dirs_exist_ok=True)
         if kind == "adapter":
-            _name_base(weights.folder, partial)
+            adapter_files.name_base(weights.folder, partial)
 
     # Not synced to the disk: an export can be made again.
     replace_folder(out, fill, durable=False)
@@ -80,13 +79,3 @@ def _write_merged(source: Path, target: Path) -> None:
     merge_adapter(model)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
-
-
-def _name_base(source: Path, target: Path) -> None:
-    """Write where the base model is, as a path that does not depend on the adapter's folder."""
-    place, digest = adapter_files.base_of(source)
-    place = str(Path(place).resolve()) if Path(place).is_dir() else place
-    (target / adapter_files.BASE).write_text(json.dumps({"path": place, "digest": digest}))
-    settings = json.loads((target / adapter_files.SETTINGS).read_text())
-    settings["base_model_name_or_path"] = place
-    (target / adapter_files.SETTINGS).write_text(json.dumps(settings, indent=2))

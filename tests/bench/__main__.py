@@ -29,6 +29,7 @@ from . import (
     texts,
     throughput,
     time,
+    weight_updates,
     writing,
 )
 from .figure import Bench, Figure, say
@@ -65,6 +66,7 @@ FIGURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "simulation": simulation.simulation,
     "staleness": staleness.staleness,
     "throughput": throughput.throughput,
+    "weight_updates": weight_updates.weight_updates,
 }
 """What can be measured, by name."""
 

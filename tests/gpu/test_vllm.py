@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.tiny_models import tiny
 
+from rlake.loop.config.engines import VllmEngine as Settings
 from rlake.loop.inference import Request, Sampled, Weights
 from rlake.loop.inference.policy import Sampling
 from rlake.loop.inference.vllm_engine.engine import VllmEngine
@@ -52,3 +53,29 @@ def test_vllm_on_a_gpu_serves_each_version_of_the_weights(tmp_path: Path):
         own = found.gather(-1, ids[0, 3:, None])[:, 0]
         assert float((own - torch.tensor(one.logprobs)).abs().max()) < 1e-2
     asyncio.run(engine.close())
+
+
+def test_vllm_on_a_gpu_frees_its_memory_while_it_sleeps_and_takes_weights_from_memory(
+    tmp_path: Path,
+):
+    spec = {"hidden_size": 128, "heads": 2, "layers": 2, "max_length": 256}
+    (first, tokenizer), (second, _) = (tiny(seed=i, **spec) for i in range(2))
+    first.config.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    save_file(state_of(first), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    engine = VllmEngine(tmp_path, Settings(sleep=True, memory_share=0.3), dtype="float32")
+    state = state_of(second)
+    request = Request(prompt_ids=[3, 4, 13], sampling=Sampling(max_tokens=32, seed=0))
+
+    async def ask() -> None:
+        await engine.swap(Weights(version=1, digest=weights_digest(state), state=state))
+        assert engine.verified[0] == engine.verified[1] > 0
+        [awake], (before, total) = await engine.complete([request]), torch.cuda.mem_get_info()
+        await engine.sleep()
+        assert torch.cuda.mem_get_info()[0] - before > 0.2 * total
+        [again] = await engine.complete([request])
+        assert again.token_ids == awake.token_ids
+        assert [s.policy_version for s in again.segments] == [1]
+        await engine.close()
+
+    asyncio.run(ask())

@@ -53,6 +53,10 @@ class RolloutActor:
             weights = replace(weights, state=load(state))
         await self._worker.update_weights(weights)
 
+    async def sleep(self) -> None:
+        """Free the GPU's memory until the next group."""
+        await self._worker.sleep()
+
     async def run_group(self, task: Task, key: Key) -> list[Experience]:
         """Run a group and return its rows, without the content of those that are too large."""
         evaluation, batch, index = key

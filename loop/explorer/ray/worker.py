@@ -59,6 +59,10 @@ class RayWorker:
         await answer(call, self.name)
         self.version = weights.version
 
+    async def sleep(self) -> None:
+        """Free the GPU's memory. Raises WorkerLostError if the actor dies."""
+        await answer(self._actor.sleep.remote(), self.name)
+
     async def run_group(self, request: GroupRequest) -> Sequence[Experience]:
         """Run a group and return its rows. Raises WorkerLostError if the actor dies."""
         async with self._room:

@@ -5,7 +5,6 @@ AsyncLLM offers sleep, wake-up and weight transfer (IPC, NCCL) as methods.
 """
 
 import asyncio
-import json
 import os
 import socket
 import threading
@@ -23,10 +22,8 @@ from ...config.engines import VllmEngine as Settings
 from ..engine import Request
 from ..policy import PolicyError, Sampling
 from ..token_stream import TokenCallback
-
-WORKER = "rlake.loop.inference.vllm_engine.worker.Worker"
-CPU_CACHE_BYTES = 1 << 30
-"""Size of the KV cache on a CPU, unless `engine_args` gives another."""
+from .arguments import arguments, environment
+from .worker_adapter import ADAPTER
 
 _starting = threading.Lock()
 
@@ -76,23 +73,37 @@ class Backend:
 
     max_length: int
     """Most tokens of prompt and answer together."""
+    is_asleep = False
+    """Whether it has given its memory back."""
 
-    def __init__(self, settings: Settings, *, dtype: str) -> None:
-        self._settings, self._dtype = settings, dtype
+    def __init__(
+        self, settings: Settings, *, dtype: str, adapter: Mapping[str, Any] | None = None
+    ) -> None:
+        """`adapter`: peft's settings of the adapter with which all requests are answered."""
+        self._settings, self._dtype, self._adapter = settings, dtype, adapter
         self._llm: Any = None
 
-    async def start(self, folder: Path) -> None:
-        """Start with the model of a folder, blocking the loop. Raises JobError if it fails."""
+    async def start(self, folder: Path, *, has_weights: bool = True) -> None:
+        """Start with the model of a folder, blocking the loop; without weights, with random ones.
+
+        Raises JobError if it fails.
+        """
         with _variables(environment(self._settings)), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # raised by vLLM and what it imports
             from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
             from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
 
             try:
-                made = AsyncEngineArgs(**arguments(folder, self._settings, dtype=self._dtype))
-                self._llm = AsyncLLM.from_engine_args(made)
+                given = arguments(folder, self._settings, dtype=self._dtype, adapter=self._adapter)
+                given |= dict[str, Any]() if has_weights else {"load_format": "dummy"}
+                self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**given))
             except Exception as error:
                 raise JobError(f"vLLM did not start: {_line(error)}") from error
+            from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
+
+        # The path is never read: the workers have the adapter before a request needs it.
+        lora = LoRARequest("policy", ADAPTER, "in memory")
+        self._lora = lora if self._adapter is not None else None
         self.max_length = int(self._llm.model_config.max_model_len)
         await self.call("end_with", socket.gethostname(), os.getpid())
 
@@ -135,7 +146,9 @@ class Backend:
         top: list[list[tuple[int, float]]] = []
         first, output = 0.0, None
         async with self._request():
-            async for one in self._llm.generate(_prompt(prompt_ids), params, asked.name):
+            async for one in self._llm.generate(
+                _prompt(prompt_ids), params, asked.name, lora_request=self._lora
+            ):
                 output = one.outputs[0]
                 first = first or perf_counter()
                 tokens += output.token_ids
@@ -165,7 +178,9 @@ class Backend:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         async with self._request():
-            [output] = [o async for o in self._llm.generate(_prompt(token_ids), params, name)]
+            prompt = _prompt(token_ids)
+            found = self._llm.generate(prompt, params, name, lora_request=self._lora)
+            [output] = [one async for one in found]
         if output.outputs[0].finish_reason == "abort":
             return None
         pairs = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
@@ -182,6 +197,16 @@ class Backend:
     async def resume(self) -> None:
         """Start requests again."""
         await self._command(self._llm.resume_generation())
+
+    async def sleep(self) -> None:
+        """End all requests, move the weights to CPU memory and drop the KV cache."""
+        await self._command(self._llm.sleep(level=1, mode="abort"))
+        self.is_asleep = True
+
+    async def wake_up(self) -> None:
+        """Load the weights again and start requests."""
+        await self._command(self._llm.wake_up())
+        self.is_asleep = False
 
     async def call(self, method: str, *arguments: str | int) -> list[Any]:
         """Call a method of `Worker` in each worker, and return the results."""
@@ -219,68 +244,6 @@ class Backend:
                 return await command
         except Exception as error:
             raise DiedError(f"vLLM's engine failed: {_line(error)}") from error
-
-
-def on_cpu() -> bool:
-    """Return whether vLLM runs on the CPU here."""
-    import torch
-
-    return not torch.cuda.is_available()
-
-
-def arguments(folder: Path, settings: Settings, *, dtype: str) -> dict[str, Any]:
-    """Return vLLM's arguments; the configuration's `engine_args` take precedence.
-
-    Log-probs are at the sampling temperature, and `logprobs.py` makes them of the full
-    distribution. A model's own sampling defaults are ignored, as in the other engines.
-    """
-    made: dict[str, Any] = {
-        "model": str(folder),
-        "runner": "generate",
-        "dtype": dtype,
-        "logprobs_mode": "processed_logprobs",
-        "generation_config": "vllm",
-        "worker_extension_cls": WORKER,
-        "disable_log_stats": True,
-    }
-    if overrides := _architecture(folder):
-        made["hf_overrides"] = overrides
-    if on_cpu():
-        made |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
-    return made | settings.engine_args
-
-
-def _architecture(folder: Path) -> dict[str, Any] | None:
-    """Return the class of a model whose configuration does not name it."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    config = json.loads((folder / "config.json").read_text())
-    known: Mapping[str, Any] = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    name = known.get(config.get("model_type", ""))
-    return None if config.get("architectures") or not name else {"architectures": [name]}
-
-
-def environment(settings: Settings) -> dict[str, str]:
-    """Return the variables for vLLM's processes, without those that are set already.
-
-    On a CPU vLLM uses as many threads as torch does here, bound to no core, since a trainer may
-    run at the same time; nothing is compiled, which would take longer than small models run.
-    """
-    import torch
-
-    ours = {
-        "VLLM_ENGINE_READY_TIMEOUT_S": str(max(1, int(settings.startup_timeout))),
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-    }
-    if on_cpu():
-        ours |= {
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(torch.get_num_threads()),
-            "TORCH_COMPILE_DISABLE": "1",
-        }
-    return {name: value for name, value in ours.items() if name not in os.environ}
 
 
 def _prompt(token_ids: Sequence[int]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The engine that samples with vLLM."""
 
 import asyncio
-import json
 import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -19,9 +18,12 @@ from ...models.weights import Weights
 from ..engine import Request, Sampled
 from ..event_loop import BackgroundLoop
 from ..policy import PolicyError
+from .arguments import check_dtype, check_heads
 from .backend import Backend, DiedError, PendingRequest
+from .incoming_weights import IncomingWeights, WeightSource
 from .output import Answer, is_sane
-from .weight_folders import MaterializedWeights, WeightFolders
+from .shared_tensors import SharedBlock
+from .update import is_verified, update
 
 GRACE_SECONDS = 30.0
 """Extra wait for a start beyond its timeout, in which vLLM ends it and reports why."""
@@ -38,7 +40,8 @@ class VllmEngine:
     have and a KV cache computed anew, because keys and values of the old weights would make
     log-probs that no set of weights has. vLLM's own scheduler labels each step with the weights
     that sampled it. Weights are identified by the digest of the tensors that the workers load; the
-    workers then compare what the model multiplies with to these tensors (`verified`).
+    workers then compare what the model multiplies with to these tensors (`verified`). Weights in
+    memory reach the workers through shared memory; an adapter is added to its base model.
 
     When vLLM dies, requests under way end with PolicyError, and it is started again with the
     newest weights for the next request, at most `max_restarts` times.
@@ -60,11 +63,13 @@ class VllmEngine:
         """
         if find_spec("vllm") is None:
             raise missing_extra("vllm", "vllm")
+        check_dtype(dtype)
         self._settings, self._dtype = settings or Settings(), dtype
         trust = model is not None and model.trust_remote_code
         if trust:
             own = {"trust_remote_code": True, **self._settings.engine_args}
             self._settings = self._settings.model_copy(update={"engine_args": own})
+        check_heads(FrozenModel(path=str(folder)), self._settings)
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust)
         if model is not None:
             set_template(tokenizer, model)
@@ -75,8 +80,10 @@ class VllmEngine:
         """Number of restarts so far."""
         self.max_length: int | None = None
         self._asked: dict[int, PendingRequest] = {}
-        self._folders = WeightFolders(folder, dtype=dtype)
-        self._served = self._folders.start()
+        merge = self._settings.merge_adapter
+        self._source = WeightSource(folder, dtype=dtype, merge_adapter=merge)
+        self._served = self._source.start()
+        self._block, self._updates = SharedBlock(), 0
         self._backend: Backend | None = None
         self._starting: asyncio.Task[None] | None = None
         self._stopping: set[asyncio.Task[None]] = set()
@@ -87,7 +94,7 @@ class VllmEngine:
             self._own.submit(self._start()).result(longest + GRACE_SECONDS)
         except BaseException as error:
             self._own.close()
-            self._folders.close()
+            self._source.close()
             if isinstance(error, TimeoutError):
                 raise JobError(f"vLLM did not start in {longest:g} s") from error
             raise
@@ -156,12 +163,17 @@ class VllmEngine:
         # To its end, even if the caller is cancelled: half-loaded weights have no version.
         await self._own.run(self._swap(weights), to_the_end=True)
 
+    async def sleep(self) -> None:
+        """Free the GPU's memory until the next request or weights, if the settings say `sleep`."""
+        if self._settings.sleep:
+            await self._own.run(self._sleep(), to_the_end=True)
+
     async def close(self) -> None:
         """Answer requests under way with the tokens so far, and stop vLLM."""
         self._end(list(self._asked.values()))
         await self._own.run(self._close(), to_the_end=True)
         await asyncio.to_thread(self._own.close)
-        self._folders.close()
+        self._source.close()
 
     def _end(self, asked: Sequence[PendingRequest]) -> None:
         for one in asked:
@@ -177,13 +189,16 @@ class VllmEngine:
                 await self._died(backend, error)
 
     async def _start(self) -> None:
-        backend = Backend(self._settings, dtype=self._dtype)
+        backend = Backend(self._settings, dtype=self._dtype, adapter=self._source.adapter)
+        folder, has_weights = self._source.folder(self._served)
         try:
-            await backend.start(self._served.folder)
+            await backend.start(folder, has_weights=has_weights)
             answers = [*await backend.call("refuses"), *await backend.call("gives_full_logprobs")]
             if refused := [answer for answer in answers if answer is not None]:
-                raise ConfigError(f"vLLM cannot serve `{self._served.folder}`: {refused[0]}")
-            if self._served.file_digest is not None:
+                raise ConfigError(f"vLLM cannot serve `{folder}`: {refused[0]}")
+            if (base := await asyncio.to_thread(self._source.base)) is not None:
+                await self._take_in(backend, base)
+            if self._served.loaded_digest is not None:
                 await self._take_in(backend, self._served)
         except BaseException:
             await backend.stop()
@@ -258,7 +273,21 @@ class VllmEngine:
             if (error := starting.exception()) is not None:
                 message = f"vLLM died and could not be restarted: {error}"
                 raise PolicyError(message) from error
+        if backend.is_asleep:
+            try:
+                await backend.wake_up()
+            except DiedError as error:
+                await self._died(backend, error)
+                return await self._running()
         return backend
+
+    async def _sleep(self) -> None:
+        async with self._changing:
+            if (backend := self._backend) is not None and not backend.is_asleep:
+                try:
+                    await backend.sleep()
+                except DiedError as error:
+                    await self._died(backend, error)
 
     def _start_again(self) -> "asyncio.Task[None]":
         if self.restarts >= self._settings.max_restarts:
@@ -285,35 +314,26 @@ class VllmEngine:
             await asyncio.shield(stopping)
 
     async def _swap(self, weights: Weights) -> None:
-        new = await asyncio.to_thread(self._folders.whole, weights)
+        new = await asyncio.to_thread(self._source.incoming, weights)
+        verify = is_verified(self._updates, self._settings.verify_weights)
+        self._updates += 1
         async with self._changing:
-            backend = await self._running()
             try:
-                await self._take_in(backend, new)
-            except DiedError as error:
-                await self._died(backend, error)
+                await self._take_in(await self._running(), new, is_verified=verify)
+            except DiedError:
+                # Once more: it may have died of something else, and then with the old ones again.
                 await self._take_in(await self._running(), new)
             # Only now that vLLM has them: a restart before this begins with the old ones.
             self._served = new
-        self._folders.forget(but=new)
 
-    async def _take_in(self, backend: Backend, new: MaterializedWeights) -> None:
-        await backend.pause()
-        message = await backend.call("take_in", str(new.folder), str(new.file_digest))
-        if refused := [one["refused"] for one in message if "refused" in one]:
-            await backend.resume()
-            raise JobError(f"{refused[0]}; restore or retrain it")
-        if differ := [name for one in message for name in one["differ"]]:
-            error = DiedError(f"vLLM holds other weights than it was given: `{differ[0]}` differs")
+    async def _take_in(
+        self, backend: Backend, new: IncomingWeights, *, is_verified: bool = True
+    ) -> None:
+        try:
+            self.verified = await update(backend, new, self._block, is_verified=is_verified)
+        except DiedError as error:
             await self._died(backend, error)
-            raise error
-        # Before requests start again: the label of a token says which weights sampled it.
-        await backend.label(json.dumps([new.version, new.digest]))
-        await backend.resume()
-        self.verified = (
-            sum(one["given"] for one in message),
-            sum(one["compared"] for one in message),
-        )
+            raise
 
     async def _close(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}

@@ -76,11 +76,14 @@ class Answer:
 
     def _segment(self, label: str, num_tokens: int) -> None:
         version, digest = json.loads(label) if label != "default" else (0, None)
-        if self.segments and self.segments[-1].policy_version == version:
-            num_tokens += self.segments.pop().num_tokens
-        if num_tokens:
-            made = Segment(policy_version=version, num_tokens=num_tokens, digest=digest)
-            self.segments.append(made)
+        last = self.segments[-1] if self.segments else None
+        # By both: a resumed run publishes some versions again, with other weights.
+        if last is not None and (last.policy_version, last.digest) == (version, digest):
+            self.segments[-1] = replace(last, num_tokens=last.num_tokens + num_tokens)
+        elif num_tokens:
+            self.segments.append(
+                Segment(policy_version=version, num_tokens=num_tokens, digest=digest)
+            )
 
     def sampled(self, tokenizer: PreTrainedTokenizerFast) -> Sampled:
         """Return the whole answer."""

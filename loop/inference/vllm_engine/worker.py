@@ -4,25 +4,24 @@ vLLM mixes the class into its own workers (`worker_extension_cls`), in the proce
 weights; rlake's own process never imports this module.
 """
 
+import json
 import os
 import select
 import signal
 import socket
 import threading
 from collections.abc import Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ...models.state_dict import weights_digest
+from .comparison import differences
 from .logprobs import keep_full_logprobs
-
-COLUMNS = 512
-"""Columns of a packed matrix that are read back; a wider one is sampled evenly."""
+from .shared_tensors import opened
+from .worker_adapter import adapter_differences, put_adapter
 
 
 class Worker:
@@ -63,26 +62,35 @@ class Worker:
             return None
         return f"its sampler `{type(sampler).__name__}` is unknown, so its log-probs are too"
 
-    def take_in(self, folder: str, digest: str) -> dict[str, Any]:
-        """Load a folder's weights if they have this digest, and compare what the model then holds.
+    def take_in(self, weights: str) -> dict[str, Any]:
+        """Load tensors if they have the expected digest, and compare what the model then holds.
 
-        The digest is computed from the tensors that are loaded, so no file can change in between.
+        `weights` is JSON: the `name` for messages; the `source` of the tensors, for `opened`; the
+        `digest`, or null to check neither; the settings of an `adapter`, null for a whole model.
+        The digest is computed from the tensors that are loaded, so nothing can change in between.
         Returns either `refused`, the reason why nothing changed, or the number of tensors `given`,
         the number `compared` with what the model multiplies with, and the names that `differ`.
         """
-        path = Path(folder) / "model.safetensors"
+        asked = json.loads(weights)
         try:
-            given = load_file(path)
-        except (OSError, SafetensorError) as error:
-            return {"refused": f"`{path}` cannot be read: {error}"}
-        if (found := weights_digest(given)) != digest:
-            return {"refused": f"`{path}` has digest {found}, expected {digest}"}
+            given = opened(asked["source"])
+        except (OSError, RuntimeError, SafetensorError) as error:
+            return {"refused": f"{asked['name']} cannot be read: {error}"}
+        if asked["digest"] is not None and (found := weights_digest(given)) != asked["digest"]:
+            return {"refused": f"{asked['name']} has digest {found}, expected {asked['digest']}"}
         model = self.model_runner.get_model()
-        given = _named(given, model)
-        self.model_runner.reload_weights(weights_iterator=iter(given.items()))
-        if (head := _tied_head(model)) is not None:
-            given["lm_head.weight"] = given[head]
-        compared, differ = differences(model, given)
+        if asked["adapter"] is not None:
+            manager = self.model_runner.lora_manager
+            if (reason := put_adapter(manager, given, asked["adapter"])) is not None:
+                return {"refused": reason}
+            compare = partial(adapter_differences, manager, asked["adapter"])
+        else:
+            given = _named(given, model)
+            self.model_runner.reload_weights(weights_iterator=iter(given.items()))
+            if (head := _tied_head(model)) is not None:
+                given["lm_head.weight"] = given[head]
+            compare = partial(differences, model)
+        compared, differ = (0, []) if asked["digest"] is None else compare(given)
         return {"given": len(given), "compared": compared, "differ": differ}
 
 
@@ -117,79 +125,9 @@ def _tied_head(model: nn.Module) -> str | None:
     config = getattr(model, "config", None)
     if head is None or name is None or not getattr(config, "tie_word_embeddings", False):
         return None
-    embedding: Any = modules[name]
+    head, embedding = (getattr(one, "base_layer", one) for one in (head, modules[name]))
     if not isinstance(getattr(head, "weight", None), Tensor):
         return None
     head.weight = embedding.weight
     head.quant_method.process_weights_after_loading(head)
     return f"{name}.weight"
-
-
-@torch.inference_mode()
-def differences(model: nn.Module, given: Mapping[str, Tensor]) -> tuple[int, list[str]]:
-    """Compare a model's weights with those of a file, wherever vLLM put them.
-
-    Returns how many were compared, and the names of those that differ. Weights that vLLM shards
-    over several GPUs, or holds in another form, are not compared.
-    """
-    compared, differ = 0, []
-    for name, tensor in given.items():
-        path, _, leaf = name.rpartition(".")
-        module, first = _module(model, path, leaf, given)
-        columns = None
-        if tensor.dim() == 2:
-            width = tensor.shape[1]
-            columns = torch.linspace(0, width - 1, min(width, COLUMNS)).round().long()
-        held = None if module is None else _held(module, leaf, tensor, columns)
-        if held is None:
-            continue
-        held = held[first : first + len(tensor)]
-        want = tensor if columns is None else tensor[:, columns]
-        if held.shape != want.shape:
-            continue
-        compared += 1
-        if not torch.equal(held.cpu(), want.to(held.dtype)):
-            differ.append(name)
-    return compared, differ
-
-
-def _module(
-    model: nn.Module, path: str, leaf: str, given: Mapping[str, Tensor]
-) -> tuple[nn.Module | None, int]:
-    """Return the module that holds a tensor, and the tensor's first row there.
-
-    vLLM packs matrices with the same input into one: query, key and value; gate and up.
-    """
-    modules = dict(model.named_modules(remove_duplicate=False))
-    if path in modules:
-        return modules[path], 0
-    above, _, part = path.rpartition(".")
-    packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    for whole, parts in packed.items():
-        module = modules.get(f"{above}.{whole}")
-        if part in parts and module is not None:
-            before = (given.get(f"{above}.{p}.{leaf}") for p in parts[: parts.index(part)])
-            return module, sum(len(tensor) for tensor in before if tensor is not None)
-    return None, 0
-
-
-def _held(module: Any, leaf: str, tensor: Tensor, columns: Tensor | None) -> Tensor | None:
-    """Return a module's parameter; of a matrix, some columns.
-
-    On CPUs vLLM keeps only a packed form of a matrix, which is read back by multiplying unit
-    vectors.
-    """
-    held = getattr(module, leaf, None)
-    if not isinstance(held, Tensor):
-        return None
-    is_multiplied = type(module).__name__ == "ParallelLMHead" and hasattr(module, "cpu_linear")
-    if held.numel() and not is_multiplied:
-        is_matrix = columns is not None and held.dim() == 2 and held.shape[1] == tensor.shape[1]
-        return held[:, columns] if is_matrix else held
-    width = held.shape[1] if held.numel() else getattr(module, "input_size_per_partition", None)
-    if columns is None or width != tensor.shape[1] or not hasattr(module, "quant_method"):
-        return None
-    # Multiplying by ones and zeros is exact, so the results can be compared for equality.
-    units = torch.zeros(len(columns), tensor.shape[1], dtype=held.dtype)
-    units[torch.arange(len(columns)), columns] = 1
-    return module.quant_method.apply(module, units).T

@@ -359,3 +359,21 @@ def test_every_key_says_what_it_means() -> None:
         if not field.get("description")
     ]
     assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, r"has `sleep`, and no `memory_share`: .* set `memory_share`"),
+        ({"memory_share": 0.5, "engine_args": {"gpu_memory_utilization": 0.5}}, "are the same"),
+        ({"memory_share": 0.5, "schedule": "one_step_off"}, r"with schedule\.max_ahead both work"),
+        ({"memory_share": 0.5, "schedule": "asynchronous"}, r"with schedule\.streaming both work"),
+    ],
+)
+def test_vllm_sleeps_only_where_explorer_and_trainer_take_turns_and_memory_is_split(
+    changes: dict[str, Any], message: str
+):
+    schedule = changes.pop("schedule", "on_policy")
+    explorer = {"engine": {"vllm": {"sleep": True, **changes}}, "rewards": "exact_match"}
+    with pytest.raises(ConfigError, match=message):
+        config(explorer=explorer, schedule={"preset": schedule, "timeout": 60})

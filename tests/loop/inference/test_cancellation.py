@@ -92,6 +92,9 @@ class Follows:
         await self.may.wait()
         self.version = weights.version
 
+    async def sleep(self) -> None:
+        raise AssertionError("nothing sleeps")
+
     async def run_group(self, request: GroupRequest) -> list[Experience]:
         raise AssertionError("nothing is tried")
 

@@ -1,11 +1,10 @@
 """The real vLLM: its answers, its weights, and how it dies."""
 
 import asyncio
-import functools
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,14 +13,15 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from support.processed_logits import END, changed
 from support.tiny_models import config, table, tiny
+from support.vllm_engines import PROMPT, SPEC, asks, furthest, in_a_loop, logprobs, written
 from transformers import PreTrainedModel
 
 from rlake.loop.algorithms import resolve
 from rlake.loop.config import TrainerConfig
-from rlake.loop.inference import Request, Sampled, Weights
+from rlake.loop.inference import Sampled, Weights
 from rlake.loop.inference.chat_policy import ChatPolicy
 from rlake.loop.inference.policy import PolicyError, Sampling
 from rlake.loop.inference.vllm_engine.engine import VllmEngine
@@ -39,16 +39,6 @@ pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="needs vllm; `make .venv/.vllm`"),
     pytest.mark.filterwarnings("ignore"),  # vLLM's own
 ]
-
-PROMPT = [3, 4, 13, 5, 14]
-SPEC: dict[str, Any] = {
-    "hidden_size": 64,
-    "layers": 2,
-    "heads": 2,
-    "init_std": 0.2,
-    "max_length": 2048,
-}
-"""On CPUs vLLM wants attention heads of 32 dimensions at least."""
 
 
 @pytest.fixture(scope="module")
@@ -71,59 +61,6 @@ def engine(versions: list[Weights]) -> Iterator[VllmEngine]:
     asyncio.run(made.swap(versions[0]))
     yield made
     asyncio.run(made.close())
-
-
-def in_a_loop(test: Callable[..., Coroutine[object, object, None]]) -> Callable[..., None]:
-    """Run a test in an event loop of its own: the engine outlives them all."""
-
-    @functools.wraps(test)
-    def ran(**fixtures: object) -> None:
-        asyncio.run(test(**fixtures))
-
-    return ran
-
-
-def written(folder: Path, version: int) -> Weights:
-    model, tokenizer = tiny(seed=version, **SPEC)
-    model.config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    save_file(state_of(model), folder / "model.safetensors", metadata={"format": "pt"})
-    digest = weights_digest(load_file(folder / "model.safetensors"))
-    return Weights(version=version, digest=digest, folder=folder)
-
-
-def asks(n: int, **sampling: object) -> list[Request]:
-    given = {"max_tokens": 160, **sampling}
-    return [
-        Request(prompt_ids=PROMPT, sampling=Sampling(seed=i, **given))  # type: ignore[arg-type]
-        for i in range(n)
-    ]
-
-
-@torch.inference_mode()
-def logprobs(
-    model: PreTrainedModel, token_ids: Sequence[int], temperature: float = 1.0
-) -> torch.Tensor:
-    """The log-probs of all tokens at each place behind the prompt, by transformers."""
-    logits = model(torch.tensor([[*PROMPT, *token_ids]])).logits[0, len(PROMPT) - 1 : -1]
-    return (logits / temperature).log_softmax(-1)
-
-
-def furthest(
-    sampled: Sequence[Sampled], models: Sequence[PreTrainedModel], temperature: float = 1.0
-) -> float:
-    """How far log-probs are from those of the weights that their segments name."""
-    worst = 0.0
-    for one in sampled:
-        assert sum(s.num_tokens for s in one.segments) == len(one.token_ids) == len(one.logprobs)
-        at = 0
-        for segment in one.segments:
-            end = at + segment.num_tokens
-            found = logprobs(models[segment.policy_version], one.token_ids, temperature)[at:end]
-            own = found.gather(-1, torch.tensor(one.token_ids[at:end])[:, None])[:, 0]
-            worst = max(worst, float((own - torch.tensor(one.logprobs[at:end])).abs().max()))
-            at = end
-    return worst
 
 
 @in_a_loop
@@ -411,6 +348,9 @@ async def test_requests_that_are_ended_are_answered_with_what_they_have(
 async def test_vllm_that_is_killed_fails_its_requests_and_starts_again(
     engine: VllmEngine, models: list[PreTrainedModel]
 ):
+    # weights that came in memory: it starts again without a folder that has them
+    state = state_of(models[1])
+    await engine.swap(Weights(version=1, digest=weights_digest(state), state=state))
     before = engine.version
     work = asyncio.create_task(engine.complete(asks(64)))
     await asyncio.wait({work}, timeout=0.02)
@@ -425,7 +365,7 @@ async def test_vllm_that_is_killed_fails_its_requests_and_starts_again(
     waits.cancel()  # a request that is cancelled does not cancel the restart for others
     sampled = await engine.complete(asks(2))
     assert engine.restarts == 1
-    assert {s.policy_version for one in sampled for s in one.segments} == {before}
+    assert {s.policy_version for one in sampled for s in one.segments} == {before} == {1}
     assert furthest(sampled, models) < 1e-3
 
 

@@ -1,5 +1,7 @@
 """What stands around vLLM, and needs none: pieces put together, folders made, weights compared."""
 
+import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -7,25 +9,43 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.tiny_models import tiny
+from safetensors.torch import save_file
+from support.tiny_models import SPEC, config, table, tiny
 from torch import nn
+from transformers import PreTrainedModel
 
+from rlake.loop.config import FrozenModel, LoraConfig
+from rlake.loop.config.engines import VllmEngine as Settings
 from rlake.loop.inference import Request, Weights
 from rlake.loop.inference.policy import PolicyError, Sampling
+from rlake.loop.inference.vllm_engine.arguments import check_heads
 from rlake.loop.inference.vllm_engine.backend import PartialOutput
+from rlake.loop.inference.vllm_engine.comparison import differences
+from rlake.loop.inference.vllm_engine.incoming_weights import WeightSource
 from rlake.loop.inference.vllm_engine.output import Answer
-from rlake.loop.inference.vllm_engine.weight_folders import WeightFolders
-from rlake.loop.inference.vllm_engine.worker import Worker, differences
-from rlake.loop.models.state_dict import state_of, weights_digest
-from rlake.store.errors import JobError
+from rlake.loop.inference.vllm_engine.shared_tensors import SharedBlock, opened
+from rlake.loop.inference.vllm_engine.update import is_verified
+from rlake.loop.inference.vllm_engine.worker import Worker
+from rlake.loop.models.adapter_files import write_settings
+from rlake.loop.models.lora import add_adapter
+from rlake.loop.models.state_dict import put_state, state_of, weights_digest
+from rlake.loop.run import run
+from rlake.store import Store
+from rlake.store.errors import ConfigError, JobError
 
 
 def answer(*, max_tokens: int = 6, stop: tuple[str, ...] = ()) -> Answer:
     return Answer(Request(prompt_ids=[3], sampling=Sampling(max_tokens=max_tokens, stop=stop)))
 
 
-def piece(token_ids: list[int], version: int, reason: str = "abort", logprob: float = -1.0):
-    label = f'[{version}, "d{version}"]'
+def piece(
+    token_ids: list[int],
+    version: int,
+    reason: str = "abort",
+    logprob: float = -1.0,
+    digest: str | None = None,
+):
+    label = json.dumps([version, digest or f"d{version}"])
     spans = [(label, len(token_ids))]
     return PartialOutput(token_ids, [logprob] * len(token_ids), reason, spans, 0.0)
 
@@ -48,6 +68,14 @@ def test_pieces_become_one_answer_with_a_segment_for_each_set_of_weights():
         (2, 2, "d2"),
     ]
     assert found.finish_reason == "stop"
+
+
+def test_weights_that_a_resumed_run_published_again_have_a_segment_of_their_own():
+    made = answer()
+    for digest in ("before", "after", "after"):
+        made.add(piece([4, 5], 1, digest=digest))
+    found = [(s.policy_version, s.num_tokens, s.digest) for s in made.sampled(tiny()[1]).segments]
+    assert found == [(1, 2, "before"), (1, 4, "after")]
 
 
 def test_a_text_to_stop_at_is_found_where_the_weights_changed_in_its_midst():
@@ -104,25 +132,115 @@ def test_matrices_that_are_packed_into_one_are_compared_part_by_part():
     assert differences(model, given) == (2, ["mlp.up.weight"])
 
 
-def test_weights_in_memory_become_a_folder_and_others_are_refused(tmp_path: Path):
+def test_another_process_maps_what_was_written_and_cannot_change_it():
+    block = SharedBlock()
+    states = [
+        {"a": torch.arange(5, dtype=torch.int16), "b": torch.randn(3, 2).bfloat16()},
+        {"c": torch.randn(100, 7), "d": torch.zeros(0), "e": torch.tensor(2.5)},
+        {"a": torch.ones(1)},
+    ]
+    for state in states:
+        source = json.dumps(block.write(state))
+        found = subprocess.run(
+            [sys.executable, "-c", MAPPED, source], capture_output=True, text=True
+        )
+        assert found.stdout.strip() == weights_digest(state), found.stderr
+        assert weights_digest(opened(json.loads(source))) == weights_digest(state)
+
+
+MAPPED = """
+import json, sys
+from rlake.loop.inference.vllm_engine.shared_tensors import opened
+from rlake.loop.models.state_dict import weights_digest
+source = json.loads(sys.argv[1])
+tensors = opened(source)
+print(weights_digest(tensors))
+for tensor in tensors.values():
+    tensor.zero_()
+"""
+
+
+def test_weights_in_memory_are_served_without_a_folder_and_others_are_refused(tmp_path: Path):
     model, tokenizer = tiny()
-    model.config.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    folders = WeightFolders(tmp_path, dtype="float32")
+    model.config.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    source = WeightSource(tmp_path / "model", dtype="float32")
     state = state_of(model)
     digest = weights_digest(state)
-    made = folders.whole(Weights(version=3, digest=digest, state=state))
-    assert (made.version, made.digest, made.file_digest) == (3, digest, digest)
-    assert {"config.json", "tokenizer.json", "model.safetensors"} <= {
-        path.name for path in made.folder.iterdir()
-    }
-    with pytest.raises(JobError, match="what came of version 4 has digest"):
-        folders.whole(Weights(version=4, digest="another", state=state))
+    made = source.incoming(Weights(version=3, digest=digest, state=state))
+    assert (made.version, made.digest, made.loaded_digest) == (3, digest, digest)
+    assert made.file is None
+    assert made.state == state
+    # vLLM that dies starts again without the folder of the first version, and gets these weights
+    shutil.rmtree(tmp_path / "model")
+    folder, has_weights = source.folder(made)
+    assert not has_weights
+    assert {p.name for p in folder.iterdir()} >= {"config.json", "tokenizer.json"}
     other = state_of(tiny(layers=2)[0])
-    with pytest.raises(JobError, match="belongs to another model"):
-        folders.whole(Weights(version=4, digest=weights_digest(other), state=other))
-    folders.close()
-    assert not made.folder.exists()
+    with pytest.raises(JobError, match="what came of version 4 belongs to another model"):
+        source.incoming(Weights(version=4, digest=weights_digest(other), state=other))
+    source.close()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_an_adapter_is_given_as_one_or_merged(tmp_path: Path, merge: bool):  # noqa: FBT001
+    model, folder = adapter(tmp_path)
+    source = WeightSource(folder, dtype="float32", merge_adapter=merge)
+    shutil.rmtree(folder)
+    state = {name: torch.randn(tensor.shape) for name, tensor in state_of(model).items()}
+    made = source.incoming(Weights(version=3, digest=weights_digest(state), state=state))
+    base = source.base()
+    source.close()
+    assert made.digest == weights_digest(state)
+    assert (made.adapter is None) == (base is None) == merge
+    assert made.loaded_digest == weights_digest(made.state or {})
+    if not merge:
+        assert made.state == state
+        return
+    put_state(model, state)
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.inference_mode():
+        expected = model(ids).logits
+    whole = tiny()[0]
+    put_state(whole, made.state or {})
+    with torch.inference_mode():
+        assert torch.allclose(whole(ids).logits, expected, atol=1e-4)
+
+
+def adapter(place: Path) -> tuple[PreTrainedModel, Path]:
+    """A model with an adapter, and its folder as a run publishes it."""
+    model, tokenizer = tiny()
+    add_adapter(model, LoraConfig(rank=2), seed=0)
+    folder = place / "run" / "policies" / "v000000"
+    folder.mkdir(parents=True)
+    write_settings(model, folder, run_folder=place / "run", tokenizer=tokenizer)
+    save_file(state_of(model), folder / "adapter_model.safetensors")
+    return model, folder
+
+
+def test_an_even_share_of_updates_is_verified_and_always_the_first():
+    for share, expected in ((1.0, "1111111"), (0.5, "1101010"), (0.0, "1000000")):
+        assert "".join(str(int(is_verified(i, share))) for i in range(7)) == expected
+
+
+def test_tensor_parallelism_that_does_not_divide_the_heads_is_refused_before_anything_starts(
+    store: Store, tmp_path: Path
+):
+    engine = {"vllm": {"engine_args": {"tensor_parallel_size": 4}}}
+    wrong = config(
+        model={"from_scratch": SPEC | {"heads": 6, "hidden_size": 24}}, explorer={"engine": engine}
+    )
+    message = r"tensor_parallel_size` is 4, and the model has 6 attention heads.* one of 1, 2, 3, 6"
+    with pytest.raises(ConfigError, match=message):
+        run(store, wrong)
+    assert table(store, "policies").is_empty()
+    tiny(heads=6, hidden_size=24)[0].config.save_pretrained(tmp_path)
+    settings = Settings(engine_args={"tensor_parallel_size": 4})
+    with pytest.raises(ConfigError, match=message):
+        check_heads(FrozenModel(path=str(tmp_path)), settings)
+    check_heads(FrozenModel(path=str(tmp_path)), Settings(engine_args={"tensor_parallel_size": 3}))
+    check_heads(FrozenModel(path="a/name"), settings)  # nothing is known of it yet
 
 
 def test_a_worker_ends_when_the_process_that_it_samples_for_is_killed():
