@@ -61,6 +61,7 @@ class Context:
 
 
 def _to_heads(parts_BHTD: Tensor, context: Context) -> Tensor:
+    # the first dimension is what is sent: one part to each process
     sent = parts_BHTD.unflatten(1, (context.size, -1)).transpose(0, 1).contiguous()
     found = torch.empty_like(sent)  # [process, B, H', T, D]
     dist.all_to_all_single(found, sent, group=context.group)

@@ -28,6 +28,7 @@ class VocabularyPart:
         norm_C = torch.logsumexp(logits_CV, dim=-1)
         if self.group is None:
             return norm_C
+        # the largest first, so that no exponential overflows
         largest_C = norm_C.clone()
         dist.all_reduce(largest_C, dist.ReduceOp.MAX, group=self.group)
         return largest_C + self.sum((norm_C - largest_C).exp_()).log_()

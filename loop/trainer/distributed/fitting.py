@@ -77,6 +77,7 @@ def _check_heads(key: str, model: PreTrainedModel, parallel: DistributedConfig) 
     heads = text.num_attention_heads
     shared = getattr(text, "num_key_value_heads", None) or heads
     what = f"attention heads and {shared} key-value heads of {key}"
+    # A key-value head is not copied to several processes: its gradient would have to be added up.
     _divides("tensor_parallel", tensor, gcd(heads, shared), what, given=heads)
     if tensor > 1:
         what += f" for each of tensor_parallel {tensor}"

@@ -30,12 +30,15 @@ PARTIAL = "replicated_with_grad_allreduce"
 
 def divide(root: nn.Module, mesh: DeviceMesh) -> None:
     """Divide the parameters of a module over a mesh of one dimension, and its computation."""
+    # Not `from_pretrained(tp_plan="auto")`: it makes a mesh of all processes, without one for rows,
+    # and models from scratch or with an adapter do not come from it.
     partial: set[nn.Module] = set()
     tied: dict[int, Any] = {}
     before = [(m, name, id(p)) for m in root.modules() for name, p in _own(m).items()]
     for model in models_within(root):
         plan = plan_of(model, mesh.size())
         partial |= {m for name, m in model.named_modules() if plan.get(wild(name)) == PARTIAL}
+        # The hook of that style adds up a gradient again at each backward pass that accumulates.
         apply_tensor_parallelism(
             model, mesh, {name: style for name, style in plan.items() if style != PARTIAL}
         )

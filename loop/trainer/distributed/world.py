@@ -109,6 +109,7 @@ class MultiProcess(SingleProcess):
         self.store, self._seconds = store, seconds
         self.watched: Callable[[], str | None] = lambda: None
         """Returns why another process ended, if this one started it."""
+        # Neighbors train together, since they exchange most: torchrun numbers a machine's first.
         self.together, self.context = tensor * context, context
         self.averaged = self.size // tensor
         self._tensor, self._shard = tensor, shard or self.averaged
