@@ -33,6 +33,7 @@ _TABLES = {
     "sqlite": "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') "
     "AND name NOT LIKE 'sqlite_%' ORDER BY 1",
 }
+_DRIVERS = {"postgresql": "adbc_driver_postgresql.dbapi", "sqlite": "adbc_driver_sqlite.dbapi"}
 _CONNECT_SECONDS = 30
 _ROWS = 1024
 
@@ -99,7 +100,7 @@ def fetch(source: str, folder: Path, *, split: str | None = None) -> InputFile:
 def _copy_table(scheme: str, address: str, part: str, name: str, file: Path) -> str:
     """Copy a table or the result of a SELECT; return the name of its taskset."""
     try:
-        driver: Any = import_module(f"adbc_driver_{scheme}.dbapi")
+        driver: Any = import_module(_DRIVERS[scheme])
     except ImportError as error:
         raise missing_extra(error.name or f"adbc-driver-{scheme}", "data") from error
     try:
