@@ -84,6 +84,9 @@ class TinkerEngine(Section):
     samples at 1; evaluations may be greedy (0).
     """
 
+    max_requests: Int = Field(default=64, ge=1)
+    """Most requests at the server concurrently; others wait. With hundreds, SkyRL 0.3 with its
+    SQLite database no longer answers in time."""
     request_timeout: Float = Field(default=600.0, gt=0)
     """Timeout of one request, in seconds; a first one may compile."""
 

@@ -21,7 +21,7 @@ from .engine import Request, Sampled
 from .policy import PROCESSING, PolicyError, Sampling, Segment, Timing
 
 if TYPE_CHECKING:
-    from tinker import SamplingClient, SamplingParams
+    from tinker import SampleResponse, SamplingClient, SamplingParams
     from transformers import PreTrainedTokenizerFast
 
 _SEEDS = 2**31
@@ -38,7 +38,7 @@ class _Served:
 
 
 class TinkerEngine:
-    """Samples at a server, which bounds and batches requests itself.
+    """Samples at a server, which batches the requests that it has.
 
     A request is answered by the weights that it was sent to, also when they are replaced meanwhile.
     """
@@ -66,6 +66,7 @@ class TinkerEngine:
         seconds = self._settings.request_timeout
         self._client = TinkerClient(found.base_url, request_timeout=seconds)
         self._served: _Served | None = None
+        self._slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
         self._ended: dict[int, asyncio.Future[None]] = {}
 
     @property
@@ -139,16 +140,27 @@ class TinkerEngine:
                 ended.set_result(None)
         await asyncio.to_thread(self._client.close)
 
-    async def _answer(self, request: Request, served: _Served) -> Sampled:
+    async def _sampled(self, request: Request, served: _Served) -> "SampleResponse":
+        """Send a request when there is room for it, and return the server's answer."""
         from tinker import ModelInput
 
-        began = perf_counter()
         prompt = ModelInput.from_ints(list(request.prompt_ids))
+        async with self._room():
+            asked = served.sampler.sample(prompt, 1, self._params(request.sampling))
+            return await self._wait(asked, "sample")
+
+    def _room(self) -> asyncio.Semaphore:
+        """Return what bounds the requests of this event loop."""
+        loop = asyncio.get_running_loop()
+        if self._slots is None or self._slots[0] is not loop:
+            self._slots = loop, asyncio.Semaphore(self._settings.max_requests)
+        return self._slots[1]
+
+    async def _answer(self, request: Request, served: _Served) -> Sampled:
+        began = perf_counter()
         ended = self._ended[id(request)] = asyncio.get_running_loop().create_future()
-        params = self._params(request.sampling)
         try:
-            asked = served.sampler.sample(prompt, 1, params)
-            answer = asyncio.ensure_future(self._wait(asked, "sample"))
+            answer = asyncio.ensure_future(self._sampled(request, served))
             await asyncio.wait([answer, ended], return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 answer.cancel()

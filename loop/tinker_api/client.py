@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Callable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import httpx
@@ -46,14 +47,17 @@ class TinkerClient:
             lambda: tinker.ServiceClient(base_url=url, api_key=key), "begin a session"
         )
 
-    def wait(self, future: "_Future[T]", what: str) -> T:
-        """Return the result of a request; JobError if it failed, or took too long."""
-        return self.call(lambda: future.result(self._seconds), what)
-
     def call(self, work: Callable[[], T], what: str) -> T:
         """Return what a call of the client returns; JobError if it failed, or took too long."""
+        # In a thread that does not keep the process alive: not every call takes a timeout.
+        made: Future[T] = Future()
+        Thread(target=_run, args=(work, made), name="rlake-tinker", daemon=True).start()
+        return self.wait(made, what)
+
+    def wait(self, future: "_Future[T]", what: str) -> T:
+        """Return the result of a request; JobError if it failed, or took too long."""
         try:
-            return work()
+            return future.result(self._seconds)
         except TimeoutError as error:
             raise JobError(
                 f"the server `{self.name}` did not {what} within {self._seconds:g} s; look at its "
@@ -84,6 +88,13 @@ def reason(error: BaseException) -> str:
             return f"{type(found).__name__}: {said}"
         found = found.__cause__
     return message_of(error, 300)
+
+
+def _run(work: Callable[[], T], made: "Future[T]") -> None:
+    try:
+        made.set_result(work())
+    except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+        made.set_exception(error)
 
 
 def _check_answers(url: str) -> None:
