@@ -378,7 +378,9 @@ def test_a_run_learns_from_a_teacher_on_vllm_and_ends_it(
         "auxiliary_models": {"teacher": {"path": str(versions[0].folder), "engine": "vllm"}},
         "sampling": {"max_tokens": 3},
     }
-    run(store, config(algorithm="on_policy_distillation", explorer=explorer))
+    # Another minute may pass on a busy machine until the teacher is loaded.
+    schedule = {"timeout": 600}
+    run(store, config(algorithm="on_policy_distillation", explorer=explorer, schedule=schedule))
     rows = table(store, "experiences", "token_ids, prompt_length, teacher_logprobs").rows()
     assert len(rows) >= 3 * 2
     for token_ids, prompt, told in rows:
