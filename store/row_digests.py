@@ -43,7 +43,8 @@ class _Rows:
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._sums = np.zeros(batch.num_rows, np.uint64)
-        self._pieces: list[tuple[memoryview, list[int]]] = []
+        # Bytes, not views of them: a view is an object that the garbage collector follows.
+        self._pieces: list[tuple[bytes, list[int]]] = []
         # by name: the order of columns must not change a digest
         columns = sorted(zip(batch.schema.names, batch.columns, strict=True), key=itemgetter(0))
         # A column of NULLs counts as one that is not there: adding a column must
@@ -59,7 +60,7 @@ class _Rows:
 
     def digests(self) -> list[str]:
         """Hash each row's sum and pieces."""
-        sums = memoryview(self._sums.tobytes())
+        sums = self._sums.tobytes()
         columns = [[sums[i : i + 8] for i in range(0, len(sums), 8)]]
         for values, bounds in self._pieces:
             columns.append([values[i:j] for i, j in pairwise(bounds)])
@@ -115,7 +116,7 @@ class _Rows:
 
     def _piece(self, values: np.ndarray, bounds: np.ndarray) -> None:
         width = values.itemsize
-        self._pieces.append((values.data.cast("B"), (bounds * width).tolist()))
+        self._pieces.append((values.tobytes(), (bounds * width).tolist()))
 
 
 def _starts(array: pa.Array) -> np.ndarray:
