@@ -78,6 +78,11 @@ async def reward_model(
 
     Raises OperatorError for a folder without such a model, several labels of which none is chosen,
     and tokens of another tokenizer.
+
+    >>> task, experience = Task.ask("2+2="), Experience(task_id="t", response_text="4")
+    >>> asyncio.run(reward_model(task, experience))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    rlake.store.errors.OperatorError: the reward `reward_model` needs `path`, got none; ...
     """
     del task, version
     path = _path(path=path, run=run, digest=digest)

@@ -53,6 +53,7 @@ def test_compiled_steps_equal_others_and_are_resumed(tmp_path: Path, *, lora: bo
         torch.testing.assert_close(compiled["weights"][name], weights, atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch's own import
 def test_layers_are_compiled_where_they_are() -> None:
     policy, _ = updater(compiled=True, lora=False)
     layers = [m for m in policy.modules() if m._compiled_call_impl is not None]
