@@ -3,19 +3,30 @@
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 _VARIABLE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
-def filled_in(tree: Any, written: dict[str, str], *, strict: bool, path: str = "") -> Any:
+@dataclass
+class Written:
+    """Texts of a configuration as they were written."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    """Those that name variables, by what they became."""
+    plain: set[tuple[str, str]] = field(default_factory=set)
+    """The path and text of the others, which a variable's value may equal."""
+
+
+def filled_in(tree: Any, written: Written, *, strict: bool, path: str = "") -> Any:
     """Return a plain tree with the values of the variables that its texts name.
 
-    `written` receives each text as it was written, by what it became. Raises ValueError for a
+    `written` receives the texts as they were written. Raises ValueError for a
     variable that is not set; unless `strict`, such a text stays as it is.
 
     >>> os.environ["WHERE"] = "db.example"
-    >>> written = {}
+    >>> written = Written()
     >>> filled_in({"path": "postgresql://${env:WHERE}/lab"}, written, strict=True)
     {'path': 'postgresql://db.example/lab'}
     >>> as_written({"path": "postgresql://db.example/lab"}, written)
@@ -28,7 +39,10 @@ def filled_in(tree: Any, written: dict[str, str], *, strict: bool, path: str = "
         }
     if isinstance(tree, list | tuple):
         return [filled_in(one, written, strict=strict, path=path) for one in tree]
-    if not isinstance(tree, str) or "${env:" not in tree:
+    if not isinstance(tree, str):
+        return tree
+    if "${env:" not in tree:
+        written.plain.add((path, tree))
         return tree
     missing = [name for name in _VARIABLE.findall(tree) if name not in os.environ]
     if missing and strict:
@@ -39,14 +53,25 @@ def filled_in(tree: Any, written: dict[str, str], *, strict: bool, path: str = "
     if missing:
         return tree
     made = _VARIABLE.sub(lambda found: os.environ[found[1]], tree)
-    written[made] = tree
+    written.texts[made] = tree
     return made
 
 
-def as_written(tree: Any, written: Mapping[str, str]) -> Any:
-    """Return a plain tree with the variables in place of their values."""
+def as_written(tree: Any, written: Written, *, path: str = "") -> Any:
+    """Return a plain tree with the variables in place of their values.
+
+    A text that was written without a variable stays, even if it equals the value of one.
+    """
     if isinstance(tree, Mapping):
-        return {key: as_written(one, written) for key, one in tree.items()}
+        return {
+            key: as_written(one, written, path=f"{path}.{key}" if path else str(key))
+            for key, one in tree.items()
+        }
     if isinstance(tree, list | tuple):
-        return [as_written(one, written) for one in tree]
-    return written.get(tree, tree) if isinstance(tree, str) else tree
+        return [as_written(one, written, path=path) for one in tree]
+    if not isinstance(tree, str) or tree not in written.texts:
+        return tree
+    # a section may have been written as one text, whose path is then shorter
+    parts = path.split(".")
+    places = {(".".join(parts[:i]), tree) for i in range(1, len(parts) + 1)}
+    return tree if places & written.plain else written.texts[tree]

@@ -17,7 +17,7 @@ from pydantic import (
 from ...store.errors import ConfigError, nearest, shorten
 from .base import Int, Section
 from .callables import check_importable, named
-from .env_variables import as_written, filled_in
+from .env_variables import Written, as_written, filled_in
 from .evaluate import EvaluateConfig
 from .explorer import ExplorerConfig
 from .former_keys import hint
@@ -95,8 +95,7 @@ class RunConfig(Section):
         """Read a YAML file or a packaged recipe's name, with `a.b=c` overrides; see `load`."""
         return load(source, overrides)
 
-    _written: dict[str, str] = PrivateAttr(default_factory=dict)
-    """Texts with `${env:NAME}`, by what they became."""
+    _written: Written = PrivateAttr(default_factory=Written)
 
     def plain(self, **options: Any) -> dict[str, Any]:
         """Return plain values, with `${env:NAME}` as it was written; `options` are pydantic's."""
@@ -110,7 +109,7 @@ class RunConfig(Section):
         """Fill in environment variables; a stored configuration may be read without them."""
         if isinstance(value, cls):
             return handler(value)
-        written: dict[str, str] = {}
+        written = Written()
         made = handler(filled_in(value, written, strict=info.mode != "json"))
         made._written = written
         return made

@@ -25,7 +25,10 @@ SOURCES = {
     "modelscope": "modelscope://OWNER/NAME#CONFIG",
 }
 """Addresses of sources by scheme; a SELECT may stand in place of a table."""
+_NO_USERS = {"sqlite", "hf", "modelscope"}
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://")
+_USER = r"(\S*)@"
+_UNENCODED = re.compile(r"[/#@?]|%(?![0-9A-Fa-f]{2})")
 _QUERY = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
 _TABLES = {
     "postgresql": "SELECT table_schema || '.' || table_name FROM information_schema.tables "
@@ -54,7 +57,9 @@ def shown(source: str | Path) -> str:
     >>> shown("postgresql://me:secret@db/lab#tasks")
     'postgresql://db/lab#tasks'
     """
-    return re.sub(r"^([a-z0-9+.-]+://)[^/#@]*@", r"\1", str(source)).partition("?")[0]
+    # up to the last @ of the address: a password may have characters that it should not
+    user = r"[^/#@]*@" if scheme_of(source) in _NO_USERS else _USER
+    return re.sub(rf"^([a-z][a-z0-9+.-]*://){user}", r"\1", str(source)).partition("?")[0]
 
 
 def matching(patterns: Iterable[str | Path]) -> list[str]:
@@ -86,6 +91,12 @@ def fetch(source: str, folder: Path, *, split: str | None = None) -> InputFile:
         raise ConfigError(
             f"cannot import from `{shown(source)}`, expected a file or one of {known}"
         )
+    user = re.match(rf"postgres(?:ql)?://{_USER}", source)
+    if user and _UNENCODED.search(user[1]):  # the driver would print parts of the password
+        raise ConfigError(
+            f"the user or password of `{shown(source)}` has one of `/ # @ ? %` as it is, expected "
+            "it percent-encoded; write `/` as %2F, `#` as %23, `@` as %40, `?` as %3F, `%` as %25"
+        )
     address, _, part = source.partition("#") if scheme_of(source) else (source, "", "")
     file = folder / "input.arrow"
     if scheme in _TABLES:
@@ -115,8 +126,11 @@ def _copy_table(scheme: str, address: str, part: str, name: str, file: Path) -> 
             reader = cursor.fetch_record_batch()
             _write(reader.schema, reader, file, name)
     except (driver.Error, pa.ArrowException, OSError) as error:
-        secret = urlsplit(address).password or "\0"
-        text = " ".join(str(error).replace(secret, "***").split())[:500]
+        text = str(error)
+        options = parse_qs(urlsplit(address).query)
+        for secret in (urlsplit(address).password, *options.get("password", ())):
+            text = text.replace(secret or "\0", "***")
+        text = " ".join(text.split())[:500]
         raise InputError(f"cannot read `{name}`: {text}; nothing was imported") from error
     return table or Path(urlsplit(address).path).stem
 

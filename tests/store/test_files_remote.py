@@ -14,6 +14,7 @@ from rlake.loop import cli
 from rlake.store import Store
 from rlake.store.errors import ConfigError, InputError, QueryError
 from rlake.store.files import import_file
+from rlake.store.files.remote import shown
 
 TASKS = "SELECT question AS prompt_text, answer FROM input"
 
@@ -170,6 +171,19 @@ def test_an_address_that_cannot_be_read_says_what_can(
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="cannot read the dataset `owner/name`"):
         import_file(store, "hf://owner/name", "tasks")
+
+
+@pytest.mark.parametrize("password", ["p@secret", "a/secret", "secret#1", "a?secret", "secret%zz"])
+def test_a_password_that_is_not_percent_encoded_is_never_printed(
+    store: Store, password: str
+) -> None:
+    address = f"postgresql://me:{password}@127.0.0.1:1/lab#sums"
+    assert shown(address) == "postgresql://127.0.0.1:1/lab#sums"
+    with pytest.raises(ConfigError, match="expected it percent-encoded; write") as raised:
+        import_file(store, address, "tasks", sql=TASKS)
+    assert "secret" not in str(raised.value)
+    assert shown("sqlite:///a@b/lab.db#t") == "sqlite:///a@b/lab.db#t"
+    assert shown("hf://owner/name@main#c") == "hf://owner/name@main#c"
 
 
 def test_several_sources_are_one_import(

@@ -11,6 +11,7 @@ from support.tiny_models import SPEC, table
 from rlake.loop.api import Run
 from rlake.loop.cli.dry_run import plan
 from rlake.loop.config import RunConfig, build, load
+from rlake.loop.config.env_variables import Written, as_written, filled_in
 from rlake.loop.run import check, run
 from rlake.loop.runs.job import same_config, stored_config
 from rlake.loop.tasks.prepare import prepare
@@ -116,3 +117,26 @@ def test_a_variable_is_filled_in_and_never_stored(
     assert json.loads(stored_config(kept))["tasks"] == json.loads(configs[0])["tasks"]
     with pytest.raises(ConfigError, match="names the environment variable `LAB`, which is"):
         load(file)
+
+
+def test_a_text_that_equals_a_variable_by_chance_is_stored_as_it_was_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RUN_NAME", "sums")
+    monkeypatch.setenv("NOTHING", "")
+    given = {
+        "name": "${env:RUN_NAME}",
+        "tasks": {"taskset": "sums"},
+        "rewards": "sums",
+        "note": "",
+        "other": ["${env:NOTHING}"],
+    }
+    written = Written()
+    found = filled_in(given, written, strict=True)
+    assert found["name"] == "sums"
+    assert as_written(found, written) == given
+    assert as_written({**found, "rewards": {"sums": {"path": "sums"}}}, written)["rewards"] == {
+        "sums": {"path": "sums"}
+    }
+    # a section that took over the value of another one
+    assert as_written({"copied": "sums"}, written) == {"copied": "${env:RUN_NAME}"}
