@@ -35,7 +35,7 @@ def serve(
     models: ModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve a run's policy through OpenAI's chat API; every conversation becomes rows.
+    """Serve a run's policy through OpenAI's APIs; every conversation becomes rows.
 
     The server follows the weights that the run publishes, and takes rewards by `POST /feedback`.
     """

@@ -43,6 +43,12 @@ class TinkerClient:
         if url is not None:
             _check_answers(url)
         key = os.environ.get("TINKER_API_KEY") or (_OWN_KEY if url else None)
+        if key is None:
+            raise JobError(
+                "`trainer.backend.tinker` has no `base_url`, so that the server is Thinking "
+                "Machines', and `TINKER_API_KEY` is not set; set it with `export "
+                "TINKER_API_KEY=...`, or `base_url` to the address of your own server"
+            )
         self.service: tinker.ServiceClient = self.call(
             lambda: tinker.ServiceClient(base_url=url, api_key=key), "begin a session"
         )

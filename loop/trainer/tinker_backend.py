@@ -205,9 +205,16 @@ def architecture(model: FrozenModel) -> "tuple[PreTrainedModel, PreTrainedTokeni
     """Return a model without numbers, and its tokenizer; ConfigError if there is none."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(str(model.path))
+    found = skeleton(model)  # first, since it says what is wrong with the path
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(model.path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"`{model.path}` has no tokenizer: {str(error).splitlines()[0]}; set `model.path` to "
+            "a folder or hub name that has the tokenizer of the server's model"
+        ) from error
     set_template(tokenizer, model)
-    return skeleton(model), tokenizer
+    return found, tokenizer
 
 
 def _rows(token_ids_BT: Tensor, mask_BT: Tensor) -> dict[int, list[int]]:

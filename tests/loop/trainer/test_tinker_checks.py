@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny_models import config
+from support.tiny_models import config, tiny
 
 from rlake.loop.config import EngineConfig, FrozenModel, RunConfig
 from rlake.loop.inference.build import start_policy
@@ -16,6 +16,7 @@ from rlake.loop.models.remote_weights import RemoteWeights
 from rlake.loop.models.weights import PublishedWeights, check_weights
 from rlake.loop.run import check
 from rlake.loop.tinker_api.client import TinkerClient
+from rlake.loop.trainer.tinker_backend import architecture
 from rlake.store.errors import ConfigError, JobError
 
 BACKEND = {"tinker": {"base_url": "http://127.0.0.1:9", "rank": 4}}
@@ -102,3 +103,20 @@ def test_a_setting_of_one_request_that_the_api_lacks_is_refused() -> None:
     )
     assert refused_sampling(Sampling(json_schema="{}")) is not None
     assert refused_sampling(Sampling()) is None
+
+
+def test_a_model_without_files_or_tokenizer_is_refused_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing"):
+        architecture(FrozenModel(path=str(tmp_path / "nothing")))
+    model, _ = tiny()
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"has no tokenizer.*; set `model\.path`"):
+        architecture(FrozenModel(path=str(tmp_path / "model")))
+
+
+def test_the_service_without_a_key_asks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tinker")
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    monkeypatch.delenv("TINKER_BASE_URL", raising=False)
+    with pytest.raises(JobError, match=r"`TINKER_API_KEY` is not set; .* or `base_url`"):
+        TinkerClient(None, request_timeout=5)
