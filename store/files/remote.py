@@ -26,7 +26,7 @@ SOURCES = {
 }
 """Addresses of sources by scheme; a SELECT may stand in place of a table."""
 _NO_USERS = {"sqlite", "hf", "modelscope"}
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://")
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _USER = r"(\S*)@"
 _UNENCODED = re.compile(r"[/#@?]|%(?![0-9A-Fa-f]{2})")
 _QUERY = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
@@ -59,7 +59,7 @@ def shown(source: str | Path) -> str:
     """
     # up to the last @ of the address: a password may have characters that it should not
     user = r"[^/#@]*@" if scheme_of(source) in _NO_USERS else _USER
-    return re.sub(rf"^([a-z][a-z0-9+.-]*://){user}", r"\1", str(source)).partition("?")[0]
+    return re.sub(rf"^([\w+.-]+://){user}", r"\1", str(source)).partition("?")[0]
 
 
 def matching(patterns: Iterable[str | Path]) -> list[str]:

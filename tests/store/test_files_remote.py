@@ -165,6 +165,8 @@ def test_an_address_that_cannot_be_read_says_what_can(
 ) -> None:
     with pytest.raises(ConfigError, match=r"`mysql://h/db`, expected a file or one of `postgresql"):
         import_file(store, "mysql://me:secret@h/db", "tasks")
+    with pytest.raises(ConfigError, match=r"`PostgreSQL://h/db`, expected a file or one of"):
+        import_file(store, "PostgreSQL://me:secret@h/db", "tasks")
     with pytest.raises(InputError, match="needs the package `modelscope`; install it"):
         import_file(store, "modelscope://owner/name", "tasks")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
