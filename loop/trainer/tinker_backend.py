@@ -210,8 +210,8 @@ def architecture(model: FrozenModel) -> "tuple[PreTrainedModel, PreTrainedTokeni
         tokenizer = AutoTokenizer.from_pretrained(str(model.path))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"`{model.path}` has no tokenizer: {str(error).splitlines()[0]}; set `model.path` to "
-            "a folder or hub name that has the tokenizer of the server's model"
+            f"`{model.path}` has no tokenizer that can be read: {str(error).splitlines()[0]}; set "
+            "`model.path` to a folder or hub name that has the tokenizer of the server's model"
         ) from error
     set_template(tokenizer, model)
     return found, tokenizer

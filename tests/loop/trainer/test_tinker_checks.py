@@ -105,12 +105,13 @@ def test_a_setting_of_one_request_that_the_api_lacks_is_refused() -> None:
     assert refused_sampling(Sampling()) is None
 
 
-def test_a_model_without_files_or_tokenizer_is_refused_by_its_path(tmp_path: Path) -> None:
+def test_a_model_without_files_or_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing"):
         architecture(FrozenModel(path=str(tmp_path / "nothing")))
     model, _ = tiny()
     model.save_pretrained(tmp_path / "model")
-    with pytest.raises(ConfigError, match=r"has no tokenizer.*; set `model\.path`"):
+    (tmp_path / "model" / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"tokenizer that can be read: .*; set `model\.path`"):
         architecture(FrozenModel(path=str(tmp_path / "model")))
 
 
