@@ -191,15 +191,27 @@ def _share(answer: str) -> float:
 SIDES = {"ours": ours, "theirs": theirs}
 
 
-def measured(side: str, work: Work, folder: Path, threads: int) -> dict[str, float]:
+def measured(module: str, side: str, work: Any, folder: Path, threads: int) -> dict[str, float]:
     """Train in a process of its own."""
     call = (
         "import json; from pathlib import Path; "
-        f"from {__name__} import SIDES, Work; "
+        f"from {module} import SIDES, Work; "
         f"print(json.dumps(SIDES[{side!r}]({work!r}, Path({str(folder)!r}))))"
     )
     path = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(Path(__file__).parents[1])}
     return told([call], f"a run of {side}", env=os.environ | path)
+
+
+def in_turns(
+    module: str, work: Any, folder: Path, threads: int
+) -> dict[str, list[dict[str, float]]]:
+    """Train in turns with both sides of a module; return what each run took."""
+    found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    for _ in range(TURNS):
+        for side, taken in found.items():
+            taken.append(measured(module, side, work, Path(mkdtemp(dir=folder)), threads))
+            say(f"{work.name}, {threads} threads, {side}: {json.dumps(taken[-1])}")
+    return found
 
 
 def grpo(bench: Bench) -> Iterator[Figure]:
@@ -211,11 +223,7 @@ def grpo(bench: Bench) -> Iterator[Figure]:
 
 def compared(work: Work, folder: Path, threads: int) -> Iterator[Figure]:
     """Train in turns, and say how the times of a step compare."""
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
-    for _ in range(TURNS):
-        for side, taken in found.items():
-            taken.append(measured(side, work, Path(mkdtemp(dir=folder)), threads))
-            say(f"{work.name}, {threads} threads, {side}: {json.dumps(taken[-1])}")
+    found = in_turns(__name__, work, folder, threads)
     for what in ("cpu", "wall"):
         middle = {side: median(t[what] for t in taken) for side, taken in found.items()}
         lengths = " and ".join(f"{taken[0]['tokens']:.1f}" for taken in found.values())

@@ -19,7 +19,7 @@ from support.served_models import (
     served,
     with_tools,
 )
-from support.tiny_models import table, tiny
+from support.tiny_models import speaking, table, tiny
 
 from rlake.store import Store
 
@@ -146,6 +146,17 @@ def test_a_schema_that_is_wrong_or_not_enforced_is_refused(
         return error.value
 
     assert served(store, tmp_path, policy(), ask).param == "response_format"
+    assert table(store, "experiences").is_empty()
+
+
+def test_a_model_that_cannot_write_what_is_asked_for_refuses(store: Store, tmp_path: Path) -> None:
+    async def ask(client: AsyncOpenAI) -> None:
+        with pytest.raises(openai.BadRequestError, match="no token that can begin"):
+            await client.chat.completions.create(
+                model="m", messages=ASK, response_format={"type": "json_object"}
+            )
+
+    served(store, tmp_path, speaking(alphabet="0123456789+="), ask)
     assert table(store, "experiences").is_empty()
 
 
