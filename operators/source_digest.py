@@ -24,11 +24,15 @@ def digest(function: Callable[..., Any]) -> str:
     Compiled functions have no source: the version of their package is used. For a callable object,
     its class is used.
     """
-    if isinstance(function, partial):
-        identity = getattr(function.func, "identity", dict)
-        parameters = sorted(identity(**function.keywords).items())
-        given = repr(function.args), repr(parameters)
-        return content_id(digest(function.func), *given, length=_DIGITS)
+    if isinstance(function, partial) or is_identified(function):
+        given = function if isinstance(function, partial) else partial(function)
+        identity = getattr(given.func, "identity", dict)
+        parameters = repr(sorted(identity(**given.keywords).items()))
+        return content_id(_of_source(given.func), repr(given.args), parameters, length=_DIGITS)
+    return _of_source(function)
+
+
+def _of_source(function: Callable[..., Any]) -> str:
     # the function below decorators, whose source is what users edit
     one = inspect.unwrap(function)
     one = one if hasattr(one, "__qualname__") else type(one)
@@ -54,7 +58,7 @@ def identified_by(identity: Callable[..., dict[str, Any]]) -> Callable[[F], F]:
 
 def is_identified(function: Callable[..., Any]) -> bool:
     """Return whether a function's digest depends on more than its source and parameters."""
-    return isinstance(function, partial) and hasattr(function.func, "identity")
+    return hasattr(function.func if isinstance(function, partial) else function, "identity")
 
 
 def users_code(function: Callable[..., Any], values: Iterable[object]) -> tuple[str, ...]:

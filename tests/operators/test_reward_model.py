@@ -215,6 +215,8 @@ def test_a_model_that_cannot_score_is_refused_before_any_rollout(tmp_path: Path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(OperatorError, match="holds no model of transformers"):
         named(str(tmp_path / "empty"))
+    with pytest.raises(OperatorError, match="needs `path`, got none"):
+        digest(reward_model)
     with pytest.raises(OperatorError, match="needs `path`, got run `r`, which is known in a run"):
         named(None, run="r")
     with pytest.raises(OperatorError, match="has both `path` and `run`"):
