@@ -15,8 +15,9 @@ class Written:
 
     texts: dict[str, str] = field(default_factory=dict)
     """Those that name variables, by what they became."""
-    plain: set[tuple[str, str]] = field(default_factory=set)
-    """The path and text of the others, which a variable's value may equal."""
+    plain: set[tuple[str, str]] = field(default_factory=set, compare=False)
+    """The path and text of the others, which a variable's value may equal. Configurations that say
+    the same are equal, whether a default was written or left out."""
 
 
 def filled_in(tree: Any, written: Written, *, strict: bool, path: str = "") -> Any:
