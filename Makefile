@@ -21,8 +21,9 @@ help:  ## list the targets
 quickstart: .venv/.train  ## train a tiny model on a CPU and look at every row it made
 	$(BIN)/rlake quickstart
 
+# Each of the processes with one thread: theirs would wait for each other.
 test: .venv/.dev  ## the default tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 SLOW := $(BIN)/python -m pytest --timeout 900 -n $(SLOW_WORKERS) --dist loadfile --no-loadscope-reorder
 
