@@ -80,7 +80,7 @@ def load_folder(
         if not trust and "trust_remote_code" in str(error):
             raise ConfigError(
                 f"`{path}` needs Python code that comes with it; read the code, and set "
-                "`trust_remote_code: true` beside its `path` to run it"
+                "`trust_remote_code: true` next to its `path` to run it"
             ) from error
         raise ConfigError(
             f"`{path}` is not a model that can be loaded: {_not_here(path, reason)}"

@@ -32,7 +32,7 @@ def push_folder(
         )
     except HFValidationError as error:
         raise ConfigError(
-            f"`{repository}` is no name of a repository: {error}; write `OWNER/NAME`"
+            f"`{repository}` is not a name of a repository: {error}; write `OWNER/NAME`"
         ) from error
     except (HfHubHTTPError, HTTPError, OSError) as error:
         reason = " ".join(str(error).split())[:500]
