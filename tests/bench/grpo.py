@@ -153,22 +153,11 @@ def theirs(work: Work, folder: Path) -> dict[str, float]:
         model,
         reward_funcs=reward,
         args=GRPOConfig(
-            output_dir=str(folder),
-            learning_rate=RATE,
-            lr_scheduler_type="constant",
-            per_device_train_batch_size=work.groups * work.rollouts,
             num_generations=work.rollouts,
             max_completion_length=work.new_tokens,
-            max_steps=work.steps,
             beta=0.0,
             loss_type="grpo",
-            gradient_checkpointing=False,
-            bf16=False,
-            use_cpu=True,
-            logging_strategy="no",
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
+            **settings(folder, rows=work.groups * work.rollouts, steps=work.steps),
         ),
         train_dataset=Dataset.from_dict({"prompt": work.questions()}),
         processing_class=tokenizer,
@@ -176,6 +165,24 @@ def theirs(work: Work, folder: Path) -> dict[str, float]:
     )
     trainer.train()
     return clock.taken(work.warm_up) | {"tokens": sum(lengths) / len(lengths)}
+
+
+def settings(folder: Path, *, rows: int, steps: int) -> dict[str, Any]:
+    """Return the settings of TRL's trainers for training alone, on a CPU in float32."""
+    return {
+        "output_dir": str(folder),
+        "learning_rate": RATE,
+        "lr_scheduler_type": "constant",
+        "per_device_train_batch_size": rows,
+        "max_steps": steps,
+        "gradient_checkpointing": False,
+        "bf16": False,
+        "use_cpu": True,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+    }
 
 
 def share_of_ones(task: Any, row: Any) -> float:

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from .figure import Bench, Figure
-from .grpo import ALPHABET, RATE, Clock, in_turns
+from .grpo import ALPHABET, RATE, Clock, in_turns, settings
 
 STEPS, WARM_UP = 24, 8
 
@@ -116,24 +116,10 @@ def theirs(work: Work, folder: Path) -> dict[str, float]:
         "sft": (SFTTrainer, SFTConfig),
         "dpo": (DPOTrainer, DPOConfig),
     }
-    trainer, settings = kinds[work.algorithm]
+    trainer, form = kinds[work.algorithm]
     trained = trainer(
         start,
-        args=settings(
-            output_dir=str(folder),
-            learning_rate=RATE,
-            lr_scheduler_type="constant",
-            per_device_train_batch_size=work.rows,
-            max_steps=STEPS,
-            max_length=None,
-            gradient_checkpointing=False,
-            bf16=False,
-            use_cpu=True,
-            logging_strategy="no",
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-        ),
+        args=form(max_length=None, **settings(folder, rows=work.rows, steps=STEPS)),
         train_dataset=Dataset.from_list(work.lines()),
         processing_class=tokenizer,
         callbacks=[Notes()],
