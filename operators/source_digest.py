@@ -12,6 +12,8 @@ from ..store.ids import content_id
 F = TypeVar("F", bound=Callable[..., Any])
 
 _DIGITS = 12
+_IDENTITY = "_rlake_identity"
+"""The attribute of `identified_by`; users' callables may have an attribute `identity`."""
 
 
 def digest(function: Callable[..., Any]) -> str:
@@ -26,7 +28,7 @@ def digest(function: Callable[..., Any]) -> str:
     """
     if isinstance(function, partial) or is_identified(function):
         given = function if isinstance(function, partial) else partial(function)
-        identity = getattr(given.func, "identity", dict)
+        identity = getattr(given.func, _IDENTITY, dict)
         parameters = repr(sorted(identity(**given.keywords).items()))
         return content_id(_of_source(given.func), repr(given.args), parameters, length=_DIGITS)
     return _of_source(function)
@@ -50,7 +52,7 @@ def identified_by(identity: Callable[..., dict[str, Any]]) -> Callable[[F], F]:
     """
 
     def marked(function: F) -> F:
-        function.__dict__["identity"] = identity
+        function.__dict__[_IDENTITY] = identity
         return function
 
     return marked
@@ -58,7 +60,7 @@ def identified_by(identity: Callable[..., dict[str, Any]]) -> Callable[[F], F]:
 
 def is_identified(function: Callable[..., Any]) -> bool:
     """Return whether a function's digest depends on more than its source and parameters."""
-    return hasattr(function.func if isinstance(function, partial) else function, "identity")
+    return hasattr(function.func if isinstance(function, partial) else function, _IDENTITY)
 
 
 def users_code(function: Callable[..., Any], values: Iterable[object]) -> tuple[str, ...]:

@@ -160,6 +160,17 @@ def test_a_model_that_cannot_write_what_is_asked_for_refuses(store: Store, tmp_p
     assert table(store, "experiences").is_empty()
 
 
+def test_an_answer_ends_where_the_model_cannot_write_what_must_come(
+    store: Store, tmp_path: Path
+) -> None:
+    async def ask(client: AsyncOpenAI) -> str | None:
+        made = await client.chat.completions.create(model="m", messages=ASK, response_format=FORM)
+        return made.choices[0].message.content
+
+    # the name of a property must follow, and there is no quotation mark
+    assert served(store, tmp_path, speaking(alphabet="{}0123456789+="), ask) == "{"
+
+
 def test_a_tool_is_called_as_tool_choice_says(store: Store, tmp_path: Path) -> None:
     async def ask(client: AsyncOpenAI) -> None:
         make: Any = client.chat.completions.create
