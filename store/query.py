@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.dataset as pds
 
 from . import join_filters
+from .blobs import readable
 from .errors import ConfigError, QueryError, RlakeError, StarvedError, damaged, nearest, shorten
 from .schema import TABLES
 from .schema_versions import missing
@@ -179,6 +180,7 @@ class QuerySession:
         version, (known, rows) = self._versions[name], self._at.get(name, (None, None))
         if rows is None or known != version:
             rows = self._open_at(name, version)
+            rows = readable(name, rows) if isinstance(rows, lance.LanceDataset) else rows
             self._at[name] = version, rows
         return rows
 

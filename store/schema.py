@@ -26,6 +26,8 @@ INT = pa.int64()
 REAL = pa.float64()
 FLAG = pa.bool_()
 TIME = pa.timestamp("us", "UTC")
+BYTES = pa.large_binary()
+_BLOB = {"lance-encoding:blob": "true"}
 
 
 def _structs(**fields: pa.DataType) -> pa.DataType:
@@ -52,6 +54,8 @@ class Column:
     required: bool = False
     default: str | None = None
     """What a row gets that is appended without a value."""
+    is_blob: bool = False
+    """Whether values are files of their own, which only a query that names the column reads."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,10 @@ class Table:
     @cached_property
     def schema(self) -> pa.Schema:
         """The Arrow schema, with the table's name and the schema version in its metadata."""
-        fields = [pa.field(c.name, c.type, nullable=not c.required) for c in self.columns]
+        fields = [
+            pa.field(c.name, c.type, nullable=not c.required, metadata=_BLOB if c.is_blob else None)
+            for c in self.columns
+        ]
         meta = {"rlake.table": self.name, "rlake.schema_version": str(SCHEMA_VERSION)}
         return pa.schema(fields, metadata=meta)
 
@@ -76,6 +83,11 @@ class Table:
     def is_digested(self) -> bool:
         """Whether each row has a digest of its own, made when it is appended."""
         return _DIGEST in self.columns
+
+    @cached_property
+    def is_content_addressed(self) -> bool:
+        """Whether the key is a hash of the content: two rows with one key are the same row."""
+        return any(c.is_blob for c in self.columns)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -399,6 +411,19 @@ _DECLARED = (
         _CREATED,
     ),
     _table(
+        "media",
+        "an image, stored once however many messages show it",
+        "media_id",
+        _must("media_id", TEXT, "SHA-256 of its bytes, in hexadecimal"),
+        _must("mime", TEXT, "image/png, image/jpeg, image/webp, image/gif or image/bmp"),
+        _must("width", INT, "in pixels"),
+        _must("height", INT, "in pixels"),
+        _must("num_bytes", INT, "size of the file"),
+        Column("data", BYTES, "the file, byte for byte", required=True, is_blob=True),
+        Column("source", TEXT, "where it came from first: a file's name, a request"),
+        _CREATED,
+    ),
+    _table(
         "members",
         "a row of an import or pipeline run that another one had stored before",
         "lineage_id table_name row_id",
@@ -432,7 +457,7 @@ _DECLARED = (
 TABLES: Mapping[str, Table] = MappingProxyType({t.name: t for t in _DECLARED})
 """All tables by name."""
 
-_REFERRED_LAST = ("draws", "job_events", "experiences", "tasks")
+_REFERRED_LAST = ("draws", "job_events", "experiences", "tasks", "media")
 _REFERRING = ("lineage", "policies", "metrics")
 REFERRING_FIRST = (
     *_REFERRING,

@@ -13,6 +13,7 @@ import lance
 import polars as pl
 
 from . import schema_versions, user_tables
+from .blobs import readable
 from .errors import StarvedError, StoreError, as_store_error
 from .query import QuerySession, views_sql
 from .schema import REFERRING_FIRST, TABLES, table
@@ -185,7 +186,7 @@ class Tables:
         Columns that a version from before lacks are NULL in every row.
         """
         dataset = self.dataset(name)
-        frame = pl.scan_pyarrow_dataset(dataset)  # pyright: ignore[reportArgumentType]
+        frame = pl.scan_pyarrow_dataset(readable(name, dataset))  # pyright: ignore[reportArgumentType]
         later = schema_versions.missing(name, dataset.schema)
         return schema_versions.complete(frame, later) if later else frame
 

@@ -267,3 +267,13 @@ CREATE OR REPLACE VIEW adjudicated AS
            CASE WHEN count(*) FILTER (n = most) = 1 THEN arg_max_null(score, n) END AS score
     FROM (SELECT *, max(n) OVER (PARTITION BY queue, experience_id, compared_id) AS most FROM counted)
     GROUP BY queue, experience_id, compared_id;
+
+-- The images that a conversation names, in their order; and a row for each image that an experience
+-- shows: `SELECT * FROM shown_media JOIN media USING (media_id)`.
+CREATE OR REPLACE MACRO media_ids(messages) AS
+    json_extract_string(messages, '$[*].content[*].media_id');
+
+CREATE OR REPLACE VIEW shown_media AS
+    SELECT experience_id, task_id, unnest(range(len(ids)))::INT AS position, unnest(ids) AS media_id
+    FROM (SELECT experience_id, task_id, media_ids(messages) AS ids FROM experiences
+          WHERE messages LIKE '%"media_id"%');

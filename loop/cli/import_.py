@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from ...store.errors import ConfigError
+from ...store.media import ImageLimits
 from .app import ROWS, JsonOption, StoreOption, app, argument, heavy, open_store, option
 from .tables import counted, print_json, screen
 
@@ -55,6 +56,15 @@ ReplaceOption = Annotated[
         "Replace what an earlier import of this file name or lineage ID added.",
         metavar="FILE|LINEAGE_ID",
         default=False,
+    ),
+]
+
+ImagesOption = Annotated[
+    Path | None,
+    option(
+        "Read the paths of images in this folder, and none outside of it.",
+        metavar="FOLDER",
+        default="the file's folder",
     ),
 ]
 
@@ -120,6 +130,11 @@ def import_(
     split: SplitOption = None,
     tokenizer: TokenizerOption = None,
     replace: ReplaceOption = None,
+    images: ImagesOption = None,
+    max_image_bytes: Annotated[int, option("Refuse an image of more bytes.")] = 20 << 20,
+    max_image_pixels: Annotated[
+        int, option("Refuse an image of more pixels, before it is decoded.")
+    ] = 64 << 20,
     name: Annotated[
         str | None, option("Name the values of a file with one column of values.")
     ] = None,
@@ -130,7 +145,8 @@ def import_(
     Columns are named like ours (see `rlake tables tasks`), or the format defines them. IDs,
     messages, groups and the tasks of experiences are filled in. Token IDs and log-probs in a file
     are kept as they are. Importing the same file again adds nothing; importing it with another
-    mapping adds more rows, unless `--replace` removes the earlier ones. A file of `values` has
+    mapping adds more rows, unless `--replace` removes the earlier ones. Images, in messages
+    or in columns `images` or `image`, are stored once in the table `media`. A file of `values` has
     `experience_id` or `task_id`, and one column per value, or `name` and `value`. Files that end in
     .gz, .zst or .bz2 are decompressed.
     """
@@ -165,6 +181,8 @@ def import_(
                     tokenizer=made,
                     replace=replace,
                     progress=progress,
+                    images=images,
+                    limits=ImageLimits(max_image_bytes, max_image_pixels),
                 )
         names = {"file": what} if len(together) == 1 else {"files": [shown(f) for f in together]}
         lost = {"rejected_to": str(bad.path)} if bad and bad.why else {}
@@ -225,6 +243,7 @@ def _say(done: "Imported", file: str, place: str, rejected: "Rejected | None") -
     parts = [counted(done.rows, _kind(done.table))]
     parts += [counted(done.experiences, "experience")] if done.experiences else []
     parts += [counted(done.tasks, "task")] if done.tasks else []
+    parts += [counted(done.images, "image")] if done.images else []
     named = f", read as {done.format}," if done.format else ""
     undo = f"; undo it with `rlake undo {done.lineage_id}`" if done.lineage_id else ""
     what = f"{' and '.join(parts)} from {file}{named} into {place}"

@@ -13,6 +13,7 @@ from ...store.errors import NotFoundError, closest
 from ...store.lineage.experience import forgotten
 from ...store.query import literal
 from .app import ROWS, AtOption, JsonOption, StoreOption, app, argument, heavy, open_store, option
+from .images import SHOWN, images_in, print_images
 from .tables import print_fields, print_heading, print_json, print_rows, screen
 
 Found = dict[str, Any]
@@ -23,6 +24,7 @@ KINDS = {
     "run": ("runs", "run_id"),
     "task": ("tasks", "task_id"),
     "preference": ("preferences", "preference_id"),
+    "image": ("media", "media_id"),
 }
 """What an ID may name, and its table and column; an earlier kind wins."""
 
@@ -40,7 +42,9 @@ _SHORT = 2
 def show(
     id: Annotated[
         str,
-        argument("Show the experience, group, run, task or preference with this ID, or ID prefix."),
+        argument(
+            "Show the experience, group, run, task, preference or image with this ID, or ID prefix."
+        ),
     ],
     store: StoreOption = None,
     at: AtOption = None,
@@ -49,7 +53,10 @@ def show(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what the store knows of an experience, a group, a run, a task or a preference."""
+    """Show what the store knows of an experience, a group, a run, a task, a preference or an image.
+
+    Images are drawn where the output is a terminal.
+    """
     lake = open_store(store, at=at)
     kind, whole = _find(lake, id)
     readers: dict[str, Callable[[Store, str], Found]] = {
@@ -58,6 +65,7 @@ def show(
         "run": _run,
         "task": _task,
         "preference": _preference,
+        "image": _image,
     }
     found = readers[kind](lake, whole)
     if as_json:
@@ -67,6 +75,11 @@ def show(
         if tokens and kind == "experience":
             tokenizer = heavy("evaluation.debug").tokenizer_of(lake, found[kind])
         _print(kind, whole, found, tokenizer)
+        shown = found[kind].get("messages") or (found.get("task") or {}).get("messages")
+        one = [{name: found[kind][name] for name in SHOWN}] if kind == "image" else []
+        images = one or images_in(lake, shown)
+        if images:
+            print_images(lake, images)
 
 
 def _find(lake: "Store", id: str) -> tuple[str, str]:
@@ -191,6 +204,16 @@ def _preference(lake: "Store", id: str) -> Found:
     return {"preference": pair, "experiences": _rows(lake, query)}
 
 
+def _image(lake: Store, id: str) -> Found:
+    key = literal(id)
+    (image,) = _rows(lake, f"SELECT * EXCLUDE (data) FROM media WHERE media_id = {key}")
+    shown = (
+        "SELECT experience_id, task_id, position FROM shown_media "
+        f"WHERE media_id = {key} ORDER BY experience_id, position LIMIT {_MANY}"
+    )
+    return {"image": image, "experiences": _rows(lake, shown)}
+
+
 _TEXTS = ("prompt_text", "response_text")
 _HIDDEN = ("messages", "token_ids", "loss_mask", "logprobs", "config")
 """Shown as text, in another form, or with `--json`."""
@@ -231,7 +254,12 @@ def _print(kind: str, id: str, found: Found, tokenizer: Any = None) -> None:
 
 
 def _is_shown(kind: str, name: str, value: object) -> bool:
-    if name == f"{kind}_id" or name in _HIDDEN or (kind == "experience" and name in _TEXTS):
+    if (
+        name == f"{kind}_id"
+        or kind == "image"
+        or name in _HIDDEN
+        or (kind == "experience" and name in _TEXTS)
+    ):
         return False
     # A reward that is NULL says that the row is unscored, which the reader should see.
     return value is not None or name == "reward"

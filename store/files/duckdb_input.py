@@ -52,6 +52,8 @@ class InputFile:
     """Collects invalid lines and rows, if those are to be skipped."""
     paths: Sequence[Path] = ()
     """The files of a folder."""
+    folder: Path | None = None
+    """Where paths of images in it begin; None: they are not read."""
     taskset: str | None = None
     """The default name of its taskset; None: by its name."""
 

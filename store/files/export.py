@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import duckdb
 import lance
@@ -15,6 +15,7 @@ import pyarrow.dataset as ds
 from xxhash import xxh3_128_digest
 
 from .. import side_columns
+from ..blobs import BlobDataset, readable
 from ..errors import ConfigError, InputError, QueryError
 from ..query import QuerySession, query_error
 from ..store import Store
@@ -22,6 +23,7 @@ from .atomic_writer import Line, kind_of, write_batches, write_lines
 from .defaults import look_up
 from .duckdb_input import STEP_ROWS, in_batches
 from .export_shapes import CONVERSATION, EXPORTS, PAIR_LINES, LeftOut, Row, Shape, plain
+from .image_export import ImageExport
 from .row_reader import Progress
 
 _DESIRABLE = "reward > 0"
@@ -102,12 +104,24 @@ def export(
     query = chosen.query()
     _check_given(console, what, shape, query)
     without_margin = _without_margin(console, query) if what == "reward" else 0
-    lines = _Lines(lake, what, shape, console, query, as_text, distinct, progress, without_margin)
+    lines = _Lines(
+        lake,
+        what,
+        shape,
+        console,
+        query,
+        as_text,
+        distinct,
+        progress,
+        ImageExport(lake, path),
+        without_margin,
+    )
     try:
         if shape.lines is None and not shape.is_pairs:
             schema = console.sql(query).limit(0).to_arrow_table().schema
             written = write_batches(path, schema, _batches(console, query), what)
         else:
+            lines.images.look(lines.made())
             written = write_lines(path, lines.chunks, what)
     except InputError as error:
         if str(error) != "no rows":
@@ -216,6 +230,7 @@ class _Lines:
     as_text: bool
     distinct: bool
     progress: Progress | None
+    images: ImageExport
     without_margin: int = 0
     """Pairs without a margin, because of which no line has one."""
     why: Counter[str] = field(default_factory=Counter)
@@ -225,8 +240,12 @@ class _Lines:
     """Digests of the lines made so far: about 100 bytes of memory a line."""
 
     def chunks(self) -> Iterator[list[Line]]:
-        """Yield lines in chunks; a columnar file reads them twice."""
-        # counted anew in the second pass
+        """Yield lines in chunks, with their images; a columnar file reads them twice."""
+        return map(self.images.shown, self.made())
+
+    def made(self) -> Iterator[list[Line]]:
+        """Yield lines in chunks."""
+        # counted anew in another pass
         self.why.clear()
         self.labels.clear()
         self.seen.clear()
@@ -298,11 +317,13 @@ class _Few(ds.Dataset):
         )
 
 
+def _few(name: str, dataset: lance.LanceDataset) -> ds.Dataset:
+    rows = readable(name, dataset)
+    return rows if isinstance(rows, BlobDataset) else _Few(dataset)
+
+
 def _stored_rows(store: Store) -> QuerySession:
     """Return a session over the store's tables with bounded read-ahead."""
     console = QuerySession()
-    console.show(
-        store.versions(),
-        lambda name, version: cast("lance.LanceDataset", _Few(store.open_at(name, version))),
-    )
+    console.show(store.versions(), lambda name, version: _few(name, store.open_at(name, version)))
     return console

@@ -87,7 +87,10 @@ def open_input(
     with temporary_folder() as folder:
         if is_address or _is_hub_folder(given):
             copied = fetch(str(path), folder, split=split)
-            yield replace(copied, format=FORMATS[format] if format else None, rejected=rejected)
+            folder = None if is_address else given
+            yield replace(
+                copied, folder=folder, format=FORMATS[format] if format else None, rejected=rejected
+            )
             return
         path = decompressed(given, folder)
         kind, named = _kind(path, format)
@@ -99,7 +102,8 @@ def open_input(
             path = _parsing(path, given, folder, rejected)
         elif kind != "hf":
             _check_filled(path, given)
-        yield InputFile(path, given.name, kind, named, rejected, files)
+        folder = given if kind == "hf" else given.parent
+        yield InputFile(path, given.name, kind, named, rejected, files, folder)
 
 
 def _is_hub_folder(path: Path) -> bool:

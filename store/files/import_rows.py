@@ -1,11 +1,13 @@
 """Read the rows of files, fill them in, and spool them for their tables."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pyarrow as pa
 
 from ..errors import ConfigError, InputError
+from ..media import LIMITS, ImageLimits
 from ..schema import TABLES, table
 from ..store import Store
 from ..validate import check
@@ -13,6 +15,7 @@ from .defaults import Defaults, ExperienceFill, experience_columns, fill_tasks
 from .duckdb_input import InputFile, InputSession
 from .formats import fitting, recognized
 from .preference_rows import fill_preferences, of_pairs
+from .row_images import RowImages
 from .row_reader import FileRows, Mapped, Progress, Selected
 from .select_columns import select_for, values_of
 from .spool import Spool
@@ -26,9 +29,18 @@ class Gathering:
     """The state of an import: what was read from its files, and what was left out."""
 
     def __init__(
-        self, store: Store, name: str, tokenizer: Tokenizer | None, progress: Progress | None
+        self,
+        store: Store,
+        name: str,
+        tokenizer: Tokenizer | None,
+        progress: Progress | None,
+        *,
+        images: Path | None = None,
+        limits: ImageLimits = LIMITS,
     ) -> None:
         self._store, self._name, self._progress = store, name, progress
+        self._folder, self._limits = images, limits
+        self._images = RowImages(store, limits=limits)
         self.tokenization = Tokenization(tokenizer) if tokenizer else None
         self.experiences = ExperienceFill(store, tokenization=self.tokenization)
         self.left_out: Counter[str] = Counter()
@@ -58,7 +70,16 @@ class Gathering:
         defaults = Defaults(taskset or file.stem, split or "train")
         self.experiences.begin(defaults)
 
+        def put(new: pa.Table) -> None:
+            spool.put("media", new)
+
+        def shown(batch: pa.Table, images: RowImages, keep: Callable[[pa.Table], None]) -> pa.Table:
+            # a table of pairs names stored experiences, and no image
+            folder = self._folder or file.folder
+            return images.named(batch, folder, file.name, keep) if brings_tasks else batch
+
         def fill(batch: pa.Table) -> None:
+            batch = shown(batch, self._images, put)
             for name, filled in self._filled(batch, rows, self.experiences, defaults):
                 rows.check(name, filled)
                 if name == "tasks" and self._name != "tasks":
@@ -71,6 +92,7 @@ class Gathering:
             # a separate one: rows that are rejected must not take rollout numbers
             trial = ExperienceFill(self._store)
             trial.begin(defaults)
+            batch = shown(batch, RowImages(self._store, limits=self._limits), lambda new: None)
             for name, filled in self._filled(batch, rows, trial, defaults):
                 check(TABLES[name], filled)
 
@@ -107,7 +129,8 @@ class Gathering:
             nbytes += batch.nbytes
             if self._progress is not None:
                 self._progress(f"storing {name}", done, nbytes)
-            yield _stamped(batch, lineage_id)
+            # an image is of whoever shows it, and is not taken back with one import
+            yield batch if name == "media" else _stamped(batch, lineage_id)
 
 
 def _stamped(rows: pa.Table, lineage_id: str) -> pa.Table:

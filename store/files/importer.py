@@ -12,6 +12,7 @@ from ..append import Appended
 from ..errors import ConfigError, NotFoundError, nearest
 from ..ids import lineage_id
 from ..lineage.pipeline_runs import pipeline_run
+from ..media import LIMITS, ImageLimits
 from ..query import literal
 from ..schema import TABLES
 from ..store import Store
@@ -46,6 +47,8 @@ class Imported:
     """Invalid lines and rows that were skipped."""
     experiences: int = 0
     """Experiences stored with the preferences that compare them."""
+    images: int = 0
+    """Images stored with the rows that show them."""
     format: str | None = None
     """The named format, given or recognized."""
     left_out: dict[str, int] = field(default_factory=dict)
@@ -77,6 +80,8 @@ def import_file(
     split: str | None = None,
     skip_invalid: bool = False,
     replace: str | None = None,
+    images: Path | None = None,
+    limits: ImageLimits = LIMITS,
 ) -> Imported:
     """Import the rows of files into `tasks`, `experiences` or `preferences`, all or none.
 
@@ -103,7 +108,15 @@ def import_file(
             for one in paths
         ]
         return import_rows(
-            store, table, files, sql=sql, taskset=taskset, split=split, replace=replace
+            store,
+            table,
+            files,
+            sql=sql,
+            taskset=taskset,
+            split=split,
+            replace=replace,
+            images=images,
+            limits=limits,
         )
 
 
@@ -118,6 +131,8 @@ def import_rows(
     tokenizer: Tokenizer | None = None,
     replace: str | None = None,
     progress: Progress | None = None,
+    images: Path | None = None,
+    limits: ImageLimits = LIMITS,
 ) -> Imported:
     """Append rows of files to `tasks`, `experiences` or `preferences`: all of them, or none.
 
@@ -129,6 +144,9 @@ def import_rows(
 
     `replace` names imports into this table, by a file's name or a `lineage_id`, that this one
     replaces: rows that only they added no longer count, as after `undo`.
+
+    Images of rows (columns `images` or `image`, parts of messages) are stored in `media`, and named
+    by id. Their paths are read in the folder `images`, by default the file's own.
 
     Raises QueryError, SchemaError, ConflictError, InputError or StoreError; then no row is stored.
 
@@ -147,7 +165,7 @@ def import_rows(
     files = [file] if isinstance(file, InputFile) else list(file)
     # before the files are read: a wrong name fails at once
     replaced = [] if replace is None else to_replace(store, replace, name, files)
-    gathered = Gathering(store, name, tokenizer, progress)
+    gathered = Gathering(store, name, tokenizer, progress, images=images, limits=limits)
     with spooled() as spool:
         for one in files:
             gathered.read(one, spool, sql=sql, taskset=taskset, split=split)
@@ -156,8 +174,9 @@ def import_rows(
         named = lineage_id()
         done = store.append_streams({n: gathered.stamped(spool, n, named) for n in spool.tables})
         is_other = replace is not None or any(found.rows for found in done.values())
-        is_other = is_other or any(are_gone(store, n, _ids(spool, n)) for n in done)
-        for table_name in done if is_other else ():
+        owned = [n for n in done if n != "media"]
+        is_other = is_other or any(are_gone(store, n, _ids(spool, n)) for n in owned)
+        for table_name in owned if is_other else ():
             if done[table_name].duplicates:
                 also_gave(store, named, table_name, _ids(spool, table_name))
     if is_other:
@@ -178,6 +197,7 @@ def import_rows(
         gathered.input_rows,
         why.total(),
         stored.get("experiences", 0),
+        stored.get("media", 0),
         ", ".join(sorted(gathered.formats)) or None,
         dict(gathered.left_out),
         dict(gathered.not_read),

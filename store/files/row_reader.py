@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import duckdb
 import pyarrow as pa
 
-from ..errors import SchemaError
+from ..errors import InputError, SchemaError
 from ..schema import TABLES, Column, Table, table
 from ..validate import check
 from .defaults import experience_columns
@@ -15,7 +15,8 @@ from .duckdb_input import BATCH_BYTES, BATCH_ROWS, InputFile, InputSession, in_b
 from .formats import Format
 from .formats.format import LEFT_OUT, NOT_READ, Ours
 from .rejected_rows import sieved
-from .select_columns import RowError, check_columns, typed
+from .row_images import IMAGES, as_cell, sources_of
+from .select_columns import IMAGE_COLUMNS, RowError, check_columns, typed
 
 Progress = Callable[[str, int, int], None]
 """Called now and then with the current activity, and the rows and bytes done so far."""
@@ -25,6 +26,8 @@ Numbered = tuple[Sequence[int], pa.Table]
 
 _OURS = {c.name: c.type for c in (*TABLES["tasks"].columns, *TABLES["experiences"].columns)}
 _ALSO = {"num_asked": pa.int64(), "margin": pa.float64(), "task_metadata": pa.string()}
+_IMAGES = IMAGE_COLUMNS[0]
+_ALSO |= {_IMAGES: IMAGES}
 """Columns that a format may give in addition to ours: `defaults` reads them."""
 
 _UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
@@ -78,6 +81,7 @@ class FileRows:
             raise self._located(error, name, filled) from error
 
     def _reject(self, place: int, why: str, rows: pa.Table) -> None:
+        rows = rows.select([name for name in rows.column_names if name not in IMAGE_COLUMNS])
         given = [{k: v for k, v in row.items() if v is not None} for row in rows.to_pylist()]
         self._refuse(place, _alone(why), given[0] if len(given) == 1 else given)
 
@@ -114,6 +118,10 @@ class Selected(FileRows):
         self._allowed: tuple[Column, ...] = self.declared.columns
         if self.declared.name == "experiences":
             self._allowed = experience_columns(relation.columns)
+        if self.declared.name != "preferences":
+            self._allowed += tuple(
+                Column(name, IMAGES, "images of a row") for name in IMAGE_COLUMNS
+            )
         self._kinds = dict(zip(relation.columns, relation.types, strict=True))
         given = relation.limit(0).to_arrow_table().schema
         check_columns(self.declared, self._allowed, given, self._kinds)
@@ -145,15 +153,20 @@ class Mapped(FileRows):
         make = self.format.tasks if is_tasks else self.format.rows
         assert make is not None, "the format gives this table"
         columns = ("messages", "answer") if is_tasks else self.format.columns
+        shows = [name for name in IMAGE_COLUMNS if name in self.session.columns]
+        columns = (*columns, _IMAGES) if shows else columns
         schema = pa.schema([(name, (_OURS | _ALSO)[name]) for name in columns])
         kept: list[Ours] = []
         places: list[int] = []
         size = 0
         for place, row in enumerate(self.session.rows()):
             try:
-                made = [one for one in make(row) if self._is_read(one)]
-            except RowError as error:
-                self._refuse(place, error.message, row.as_dict())
+                images = (
+                    {_IMAGES: as_cell(sources_of([row.pop(n) for n in shows]))} if shows else {}
+                )
+                made = [one | images for one in make(row) if self._is_read(one)]
+            except (RowError, InputError) as error:
+                self._refuse(place, str(error), row.as_dict())
                 continue
             kept += made
             places += [place] * len(made)

@@ -15,6 +15,8 @@ Kinds = Mapping[str, Any]
 """DuckDB's types, by column."""
 JSON_COLUMNS = ("messages", "tools", "metadata", "sampling")
 """Columns that hold JSON text; a SELECT may give them as text, struct or list."""
+IMAGE_COLUMNS = ("images", "image")
+"""Columns of a file that hold the images of a row, in any shape that `row_images` reads."""
 _CASTS = {
     pa.string(): "VARCHAR",
     pa.int64(): "BIGINT",
@@ -40,7 +42,8 @@ def check_columns(
                 f'{joint} the file with `--sql "{select_for(declared.name, given.names)}"`'
             )
         column = by_name[field.name]
-        if column.name in JSON_COLUMNS or is_json(kinds[field.name]):
+        # of images each value tells whether it is one, as of JSON
+        if column.name in (*JSON_COLUMNS, *IMAGE_COLUMNS) or is_json(kinds[field.name]):
             continue
         if not _fits(storage(field.type), column.type):
             raise SchemaError(
@@ -112,7 +115,9 @@ def typed(batch: pa.RecordBatch, allowed: Sequence[Column], kinds: Kinds) -> pa.
         values = batch.column(name)
         if isinstance(values, pa.ExtensionArray):
             values = values.storage
-        if name in JSON_COLUMNS:
+        if name in IMAGE_COLUMNS:
+            columns[name] = values
+        elif name in JSON_COLUMNS:
             columns[name] = pa.array(_json_texts(name, values, kinds[name]), pa.string())
         elif is_json(kinds[name]):
             columns[name] = _said(values.to_pylist(), by_name[name])

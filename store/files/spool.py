@@ -60,7 +60,7 @@ class Spool:
     @property
     def tables(self) -> list[str]:
         """The tables that have rows, referenced tables first."""
-        return [name for name in TABLES if name in self._writers]
+        return [name for name in ("media", *TABLES) if name in self._writers]
 
 
 @contextmanager

@@ -77,6 +77,13 @@ class Row:
             return Raw(value)
         return Raw(self._texts[name]) if name in self._texts else dumps(value)
 
+    def pop(self, name: str) -> Any:
+        """Return a value, or None, and leave it out from now on."""
+        value = self.get(name)
+        self._texts.pop(name, None)
+        self._values.pop(name, None)
+        return value
+
     def text(self, name: str) -> str | None:
         """Return a value that must be text."""
         value = self.get(name)

@@ -1,0 +1,229 @@
+"""Images as rows of `media`: checked, stored once by their content, and read again by id."""
+
+import base64
+import binascii
+import hashlib
+import io
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import lance
+import pyarrow as pa
+
+from .append import WritableTables
+from .errors import InputError, NotFoundError, counted, missing_extra, shorten
+from .query import is_in
+from .tables import Tables
+
+MIMES = {
+    "PNG": "image/png",
+    "JPEG": "image/jpeg",
+    "WEBP": "image/webp",
+    "GIF": "image/gif",
+    "BMP": "image/bmp",
+}
+"""Formats that are accepted, as Pillow names them, with their MIME types."""
+_EXPECTED = f"expected a whole file of {', '.join(MIMES)}; repair it, or leave it out"
+_BATCH_BYTES = 64 << 20
+_IN_CHUNK = 500
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """What an image may be at most; a small file may hold a picture of gigabytes."""
+
+    max_bytes: int = 20 << 20
+    max_pixels: int = 64 << 20
+
+
+LIMITS = ImageLimits()
+
+
+def image_row(
+    data: bytes, *, name: str = "the image", source: str | None = None, limits: ImageLimits = LIMITS
+) -> dict[str, Any]:
+    """Return the row of `media` of an image's bytes; `name` is what errors call it.
+
+    Raises InputError for one that is too large, of another format, or does not decode.
+    """
+    check_size(name, len(data), limits)
+    mime, width, height = _decoded(data, name, limits)
+    return {
+        "media_id": hashlib.sha256(data).hexdigest(),
+        "mime": mime,
+        "width": width,
+        "height": height,
+        "num_bytes": len(data),
+        "data": data,
+        "source": source,
+    }
+
+
+def check_size(name: str, nbytes: int, limits: ImageLimits) -> None:
+    """Raise InputError for more bytes than the limits allow, or none."""
+    if nbytes > limits.max_bytes:
+        raise InputError(
+            f"{name} has {nbytes:,} bytes, expected at most {limits.max_bytes:,}; make it smaller, "
+            "or raise the limit (`rlake import --max-image-bytes`)"
+        )
+    if not nbytes:
+        raise InputError(f"{name} is empty, expected the bytes of an image; leave it out")
+
+
+def _decoded(data: bytes, name: str, limits: ImageLimits) -> tuple[str, int, int]:
+    """Decode an image wholly, so that one that is cut off is refused here and not in training."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise missing_extra("pillow", "vision") from error
+    too_large = (
+        f"{{}} pixels, expected at most {limits.max_pixels:,}; make it smaller, or raise the limit "
+        "(`rlake import --max-image-pixels`)"
+    )
+    try:
+        with warnings.catch_warnings():
+            # ours is the limit; Pillow's own would only warn
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data), formats=list(MIMES))
+        pixels = image.width * image.height
+        if pixels > limits.max_pixels:
+            raise InputError(f"{name} has {too_large.format(f'{pixels:,}')}")
+        image.load()
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise InputError(f"{name} has {too_large.format('too many')}") from error
+    except UnidentifiedImageError as error:
+        raise InputError(f"{name} does not decode: its format is not known; {_EXPECTED}") from error
+    except InputError:  # which is a ValueError
+        raise
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        why = shorten(str(error), 100)
+        raise InputError(f"{name} does not decode: {why}; {_EXPECTED}") from error
+    return MIMES[str(image.format)], image.width, image.height
+
+
+def data_url_bytes(url: str, name: str, *, limits: ImageLimits = LIMITS) -> bytes:
+    """Return the bytes of a `data:` URL; raise InputError for one that is not valid."""
+    header, comma, body = url.partition(",")
+    # before the bytes are made: base64 takes four characters for three of them
+    check_size(name, len(body) * 3 // 4, limits)
+    try:
+        if not comma:
+            raise ValueError("it has no comma")
+        if not header.endswith(";base64"):
+            return unquote_to_bytes(body)
+        return base64.b64decode(body, validate=True)
+    except (ValueError, binascii.Error) as error:
+        raise InputError(
+            f"{name} is not a valid data URL: {error}; expected `data:image/png;base64,...`"
+        ) from error
+
+
+def file_bytes(path: str | Path, folder: Path, *, limits: ImageLimits = LIMITS) -> bytes:
+    """Read an image's file, which must lie in a folder, links followed.
+
+    Raises InputError for one that is missing, too large, or outside the folder.
+    """
+    name, root = f"image `{path}`", folder.resolve()
+    found = (root / path).resolve()
+    if not found.is_relative_to(root):
+        raise InputError(
+            f"{name} lies outside of `{folder}`, and only files in there are read; copy it there, "
+            "or name another folder with `--images`"
+        )
+    try:
+        check_size(name, found.stat().st_size, limits)
+        return found.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"{name} cannot be read in `{folder}`: {error.strerror}; correct its path, or name "
+            "another folder with `--images`"
+        ) from error
+
+
+def put_images(
+    store: WritableTables,
+    images: Iterable[bytes],
+    *,
+    source: str | None = None,
+    limits: ImageLimits = LIMITS,
+) -> list[str]:
+    """Store images that are not stored yet, and return the `media_id` of each.
+
+    >>> import io
+    >>> from PIL import Image
+    >>> file = io.BytesIO()
+    >>> Image.new("RGB", (4, 3), "red").save(file, "PNG")
+    >>> [media_id] = put_images(store, [file.getvalue()])
+    >>> store.sql("SELECT mime, width, height FROM media").fetchall()
+    [('image/png', 4, 3)]
+
+    They are stored in a few commits; a call that was killed is repeated without harm. Raises
+    InputError for an image that is too large or does not decode; the ones before it may be stored.
+    """
+    ids: list[str] = []
+    for rows in _batches(image_row(data, source=source, limits=limits) for data in images):
+        store.append("media", rows)
+        ids += [row["media_id"] for row in rows]
+    return ids
+
+
+def _batches(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    kept: list[dict[str, Any]] = []
+    nbytes = 0
+    for row in rows:
+        kept.append(row)
+        nbytes += row["num_bytes"]
+        if nbytes >= _BATCH_BYTES:
+            yield kept
+            kept, nbytes = [], 0
+    if kept:
+        yield kept
+
+
+def image_bytes(store: Tables, media_ids: Iterable[str]) -> dict[str, bytes]:
+    """Return the bytes of stored images by id; no other image is read.
+
+    Raises NotFoundError for an id that is not stored.
+    """
+    found: dict[str, bytes] = {}
+    dataset = store.dataset("media")
+    for rows in _rows(dataset, media_ids, ["media_id"]):
+        files = dataset.read_blobs("data", ids=rows.column("_rowid"), preserve_order=True)
+        ids = rows.column("media_id").to_pylist()
+        found |= {one: data or b"" for one, (_, data) in zip(ids, files, strict=True)}
+    check_stored(media_ids, found)
+    return found
+
+
+def image_sizes(store: Tables, media_ids: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Return width and height of stored images by id; raise NotFoundError as `image_bytes`."""
+    found: dict[str, tuple[int, int]] = {}
+    for rows in _rows(store.dataset("media"), media_ids, ["media_id", "width", "height"]):
+        found |= {row["media_id"]: (row["width"], row["height"]) for row in rows.to_pylist()}
+    check_stored(media_ids, found)
+    return found
+
+
+def _rows(
+    dataset: lance.LanceDataset, media_ids: Iterable[str], columns: Sequence[str]
+) -> Iterator[pa.Table]:
+    wanted = sorted(set(media_ids))
+    for i in range(0, len(wanted), _IN_CHUNK):
+        chosen = is_in("media_id", wanted[i : i + _IN_CHUNK])
+        rows = dataset.to_table(columns=[*columns], filter=chosen, with_row_id=True)
+        if rows.num_rows:
+            yield rows
+
+
+def check_stored(media_ids: Iterable[str], found: Mapping[str, object]) -> None:
+    """Raise NotFoundError for ids that were not found."""
+    lost = sorted(set(media_ids) - found.keys())
+    if lost:
+        raise NotFoundError(
+            f"{counted(len(lost), 'image')} not in `media`, such as `{lost[0]}`; import rows that "
+            "show it, or store it with `put_images`"
+        )
