@@ -156,7 +156,7 @@ def test_the_folder_and_the_limits_of_images_are_options(store: Store, tmp_path:
     (tmp_path / "pictures/red.png").write_bytes(png("red"))
     (tmp_path / "data").mkdir()
     file = write(tmp_path / "data/a.jsonl", {"prompt_text": "which?", "image": "red.png"})
+    limits = ImageLimits(max_pixels=40)
     with pytest.raises(SchemaError, match="has 48 pixels, expected at most 40"):
-        limits = ImageLimits(max_pixels=40)
         import_file(store, file, "tasks", images=tmp_path / "pictures", limits=limits)
     assert import_file(store, file, "tasks", images=tmp_path / "pictures").images == 1
