@@ -27,7 +27,7 @@ test: .venv/.dev  ## the default tests
 
 SLOW := $(BIN)/python -m pytest --timeout 900 -n $(SLOW_WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-slow: .venv/.dev .venv/.agentscope .venv/.vllm  ## the slow tests
+test-slow: .venv/.dev .venv/.agentscope .venv/.textworld .venv/.vllm  ## the slow tests
 	$(SLOW) -m "slow and not alone and not long and not gpu"
 	$(BIN)/python -m pytest --timeout 900 -m alone
 
@@ -81,6 +81,11 @@ $(BIN)/python:
 	@echo "installing agentscope into .venv/agentscope (half a minute the first time)"
 	$(BIN)/python -m venv .venv/agentscope
 	.venv/agentscope/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'agentscope>=2,<3'
+	@touch $@
+
+.venv/.textworld: pyproject.toml | .venv/.dev
+	@echo "installing textworld into .venv (half a minute, 230 MB the first time)"
+	$(INSTALL) 'textworld>=1.7,<2'
 	@touch $@
 
 # SkyRL's server of Tinker's API: Python 3.12, 5.6 GB, and minutes to install (the torch that it wants

@@ -5,6 +5,8 @@ that is listed here, or `package.module:name`.
 """
 
 from .gymnasium import gymnasium
+from .scienceworld import scienceworld
 from .sql import sql
+from .textworld import textworld
 
-__all__ = ["gymnasium", "sql"]
+__all__ = ["gymnasium", "scienceworld", "sql", "textworld"]

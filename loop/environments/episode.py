@@ -32,14 +32,19 @@ async def opened(
     raises or takes longer than `close_seconds`, the environment is abandoned and counted as
     `environment/leaked`. Raises ConfigError if the parameters do not fit.
     """
-    name, make = _maker(spec)
+    name, maker = _maker(spec)
     # The semaphore is held until the environment is closed, since closing takes resources too.
     async with shared_semaphore(name, at_once) if at_once else nullcontext():
-        environment = await _made(name, make)
+        environment = await _made(name, maker)
         try:
             yield environment
         finally:
             await _closed(environment, name, policy, close_seconds)
+
+
+async def make(spec: EnvironmentSpec) -> Environment:
+    """Make an environment, which the caller closes. Raises ConfigError as `opened` does."""
+    return await _made(*_maker(spec))
 
 
 def beginning(task: Task, shown: Shown) -> list[Message]:

@@ -7,7 +7,7 @@ from .data import compared_answers, compared_attempts, expert_answers
 from .lakes import frozen_lake, frozen_lakes, frozen_squares, walks
 from .puzzles import countdown_games, sudoku, sudoku_right, sudokus
 from .sums import addition, forgetful_answers, mixed_sums, share_right, unsorted_digits
-from .workflows import long_tail, step_by_step
+from .workflows import furniture_mover, long_tail, step_by_step
 
 __all__ = [
     "addition",
@@ -19,6 +19,7 @@ __all__ = [
     "frozen_lake",
     "frozen_lakes",
     "frozen_squares",
+    "furniture_mover",
     "long_tail",
     "mixed_sums",
     "share_right",

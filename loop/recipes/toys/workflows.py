@@ -1,11 +1,13 @@
-"""Workflows for the tasks that need no download."""
+"""Workflows, and an expert, for tasks that need no download."""
 
 import asyncio
+import re
 from dataclasses import replace
 from math import exp
 from statistics import NormalDist
 
 from ....store import Experience, Task
+from ....store.errors import ConfigError
 from ....store.ids import content_id
 from ...inference.policy import Policy
 from ...workflows.single_turn import experience
@@ -31,6 +33,34 @@ async def step_by_step(task: Task, policy: Policy, *, steps: int = 4) -> list[Ex
             break
     reward = share_right(task, Experience(task_id=task.task_id, response_text=said))
     return [row.with_reward({"share_right": reward}) for row in rows]
+
+
+_FURNITURE = {
+    "bathroom": "cup",
+    "bedroom": "bed",
+    "kitchen": "counter",
+    "living room": "chair",
+    "workshop": "table",
+}
+"""A thing that is in this room of every house of ScienceWorld."""
+_ERRAND = re.compile(r"move it to the (?P<color>\w+) box in the (?P<room>[\w ]+)\.")
+
+
+def furniture_mover(description: str) -> list[str]:
+    """Return commands for ScienceWorld's `find-non-living-thing` with teleports.
+
+    >>> furniture_mover("First, focus on it. Then, move it to the red box in the bedroom.")
+    ['teleport to bedroom', 'focus on bed', 'move bed to red box']
+    """
+    found = _ERRAND.search(description)
+    if found is None or found["room"] not in _FURNITURE:
+        raise ConfigError(f"`{description}` names no room with furniture; use `expert: gold`")
+    thing = _FURNITURE[found["room"]]
+    return [
+        f"teleport to {found['room']}",
+        f"focus on {thing}",
+        f"move {thing} to {found['color']} box",
+    ]
 
 
 async def long_tail(
