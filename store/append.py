@@ -215,7 +215,7 @@ class _Writing:
 
     def batches(self, batches: Iterator[Rows]) -> Iterator[pa.RecordBatch]:
         """Yield the new rows of batches that are read one by one."""
-        seen: Seen = {}
+        seen = Seen()
         try:
             for data in batches:
                 rows = self._stamped(check(self.declared, data))

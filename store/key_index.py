@@ -1,6 +1,7 @@
 """Index of the keys in a table, which makes appends idempotent."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 import lance
@@ -11,6 +12,7 @@ import pyarrow.compute as pc
 
 from .changes import ChangeFeed
 from .errors import ConflictError
+from .hash_numbers import HashNumbers
 from .query import is_in
 from .row_digests import whole_rows
 from .schema import Table
@@ -20,8 +22,7 @@ _IN_SET = 50_000
 _FEW = 4096
 """Hashes for which Python's sets are faster than arrays."""
 
-Seen = dict[tuple[object, ...], str]
-"""Keys with the digest of their row's content."""
+Key = tuple[object, ...]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -52,6 +53,41 @@ def rows_with(
     for i in range(0, len(listed), _IN_CHUNK):
         wanted = is_in(column, listed[i : i + _IN_CHUNK])
         yield dataset.to_table(columns=None if columns is None else [*columns], filter=wanted)
+
+
+class Seen:
+    """The keys that earlier batches of an append held, with the digests of their content."""
+
+    def __init__(self) -> None:
+        self._places, self._size = HashNumbers(missing=-1), 0
+        self._parts: list[tuple[int, pa.Table, pa.Array]] = []
+        """Rows of keys and their digests, after the number of the first; Arrow takes the least."""
+
+    def places(self, hashes: np.ndarray) -> np.ndarray:
+        """Return the number of the row that had a key of this hash, or -1."""
+        return self._places.find(hashes)
+
+    def rows(self, places: np.ndarray) -> dict[Key, str]:
+        """Return the keys of rows, each with the digest of its content."""
+        found: dict[Key, str] = {}
+        starts = [first for first, *_ in self._parts]
+        for place in places.tolist():
+            first, keys, digests = self._parts[bisect_right(starts, place) - 1]
+            [key] = _tuples(keys.slice(place - first, 1))
+            found[key] = digests[place - first].as_py()
+        return found
+
+    def add(
+        self, hashes: np.ndarray, keys: pa.Table, digests: Sequence[str], kept: np.ndarray
+    ) -> None:
+        """Note rows by the hashes of their keys."""
+        self._places.put(hashes, self._size + np.arange(len(hashes)))
+        self._parts.append((self._size, keys, pa.array(digests, pa.string()).take(kept)))
+        self._size += len(hashes)
+
+
+def _tuples(keys: pa.Table) -> list[Key]:
+    return list(zip(*(column.to_pylist() for column in keys.columns), strict=True))
 
 
 class KeyIndex:
@@ -92,26 +128,46 @@ class KeyIndex:
         """
         hashes = self._hash(rows)
         known = self._known(hashes)
-        listed = hashes.tolist()
+        unique, of = np.unique(hashes, return_inverse=True)
+        is_one = len(unique) == len(hashes)
         # the common case returns here: row digests cost more than the rest of an append
-        if seen is None and not known.any() and len(np.unique(hashes)) == len(hashes):
-            return np.arange(len(listed)), listed
-        stored: Seen = {} if seen is None else seen
-        # hashes collide and restores remove rows: the table itself decides
-        there = self._stored(rows.filter(pa.array(known)), dataset)
-        stored.update(there)
-        keep = []
+        if seen is None and not known.any() and is_one:
+            return np.arange(len(hashes)), hashes.tolist()
         # an equal id is a retry only with equal content
         digests = whole_rows(content(rows, self._table))
-        for i, (key, digest) in enumerate(zip(self._keys(rows), digests, strict=True)):
-            if key in stored and stored[key] != digest:
-                raise self._conflict(key, is_stored=key in there)
-            if key not in stored:
-                stored[key] = digest
-                keep.append(i)
-        return np.array(keep, np.int64), [listed[i] for i in keep]
+        places = np.full(len(hashes), -1) if seen is None else seen.places(unique)[of]
+        doubtful = np.flatnonzero(known | (places >= 0) | (not is_one))
+        is_new = np.ones(len(hashes), bool)
+        if len(doubtful):
+            # hashes collide and restores remove rows: the table itself decides
+            there = self._stored(rows.filter(pa.array(known)), dataset)
+            before = seen.rows(places[places >= 0]) if seen is not None else {}
+            is_new[doubtful] = self._are_new(rows, doubtful, digests, there, before)
+        keep = np.flatnonzero(is_new)
+        if seen is not None:
+            seen.add(hashes[keep], rows.select(self._table.key).take(keep), digests, keep)
+        return keep, hashes[keep].tolist()
 
-    def _conflict(self, key: tuple[object, ...], *, is_stored: bool) -> ConflictError:
+    def _are_new(
+        self,
+        rows: pa.Table,
+        places: np.ndarray,
+        digests: Sequence[str],
+        there: Mapping[Key, str],
+        before: Mapping[Key, str],
+    ) -> list[bool]:
+        """Return which of the rows at these places are not stored and come for the first time."""
+        known = {**before, **there}
+        found: list[bool] = []
+        at: list[int] = places.tolist()
+        for i, key in zip(at, self._keys(rows.take(places)), strict=True):
+            if known.get(key, digests[i]) != digests[i]:
+                raise self._conflict(key, is_stored=key in there)
+            found.append(key not in known)
+            known[key] = digests[i]
+        return found
+
+    def _conflict(self, key: Key, *, is_stored: bool) -> ConflictError:
         if is_stored:
             return ConflictError(
                 f"{self._named(key)} is in `{self._table.name}` already with other content; "
@@ -122,9 +178,9 @@ class KeyIndex:
             "other content; give each row an id of its own"
         )
 
-    def _stored(self, rows: pa.Table, dataset: lance.LanceDataset) -> Seen:
+    def _stored(self, rows: pa.Table, dataset: lance.LanceDataset) -> dict[Key, str]:
         """Read the stored rows that may have the keys of `rows`, as key -> digest of content."""
-        found: Seen = {}
+        found: dict[Key, str] = {}
         column = self._table.key[0]
         values = {v for v in rows.column(column).to_pylist() if v is not None}
         for hits in rows_with(dataset, column, map(str, values)):
@@ -132,8 +188,8 @@ class KeyIndex:
             found.update(zip(self._keys(hits), digests, strict=True))
         return found
 
-    def _keys(self, rows: pa.Table) -> list[tuple[object, ...]]:
-        return list(zip(*(rows.column(k).to_pylist() for k in self._table.key), strict=True))
+    def _keys(self, rows: pa.Table) -> list[Key]:
+        return _tuples(rows.select(self._table.key))
 
     def _add(self, hashes: np.ndarray) -> None:
         """Note hashes; many are kept in a sorted array, which takes a tenth of a set's memory."""
@@ -163,5 +219,5 @@ class KeyIndex:
         # kept in memory only: Polars promises equal hashes within one of its versions
         return keys.hash_rows(0).to_numpy()
 
-    def _named(self, key: tuple[object, ...]) -> str:
+    def _named(self, key: Key) -> str:
         return ", ".join(f"`{k}` {v!r}" for k, v in zip(self._table.key, key, strict=True))

@@ -7,7 +7,6 @@ and lists are hashed with XXH3, whose definition is fixed.
 """
 
 from functools import cache
-from itertools import pairwise
 from operator import itemgetter
 
 import numpy as np
@@ -15,10 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
+from .ids import binaries
+
 _DIGEST = "digest"
 _ROWS_AT_ONCE = 4096
-_LARGE = 1 << 30
-"""Total size of text columns above which 32-bit offsets may overflow."""
+_NOTHING = pa.scalar(b"", pa.large_binary())
 
 
 def with_digests(rows: pa.Table) -> pa.Table:
@@ -43,14 +43,16 @@ class _Rows:
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._sums = np.zeros(batch.num_rows, np.uint64)
-        # Bytes, not views of them: a view is an object that the garbage collector follows.
-        self._pieces: list[tuple[bytes, list[int]]] = []
+        self._pieces: list[pa.Array] = []
         # by name: the order of columns must not change a digest
         columns = sorted(zip(batch.schema.names, batch.columns, strict=True), key=itemgetter(0))
         # A column of NULLs counts as one that is not there: adding a column must
         # not change a digest.
         given = [(name, array) for name, array in columns if array.null_count < len(array)]
-        self._texts([(name, array) for name, array in given if pa.types.is_string(array.type)])
+        # the texts of all columns stand before the lists of any
+        for name, array in given:
+            if pa.types.is_string(array.type):
+                self._text(name, array)
         for name, array in given:
             self._sums += _there(array) * _number(name, "there")
             if pa.types.is_list(array.type):
@@ -60,27 +62,17 @@ class _Rows:
 
     def digests(self) -> list[str]:
         """Hash each row's sum and pieces."""
-        sums = self._sums.tobytes()
-        columns = [[sums[i : i + 8] for i in range(0, len(sums), 8)]]
-        for values, bounds in self._pieces:
-            columns.append([values[i:j] for i, j in pairwise(bounds)])
-        return [xxh3_128_hexdigest(b"".join(row)) for row in zip(*columns, strict=True)]
+        sums = binaries(self._sums, np.arange(len(self._sums) + 1) * 8)
+        joined = pc.binary_join_element_wise(
+            sums, *self._pieces, _NOTHING, null_handling="replace", null_replacement=""
+        )
+        return [xxh3_128_hexdigest(row) for row in joined.to_pylist()]
 
-    def _texts(self, texts: list[tuple[str, pa.Array]]) -> None:
-        """Add all text columns as one piece, since every piece costs time."""
-        size = 0
-        for name, array in texts:
-            # Arrow allows bytes behind a NULL, which are no part of the row.
-            lengths = _lengths(_starts(array)) * _there(array)
-            self._sums += lengths.astype(np.uint64) * _number(name, "length")
-            size += int(lengths.sum())
-        is_large = size > _LARGE
-        arrays = [array.cast(pa.large_string()) if is_large else array for _, array in texts]
-        if arrays:
-            joined = pc.binary_join_element_wise(
-                *arrays, "", null_handling="replace", null_replacement=""
-            )
-            self._piece(_bytes(joined), _starts(joined))
+    def _text(self, name: str, array: pa.Array) -> None:
+        # Arrow allows bytes behind a NULL, which are no part of the row.
+        lengths = _lengths(_starts(array)) * _there(array)
+        self._sums += lengths.astype(np.uint64) * _number(name, "length")
+        self._pieces.append(array.cast(pa.large_binary()))
 
     def _nested(self, name: str, array: pa.Array, bounds: np.ndarray | None) -> None:
         """Add texts or lists; with `bounds`, those from one to the next are of one row."""
@@ -115,8 +107,7 @@ class _Rows:
             self._piece(_fixed(array), bounds)
 
     def _piece(self, values: np.ndarray, bounds: np.ndarray) -> None:
-        width = values.itemsize
-        self._pieces.append((values.tobytes(), (bounds * width).tolist()))
+        self._pieces.append(binaries(values, bounds * values.itemsize))
 
 
 def _starts(array: pa.Array) -> np.ndarray:

@@ -2,10 +2,11 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,9 +23,9 @@ from ..key_index import rows_with
 from ..records import Message, Task
 from ..schema import TABLES, Column
 from ..store import Store
-from .plain_text import as_messages, is_plain, task_columns
+from .plain_text import as_messages, is_plain, joined, task_columns
 from .raw_json import dumps, elements, listed
-from .select_columns import JSON_COLUMNS, RowError, values_of, with_column
+from .select_columns import JSON_COLUMNS, RowError, column_of, filled, values_of, with_column
 from .text_numbers import Counts, Rollouts
 from .tokenize import Tokenization
 
@@ -55,7 +56,7 @@ def fill_tasks(rows: pa.Table, defaults: Defaults) -> pa.Table:
         del kinds["created_at"]
     if is_plain(rows, metadata="metadata"):
         made = task_columns(rows, taskset=defaults.taskset, split=defaults.split)
-        made = {n: made.get(n, [None] * len(rows)) for n in kinds}
+        made = {n: made.get(n, pa.nulls(len(rows), kind)) for n, kind in kinds.items()}
         return _completed(rows.select([n for n in rows.column_names if n in kinds]), made)
     made = [_filled(row, i, defaults) for i, row in enumerate(rows.to_pylist())]
     return pa.Table.from_pylist(made, pa.schema(list(kinds.items())))
@@ -128,7 +129,7 @@ class ExperienceFill:
             tasks = self._tasks(rows, conversations)
             rows = _of_tasks(rows, [t.task_id for t in tasks])
         rows = _with_sizes(_completed(self._with_ids(rows), _texts(conversations)))
-        why_not = [why_untrainable(c.messages if c else ()) for c in conversations]
+        why_not = pa.array([why_untrainable(c.messages if c else ()) for c in conversations], TEXT)
         self.untrainable.update(_untrainable(rows, why_not))
         if self._tokenization is not None:
             rows = self._tokenization.fill(rows, [t.messages if t else [] for t in conversations])
@@ -138,18 +139,17 @@ class ExperienceFill:
         """Return the tasks of rows of plain text, and the completed rows, column by column."""
         defaults = self._defaults
         tasks = task_columns(rows, taskset=defaults.taskset, split=defaults.split)
-        prompts, responses = tasks["prompt_text"], values_of(rows, "response_text")
-        pairs = zip(prompts, responses, strict=True)
+        responses = column_of(rows, "response_text")
         texts = {
-            "messages": [as_messages(asked or "", said) for asked, said in pairs],
-            "num_turns": [int(said is not None) for said in responses],
+            "messages": as_messages(tasks["prompt_text"], responses),
+            "num_turns": responses.is_valid().cast(INT),
             "response_text": responses,
         }
         rows = self._with_ids(_of_tasks(rows, tasks["task_id"]))
         rows = _with_sizes(_completed(rows, texts))
-        why_not = [NO_ANSWER if said is None else None for said in responses]
+        why_not = pc.if_else(responses.is_valid(), pa.scalar(None, TEXT), NO_ANSWER)
         self.untrainable.update(_untrainable(rows, why_not))
-        return pa.table({n: pa.array(values, TEXT) for n, values in tasks.items()}), rows
+        return pa.table(tasks), rows
 
     def _tasks(self, rows: pa.Table, conversations: Sequence[_Conversation | None]) -> list[Task]:
         answer, workflow = values_of(rows, "answer"), values_of(rows, "workflow")
@@ -194,23 +194,20 @@ class ExperienceFill:
 
     def _with_ids(self, rows: pa.Table) -> pa.Table:
         """Fill in experience_id, group_id, rollout_index and source."""
-        tasks, groups = values_of(rows, "task_id"), values_of(rows, "group_id")
-        groups = [g if g is not None else t for g, t in zip(groups, tasks, strict=True)]
-        rollouts, ids = values_of(rows, "rollout_index"), values_of(rows, "experience_id")
+        groups = pc.coalesce(column_of(rows, "group_id"), column_of(rows, "task_id"))
         # without `created_at`, so that a second import of the file gives the same ids
         contents = row_digests(rows.drop_columns({"created_at"} & set(rows.column_names)))
         times = self._contents.before(contents)
-        for i, content in enumerate(contents):
-            if ids[i] is None:
-                # equal rows of a file are separate rollouts: later ones get a number
-                ids[i] = f"imported/{content}" + (f"/{times[i] + 1}" if times[i] else "")
-        rollouts = self._rollouts.fill(ids, groups, rollouts)
+        # equal rows of a file are separate rollouts: later ones get a number
+        again = pa.array(times + 1, mask=times == 0).cast(TEXT)
+        made = joined("imported/", pa.array(contents, TEXT), pc.fill_null(joined("/", again), ""))
+        ids = pc.coalesce(column_of(rows, "experience_id"), made)
+        numbers = pa.array(self._rollouts.next(ids, groups))
+        numbers = pc.coalesce(column_of(rows, "rollout_index", INT), numbers)
         rows = with_column(rows, "group_id", groups, TEXT)
-        rows = with_column(rows, "rollout_index", rollouts, INT)
+        rows = with_column(rows, "rollout_index", numbers, INT)
         rows = with_column(rows, "experience_id", ids, TEXT)
-        return with_column(
-            rows, "source", (s or "imported" for s in values_of(rows, "source")), TEXT
-        )
+        return with_column(rows, "source", filled(rows, "source", "imported"), TEXT)
 
 
 def _light(rows: pa.Table) -> list[dict[str, Any]]:
@@ -253,7 +250,7 @@ def _conversation(
     return _Conversation(messages[:asks], messages[asks:], text, last_answer(messages))
 
 
-def _of_tasks(rows: pa.Table, task_ids: Sequence[str | None]) -> pa.Table:
+def _of_tasks(rows: pa.Table, task_ids: Sequence[str | None] | pa.Array) -> pa.Table:
     """Return rows with the ids of their tasks, and without the columns of tasks."""
     own = TABLES["experiences"].names
     return with_column(
@@ -273,10 +270,10 @@ def _texts(conversations: Sequence[_Conversation | None]) -> dict[str, Sequence[
     }
 
 
-def _completed(rows: pa.Table, columns: Mapping[str, Sequence[object]]) -> pa.Table:
+def _completed(rows: pa.Table, columns: Mapping[str, Sequence[object] | pa.Array]) -> pa.Table:
     """Fill in columns where they are NULL; messages are replaced, since an answer may be added."""
     for name, values in columns.items():
-        made = pa.array(values, _KINDS[name])
+        made = values if isinstance(values, pa.Array) else pa.array(values, _KINDS[name])
         if name not in rows.column_names:
             rows = rows.append_column(name, made)
         elif rows.column(name).null_count or name == "messages":
@@ -288,18 +285,14 @@ def _completed(rows: pa.Table, columns: Mapping[str, Sequence[object]]) -> pa.Ta
 _KINDS = {c.name: c.type for t in ("tasks", "experiences") for c in TABLES[t].columns}
 
 
-def _untrainable(rows: pa.Table, why_not: Sequence[str | None]) -> Iterator[str]:
-    """Yield why a row cannot be trained on, judged by its tokens if any, else by its text."""
-    has_tokens = [False] * rows.num_rows
-    if "token_ids" in rows.column_names:
-        has_tokens = rows.column("token_ids").is_valid().to_pylist()
-    masks = rows.column("loss_mask") if "loss_mask" in rows.column_names else None
-    for i, why in enumerate(why_not):
-        if has_tokens[i]:
-            if masks is None or not any(masks[i].as_py() or ()):
-                yield "its loss_mask trains no token"
-        elif why is not None:
-            yield why
+def _untrainable(rows: pa.Table, why_not: pa.Array) -> dict[str, int]:
+    """Count why rows cannot be trained on, judged by their tokens if any, else by their text."""
+    has_tokens = column_of(rows, "token_ids", _KINDS["token_ids"]).is_valid()
+    masks = pl.Series(values=column_of(rows, "loss_mask", _KINDS["loss_mask"]))
+    trains = masks.list.any().fill_null(value=False).to_arrow()
+    of_tokens = pc.if_else(trains, pa.scalar(None, TEXT), "its loss_mask trains no token")
+    why = pc.if_else(has_tokens, of_tokens, why_not).drop_null()
+    return {one["values"]: one["counts"] for one in why.value_counts().to_pylist()}
 
 
 def _with_sizes(rows: pa.Table) -> pa.Table:

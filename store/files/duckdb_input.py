@@ -2,7 +2,9 @@
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from .arrow_source import Batches, of_arrow, of_sqlite, of_texts
 from .compression import inner_name
 from .formats import Format, Row
 from .json_columns import holds_objects, in_parts, teach, typed
+from .json_lines import are_plain, may_be_long, reading, struct
 from .raw_json import objects
 from .rejected_rows import Rejected
 from .select_columns import JSON_COLUMNS
@@ -87,10 +90,9 @@ class InputSession(QuerySession):
             # set after the view is created: a SELECT can read only this file
             self._con.execute(f"SET allowed_paths = [{path}]")
             self._lock()
-            counted = self._con.execute("SELECT count(*) FROM input").fetchall()
+            self.num_rows = self._counted()
         except duckdb.Error as error:
             raise self.broken(error) from error
-        self.num_rows: int = counted[0][0]
         if not self.num_rows:
             raise InputError(f"`{file.name}` has no rows; nothing was imported")
         if store:
@@ -132,8 +134,8 @@ class InputSession(QuerySession):
 
     def broken(self, error: duckdb.Error) -> InputError:
         """Turn an error of DuckDB about the file into InputError."""
-        if self._source is not None and self._source.wrong is not None:
-            return self._source.wrong
+        if (wrong := self._wrong(error)) is not None:
+            return wrong
         lines = [line for line in str(error).splitlines() if line.strip()] or ["unreadable"]
         text = re.sub(r"^[\w ]+ Error: ", "", lines[0]).strip().rstrip(".")
         if text.startswith("CSV Error on "):  # the next line repeats the row, the third says why
@@ -143,14 +145,29 @@ class InputSession(QuerySession):
             f"cannot read `{self._file.name}` as {self._file.kind}: {text}; nothing was imported"
         )
 
-    def reader(self, query: str) -> pa.RecordBatchReader:
-        """Return a reader of the rows of a SELECT."""
-        return self.select(query).to_arrow_reader(STEP_ROWS)
+    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a SELECT; raises QueryError or InputError where one cannot be read."""
+        with self.select(query).to_arrow_reader(STEP_ROWS) as reader:
+            try:
+                yield from reader
+            except OSError as error:  # Arrow's, with the text of DuckDB's
+                raise self.failed(duckdb.Error(str(error))) from error
 
     def failed(self, error: duckdb.Error) -> RlakeError:
         """Turn an error while reading rows into one of ours."""
-        wrong = self._source.wrong if self._source else None
-        return wrong or self.refused(error)
+        return self._wrong(error) or self.refused(error)
+
+    def _wrong(self, error: duckdb.Error) -> InputError | None:
+        """Return what is wrong with a text of the file, whose row DuckDB does not know."""
+        if self._source is not None and self._file.kind == "jsonl" and "JSON" in str(error):
+            with suppress(InputError):
+                deque(self._source.batches(), maxlen=0)
+        return self._source.wrong if self._source is not None else None
+
+    def _counted(self) -> int:
+        if self._file.kind == "jsonl":
+            return sum(1 for _ in _objects(self._file))
+        return self._con.execute("SELECT count(*) FROM input").fetchall()[0][0]
 
     @property
     def columns(self) -> list[str]:
@@ -165,9 +182,8 @@ class InputSession(QuerySession):
                 for found in batch.to_pylist():
                     yield Row(texts={k: v for k, v in found.items() if v is not None})
             return
-        reader = self.reader("SELECT * FROM input")
-        numeric = {f.name for f in reader.schema if _is_number(f.type)}
-        for batch in reader:
+        for batch in self.batches("SELECT * FROM input"):
+            numeric = {f.name for f in batch.schema if _is_number(f.type)}
             for found in batch.to_pylist():
                 yield Row(found, numbers=numeric)
 
@@ -201,19 +217,24 @@ class InputSession(QuerySession):
         file = self._file  # the source must not hold the session, which holds it
         self._source = of_texts(list(types), lambda: _objects(file), file.name)
         self._con.register("file_rows", self._source)
-        self._json_columns = {n for n, t in types.items() if self._is_json(n, t)}
+        self._json_columns = {n for n, t in types.items() if self._is_json(n, t, path)}
+        is_spelled = self._file.kind == "json" or self._json_columns
+        if not is_spelled and are_plain(self._con, path, types):
+            return f"SELECT * FROM {reading(path, types)}"
         parts = (typed(n, t, as_json=n in self._json_columns) for n, t in types.items())
         return f"SELECT {', '.join(parts)} FROM file_rows"
 
-    def _is_json(self, name: str, kind: Any) -> bool:
+    def _is_json(self, name: str, kind: Any, path: str) -> bool:
         """Return whether a column stays JSON text."""
         if name in JSON_COLUMNS or str(kind) == "JSON":
             return True
-        return self._spelled and (holds_objects(name, kind) or self._has_long(name, kind))
+        return self._spelled and (holds_objects(name, kind) or self._has_long(name, kind, path))
 
-    def _has_long(self, name: str, kind: Any) -> bool:
+    def _has_long(self, name: str, kind: Any, path: str) -> bool:
         """Return whether there are integers that a float would round."""
         if kind.id != "double" or name in _NUMBERS:
+            return False
+        if self._file.kind == "jsonl" and not may_be_long(self._con, path, name):
             return False
         long = f"SELECT bool_or(regexp_full_match({quoted(name)}, '-?\\d{{16,}}')) FROM file_rows"
         return bool(self._con.execute(long).fetchall()[0][0])
@@ -222,14 +243,14 @@ class InputSession(QuerySession):
         names, delimiter = _csv_header(self._file.path)
         options = f"header = true, quote = '\"', escape = '\"', delim = '{delimiter}'"
         # First as text, which checks the number of columns of each line before types are inferred.
-        strict = f"auto_detect = false, columns = {_struct(dict.fromkeys(names, 'VARCHAR'))}"
+        strict = f"auto_detect = false, columns = {struct(dict.fromkeys(names, 'VARCHAR'))}"
         as_text = f"SELECT {_codes(names)} FROM read_csv({path}, {options}, {strict})"
         codes = self._con.execute(as_text).fetchall()[0]
         inferred = f"skip = 0, sample_size = -1, auto_type_candidates = {_CSV_TYPES}"
         types = self._types(f"read_csv({path}, {options}, {inferred})")
         texts = {name for name, is_code in zip(names, codes, strict=True) if is_code}
         types |= {name: "VARCHAR" for name in types if name in _TEXT_COLUMNS | texts}
-        return f"read_csv({path}, {options}, auto_detect = false, columns = {_struct(types)})"
+        return f"read_csv({path}, {options}, auto_detect = false, columns = {struct(types)})"
 
     def _types(self, reader: str) -> dict[str, str]:
         described = self._con.execute(f"DESCRIBE SELECT * FROM {reader}").fetchall()
@@ -246,11 +267,11 @@ def _objects(file: InputFile) -> Iterator[str]:
         yield from (line for line in lines if line.strip())
 
 
-def in_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-    """Combine the small batches of a reader, up to BATCH_BYTES or BATCH_ROWS."""
+def in_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Combine small batches, up to BATCH_BYTES or BATCH_ROWS."""
     kept: list[pa.RecordBatch] = []
     rows = nbytes = 0
-    for batch in reader:
+    for batch in batches:
         kept.append(batch)
         rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
         if rows >= BATCH_ROWS or nbytes >= BATCH_BYTES:
@@ -282,7 +303,3 @@ def _codes(names: list[str]) -> str:
 def _why_csv(lines: list[str]) -> str:
     why = ("Expected Number", "Value with", "Error when")
     return next((line for line in lines if line.startswith(why)), lines[-1]).strip(" .")
-
-
-def _struct(types: dict[str, str]) -> str:
-    return "{" + ", ".join(f"{literal(n)}: {literal(t)}" for n, t in types.items()) + "}"

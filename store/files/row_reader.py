@@ -128,7 +128,7 @@ class Selected(FileRows):
 
     def _given(self) -> Iterator[Numbered]:
         selected = 0
-        for batch in in_batches(self.session.reader(self.query)):
+        for batch in in_batches(self.session.batches(self.query)):
             places: Sequence[int] = range(selected, selected + batch.num_rows)
             selected += batch.num_rows
             # before the cast: its error names a row of this batch

@@ -5,12 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..errors import SchemaError, nearest, shorten
 from ..schema import Column, Table
 from ..validate import is_text
 from .raw_json import dumps, listed
 
+_TEXT = pa.string()
 Kinds = Mapping[str, Any]
 """DuckDB's types, by column."""
 JSON_COLUMNS = ("messages", "tools", "metadata", "sampling")
@@ -251,9 +253,11 @@ def short(value: object) -> str:
     return shorten(text, 60)
 
 
-def with_column(rows: pa.Table, name: str, values: Iterable[object], kind: pa.DataType) -> pa.Table:
+def with_column(
+    rows: pa.Table, name: str, values: Iterable[object] | pa.Array, kind: pa.DataType
+) -> pa.Table:
     """Return the rows with a column set: replaced when it is there, else added."""
-    column = pa.array(list(values), kind)
+    column = values if isinstance(values, pa.Array) else pa.array(list(values), kind)
     if name in rows.column_names:
         return rows.set_column(rows.column_names.index(name), name, column)
     return rows.append_column(name, column)
@@ -262,3 +266,17 @@ def with_column(rows: pa.Table, name: str, values: Iterable[object], kind: pa.Da
 def values_of(rows: pa.Table, name: str) -> list[Any]:
     """Return a column as Python values, all None when it is not there."""
     return rows.column(name).to_pylist() if name in rows.column_names else [None] * rows.num_rows
+
+
+def column_of(rows: pa.Table, name: str, kind: pa.DataType = _TEXT) -> pa.Array:
+    """Return a column in one piece, all NULL when it is not there."""
+    if name not in rows.column_names:
+        return pa.nulls(rows.num_rows, kind)
+    chunks = rows.column(name).cast(kind).chunks
+    return pa.concat_arrays(chunks) if chunks else pa.array([], kind)
+
+
+def filled(rows: pa.Table, name: str, default: str) -> pa.Array:
+    """Return a column of texts with the default where it is NULL or empty."""
+    texts = column_of(rows, name)
+    return pc.if_else(pc.fill_null(pc.equal(texts, ""), True), default, texts)  # noqa: FBT003

@@ -38,8 +38,8 @@ class Spool:
 
     def put_tasks(self, rows: pa.Table) -> None:
         """Append tasks without repeating ids."""
-        before = self._tasks.before(rows.column("task_id").to_pylist())
-        self.put("tasks", rows.filter(pa.array([n == 0 for n in before])))
+        before = self._tasks.before(rows.column("task_id"))
+        self.put("tasks", rows.filter(pa.array(before == 0)))
 
     def rows(self, name: str) -> Iterator[pa.Table]:
         """Yield the rows of a name, in order."""

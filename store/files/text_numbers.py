@@ -4,68 +4,32 @@ from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
+from ..hash_numbers import HashNumbers
 from ..store import Store
 
-_RECENT = 50_000
-"""Numbers kept in a dict before they are sorted into arrays."""
-
-
-class TextNumbers:
-    """An integer for each of many texts, in 16 bytes: texts are identified by 64-bit hashes."""
-
-    def __init__(self, *, missing: int) -> None:
-        """Use the number `missing` for unknown texts."""
-        self._missing = missing
-        self._keys, self._values = np.empty(0, np.uint64), np.empty(0, np.int64)
-        self.recent: dict[int, int] = {}
-        """Numbers by hash since the last `settle`; they override older ones."""
-
-    def load(self, hashes: np.ndarray, values: np.ndarray) -> None:
-        """Start with these numbers."""
-        order = np.argsort(hashes)
-        self._keys, self._values = hashes[order], values[order]
-
-    def settled(self, hashes: np.ndarray) -> list[int]:
-        """Return the number of each hash, ignoring `recent` ones."""
-        if not len(self._keys):
-            return [self._missing] * len(hashes)
-        at = np.minimum(np.searchsorted(self._keys, hashes), len(self._keys) - 1)
-        return np.where(self._keys[at] == hashes, self._values[at], self._missing).tolist()
-
-    def settle(self) -> None:
-        """Merge the recent numbers into the arrays once they are many: a dict takes far more."""
-        size = len(self.recent)
-        if size <= _RECENT:
-            return
-        keys = np.concatenate([np.fromiter(self.recent, np.uint64, size), self._keys])
-        values = np.fromiter(self.recent.values(), np.int64, size)
-        # `unique` returns the first position of a repeated key: that of the recent number
-        self._keys, first = np.unique(keys, return_index=True)
-        self._values = np.concatenate([values, self._values])[first]
-        self.recent = {}
+Texts = Sequence[str] | pa.Array | pa.ChunkedArray
+"""Texts, of which 64-bit hashes are kept."""
 
 
 class Counts:
     """Counts how often each text was seen."""
 
     def __init__(self) -> None:
-        self._counts = TextNumbers(missing=0)
+        self._counts = HashNumbers(missing=0)
 
-    def before(self, texts: Sequence[str]) -> list[int]:
+    def before(self, texts: Texts) -> np.ndarray:
         """Count these texts; return how often each was seen before, including among these.
 
         >>> counts = Counts()
         >>> counts.before(["a", "b", "a"]), counts.before(["a"])
-        ([0, 0, 1], [2])
+        (array([0, 0, 1]), array([2]))
         """
-        hashes, recent = _hashes(texts), self._counts.recent
-        found = []
-        for key, older in zip(hashes.tolist(), self._counts.settled(hashes), strict=True):
-            found.append(recent.get(key, older))
-            recent[key] = found[-1] + 1
-        self._counts.settle()
-        return found
+        unique, of, times = np.unique(_hashes(texts), return_inverse=True, return_counts=True)
+        older = self._counts.find(unique)
+        self._counts.put(unique, older + times)
+        return older[of] + _ranks(of, times)
 
 
 class Rollouts:
@@ -76,28 +40,23 @@ class Rollouts:
 
     def __init__(self, store: Store) -> None:
         self._store, self._is_read = store, False
-        self._numbers, self._highest = TextNumbers(missing=-1), TextNumbers(missing=-1)
+        self._numbers, self._highest = HashNumbers(missing=-1), HashNumbers(missing=-1)
 
-    def fill(
-        self, ids: Sequence[str], groups: Sequence[str], rollouts: Sequence[int | None]
-    ) -> list[int]:
-        """Return the number of each rollout: its own, the stored one, or the next of its group."""
+    def next(self, ids: Texts, groups: Texts) -> np.ndarray:
+        """Return the number of each rollout: the stored one, or the next of its group."""
         if not self._is_read:
             self._read()
-        found: list[int] = []
-        id_hashes, group_hashes = _hashes(ids), _hashes(groups)
-        stored = zip(id_hashes.tolist(), self._numbers.settled(id_hashes), strict=True)
-        highest = zip(group_hashes.tolist(), self._highest.settled(group_hashes), strict=True)
-        given, last = self._numbers.recent, self._highest.recent
-        for own, (row, known), (group, top) in zip(rollouts, stored, highest, strict=True):
-            number = given.get(row, known)
-            if number < 0:
-                number = given[row] = last[group] = last.get(group, top) + 1
-            found.append(number if own is None else own)
-        # after the loop, which uses the dicts that this replaces
-        self._numbers.settle()
-        self._highest.settle()
-        return found
+        unique, first, of = np.unique(_hashes(ids), return_index=True, return_inverse=True)
+        numbers = self._numbers.find(unique)
+        new = np.flatnonzero(numbers < 0)
+        new = new[np.argsort(first[new])]  # numbered in the order of the rows
+        groups_of_new = _hashes(groups)[first[new]]
+        group, of_group, times = np.unique(groups_of_new, return_inverse=True, return_counts=True)
+        highest = self._highest.find(group)
+        numbers[new] = highest[of_group] + 1 + _ranks(of_group, times)
+        self._numbers.put(unique[new], numbers[new])
+        self._highest.put(group, highest + times)
+        return numbers[of]
 
     def _read(self) -> None:
         """Read the numbers of stored rollouts, and the highest of each group."""
@@ -108,10 +67,19 @@ class Rollouts:
         # as `_hashes`, or no stored row would be found again
         hashes = (pl.col(name).hash(0) for name in ("experience_id", "group_id"))
         rows = self._store.scan("experiences").select(*hashes, number).collect()
-        self._numbers.load(rows["experience_id"].to_numpy(), rows["rollout_index"].to_numpy())
+        self._numbers.put(rows["experience_id"].to_numpy(), rows["rollout_index"].to_numpy())
         groups = rows.group_by("group_id").agg(pl.col("rollout_index").max())
-        self._highest.load(groups["group_id"].to_numpy(), groups["rollout_index"].to_numpy())
+        self._highest.put(groups["group_id"].to_numpy(), groups["rollout_index"].to_numpy())
 
 
-def _hashes(texts: Sequence[str]) -> np.ndarray:
-    return pl.Series(texts, dtype=pl.String).hash(0).to_numpy()
+def _ranks(of: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Return how many earlier places hold the same value; `times` is how often each comes."""
+    ranks = np.zeros(len(of), np.int64)
+    if len(times) < len(of):
+        order = np.argsort(of, kind="stable")
+        ranks[order] = np.arange(len(of)) - np.repeat(np.cumsum(times) - times, times)
+    return ranks
+
+
+def _hashes(texts: Texts) -> np.ndarray:
+    return pl.Series(values=texts, dtype=pl.String).hash(0).to_numpy()

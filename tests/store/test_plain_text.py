@@ -37,7 +37,9 @@ def test_each_task_is_what_task_makes_of_it(rows: list[dict[str, str | None]]) -
             split=row.get("split") or "eval",
             workflow=row.get("workflow"),
         )
-        assert {name: values[i] for name, values in made.items()} | {"metadata": None} == task.row()
+        assert {name: values[i].as_py() for name, values in made.items()} | {
+            "metadata": None
+        } == task.row()
 
 
 @given(TEXT, st.none() | TEXT)
@@ -45,7 +47,8 @@ def test_messages_are_spelled_as_json_dumps_does(prompt: str, response: str | No
     messages = [{"role": "user", "content": prompt}]
     if response is not None:
         messages.append({"role": "assistant", "content": response})
-    assert as_messages(prompt, response) == json.dumps(messages, ensure_ascii=False)
+    made = as_messages(pa.array([prompt]), pa.array([response], pa.string()))
+    assert made.to_pylist() == [json.dumps(messages, ensure_ascii=False)]
 
 
 @pytest.mark.parametrize(
