@@ -6,7 +6,8 @@ that is listed here, or `package.module:name`.
 
 from .gymnasium import gymnasium
 from .scienceworld import scienceworld
+from .shopping import shopping
 from .sql import sql
 from .textworld import textworld
 
-__all__ = ["gymnasium", "scienceworld", "sql", "textworld"]
+__all__ = ["gymnasium", "scienceworld", "shopping", "sql", "textworld"]

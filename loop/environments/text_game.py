@@ -27,6 +27,8 @@ class Scene:
     score: float
     """From 0 to 1, the game won."""
     is_done: bool
+    is_refused: bool = False
+    """Whether the game did not take the command."""
 
 
 class Game(Protocol):
@@ -93,7 +95,7 @@ class TextGameEnvironment:
             shown=self._shown(after.text),
             reward=after.score - before.score,
             is_done=after.is_done or is_last,
-            metrics={"environment/won": 1.0} if after.is_done and after.score >= 1 else {},
+            metrics=_metrics(after),
         )
 
     async def expert(self) -> Message | None:
@@ -114,6 +116,12 @@ class TextGameEnvironment:
         listed = "".join(f"{command}\n" for command in self.commands)
         parts = {"text": text[: self._longest].strip(), "commands": listed}
         return "\n\n".join(parts[part] for part in self._show if parts[part])
+
+
+def _metrics(scene: Scene) -> dict[str, float]:
+    if scene.is_refused:
+        return {"environment/invalid": 1.0}
+    return {"environment/won": 1.0} if scene.is_done and scene.score >= 1 else {}
 
 
 def command_in(text: str) -> str:

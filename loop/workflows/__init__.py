@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from ...store.records import Experience
 from .agent import agent
+from .email_search import email_search
 from .multi_turn import multi_turn
 from .on_policy_distillation import on_policy_distillation
 from .react import react
@@ -37,6 +38,7 @@ Workflow = Callable[..., Awaitable[Made]]
 
 __all__ = [
     "agent",
+    "email_search",
     "multi_turn",
     "on_policy_distillation",
     "react",

@@ -36,27 +36,50 @@ async def react(
     answer. `model.tool_call_format` sets the format in which the model writes calls.
     """
     offered: list[str | Callable[..., Any]] = [*tools, *await _of_servers(mcp or {})]
+    await answered_with_tools(
+        task,
+        policy,
+        offered,
+        max_turns=max_turns,
+        tool_seconds=tool_seconds,
+        longest_result=longest_result,
+        max_failures=max_failures,
+    )
+
+
+async def answered_with_tools(
+    task: Task,
+    policy: Policy,
+    tools: Sequence[str | Callable[..., Any]],
+    *,
+    max_turns: int = 8,
+    tool_seconds: float = 30.0,
+    longest_result: int = 8000,
+    max_failures: int | None = None,
+) -> str | None:
+    """Do what `react` does; return the answer, or None if the rollout ended without one."""
     box = Toolbox(
-        offered, seconds=tool_seconds, longest=longest_result, note=partial(record_metric, policy)
+        tools, seconds=tool_seconds, longest=longest_result, note=partial(record_metric, policy)
     )
     conversation = Conversation(task, policy, tools=box.specs)
     failures = 0
     for turn in range(1, max_turns + 1):
         if not await conversation.try_respond():
-            return
+            return None
         calls = conversation.messages[-1].get("tool_calls") or []
         if not calls:
-            return
+            return str(conversation.messages[-1].get("content") or "")
         if turn == max_turns:
             conversation.finish("tool_calls")
-            return
+            return None
         for number, call in enumerate(calls):
             called = await box.call(call) if number < _CALLS else box.refused(call, most=_CALLS)
             conversation.messages.append(called.message)
             failures += called.failure is not None
             if called.failure and max_failures is not None and failures > max_failures:
                 conversation.finish(called.failure)
-                return
+                return None
+    return None
 
 
 async def _of_servers(servers: Mapping[str, Mapping[str, Any]]) -> list[Tool]:

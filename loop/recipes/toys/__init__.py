@@ -5,7 +5,9 @@ A configuration names them in full, such as `rlake.loop.recipes.toys:addition`.
 
 from .data import compared_answers, compared_attempts, expert_answers
 from .lakes import frozen_lake, frozen_lakes, frozen_squares, walks
+from .mail import mail_questions, mails
 from .puzzles import countdown_games, sudoku, sudoku_right, sudokus
+from .shop import errands, products
 from .sums import addition, forgetful_answers, mixed_sums, share_right, unsorted_digits
 from .workflows import furniture_mover, long_tail, step_by_step
 
@@ -14,6 +16,7 @@ __all__ = [
     "compared_answers",
     "compared_attempts",
     "countdown_games",
+    "errands",
     "expert_answers",
     "forgetful_answers",
     "frozen_lake",
@@ -21,7 +24,10 @@ __all__ = [
     "frozen_squares",
     "furniture_mover",
     "long_tail",
+    "mail_questions",
+    "mails",
     "mixed_sums",
+    "products",
     "share_right",
     "step_by_step",
     "sudoku",
