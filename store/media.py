@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from .append import WritableTables
 from .errors import InputError, NotFoundError, counted, missing_extra, shorten
+from .image_parts import Part, source_of, with_ids
 from .query import is_in
 from .tables import Tables
 
@@ -182,6 +183,45 @@ def _batches(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
             kept, nbytes = [], 0
     if kept:
         yield kept
+
+
+def name_images(
+    store: WritableTables,
+    conversations: Sequence[Sequence[Mapping[str, Any]]],
+    *,
+    source: str | None = None,
+    limits: ImageLimits = LIMITS,
+) -> list[list[dict[str, Any]]]:
+    """Store the images in messages, and return the messages with their ids in place of them.
+
+    Images are bytes or `data:` URLs. Raises InputError for anything else, and for an image that is
+    too large or does not decode; NotFoundError for an id that is not stored.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    named: set[str] = set()
+
+    def name(part: Part) -> str:
+        if part.get("media_id") is not None:
+            named.add(str(part["media_id"]))
+            return str(part["media_id"])
+        given = source_of(part)
+        if isinstance(given, str) and given.startswith("data:"):
+            given = data_url_bytes(given, "an image", limits=limits)
+        if not isinstance(given, bytes):
+            raise InputError(
+                f"an image of the messages is {shorten(repr(given), 60)}, expected its bytes in a "
+                "data URL (`data:image/png;base64,...`), or the `media_id` of a stored one"
+            )
+        media_id = hashlib.sha256(given).hexdigest()
+        if media_id not in rows:
+            rows[media_id] = image_row(given, name="an image", source=source, limits=limits)
+        return media_id
+
+    made = [with_ids(messages, name) for messages in conversations]
+    for batch in _batches(rows.values()):
+        store.append("media", batch)
+    image_sizes(store, named)
+    return made
 
 
 def image_bytes(store: Tables, media_ids: Iterable[str]) -> dict[str, bytes]:

@@ -54,6 +54,32 @@ Patterns = Annotated[tuple[str, ...], AfterValidator(_expressions)]
 """Regular expressions, each of which may match anywhere in a name."""
 
 
+class TinyVision(Section):
+    """The part of a small vision-language model that reads images."""
+
+    patch_size: Int = Field(default=4, ge=1, le=64)
+    """Width of a patch in pixels; 2 x 2 patches are one token."""
+    hidden_size: Int = Field(default=32, ge=8, le=2**14)
+    """Width of its hidden states."""
+    layers: Int = Field(default=1, ge=1, le=100)
+    """Number of its transformer layers."""
+    heads: Int = Field(default=2, ge=1, le=2**10)
+    """Number of its attention heads."""
+    max_pixels: Int = Field(default=128 * 128, ge=64)
+    """Images of more pixels are made smaller."""
+
+    @model_validator(mode="after")
+    def _even(self) -> Self:
+        width = self.hidden_size // self.heads
+        # positions in height and width, each by sines and cosines
+        if self.hidden_size % self.heads or width % 4:
+            raise ValueError(
+                f"`hidden_size` {self.hidden_size} with {self.heads} `heads` does not give each a "
+                "width that is a multiple of 4; set `hidden_size` to a multiple of 4 x `heads`"
+            )
+        return self
+
+
 class TinyModel(Section):
     """A small Qwen3 model with random weights and a tokenizer of single characters."""
 
@@ -71,6 +97,8 @@ class TinyModel(Section):
     """Most tokens of a sequence."""
     alphabet: str = Field(default=string.printable, min_length=1)
     """Characters of the tokenizer; each one is a token."""
+    vision: TinyVision | None = None
+    """Make it a Qwen2.5-VL, which reads images too; None: a model of text alone."""
 
     @model_validator(mode="after")
     def _even(self) -> Self:

@@ -102,7 +102,7 @@ class PolicyPool:
         """The auxiliary models that the workflow calls."""
         if self._others is None:
             models = (self._config.explorer or ExplorerConfig()).auxiliary_models
-            self._others = start_auxiliary(models, seed=self._config.seed)
+            self._others = start_auxiliary(models, seed=self._config.seed, store=self._store)
         return self._others
 
     def policy(self, subject: EvaluatedPolicy) -> "ChatPolicy | EndpointPolicy":
@@ -131,7 +131,9 @@ class PolicyPool:
         network, tokenizer = load(model, seed=self._config.seed)
         engine = engine_of(self._config)
         if engine.transformers is not None:
-            made = in_process(network, tokenizer, engine, model, sampling=self._sampling)
+            made = in_process(
+                network, tokenizer, engine, model, sampling=self._sampling, store=self._store
+            )
             return self._kept(made)
         folder = self._folders.enter_context(tempfile.TemporaryDirectory())
         network.save_pretrained(folder)
@@ -147,7 +149,9 @@ class PolicyPool:
     def _begin(self, folder: Path) -> "ChatPolicy | EndpointPolicy":
         config = self._config
         engine = engine_of(config)
-        return self._kept(start_policy(engine, folder, config.model, sampling=self._sampling))
+        return self._kept(
+            start_policy(engine, folder, config.model, sampling=self._sampling, store=self._store)
+        )
 
     def _kept(self, policy: P) -> P:
         self._started.append(policy)

@@ -105,7 +105,7 @@ class ExploreContext:
         elif self.pool is None:
             model = started_from(self.job, folder)
             specs = RolloutSpecs(self.config)
-            self.pool = WorkerPool([start_worker(self.config, specs, model)])
+            self.pool = WorkerPool([start_worker(self.config, specs, model, self.job.store)])
             # The rows of each batch set off full collections, each of which would walk all modules.
             gc.freeze()
         return self.pool

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...operators.concurrency import run_apart
+from ...store.tables import Tables
 from ..config import EngineConfig, ExplorerConfig, FrozenModel, OtherModel
 from .chat_policy import ChatPolicy
 from .policy import Sampling
@@ -17,11 +18,16 @@ if TYPE_CHECKING:
 
 
 def start_policy(
-    config: EngineConfig, folder: Path, model: FrozenModel, *, sampling: Sampling
+    config: EngineConfig,
+    folder: Path,
+    model: FrozenModel,
+    *,
+    sampling: Sampling,
+    store: Tables | None = None,
 ) -> "ChatPolicy | EndpointPolicy":
     """Start an engine with the model of a folder, and return the policy that samples with it.
 
-    An endpoint serves its own model, whatever the folder.
+    An endpoint serves its own model, whatever the folder. Images are read from the `store`.
     """
     if config.endpoint is not None:
         from .endpoint.policy import EndpointPolicy
@@ -40,7 +46,7 @@ def start_policy(
     from ..models.load import load_folder
 
     loaded = load_folder(folder, dtype=model.dtype, config=model)
-    return in_process(*loaded, config, model, sampling=sampling)
+    return in_process(*loaded, config, model, sampling=sampling, store=store)
 
 
 def in_process(
@@ -50,17 +56,23 @@ def in_process(
     model: FrozenModel,
     *,
     sampling: Sampling,
+    store: Tables | None = None,
 ) -> ChatPolicy:
     """Return a policy that samples from a loaded model with the transformers engine."""
+    from ..models.images import images_of
     from ..models.load import put
     from .transformers_engine.engine import TransformersEngine
 
-    engine = TransformersEngine(put(network, model.device), tokenizer, config.transformers)
-    return ChatPolicy(engine, sampling=sampling, tool_call_format=model.tool_call_format)
+    images = images_of(network, store)
+    network = put(network, model.device)
+    engine = TransformersEngine(network, tokenizer, config.transformers, images=images)
+    return ChatPolicy(
+        engine, sampling=sampling, tool_call_format=model.tool_call_format, images=images
+    )
 
 
 def start_auxiliary(
-    models: Mapping[str, OtherModel], *, seed: int
+    models: Mapping[str, OtherModel], *, seed: int, store: Tables | None = None
 ) -> "dict[str, ChatPolicy | EndpointPolicy]":
     """Return the auxiliary policies by the names of the workflow's parameters.
 
@@ -70,7 +82,7 @@ def start_auxiliary(
         made: dict[str, ChatPolicy | EndpointPolicy] = {}
         started.callback(lambda: run_apart(close(made.values())))
         for name, model in models.items():
-            made[name] = _auxiliary(model, seed)
+            made[name] = _auxiliary(model, seed, store)
         # All have started: leaving the block must not close them.
         started.pop_all()
     return made
@@ -106,7 +118,9 @@ def load_policy(
     return in_process(*load(config, seed=seed), engine, config, sampling=Sampling(**sampling))
 
 
-def _auxiliary(config: OtherModel, seed: int) -> "ChatPolicy | EndpointPolicy":
+def _auxiliary(
+    config: OtherModel, seed: int, store: Tables | None
+) -> "ChatPolicy | EndpointPolicy":
     sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
     if config.endpoint is not None:
         engine = EngineConfig(endpoint=config.endpoint)
@@ -116,4 +130,5 @@ def _auxiliary(config: OtherModel, seed: int) -> "ChatPolicy | EndpointPolicy":
         return start_policy(config.engine, Path(config.path), config, sampling=sampling)
     from ..models.load import load
 
-    return in_process(*load(config, seed=seed), config.engine, config, sampling=sampling)
+    loaded = load(config, seed=seed)
+    return in_process(*loaded, config.engine, config, sampling=sampling, store=store)

@@ -9,7 +9,9 @@ from functools import cached_property
 
 from ...store.errors import JobError
 from ...store.ids import content_id
+from ...store.image_parts import media_ids, parts_of
 from ...store.records import Message
+from ..models.images import Images
 from ..models.load import text_ids, tokenizer_digest
 from ..models.tool_calls import OutsideToolCalls, assistant_message, known_format
 from .cancellation import cancel_reason, on_cancel
@@ -37,12 +39,20 @@ class ChatPolicy:
     """
 
     def __init__(
-        self, engine: Engine, *, sampling: Sampling | None = None, tool_call_format: str = "hermes"
+        self,
+        engine: Engine,
+        *,
+        sampling: Sampling | None = None,
+        tool_call_format: str = "hermes",
+        images: Images | None = None,
     ) -> None:
         self.engine = engine
         self.sampling = sampling or Sampling()
         self._format = known_format(tool_call_format)
-        self._templates = Templates(engine.tokenizer, tool_call_format=tool_call_format)
+        self._images = images
+        self._templates = Templates(
+            engine.tokenizer, tool_call_format=tool_call_format, images=images
+        )
         self._tokenizer = tokenizer_digest(engine.tokenizer)
         self._last_prompt: tuple[str, list[int]] = ("", [])
 
@@ -65,13 +75,15 @@ class ChatPolicy:
         Raises PolicyError: `template_error`, `context_overflow`, or the engine's.
         """
         chosen = sampling or self.sampling
+        media = self._media(messages, chosen)
+        media = self._media(messages, chosen)
         prompt = await self._tokenized(messages, tools, earlier)
         if chosen.truncate_prompt_tokens is not None:
             prompt = prompt[-chosen.truncate_prompt_tokens :]
         callbacks = current_callbacks(n, lambda: self._decoder(tools))
         grammar = grammar_of(chosen, tools, tool_call_format=self._format)
         sampled = await self.complete(
-            prompt, n=n, sampling=chosen, callbacks=callbacks, grammar=grammar
+            prompt, n=n, sampling=chosen, callbacks=callbacks, grammar=grammar, media=media
         )
         return [self._completion(prompt, one, tools, chosen) for one in sampled]
 
@@ -83,10 +95,11 @@ class ChatPolicy:
         sampling: Sampling | None = None,
         callbacks: Sequence[TokenCallback | None] = (),
         grammar: str | None = None,
+        media: Sequence[str] = (),
     ) -> list[Sampled]:
         """Sample `n` times after a prompt of tokens; each callback receives one answer's tokens.
 
-        `grammar` is that of `grammars.grammar_of`.
+        `grammar` is that of `grammars.grammar_of`; `media` are the images that the prompt shows.
 
         Raises PolicyError: `context_overflow` if the prompt leaves no room, `template_error` if it
         is empty.
@@ -114,6 +127,7 @@ class ChatPolicy:
                     chosen, max_tokens=most, min_tokens=least, seed=_seed(chosen.seed, i)
                 ),
                 grammar=grammar,
+                media=media,
                 on_tokens=callbacks[i] if callbacks else None,
             )
             for i in range(n)
@@ -165,6 +179,22 @@ class ChatPolicy:
             return self._prompt(messages, tools, earlier)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._prompt, messages, tools, earlier)
+
+    def _media(self, messages: Sequence[Message], sampling: Sampling) -> list[str]:
+        """Return the images that messages show; raise PolicyError if they cannot be shown."""
+        media = media_ids(messages)
+        if len(media) < sum(1 for _ in parts_of(messages)):
+            reason = "an image of the messages names no row of `media`; store it, and name its id"
+        elif media and self._images is None:
+            reason = (
+                f"the messages show an image, and this model on the engine {self.engine.name} "
+                "reads none; take a vision-language model, and `engine: transformers`"
+            )
+        elif media and sampling.truncate_prompt_tokens is not None:
+            reason = "a prompt with an image cannot be cut; leave `truncate_prompt_tokens` out"
+        else:
+            return media
+        raise PolicyError(reason, finish_reason="invalid_request", param="messages")
 
     def _check_size(self, characters: int) -> None:
         longest = self.engine.max_length

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...store.image_parts import media_ids
 from ...store.records import Message
 from ..models.chat_tokenizer import arguments_of, with_values
 from ..models.load import eos_id, ids_behind, plain, prompt_ids
@@ -12,6 +13,8 @@ from .policy import Tools, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from ..models.images import Images
 
 # What the template writes after this answer, it writes after any answer.
 _ANSWER = "what-was-answered-stands-here"
@@ -25,9 +28,13 @@ class Templates:
     """Writes prompts that begin with the tokens of earlier turns where possible."""
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerFast", *, tool_call_format: str = "hermes"
+        self,
+        tokenizer: "PreTrainedTokenizerFast",
+        *,
+        tool_call_format: str = "hermes",
+        images: "Images | None" = None,
     ) -> None:
-        self._tokenizer, self._format = tokenizer, tool_call_format
+        self._tokenizer, self._format, self._images = tokenizer, tool_call_format, images
         self._special = set(tokenizer.all_special_ids)
 
     def prompt(
@@ -44,7 +51,8 @@ class Templates:
         if is_begun(messages):
             before = self.prompt(messages[:-1], tools, earlier)
             return before + self._ids(_content(messages[-1]))
-        return prompt_ids(self._tokenizer, self._writable(messages), tools=tools)
+        found = prompt_ids(self._tokenizer, self._writable(messages), tools=tools)
+        return self._expanded(found, media_ids(messages))
 
     def continued(
         self, messages: Sequence[Message], tools: Tools, earlier: Sequence[Turn]
@@ -62,8 +70,12 @@ class Templates:
         for turn in sorted(begun, key=lambda t: -len(t.messages))[:_MOST_TURNS]:
             rest = self._rest(turn, asked, tools)
             if rest is not None:
-                return [*_tokens(turn), *self._ids(rest)]
+                new = media_ids(asked)[len(media_ids(turn.messages)) :]
+                return [*_tokens(turn), *self._expanded(self._ids(rest), new)]
         return None
+
+    def _expanded(self, token_ids: list[int], media: Sequence[str]) -> list[int]:
+        return token_ids if self._images is None else self._images.expanded(token_ids, media)
 
     def _in_answer(self, earlier: Sequence[Turn], asked: list[Message]) -> list[int] | None:
         """Return the prompt of an answer that continues a cut earlier turn."""

@@ -19,6 +19,8 @@ class Request:
     prompt_ids: Sequence[int]
     sampling: Sampling
     """With its own seed, and `max_tokens` that fit after the prompt."""
+    media: Sequence[str] = ()
+    """The ids of the images that stand in the prompt, in their order."""
     grammar: str | None = None
     """The structural tag of xgrammar that the tokens follow; see `grammars`."""
     on_tokens: TokenCallback | None = field(default=None, compare=False)

@@ -69,6 +69,8 @@ class Batch:
     """The training step, from 1."""
     state: Mapping[str, float] = field(default_factory=dict)
     """The algorithm's state: values kept from step to step, and those that `prepare` added."""
+    media: Sequence[Sequence[str]] = ()
+    """The ids of the images of each sequence; empty: none shows any."""
 
     @property
     def token_ids_BT(self) -> Tensor:
@@ -137,6 +139,7 @@ class Batch:
             tokens={name: value[at] for name, value in self.tokens.items()},
             rows={name: value[at] for name, value in self.rows.items()},
             places=tuple(self.places[int(i)] for i in at),
+            media=[self.media[int(i)] for i in at] if self.media else (),
         )
 
     def to(self, device: torch.device | str) -> "Batch":
@@ -164,6 +167,8 @@ class Examples:
     step: int = 1
     state: Mapping[str, float] = field(default_factory=dict)
     """The algorithm's state: values kept from step to step, and those that `prepare` added."""
+    media: Sequence[Sequence[str]] = ()
+    """The ids of the images of each sequence; empty: none shows any."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -214,6 +219,7 @@ class Examples:
             tokens={name: value[spots] for name, value in self.tokens.items()},
             rows={name: value[at] for name, value in self.rows.items()},
             units=self.units[at],
+            media=[self.media[i] for i in places] if self.media else (),
         )
 
     def spots(self, places: Sequence[int]) -> Tensor:
@@ -248,6 +254,7 @@ class Examples:
             tuple(places),
             self.step,
             self.state,
+            [self.media[i] for i in places] if self.media else (),
         )
 
 
@@ -256,6 +263,8 @@ def joined(parts: Sequence[Examples]) -> Examples:
     # Each part numbers its units from 0.
     sizes = [int(part.units.max()) + 1 if len(part) else 0 for part in parts]
     before = np.cumsum([0, *sizes])
+
+    media = [ids for part in parts for ids in part.media or [()] * len(part)]
 
     def columns(named: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         common = set(named[0]).intersection(*named)
@@ -268,6 +277,7 @@ def joined(parts: Sequence[Examples]) -> Examples:
         tokens=columns([part.tokens for part in parts]),
         rows=columns([part.rows for part in parts]),
         units=torch.cat([p.units + int(b) for p, b in zip(parts, before, strict=False)]),
+        media=media if any(media) else (),
     )
 
 
@@ -296,6 +306,7 @@ def examples(rows: pl.DataFrame, *, needs: frozenset[str] = frozenset(), step: i
         {name: _numbers(rows, name) for name in _ROWS if name in rows.columns},
         torch.tensor(unit.to_numpy().astype(np.int64)),
         step,
+        media=rows["media_ids"].to_list() if "media_ids" in rows.columns else (),
     )
 
 

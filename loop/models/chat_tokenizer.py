@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 from ...store.conversation import calls_of, is_answer, is_text, shared, text_of, why_untrainable
 from ...store.errors import ConfigError, missing_extra
 from ...store.files import Tokens
+from ...store.image_parts import media_ids
 from ...store.records import Message
 from .load import eos_id, ids_behind, plain, prompt_ids, tokenizer_digest
 from .tool_calls import of_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from .images import Images
 
 BROKEN_PREFIX = "the chat template writes earlier turns anew"
 REFUSED = "the chat template refuses the messages"
@@ -31,12 +34,19 @@ Part = tuple[str, bool]
 class ConversationTokenizer:
     """Tokenizes conversations with the tokenizer of a model's folder."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, is_exact: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerFast",
+        *,
+        is_exact: bool = True,
+        images: "Images | None" = None,
+    ) -> None:
         """If `is_exact`, refuse conversations whose earlier turns the template rewrites.
 
-        Else such turns are trained on as they are rendered in the whole conversation.
+        Else such turns are trained on as they are rendered in the whole conversation. Without
+        `images`, conversations with images are refused.
         """
-        self._tokenizer, self._is_exact = tokenizer, is_exact
+        self._tokenizer, self._is_exact, self._images = tokenizer, is_exact, images
 
     @cached_property
     def digest(self) -> str:
@@ -57,8 +67,10 @@ class ConversationTokenizer:
         if why_not is not None:
             return why_not
         try:
-            conversation = [_plain(m) for m in messages]
-            return self._tokens(conversation, list(tools) if tools else None, first)
+            shows = self._images is not None
+            conversation = [_plain(m, shows_images=shows) for m in messages]
+            found = self._tokens(conversation, list(tools) if tools else None, first)
+            return found if self._images is None else _expanded(found, messages, self._images)
         except _NotTokenized as error:
             return str(error)
         except Exception:  # noqa: BLE001  a template is a program of its own, and rows hold anything
@@ -153,9 +165,23 @@ class _NotTokenized(Exception):
     """A conversation has no tokens; the message says why."""
 
 
-def _plain(message: Message) -> Message:
+def _expanded(found: Tokens, messages: Sequence[Message], images: "Images") -> Tokens:
+    """Return tokens with as many for each image as it takes; none of them is trained on."""
+    ids = images.expanded(found.token_ids, media_ids(messages))
+    own = iter(found.loss_mask)
+    mask: list[bool] = []
+    for token, before in zip(ids, [None, *ids], strict=False):
+        # images are apart from each other, by the tokens that begin and end one
+        is_more = token == before == images.token_id
+        mask.append(False if is_more else next(own) and token != images.token_id)
+    return Tokens(ids, mask)
+
+
+def _plain(message: Message, *, shows_images: bool = False) -> Message:
     """Return a message as chat templates expect it: content is text, arguments are values."""
     content, calls = message.get("content"), calls_of(message)
+    if shows_images and media_ids([message]) and not calls:
+        return dict(message)
     if not is_text(content):
         raise _NotTokenized(NOT_TEXT)
     kept = {k: v for k, v in message.items() if k not in ("tool_calls", "function_call")}

@@ -11,6 +11,7 @@ from ...store.files.tokenize import tokenizer_digest as tokenizer_digest
 from ...store.records import Message
 from ..config import FrozenModel, TinyModel
 from .chat_template import set_template
+from .images import is_vision, remember_processor
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,12 @@ def load_folder(
     try:
         import torch
         from safetensors import SafetensorError
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import (
+            AutoConfig,
+            AutoModelForCausalLM,
+            AutoModelForImageTextToText,
+            AutoTokenizer,
+        )
         from transformers.utils import logging
     except ImportError as error:
         raise missing_extra(error.name or "transformers", "train") from error
@@ -71,8 +77,11 @@ def load_folder(
     if trust:
         _log.warning("`model.trust_remote_code`: Python code that comes with `%s` is run", path)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=getattr(torch, dtype), trust_remote_code=trust
+        settings = AutoConfig.from_pretrained(str(path), trust_remote_code=trust)
+        remember_processor(settings, path)
+        kind = AutoModelForImageTextToText if is_vision(settings) else AutoModelForCausalLM
+        model = kind.from_pretrained(
+            str(path), config=settings, dtype=getattr(torch, dtype), trust_remote_code=trust
         )
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust)
     except (OSError, ValueError, SafetensorError) as error:
@@ -150,12 +159,16 @@ def _load_adapter(
 
 
 def make_tiny(spec: TinyModel, *, seed: int) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
-    """Create a small Qwen3 model with random weights, and a tokenizer of single characters."""
+    """Create a small model with random weights, and a tokenizer of single characters."""
     try:
         import torch
         from transformers import Qwen3Config, Qwen3ForCausalLM
     except ImportError as error:
         raise missing_extra(error.name or "transformers", "train") from error
+    if spec.vision is not None:
+        from .tiny_vision import make_tiny_vision
+
+        return make_tiny_vision(spec, spec.vision, seed=seed)
     tokenizer = character_tokenizer(spec.alphabet)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -178,12 +191,14 @@ def make_tiny(spec: TinyModel, *, seed: int) -> tuple["PreTrainedModel", "PreTra
     return model, tokenizer
 
 
-def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
+def character_tokenizer(
+    alphabet: str, *, special: Sequence[str] = (), template: str = _TEMPLATE
+) -> "PreTrainedTokenizerFast":
     """Create a tokenizer with a token per character of `alphabet`; others become `<unk>`."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = ["<pad>", "<eos>", "<unk>", *dict.fromkeys(alphabet)]
+    words = ["<pad>", "<eos>", "<unk>", *special, *dict.fromkeys(alphabet)]
     raw = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # type: ignore[assignment]
     raw.decoder = decoders.Fuse()  # type: ignore[assignment]
@@ -192,7 +207,8 @@ def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
         pad_token="<pad>",
         eos_token="<eos>",
         unk_token="<unk>",
-        chat_template=_TEMPLATE,
+        additional_special_tokens=list(special),
+        chat_template=template,
         clean_up_tokenization_spaces=False,
     )
 
@@ -295,7 +311,7 @@ def as_type(model: "PreTrainedModel", dtype: str) -> "PreTrainedModel":
 
 def max_length(model: "PreTrainedModel") -> int | None:
     """Return the longest sequence that a model accepts, if its configuration says so."""
-    return getattr(model.config, "max_position_embeddings", None)
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def vocabulary(model: "PreTrainedModel") -> int:

@@ -1,6 +1,6 @@
 """Packing: sequences concatenated in one row, so that no position is padding."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -132,17 +132,25 @@ def hidden(
     *,
     packed: bool,
     context: Context | None = None,
+    given: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, slice]:
     """Return the hidden states of M wanted positions, row by row [M, D], and which of them.
 
-    With a context, they are those of this process, which must pack; otherwise all of them.
+    With a context, they are those of this process, which must pack; otherwise all of them. `given`
+    are the embeddings [B, T, D] and positions [3, B, T] of sequences that show images.
     Without packing, no attention mask is needed: padding is on the right, which causal attention
     never sees.
     """
     lengths_B = read_lengths(wanted_BT)
     if not packed:
         width = int(lengths_B.max())
-        found = backbone(input_ids=token_ids_BT[:, :width], use_cache=False)
+        asked: dict[str, Any] = {"input_ids": token_ids_BT[:, :width]}
+        if given is not None:
+            asked = {
+                "inputs_embeds": given["inputs_embeds"][:, :width],
+                "position_ids": given["position_ids"][:, :, :width],
+            }
+        found = backbone(**asked, use_cache=False)
         return found.last_hidden_state[wanted_BT[:, :width]], slice(None)
     place_T = torch.arange(token_ids_BT.shape[1], device=token_ids_BT.device)
     read_BT = place_T < lengths_B[:, None]
@@ -155,9 +163,13 @@ def hidden(
         boundaries["context"] = context
         at = context.wanted(wanted_N)
         token_N, place_N, wanted_N = (context.own(x) for x in (token_N, place_N, wanted_N))
-    found = backbone(
-        input_ids=token_N[None], position_ids=place_N[None], use_cache=False, **boundaries
-    )
+    asked = {"input_ids": token_N[None], "position_ids": place_N[None]}
+    if given is not None:
+        asked = {
+            "inputs_embeds": given["inputs_embeds"][read_BT][None],
+            "position_ids": given["position_ids"][:, read_BT][:, None],
+        }
+    found = backbone(**asked, use_cache=False, **boundaries)
     return found.last_hidden_state[0][wanted_N], at
 
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from ...store.errors import ConfigError
 from .context_parallel import Context
 from .divergence import Compare, compared
+from .images import Images
 from .lm_head import (
     LOGITS_BYTES,
     Head,
@@ -20,6 +21,7 @@ from .lm_head import (
     split_temperature,
 )
 from .packing import can_pack, hidden
+from .vision import Media, shown
 
 Statistic = Callable[[Tensor, Tensor], Tensor]
 """(log-probs [M, V], sampled tokens [M]) -> one number per token [M]."""
@@ -58,6 +60,8 @@ class Scorer(nn.Module):
         self.packs = packing is not False and can_pack(model)
         """Whether sequences are packed without padding."""
         self.max_logits_bytes = max_logits_bytes
+        self.images: Images | None = None
+        """The images that sequences may show."""
         self.context: Context | None = None
         """The processes that divide packed sequences; None: this one has all of them."""
         self._head = head_of(model)
@@ -75,12 +79,13 @@ class Scorer(nn.Module):
         temperature: Temperature = 1.0,
         statistics: Sequence[str] = ("logprobs",),
         against: tuple[PreTrainedModel, Compare] | None = None,
+        media: Media = (),
     ) -> dict[str, Tensor]:
         """Return statistics of the tokens in the mask [B, T], 0 for the others.
 
-        The temperature is one number, or one per row [B]. No attention mask is needed: padding is
-        on the right, which causal attention never sees. With `against`, a teacher and a comparison
-        of both distributions, the result is in `vocabulary`.
+        The temperature is one number, or one per row [B]; `media` are the images of each row. No
+        attention mask is needed: padding is on the right, which causal attention never sees. With
+        `against`, a teacher and a comparison of both distributions, the result is in `vocabulary`.
         """
         wanted_BT = nn.functional.pad(mask_BT[:, 1:] > 0, (0, 1))
         temperature = _of_each(temperature, wanted_BT)
@@ -94,7 +99,11 @@ class Scorer(nn.Module):
                 chunk_bytes=self.max_logits_bytes,
             )
         token_M = token_ids_BT.roll(-1, 1)[wanted_BT]
-        found = self._found(token_ids_BT, wanted_BT, token_M, temperature, statistics)
+        given = None
+        if any(media):
+            assert self.images is not None, "rows with images are refused without them"
+            given = shown(self.model, token_ids_BT, media, self.images)
+        found = self._found(token_ids_BT, wanted_BT, token_M, temperature, statistics, given)
         return {name: _placed(found[name], wanted_BT) for name in statistics}
 
     def _found(
@@ -104,10 +113,12 @@ class Scorer(nn.Module):
         token_M: Tensor,
         temperature: Temperature,
         names: Sequence[str],
+        given: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Return statistics of the tokens after wanted positions: each [M]."""
         head = self._head
         if head is None:  # only the model itself can compute its logits
+            assert given is None, "the vision-language models that are known have a head"
             logits_BTV = self.model(input_ids=token_ids_BT, use_cache=False).logits
             logprobs_MV = logprobs_at(logits_BTV[wanted_BT].float(), temperature)
             return {name: STATISTICS[name](logprobs_MV, token_M) for name in names}
@@ -117,6 +128,7 @@ class Scorer(nn.Module):
             wanted_BT,
             packed=self.packs,
             context=self.context,
+            given=given,
         )
         own = temperature[at] if isinstance(temperature, Tensor) else temperature
         found = self._of_hidden(head, hidden_MD, token_M[at], own, names)

@@ -11,7 +11,7 @@ from ...operators.concurrency import run_apart
 from ...operators.import_path import taken_apart
 from ...operators.source_digest import digest
 from ...pipelines.inline import Chain
-from ...store import Task
+from ...store import Store, Task
 from ..algorithms import Algorithm, resolve
 from ..config import ExplorerConfig, RunConfig, SamplingConfig
 from ..inference.build import close, start_auxiliary, start_policy
@@ -109,15 +109,17 @@ def used_functions(config: RunConfig, job: str) -> dict[str, str]:
     return used
 
 
-def start_worker(config: RunConfig, specs: RolloutSpecs, folder: Path) -> LocalWorker:
-    """Start a worker in this process."""
+def start_worker(
+    config: RunConfig, specs: RolloutSpecs, folder: Path, store: Store | None = None
+) -> LocalWorker:
+    """Start a worker in this process; images are read from the store."""
     explorer = config.explorer or ExplorerConfig()
-    auxiliary = start_auxiliary(explorer.auxiliary_models, seed=config.seed)
+    auxiliary = start_auxiliary(explorer.auxiliary_models, seed=config.seed, store=store)
     # In place: the specs of all tasksets share this dictionary.
     specs.models.update(auxiliary)
     given = sampling(explorer.sampling)
     try:
-        policy = start_policy(explorer.engine, folder, config.model, sampling=given)
+        policy = start_policy(explorer.engine, folder, config.model, sampling=given, store=store)
     except BaseException:
         run_apart(close(auxiliary.values()))
         raise

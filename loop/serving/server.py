@@ -64,7 +64,9 @@ class Server:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="rlake-weights")
         started = self._reader.submit(self._subscriber.latest).result()
         self.policies = self._engines(started)
-        self._auxiliary = start_auxiliary(self.settings.models, seed=self.config.seed)
+        self._auxiliary = start_auxiliary(
+            self.settings.models, seed=self.config.seed, store=self.store
+        )
         self._serves = (started.version, started.digest) if started else None
 
     def run(self, listening: socket.socket, *, ready: Callable[[int], None]) -> None:
@@ -165,7 +167,7 @@ class Server:
             torch.set_num_threads(self.config.threads)
         here = Path() if engine.endpoint is not None else self._folder(started)
         self._policies: list[ChatPolicy | EndpointPolicy] = [
-            start_policy(engine, here, self.config.model, sampling=chosen)
+            start_policy(engine, here, self.config.model, sampling=chosen, store=self.store)
             for _ in range(self.settings.engines)
         ]
         own = [policy for policy in self._policies if isinstance(policy, ChatPolicy)]

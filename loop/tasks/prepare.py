@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from glob import glob
 from pathlib import Path
@@ -14,6 +15,8 @@ from ...operators.import_path import find_function, taken_apart
 from ...store import Store, Task
 from ...store.errors import ConfigError, QueryError, nearest
 from ...store.files import import_rows, matching, open_input, scheme_of
+from ...store.image_parts import parts_of
+from ...store.media import name_images
 from ..config import RunConfig, TasksConfig
 from ..config.tasks import SourceConfig
 from . import sources
@@ -41,7 +44,17 @@ def prepare_tasks(store: Store, config: TasksConfig) -> None:
         source = config.path
         _read(store, "tasks", source, taskset=source.taskset, split=source.split)
     for name, params in _named(config.generator).items():
-        store.append("tasks", list(_call({name: params}, sources, "task generator")))
+        tasks = list(_call({name: params}, sources, "task generator"))
+        store.append("tasks", _with_images(store, tasks, source=name))
+
+
+def _with_images(store: Store, tasks: list[Task], *, source: str) -> list[Task]:
+    """Store the images that generated tasks bring, and name them by id."""
+    shown = [i for i, task in enumerate(tasks) if any(parts_of(task.messages))]
+    messages = name_images(store, [tasks[i].messages for i in shown], source=source)
+    for i, named in zip(shown, messages, strict=True):
+        tasks[i] = replace(tasks[i], messages=named)
+    return tasks
 
 
 def check_tasks(store: Store, where: str) -> None:

@@ -25,11 +25,14 @@ from ..runs.job import Job
 from ..schedule.samplers import RowSampler
 from . import preferences
 from .lag_metrics import lags
+from .row_media import with_media
 from .token_check import TokenCheck, why_foreign
 from .tokenize import tokenize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from ..models.images import Images
 
 _COLUMNS = ("experience_id", "run_id", "group_id", "policy_version", *FACTS)
 _COLUMNS += ("tools", "tokenizer", "source", "drop_reason", "created_at")
@@ -46,10 +49,11 @@ class BatchRows:
         *,
         vocabulary: int | None,
         max_length: int | None,
+        images: "Images | None" = None,
     ) -> None:
         trainer, explorer = job.config.trainer, job.config.explorer
         self._job, self._algorithm, self._tokenizer = job, algorithm, tokenizer
-        self._vocabulary, self._max_length = vocabulary, max_length
+        self._vocabulary, self._max_length, self._images = vocabulary, max_length, images
         self._temperature = explorer.sampling.temperature if explorer else 1.0
         self._are_pairs = algorithm.unit == "pair"
         self.token_check = TokenCheck(tokenizer, trainer.foreign_tokens)
@@ -137,7 +141,9 @@ class BatchRows:
             self._tokenizer,
             documents=self._algorithm.documents,
             are_pairs=self._are_pairs,
+            images=self._images,
         )
+        rows = rows.with_columns(with_media(rows, self._images))
         if self._are_pairs:
             rows = rows.with_columns(unit=preferences.places(rows))
         else:
@@ -214,7 +220,7 @@ class BatchRows:
 
     def _why_not(self, rows: pl.DataFrame) -> pl.Series:
         why = untrainable(rows, vocabulary=self._vocabulary, max_length=self._max_length)
-        return why_foreign(rows).fill_null(why)
+        return why_foreign(rows).fill_null(rows["wrong_media"]).fill_null(why)
 
     def _store_errors(self, ids: pl.Series, why_not: pl.Series, step: int) -> None:
         """Store why the model cannot be trained on rows, in `operator_errors`."""

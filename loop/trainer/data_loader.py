@@ -28,6 +28,8 @@ from .priority_updates import Priorities
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from ..models.images import Images
+
 _TABLES = pl.List(pl.Struct({"name": pl.String, "version": pl.Int64}))
 
 
@@ -43,6 +45,7 @@ class TrainDataLoader:
         vocabulary: int | None,
         max_length: int | None,
         stop: threading.Event,
+        images: "Images | None" = None,
     ) -> None:
         config = job.config
         self._job, self._algorithm, self._stop = job, algorithm, stop
@@ -55,7 +58,7 @@ class TrainDataLoader:
         self._watch = Watch(job)
         self._recorded: dict[int, pl.DataFrame] = {}
         self._rows = BatchRows(
-            job, algorithm, tokenizer, vocabulary=vocabulary, max_length=max_length
+            job, algorithm, tokenizer, vocabulary=vocabulary, max_length=max_length, images=images
         )
         self._key = "preference_id" if algorithm.unit == "pair" else "experience_id"
         self._trained: pl.DataFrame | None = None

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from ...store import Store
 from ...store.errors import ConfigError, JobError
 from ..algorithms import Algorithm
 from ..config import ExplorerConfig, FrozenModel, RunConfig, TrainerConfig
 from ..models.attention import set_attention
+from ..models.images import Images, images_of, is_vision
 from ..models.lm_head import LOGITS_BYTES
 from ..models.load import load, max_length, put, vocabulary
 from ..models.lora import adapter_part, add_adapter, has_adapter, switched_off
@@ -77,6 +79,14 @@ class Networks:
             return {**found, "reference": WithoutAdapter(self.scorer)}
         return {**found}
 
+    def show(self, store: Store) -> Images | None:
+        """Let the networks see the store's images; return these, None for models of text."""
+        found = images_of(self.policy, store)
+        for scorer in (self.scorer, *self.scorers.values()):
+            if isinstance(scorer, Scorer):
+                scorer.images = images_of(scorer.model, store)
+        return found
+
     @property
     def max_length(self) -> int | None:
         """Most tokens of a sequence that all networks accept; None: no limit."""
@@ -120,6 +130,7 @@ def build(config: RunConfig, algorithm: Algorithm) -> tuple[Networks, PreTrained
         return _reward_model(config)
     check_teacher(config, algorithm)
     networks, tokenizer = _policy(config)
+    _check_vision(networks.policy, algorithm)
     others = _Loader(config, tokenizer)
     is_here = not has_adapter(networks.policy) and networks.served is None
     if "reference" in algorithm.needs and (config.trainer.reference or is_here):
@@ -130,6 +141,16 @@ def build(config: RunConfig, algorithm: Algorithm) -> tuple[Networks, PreTrained
         networks.critic = others.critic()
     _prepare_passes(networks, config.trainer)
     return networks, tokenizer
+
+
+def _check_vision(policy: PreTrainedModel, algorithm: Algorithm) -> None:
+    needs = algorithm.needs & {"values", "old_values", "vocabulary"}
+    if needs and is_vision(policy.config):
+        what = "another model's whole distribution" if "vocabulary" in needs else "a critic"
+        raise ConfigError(
+            f"`{type(algorithm).__name__}` needs {what}, which reads no images, and the policy is "
+            "a vision-language model; take grpo, sft, dpo, or another that needs none"
+        )
 
 
 def _policy(config: RunConfig) -> tuple[Networks, PreTrainedTokenizerFast]:

@@ -368,4 +368,7 @@ def scored(
     statistics: Sequence[str] = ("logprobs",),
 ) -> dict[str, Tensor]:
     """Return statistics of the trained tokens of a batch, each [B, T]."""
-    return scorer(batch.token_ids_BT, batch.mask_BT, temperature=temperature, statistics=statistics)
+    shows = {"media": batch.media} if any(batch.media) else {}
+    return scorer(
+        batch.token_ids_BT, batch.mask_BT, temperature=temperature, statistics=statistics, **shows
+    )

@@ -15,6 +15,8 @@ from ..models.load import document_ids
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from ..models.images import Images
+
 T = TypeVar("T")
 
 _FIRST = "first_message_trained_on"
@@ -27,6 +29,7 @@ def tokenize(
     *,
     documents: bool = False,
     are_pairs: bool = False,
+    images: "Images | None" = None,
 ) -> pl.DataFrame:
     """Fill token_ids and loss_mask where token_ids is NULL, which column `was_text` records.
 
@@ -49,7 +52,7 @@ def tokenize(
     # A row drawn twice is tokenized once; in two pairs, its common prefixes may differ.
     key = ["experience_id", _FIRST]
     texts = rows.filter(was_text).unique(key, keep="first", maintain_order=True)
-    read = partial(_document, tokenizer) if documents else _Conversations(tokenizer)
+    read = partial(_document, tokenizer) if documents else _Conversations(tokenizer, images)
     made = [_tried(row, read, (None, None)) for row in texts.iter_rows(named=True)]
     filled = pl.DataFrame(
         {
@@ -89,8 +92,8 @@ def _document(tokenizer: "PreTrainedTokenizerFast", row: Mapping[str, Any]) -> _
 class _Conversations:
     """Tokenizes rows that are conversations."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
-        self._tokens = ConversationTokenizer(tokenizer, is_exact=False)
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast", images: "Images | None") -> None:
+        self._tokens = ConversationTokenizer(tokenizer, is_exact=False, images=images)
 
     def __call__(self, row: Mapping[str, Any]) -> _Tokens:
         tools = row.get("tools")

@@ -123,6 +123,7 @@ class Trainer:
             self.tokenizer,
             vocabulary=vocabulary(self.model),
             max_length=self.networks.max_length,
+            images=self.networks.show(self._job.store),
             stop=self._stop,
         )
         self.total_steps = self._feed.total_steps()

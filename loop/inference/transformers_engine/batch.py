@@ -50,7 +50,10 @@ class Batch:
     @torch.inference_mode()
     def read_again(self) -> None:
         """Compute all keys and values with the current weights."""
-        self._network.read([(*row.prompt, *row.tokens[:-1]) for row in self.rows], first=0)
+        media = [row.media for row in self.rows]
+        self._network.read(
+            [(*row.prompt, *row.tokens[:-1]) for row in self.rows], first=0, media=media
+        )
 
     @torch.inference_mode()
     def drop(self) -> None:
@@ -84,7 +87,8 @@ class Batch:
                 one.processor = LogitsProcessor(how, one.prompt, end=self._end, matcher=one.matcher)
         longest = max(len(sequence.prompt) for sequence in new)
         self._network.reserve(used + len(new), longest + 1, used=used)
-        logits_BV = self._network.read([sequence.prompt for sequence in new], first=used)
+        prompts, media = [one.prompt for one in new], [one.media for one in new]
+        logits_BV = self._network.read(prompts, first=used, media=media)
         self.rows += new
         self._choice = None
         self._add(new, logits_BV, self._sampler(new))
@@ -94,7 +98,8 @@ class Batch:
         began, number = thread_time(), len(self.rows)
         lengths = [row.length for row in self.rows]
         self._network.reserve(len(self.rows), max(lengths) + 1, used=len(self.rows))
-        logits_BV = self._network.write([row.tokens[-1] for row in self.rows], lengths)
+        media = [row.media for row in self.rows]
+        logits_BV = self._network.write([row.tokens[-1] for row in self.rows], lengths, media)
         if self._choice is None:
             self._choice = self._sampler(self.rows)
         self._add(self.rows, logits_BV, self._choice)

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...config.engines import TransformersEngine as Settings
+from ...models.images import Images
 from ...models.load import eos_id, max_length
 from ...models.weights import Weights
 from ..engine import Request, Sampled
@@ -57,6 +58,7 @@ class TransformersEngine:
         settings: Settings | None = None,
         *,
         version: int = 0,
+        images: Images | None = None,
     ) -> None:
         """Raises ConfigError for a model with state besides keys and values."""
         self.model = model.eval()
@@ -65,7 +67,7 @@ class TransformersEngine:
         self.version = version
         self.digest: str | None = None
         self._settings = settings or Settings()
-        network = ModelRunner(model, most_tokens=self._settings.max_cache_tokens)
+        network = ModelRunner(model, most_tokens=self._settings.max_cache_tokens, images=images)
         self._batch = Batch(network, end=eos_id(tokenizer))
         self._batch.writer = (version, None)
         self._calls: dict[Call, None] = {}

@@ -1,6 +1,6 @@
 """Run a transformers model on the KV cache: prefill prompts, then decode token by token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,20 +9,26 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ....store.errors import ConfigError
+from ...models.images import Images
 from ...models.lm_head import head_of, tolerance
+from ...models.vision import offset, shown
 from .kv_cache import ATTENTION, Decode, KVCache, Prefill, padded
 
 READ_TOKENS = 8192
 """Most tokens of one prefill with padding, unless it is a single sequence."""
+Shown = tuple[tuple[int, ...], tuple[str, ...]]
+"""A sequence's tokens and images."""
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class ModelRunner:
     """A model and its KV cache, whose first rows are the running sequences."""
 
-    def __init__(self, model: PreTrainedModel, *, most_tokens: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, most_tokens: int, images: Images | None = None
+    ) -> None:
         """Raises ConfigError for a model with state other than keys and values."""
-        self.model = model
+        self.model, self._images = model, images
         self.slots = KVCache()
         self._most = most_tokens
         _check_layers(model)
@@ -41,54 +47,73 @@ class ModelRunner:
         """Make room for rows of a length, keeping the first `used` rows."""
         self.slots.reserve(rows, length, used=used, most=self._most)
 
-    def read(self, sequences: Sequence[tuple[int, ...]], *, first: int) -> Tensor:
+    def read(
+        self,
+        sequences: Sequence[tuple[int, ...]],
+        *,
+        first: int,
+        media: Sequence[tuple[str, ...]] | None = None,
+    ) -> Tensor:
         """Prefill the rows from `first` on; return the logits of the next tokens [B, V].
 
-        Equal sequences, such as the prompts of a group, are read once.
+        Equal sequences, such as the prompts of a group, are read once. `media` are the images of
+        each.
         """
-        unique = list(dict.fromkeys(sequences))
+        shown_as = list(zip(sequences, media or [()] * len(sequences), strict=True))
+        unique = list(dict.fromkeys(shown_as))
         parts = _parts(unique)
         if len(parts) == 1:
-            return self._read(parts[0], sequences, slice(first, first + len(sequences)))
+            return self._read(parts[0], shown_as, slice(first, first + len(sequences)))
         made: list[Tensor] = [torch.empty(0)] * len(sequences)
         for part in parts:
-            mine = [i for i, sequence in enumerate(sequences) if sequence in set(part)]
+            mine = [i for i, sequence in enumerate(shown_as) if sequence in set(part)]
             rows = self._tensor([first + i for i in mine])
-            found_MV = self._read(part, [sequences[i] for i in mine], rows)
+            found_MV = self._read(part, [shown_as[i] for i in mine], rows)
             for i, logits_V in zip(mine, found_MV, strict=True):
                 made[i] = logits_V
         return torch.stack(made)
 
     def _read(
-        self,
-        unique: list[tuple[int, ...]],
-        sequences: Sequence[tuple[int, ...]],
-        rows: slice | Tensor,
+        self, unique: list[Shown], sequences: Sequence[Shown], rows: slice | Tensor
     ) -> Tensor:
         """Read U different sequences at once, into the rows of all equal sequences."""
         number = {sequence: u for u, sequence in enumerate(unique)}
         source_M = None
         if len(unique) < len(sequences):
             source_M = self._tensor([number[sequence] for sequence in sequences])
-        ids_UP = padded(unique, self.device)
+        ids_UP = padded([tokens for tokens, _ in unique], self.device)
         index_UP = torch.arange(ids_UP.shape[1], device=self.device).expand_as(ids_UP)
-        last_U = self._tensor([len(sequence) - 1 for sequence in unique])
-        logits_UV = self._logits(ids_UP, index_UP, last_U, Prefill(self.slots, rows, source_M))
+        last_U = self._tensor([len(tokens) - 1 for tokens, _ in unique])
+        asked: dict[str, Any] = {"input_ids": ids_UP, "position_ids": index_UP}
+        media = [ids for _, ids in unique]
+        if any(media):
+            assert self._images is not None, "the policy refuses images without them"
+            asked = {**shown(self.model, ids_UP, media, self._images)}
+        logits_UV = self._logits(asked, last_U, Prefill(self.slots, rows, source_M))
         return logits_UV if source_M is None else logits_UV.index_select(0, source_M)
 
-    def write(self, tokens: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    def write(
+        self,
+        tokens: Sequence[int],
+        lengths: Sequence[int],
+        media: Sequence[tuple[str, ...]] | None = None,
+    ) -> Tensor:
         """Append a token to each of the first rows; return the logits of the next ones [B, V]."""
         longest, at_B = max(lengths), self._tensor(lengths)
         step = Decode(self.slots, at_B, longest + 1, is_even=longest == min(lengths))
-        return self._logits(self._tensor(tokens)[:, None], at_B[:, None], None, step)
+        place_B = at_B
+        if media is not None and any(media) and self._images is not None:
+            # an image takes fewer positions than tokens
+            place_B = at_B + self._tensor([offset(self._images.grids(ids)) for ids in media])
+        asked = {"input_ids": self._tensor(tokens)[:, None], "position_ids": place_B[:, None]}
+        return self._logits(asked, None, step)
 
     def _logits(
-        self, ids_BT: Tensor, index_BT: Tensor, last_B: Tensor | None, slots: Prefill | Decode
+        self, given: Mapping[str, Any], last_B: Tensor | None, slots: Prefill | Decode
     ) -> Tensor:
         """Return the logits of each sequence's last token [B, V]."""
         asked: dict[str, Any] = {
-            "input_ids": ids_BT,
-            "position_ids": index_BT,
+            **given,
             # transformers passes on a mask of four dimensions unchanged; the cache has the real one
             "attention_mask": self._mask,
             "use_cache": False,
@@ -108,14 +133,18 @@ def _last(found_BTX: Tensor, last_B: Tensor | None) -> Tensor:
     return found_BTX[torch.arange(len(found_BTX), device=found_BTX.device), last_B]
 
 
-def _parts(sequences: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+def _length(sequence: Shown) -> int:
+    return len(sequence[0])
+
+
+def _parts(sequences: list[Shown]) -> list[list[Shown]]:
     """Split sequences into parts that are small enough for one prefill, by length."""
-    if len(sequences) * max(map(len, sequences)) <= READ_TOKENS:
+    if len(sequences) * max(map(_length, sequences)) <= READ_TOKENS:
         return [sequences]
-    parts: list[list[tuple[int, ...]]] = []
+    parts: list[list[Shown]] = []
     # Neighbors of similar length need the least padding.
-    for sequence in sorted(sequences, key=len):
-        if parts and (len(parts[-1]) + 1) * len(sequence) <= READ_TOKENS:
+    for sequence in sorted(sequences, key=_length):
+        if parts and (len(parts[-1]) + 1) * _length(sequence) <= READ_TOKENS:
             parts[-1].append(sequence)
         else:
             parts.append([sequence])

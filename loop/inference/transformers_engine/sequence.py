@@ -30,6 +30,8 @@ class Sequence:
     def __init__(self, request: Request, call: "Call", *, most: int) -> None:
         self.request, self.call = request, call
         self.prompt = tuple(request.prompt_ids)
+        self.media = tuple(request.media)
+        """The images of the prompt."""
         self.most = most
         """Most tokens of the answer."""
         self.tokens: list[int] = []

@@ -1,0 +1,84 @@
+"""A small Qwen2.5-VL from a configuration, with random weights and a tokenizer of characters."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+from ..config.model import TinyModel, TinyVision
+from .load import character_tokenizer, eos_id, pad_id
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+START, IMAGE, END, VIDEO = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"
+_MERGE = 2
+_TEMPLATE = (
+    "{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}" + START + IMAGE + END + "{% else %}{{ part['text'] }}"
+    "{% endif %}{% endfor %}{% endif %}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def make_tiny_vision(
+    spec: TinyModel, vision: TinyVision, *, seed: int
+) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
+    """Create a small Qwen2.5-VL; an image is a token for each 2 x 2 of its patches."""
+    special = [START, IMAGE, END, VIDEO]
+    tokenizer = character_tokenizer(spec.alphabet, special=special, template=_TEMPLATE)
+    start, image, end, video = (tokenizer.get_vocab()[token] for token in special)
+    half = spec.hidden_size // spec.heads // 2
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": spec.hidden_size,
+            "intermediate_size": spec.intermediate_size or 4 * spec.hidden_size,
+            "num_hidden_layers": spec.layers,
+            "num_attention_heads": spec.heads,
+            "num_key_value_heads": spec.heads,
+            "max_position_embeddings": spec.max_length,
+            "initializer_range": spec.init_std,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                # frequencies of time, height and width
+                "mrope_section": [half - 2 * (half // 3), half // 3, half // 3],
+            },
+            "bos_token_id": None,
+            "eos_token_id": eos_id(tokenizer),
+            "pad_token_id": pad_id(tokenizer),
+            "tie_word_embeddings": True,
+        },
+        vision_config={
+            "depth": vision.layers,
+            "hidden_size": vision.hidden_size,
+            "intermediate_size": 2 * vision.hidden_size,
+            "num_heads": vision.heads,
+            "patch_size": vision.patch_size,
+            "spatial_merge_size": _MERGE,
+            "out_hidden_size": spec.hidden_size,
+            # all layers see the whole image
+            "fullatt_block_indexes": list(range(vision.layers)),
+            "initializer_range": spec.init_std,
+        },
+        image_token_id=image,
+        video_token_id=video,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+        tie_word_embeddings=True,
+    )
+    config.image_processor = {
+        "size": {
+            "shortest_edge": (vision.patch_size * _MERGE) ** 2,
+            "longest_edge": vision.max_pixels,
+        },
+        "patch_size": vision.patch_size,
+        "merge_size": _MERGE,
+        "temporal_patch_size": 2,
+    }
+    with torch.random.fork_rng(devices=[]):  # the caller's generator continues as if unused
+        torch.manual_seed(seed)
+        model = Qwen2_5_VLForConditionalGeneration(config)
+    return model, tokenizer
