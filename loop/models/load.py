@@ -166,9 +166,10 @@ def make_tiny(spec: TinyModel, *, seed: int) -> tuple["PreTrainedModel", "PreTra
     except ImportError as error:
         raise missing_extra(error.name or "transformers", "train") from error
     if spec.vision is not None:
-        from .tiny_vision import make_tiny_vision
+        from .tiny_vision import SPECIAL, TEMPLATE, make_tiny_vision
 
-        return make_tiny_vision(spec, spec.vision, seed=seed)
+        tokenizer = character_tokenizer(spec.alphabet, special=SPECIAL, template=TEMPLATE)
+        return make_tiny_vision(spec, spec.vision, tokenizer, seed=seed), tokenizer
     tokenizer = character_tokenizer(spec.alphabet)
     config = Qwen3Config(
         vocab_size=len(tokenizer),

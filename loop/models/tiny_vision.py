@@ -6,14 +6,18 @@ import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from ..config.model import TinyModel, TinyVision
-from .load import character_tokenizer, eos_id, pad_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-START, IMAGE, END, VIDEO = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"
+SPECIAL = START, IMAGE, END, VIDEO = (
+    "<|vision_start|>",
+    "<|image_pad|>",
+    "<|vision_end|>",
+    "<|video_pad|>",
+)
 _MERGE = 2
-_TEMPLATE = (
+TEMPLATE = (
     "{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}"
     "{% else %}{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}" + START + IMAGE + END + "{% else %}{{ part['text'] }}"
@@ -23,12 +27,10 @@ _TEMPLATE = (
 
 
 def make_tiny_vision(
-    spec: TinyModel, vision: TinyVision, *, seed: int
-) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
+    spec: TinyModel, vision: TinyVision, tokenizer: "PreTrainedTokenizerFast", *, seed: int
+) -> "PreTrainedModel":
     """Create a small Qwen2.5-VL; an image is a token for each 2 x 2 of its patches."""
-    special = [START, IMAGE, END, VIDEO]
-    tokenizer = character_tokenizer(spec.alphabet, special=special, template=_TEMPLATE)
-    start, image, end, video = (tokenizer.get_vocab()[token] for token in special)
+    start, image, end, video = (tokenizer.get_vocab()[token] for token in SPECIAL)
     half = spec.hidden_size // spec.heads // 2
     config = Qwen2_5_VLConfig(
         text_config={
@@ -47,8 +49,8 @@ def make_tiny_vision(
                 "mrope_section": [half - 2 * (half // 3), half // 3, half // 3],
             },
             "bos_token_id": None,
-            "eos_token_id": eos_id(tokenizer),
-            "pad_token_id": pad_id(tokenizer),
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
             "tie_word_embeddings": True,
         },
         vision_config={
@@ -80,5 +82,4 @@ def make_tiny_vision(
     }
     with torch.random.fork_rng(devices=[]):  # the caller's generator continues as if unused
         torch.manual_seed(seed)
-        model = Qwen2_5_VLForConditionalGeneration(config)
-    return model, tokenizer
+        return Qwen2_5_VLForConditionalGeneration(config)
