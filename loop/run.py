@@ -91,12 +91,12 @@ def run(
 
 
 def _on_cluster(config: RunConfig) -> AbstractContextManager[Any]:
-    """Stay connected to the run's cluster, if it has one, until both jobs have ended."""
+    """Keep the run's place on its cluster, if it has one, until both jobs have ended."""
     if config.ray is None:
         return nullcontext()
-    from .runs.ray import connected
+    from .runs.placement_group import placed
 
-    return connected(config.ray)
+    return placed(config)
 
 
 def check(config: RunConfig) -> None:

@@ -1,5 +1,7 @@
 """The section `ray`: explorers and the trainer on a Ray cluster."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from .base import Float, Int, Section
@@ -29,6 +31,11 @@ class RayConfig(PlaceConfig):
     """
     num_explorers: Int = Field(default=1, ge=1)
     """Number of explorers; `rlake explore CONFIG --add-explorers N` adds more during the run."""
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "SPREAD"
+    """How Ray places the explorers and a placed trainer, as one placement group, all or none.
+
+    Spread: on different nodes, as far as there are; pack: on few nodes; strict: or not at all.
+    """
     max_concurrent_groups: Int = Field(default=16, ge=1)
     """Most groups that one explorer runs concurrently; others wait."""
     max_group_bytes: Int = Field(default=64 << 20, ge=1)
@@ -36,6 +43,9 @@ class RayConfig(PlaceConfig):
     max_restarts: Int = Field(default=3, ge=0)
     """Restarts of each explorer that dies."""
     startup_timeout: Float = Field(default=300.0, gt=0)
-    """Longest time until explorers are placed and their engines are ready, in seconds."""
+    """Longest time until the run is placed, and again until engines are ready, in seconds."""
     trainer: PlaceConfig | None = None
-    """Resources of the trainer; None: it runs in the command's process."""
+    """Resources of the trainer; None: it runs in the command's process.
+
+    With `trainer.distributed.launcher` ray, each of the trainer's processes has them.
+    """

@@ -9,7 +9,8 @@ from typing import Any
 from ...store import Store, connect
 from ...store.errors import JobError
 from ..config import RunConfig
-from .ray import connected, last_line, options
+from .placement_group import reserved
+from .ray import connected, last_line
 
 LOOK_SECONDS = 0.2
 """Seconds between two checks whether the trainer began or the run was stopped."""
@@ -33,12 +34,12 @@ def train_placed(
     assert config.ray is not None
     assert config.ray.trainer is not None, "the configuration places the trainer"
     before = _attempts(store, config)
-    with connected(config.ray) as ray:
+    with connected(config.ray) as ray, reserved(config, trainer=True) as room:
         # No retries by Ray: without `resume` a second start is refused. The process ends with its
         # call, which frees the GPU.
         work = ray.remote(max_retries=0, max_calls=1)(_train)
         paths = [path for path in sys.path if path]  # user modules may be importable only from here
-        placed = work.options(**options(config.ray.trainer)).remote(
+        placed = work.options(**room.of_trainer(config.ray.trainer)).remote(
             train, store.uri, store.storage_options, config, resume, paths
         )
         is_ready, deadline = False, float("inf")

@@ -11,7 +11,8 @@ from typing import Any
 from ....store.errors import ConfigError, JobError
 from ...rollouts.workers import RolloutWorker, WorkerPool
 from ...runs.job import Job, WorkerLostError
-from ...runs.ray import NAMESPACE, answer, connected, end, options, wanted
+from ...runs.placement_group import reserved
+from ...runs.ray import NAMESPACE, answer, connected, end, wanted
 from ...weight_sync import started_from
 from .actor import RolloutActor, WorkerSpec
 from .scale_up import JoinRegistry, register_name
@@ -55,6 +56,8 @@ class RayWorkerPool:
         """
         self._folder = folder
         self._ray = await asyncio.to_thread(self._stack.enter_context, connected(self._cluster))
+        place = reserved(self._job.config, trainer=False)
+        self._room = await asyncio.to_thread(self._stack.enter_context, place)
         self._register = (
             self._ray.remote(JoinRegistry)
             .options(name=register_name(self._job.run_id), namespace=NAMESPACE, num_cpus=0)
@@ -105,10 +108,9 @@ class RayWorkerPool:
         """Start an explorer. Raises JobError if it is not ready in time."""
         cluster = self._cluster
         remote = self._ray.remote(RolloutActor).options(
-            **options(cluster),
+            **self._room.of_explorer(cluster, list(self._deaths).index(name)),
             max_restarts=0,  # a restart by Ray would lose the groups silently; see `restore`
             max_concurrency=cluster.max_concurrent_groups + CALLS,
-            scheduling_strategy="SPREAD",
         )
         actor = remote.remote(self._spec)
         # Looked up at each start: the folder of the first one may have been removed meanwhile.

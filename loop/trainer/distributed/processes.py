@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...runs.placement_group import in_bundle
 from ...runs.ray import connect, last_line, ray_module
 
 if TYPE_CHECKING:
@@ -104,8 +105,10 @@ class OnRay:
         gpus = 1 if self._terms.device == "cuda" else 0
         # Not restarted: a new actor could not take the place of a rank in the middle of a training.
         actor = self._ray.remote(num_cpus=0, num_gpus=gpus, max_restarts=0)(_RankActor)
+        # That of a trainer that Ray placed, with a bundle for each process.
+        group = self._ray.util.get_current_placement_group()
         for rank in range(1, self._terms.size):
-            made = actor.options(scheduling_strategy="SPREAD").remote()
+            made = actor.options(**_place(group, rank)).remote()
             self._actors.append(made)
             self._results.append(made.run.remote(asdict(self._terms), self.host, port, rank))
 
@@ -124,6 +127,16 @@ class OnRay:
             self._ray.get(self._results[rank - 1])
         except self._ray.exceptions.RayError as error:
             return f"on Ray ended: {last_line(error)}"
+
+
+def _place(group: Any, rank: int) -> dict[str, Any]:
+    if group is None:
+        return {"scheduling_strategy": "SPREAD"}
+    asked = dict(group.bundle_specs[rank])
+    cpus, gpus = asked.pop("CPU", 0), asked.pop("GPU", 0)
+    asked.pop("memory", None)  # of a bundle of nothing else; Ray takes it apart from the others
+    where = in_bundle(group, rank)
+    return {"num_cpus": cpus, "num_gpus": gpus, "resources": asked, "scheduling_strategy": where}
 
 
 class _RankActor:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 from support.audit import audit
 from support.tiny_models import config, table
@@ -19,6 +18,7 @@ import rlake
 from rlake.loop.config import RunConfig
 from rlake.loop.explorer.ray.scale_up import join
 from rlake.loop.run import run
+from rlake.loop.runs.placement_group import reserved
 from rlake.loop.runs.ray import connected
 from rlake.store import Store
 from rlake.store.errors import JobError
@@ -159,9 +159,34 @@ def test_a_run_goes_on_when_an_explorer_is_killed_and_takes_in_another(
 
 def test_explorers_for_which_there_is_no_room_end_the_run(address: str, store: Store):
     how = settings(address, ray={"resources": {"moonlight": 1}, "startup_timeout": 2})
-    with pytest.raises(JobError, match=r"not ready after .* each takes CPU 1, moonlight 1"):
+    told = (
+        r"`demo` was not placed within .* 2 s: SPREAD of 2 x \(CPU 1, moonlight 1\), on nodes with "
+        r"\(CPU 4\), \(CPU 4, training 1\), of which CPU 8, training 1 is free; add nodes"
+    )
+    with pytest.raises(JobError, match=told):
         run(store, how)
+    assert store.count("job_events") == 0, "no job began, so the run's name is free"
     with pytest.raises(JobError, match="run `demo` is not exploring on the cluster"):
         join(how, explorers=1)
-    failed = table(store, "job_events").filter(pl.col("status") == "failed")
-    assert "explore" in failed["job"].to_list()
+
+
+def test_processes_are_placed_together_by_the_strategy(address: str, store: Store):
+    few = {"num_explorers": 1, "trainer": {}, "startup_timeout": 60}
+    apart = settings(address, ray={**few, "strategy": "STRICT_SPREAD"})
+    packed = settings(address, ray={**few, "strategy": "STRICT_PACK", "cpus": 2})
+    three = {"distributed": {"world_size": 2, "launcher": "ray"}}
+    for how, nodes in [(apart, 2), (packed, 1)]:
+        assert how.ray is not None
+        with connected(how.ray), reserved(how, trainer=True) as place:
+            found = ray.util.placement_group_table(place.group)
+            assert len(set(found["bundles_to_node_id"].values())) == nodes
+            assert place.of_explorer(how.ray, 0)["num_cpus"] == how.ray.cpus
+            with reserved(how, trainer=False) as same:
+                assert same.group == place.group
+            assert place.of_explorer(how.ray, 1)["scheduling_strategy"] == "SPREAD"
+    asked = {**few, "strategy": "STRICT_SPREAD", "startup_timeout": 2}
+    with pytest.raises(JobError, match=r"STRICT_SPREAD of 3 x \(CPU 1\), on nodes with"):
+        run(store, settings(address, ray=asked, trainer=three))
+    assert store.count("job_events") == 0
+    run(store, settings(address, ray={"trainer": {"cpus": 3}}, trainer={"steps": 2, **three}))
+    assert table(store, "draws")["step"].max() == 2
