@@ -41,7 +41,8 @@ class RayConfig(PlaceConfig):
     max_group_bytes: Int = Field(default=64 << 20, ge=1)
     """Largest size of a group's rows, in bytes; a larger group becomes one row with an error."""
     max_restarts: Int = Field(default=3, ge=0)
-    """Restarts of each explorer that dies."""
+    """Restarts of each explorer that dies, and of a placed trainer, which continues from its newest
+    checkpoint; they go to other nodes if their own are lost."""
     startup_timeout: Float = Field(default=300.0, gt=0)
     """Longest time until the run is placed, and again until engines are ready, in seconds."""
     trainer: PlaceConfig | None = None

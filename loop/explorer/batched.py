@@ -131,7 +131,8 @@ class BatchedExploration:
         if known is not None and known.version == version:
             context.watch.check("train")  # rows for a trainer that failed would never be drawn
             return known
-        weights = await context.weights(version)
-        pool = await context.workers(weights.folder)
-        await pool.update_weights(weights)
-        return pool
+        while True:
+            weights = await context.weights(version)
+            pool = await context.workers(weights.folder)
+            if await context.update(pool, weights):
+                return pool

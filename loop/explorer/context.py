@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -21,7 +22,15 @@ from ..schedule.pacing import Pacer
 from ..schedule.samplers import own_sides
 from ..schedule.units import batch_tasks, new_units, order, own_where, units_of
 from ..tasks.curriculum import Curriculum
-from ..weight_sync import PublishedWeights, WeightCache, WeightSubscriber, started_from
+from ..weight_sync import (
+    PublishedWeights,
+    WeightCache,
+    WeightsLostError,
+    WeightSubscriber,
+    started_from,
+)
+
+_log = logging.getLogger(__name__)
 
 _WAY_OUT = "fix it, then continue with `--resume` (`resume=True` in Python)"
 
@@ -95,6 +104,19 @@ class ExploreContext:
         if found is None:
             self.watch.check("train")
         return found
+
+    async def update(self, pool: WorkerPool, weights: PublishedWeights) -> bool:
+        """Update the workers' weights; return False if these were lost with their sender.
+
+        The workers then go on with the weights that they have.
+        """
+        try:
+            await pool.update_weights(weights)
+        except WeightsLostError as error:
+            _log.warning("the explorer goes on with older weights: %s", error)
+            self.subscriber.lose(weights)
+            return False
+        return True
 
     async def workers(self, folder: Path) -> WorkerPool:
         """Return the workers, started on first use with the model of a folder."""

@@ -134,13 +134,13 @@ class StreamingExploration:
 
     async def _follow(self, pool: WorkerPool, ended: threading.Event) -> None:
         """Update the weights whenever newer ones are published, after evaluations that are due."""
+        context = self._context
         while not ended.is_set():
             # Without a timeout: whether the run is starved depends on its rollouts
             # too, so `_wait` decides.
             newer = await self._newer(pool.version, ended, seconds=inf)
-            await self._context.evaluate_until(newer.version)
-            await pool.update_weights(newer)
-            if not self._news.done():
+            await context.evaluate_until(newer.version)
+            if await context.update(pool, newer) and not self._news.done():
                 self._news.set_result(None)
 
     async def _newer(

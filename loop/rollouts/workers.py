@@ -1,6 +1,7 @@
 """Workers run groups, in this process or others, while their weights are updated."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -17,6 +18,8 @@ from ..weight_sync import fetch
 from .group import RolloutSpec, run_group
 
 W = TypeVar("W")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -131,18 +134,20 @@ class WorkerPool:
         self,
         workers: Sequence[RolloutWorker],
         *,
-        restore: Callable[[RolloutWorker], Awaitable[RolloutWorker | None]] | None = None,
+        restore: Callable[[RolloutWorker], Awaitable[RolloutWorker]] | None = None,
         closing: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Use workers; `restore` restarts one that died, or returns None after too many restarts.
+        """Use workers; `restore` restarts one that died, and raises an error if it cannot.
 
-        `closing` is called after all workers are closed.
+        The others go on without it. `closing` is called after all workers are closed.
         """
         self._closing = closing
         self._busy: dict[RolloutWorker, list[GroupRequest]] = {worker: [] for worker in workers}
         self._restore = restore
         self._restoring: set[asyncio.Task[None]] = set()
         self._weights: Weights | None = None
+        self._lost: Exception | None = None
+        """Why the last worker that was lost is not there."""
 
     def __len__(self) -> int:
         return len(self._busy)
@@ -166,7 +171,10 @@ class WorkerPool:
         self._busy[worker] = []
 
     async def update_weights(self, weights: Weights) -> None:
-        """Replace the weights of all workers; one that dies is restored."""
+        """Replace the weights of all workers; one that dies is restored, while the others go on.
+
+        Raises the first error of the others, once all have ended: some have the new weights then.
+        """
         # First: a worker that joins meanwhile must load these.
         self._weights = weights
 
@@ -174,9 +182,12 @@ class WorkerPool:
             try:
                 await worker.update_weights(weights)
             except WorkerLostError as error:
-                await self._replace(worker, error)
+                self._replace(worker, error)
 
-        await asyncio.gather(*map(update, list(self._busy)))
+        ended = await asyncio.gather(*map(update, list(self._busy)), return_exceptions=True)
+        for error in ended:
+            if error is not None:
+                raise error
 
     async def sleep(self) -> None:
         """Free the GPU memory of all workers until their next groups."""
@@ -185,14 +196,14 @@ class WorkerPool:
             try:
                 await worker.sleep()
             except WorkerLostError as error:
-                await self._replace(worker, error)
+                self._replace(worker, error)
 
         await asyncio.gather(*map(sleep, list(self._busy)))
 
     async def run_group(self, request: GroupRequest) -> Sequence[Experience]:
         """Run a group on a worker, and on another one if it dies.
 
-        Raises WorkerLostError if no worker is left.
+        Raises an error, as WorkerLostError, if no worker is left.
         """
         while True:
             worker = await self._choose()
@@ -200,7 +211,7 @@ class WorkerPool:
             try:
                 return await worker.run_group(request)
             except WorkerLostError as error:
-                await self._replace(worker, error)
+                self._replace(worker, error)
             finally:
                 # The worker may have been replaced meanwhile.
                 if request in (busy := self._busy.get(worker, [])):
@@ -225,26 +236,37 @@ class WorkerPool:
         """Return the worker with the fewest groups, or wait for one that is being restored."""
         while not self._busy:
             if not self._restoring:
-                raise WorkerLostError("no worker is left")
-            await asyncio.wait(self._restoring)
+                raise self._lost or WorkerLostError("no worker is left")
+            await asyncio.wait(self._restoring, return_when=asyncio.FIRST_COMPLETED)
         return least_busy(self._busy)
 
-    async def _replace(self, worker: RolloutWorker, error: WorkerLostError) -> None:
-        """Replace a worker that died, once; the others continue meanwhile."""
+    def _replace(self, worker: RolloutWorker, error: WorkerLostError) -> None:
+        """Restart a worker that died, once, while the others go on."""
         if worker not in self._busy:
             return  # another of its groups noticed first
         del self._busy[worker]
-        task = asyncio.create_task(self._restored(worker))
-        self._restoring.add(task)
-        task.add_done_callback(self._restoring.discard)
-        await asyncio.shield(task)  # other groups wait for it too
-        if not self._busy and not self._restoring:
-            raise error
+        self._lost = error
+        if self._restore is not None:
+            task = asyncio.create_task(self._restored(worker, self._restore))
+            self._restoring.add(task)
+            task.add_done_callback(self._restoring.discard)
 
-    async def _restored(self, lost: RolloutWorker) -> None:
-        worker = await self._restore(lost) if self._restore is not None else None
-        while worker is not None and self._restore is not None:
+    async def _restored(
+        self, lost: RolloutWorker, restore: Callable[[RolloutWorker], Awaitable[RolloutWorker]]
+    ) -> None:
+        worker = lost
+        while True:
             try:
+                worker = await restore(worker)
                 return await self.add(worker)
             except WorkerLostError:
-                worker = await self._restore(worker)
+                continue  # it died again; `restore` counts how often
+            except Exception as error:  # noqa: BLE001 - the run fails with it if no worker is left
+                self._lost = error
+                _log.warning(
+                    "`%s` is not restarted; the run has %d of its explorers left: %s",
+                    lost.name,
+                    len(self),
+                    error,
+                )
+                return None

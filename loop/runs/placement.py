@@ -1,5 +1,6 @@
 """A trainer placed by Ray, which shares only the store with the process that started it."""
 
+import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +18,8 @@ LOOK_SECONDS = 0.2
 STOP_SECONDS = 10.0
 """Seconds that the trainer has to end after the run was stopped."""
 
+_log = logging.getLogger(__name__)
+
 
 def train_placed(
     train: Callable[..., None],
@@ -27,32 +30,84 @@ def train_placed(
     stop: threading.Event,
     ready: Callable[[], None],
 ) -> None:
-    """Call `train` on the cluster and raise what it raises; JobError if its process dies.
+    """Call `train` on the cluster and raise what it raises.
 
-    `ready` is called when its attempt is recorded.
+    A trainer that dies, as with its node, is started again and resumes from its newest checkpoint.
+    `ready` is called once, when its attempt is recorded. Raises JobError if it dies too often, or
+    finds no place in time.
     """
-    assert config.ray is not None
-    assert config.ray.trainer is not None, "the configuration places the trainer"
+    cluster = config.ray
+    assert cluster is not None
+    assert cluster.trainer is not None, "the configuration places the trainer"
     before = _attempts(store, config)
-    with connected(config.ray) as ray, reserved(config, trainer=True) as room:
+    is_ready = False
+
+    def look() -> None:
+        nonlocal is_ready
+        if not is_ready and _attempts(store, config) > before:
+            is_ready = True
+            ready()
+
+    paths = [path for path in sys.path if path]  # user modules may be importable only from here
+    with connected(cluster) as ray, reserved(config, trainer=True) as room:
+        options = room.of_trainer(cluster.trainer)
         # No retries by Ray: without `resume` a second start is refused. The process ends with its
         # call, which frees the GPU.
-        work = ray.remote(max_retries=0, max_calls=1)(_train)
-        paths = [path for path in sys.path if path]  # user modules may be importable only from here
-        placed = work.options(**room.of_trainer(config.ray.trainer)).remote(
-            train, store.uri, store.storage_options, config, resume, paths
-        )
-        is_ready, deadline = False, float("inf")
-        while not ray.wait([placed], timeout=LOOK_SECONDS)[0]:
-            if not is_ready and _attempts(store, config) > before:
-                is_ready = True
-                ready()
-            if stop.is_set():
-                deadline = min(deadline, perf_counter() + STOP_SECONDS)
+        work = ray.remote(max_retries=0, max_calls=1)(_train).options(**options)
+        deaths = 0
+        while True:
+            try:
+                if deaths:
+                    # Only a call that starts at once shows that the trainer would be placed.
+                    place = ray.remote(max_retries=0)(_nothing).options(**options).remote()
+                    if not _ended(ray, place, stop, seconds=cluster.startup_timeout):
+                        raise JobError(
+                            "no node has taken the trainer within `ray.startup_timeout`, "
+                            f"{cluster.startup_timeout:g} s; {_WAY_OUT}"
+                        )
+                    _result(ray, place)
+                args = (store.uri, store.storage_options, config, resume or is_ready, paths)
+                placed = work.remote(train, *args)
+                _ended(ray, placed, stop, look=look)
+                return _result(ray, placed)
+            except TrainerLostError as error:
+                look()  # it may have begun since the last one
+                deaths += 1
+                if deaths > cluster.max_restarts:
+                    raise JobError(
+                        f"{error}; it died {deaths} times, and `ray.max_restarts` is "
+                        f"{cluster.max_restarts}; {_WAY_OUT}"
+                    ) from error
+                _log.warning("%s; it is started again, from its newest checkpoint", error)
+
+
+class TrainerLostError(JobError):
+    """The trainer's process died without an error of its own."""
+
+
+_WAY_OUT = "continue with `--resume` (`resume=True` in Python)"
+
+
+def _ended(
+    ray: Any,
+    placed: Any,
+    stop: threading.Event,
+    *,
+    seconds: float = float("inf"),
+    look: Callable[[], None] = lambda: None,
+) -> bool:
+    """Wait until a call has ended, and cancel it after `seconds` or if the run was stopped."""
+    limit, deadline = perf_counter() + seconds, float("inf")
+    while not ray.wait([placed], timeout=LOOK_SECONDS)[0]:
+        look()
+        if stop.is_set():
+            deadline = min(deadline, perf_counter() + STOP_SECONDS)
+        if perf_counter() > min(limit, deadline):
+            ray.cancel(placed, force=True)
             if perf_counter() > deadline:
-                ray.cancel(placed, force=True)
                 raise JobError("the run was stopped")
-        _result(ray, placed)
+            return False
+    return True
 
 
 def _result(ray: Any, placed: Any) -> None:
@@ -63,7 +118,7 @@ def _result(ray: Any, placed: Any) -> None:
             raise error.cause from None
         raise JobError(f"the trainer failed: {last_line(error)}") from error
     except ray.exceptions.RayError as error:
-        raise JobError(f"the trainer's process died: {last_line(error)}") from error
+        raise TrainerLostError(f"the trainer's process died: {last_line(error)}") from error
 
 
 def _attempts(store: Store, config: RunConfig) -> int:
@@ -72,6 +127,10 @@ def _attempts(store: Store, config: RunConfig) -> int:
         f"WHERE run_id = '{config.name}' AND job = 'train'"
     ).fetchall()
     return attempt
+
+
+def _nothing() -> None:
+    """Start and end."""
 
 
 def _train(

@@ -112,6 +112,14 @@ def wanted(place: PlaceConfig) -> str:
     return f"each takes {each or 'nothing'}; the cluster has {left or 'nothing'} left"
 
 
+def here() -> Any:
+    """Return the scheduling strategy of what ends with this process's node, and not with others."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    node = ray_module().get_runtime_context().get_node_id()
+    return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
 async def answer(reference: Any, name: str) -> Any:
     """Return what an actor answers. Raises WorkerLostError if it died, or else its error."""
     ray = ray_module()

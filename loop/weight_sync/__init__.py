@@ -1,7 +1,7 @@
 """Weights from the trainer to the engines: through the store, in memory, or by broadcast."""
 
 from ..models.weights import PublishedWeights
-from .broadcast import Sender, fetch
+from .broadcast import Sender, WeightsLostError, fetch
 from .memory import WeightCache
 from .publisher import Publisher, publisher
 from .subscriber import WeightSubscriber, newest, published, started_from
@@ -12,6 +12,7 @@ __all__ = [
     "Sender",
     "WeightCache",
     "WeightSubscriber",
+    "WeightsLostError",
     "fetch",
     "newest",
     "published",

@@ -41,6 +41,10 @@ _ASKS = "rlake/asks"
 _log = logging.getLogger(__name__)
 
 
+class WeightsLostError(JobError):
+    """A version could not be received; what has other weights may go on with them."""
+
+
 class Sender:
     """Sends cached versions to the processes that request them, in a background thread."""
 
@@ -125,7 +129,7 @@ class Receiver:
     """Requests versions from one sender, one at a time."""
 
     def __init__(self, address: str, *, seconds: float = SECONDS) -> None:
-        """Connect to the sender. Raises JobError if that fails."""
+        """Connect to the sender. Raises WeightsLostError if that fails."""
         self._address, self._seconds = address, seconds
         self._member, self._asked = uuid4().hex, 0
         self._lock = threading.Lock()
@@ -136,10 +140,15 @@ class Receiver:
             wait = timedelta(seconds=3 * seconds)
             self._store = TCPStore(host, int(port), None, is_master=False, timeout=wait)
         except RuntimeError as error:
-            raise JobError(f"no sender of weights at {address}: {message_of(error)}") from error
+            raise WeightsLostError(
+                f"no sender of weights at {address}: {message_of(error)}"
+            ) from error
 
     def receive(self, version: int, digest: str) -> dict[str, Tensor]:
-        """Return a version's tensors. Raises JobError if they do not arrive, or are not these."""
+        """Return a version's tensors.
+
+        Raises WeightsLostError if they do not arrive, JobError if they are not these.
+        """
         reason = ""
         with self._lock:  # answers arrive in one queue per member, so requests must not interleave
             for _ in range(ATTEMPTS):
@@ -155,7 +164,7 @@ class Receiver:
                         f"what came as version {version} has digest {found}, its row says {digest}"
                     )
                 return state
-        raise JobError(
+        raise WeightsLostError(
             f"version {version} did not come from {self._address} in {ATTEMPTS} attempts; the "
             f"last: {reason}; is the trainer alive?"
         )
@@ -196,7 +205,8 @@ class Receiver:
 async def fetch(weights: Weights) -> Weights:
     """Return weights with a folder or tensors in this process, receiving them if necessary.
 
-    Raises JobError if they do not arrive, or do not match their recorded digest.
+    Raises WeightsLostError if they do not arrive, JobError if they do not match their recorded
+    digest.
     """
     is_written = weights.folder is not None and weights.file.is_file()
     if weights.state is not None or weights.address is None or is_written:

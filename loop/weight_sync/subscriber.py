@@ -20,6 +20,7 @@ class WeightSubscriber:
         columns = ["attempt", "policy_version", "path", "digest", "address"]
         self._tail = ChangeFeed(columns, run_id=job.run_id)
         self._rows: dict[int, list[dict[str, Any]]] = {}
+        self._lost: set[tuple[int, str | None]] = set()
 
     def find(self, version: int) -> PublishedWeights | None:
         """Return a version, or None while no current attempt has published it."""
@@ -31,6 +32,10 @@ class WeightSubscriber:
         self._refresh()
         found = (self._current(version) for version in sorted(self._rows, reverse=True))
         return next((one for one in found if one is not None), None)
+
+    def lose(self, weights: PublishedWeights) -> None:
+        """Leave out a version whose sender is gone, until a later attempt publishes it again."""
+        self._lost.add((weights.version, weights.address))
 
     @property
     def newest(self) -> int | None:
@@ -49,7 +54,8 @@ class WeightSubscriber:
     def _current(self, version: int) -> PublishedWeights | None:
         # Newest first: a resumed run publishes the versions after its checkpoint again.
         for row in reversed(self._rows.get(version, [])):
-            if self._watch.counts(row["attempt"], version):
+            is_lost = (version, row["address"]) in self._lost
+            if not is_lost and self._watch.counts(row["attempt"], version):
                 return PublishedWeights(
                     version=version,
                     folder=self._job.folder / row["path"],

@@ -10,9 +10,9 @@ from typing import Any
 
 from ....store.errors import ConfigError, JobError
 from ...rollouts.workers import RolloutWorker, WorkerPool
-from ...runs.job import Job, WorkerLostError
+from ...runs.job import Job
 from ...runs.placement_group import reserved
-from ...runs.ray import NAMESPACE, answer, connected, end, wanted
+from ...runs.ray import NAMESPACE, answer, connected, end, here, wanted
 from ...weight_sync import started_from
 from .actor import RolloutActor, WorkerSpec
 from .scale_up import JoinRegistry, register_name
@@ -60,7 +60,12 @@ class RayWorkerPool:
         self._room = await asyncio.to_thread(self._stack.enter_context, place)
         self._register = (
             self._ray.remote(JoinRegistry)
-            .options(name=register_name(self._job.run_id), namespace=NAMESPACE, num_cpus=0)
+            .options(
+                name=register_name(self._job.run_id),
+                namespace=NAMESPACE,
+                num_cpus=0,
+                scheduling_strategy=here(),
+            )
             .remote()
         )
         await self._more(self._cluster.num_explorers)
@@ -68,18 +73,17 @@ class RayWorkerPool:
             self._growing = asyncio.create_task(self._grow(add))
         return list(self.workers)
 
-    async def restore(self, lost: RolloutWorker) -> RayWorker | None:
-        """Restart an explorer that died; return None after too many deaths."""
+    async def restore(self, lost: RolloutWorker) -> RayWorker:
+        """Restart an explorer that died, on another node if its own was lost.
+
+        Raises JobError after too many deaths, or if there is no room for it in time;
+        WorkerLostError if it dies again.
+        """
         self.workers = [one for one in self.workers if one is not lost]
         deaths = self._deaths[lost.name] = self._deaths.get(lost.name, 0) + 1
         if deaths > self._cluster.max_restarts:
-            _log.warning("`%s` died %d times, and is not restarted", lost.name, deaths)
-            return None
-        try:
-            made = await self._start(lost.name)
-        except WorkerLostError as error:
-            _log.warning("%s", error)
-            return None
+            raise JobError(f"it died {deaths} times, and `ray.max_restarts` is {deaths - 1}")
+        made = await self._start(lost.name)
         self.workers.append(made)
         return made
 

@@ -34,13 +34,18 @@ from rlake.store.errors import JobError
 
 
 def publisher(
-    store: Store, folder: Path, cache: WeightCache, sender: Sender | None = None
+    store: Store,
+    folder: Path,
+    cache: WeightCache,
+    sender: Sender | None = None,
+    *,
+    attempt: int = 1,
 ) -> Publisher:
     return Publisher(
         store,
         folder,
         run_id="demo",
-        attempt=1,
+        attempt=attempt,
         tokenizer=tiny()[1],
         cache=cache,
         sender=sender,
@@ -210,6 +215,30 @@ def test_what_arrives_changed_is_refused(cache: WeightCache):
 def test_nobody_at_the_address_is_an_error_in_time():
     with pytest.raises(JobError, match=r"no sender of weights at 127\.0\.0\.1:1"):
         Receiver("127.0.0.1:1", seconds=0.1)
+
+
+def test_weights_whose_sender_is_gone_are_left_out_until_they_are_published_again(
+    store: Store, tmp_path: Path
+):
+    def publishing(attempt: int) -> Sender:
+        sender = Sender(cache := WeightCache(), host="127.0.0.1", seconds=10)
+        to = publisher(store, tmp_path, cache, sender, attempt=attempt)
+        for version in range(2):
+            to.publish(tiny(seed=version)[0], version, parent=None)
+        return sender
+
+    publishing(1).close()
+    following = follower(store, tmp_path)
+    lost = following.latest()
+    assert lost is not None
+    following.lose(lost)
+    assert [one and one.version for one in (following.find(1), following.latest())] == [None, 0]
+    again = publishing(2)
+    found = following.latest()
+    assert found is not None
+    assert (found.version, found.address) == (1, again.address)
+    assert asyncio.run(fetch(found)).state is not None
+    again.close()
 
 
 def test_followers_of_a_sender_fetch_what_is_in_no_folder(store: Store, tmp_path: Path):

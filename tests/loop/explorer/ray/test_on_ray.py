@@ -2,20 +2,15 @@
 
 import os
 import signal
-import sys
-import threading
-import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.audit import audit
-from support.tiny_models import config, table
+from support.ray_clusters import in_background, processes, settings, starting, wait_for
+from support.tiny_models import table
 
 import rlake
-from rlake.loop.config import RunConfig
 from rlake.loop.explorer.ray.scale_up import join
 from rlake.loop.run import run
 from rlake.loop.runs.placement_group import reserved
@@ -30,30 +25,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """A cluster of two nodes on this machine; one of them has what the trainer asks for."""
-    from ray.cluster_utils import Cluster
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "lance is not fork-safe")
-        cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False}
-        )
+    with starting(num_cpus=4) as cluster:
         cluster.add_node(num_cpus=4, resources={"training": 1})
-    sys.path.append(here := str(Path(__file__).parents[3]))
-    yield str(cluster.address)
-    sys.path.remove(here)
-    ray.shutdown()
-    cluster.shutdown()
-
-
-def settings(address: str | None, **changes: Any) -> RunConfig:
-    cluster = {"address": address, "num_explorers": 2, **changes.pop("ray", {})}
-    explorer = {
-        "workflow": "support.ray_workflows:noting_process",
-        "rewards": "support.ray_workflows:share_of_even",
-        **changes.pop("explorer", {}),
-    }
-    schedule = {"timeout": 300, **changes.pop("schedule", {})}
-    return config(explorer=explorer, ray=cluster if address else None, schedule=schedule, **changes)
+        yield str(cluster.address)
 
 
 def tokens(store: Store) -> list[tuple[object, ...]]:
@@ -62,22 +36,6 @@ def tokens(store: Store) -> list[tuple[object, ...]]:
         "FROM experiences ORDER BY 1"
     )
     return store.sql(query).fetchall()
-
-
-def processes(store: Store) -> set[int]:
-    """The processes that made the rows that are stored."""
-    query = (
-        "SELECT DISTINCT list_filter(metrics, lambda m: m.name = 'pid')[1].value FROM experiences"
-    )
-    return {int(pid) for (pid,) in store.sql(query).fetchall() if pid is not None}
-
-
-def wait_for(ready: Any, thread: threading.Thread, *, seconds: float = 300) -> None:
-    deadline = time.monotonic() + seconds
-    while not ready():
-        assert thread.is_alive(), "the run ended before"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_connection_lasts_until_the_last_who_uses_it_leaves(address: str):
@@ -117,27 +75,13 @@ def test_a_run_goes_on_when_an_explorer_is_killed_and_takes_in_another(
         schedule={"preset": "asynchronous", "weight_transport": "broadcast"},
         trainer={"steps": 40, "batch_size": 4, "learning_rate": 2e-2, "checkpoint_every": 10},
     )
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            run(store, how)
-        except BaseException as error:
-            failed.append(error)
-            raise
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    wait_for(lambda: len(processes(store)) == 2, thread)
-    acknowledged = table(store, "experiences")["experience_id"].to_list()
-    before = processes(store)
-    os.kill(min(before), signal.SIGKILL)
-    assert join(how, explorers=1) in (2, 3), "whether the killed one is there again or not yet"
-    opens.touch()
-    thread.join(400)
-    assert not thread.is_alive()
-    assert not failed
-
+    with in_background(store, how) as working:
+        wait_for(lambda: len(processes(store)) == 2, working)
+        acknowledged = table(store, "experiences")["experience_id"].to_list()
+        before = processes(store)
+        os.kill(min(before), signal.SIGKILL)
+        assert join(how, explorers=1) in (2, 3), "whether the killed one is there again or not yet"
+        opens.touch()
     found = audit(store, acknowledged)
     assert (found["lost"], found["duplicated"], found["untrue"]) == ([], [], [])
     assert len(processes(store) - before) == 2, "one was started again, and one joined"
