@@ -282,7 +282,9 @@ def _free_name(store: Store) -> str:
 
 def _newest_run(store: Store) -> str:
     found = store.sql(
-        "SELECT run_id FROM runs WHERE job = 'train' ORDER BY started_at DESC LIMIT 1"
+        # by the table's own clock, since those of nodes differ
+        "SELECT run_id FROM job_events WHERE job = 'train' AND status = 'running' "
+        "ORDER BY created_at DESC LIMIT 1"
     ).fetchall()
     if not found:
         raise ConfigError("the store has no run to resume; leave `resume` out, or give a `name`")

@@ -14,7 +14,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ...store import Store, interrupts
-from ...store.changes import ChangeFeed
+from ...store.changes import CREATED, ChangeFeed
 from ...store.errors import ConfigError, JobError
 from ...store.query import literal
 from ...store.records import now
@@ -38,6 +38,10 @@ class Job:
     functions: Mapping[str, str] = field(default_factory=dict)
     """Names of the functions that the job runs, with the digests of their sources."""
     started_at: datetime = field(default_factory=now)
+    since: int | None = None
+    """Version of `job_events` when the attempt began: clocks of nodes differ, and versions do not.
+
+    None: when its `Watch` begins."""
 
     @property
     def run_id(self) -> str:
@@ -98,6 +102,7 @@ def job(
     lock = FileLock(_lock(folder, name), timeout=0)
     try:
         with lock:
+            since = store.dataset("job_events").version
             attempt = _next_attempt(store, config, name, resume=resume)
             # Else the new run would set aside the checkpoints of a run of another store.
             if attempt == 1 and name == "train" and (folder / "checkpoints").exists():
@@ -105,7 +110,7 @@ def job(
                     f"`{folder}` holds checkpoints of a run `{config.name}` that this store does "
                     "not know; choose another `output`, or move them away"
                 )
-            yield Job(store, config, name, attempt, folder, title, functions or {})
+            yield Job(store, config, name, attempt, folder, title, functions or {}, since=since)
     except Timeout as error:
         raise JobError(f"`{name}` of run `{config.name}` is running in another process") from error
 
@@ -291,7 +296,8 @@ class Watch:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        columns = ["attempt", "job", "status", "start_step", "error", "ended_at"]
+        self._since = job.store.dataset("job_events").version if job.since is None else job.since
+        columns = ["attempt", "job", "status", "start_step", "error", "ended_at", CREATED]
         self._tail = ChangeFeed(columns, run_id=job.run_id)
         self._rows: list[dict[str, Any]] = []
         self._lock = Lock()
@@ -314,7 +320,7 @@ class Watch:
             rows, key=lambda row: (row["attempt"], row["ended_at"] is not None), default=None
         )
         if newest and newest["status"] in ("failed", "interrupted"):
-            since = newest["ended_at"] > self._job.started_at
+            since = newest[CREATED] > self._since
             if not since and newest["attempt"] < self._job.attempt:
                 return
             raise OtherJobError(f"`{name}` of run `{self._job.run_id}` failed: {newest['error']}")

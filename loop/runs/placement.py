@@ -1,6 +1,8 @@
 """A trainer placed by Ray, which shares only the store with the process that started it."""
 
 import logging
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -141,5 +143,8 @@ def _train(
     resume: bool,  # noqa: FBT001 - calls to Ray travel with positions
     paths: list[str],
 ) -> None:
+    # A node that is taken away terminates its processes first. An error of the trainer's own would
+    # end the run; a process that dies is started again elsewhere.
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
     sys.path.extend(path for path in paths if path not in sys.path)
     train(connect(uri, create=False, storage_options=storage_options), config, resume=resume)

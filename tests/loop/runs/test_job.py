@@ -229,3 +229,52 @@ def test_a_watch_minds_a_failure_of_the_same_attempt_from_before_its_own_job(sto
     fails(attempt(store, "explore", 1), "no task matches")
     with pytest.raises(JobError, match="`explore` of run `demo` failed: no task matches"):
         Watch(attempt(store, "train", 1)).check("explore")
+
+
+FAILING = """
+import sys
+import rlake
+from rlake.loop.runs.job import job, recorded
+from rlake.loop.config import RunConfig
+how = RunConfig.model_validate_json(sys.argv[2])
+try:
+    with job(rlake.connect(sys.argv[1]), how, "train", resume=True) as mine:
+        with recorded(mine, start_step=1):
+            print("running", flush=True)
+            sys.stdin.readline()
+            raise RuntimeError("out of memory")
+finally:
+    print("failed", flush=True)
+    sys.stdin.readline()  # the test kills it: Python's end can hang under faketime
+"""
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FAKETIME.is_file(), reason="needs the package faketime of Debian")
+@pytest.mark.parametrize("shift", ["-2h", "+2h"])
+def test_failures_are_told_apart_by_their_order_and_not_by_clocks_that_differ(
+    store: Store, monkeypatch: pytest.MonkeyPatch, shift: str
+) -> None:
+    monkeypatch.setenv("LD_PRELOAD", str(FAKETIME))
+    monkeypatch.setenv("FAKETIME", shift)
+    monkeypatch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+    monkeypatch.setenv("NO_FAKE_STAT", "1")
+    trainer = processes.start(FAILING, store.uri, config().model_dump_json())
+    monkeypatch.undo()
+    assert processes.said(trainer) == "running"
+    start(store, config(), "explore")
+    start(store, config(), "explore", resume=True)
+    with job(store, config(), "explore", resume=True) as mine:
+        watch = Watch(mine)
+        watch.check("train")
+        processes.tell(trainer)
+        assert processes.said(trainer) == "failed"
+        trainer.kill()
+        trainer.communicate()
+        with pytest.raises(OtherJobError, match="`train` of run `demo` failed: out of memory"):
+            watch.check("train")
+    [(began,)] = store.sql("SELECT max(started_at) FROM runs WHERE job = 'train'").fetchall()
+    assert abs((began - mine.started_at).total_seconds()) > 3600, "its clock is shifted"
+    with job(store, config(), "explore", resume=True) as mine:
+        Watch(mine).check("train")  # that failure was before this attempt
