@@ -12,26 +12,17 @@ from urllib.request import Request, urlopen
 import pytest
 from lance.file import LanceFileSession
 from support.builders import experiences, task
-from support.processes import listening, said, start
+from support.processes import said, start
+from support.s3 import serving
 
 from rlake.store import Store, branches, connect, marker
 from rlake.store.errors import NotAStoreError, StoreError
 from rlake.store.merge_branch import merge
 from rlake.store.snapshots import restore
 
-boto3 = pytest.importorskip("boto3")
+pytest.importorskip("boto3")
 pytest.importorskip("moto.server")
 
-SERVER = """
-import sys
-from moto.moto_server.werkzeug_app import (
-    DomainDispatcherApplication, MotoRequestHandler, create_backend_app
-)
-from werkzeug.serving import make_server
-app, fd = DomainDispatcherApplication(create_backend_app), int(sys.argv[1])
-handler = MotoRequestHandler
-make_server("127.0.0.1", 0, app, threaded=True, request_handler=handler, fd=fd).serve_forever()
-"""
 MINE_AND_OURS = """
 import sys
 import rlake
@@ -52,21 +43,8 @@ print(new, flush=True)
 @pytest.fixture(scope="module")
 def server() -> Iterator[dict[str, str]]:
     """A server on loopback with a bucket `lake`; its storage options."""
-    with listening([sys.executable, "-c", SERVER]) as address:
-        boto3.client(
-            "s3",
-            endpoint_url=address,
-            aws_access_key_id="key",
-            aws_secret_access_key="secret",
-            region_name="us-east-1",
-        ).create_bucket(Bucket="lake")
-        yield {
-            "endpoint": address,
-            "allow_http": "true",
-            "aws_access_key_id": "key",
-            "aws_secret_access_key": "secret",
-            "region": "us-east-1",
-        }
+    with serving() as options:
+        yield options
 
 
 @pytest.fixture

@@ -70,13 +70,13 @@ def in_background(store: Store, how: RunConfig) -> Iterator[threading.Thread]:
     thread = threading.Thread(target=work)
     thread.start()
     yield thread
-    thread.join(280)
+    thread.join(500)
     if failed:
         raise failed[0]
     assert not thread.is_alive(), "the run did not end"
 
 
-def wait_for(ready: Callable[[], bool], thread: threading.Thread, *, seconds: float = 280) -> None:
+def wait_for(ready: Callable[[], bool], thread: threading.Thread, *, seconds: float = 500) -> None:
     """Wait until something is so, while a run goes on."""
     deadline = time.monotonic() + seconds
     while not ready():

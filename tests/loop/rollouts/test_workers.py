@@ -19,10 +19,10 @@ class Worker:
     """A worker that dies in its next call, or lives."""
 
     def __init__(self, name: str, *, dies: bool = False) -> None:
-        self.name, self.version, self._dies = name, -1, dies
+        self.name, self.version, self.dies = name, -1, dies
 
     def _live(self) -> None:
-        if self._dies:
+        if self.dies:
             raise WorkerLostError(f"`{self.name}` died: its node was lost")
 
     async def update_weights(self, weights: Weights) -> None:
@@ -78,7 +78,7 @@ def test_a_run_goes_on_with_fewer_explorers_and_ends_when_none_is_left(
         assert row.task_id == "left"
         while not caplog.text:
             await asyncio.sleep(0)
-        left._dies = True
+        left.dies = True
         with pytest.raises(JobError, match="no room for it"):
             await pool.run_group(REQUEST)
 

@@ -14,7 +14,7 @@ from rlake.loop.explorer.ray.scale_up import join
 from rlake.store import Store
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
