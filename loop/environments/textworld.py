@@ -6,8 +6,9 @@ import re
 import shutil
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ class _TextWorldGame:
         path = Path(made["file"]).expanduser() if "file" in made else _compiled(made, self._folder)
         shown = {"admissible_commands", "policy_commands", "score", "max_score", "won", "objective"}
         infos = text.EnvInfos(**dict.fromkeys(shown | {"description", "feedback", "lost"}, True))
-        with _LOCK:
+        with _alone():
             try:
                 self._env = text.start(str(path), infos)
             except OSError as error:
@@ -98,7 +99,7 @@ class _TextWorldGame:
 
     def act(self, command: str) -> Scene:
         assert self._env is not None, "a game begins with `begin`"
-        with _LOCK:
+        with _alone():
             self._state, _, is_done = self._env.step(command)
         return self._scene(self._state["feedback"], is_done=is_done)
 
@@ -122,6 +123,14 @@ class _TextWorldGame:
             score=1.0 if state["won"] else score,
             is_done=bool(is_done or state["lost"]),
         )
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    with _LOCK, warnings.catch_warnings():
+        # Jericho knows the scores of a list of old games; those of TextWorld keep their own.
+        warnings.filterwarnings("ignore", message="Game .* is not fully supported")
+        yield
 
 
 def _package() -> Any:
@@ -168,7 +177,7 @@ def _make(text: Any, made: Mapping[str, Any], path: Path) -> None:
     options = text.GameOptions()
     options.seeds, options.path = int(made["seed"]), str(path)
     try:
-        with _LOCK:
+        with _alone():
             game = challenges[name][1](settings, options)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"`{name}` cannot be made with {settings}: {error}") from error
