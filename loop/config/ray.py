@@ -1,8 +1,8 @@
 """The section `ray`: explorers and the trainer on a Ray cluster."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .base import Float, Int, Section
 
@@ -31,6 +31,11 @@ class RayConfig(PlaceConfig):
     """
     num_explorers: Int = Field(default=1, ge=1)
     """Number of explorers; `rlake explore CONFIG --add-explorers N` adds more during the run."""
+    max_explorers: Int | None = None
+    """Most explorers; with it, explorers are added while the trainer waits for rows, and ended
+    while they are ahead as far as they may be; at least `num_explorers` stay. None: no change."""
+    scale_interval: Float = Field(default=30.0, gt=0)
+    """Time over which this is watched before one explorer is added or ended, in seconds."""
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "SPREAD"
     """How Ray places the explorers and a placed trainer, as one placement group, all or none.
 
@@ -50,3 +55,12 @@ class RayConfig(PlaceConfig):
 
     With `trainer.distributed.launcher` ray, each of the trainer's processes has them.
     """
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.max_explorers is not None and self.max_explorers < self.num_explorers:
+            raise ValueError(
+                f"max_explorers {self.max_explorers} is less than num_explorers "
+                f"{self.num_explorers}, which is the least; raise it, or lower the other"
+            )
+        return self

@@ -79,6 +79,7 @@ class ExploreContext:
             order=order(config, algorithm),
         )
         self._useless = 0
+        self._scaled: Callable[[], dict[str, float]] = dict
 
     def units(self, requests: Iterable[GroupRequest]) -> int:
         """Return how many units, groups or rollouts, these groups will be."""
@@ -123,7 +124,8 @@ class ExploreContext:
         if self.pool is None and self.config.ray is not None:
             from .ray.pool import start_ray_workers
 
-            self.pool = await start_ray_workers(self.job, folder)
+            made = await start_ray_workers(self.job, folder, self._demand())
+            self.pool, self._scaled = made
         elif self.pool is None:
             model = started_from(self.job, folder)
             specs = RolloutSpecs(self.config)
@@ -131,6 +133,21 @@ class ExploreContext:
             # The rows of each batch set off full collections, each of which would walk all modules.
             gc.freeze()
         return self.pool
+
+    def _demand(self) -> Callable[[], Awaitable[int]]:
+        """Return what tells whether the trainer waits for rows, or explorers wait for it."""
+        # Its own, since that of the strategy is read by another thread.
+        published = WeightSubscriber(self.job, self.watch)
+
+        async def demand() -> int:
+            found = await asyncio.to_thread(published.latest)
+            version, pacer = (-1 if found is None else found.version), self.pacer
+            # The trainer takes `publish_every` steps before it publishes again.
+            if pacer.step <= version + self.config.schedule.publish_every:
+                return 1
+            return 0 if pacer.admits(0, version) else -1
+
+        return demand
 
     def _new_pacer(self) -> Pacer:
         return Pacer(self.config.schedule, new_units=new_units(self.config))
@@ -178,6 +195,7 @@ class ExploreContext:
     def note(self, batch: int, rows: Sequence[Experience], seconds: float) -> None:
         """Store the metrics of a batch."""
         values = measured(rows, self.curriculum.tasksets) | {"explore/seconds": seconds}
+        values |= self._scaled()
         self.metrics.add(batch, values)
         self.report("explore", batch, values)
 

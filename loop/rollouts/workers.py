@@ -146,6 +146,7 @@ class WorkerPool:
         self._restore = restore
         self._restoring: set[asyncio.Task[None]] = set()
         self._weights: Weights | None = None
+        self._leaving: dict[RolloutWorker, asyncio.Event] = {}
         self._lost: Exception | None = None
         """Why the last worker that was lost is not there."""
 
@@ -169,6 +170,26 @@ class WorkerPool:
         while self._weights is not None and worker.version != self._weights.version:
             await worker.update_weights(self._weights)
         self._busy[worker] = []
+
+    async def remove(self, among: Collection[RolloutWorker]) -> RolloutWorker | None:
+        """Close the least busy of some workers, once its groups have ended; None if none is left.
+
+        It gets no other groups meanwhile, but new weights like the others.
+        """
+        some = {one: busy for one, busy in self._busy.items() if one in among}
+        if not some:
+            return None
+        worker = least_busy(some)
+        self._leaving[worker] = ended = asyncio.Event()
+        try:
+            while self._busy.get(worker):
+                ended.clear()
+                await ended.wait()
+        finally:
+            del self._leaving[worker]
+        self._busy.pop(worker, None)  # it may have died
+        await worker.close()
+        return worker
 
     async def update_weights(self, weights: Weights) -> None:
         """Replace the weights of all workers; one that dies is restored, while the others go on.
@@ -216,6 +237,8 @@ class WorkerPool:
                 # The worker may have been replaced meanwhile.
                 if request in (busy := self._busy.get(worker, [])):
                     busy.remove(request)
+                if worker in self._leaving:
+                    self._leaving[worker].set()
 
     def stop(self, request: GroupRequest, reason: str) -> None:
         """Cancel the rollouts of a group."""
@@ -238,7 +261,8 @@ class WorkerPool:
             if not self._restoring:
                 raise self._lost or WorkerLostError("no worker is left")
             await asyncio.wait(self._restoring, return_when=asyncio.FIRST_COMPLETED)
-        return least_busy(self._busy)
+        staying = {one: busy for one, busy in self._busy.items() if one not in self._leaving}
+        return least_busy(staying or self._busy)
 
     def _replace(self, worker: RolloutWorker, error: WorkerLostError) -> None:
         """Restart a worker that died, once, while the others go on."""
@@ -246,7 +270,7 @@ class WorkerPool:
             return  # another of its groups noticed first
         del self._busy[worker]
         self._lost = error
-        if self._restore is not None:
+        if self._restore is not None and worker not in self._leaving:
             task = asyncio.create_task(self._restored(worker, self._restore))
             self._restoring.add(task)
             task.add_done_callback(self._restoring.discard)

@@ -95,7 +95,8 @@ def _counted(bundles: list[dict[str, float]]) -> str:
 
 def _nodes() -> str:
     ray = ray_module()
-    nodes = [f"({_text(node['Resources']) or 'nothing'})" for node in ray.nodes() if node["Alive"]]
+    there = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = sorted(f"({_text(resources) or 'nothing'})" for resources in there)
     free = _text(ray.available_resources())
     return f"{', '.join(nodes) or 'nothing'}, of which {free or 'nothing'} is free"
 

@@ -124,7 +124,6 @@ class Trainer:
             vocabulary=vocabulary(self.model),
             max_length=self.networks.max_length,
             images=self.networks.show(self._job.store),
-            experts=self.networks.replayed_experts,
             stop=self._stop,
         )
         self.total_steps = self._feed.total_steps()

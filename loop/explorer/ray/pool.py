@@ -15,6 +15,7 @@ from ...runs.placement_group import reserved
 from ...runs.ray import NAMESPACE, answer, connected, end, here, wanted
 from ...weight_sync import started_from
 from .actor import RolloutActor, WorkerSpec
+from .autoscaler import Autoscaler
 from .scale_up import JoinRegistry, register_name
 from .worker import RayWorker, States
 
@@ -35,7 +36,7 @@ class RayWorkerPool:
             config=config,
             max_concurrent_rollouts=share(
                 config.explorer and config.explorer.max_concurrent_rollouts,
-                self._cluster.num_explorers,
+                self._cluster.max_explorers or self._cluster.num_explorers,
             ),
             paths=tuple(path for path in sys.path if path),
         )
@@ -44,7 +45,7 @@ class RayWorkerPool:
         self._deaths: dict[str, int] = {}
         self._states, self._stack = States(), ExitStack()
         self._folder = job.folder
-        self._growing: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(
         self, folder: Path, *, add: Callable[[RolloutWorker], Awaitable[None]] | None = None
@@ -70,7 +71,7 @@ class RayWorkerPool:
         )
         await self._more(self._cluster.num_explorers)
         if add is not None:
-            self._growing = asyncio.create_task(self._grow(add))
+            self._tasks.append(asyncio.create_task(self._grow(add)))
         return list(self.workers)
 
     async def restore(self, lost: RolloutWorker) -> RayWorker:
@@ -89,8 +90,8 @@ class RayWorkerPool:
 
     async def close(self) -> None:
         """End all explorers, and leave the cluster."""
-        if self._growing is not None:
-            self._growing.cancel()
+        for task in self._tasks:
+            task.cancel()
         for worker in self.workers:
             await worker.close()
         self.workers = []
@@ -108,11 +109,15 @@ class RayWorkerPool:
             raise failed[0]
         return ready
 
+    def _index(self, name: str) -> int:
+        """Return an explorer's place in the order in which they were first started."""
+        return list(self._deaths).index(name)
+
     async def _start(self, name: str) -> RayWorker:
         """Start an explorer. Raises JobError if it is not ready in time."""
         cluster = self._cluster
         remote = self._ray.remote(RolloutActor).options(
-            **self._room.of_explorer(cluster, list(self._deaths).index(name)),
+            **self._room.of_explorer(cluster, self._index(name)),
             max_restarts=0,  # a restart by Ray would lose the groups silently; see `restore`
             max_concurrency=cluster.max_concurrent_groups + CALLS,
         )
@@ -151,9 +156,36 @@ class RayWorkerPool:
                 message = str(error)
             await answer(self._register.answer.remote(number, message), "register")
 
+    def scaled(
+        self, pool: WorkerPool, demand: Callable[[], Awaitable[int]]
+    ) -> Callable[[], dict[str, float]]:
+        """Follow the demand of the trainer, if configured; return what gives the metrics."""
+        if self._cluster.max_explorers is None:
+            return lambda: {"explore/explorers": float(len(pool))}
 
-async def start_ray_workers(job: Job, folder: Path) -> WorkerPool:
-    """Start the explorers of a run on Ray, as a pool that more may join."""
+        async def grow() -> None:
+            for worker in await self._more(1):
+                await pool.add(worker)
+
+        async def shrink() -> None:
+            ended = await pool.remove([w for w in self.workers if self._index(w.name) >= first])
+            self.workers = [one for one in self.workers if one is not ended]
+
+        # Those that the run began with have bundles, which nothing else could use.
+        first = self._cluster.num_explorers
+        scaler = Autoscaler(self._cluster, pool=pool, grow=grow, shrink=shrink, demand=demand)
+        self._tasks.append(asyncio.create_task(scaler.run()))
+        return scaler.metrics
+
+
+async def start_ray_workers(
+    job: Job, folder: Path, demand: Callable[[], Awaitable[int]]
+) -> tuple[WorkerPool, Callable[[], dict[str, float]]]:
+    """Start the explorers of a run on Ray, as a pool that more may join.
+
+    Their number follows the trainer's `demand`, if configured; the second value gives the metrics
+    of that.
+    """
     explorers = RayWorkerPool(job)
     pool = WorkerPool([], restore=explorers.restore, closing=explorers.close)
     try:
@@ -162,7 +194,7 @@ async def start_ray_workers(job: Job, folder: Path) -> WorkerPool:
     except BaseException:
         await explorers.close()
         raise
-    return pool
+    return pool, explorers.scaled(pool, demand)
 
 
 def share(max_concurrent_rollouts: int | None, explorers: int) -> int | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.audit import audit
 from support.ray_clusters import in_background, processes, settings, starting, wait_for
+from support.s3 import serving
 from support.tiny_models import table
 
 import rlake
@@ -105,7 +106,7 @@ def test_explorers_for_which_there_is_no_room_end_the_run(address: str, store: S
     how = settings(address, ray={"resources": {"moonlight": 1}, "startup_timeout": 2})
     told = (
         r"`demo` was not placed within .* 2 s: SPREAD of 2 x \(CPU 1, moonlight 1\), on nodes with "
-        r"\(CPU 4\), \(CPU 4, training 1\), of which CPU [1-8], training 1 is free; add nodes"
+        r"\(CPU 4\), \(CPU 4, training 1\), of which CPU 8, training 1 is free; add nodes"
     )
     with pytest.raises(JobError, match=told):
         run(store, how)
@@ -134,3 +135,39 @@ def test_processes_are_placed_together_by_the_strategy(address: str, store: Stor
     assert store.count("job_events") == 0
     run(store, settings(address, ray={"trainer": {"cpus": 3}}, trainer={"steps": 2, **three}))
     assert table(store, "draws")["step"].max() == 2
+
+
+def test_a_run_on_a_store_on_s3_gets_another_explorer_while_its_trainer_waits(
+    address: str, tmp_path: Path
+):
+    pytest.importorskip("moto.server")
+    opens = tmp_path / "there are two"
+    with serving() as options:
+        store = rlake.connect("s3://lake/shared", storage_options=options)
+        how = settings(
+            address,
+            output=str(tmp_path / "runs"),
+            explorer={"workflow": {"support.ray_workflows:noting_process": {"opens": str(opens)}}},
+            ray={
+                "num_explorers": 1,
+                "max_explorers": 2,
+                "scale_interval": 1,
+                "trainer": {"resources": {"training": 1}},
+            },
+            schedule={"preset": "asynchronous"},
+            trainer={"steps": 10},
+        )
+        with in_background(store, how) as working:
+            # Answers of weights that learned a little wait, and the trainer waits for them.
+            wait_for(lambda: store.count("draws") >= 10, working)
+            wait_for(lambda: join(how, explorers=0) == 2, working)
+            opens.touch()
+        found = audit(store, [])
+        assert (found["lost"], found["duplicated"], found["untrue"]) == ([], [], [])
+        why = store.sql(
+            "SELECT name, max(value) FROM metrics_current WHERE name LIKE 'explore/scale/%' "
+            "OR name = 'explore/explorers' GROUP BY 1 ORDER BY 1"
+        ).fetchall()
+        assert why[0] == ("explore/explorers", 2)
+        assert why[1] == ("explore/scale/change", 1)
+        assert why[2][1] > 0.5, "the trainer waited most of the time"
