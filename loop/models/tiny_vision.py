@@ -10,7 +10,8 @@ from ..config.model import TinyModel, TinyVision
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-SPECIAL = START, IMAGE, END, VIDEO = (
+START, IMAGE, END, VIDEO = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"
+SPECIAL = (START, IMAGE, END, VIDEO)
     "<|vision_start|>",
     "<|image_pad|>",
     "<|vision_end|>",
