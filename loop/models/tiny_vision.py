@@ -10,13 +10,13 @@ from ..config.model import TinyModel, TinyVision
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-START, IMAGE, END, VIDEO = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"
-SPECIAL = (START, IMAGE, END, VIDEO)
+START, IMAGE, END, VIDEO = SPECIAL = (
     "<|vision_start|>",
     "<|image_pad|>",
     "<|vision_end|>",
     "<|video_pad|>",
 )
+"""Tokens that the tokenizer must have."""
 _MERGE = 2
 TEMPLATE = (
     "{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}"
