@@ -8,6 +8,7 @@ from .lakes import frozen_lake, frozen_lakes, frozen_squares, walks
 from .mail import mail_questions, mails
 from .puzzles import countdown_games, sudoku, sudoku_right, sudokus
 from .shop import errands, products
+from .squares import overcounts, squares
 from .sums import addition, forgetful_answers, mixed_sums, share_right, unsorted_digits
 from .workflows import furniture_mover, long_tail, step_by_step
 
@@ -27,8 +28,10 @@ __all__ = [
     "mail_questions",
     "mails",
     "mixed_sums",
+    "overcounts",
     "products",
     "share_right",
+    "squares",
     "step_by_step",
     "sudoku",
     "sudoku_right",
