@@ -22,7 +22,7 @@ _OWN = ("group_id", "run_id", "batch", "group_index", "created_at", "advantage",
 _OF_THE_OLD_TEXT = (
     *("policy_version", "segments", "token_ids", "tokenizer", "loss_mask", "logprobs"),
     *("prompt_length", "num_tokens", "token_rewards", "teacher_logprobs", "finish_reason"),
-    *("reward", "rewards", "metrics", "drop_reason"),
+    *("routed_experts", "reward", "rewards", "metrics", "drop_reason"),
 )
 NEW_TEXT: ParentRow = {**dict.fromkeys(_OF_THE_OLD_TEXT), "source": "synthetic", "rollout_index": 0}
 """Columns of a row whose text differs from its parent's.

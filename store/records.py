@@ -118,6 +118,7 @@ class Experience:
     advantage: float | None = None
     priority: float | None = None
     teacher_logprobs: Sequence[float] | None = None
+    routed_experts: Sequence[Sequence[int]] | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, Any] | None = None

@@ -39,6 +39,9 @@ def _structs(**fields: pa.DataType) -> pa.DataType:
 NAMED_VALUES = _structs(name=TEXT, value=REAL)
 NAMED_TEXTS = _structs(name=TEXT, value=TEXT)
 SEGMENTS = _structs(policy_version=INT, num_tokens=INT)
+# A list of each token, and not its bytes, so that SQL can count them. Not unsigned: Lance could
+# then not push down the conditions of a query on this table.
+ROUTED = pa.list_(pa.list_(pa.int16()))
 VERSIONS = _structs(name=TEXT, version=INT)
 OPERATORS = _structs(name=TEXT, kind=TEXT, params=TEXT, fingerprint=TEXT, rows_in=INT, rows_out=INT)
 COSTS = _structs(operator=TEXT, rows=INT, cached=INT, seconds=REAL)
@@ -168,6 +171,7 @@ _DECLARED = (
         Column("advantage", REAL, "credit, when it was computed before storing"),
         Column("priority", REAL, "finite and not negative; larger is drawn more often"),
         Column("teacher_logprobs", pa.list_(pa.float32()), "a teacher's, of the same tokens"),
+        Column("routed_experts", ROUTED, "a token's experts, layer by layer; of the last, none"),
         Column("messages", TEXT, "the whole conversation, as JSON text"),
         Column("tools", TEXT, "the tools offered, as JSON text"),
         Column("prompt_text", TEXT, "the prompt as text, derived from the tokens"),
@@ -466,7 +470,7 @@ REFERRING_FIRST = (
 )
 """All tables, those whose rows refer to other tables before the tables they refer to."""
 
-PER_TOKEN = ("loss_mask", "logprobs", "token_rewards", "teacher_logprobs")
+PER_TOKEN = ("loss_mask", "logprobs", "token_rewards", "teacher_logprobs", "routed_experts")
 """Columns of `experiences` with one value a token, aligned with `token_ids`."""
 
 CHOICES = {

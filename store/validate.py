@@ -163,7 +163,9 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _infers(kind: pa.DataType) -> bool:
-    leaf = kind.value_type if _is_list(kind) else kind
+    leaf = kind
+    while _is_list(leaf):
+        leaf = leaf.value_type
     return pa.types.is_integer(leaf) or pa.types.is_struct(leaf)
 
 

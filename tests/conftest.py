@@ -1,3 +1,4 @@
+import gc
 import os
 import shutil
 import tempfile
@@ -39,6 +40,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if {"long", "alone"} & {mark.name for mark in item.iter_markers()}:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported so far out of garbage collections, which walked it in every test."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(

@@ -90,6 +90,6 @@ def _print(result: "DebugResult") -> None:
         print_heading("rewards")
         print_fields({"reward": row.reward, **row.rewards}, indent=2)
         print_heading("the row that would be stored")
-        hidden = ("messages", "rewards", "loss_mask")
+        hidden = ("messages", "rewards", "loss_mask", "routed_experts")
         shown = {k: v for k, v in row.row().items() if v is not None and k not in hidden}
         print_fields(json.loads(json.dumps(shown, default=str)), indent=2)

@@ -215,7 +215,7 @@ def _image(lake: Store, id: str) -> Found:
 
 
 _TEXTS = ("prompt_text", "response_text")
-_HIDDEN = ("messages", "token_ids", "loss_mask", "logprobs", "config")
+_HIDDEN = ("messages", "token_ids", "loss_mask", "logprobs", "routed_experts", "config")
 """Shown as text, in another form, or with `--json`."""
 
 

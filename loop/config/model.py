@@ -93,6 +93,10 @@ class TinyModel(Section):
     """Width of the feed-forward layers; None: four times `hidden_size`."""
     init_std: Float = Field(default=0.02, gt=0)
     """Standard deviation of the initial weights."""
+    experts: Int | None = Field(default=None, ge=2, le=2**15)
+    """Number of experts of each layer (Qwen3-MoE), each `intermediate_size` wide; None: dense."""
+    experts_per_token: Int = Field(default=2, ge=1)
+    """Number of experts that compute a token, where there are `experts`."""
     max_length: Int = Field(default=1024, ge=8, le=2**24)
     """Most tokens of a sequence."""
     alphabet: str = Field(default=string.printable, min_length=1)
@@ -107,6 +111,11 @@ class TinyModel(Section):
             raise ValueError(
                 f"`hidden_size` {self.hidden_size} with {self.heads} `heads` gives each a width of "
                 f"{width}, expected an even number; set `hidden_size` to a multiple of 2 x `heads`"
+            )
+        if self.experts is not None and self.experts_per_token > self.experts:
+            raise ValueError(
+                f"`experts_per_token` is {self.experts_per_token}, and there are {self.experts} "
+                "`experts`; set it to at most that"
             )
         return self
 
@@ -186,3 +195,6 @@ class ModelConfig(FrozenModel):
 
     lora: LoraConfig | None = None
     """Train a low-rank adapter on top of the model; None: train the model itself."""
+    router_replay: bool = False
+    """Whether the trainer takes the experts that the engine chose for each token (R3,
+    arXiv:2510.11370), which rows then have in `routed_experts`; for mixtures of experts."""

@@ -141,6 +141,25 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _routes(self) -> Self:
+        """Refuse router replay where nothing records experts, or no router is here."""
+        engine = None if self.explorer is None else self.explorer.engine
+        if self.model.router_replay and engine is not None and engine.transformers is None:
+            [name] = engine.model_dump(exclude_none=True)
+            raise ValueError(
+                f"model.router_replay needs the experts that an engine chose, and explorer.engine "
+                f"is {name}, which does not report them here; set it to transformers, or "
+                "router_replay to false"
+            )
+        is_used = self.model.router_replay or self.trainer.router_aux_loss_coef
+        if is_used and self.trainer.backend.tinker is not None:
+            raise ValueError(
+                "model.router_replay and trainer.router_aux_loss_coef are for routers in this "
+                "process, and trainer.backend is tinker; leave them out, or take torch"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _evaluations(self) -> Self:
         """Refuse evaluations that no explorer can make, and a best metric that is not evaluated."""
         evaluate, explorer, every = self.evaluate, self.explorer, None

@@ -120,6 +120,13 @@ class TrainerConfig(Section):
     """The value model of algorithms that use one."""
     freeze: Patterns = ()
     """Parameters of the policy whose names match are not trained, such as `embed_tokens`."""
+    router_aux_loss_coef: Float = Field(default=0.0, ge=0)
+    """Coefficient of the load-balancing loss of a mixture of experts (arXiv:2101.03961).
+
+    It is number of experts x sum of (share of the step's tokens x mean probability) over the
+    experts, averaged over the layers: `experts_per_token` if all get as many tokens. The shares are
+    those before the step, which takes one more forward pass. Not part of the metric `train/loss`.
+    """
     updates: UpdatesConfig = UpdatesConfig()
     """Updates made with the rows of one step."""
     missing_logprobs: Literal["refuse", "recompute"] = "refuse"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...operators.concurrency import run_apart
 from ...store.tables import Tables
-from ..config import EngineConfig, ExplorerConfig, FrozenModel, OtherModel
+from ..config import EngineConfig, ExplorerConfig, FrozenModel, ModelConfig, OtherModel
 from .chat_policy import ChatPolicy
 from .policy import Sampling
 
@@ -64,8 +64,13 @@ def in_process(
     from .transformers_engine.engine import TransformersEngine
 
     images = images_of(network, store)
-    network = put(network, model.device)
-    engine = TransformersEngine(network, tokenizer, config.transformers, images=images)
+    engine = TransformersEngine(
+        put(network, model.device),
+        tokenizer,
+        config.transformers,
+        images=images,
+        record_experts=isinstance(model, ModelConfig) and model.router_replay,
+    )
     return ChatPolicy(
         engine, sampling=sampling, tool_call_format=model.tool_call_format, images=images
     )

@@ -279,6 +279,7 @@ class ChatPolicy:
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
             top_logprobs=sampled.top_logprobs,
+            routed_experts=sampled.routed_experts,
             sampling=sampling,
             segments=sampled.segments,
             policy_version=first,

@@ -40,6 +40,8 @@ class Sampled:
     timing: Timing = field(default_factory=Timing)
     top_logprobs: Sequence[Sequence[tuple[int, float]]] | None = None
     """The `sampling.top_logprobs` likeliest tokens at each place, with their log-probs."""
+    routed_experts: Sequence[Sequence[int]] | None = None
+    """The experts of each token of prompt and answer but the last, layer by layer, if known."""
 
 
 class Engine(Protocol):

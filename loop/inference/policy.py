@@ -161,6 +161,8 @@ class Completion:
     """The sampled tokens with the end token; None if the engine does not report them."""
     top_logprobs: Sequence[Sequence[tuple[int, float]]] | None = None
     """For each of token_ids the likeliest tokens with their log-probs, if they were requested."""
+    routed_experts: Sequence[Sequence[int]] | None = None
+    """The experts of each token of prompt_ids and token_ids but the last; None: not recorded."""
     logprobs: Sequence[float] | None = None
     """One for each of token_ids, in nats, of the full distribution at the sampling temperature."""
     sampling: Sampling | None = None

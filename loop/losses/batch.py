@@ -3,7 +3,8 @@
 `Examples` is a whole step, flat and on the CPU; `Batch` is a part of it, padded, on the device.
 Both have named columns, with one value per token or one per row:
 
-- stored: `logprobs` (the behavior policy's), `teacher_logprobs`, `token_rewards`; per row
+- stored: `logprobs` (the behavior policy's), `teacher_logprobs`, `token_rewards`, and with
+  `model.router_replay` `routed_experts` (of each layer, [.., X], -1 if unknown); per row
   `advantage`, `reward`, `weight` (of the draw), `lag` (NaN if unknown), `is_expert` (whether an
   expert wrote the row), `group` (rows of one group have the same number), `temperature` (at which
   the row's likelihoods are computed); of pairs the stored `margin`
@@ -34,6 +35,8 @@ STORED = {
     "reward": "leave such rows out with `trainer.where: reward IS NOT NULL`",
 }
 """Stored columns that an algorithm may need, and the way out if a row has none."""
+UNKNOWN = -1
+"""Stands for an expert that was not recorded."""
 MEASURED = frozenset(
     ["proximal", "old_entropy", "old_discriminator", "old_values", "reference", "teacher_logprobs"]
 )
@@ -195,6 +198,14 @@ class Examples:
         """The offset of each sequence, and the end of the last: int64 [R + 1]."""
         return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0))
 
+    @property
+    def num_read_tokens(self) -> int:
+        """Tokens before the last trained one of each sequence, which networks read."""
+        place_N = torch.arange(len(self.row_N)) - self.starts[self.row_N]
+        last_R = torch.zeros(len(self), dtype=torch.long)
+        places_N = (place_N * self.tokens["mask"]).long()
+        return int(last_R.scatter_reduce(0, self.row_N, places_N, "amax").sum())
+
     def sum_tokens(self, values_N: Tensor) -> Tensor:
         """Sum over the trained tokens of each sequence: [R]."""
         sums = torch.zeros(len(self), dtype=values_N.dtype)
@@ -239,8 +250,9 @@ class Examples:
         spots = self.spots(places)
 
         def pad(name: str, value_N: Tensor) -> Tensor:
-            start = pad_id if name == "token_ids" else 0
-            out = torch.full(filled.shape, start, dtype=value_N.dtype)
+            start = {"token_ids": pad_id, "routed_experts": UNKNOWN}.get(name, 0)
+            shape = (*filled.shape, *value_N.shape[1:])
+            out = torch.full(shape, start, dtype=value_N.dtype)
             out[filled] = value_N[spots]
             return out
 
@@ -281,11 +293,19 @@ def joined(parts: Sequence[Examples]) -> Examples:
     )
 
 
-def examples(rows: pl.DataFrame, *, needs: frozenset[str] = frozenset(), step: int = 1) -> Examples:
+def examples(
+    rows: pl.DataFrame,
+    *,
+    needs: frozenset[str] = frozenset(),
+    step: int = 1,
+    experts: tuple[int, int, int] | None = None,
+) -> Examples:
     """Convert rows that are trained on.
 
-    Rows with the same value of the column `unit`, if it exists, belong together. Raises JobError if
-    a row lacks a column that the algorithm needs; it names the row.
+    Rows with the same value of the column `unit`, if it exists, belong together. `experts` are the
+    numbers of layers, of experts for a token and of all experts that the rows were routed by; None:
+    experts are not replayed. Raises JobError if a row lacks a column that is needed, or has another
+    number of experts; it names the row.
     """
     _check(rows, needs)
     lengths = torch.tensor(rows["token_ids"].list.len().to_numpy().astype(np.int64))
@@ -298,6 +318,8 @@ def examples(rows: pl.DataFrame, *, needs: frozenset[str] = frozenset(), step: i
         # lack one which the algorithm needs.
         if name in rows.columns and rows.height and rows[name].null_count() == 0:
             tokens[name] = _flat(rows, name, np.float32)
+    if experts is not None:
+        tokens["routed_experts"] = _routed(rows, *experts)
     unit = rows["unit"] if "unit" in rows.columns else pl.int_range(rows.height, eager=True)
     return Examples(
         rows["experience_id"].to_list(),
@@ -319,7 +341,7 @@ def without_missing_logprobs(rows: pl.DataFrame) -> pl.DataFrame:
 def experts_to_imitate(rows: pl.DataFrame) -> pl.DataFrame:
     """Set missing advantages and log-probs of an expert's rows to 0, and their temperature to 1.
 
-    The expert is imitated, so only the policy's own likelihood counts.
+    The expert is imitated, so only the policy's own likelihood counts, by its own routing.
     """
     is_expert = pl.col("is_expert")
     zeros = pl.lit(0.0, pl.Float32).repeat_by(pl.col("token_ids").list.len())
@@ -327,7 +349,17 @@ def experts_to_imitate(rows: pl.DataFrame) -> pl.DataFrame:
         pl.when(is_expert).then(pl.col("advantage").fill_null(0.0)).otherwise("advantage"),
         pl.when(is_expert).then(pl.coalesce("logprobs", zeros)).otherwise("logprobs"),
         pl.when(is_expert).then(1.0).otherwise("temperature").alias("temperature"),
+        *_unrouted(rows),
     )
+
+
+def _unrouted(rows: pl.DataFrame) -> list[pl.Expr]:
+    """Return an expert's `routed_experts`, where they are read, with none for each token."""
+    if "routed_experts" not in rows.columns:
+        return []
+    none = pl.lit([], rows.schema["routed_experts"].inner).repeat_by(pl.col("token_ids").list.len())  # type: ignore[attr-defined]
+    routed = pl.col("routed_experts")
+    return [pl.when("is_expert").then(pl.coalesce(routed, none)).otherwise(routed)]
 
 
 def at_temperature(
@@ -371,6 +403,39 @@ def _flat(rows: pl.DataFrame, name: str, dtype: type) -> Tensor:
             "token_ids; expected one per token"
         )
     return torch.from_numpy(values.fill_null(0).to_numpy().astype(dtype))
+
+
+def _routed(rows: pl.DataFrame, num_layers: int, top_k: int, num_experts: int) -> Tensor:
+    """Return the experts of each token [N, X], and `UNKNOWN` for a token without any."""
+    routed, length = pl.col("routed_experts"), pl.col("token_ids").list.len()
+    lacking = rows.filter(routed.is_null())["experience_id"]
+    if len(lacking):
+        raise JobError(
+            f"experience `{lacking[0]}` and {len(lacking) - 1} more of the step have no "
+            "routed_experts, which `model.router_replay` replays; sample them with "
+            "`explorer.engine: {transformers: {}}` and router_replay, or leave such rows out with "
+            "`trainer.where: routed_experts IS NOT NULL`"
+        )
+    # a list for each token, which is empty for the last one
+    each = rows["routed_experts"].explode(empty_as_null=False)
+    sizes, width = each.list.len(), num_layers * top_k
+    flat = each.explode(empty_as_null=False)
+    wrong = rows.filter(
+        (routed.list.len() != length)
+        | routed.list.eval(~pl.element().list.len().is_in([0, width])).list.any()
+        | routed.list.eval(pl.element().list.max() >= num_experts).list.any()
+    )
+    if wrong.height:
+        first = wrong.row(0, named=True)
+        most = max(map(len, first["routed_experts"]), default=0)
+        raise JobError(
+            f"experience `{first['experience_id']}` has routed_experts of another model: up to "
+            f"{most} for a token, and the model chooses {top_k} of {num_experts} experts in each "
+            f"of {num_layers} layers; leave out what other models sampled, by `trainer.where`"
+        )
+    found_NX = np.full((len(each), width), UNKNOWN, np.int32)
+    found_NX[sizes.to_numpy() == width] = flat.to_numpy().reshape(-1, width)
+    return torch.from_numpy(found_NX)
 
 
 def _numbers(rows: pl.DataFrame, name: str) -> Tensor:

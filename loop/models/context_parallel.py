@@ -31,9 +31,10 @@ class Context:
         return -(-total // self.size)
 
     def own(self, values_N: Tensor) -> Tensor:
-        """Return this process's part of packed values, padded with zeros: [N] -> [T]."""
+        """Return this process's part of packed values, padded with zeros: [N, ..] -> [T, ..]."""
         length = self.length(len(values_N))
-        padded_N = torch.nn.functional.pad(values_N, (0, self.size * length - len(values_N)))
+        padding = self.size * length - len(values_N)
+        padded_N = torch.cat([values_N, values_N.new_zeros(padding, *values_N.shape[1:])])
         return padded_N[self.group.rank() * length :][:length]
 
     def lengths(self, lengths: Sequence[int]) -> list[int]:

@@ -171,10 +171,21 @@ def make_tiny(spec: TinyModel, *, seed: int) -> tuple["PreTrainedModel", "PreTra
         tokenizer = character_tokenizer(spec.alphabet, special=SPECIAL, template=TEMPLATE)
         return make_tiny_vision(spec, spec.vision, tokenizer, seed=seed), tokenizer
     tokenizer = character_tokenizer(spec.alphabet)
-    config = Qwen3Config(
+    width = spec.intermediate_size or 4 * spec.hidden_size
+    kind: Any = Qwen3Config
+    network: Any = Qwen3ForCausalLM
+    own: dict[str, Any] = {}
+    if spec.experts is not None:
+        from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+        kind, network = Qwen3MoeConfig, Qwen3MoeForCausalLM
+        own |= {"num_experts": spec.experts, "num_experts_per_tok": spec.experts_per_token}
+        own |= {"moe_intermediate_size": width, "norm_topk_prob": True}
+    config = kind(
+        **own,
         vocab_size=len(tokenizer),
         hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size or 4 * spec.hidden_size,
+        intermediate_size=width,
         num_hidden_layers=spec.layers,
         num_attention_heads=spec.heads,
         num_key_value_heads=spec.heads,
@@ -188,7 +199,7 @@ def make_tiny(spec: TinyModel, *, seed: int) -> tuple["PreTrainedModel", "PreTra
     )
     with torch.random.fork_rng(devices=[]):  # the caller's generator continues as if unused
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
+        model = network(config)
     return model, tokenizer
 
 

@@ -1,6 +1,6 @@
 """Packing: sequences concatenated in one row, so that no position is padding."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +14,8 @@ from .attention import attention_of, is_flash
 from .context_parallel import Context
 from .lm_head import evaluating, tolerance
 
+Select = Callable[[Tensor], Tensor]
+"""Takes the positions of a pass, in its order, from a tensor [B, T, ..]."""
 ATTENTION = "sdpa_packed"
 """The name under which transformers knows the attention below."""
 
@@ -133,17 +135,20 @@ def hidden(
     packed: bool,
     context: Context | None = None,
     given: Mapping[str, Tensor] | None = None,
+    before: Callable[[Select], None] | None = None,
 ) -> tuple[Tensor, slice]:
     """Return the hidden states of M wanted positions, row by row [M, D], and which of them.
 
     With a context, they are those of this process, which must pack; otherwise all of them. `given`
     are the embeddings [B, T, D] and positions [3, B, T] of sequences that show images.
     Without packing, no attention mask is needed: padding is on the right, which causal attention
-    never sees.
+    never sees. `before` is called before the pass.
     """
     lengths_B = read_lengths(wanted_BT)
     if not packed:
         width = int(lengths_B.max())
+        if before is not None:
+            before(lambda values_BT: values_BT[:, :width].flatten(0, 1))
         asked: dict[str, Any] = {"input_ids": token_ids_BT[:, :width]}
         if given is not None:
             asked = {
@@ -163,6 +168,13 @@ def hidden(
         boundaries["context"] = context
         at = context.wanted(wanted_N)
         token_N, place_N, wanted_N = (context.own(x) for x in (token_N, place_N, wanted_N))
+    if before is not None:
+
+        def select(values_BT: Tensor) -> Tensor:
+            values_N = values_BT[read_BT]
+            return values_N if context is None else context.own(values_N)
+
+        before(select)
     asked = {"input_ids": token_N[None], "position_ids": place_N[None]}
     if given is not None:
         asked = {

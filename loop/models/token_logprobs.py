@@ -20,7 +20,8 @@ from .lm_head import (
     of_tokens,
     split_temperature,
 )
-from .packing import can_pack, hidden
+from .packing import Select, can_pack, hidden
+from .routers import Routing
 from .vision import Media, shown
 
 Statistic = Callable[[Tensor, Tensor], Tensor]
@@ -64,6 +65,8 @@ class Scorer(nn.Module):
         """The images that sequences may show."""
         self.context: Context | None = None
         """The processes that divide packed sequences; None: this one has all of them."""
+        self.routing: Routing | None = None
+        """What the routers of the model choose, if it is replayed or balanced."""
         self._head = head_of(model)
         if packing and not self.packs:
             raise ConfigError(
@@ -80,16 +83,30 @@ class Scorer(nn.Module):
         statistics: Sequence[str] = ("logprobs",),
         against: tuple[PreTrainedModel, Compare] | None = None,
         media: Media = (),
+        routed_experts_BTX: Tensor | None = None,
+        counts: bool = True,
     ) -> dict[str, Tensor]:
         """Return statistics of the tokens in the mask [B, T], 0 for the others.
 
         The temperature is one number, or one per row [B]; `media` are the images of each row. No
         attention mask is needed: padding is on the right, which causal attention never sees. With
         `against`, a teacher and a comparison of both distributions, the result is in `vocabulary`.
+        Routers choose `routed_experts_BTX`, where given; `counts` is whether their choices count in
+        the load of the experts.
         """
         wanted_BT = nn.functional.pad(mask_BT[:, 1:] > 0, (0, 1))
         temperature = _of_each(temperature, wanted_BT)
+        routing = self.routing
+
+        def before(select: Select) -> None:
+            if routing is not None:
+                last_B1 = _after_last(wanted_BT)[:, None]
+                place_T = torch.arange(wanted_BT.shape[1], device=wanted_BT.device)
+                given = None if routed_experts_BTX is None else select(routed_experts_BTX)
+                routing.begin(given, select((place_T < last_B1) & counts))
+
         if against is not None:
+            before(lambda values_BT: values_BT.flatten(0, 1))
             return compared(
                 self.model,
                 *against,
@@ -103,7 +120,11 @@ class Scorer(nn.Module):
         if any(media):
             assert self.images is not None, "rows with images are refused without them"
             given = shown(self.model, token_ids_BT, media, self.images)
-        found = self._found(token_ids_BT, wanted_BT, token_M, temperature, statistics, given)
+        found = self._found(
+            token_ids_BT, wanted_BT, token_M, temperature, statistics, before, given
+        )
+        if routing is not None:
+            routing.end()
         return {name: _placed(found[name], wanted_BT) for name in statistics}
 
     def _found(
@@ -113,12 +134,14 @@ class Scorer(nn.Module):
         token_M: Tensor,
         temperature: Temperature,
         names: Sequence[str],
+        before: Callable[[Select], None],
         given: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Return statistics of the tokens after wanted positions: each [M]."""
         head = self._head
         if head is None:  # only the model itself can compute its logits
             assert given is None, "the vision-language models that are known have a head"
+            before(lambda values_BT: values_BT.flatten(0, 1))
             logits_BTV = self.model(input_ids=token_ids_BT, use_cache=False).logits
             logprobs_MV = logprobs_at(logits_BTV[wanted_BT].float(), temperature)
             return {name: STATISTICS[name](logprobs_MV, token_M) for name in names}
@@ -129,6 +152,7 @@ class Scorer(nn.Module):
             packed=self.packs,
             context=self.context,
             given=given,
+            before=before,
         )
         own = temperature[at] if isinstance(temperature, Tensor) else temperature
         found = self._of_hidden(head, hidden_MD, token_M[at], own, names)
@@ -183,6 +207,12 @@ class Scorer(nn.Module):
             name: torch.cat(values)
             for name, values in zip(names, zip(*chunks, strict=True), strict=True)
         }
+
+
+def _after_last(wanted_BT: Tensor) -> Tensor:
+    """Return how many tokens of each sequence have an effect on wanted positions: [B]."""
+    place_T = torch.arange(1, wanted_BT.shape[1] + 1, device=wanted_BT.device)
+    return (wanted_BT * place_T).amax(1)
 
 
 def _of_each(temperature: Temperature, wanted_BT: Tensor) -> Temperature:

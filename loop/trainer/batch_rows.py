@@ -50,10 +50,13 @@ class BatchRows:
         vocabulary: int | None,
         max_length: int | None,
         images: "Images | None" = None,
+        experts: tuple[int, int, int] | None = None,
     ) -> None:
+        """`experts`: see `examples`."""
         trainer, explorer = job.config.trainer, job.config.explorer
         self._job, self._algorithm, self._tokenizer = job, algorithm, tokenizer
         self._vocabulary, self._max_length, self._images = vocabulary, max_length, images
+        self._experts = experts
         self._temperature = explorer.sampling.temperature if explorer else 1.0
         self._are_pairs = algorithm.unit == "pair"
         self.token_check = TokenCheck(tokenizer, trainer.foreign_tokens)
@@ -68,6 +71,7 @@ class BatchRows:
         computed = {"teacher_logprobs"} if trainer.teacher else set()
         self._needs = algorithm.needs - computed
         used = {*algorithm.needs, *(self._advantage.reads if self._advantage else ())}
+        used |= set() if experts is None else {"routed_experts"}
         stored = [name for name in STORED if name in used]
         self._columns = list(dict.fromkeys([*_COLUMNS, *stored, *self._chain.reads(STORED)]))
 
@@ -195,7 +199,8 @@ class BatchRows:
             # Counted before NaNs replace the missing ones: NaN is not NULL.
             metrics["train/recomputed_rows"] = float(trained["logprobs"].null_count())
             trained = without_missing_logprobs(trained)
-        return examples(trained, needs=self._needs, step=step), metrics
+        made = examples(trained, needs=self._needs, step=step, experts=self._experts)
+        return made, metrics
 
     def held_out(self, sampler: Sampler, draw: Draw) -> Examples:
         """Return the rows of a draw as examples that are only evaluated: no operators, no record.
@@ -211,7 +216,7 @@ class BatchRows:
         rows = self.tokenized(rows)
         kept = rows["advantage"].is_not_null()
         usable = rows.filter(self._trainable(rows, kept, self._why_not(rows)))
-        return examples(usable, needs=self._needs)
+        return examples(usable, needs=self._needs, experts=self._experts)
 
     def _trainable(self, rows: pl.DataFrame, kept: pl.Series, why_not: pl.Series) -> pl.Series:
         """Return which of the kept rows can be trained on; both rows of a pair, or neither."""

@@ -44,6 +44,7 @@ class TrainDataLoader:
         *,
         vocabulary: int | None,
         max_length: int | None,
+        experts: tuple[int, int, int] | None = None,
         stop: threading.Event,
         images: "Images | None" = None,
     ) -> None:
@@ -58,7 +59,13 @@ class TrainDataLoader:
         self._watch = Watch(job)
         self._recorded: dict[int, pl.DataFrame] = {}
         self._rows = BatchRows(
-            job, algorithm, tokenizer, vocabulary=vocabulary, max_length=max_length, images=images
+            job,
+            algorithm,
+            tokenizer,
+            vocabulary=vocabulary,
+            max_length=max_length,
+            images=images,
+            experts=experts,
         )
         self._key = "preference_id" if algorithm.unit == "pair" else "experience_id"
         self._trained: pl.DataFrame | None = None

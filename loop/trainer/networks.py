@@ -14,11 +14,13 @@ from ...store import Store
 from ...store.errors import ConfigError, JobError
 from ..algorithms import Algorithm
 from ..config import ExplorerConfig, FrozenModel, RunConfig, TrainerConfig
+from ..models import routers
 from ..models.attention import set_attention
 from ..models.images import Images, images_of, is_vision
 from ..models.lm_head import LOGITS_BYTES
 from ..models.load import load, max_length, put, vocabulary
 from ..models.lora import adapter_part, add_adapter, has_adapter, switched_off
+from ..models.routers import Routing
 from ..models.state_dict import difference
 from ..models.token_logprobs import Scorer
 from ..models.value_heads import Critic, SequenceScorer, is_reward_model, load_reward_model
@@ -42,6 +44,8 @@ class Networks:
     """Most bytes of logits in memory at once."""
     dtype: str = "float32"
     """Type of the policy's weights in engines; the trained ones are float32."""
+    routing: Routing | None = None
+    """What the policy's routers choose, if that is replayed or balanced."""
     served: TinkerPolicy | None = None
     """The server that has the policy's weights, of which `policy` is then the architecture."""
 
@@ -58,7 +62,9 @@ class Networks:
         if is_reward_model(self.policy):
             return SequenceScorer(self.policy)
         # One object for the whole run: FSDP shards the module in place.
-        return Scorer(self.policy, packing=self.packing, max_logits_bytes=self.max_logits_bytes)
+        made = Scorer(self.policy, packing=self.packing, max_logits_bytes=self.max_logits_bytes)
+        made.routing = self.routing
+        return made
 
     @cached_property
     def scorers(self) -> dict[str, nn.Module]:
@@ -72,6 +78,8 @@ class Networks:
             for name, model in others.items()
             if model is not None
         }
+        if (scorer := found.get("reference")) is not None:
+            scorer.routing = self._routing_of(scorer.model)
         if self.reference is None and self.served is not None:
             return {**found, "reference": self.served.reference}
         if self.reference is None and has_adapter(self.policy):
@@ -86,6 +94,22 @@ class Networks:
             if isinstance(scorer, Scorer):
                 scorer.images = images_of(scorer.model, store)
         return found
+
+    def _routing_of(self, model: PreTrainedModel) -> Routing | None:
+        """Return how a reference replays the policy's experts, if it has as many.
+
+        Otherwise the KL divergence would be that of other experts, even to equal weights.
+        """
+        own = self.routing
+        if own is None or not own.is_replay or routers.of(model) != own.shape:
+            return None
+        return routers.prepared(model)
+
+    @property
+    def replayed_experts(self) -> tuple[int, int, int] | None:
+        """The numbers of layers, of experts for a token, and of experts, if they are replayed."""
+        is_replay = self.routing is not None and self.routing.is_replay
+        return self.routing.shape if self.routing is not None and is_replay else None
 
     @property
     def max_length(self) -> int | None:
@@ -172,6 +196,9 @@ def _policy(config: RunConfig) -> tuple[Networks, PreTrainedTokenizerFast]:
         max_logits_bytes=config.trainer.max_logits_bytes,
         dtype=config.model.dtype,
     )
+    if config.model.router_replay or config.trainer.router_aux_loss_coef:
+        networks.routing = routers.prepared(policy)
+        networks.routing.is_replay = config.model.router_replay
     return networks, tokenizer
 
 

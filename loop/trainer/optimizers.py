@@ -26,6 +26,8 @@ class Optimizers:
         """Raise ConfigError for options that an optimizer or a schedule does not accept."""
         self._config = config
         self._networks = dict(networks)
+        # Kept, since after a pass without gradient FSDP has whole ones in their place.
+        self._parameters = [p for network in networks.values() for p in network.parameters()]
         self._optimizers = {
             name: optimizer
             for network_name, network in networks.items()
@@ -42,8 +44,8 @@ class Optimizers:
     def zero_grad(self) -> None:
         """Discard the gradients."""
         # None and not 0: optimizers skip None, but apply decay and momentum to a gradient of 0.
-        for network in self._networks.values():
-            network.zero_grad(set_to_none=True)
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def clip(self) -> dict[str, float]:
         """Clip each network's gradient to `max_grad_norm`; return the norms before."""

@@ -14,8 +14,10 @@ from ..algorithms import Algorithm
 from ..config import TrainerConfig
 from ..losses.batch import MEASURED, Batch, Examples, joined
 from ..models.lm_head import Temperature
+from ..models.token_logprobs import Scorer
 from .checkpoint_io import apart
 from .distributed.world import SingleProcess
+from .expert_load import ExpertLoad
 from .micro_batches import plan_micro_batches, split_mini_batches
 from .networks import Networks, learn_from, learned
 from .numerics import NonFiniteRow, autocast, of_batch, of_update, within_memory
@@ -72,6 +74,15 @@ class Updater:
             else TinkerUpdates(networks.served, config, total_steps=total_steps)
         )
         self._state: dict[str, float] = {}
+        self._load: ExpertLoad | None = None
+        if networks.routing is not None:
+            assert isinstance(networks.scorer, Scorer), "`build` gives no others a routing"
+            self._load = ExpertLoad(
+                networks.scorer,
+                networks.routing,
+                coef=config.router_aux_loss_coef,
+                world=self._world,
+            )
 
     def step(self, rows: Examples) -> StepResult:
         """Take one step and return its metrics; without trained tokens nothing changes.
@@ -85,6 +96,10 @@ class Updater:
     def _step(self, rows: Examples) -> StepResult:
         if not rows.num_trained_tokens:
             return StepResult({"train/skipped": 1.0}, [0.0] * len(rows))
+        if self._load is not None and self._load.is_balanced:
+            self._load.begin()
+            rows = self.with_statistics(rows, frozenset({"proximal"}))
+            self._load.measure()
         rows = self.prepared(rows)
         made: list[_Update] = []
         for part in self._parts(rows):
@@ -211,6 +226,8 @@ class Updater:
 
     def _update(self, rows: Examples) -> _Update:
         self._optimizers.zero_grad()
+        if self._load is not None:
+            self._load.begin_update(rows)
         sums: dict[str, float] = {}
         surprise: dict[int, float] = {}
         faults: list[NonFiniteRow] = []
@@ -232,6 +249,8 @@ class Updater:
         surprise = {place: value for found, _ in message for place, value in found.items()}
         faults = [fault for _, found in message for fault in found]
         sums = self._world.sum(sums)
+        if self._load is not None:
+            sums |= self._load.end_update()
         # Also after a fault: the norm of sharded gradients is a collective call.
         norms = self._optimizers.clip()
         if not faults and not all(math.isfinite(v) for v in [sums["loss"], *norms.values()]):
@@ -291,6 +310,7 @@ class Updater:
                 batch.mask_BT,
                 temperature=self._of(batch),
                 against=(teacher, self._algorithm.over_vocabulary),
+                **_routed(batch),
             )
             return batch.with_tokens(vocabulary=found["vocabulary"]), found["logprobs"]
         names = ["logprobs", *sorted(self._algorithm.needs & {"entropy"})]
@@ -370,5 +390,17 @@ def scored(
     """Return statistics of the trained tokens of a batch, each [B, T]."""
     shows = {"media": batch.media} if any(batch.media) else {}
     return scorer(
-        batch.token_ids_BT, batch.mask_BT, temperature=temperature, statistics=statistics, **shows
+        batch.token_ids_BT,
+        batch.mask_BT,
+        temperature=temperature,
+        statistics=statistics,
+        **shows,
+        **_routed(batch),
     )
+
+
+def _routed(batch: Batch) -> dict[str, Any]:
+    """Return what a scorer is told of a batch's experts; a repeat does not count."""
+    if (given := batch.tokens.get("routed_experts")) is None and batch.places:
+        return {}
+    return {"routed_experts_BTX": given, "counts": bool(batch.places)}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from ...store.errors import JobError
+from ...store.schema import PER_TOKEN
 from ..models.load import tokenizer_digest
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 _FOREIGN = "why_foreign"
 """Column that says why a row's tokens cannot be those of the policy."""
-_OF_TOKENS = ("token_ids", "loss_mask", "logprobs", "teacher_logprobs", "token_rewards")
+_OF_TOKENS = ("token_ids", *PER_TOKEN)
 _log = logging.getLogger(__name__)
 
 

@@ -124,6 +124,7 @@ class Trainer:
             vocabulary=vocabulary(self.model),
             max_length=self.networks.max_length,
             images=self.networks.show(self._job.store),
+            experts=self.networks.replayed_experts,
             stop=self._stop,
         )
         self.total_steps = self._feed.total_steps()

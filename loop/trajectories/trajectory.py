@@ -100,6 +100,7 @@ class TrajectoryBuilder:
     token_ids: list[int] | None = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
     logprobs: list[float] | None = field(default_factory=list)
+    routed_experts: list[Sequence[int]] | None = field(default_factory=list)
     segments: list[dict[str, Any]] = field(default_factory=list)
 
     def fits(self, turn: Turn) -> int | None:
@@ -130,6 +131,11 @@ class TrajectoryBuilder:
             self.logprobs = None
         elif self.logprobs is not None:
             self.logprobs += [0.0] * len(message) + list(completion.logprobs)
+        if completion.routed_experts is None:
+            self.routed_experts = None
+        elif self.routed_experts is not None:
+            # those of earlier turns stay, by which their answers were sampled
+            self.routed_experts += completion.routed_experts[len(self.routed_experts) :]
         for segment in completion.segments:
             self._segment(vars(segment))
 
@@ -150,6 +156,8 @@ class TrajectoryBuilder:
                 "token_ids": self.token_ids,
                 "loss_mask": self.loss_mask,
                 "logprobs": self.logprobs,
+                # no router has read the last token
+                "routed_experts": self.routed_experts and [*self.routed_experts, ()],
                 "prompt_length": len(first.prompt_ids),
                 "tokenizer": first.tokenizer,
             }

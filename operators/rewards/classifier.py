@@ -45,6 +45,12 @@ class Classifier(NamedTuple):
     pad: int | None
     """Its padding token."""
 
+    @property
+    def vocabulary(self) -> int:
+        """Return the number of tokens that the model embeds."""
+        weight: Any = self.model.get_input_embeddings().weight
+        return int(weight.shape[0])
+
     def encode(self, experience: Experience, reads: Reads) -> Encoding:
         """Return the model's inputs, empty if the rollout has none."""
         if reads == "token_ids":
@@ -83,8 +89,7 @@ class Classifier(NamedTuple):
         tokens = [*(experience.token_ids or ())][: trained[-1] + 1 if trained else None]
         if not tokens:
             return {}
-        weight: Any = self.model.get_input_embeddings().weight
-        known, own = int(weight.shape[0]), self.tokenizer_digest
+        known, own = self.vocabulary, self.tokenizer_digest
         if experience.tokenizer not in (None, own) or max(tokens) >= known:
             raise OperatorError(
                 f"the tokens are of tokenizer {experience.tokenizer}, and the model `{self.path}` "
@@ -108,6 +113,9 @@ class Classifier(NamedTuple):
         # transformers reads a decoder's score at the last token that differs from the padding
         last = {one["input_ids"][-1] for one in encodings}
         pad = next(i for i in range(len(last) + 1) if i not in last)
+        if pad == self.vocabulary:
+            half = len(encodings) // 2  # every token of a tiny vocabulary ends a sequence
+            return self.logits(encodings[:half]) + self.logits(encodings[half:])
         self.model.config.get_text_config().pad_token_id = pad
         inputs_BT = {
             name: torch.tensor(

@@ -30,6 +30,7 @@ DIGITS: dict[str, tuple[str, ...]] = {
     "cpt_digits": ("sft_digits", "algorithm=cpt"),
     "raft_digits": ("grpo_digits", "algorithm=raft"),
     "grpo_digits": ("grpo_digits",),
+    "grpo_moe": ("grpo_moe",),
     "dr_grpo_digits": ("grpo_digits", "algorithm=dr_grpo"),
     "dapo_digits": ("grpo_digits", "algorithm=dapo"),
     "gspo_digits": ("grpo_digits", "algorithm=gspo"),

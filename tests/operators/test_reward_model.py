@@ -24,6 +24,7 @@ from rlake.loop.models.load import tokenizer_digest
 from rlake.operators import score
 from rlake.operators.reward_protocol import Verdict
 from rlake.operators.rewards import reward_model
+from rlake.operators.rewards.classifier import load, located
 from rlake.operators.scoring import reward_of
 from rlake.operators.source_digest import digest
 from rlake.store import Experience, Task
@@ -140,6 +141,15 @@ def test_tokens_are_scored_at_the_last_trained_one_as_in_training(tmp_path: Path
     expected = [alone(path, input_ids=ids).item() for ids in ([4, 13, 5, 6], [9, 10, 11, 1])]
     made = [one.value for one in scored(rows, path, reads="token_ids")]
     assert made == pytest.approx([expected[0], expected[0], expected[1]], abs=2e-6)
+
+
+def test_rollouts_scored_together_may_end_with_every_token(tmp_path: Path) -> None:
+    path = scorer(tmp_path / "m", pad=None)
+    ids = [[4, 13, 5, last] for last in range(tiny()[0].config.vocab_size)] + [[4, 1]]
+    expected = [alone(path, input_ids=one).item() for one in ids]
+    classifier = load(*located(path), path, "cpu", "float32")
+    (made,) = zip(*classifier.logits([{"input_ids": one} for one in ids]), strict=True)
+    assert made == pytest.approx(expected, abs=2e-6)
 
 
 def test_an_encoder_reads_pairs_and_its_label_is_a_probability(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ FULL = Experience(
     advantage=-0.5,
     priority=2.0,
     teacher_logprobs=[0.0, -1.0, -2.0],
+    routed_experts=[[0, 3], [300, 1], []],
     metrics={"seconds": 0.25},
     metadata={"nested": {"deep": [1, None, "é"]}},
     num_turns=1,

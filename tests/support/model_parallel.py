@@ -20,7 +20,9 @@ from transformers import (
 
 from rlake.loop.algorithms import resolve
 from rlake.loop.config import KeepConfig, LoraConfig, TrainerConfig
+from rlake.loop.losses.batch import Examples
 from rlake.loop.models.lora import add_adapter
+from rlake.loop.models.routers import prepared
 from rlake.loop.trainer.checkpoints import Checkpoints
 from rlake.loop.trainer.distributed.fsdp import gathered, shard
 from rlake.loop.trainer.distributed.join import Terms, joined_torchrun
@@ -83,6 +85,18 @@ class Case:
     world: Mapping[str, Any] = field(default_factory=dict)
     adapter: bool = False
     trainer: Mapping[str, Any] = field(default_factory=dict)
+    replays: bool = False
+    """Whether the rows have experts, which all networks replay."""
+
+    @property
+    def rows(self) -> Examples:
+        """The rows of each step."""
+        rows = rows_of_a_step()
+        if not self.replays:
+            return rows
+        generator = torch.Generator().manual_seed(0)
+        order_NLE = torch.rand(int(rows.lengths.sum()), 2, 4, generator=generator).argsort(-1)
+        return rows.with_tokens(routed_experts=order_NLE[..., :2].flatten(1).int())
 
     def updater(self, world: SingleProcess) -> tuple[Updater, Networks]:
         """GRPO with penalties on the entropy, and on the divergence from another model."""
@@ -92,6 +106,9 @@ class Case:
             add_adapter(networks.policy, LoraConfig(rank=4), seed=0)
         else:
             networks.reference = self.model().requires_grad_(requires_grad=False)
+        if self.replays:
+            networks.routing = prepared(networks.policy)
+            networks.routing.is_replay = True
         if isinstance(world, MultiProcess):
             shard(networks, world, needs=algorithm.needs)
         given: Any = {"learning_rate": 1e-2, "micro_batch_tokens": 40, **self.trainer}
@@ -117,6 +134,12 @@ CASES = {
     ),
     "context and data": Case(qwen2, {"context": 2, "shard": 2}),
     "context and experts": Case(qwen3_moe, {"context": 2, "experts": 4}),
+    "replay, experts and tensor": Case(
+        qwen3_moe, {"experts": 2, "tensor": 2}, trainer={"router_aux_loss_coef": 0.5}, replays=True
+    ),
+    "replay, context and experts": Case(
+        qwen3_moe, {"context": 2, "experts": 4}, trainer={"router_aux_loss_coef": 0.5}, replays=True
+    ),
 }
 """Ways to divide a model; each has the step of one process."""
 
@@ -142,7 +165,7 @@ def trained(
     if read is not None:
         checkpoints = Checkpoints(read, keep=KeepConfig(), world=world)
         made.load(checkpoints.read(2, like=made.like)[0])
-    measured = [made.step(rows_of_a_step()).metrics for _ in range(steps)]
+    measured = [made.step(case.rows).metrics for _ in range(steps)]
     if write is not None:
         checkpoints = Checkpoints(write, keep=KeepConfig(), world=world)
         checkpoints.write(2, state=made.state(), facts={})

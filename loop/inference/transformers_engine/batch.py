@@ -89,6 +89,7 @@ class Batch:
         self._network.reserve(used + len(new), longest + 1, used=used)
         prompts, media = [one.prompt for one in new], [one.media for one in new]
         logits_BV = self._network.read(prompts, first=used, media=media)
+        self._record(new)
         self.rows += new
         self._choice = None
         self._add(new, logits_BV, self._sampler(new))
@@ -100,10 +101,15 @@ class Batch:
         self._network.reserve(len(self.rows), max(lengths) + 1, used=len(self.rows))
         media = [row.media for row in self.rows]
         logits_BV = self._network.write([row.tokens[-1] for row in self.rows], lengths, media)
+        self._record(self.rows)
         if self._choice is None:
             self._choice = self._sampler(self.rows)
         self._add(self.rows, logits_BV, self._choice)
         self._took = (thread_time() - began, number)
+
+    def _record(self, sequences: list[Sequence]) -> None:
+        for one, read in zip(sequences, self._network.experts, strict=False):
+            one.routed_experts += read
 
     def _sampler(self, sequences: list[Sequence]) -> TokenSampler:
         return TokenSampler([one.request.sampling for one in sequences], self._network.device)

@@ -59,15 +59,24 @@ class TransformersEngine:
         *,
         version: int = 0,
         images: Images | None = None,
+        record_experts: bool = False,
     ) -> None:
-        """Raises ConfigError for a model with state besides keys and values."""
+        """Raises ConfigError for a model with state besides keys and values.
+
+        With `record_experts`, answers have the experts that the model's routers chose.
+        """
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.max_length = max_length(model)
         self.version = version
         self.digest: str | None = None
         self._settings = settings or Settings()
-        network = ModelRunner(model, most_tokens=self._settings.max_cache_tokens, images=images)
+        network = ModelRunner(
+            model,
+            most_tokens=self._settings.max_cache_tokens,
+            images=images,
+            record_experts=record_experts,
+        )
         self._batch = Batch(network, end=eos_id(tokenizer))
         self._batch.writer = (version, None)
         self._calls: dict[Call, None] = {}

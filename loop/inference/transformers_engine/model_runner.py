@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from ....store.errors import ConfigError
 from ...models.images import Images
 from ...models.lm_head import head_of, tolerance
+from ...models.routers import prepared
 from ...models.vision import offset, shown
 from .kv_cache import ATTENTION, Decode, KVCache, Prefill, padded
 
@@ -25,10 +26,20 @@ class ModelRunner:
     """A model and its KV cache, whose first rows are the running sequences."""
 
     def __init__(
-        self, model: PreTrainedModel, *, most_tokens: int, images: Images | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        most_tokens: int,
+        images: Images | None = None,
+        record_experts: bool = False,
     ) -> None:
         """Raises ConfigError for a model with state other than keys and values."""
         self.model, self._images = model, images
+        self.experts: list[list[list[int]]] = []
+        """Of each sequence of the last pass, the experts of the tokens read, if recorded."""
+        self._routing = prepared(model) if record_experts else None
+        if self._routing is not None:
+            self._routing.chosen = {}
         self.slots = KVCache()
         self._most = most_tokens
         _check_layers(model)
@@ -64,6 +75,7 @@ class ModelRunner:
         parts = _parts(unique)
         if len(parts) == 1:
             return self._read(parts[0], shown_as, slice(first, first + len(sequences)))
+        experts: list[list[list[int]]] = [[]] * len(sequences)
         made: list[Tensor] = [torch.empty(0)] * len(sequences)
         for part in parts:
             mine = [i for i, sequence in enumerate(shown_as) if sequence in set(part)]
@@ -71,6 +83,9 @@ class ModelRunner:
             found_MV = self._read(part, [shown_as[i] for i in mine], rows)
             for i, logits_V in zip(mine, found_MV, strict=True):
                 made[i] = logits_V
+            for i, read in zip(mine, self.experts, strict=False):
+                experts[i] = read
+        self.experts = experts
         return torch.stack(made)
 
     def _read(
@@ -90,6 +105,10 @@ class ModelRunner:
             assert self._images is not None, "the policy refuses images without them"
             asked = {**shown(self.model, ids_UP, media, self._images)}
         logits_UV = self._logits(asked, last_U, Prefill(self.slots, rows, source_M))
+        if self._routing is not None:
+            all_UPX = self._routing.taken().unflatten(0, ids_UP.shape).tolist()
+            read = {one: all_UPX[u][: len(one[0])] for one, u in number.items()}
+            self.experts = [read[sequence] for sequence in sequences]
         return logits_UV if source_M is None else logits_UV.index_select(0, source_M)
 
     def write(
@@ -106,7 +125,10 @@ class ModelRunner:
             # an image takes fewer positions than tokens
             place_B = at_B + self._tensor([offset(self._images.grids(ids)) for ids in media])
         asked = {"input_ids": self._tensor(tokens)[:, None], "position_ids": place_B[:, None]}
-        return self._logits(asked, None, step)
+        logits_BV = self._logits(asked, None, step)
+        if self._routing is not None:
+            self.experts = [[experts_X] for experts_X in self._routing.taken().tolist()]
+        return logits_BV
 
     def _logits(
         self, given: Mapping[str, Any], last_B: Tensor | None, slots: Prefill | Decode
@@ -119,6 +141,8 @@ class ModelRunner:
             "use_cache": False,
             "slots": slots,
         }
+        if self._routing is not None:
+            self._routing.begin(None, None)
         if self._head is None:
             return _last(self.model(**asked).logits, last_B).float()
         return self._head.logits(_last(self._decoder(**asked).last_hidden_state, last_B))

@@ -41,6 +41,8 @@ class Sequence:
         self.is_gone = self.is_aborted = False
         """Whether its caller gave up, or asked for the tokens so far."""
         self.top_logprobs: list[list[tuple[int, float]]] = []
+        self.routed_experts: list[list[int]] = []
+        """The experts of the tokens that were read, if they are recorded."""
         self.matcher: GrammarMatcher | None = None
         self.processor: LogitsProcessor | None = None
         """Changes its logits; None: they are sampled from as they are."""
@@ -122,6 +124,7 @@ class Sequence:
             token_ids=self.tokens,
             logprobs=self.logprobs,
             top_logprobs=self.top_logprobs if self.request.sampling.top_logprobs else None,
+            routed_experts=self.routed_experts or None,
             finish_reason=self.finish_reason or "abort",
             segments=[
                 Segment(policy_version=version, num_tokens=n, digest=digest)
