@@ -170,7 +170,8 @@ class TrainerConfig(Section):
     packing: bool | Literal["auto"] = "auto"
     """Whether sequences are packed without padding; auto: if the model supports it.
 
-    Otherwise sequences of similar length are padded to the longest of them.
+    With the attention sdpa, a prompt that several of them share is packed once. Otherwise sequences
+    of similar length are padded to the longest of them.
     """
     max_logits_bytes: Int = Field(default=2**28, ge=1)
     """Most bytes of logits in memory at once."""

@@ -1,9 +1,11 @@
 """Packing: sequences concatenated in one row, so that no position is padding."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -20,6 +22,31 @@ ATTENTION = "sdpa_packed"
 """The name under which transformers knows the attention below."""
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Which sequences lie in a packed row, one after another."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each sequence."""
+    begins_as: tuple[int, ...] = ()
+    """For each sequence, the one whose first tokens it takes instead of its own; () if none do."""
+    shared: tuple[int, ...] = ()
+    """How many these are: 0 for a sequence that begins as itself."""
+
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return where each token of all sequences lies [U], and which of them the row has [T]."""
+        lengths_B = np.asarray(self.lengths, dtype=np.int64)
+        row_U = np.repeat(np.arange(len(lengths_B)), lengths_B)
+        starts_B = lengths_B.cumsum() - lengths_B
+        step_U = np.arange(len(row_U)) - starts_B[row_U]
+        if not self.shared:
+            return np.arange(len(row_U)), np.arange(len(row_U))
+        is_own_U = step_U >= np.asarray(self.shared)[row_U]
+        owner_U = np.where(is_own_U, row_U, np.asarray(self.begins_as)[row_U])
+        place_U = np.cumsum(is_own_U) - 1
+        return place_U[starts_B[owner_U] + step_U], np.flatnonzero(is_own_U)
+
+
 @torch.compiler.disable  # else each number of sequences would be compiled anew
 def _attend(
     module: nn.Module,
@@ -28,7 +55,7 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packed_lengths: Sequence[int] | None = None,
+    packed: Packed | None = None,
     sliding_window: int | None = None,
     context: Context | None = None,
     **options: Any,
@@ -42,15 +69,15 @@ def _attend(
     """
     if context is not None:
         q, k, v = (context.heads(x) for x in (query, key, value))
-        options |= {"packed_lengths": packed_lengths, "sliding_window": sliding_window}
+        options |= {"packed": packed, "sliding_window": sliding_window}
         attend: Any = _attend
         found_BTHD, _ = attend(module, q, k, v, attention_mask, **options)
         return context.positions(found_BTHD.transpose(1, 2)).transpose(1, 2), None
-    if packed_lengths is None:
+    if packed is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, sliding_window=sliding_window, **options
         )
-    sets, place_T = _sets(tuple(packed_lengths), query.device)
+    sets, place_T = _sets(packed, query.device)
     found = []
     for at_NL in sets:
         q, k, v = (
@@ -64,16 +91,18 @@ def _attend(
 
 # Layers attend to the same sequences one after the other.
 @lru_cache(maxsize=2)
-def _sets(lengths: tuple[int, ...], device: torch.device) -> tuple[list[Tensor], Tensor]:
+def _sets(packed: Packed, device: torch.device) -> tuple[list[Tensor], Tensor]:
     """Return sets of sequences of similar length, and where their outputs belong.
 
     A set is the positions [N, L] of its sequences, padded on the right, which causal attention
     never sees. Of all sets' outputs, concatenated, those at [T] are the packed ones. With a call
     for each of 256 sequences of about ten tokens, a small model's passes take a third longer.
     """
+    lengths = packed.lengths
     lengths_B = torch.tensor(lengths, device=device)
     starts_B = lengths_B.cumsum(0) - lengths_B
-    place_T = torch.empty(sum(lengths), dtype=torch.long, device=device)
+    place_U, own_T = (torch.from_numpy(x).to(device) for x in packed.places())
+    out_U = torch.empty_like(place_U)
     sets, total = [], 0
     for rows in _similar(lengths):
         longest = lengths[rows[0]]
@@ -82,10 +111,10 @@ def _sets(lengths: tuple[int, ...], device: torch.device) -> tuple[list[Tensor],
         at_NL = starts_B[rows][:, None] + torch.minimum(step_L, length_N1 - 1)
         is_real_NL = step_L < length_N1
         out_NL = total + torch.arange(at_NL.numel(), device=device).view_as(at_NL)
-        place_T[at_NL[is_real_NL]] = out_NL[is_real_NL]
-        sets.append(at_NL)
+        out_U[at_NL[is_real_NL]] = out_NL[is_real_NL]
+        sets.append(place_U[at_NL])
         total += at_NL.numel()
-    return sets, place_T
+    return sets, out_U[own_T]
 
 
 def _similar(lengths: Sequence[int]) -> list[list[int]]:
@@ -161,11 +190,18 @@ def hidden(
     read_BT = place_T < lengths_B[:, None]
     token_N, wanted_N = token_ids_BT[read_BT], wanted_BT[read_BT]
     place_N = place_T.expand_as(token_ids_BT)[read_BT]
-    boundaries = _boundaries(attention_of(backbone), lengths_B[lengths_B > 0])
-    at = slice(None)
+    attention, at = attention_of(backbone), slice(None)
+    # equal tokens may show different images, or go to different experts
+    if attention == ATTENTION and context is None and given is None and before is None:
+        rows = _packed(token_ids_BT, wanted_BT, lengths_B)
+        at_U, own_N = (torch.from_numpy(x).to(place_N.device) for x in rows.places())
+        token_N, place_N, wanted_N = token_N[own_N], place_N[own_N], at_U[wanted_N]
+        options: dict[str, Any] = {"attention_mask": _unread(lengths_B), "packed": rows}
+    else:
+        options = _boundaries(attention, lengths_B[lengths_B > 0])
     if context is not None:
-        boundaries["packed_lengths"] = context.lengths(boundaries["packed_lengths"])
-        boundaries["context"] = context
+        options["packed"] = Packed(tuple(context.lengths(options["packed"].lengths)))
+        options["context"] = context
         at = context.wanted(wanted_N)
         token_N, place_N, wanted_N = (context.own(x) for x in (token_N, place_N, wanted_N))
     if before is not None:
@@ -181,17 +217,34 @@ def hidden(
             "inputs_embeds": given["inputs_embeds"][read_BT][None],
             "position_ids": given["position_ids"][:, read_BT][:, None],
         }
-    found = backbone(**asked, use_cache=False, **boundaries)
+    found = backbone(**asked, use_cache=False, **options)
     return found.last_hidden_state[0][wanted_N], at
+
+
+def _packed(token_ids_BT: Tensor, wanted_BT: Tensor, lengths_B: Tensor) -> Packed:
+    """Return how rows are packed: one that begins as another is read from where they may differ.
+
+    What comes before the first trained token, as the prompt that the rows of a group share, has the
+    same hidden states in all of them.
+    """
+    lengths = lengths_B.tolist()
+    ids = token_ids_BT.cpu().numpy()
+    # the position before the first trained token is of the beginning too
+    begins = (wanted_BT.int().argmax(1) + 1).tolist()
+    rows = [b for b, length in enumerate(lengths) if length]
+    known: dict[bytes, int] = {}
+    firsts = [known.setdefault(ids[b, : begins[b]].tobytes(), i) for i, b in enumerate(rows)]
+    sizes = tuple(lengths[b] for b in rows)
+    if len(known) == len(rows):
+        return Packed(sizes)
+    shared = [0 if first == i else begins[rows[i]] for i, first in enumerate(firsts)]
+    return Packed(sizes, tuple(firsts), tuple(shared))
 
 
 def _boundaries(attention: str, lengths_B: Tensor) -> dict[str, Any]:
     """Return the arguments that tell an attention where packed sequences begin and end."""
     if attention == ATTENTION:
-        # A mask of four dimensions is passed through unread; otherwise transformers would build one
-        # of all pairs of tokens.
-        mask = lengths_B.new_ones(1, 1, 1, 1)
-        return {"attention_mask": mask, "packed_lengths": lengths_B.tolist()}
+        return {"attention_mask": _unread(lengths_B), "packed": Packed(tuple(lengths_B.tolist()))}
     if not is_flash(attention):
         return {}  # transformers builds flex_attention's mask from the positions
     ends_B = nn.functional.pad(lengths_B.cumsum(0), (1, 0)).int()
@@ -202,6 +255,14 @@ def _boundaries(attention: str, lengths_B: Tensor) -> dict[str, Any]:
         "max_length_q": longest,
         "max_length_k": longest,
     }
+
+
+def _unread(like: Tensor) -> Tensor:
+    """Return a mask of four dimensions, which transformers passes through unread.
+
+    Otherwise it would build one of all pairs of tokens.
+    """
+    return like.new_ones(1, 1, 1, 1)
 
 
 @torch.no_grad()

@@ -152,7 +152,7 @@ class Scorer(nn.Module):
             packed=self.packs,
             context=self.context,
             given=given,
-            before=before,
+            before=None if self.routing is None else before,
         )
         own = temperature[at] if isinstance(temperature, Tensor) else temperature
         found = self._of_hidden(head, hidden_MD, token_M[at], own, names)

@@ -22,6 +22,8 @@ TURNS = 3
 RATE = 1e-6
 """So small that answers stay as long as they are."""
 ALPHABET = "0123456789+="
+LONG_ALPHABET = ALPHABET + "".join(map(chr, range(0x4E00, 0x4E00 + 1000)))
+"""So many characters that the end is rarely sampled: most answers are as long as they may be."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Work:
     warm_up: int
     terms: int = 2
     """Numbers of an addition: a prompt has two characters for each."""
+    alphabet: str = ALPHABET
 
     @property
     def told(self) -> str:
@@ -56,7 +59,7 @@ class Work:
             "heads": 4,
             "init_std": 0.06,
             "max_length": 2 * self.terms + self.new_tokens + 8,
-            "alphabet": ALPHABET,
+            "alphabet": self.alphabet,
         }
 
     def questions(self) -> list[str]:
@@ -69,7 +72,16 @@ class Work:
 
 SMALL = Work("tiny", groups=32, rollouts=8, new_tokens=8, hidden=96, layers=2, steps=40, warm_up=8)
 LARGER = Work(
-    "256", groups=16, rollouts=4, new_tokens=128, hidden=256, layers=4, steps=6, warm_up=2, terms=64
+    "256",
+    groups=16,
+    rollouts=4,
+    new_tokens=128,
+    hidden=256,
+    layers=4,
+    steps=4,
+    warm_up=1,
+    terms=64,
+    alphabet=LONG_ALPHABET,
 )
 
 
@@ -107,7 +119,7 @@ def ours(work: Work, folder: Path) -> dict[str, float]:
             "algorithm": "grpo",
             "schedule": "on_policy",
             "explorer": {
-                "rewards": f"{__name__}:share_of_ones",
+                "rewards": f"{__name__}:share_of_even",
                 "group_size": work.rollouts,
                 "sampling": sampling,
             },
@@ -185,14 +197,14 @@ def settings(folder: Path, *, rows: int, steps: int) -> dict[str, Any]:
     }
 
 
-def share_of_ones(task: Any, row: Any) -> float:
-    """Reward answers with many ones: the rewards of a group differ, so it is trained on."""
+def share_of_even(task: Any, row: Any) -> float:
+    """Reward characters of even numbers: the rewards of a group differ, so it is trained on."""
     del task
     return _share(row.response_text)
 
 
 def _share(answer: str) -> float:
-    return answer.count("1") / max(1, len(answer))
+    return sum(ord(one) % 2 == 0 for one in answer) / max(1, len(answer))
 
 
 SIDES = {"ours": ours, "theirs": theirs}

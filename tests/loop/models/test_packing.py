@@ -90,19 +90,55 @@ def test_no_more_is_read_than_up_to_the_last_wanted_position() -> None:
 
 
 def test_the_network_reads_each_token_once_and_no_padding() -> None:
-    model, _ = tiny()
-    seen: list[tuple[int, ...]] = []
-    model.get_decoder().register_forward_pre_hook(
-        lambda module, args, options: seen.append(tuple(options["input_ids"].shape)),
-        with_kwargs=True,
-    )
-    scorer = Scorer(model, packing=True)
-    seen.clear()
     mask = torch.zeros(3, 20)
     for row, length in enumerate((7, 20, 3)):
         mask[row, 1:length] = 1
-    scorer(torch.zeros(3, 20, dtype=torch.long), mask)
-    assert seen == [(1, 6 + 19 + 2)]
+    token_ids = torch.arange(3, 6)[:, None].expand(3, 20)
+    assert tokens_read(token_ids, mask) == 6 + 19 + 2
+
+
+def groups() -> tuple[torch.Tensor, torch.Tensor]:
+    """Two groups of four rows: prompts of 6 and 9 tokens, and answers of 4, of which one is cut."""
+    torch.manual_seed(0)
+    token_ids, mask = torch.randint(3, 15, (8, 13)), torch.zeros(8, 13)
+    for first, prompt in ((0, 6), (4, 9)):
+        token_ids[first : first + 4, :prompt] = token_ids[first, :prompt]
+        mask[first : first + 4, prompt : prompt + 4] = 1
+    mask[2, 8:] = 0
+    mask[5, 10] = 0  # what a tool said, between two turns
+    return token_ids, mask
+
+
+def test_a_prompt_that_rows_share_is_read_once() -> None:
+    token_ids, mask = groups()
+    # the last token of an answer is not read
+    assert tokens_read(token_ids, mask) == 6 + (3 + 3 + 1 + 3) + 9 + 4 * 3
+    token_ids[1, 0] = 16 - token_ids[0, 0]
+    assert tokens_read(token_ids, mask) == 2 * 6 + (3 + 3 + 1 + 3) + 9 + 4 * 3
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_rows_with_a_shared_prompt_have_the_gradient_of_padded_ones(window: int | None) -> None:
+    token_ids, mask = groups()
+    weight, found = torch.randn(mask.shape, dtype=torch.float64), {}
+    for packing in (False, True):
+        model = of(MistralConfig(**SIZES, sliding_window=window)).double()
+        logprobs = Scorer(model, packing=packing)(token_ids, mask)["logprobs"]
+        (logprobs * weight).sum().backward()
+        found[packing] = logprobs.detach(), gradients(model)
+    torch.testing.assert_close(found[True], found[False], atol=1e-6, rtol=1e-5)
+
+
+def tokens_read(token_ids: torch.Tensor, mask: torch.Tensor) -> int:
+    model, _ = tiny()
+    seen: list[int] = []
+    scorer = Scorer(model, packing=True)
+    model.get_decoder().register_forward_pre_hook(
+        lambda module, args, options: seen.append(options["input_ids"].numel()), with_kwargs=True
+    )
+    scorer(token_ids, mask)
+    [count] = seen
+    return count
 
 
 def test_a_model_with_its_own_way_of_attention_is_read_padded() -> None:
