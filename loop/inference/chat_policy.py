@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cached_property
 
 from ...store.errors import JobError
@@ -123,8 +122,8 @@ class ChatPolicy:
         requests = [
             Request(
                 prompt_ids=prompt,
-                sampling=replace(
-                    chosen, max_tokens=most, min_tokens=least, seed=_seed(chosen.seed, i)
+                sampling=chosen.updated(
+                    max_tokens=most, min_tokens=least, seed=_seed(chosen.seed, i)
                 ),
                 grammar=grammar,
                 media=media,

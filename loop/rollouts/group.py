@@ -143,7 +143,10 @@ async def _rollout(
     ]
     where = {"run_id": spec.run_id, "batch": batch, "group_index": group_index}
     rows = named(judged, group, number, purpose=spec.purpose, **where)
-    return [replace(one, row=row) for one, row in zip(rollouts, rows, strict=True)]
+    return [
+        RolloutRow(row, is_to_judge=one.is_to_judge, follows=one.follows)
+        for one, row in zip(rollouts, rows, strict=True)
+    ]
 
 
 def _workflow(task: Task, spec: RolloutSpec) -> Workflow:

@@ -56,7 +56,7 @@ class RolloutPolicy:
         seed = int(content_id(self._seed, self.rollout, self._requests, length=12), 16)
         self._requests += 1  # before awaiting, so that concurrent requests differ in their seeds
         self.ended = None  # the rollout continues after an earlier `finish`
-        chosen = replace(sampling or self.sampling, seed=seed)
+        chosen = (sampling or self.sampling).updated(seed=seed)
         asked = list(messages)  # a copy: workflows go on to append to their list
         answers = await self._policy.generate(
             asked, n=n, tools=tools, sampling=chosen, earlier=[*self.turns, *earlier]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .grammar import GrammarMatcher
 
 NOISE = 64
-"""Uniform numbers drawn at once."""
+"""Most uniform numbers drawn at once."""
 MARGIN = 16
 """Tokens decoded before a stop text, since some have no text."""
 
@@ -79,7 +79,9 @@ class Sequence:
         if index == 0:
             if self._generator is None:
                 self._generator = torch.Generator().manual_seed(self.request.sampling.seed)
-            drawn = torch.rand(NOISE, generator=self._generator, dtype=torch.float64)
+            # no more than the answer may need: the numbers are the same
+            number = min(NOISE, self.most - len(self.tokens))
+            drawn = torch.rand(number, generator=self._generator, dtype=torch.float64)
             self._noise = drawn.tolist()
         return self._noise[index]
 
