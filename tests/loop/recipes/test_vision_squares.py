@@ -23,7 +23,7 @@ def accuracy(store: Store, stage: str, taskset: str) -> float:
     return float(found)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_counting_is_learned_from_its_warm_start_and_not_blind(tmp_path: Path) -> None:
     store = connect(tmp_path / "lake")
