@@ -83,6 +83,7 @@ class Sampling:
 
     def updated(self, **settings: Any) -> Self:
         """Return a copy with other values of some settings, faster than `dataclasses.replace`."""
+        assert settings.keys() <= vars(self).keys(), settings
         copy = object.__new__(type(self))
         vars(copy).update(vars(self), **settings)
         return copy

@@ -81,12 +81,37 @@ def _attend(
     found = []
     for at_NL in sets:
         q, k, v = (
-            x[0].index_select(1, at_NL.flatten()).unflatten(1, at_NL.shape).transpose(0, 1)
+            taken(x[0], at_NL.flatten()).unflatten(1, at_NL.shape).transpose(0, 1)
             for x in (query, key, value)
         )
         out_NLHD, _ = sdpa_attention_forward(module, q, k, v, _window(q, sliding_window), **options)
         found.append(out_NLHD.flatten(0, 1))
     return torch.cat(found).index_select(0, place_T)[None], None
+
+
+def taken(x_HND: Tensor, at_U: Tensor) -> Tensor:
+    """Return positions [H, U, D]; their gradients add up in float32 at least."""
+    is_exact = x_HND.dtype in (torch.float32, torch.float64)
+    return x_HND.index_select(1, at_U) if is_exact else _Taken.apply(x_HND, at_U)
+
+
+class _Taken(torch.autograd.Function):
+    """Positions of a tensor of low precision, whose gradients add up in float32.
+
+    In bfloat16, those of the values of a prompt that 256 rows share are off by 3.3 % and not 1.8 %.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_HND: Tensor, at_U: Tensor) -> Tensor:
+        ctx.save_for_backward(at_U)
+        ctx.shape = x_HND.shape
+        return x_HND.index_select(1, at_U)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (at_U,), (gradient_HUD,) = ctx.saved_tensors, gradients
+        summed = gradient_HUD.new_zeros(ctx.shape, dtype=torch.float32)
+        return summed.index_add_(1, at_U, gradient_HUD.float()).to(gradient_HUD.dtype), None
 
 
 # Layers attend to the same sequences one after the other.
@@ -270,8 +295,12 @@ def can_pack(model: PreTrainedModel) -> bool:
     """Prepare a model for packed sequences; return whether it supports them.
 
     A model does if it looks up its attention by name, other than eager, and has no other state
-    across tokens. This is tested on two short sequences, packed and alone.
+    across tokens. This is tested on three short sequences, packed and alone; layers that differ on
+    long ones only, as those of chunked or sparse attention, are known by their types.
     """
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    if kinds - {"full_attention", "sliding_attention"}:
+        return False
     before = attention_of(model)
     if before == ATTENTION:
         return True
@@ -280,18 +309,23 @@ def can_pack(model: PreTrainedModel) -> bool:
     elif before != "flex_attention" and not is_flash(before):
         return False
     backbone = model.get_decoder()
-    tokens = (
-        torch.arange(8, device=model.device).reshape(2, 4)
-        % model.config.get_text_config().vocab_size
-    )
-    wanted = torch.tensor([[True] * 4, [True, True, True, False]], device=model.device)
+    size = model.config.get_text_config().vocab_size
+    tokens = torch.arange(12, device=model.device).reshape(3, 4) % size
+    tokens[2, :2] = tokens[0, :2]  # one prompt, which is read once
+    wanted = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 0], [0, 1, 1, 1]], device=model.device) > 0
     with evaluating(model):
-        alone = torch.cat([backbone(input_ids=row[None], use_cache=False)[0][0] for row in tokens])
         try:
+            alone = torch.stack(
+                [
+                    backbone(input_ids=row[None], use_cache=False).last_hidden_state[0]
+                    for row in tokens
+                ]
+            )[wanted]
             packed, _ = hidden(backbone, tokens, wanted, packed=True)
-        except (TypeError, ValueError, RuntimeError):  # it does not accept these arguments
-            packed = torch.full_like(alone[:7], torch.nan)
-    if float((packed - alone[:7]).abs().max()) <= tolerance(model) * float(alone.abs().max()):
+        # it does not accept these arguments, or returns no hidden states
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            alone, packed = torch.zeros(1), torch.full((1,), torch.nan)
+    if float((packed - alone).abs().max()) <= tolerance(model) * float(alone.abs().max()):
         return True
     model.set_attn_implementation(before)
     return False

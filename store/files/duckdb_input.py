@@ -81,14 +81,14 @@ class InputSession(QuerySession):
         self._json_columns: set[str] = set()
         self._is_taught = False
         self._source: Batches | None = None
-        # DuckDB takes every path as a glob pattern
-        path = literal(re.sub(r"([*?\[])", r"[\1]", str(file.path.absolute())))
+        own = str(file.path.absolute())
+        path = literal(re.sub(r"([*?\[])", r"[\1]", own))  # DuckDB takes it as a glob pattern
         try:
             self._con.execute("SET threads = 1")
             self._con.execute("SET disabled_optimizers = 'join_order,build_side_probe_side'")
             self._con.execute(f"CREATE TEMP VIEW input AS {self._reading(path)}")
             # set after the view is created: a SELECT can read only this file
-            self._con.execute(f"SET allowed_paths = [{path}]")
+            self._con.execute(f"SET allowed_paths = [{path}, {literal(own)}]")
             self._lock()
             self.num_rows = self._counted()
         except duckdb.Error as error:

@@ -204,7 +204,7 @@ def test_a_select_that_is_wrong_imports_nothing(
     [
         ("SELEC prompt_text FROM input", "does not parse"),
         ("SELECT prompt_text AS promt_text FROM input", "`prompt_text`? Map the file with `--sql"),
-        ("SELECT prompt_text AS zzz FROM input", "`workflow`; map the file with `--sql"),
+        ("SELECT prompt_text AS zzz FROM input", "`taskset` and others; map the file with `--sql"),
     ],
 )
 def test_a_select_that_is_wrong_makes_no_store(rlake: Command, select: str, words: str) -> None:

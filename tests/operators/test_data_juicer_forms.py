@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import sys
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -257,6 +258,7 @@ def test_what_cannot_work_is_refused_before_any_work_and_nothing_is_installed(
 ) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "DASHSCOPE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(sys.modules, "spacy", None)  # as where nobody installed it
     operator, told = REFUSED[case]
     with pytest.raises(OperatorError, match=told):
         resolve({"data_juicer": {"operator": operator}})

@@ -80,7 +80,7 @@ class Sequence:
             if self._generator is None:
                 self._generator = torch.Generator().manual_seed(self.request.sampling.seed)
             # no more than the answer may need: the numbers are the same
-            number = min(NOISE, self.most - len(self.tokens))
+            number = max(1, min(NOISE, self.most - len(self.tokens)))
             drawn = torch.rand(number, generator=self._generator, dtype=torch.float64)
             self._noise = drawn.tolist()
         return self._noise[index]

@@ -113,6 +113,13 @@ def test_requests_join_and_leave_a_running_batch() -> None:
     assert alone[0].token_ids == got[-1][0].token_ids
 
 
+def test_a_request_for_no_token_leaves_the_others_theirs() -> None:
+    async def ask() -> list[Sampled]:
+        return await endless().complete([request(0), request(5)])
+
+    assert len(asyncio.run(ask())[1].token_ids) == 5
+
+
 def test_the_same_requests_sent_together_again_give_the_same_bits() -> None:
     def ask() -> list[Any]:
         engine = endless(settings=Settings(max_requests=5))

@@ -7,7 +7,7 @@ import torch
 from support.tiny_models import gradients, tiny
 from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedModel, Qwen2Config
 
-from rlake.loop.models.packing import can_pack, read_lengths
+from rlake.loop.models.packing import can_pack, read_lengths, taken
 from rlake.loop.models.token_logprobs import Scorer
 from rlake.loop.trainer.micro_batches import plan_micro_batches
 from rlake.loop.trainer.networks import checkpoint_activations
@@ -147,6 +147,32 @@ def test_a_model_with_its_own_way_of_attention_is_read_padded() -> None:
     assert not Scorer(model, packing=None).packs
     with pytest.raises(ConfigError, match=r"`trainer.packing` is true, and `Qwen2ForCausalLM`"):
         Scorer(model, packing=True)
+
+
+def test_a_model_that_counts_positions_itself_is_read_padded() -> None:
+    model, _ = tiny()
+    rotary = model.model.rotary_emb
+    counted = rotary.forward
+    rotary.forward = lambda x, position_ids: counted(x, torch.arange(x.shape[1])[None])
+    assert not can_pack(model)
+
+
+def test_a_model_with_attention_in_chunks_is_read_padded() -> None:
+    model, _ = tiny()
+    assert can_pack(model)
+    model, _ = tiny()
+    model.config.layer_types = ["full_attention", "chunked_attention"]
+    assert not can_pack(model)
+
+
+def test_gradients_of_a_shared_prompt_add_up_in_float32() -> None:
+    values = torch.randn(2, 3, 8, generator=torch.manual_seed(0)).bfloat16().requires_grad_()
+    at = torch.arange(3).repeat(512)
+    weights = torch.rand(2, len(at), 8).bfloat16()
+    (taken(values, at) * weights).sum().backward()
+    assert values.grad is not None
+    exact = weights.double().unflatten(1, (512, 3)).sum(1)
+    assert float((values.grad.double() / exact - 1).abs().max()) <= 2**-8
 
 
 def test_a_model_that_mixes_packed_sequences_is_read_padded() -> None:
