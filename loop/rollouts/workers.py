@@ -160,6 +160,11 @@ class WorkerPool:
         return min((worker.version for worker in self._busy), default=known)
 
     @property
+    def restoring(self) -> int:
+        """The number of workers that are being restored."""
+        return len(self._restoring)
+
+    @property
     def under_way(self) -> int:
         """The number of groups under way."""
         return sum(len(requests) for requests in self._busy.values())

@@ -67,16 +67,18 @@ def in_background(store: Store, how: RunConfig) -> Iterator[threading.Thread]:
         except BaseException as error:  # noqa: BLE001 - raised below
             failed.append(error)
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    yield thread
-    thread.join(500)
+    try:
+        yield thread
+    finally:
+        thread.join(250)
     if failed:
         raise failed[0]
     assert not thread.is_alive(), "the run did not end"
 
 
-def wait_for(ready: Callable[[], bool], thread: threading.Thread, *, seconds: float = 500) -> None:
+def wait_for(ready: Callable[[], bool], thread: threading.Thread, *, seconds: float = 250) -> None:
     """Wait until something is so, while a run goes on."""
     deadline = time.monotonic() + seconds
     while not ready():

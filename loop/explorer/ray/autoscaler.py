@@ -45,11 +45,12 @@ class Autoscaler:
 
     async def run(self) -> None:
         """Decide again and again, until cancelled."""
-        try:
-            while True:
+        while True:
+            try:
                 await self.decide()
-        except Exception as error:  # noqa: BLE001 - the run goes on with the explorers that it has
-            _log.warning("the number of explorers does not follow the trainer any more: %s", error)
+            except Exception as error:  # noqa: BLE001 - the run goes on with those that it has
+                _log.warning("the number of explorers stays as it is for now: %s", error)
+                await asyncio.sleep(self._cluster.scale_interval)
 
     async def decide(self) -> None:
         """Watch the demand for one interval, then start or end an explorer, or neither."""
@@ -61,7 +62,8 @@ class Autoscaler:
         self._last, count = fmean(demands), len(self._pool)
         most = self._cluster.max_explorers or count
         # With no more groups than explorers, another one would have nothing to do.
-        if self._last > THRESHOLD and count < most and busiest > count:
+        has_room = count + self._pool.restoring < most
+        if self._last > THRESHOLD and has_room and busiest > count:
             try:
                 await self._grow()
             except JobError as error:

@@ -47,13 +47,10 @@ class RayWorkerPool:
         self._folder = job.folder
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(
-        self, folder: Path, *, add: Callable[[RolloutWorker], Awaitable[None]] | None = None
-    ) -> list[RayWorker]:
-        """Start the explorers with the model of a folder; return them when all are ready.
+    async def start(self, folder: Path, pool: WorkerPool) -> None:
+        """Start the explorers with the model of a folder, and add them to a pool, as later ones.
 
-        `add` is called with those that join later. Raises JobError if the cluster cannot be
-        reached, or has no room for them.
+        Raises JobError if the cluster cannot be reached, or has no room for them.
         """
         self._folder = folder
         self._ray = await asyncio.to_thread(self._stack.enter_context, connected(self._cluster))
@@ -69,10 +66,8 @@ class RayWorkerPool:
             )
             .remote()
         )
-        await self._more(self._cluster.num_explorers)
-        if add is not None:
-            self._tasks.append(asyncio.create_task(self._grow(add)))
-        return list(self.workers)
+        await self.more(self._cluster.num_explorers, pool)
+        self._tasks.append(asyncio.create_task(self._grow(pool)))
 
     async def restore(self, lost: RolloutWorker) -> RayWorker:
         """Restart an explorer that died, on another node if its own was lost.
@@ -97,17 +92,29 @@ class RayWorkerPool:
         self.workers = []
         await asyncio.to_thread(self._stack.close)
 
-    async def _more(self, count: int) -> list[RayWorker]:
+    async def more(self, count: int, pool: WorkerPool) -> None:
+        """Start explorers and add them to the pool; raise the first error once all have ended."""
         first = len(self._deaths)  # counts all that were ever started, so that names are unique
         names = [f"explorer-{first + i}" for i in range(count)]
         self._deaths |= dict.fromkeys(names, 0)
         made = await asyncio.gather(*map(self._start, names), return_exceptions=True)
-        ready = [one for one in made if isinstance(one, RayWorker)]
+        ready = [one for one in made if not isinstance(one, BaseException)]
         self.workers += ready
-        failed = [one for one in made if isinstance(one, BaseException)]
+        added = await asyncio.gather(
+            *(self._added(worker, pool) for worker in ready), return_exceptions=True
+        )
+        failed = [one for one in (*made, *added) if isinstance(one, BaseException)]
         if failed:
             raise failed[0]
-        return ready
+
+    async def _added(self, worker: RayWorker, pool: WorkerPool) -> None:
+        """Add an explorer to the pool, or end it."""
+        try:
+            await pool.add(worker)
+        except BaseException:
+            self.workers.remove(worker)
+            await worker.close()
+            raise
 
     def _index(self, name: str) -> int:
         """Return an explorer's place in the order in which they were first started."""
@@ -144,13 +151,12 @@ class RayWorkerPool:
             states=self._states,
         )
 
-    async def _grow(self, add: Callable[[RolloutWorker], Awaitable[None]]) -> None:
+    async def _grow(self, pool: WorkerPool) -> None:
         while True:
             number, count = await answer(self._register.next.remote(), "register")
             try:
-                for worker in await self._more(count):
-                    await add(worker)
-                message: Any = len(self.workers)
+                await self.more(count, pool)
+                message: Any = len(pool)
             except JobError as error:
                 _log.warning("%s", error)
                 message = str(error)
@@ -164,8 +170,7 @@ class RayWorkerPool:
             return lambda: {"explore/explorers": float(len(pool))}
 
         async def grow() -> None:
-            for worker in await self._more(1):
-                await pool.add(worker)
+            await self.more(1, pool)
 
         async def shrink() -> None:
             ended = await pool.remove([w for w in self.workers if self._index(w.name) >= first])
@@ -189,8 +194,7 @@ async def start_ray_workers(
     explorers = RayWorkerPool(job)
     pool = WorkerPool([], restore=explorers.restore, closing=explorers.close)
     try:
-        for worker in await explorers.start(folder, add=pool.add):
-            await pool.add(worker)
+        await explorers.start(folder, pool)
     except BaseException:
         await explorers.close()
         raise

@@ -8,20 +8,23 @@ from itertools import chain, repeat
 import pytest
 from support.tiny_models import config
 
+from rlake.loop.config import RayConfig
 from rlake.loop.explorer.ray.autoscaler import SAMPLES, Autoscaler
 from rlake.loop.models.weights import Weights
-from rlake.loop.rollouts.workers import GroupRequest, WorkerPool
+from rlake.loop.rollouts.workers import GroupRequest, RolloutWorker, WorkerPool
+from rlake.loop.runs.job import WorkerLostError
 from rlake.store import Experience, Task
-from rlake.store.errors import ConfigError, JobError
+from rlake.store.errors import ConfigError, JobError, StoreError
 
 
 class Worker:
-    """A worker whose groups end when they may."""
+    """A worker whose groups end when they may, or die then."""
 
     version = 0
 
     def __init__(self, name: str) -> None:
         self.name, self.may, self.tasks, self.is_closed = name, asyncio.Event(), list[str](), False
+        self.dies = False
 
     async def update_weights(self, weights: Weights) -> None:
         self.version = weights.version
@@ -33,6 +36,8 @@ class Worker:
         assert not self.is_closed
         self.tasks.append(request.task.task_id)
         await self.may.wait()
+        if self.dies:
+            raise WorkerLostError(f"`{self.name}` died")
         return []
 
     def stop(self, request: GroupRequest, reason: str) -> None:
@@ -102,6 +107,69 @@ def test_a_run_goes_on_where_there_is_no_room_for_more(caplog: pytest.LogCapture
         found = asyncio.run(counts(repeat(1), decisions=3, groups=9, room=2))
     assert found == [2, 2, 2]
     assert "there is no further explorer: no room" in caplog.text
+
+
+def cluster_of_two() -> RayConfig:
+    cluster = config(ray={"max_explorers": 2, "scale_interval": 0.001}).ray
+    assert cluster is not None
+    return cluster
+
+
+async def waits() -> int:
+    return 1
+
+
+async def nothing() -> None:
+    raise AssertionError("no explorer is started or ended")
+
+
+def test_an_explorer_that_is_restarted_counts_among_the_most_that_there_may_be():
+    async def went() -> None:
+        async def restore(lost: RolloutWorker) -> Worker:
+            await asyncio.Event().wait()
+            raise AssertionError("it is never there again")
+
+        lost, left = Worker("lost"), Worker("left")
+        pool = WorkerPool([lost, left], restore=restore)
+        working = [asyncio.create_task(pool.run_group(group(i))) for i in range(9)]
+        await asyncio.sleep(0)
+        lost.dies = True
+        lost.may.set()
+        scaler = Autoscaler(cluster_of_two(), pool=pool, grow=nothing, shrink=nothing, demand=waits)
+        await scaler.decide()
+        assert (len(pool), pool.restoring) == (1, 1)
+        for task in working:
+            task.cancel()
+        await pool.close()
+
+    asyncio.run(asyncio.wait_for(went(), 10))
+
+
+def test_a_demand_that_cannot_be_read_for_a_while_is_read_later(caplog: pytest.LogCaptureFixture):
+    async def went() -> None:
+        grown, asked = asyncio.Event(), 0
+
+        async def demand() -> int:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                raise StoreError("the store does not answer")
+            return 1
+
+        async def grow() -> None:
+            grown.set()
+
+        pool = WorkerPool([Worker("first")])
+        working = [asyncio.create_task(pool.run_group(group(i))) for i in range(2)]
+        scaler = Autoscaler(cluster_of_two(), pool=pool, grow=grow, shrink=nothing, demand=demand)
+        following = asyncio.create_task(scaler.run())
+        await grown.wait()
+        for task in (following, *working):
+            task.cancel()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(asyncio.wait_for(went(), 10))
+    assert "stays as it is for now: the store does not answer" in caplog.text
 
 
 def test_an_explorer_that_leaves_ends_its_groups_and_gets_no_others():
