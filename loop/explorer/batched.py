@@ -53,15 +53,17 @@ class BatchedExploration:
                 # Before the update below: an evaluation may load other weights.
                 await context.evaluate_until(context.pacer.version)
                 begun = [there[a.index] for a in chunk if there.get(a.index) is not None]
-                pool = await self._with_weights(min(begun, default=context.pacer.version))
+                version = min(begun, default=context.pacer.version)
+                pool = await self._with_weights(version)
                 is_last = first + size >= len(tasks)
-                rows += await self._run(pool, chunk, missing, is_last=is_last)
+                rows += await self._run(pool, version, chunk, missing, is_last=is_last)
                 context.pace()
         return rows
 
     async def _run(
         self,
         pool: WorkerPool,
+        version: int,
         chunk: list[GroupRequest],
         missing: set[GroupRequest],
         *,
@@ -103,6 +105,8 @@ class BatchedExploration:
                     task.result()
                 if context.stop.is_set():
                     raise JobError(f"the run was stopped during batch {chunk[0].batch}")
+                if pool.version < 0:  # these weights were lost, and with them all workers
+                    await self._with_weights(version)
                 if over and deadline == inf and usable >= enough:
                     deadline = perf_counter() + over.grace_period
                 if perf_counter() >= deadline:

@@ -115,7 +115,6 @@ class ExploreContext:
             await pool.update_weights(weights)
         except WeightsLostError as error:
             _log.warning("the explorer goes on with older weights: %s", error)
-            self.subscriber.lose(weights)
             return False
         return True
 
@@ -132,6 +131,7 @@ class ExploreContext:
             self.pool = WorkerPool([start_worker(self.config, specs, model, self.job.store)])
             # The rows of each batch set off full collections, each of which would walk all modules.
             gc.freeze()
+        self.pool.when_lost = self.subscriber.lose
         return self.pool
 
     def _demand(self) -> Callable[[], Awaitable[int]]:

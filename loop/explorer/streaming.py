@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Iterable, Iterator
-from math import inf
 from time import perf_counter
 
 from ...store import Experience
@@ -13,6 +12,8 @@ from ..rollouts.workers import GroupRequest, WorkerPool
 from ..weight_sync import PublishedWeights
 from .context import ExploreContext
 
+FOLLOW_SECONDS = 5.0
+"""How soon older weights are loaded where the current ones turn out to be lost."""
 END_SECONDS = 10.0
 """Longest time to store what was in progress at the end; rollouts end long before."""
 
@@ -136,9 +137,11 @@ class StreamingExploration:
         """Update the weights whenever newer ones are published, after evaluations that are due."""
         context = self._context
         while not ended.is_set():
-            # Without a timeout: whether the run is starved depends on its rollouts
-            # too, so `_wait` decides.
-            newer = await self._newer(pool.version, ended, seconds=inf)
+            try:
+                newer = await self._newer(pool.version, ended, seconds=FOLLOW_SECONDS)
+            except StarvedError:
+                # Whether the run is starved depends on its rollouts too, so `_wait` decides.
+                continue
             await context.evaluate_until(newer.version)
             if await context.update(pool, newer) and not self._news.done():
                 self._news.set_result(None)

@@ -14,7 +14,7 @@ from ..inference.endpoint.policy import EndpointPolicy
 from ..inference.engine import Sleeper
 from ..models.weights import Weights
 from ..runs.job import WorkerLostError
-from ..weight_sync import fetch
+from ..weight_sync import WeightsLostError, fetch
 from .group import RolloutSpec, run_group
 
 W = TypeVar("W")
@@ -136,16 +136,21 @@ class WorkerPool:
         *,
         restore: Callable[[RolloutWorker], Awaitable[RolloutWorker]] | None = None,
         closing: Callable[[], Awaitable[None]] | None = None,
+        patience: float = 300.0,
     ) -> None:
         """Use workers; `restore` restarts one that died, and raises an error if it cannot.
 
-        The others go on without it. `closing` is called after all workers are closed.
+        The others go on without it. `closing` is called after all workers are closed. A worker
+        that joins while the current weights are lost waits `patience` seconds for others.
         """
-        self._closing = closing
+        self._closing, self._patience = closing, patience
         self._busy: dict[RolloutWorker, list[GroupRequest]] = {worker: [] for worker in workers}
         self._restore = restore
         self._restoring: set[asyncio.Task[None]] = set()
         self._weights: Weights | None = None
+        self._are_lost, self._updated = False, asyncio.Event()
+        self.when_lost: Callable[[Weights], None] = lambda weights: None
+        """Called with weights that a worker could not receive."""
         self._leaving: dict[RolloutWorker, asyncio.Event] = {}
         self._lost: Exception | None = None
         """Why the last worker that was lost is not there."""
@@ -156,7 +161,7 @@ class WorkerPool:
     @property
     def version(self) -> int:
         """The oldest version with which a group that is started now may begin."""
-        known = -1 if self._weights is None else self._weights.version
+        known = -1 if self._weights is None or self._are_lost else self._weights.version
         return min((worker.version for worker in self._busy), default=known)
 
     @property
@@ -170,11 +175,27 @@ class WorkerPool:
         return sum(len(requests) for requests in self._busy.values())
 
     async def add(self, worker: RolloutWorker) -> None:
-        """Add a worker, once it has the current weights."""
+        """Add a worker, once it has the current weights.
+
+        If these are lost, it waits for others; raises WeightsLostError if none come in time.
+        """
         # A loop: newer weights may be published while these are loaded.
-        while self._weights is not None and worker.version != self._weights.version:
-            await worker.update_weights(self._weights)
+        while (weights := self._weights) is not None and worker.version != weights.version:
+            updated = self._updated
+            try:
+                await worker.update_weights(weights)
+            except WeightsLostError as error:
+                self._lose(weights)
+                _log.warning("`%s` waits for other weights: %s", worker.name, error)
+                try:
+                    await asyncio.wait_for(updated.wait(), self._patience)
+                except TimeoutError:
+                    raise error from None
         self._busy[worker] = []
+
+    def _lose(self, weights: Weights) -> None:
+        self._are_lost |= weights is self._weights
+        self.when_lost(weights)
 
     async def remove(self, among: Collection[RolloutWorker]) -> RolloutWorker | None:
         """Close the least busy of some workers, once its groups have ended; None if none is left.
@@ -202,11 +223,16 @@ class WorkerPool:
         Raises the first error of the others, once all have ended: some have the new weights then.
         """
         # First: a worker that joins meanwhile must load these.
-        self._weights = weights
+        self._weights, self._are_lost = weights, False
+        self._updated.set()
+        self._updated = asyncio.Event()
 
         async def update(worker: RolloutWorker) -> None:
             try:
                 await worker.update_weights(weights)
+            except WeightsLostError:
+                self._lose(weights)
+                raise
             except WorkerLostError as error:
                 self._replace(worker, error)
 
@@ -292,6 +318,8 @@ class WorkerPool:
                 continue  # it died again; `restore` counts how often
             except Exception as error:  # noqa: BLE001 - the run fails with it if no worker is left
                 self._lost = error
+                if worker is not lost:
+                    await worker.close()
                 _log.warning(
                     "`%s` is not restarted; the run has %d of its explorers left: %s",
                     lost.name,

@@ -6,7 +6,7 @@ from typing import Any
 from ...store import Store
 from ...store.changes import ChangeFeed
 from ...store.errors import ConfigError, NotFoundError, nearest
-from ..models.weights import PublishedWeights, file_of
+from ..models.weights import PublishedWeights, Weights, file_of
 from ..runs.job import Job, Watch
 from .memory import WeightCache
 
@@ -33,7 +33,7 @@ class WeightSubscriber:
         found = (self._current(version) for version in sorted(self._rows, reverse=True))
         return next((one for one in found if one is not None), None)
 
-    def lose(self, weights: PublishedWeights) -> None:
+    def lose(self, weights: Weights) -> None:
         """Leave out a version whose sender is gone, until a later attempt publishes it again."""
         self._lost.add((weights.version, weights.address))
 

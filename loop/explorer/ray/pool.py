@@ -192,7 +192,9 @@ async def start_ray_workers(
     of that.
     """
     explorers = RayWorkerPool(job)
-    pool = WorkerPool([], restore=explorers.restore, closing=explorers.close)
+    pool = WorkerPool(
+        [], restore=explorers.restore, closing=explorers.close, patience=job.config.schedule.timeout
+    )
     try:
         await explorers.start(folder, pool)
     except BaseException:

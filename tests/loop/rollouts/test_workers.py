@@ -8,6 +8,7 @@ import pytest
 from rlake.loop.models.weights import Weights
 from rlake.loop.rollouts.workers import GroupRequest, RolloutWorker, WorkerPool
 from rlake.loop.runs.job import WorkerLostError
+from rlake.loop.weight_sync import WeightsLostError
 from rlake.store import Experience, Task
 from rlake.store.errors import JobError
 
@@ -16,10 +17,11 @@ REQUEST = GroupRequest(task=Task.ask("1+1=", "2"), batch=1, index=0)
 
 
 class Worker:
-    """A worker that dies in its next call, or lives."""
+    """A worker that dies in its next call, or lives; it cannot receive the version `lost`."""
 
-    def __init__(self, name: str, *, dies: bool = False) -> None:
-        self.name, self.version, self.dies = name, -1, dies
+    def __init__(self, name: str, *, dies: bool = False, lost: int | None = None) -> None:
+        self.name, self.version, self.dies, self.lost = name, -1, dies, lost
+        self.is_closed = False
 
     def _live(self) -> None:
         if self.dies:
@@ -27,6 +29,8 @@ class Worker:
 
     async def update_weights(self, weights: Weights) -> None:
         self._live()
+        if weights.version == self.lost:
+            raise WeightsLostError(f"version {self.lost} did not come")
         self.version = weights.version
 
     async def sleep(self) -> None:
@@ -40,7 +44,7 @@ class Worker:
         raise AssertionError("nothing is stopped")
 
     async def close(self) -> None:
-        pass
+        self.is_closed = True
 
 
 def test_the_others_go_on_while_one_that_died_in_an_update_is_restarted() -> None:
@@ -86,3 +90,42 @@ def test_a_run_goes_on_with_fewer_explorers_and_ends_when_none_is_left(
         asyncio.run(asyncio.wait_for(went(), 10))
     told = "`lost` is not restarted; the run has 1 of its explorers left: no room for it"
     assert told in caplog.text
+
+
+def test_an_explorer_that_is_restarted_while_the_weights_are_lost_waits_for_others() -> None:
+    async def went() -> None:
+        lost, again, told = Worker("lost"), Worker("again", lost=4), list[Weights]()
+
+        async def restore(dead: RolloutWorker) -> Worker:
+            return again
+
+        pool = WorkerPool([lost], restore=restore)
+        pool.when_lost = told.append
+        await pool.update_weights(NEW)
+        lost.dies = True
+        working = asyncio.create_task(pool.run_group(REQUEST))
+        while not told:
+            await asyncio.sleep(0)
+        assert (told, pool.version, pool.restoring) == ([NEW], -1, 1), "any version is newer"
+        await pool.update_weights(Weights(version=3, digest="three"))
+        [row] = await working
+        assert (row.task_id, pool.version, pool.restoring) == ("again", 3, 0)
+
+    asyncio.run(asyncio.wait_for(went(), 10))
+
+
+def test_an_explorer_for_which_no_weights_come_in_time_is_ended() -> None:
+    async def went() -> None:
+        lost, again = Worker("lost"), Worker("again", lost=4)
+
+        async def restore(dead: RolloutWorker) -> Worker:
+            return again
+
+        pool = WorkerPool([lost], restore=restore, patience=0.01)
+        await pool.update_weights(NEW)
+        lost.dies = True
+        with pytest.raises(WeightsLostError, match="version 4 did not come"):
+            await pool.run_group(REQUEST)
+        assert again.is_closed
+
+    asyncio.run(asyncio.wait_for(went(), 10))
