@@ -74,7 +74,7 @@ class LiveEvaluation:
             return
         stored = await asyncio.to_thread(self._stored, run_id)
         missing = [(i, t) for i, t in enumerate(self._tasks) if t.task_id not in stored]
-        if missing and not self._are_available(weights):
+        if missing and not (self._are_available(weights) and await self._load(weights)):
             _log.warning("version %d is not evaluated: its weights are gone", weights.version)
             return
         if missing:
@@ -87,12 +87,15 @@ class LiveEvaluation:
         self._metrics.flush()
         self._context.report("evaluate", weights.version, found.numbers)
 
+    async def _load(self, weights: PublishedWeights) -> bool:
+        """Give the explorer's workers these weights; return False if they are lost."""
+        pool = await self._context.workers(weights.folder)
+        return pool.version == weights.version or await self._context.update(pool, weights)
+
     @asynccontextmanager
     async def _with(self, weights: PublishedWeights) -> AsyncIterator[WorkerPool]:
-        """Give the explorer's workers these weights, which stay until the block ends."""
+        """Keep these weights, which the explorer's workers have, until the block ends."""
         pool = await self._context.workers(weights.folder)
-        if pool.version != weights.version:
-            await pool.update_weights(weights)
         self._context.is_evaluating = True
         try:
             yield pool

@@ -44,7 +44,8 @@ class StreamingExploration:
         pool = await context.workers(newest.folder)
         await context.evaluate_until(newest.version)
         # evaluation swaps weights, so the newest ones are restored after it
-        await pool.update_weights(newest)
+        while not await context.update(pool, newest):
+            newest = await self._newer(-1, ended, seconds=context.config.schedule.timeout)
         following = asyncio.create_task(self._follow(pool, ended))
         try:
             while context.pacer.step <= context.steps and not context.stop.is_set():

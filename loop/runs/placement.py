@@ -73,6 +73,8 @@ def train_placed(
                 _ended(ray, placed, stop, look=look)
                 return _result(ray, placed)
             except TrainerLostError as error:
+                if stop.is_set():
+                    raise
                 look()  # it may have begun since the last one
                 deaths += 1
                 if deaths > cluster.max_restarts:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import threading
 import warnings
 from collections.abc import Iterator
@@ -73,7 +74,7 @@ def connect(ray: Any, address: str, *, starts: bool) -> None:
     """Connect to the cluster, or start one if `starts`; JobError if that fails."""
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     given = address if address not in ("auto", "local") else None
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _same_handler(signal.SIGTERM):
         # Ray starts programs of its own; none of them continues in a fork of this process.
         warnings.filterwarnings("ignore", "lance is not fork-safe")
         try:
@@ -89,6 +90,20 @@ def connect(ray: Any, address: str, *, starts: bool) -> None:
             raise JobError(
                 f"cannot reach a Ray cluster at `{address}`: {message_of(error)}"
             ) from error
+
+
+@contextmanager
+def _same_handler(number: signal.Signals) -> Iterator[None]:
+    """Keep the program's own handler of a signal, which Ray would replace by its own."""
+    before = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        # Another thread can set no handler, so Ray has set none there. Without one of the
+        # program's, Ray's is better than none: it ends what Ray started.
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and before not in (None, signal.SIG_DFL):
+            signal.signal(number, before)
 
 
 def options(place: PlaceConfig) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ....store import Experience, Task
+from ....store.errors import JobError
 from ...config import RunConfig
 from ...models.weights import Weights
 from ...rollouts.workers import GroupRequest, LocalWorker
@@ -41,8 +42,19 @@ class RolloutActor:
         self._stopped: dict[Key, str] = {}
 
     async def start(self, folder: str) -> tuple[str, int]:
-        """Start the engine with the model of a folder; return the host and the process id."""
-        self._started = await asyncio.to_thread(_worker, self._spec, Path(folder))
+        """Start the engine with the model of a folder; return the host and the process id.
+
+        Raises JobError where the node does not have the folder that the engine needs.
+        """
+        try:
+            self._started = await asyncio.to_thread(_worker, self._spec, Path(folder))
+        except Exception as error:
+            if Path(folder).is_dir():
+                raise
+            raise JobError(
+                f"`{folder}` is not on node `{os.uname().nodename}`, where an explorer reads its "
+                "model from it; set `output` to a folder that all nodes share"
+            ) from error
         return os.uname().nodename, os.getpid()
 
     async def update_weights(self, weights: Weights, state: bytes | None) -> None:

@@ -43,7 +43,9 @@ def test_a_connection_lasts_until_the_last_who_uses_it_leaves(address: str):
     cluster = settings(address).ray
     assert cluster is not None
     one = connected(cluster)
+    before = signal.signal(signal.SIGTERM, at_the_end := lambda number, frame: None)
     one.__enter__()
+    assert signal.signal(signal.SIGTERM, before) is at_the_end, "Ray's handler is not left there"
     with connected(cluster):
         one.__exit__(None, None, None)  # who made it leaves first
         assert ray.is_initialized()

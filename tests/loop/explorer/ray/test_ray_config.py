@@ -1,14 +1,17 @@
 """What a configuration says of a cluster, checked before any work."""
 
+import asyncio
+from pathlib import Path
+
 import pytest
 from support.tiny_models import config
 
 from rlake.loop.config import RayConfig
-from rlake.loop.explorer.ray.actor import bounded
+from rlake.loop.explorer.ray.actor import RolloutActor, WorkerSpec, bounded
 from rlake.loop.explorer.ray.pool import share
 from rlake.loop.explorer.ray.scale_up import join
 from rlake.store import Experience
-from rlake.store.errors import ConfigError
+from rlake.store.errors import ConfigError, JobError
 
 
 def test_a_few_lines_place_explorers_and_trainer():
@@ -48,6 +51,12 @@ def test_tries_at_once_are_shared_by_all_explorers():
 def test_a_run_without_a_cluster_takes_no_explorers():
     with pytest.raises(ConfigError, match="has no `ray` section"):
         join(config(), explorers=1)
+
+
+def test_an_explorer_on_a_node_without_the_folder_of_the_model_names_output(tmp_path: Path):
+    actor = RolloutActor(WorkerSpec(config=config(), max_concurrent_rollouts=None, paths=()))
+    with pytest.raises(JobError, match=r"nowhere` is not on node .*; set `output` to a"):
+        asyncio.run(actor.start(str(tmp_path / "nowhere")))
 
 
 def test_of_a_group_that_is_too_large_the_largest_row_becomes_one_that_says_so():
