@@ -14,7 +14,7 @@ from .episode import EnvironmentSpec, as_messages, beginning, make
 
 @runtime_checkable
 class Expert(Protocol):
-    """What an environment has beside its three methods if it knows how to act."""
+    """What an environment has besides its three methods if it knows how to act."""
 
     async def expert(self) -> Message | None:
         """Return the answer that an expert would give now; None: it knows no more."""

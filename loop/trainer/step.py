@@ -400,7 +400,7 @@ def scored(
 
 
 def _routed(batch: Batch) -> dict[str, Any]:
-    """Return what a scorer is told of a batch's experts; a repeat does not count."""
+    """Return what a scorer receives of a batch's experts; a repeat does not count."""
     if (given := batch.tokens.get("routed_experts")) is None and batch.places:
         return {}
     return {"routed_experts_BTX": given, "counts": bool(batch.places)}

@@ -89,7 +89,7 @@ class _Inbox:
         """
         mail = self._index.rows.get(mail_id)
         if mail is None or not self._is_mine(mail):
-            raise JobError(f"there is no mail `{mail_id}`; `search_mails` lists ids")
+            raise JobError(f"no mail has the ID `{mail_id}`; `search_mails` lists ids")
         self.was_read.add(mail_id)
         heads = {
             "from": mail["sender"],
@@ -109,7 +109,7 @@ async def _judged(judge: Policy, task: Task, answer: str) -> float | None:
     asked = _QUESTION.format(question=task.prompt_text, right=task.answer, said=answer)
     [verdict] = await judge.generate([{"role": "user", "content": asked}])
     said = verdict.text.strip().lower()
-    # an unreadable verdict is no verdict, rather than a wrong answer
+    # an unreadable verdict is none, rather than a wrong answer
     return {"yes": 1.0, "no": 0.0}.get(said[: 3 if said.startswith("yes") else 2])
 
 

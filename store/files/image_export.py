@@ -1,4 +1,4 @@
-"""Images of exported lines: files beside a JSONL, or bytes in a table, as TRL and datasets have."""
+"""Images of exported lines: files next to a JSONL, or bytes in a table, as TRL and datasets have."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ class ImageExport:
         self._store = store
         is_text = SUFFIXES.get(path.suffix) == "jsonl"
         self.folder = path.with_name(f"{path.stem}_images") if is_text else None
-        """Where the images of a JSONL go: `out_images` beside `out.jsonl`."""
+        """Where the images of a JSONL go: `out_images` next to `out.jsonl`."""
         self._as_parts = False
 
     def look(self, chunks: Iterable[Sequence[Line]]) -> None:

@@ -60,7 +60,7 @@ def test_days_limit_a_search_and_mails_of_others_are_hidden() -> None:
     nothing, unfit, hidden = results(row)
     assert nothing == "no mail was found"
     assert unfit.startswith("Error: the arguments do not fit `search_mails`: `sent_after`")
-    assert hidden == "Error: there is no mail `m009`; `search_mails` lists ids"
+    assert hidden == "Error: no mail has the ID `m009`; `search_mails` lists ids"
     assert (row.reward, row.metrics["mails/found"]) == (1.0, 0.0)
 
 
