@@ -1,4 +1,4 @@
-"""Images of exported lines: files next to a JSONL, or bytes in a table, as TRL and datasets have."""
+"""Images of exported lines: files next to a JSONL, or bytes in a table, as in TRL and datasets."""
 
 import json
 from collections.abc import Iterable, Sequence

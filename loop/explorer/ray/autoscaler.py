@@ -35,7 +35,7 @@ class Autoscaler:
     ) -> None:
         """Change the explorers of a pool by `grow` and `shrink`, one at a time.
 
-        `grow` raises JobError if there is no room. `demand` is 1 while the trainer waits for rows,
+        `grow` raises JobError without room. `demand` is 1 while the trainer waits for rows,
         -1 while explorers are ahead as far as they may be, and else 0.
         """
         self._cluster, self._pool, self._demand = cluster, pool, demand
@@ -67,7 +67,7 @@ class Autoscaler:
             try:
                 await self._grow()
             except JobError as error:
-                _log.warning("there is no further explorer: %s", error)
+                _log.warning("no further explorer was started: %s", error)
             else:
                 self._changed += 1
                 _log.info("the trainer waits for rows: %d explorers", len(self._pool))

@@ -72,7 +72,7 @@ class RayWorkerPool:
     async def restore(self, lost: RolloutWorker) -> RayWorker:
         """Restart an explorer that died, on another node if its own was lost.
 
-        Raises JobError after too many deaths, or if there is no room for it in time;
+        Raises JobError after too many deaths, or without room for it in time;
         WorkerLostError if it dies again.
         """
         self.workers = [one for one in self.workers if one is not lost]

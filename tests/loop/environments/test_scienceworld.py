@@ -120,7 +120,7 @@ def test_an_episode_whose_jvm_is_killed_is_a_row_with_the_error_and_the_next_has
     assert len(begun) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_what_was_imitated_solves_variations_of_the_test_set(
     simulator: list[Any], tmp_path: Path

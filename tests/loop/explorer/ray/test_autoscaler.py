@@ -106,7 +106,7 @@ def test_a_run_goes_on_where_there_is_no_room_for_more(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING):
         found = asyncio.run(counts(repeat(1), decisions=3, groups=9, room=2))
     assert found == [2, 2, 2]
-    assert "there is no further explorer: no room" in caplog.text
+    assert "no further explorer was started: no room" in caplog.text
 
 
 def cluster_of_two() -> RayConfig:
