@@ -6,6 +6,7 @@ Files of indexes are not read.
 """
 
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 
 import lance
 import polars as pl
@@ -20,6 +21,7 @@ from .store import Store
 from .validate import check
 
 _ROWS_AT_ONCE = 1024
+_FILES_AT_ONCE = 64
 _SHOWN = 3
 
 
@@ -85,14 +87,14 @@ class _Table:
         names = [n for n in self._declared.names if n in dataset.schema.names]
         changed: list[str] = []
         try:
-            for batch in fragment.to_batches(columns=names, batch_size=_ROWS_AT_ONCE):
+            for batch in self._batches(dataset, fragment, names):
                 batch.validate(full=True)
                 changed += self._changed(pa.Table.from_batches([batch]))
                 self._rows += batch.num_rows
         except SchemaError as error:
             yield self._wrong(f"what {where} holds was not appended so: {error}")
         except (*FAILURES, pa.ArrowException) as error:
-            columns = ", ".join(f"`{name}`" for name in _unreadable(fragment, names))
+            columns = ", ".join(f"`{name}`" for name in self._unreadable(dataset, fragment, names))
             yield self._wrong(f"{columns or 'rows'} in {where} cannot be read: {reason(error)}")
         else:
             self._files += 1
@@ -101,13 +103,40 @@ class _Table:
             rows = f"{counted(len(changed), 'row')} in {where}"
             yield self._wrong(f"{rows} are not what was appended, such as {shown}")
 
+    def _batches(
+        self, dataset: lance.LanceDataset, fragment: lance.LanceFragment, names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        if not self._declared.is_content_addressed:
+            return fragment.to_batches(columns=[*names], batch_size=_ROWS_AT_ONCE)
+        # values are files, which `to_batches` only names; a few of them fill the memory
+        scanner = dataset.scanner(
+            columns=[*names],
+            fragments=[fragment],
+            batch_size=_FILES_AT_ONCE,
+            batch_size_bytes=16 << 20,
+            batch_readahead=1,
+            blob_handling="all_binary",
+        )
+        return scanner.to_batches()
+
+    def _unreadable(
+        self, dataset: lance.LanceDataset, fragment: lance.LanceFragment, names: Sequence[str]
+    ) -> Iterator[str]:
+        """Yield the columns that cannot be read on their own."""
+        for name in names:
+            try:
+                for batch in self._batches(dataset, fragment, [name]):
+                    batch.validate(full=True)
+            except (*FAILURES, pa.ArrowException):
+                yield name
+
     def _changed(self, rows: pa.Table) -> list[str]:
         """Return the ids of rows whose digest differs; raise SchemaError for invalid rows."""
         declared = self._declared
         if not declared.is_digested or "digest" not in rows.column_names:
             check(declared, rows)
             self._undigested += rows.num_rows if declared.is_digested else 0
-            return []
+            return _other_content(rows) if declared.is_content_addressed else []
         stored = rows.column("digest").to_pylist()
         digests = whole_rows(rows.drop_columns(["digest"]))
         keys = zip(*(rows.column(name).to_pylist() for name in declared.key), strict=True)
@@ -136,11 +165,7 @@ class _Table:
         return Finding("error", f"`{self._name}`: {what}", way_out or lost(self._store))
 
 
-def _unreadable(fragment: lance.LanceFragment, names: Sequence[str]) -> Iterator[str]:
-    """Yield the columns that cannot be read on their own."""
-    for name in names:
-        try:
-            for batch in fragment.to_batches(columns=[name], batch_size=_ROWS_AT_ONCE):
-                batch.validate(full=True)
-        except (*FAILURES, pa.ArrowException):
-            yield name
+def _other_content(rows: pa.Table) -> list[str]:
+    """Return the ids of images whose bytes have another hash than their id."""
+    ids, files = (rows.column(name).to_pylist() for name in ("media_id", "data"))
+    return [i for i, data in zip(ids, files, strict=True) if sha256(data).hexdigest() != i]

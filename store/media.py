@@ -3,8 +3,6 @@
 import base64
 import binascii
 import hashlib
-import io
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +13,12 @@ import lance
 import pyarrow as pa
 
 from .append import WritableTables
-from .errors import InputError, NotFoundError, counted, missing_extra, shorten
+from .decode_image import decoded_rgb
+from .errors import InputError, NotFoundError, counted, shorten
 from .image_parts import Part, source_of, with_ids
 from .query import is_in
 from .tables import Tables
 
-MIMES = {
-    "PNG": "image/png",
-    "JPEG": "image/jpeg",
-    "WEBP": "image/webp",
-    "GIF": "image/gif",
-    "BMP": "image/bmp",
-}
-"""Formats that are accepted, as Pillow names them, with their MIME types."""
-_EXPECTED = f"expected a whole file of {', '.join(MIMES)}; repair it, or leave it out"
 _BATCH_BYTES = 64 << 20
 _IN_CHUNK = 500
 
@@ -49,15 +39,15 @@ def image_row(
 ) -> dict[str, Any]:
     """Return the row of `media` of an image's bytes; `name` is what errors call it.
 
-    Raises InputError for one that is too large, of another format, or does not decode.
+    Raises InputError for one that is too large, too narrow, of another format, or does not decode.
     """
     check_size(name, len(data), limits)
-    mime, width, height = _decoded(data, name, limits)
+    mime, image = decoded_rgb(data, name=name, max_pixels=limits.max_pixels)
     return {
         "media_id": hashlib.sha256(data).hexdigest(),
         "mime": mime,
-        "width": width,
-        "height": height,
+        "width": image.width,
+        "height": image.height,
         "num_bytes": len(data),
         "data": data,
         "source": source,
@@ -73,37 +63,6 @@ def check_size(name: str, nbytes: int, limits: ImageLimits) -> None:
         )
     if not nbytes:
         raise InputError(f"{name} is empty, expected the bytes of an image; leave it out")
-
-
-def _decoded(data: bytes, name: str, limits: ImageLimits) -> tuple[str, int, int]:
-    """Decode an image wholly, so that one that is cut off is refused here and not in training."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise missing_extra("pillow", "vision") from error
-    too_large = (
-        f"{{}} pixels, expected at most {limits.max_pixels:,}; make it smaller, or raise the limit "
-        "(`rlake import --max-image-pixels`)"
-    )
-    try:
-        with warnings.catch_warnings():
-            # ours is the limit; Pillow's own would only warn
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(data), formats=list(MIMES))
-        pixels = image.width * image.height
-        if pixels > limits.max_pixels:
-            raise InputError(f"{name} has {too_large.format(f'{pixels:,}')}")
-        image.load()
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise InputError(f"{name} has {too_large.format('too many')}") from error
-    except UnidentifiedImageError as error:
-        raise InputError(f"{name} does not decode: its format is not known; {_EXPECTED}") from error
-    except InputError:  # which is a ValueError
-        raise
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
-        why = shorten(str(error), 100)
-        raise InputError(f"{name} does not decode: {why}; {_EXPECTED}") from error
-    return MIMES[str(image.format)], image.width, image.height
 
 
 def data_url_bytes(url: str, name: str, *, limits: ImageLimits = LIMITS) -> bytes:

@@ -1,6 +1,5 @@
 """Print images: what they are, and on a terminal the pictures, two pixels to a character."""
 
-import io
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +8,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ...store import Store
+from ...store.decode_image import decoded_rgb
 from ...store.errors import NotFoundError
 from ...store.image_parts import media_ids
 from ...store.media import image_bytes
@@ -48,7 +48,7 @@ def half_blocks(data: bytes) -> Text:
     """Return an image as characters whose upper and lower halves are two pixels."""
     from PIL import Image
 
-    picture = Image.open(io.BytesIO(data)).convert("RGB")
+    _, picture = decoded_rgb(data)
     picture.thumbnail((_COLUMNS, _ROWS))
     if picture.height % 2:
         whole = Image.new("RGB", (picture.width, picture.height + 1))

@@ -5,16 +5,20 @@ A game is four functions that may block; `TextGameEnvironment` makes an environm
 
 import asyncio
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, ParamSpec, Protocol, TypeVar
 
+from ...store.errors import JobError
 from ...store.records import Message, Task
 from .environment import Step
 
 Part = Literal["text", "commands"]
 _TAGGED = re.compile(r"<(action|answer)>((?:(?!<\1>).)*?)</\1>", re.DOTALL | re.IGNORECASE)
 _LONGEST_SAID = 60
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +78,12 @@ class TextGameEnvironment:
         self._longest, self._max_steps = longest, max_steps
         self._scene = Scene(text="", score=0.0, is_done=False)
         self._num_steps = 0
+        # a cancelled call goes on in its thread, and the game must not be closed under it
+        self._turn, self._is_closed = threading.Lock(), False
 
     async def reset(self, task: Task) -> str:
         """Begin the game of a task."""
-        self._scene, self._num_steps = await asyncio.to_thread(self._game.begin, task), 0
+        self._scene, self._num_steps = await self._play(self._game.begin, task), 0
         return self._shown(self._scene.text)
 
     async def step(self, answer: Message) -> Step:
@@ -90,7 +96,7 @@ class TextGameEnvironment:
             shown = self._shown(f"`{command[:_LONGEST_SAID]}` is not possible here.")
             metrics = {"environment/invalid": 1.0}
             return Step(shown=shown, reward=0.0, is_done=is_last, metrics=metrics)
-        self._scene = after = await asyncio.to_thread(self._game.act, possible[command.casefold()])
+        self._scene = after = await self._play(self._game.act, possible[command.casefold()])
         return Step(
             shown=self._shown(after.text),
             reward=after.score - before.score,
@@ -100,7 +106,7 @@ class TextGameEnvironment:
 
     async def expert(self) -> Message | None:
         """Return the answer that an expert would give now."""
-        command = await asyncio.to_thread(self._game.hint)
+        command = await self._play(self._game.hint)
         return None if command is None else {"role": "assistant", "content": command}
 
     @property
@@ -109,8 +115,22 @@ class TextGameEnvironment:
         return [c for c in self._scene.commands or () if c.startswith(self._verbs or "")]
 
     async def close(self) -> None:
-        """Free the game."""
-        await asyncio.to_thread(self._game.close)
+        """Free the game, after a call that still runs."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        with self._turn:
+            self._is_closed = True
+            self._game.close()
+
+    async def _play(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        def in_turn() -> _T:
+            with self._turn:
+                if self._is_closed:
+                    raise JobError("the game is closed, expected calls before that; make another")
+                return call(*args, **kwargs)
+
+        return await asyncio.to_thread(in_turn)
 
     def _shown(self, text: str) -> str:
         listed = "".join(f"{command}\n" for command in self.commands)

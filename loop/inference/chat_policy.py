@@ -75,7 +75,6 @@ class ChatPolicy:
         """
         chosen = sampling or self.sampling
         media = self._media(messages, chosen)
-        media = self._media(messages, chosen)
         prompt = await self._tokenized(messages, tools, earlier)
         if chosen.truncate_prompt_tokens is not None:
             prompt = prompt[-chosen.truncate_prompt_tokens :]

@@ -1,6 +1,5 @@
 """Images for models: how many tokens stand for each, and its pixels, decoded and cut to patches."""
 
-import io
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...store.decode_image import decoded_rgb
 from ...store.errors import ConfigError, missing_extra
 from ...store.media import image_bytes, image_sizes
 from ...store.tables import Tables
@@ -134,9 +134,7 @@ class Images:
             return found
 
     def _prepare(self, data: bytes) -> Prepared:
-        from PIL import Image
-
-        image = Image.open(io.BytesIO(data)).convert("RGB")
+        _, image = decoded_rgb(data)
         made = self._processor(images=[image], return_tensors="pt")
         time, height, width = made["image_grid_thw"][0].tolist()
         return Prepared(made["pixel_values"], (time, height, width))

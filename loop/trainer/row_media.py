@@ -38,7 +38,7 @@ def _wrong(media: list[str], token_ids: list[int] | None, images: "Images | None
         return "it shows images, and the model reads none; take a vision-language model"
     try:
         expected = images.count(media)
-    except NotFoundError as error:
+    except (NotFoundError, ValueError) as error:  # the latter for one too narrow for the model
         return str(error)
     # an answer may hold more of them, as text
     if token_ids is not None and token_ids.count(images.token_id) < expected:

@@ -1,7 +1,9 @@
 """A deep look finds every planted fault in a row's values, whatever the column or the table."""
 
+import hashlib
 import random
 from collections import Counter
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,15 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image
 from support.builders import experiences, task
+from support.images import png
 
 from rlake.store import Store, connect
 from rlake.store.corruption import examine
 from rlake.store.doctor import Finding, diagnose
 from rlake.store.errors import SchemaError
+from rlake.store.media import put_images
 from rlake.store.merge_branch import merge
 from rlake.store.row_digests import whole_rows
 from rlake.store.schema import NAMED_VALUES, TABLES
@@ -198,6 +203,25 @@ def test_rows_without_a_digest_are_counted(filled: Store) -> None:
     assert wrong(filled) == []
     [note] = [f for f in examine(filled) if f.level == "note"]
     assert note.what.startswith("`experiences`: 16 rows came before rows had digests")
+
+
+def test_images_are_read_whole_and_compared_with_their_ids(store: Store) -> None:
+    file = BytesIO()
+    Image.effect_noise((600, 600), 90).save(file, "PNG")  # too large for the file of its row
+    put_images(store, [png("red"), file.getvalue()])
+    assert {f.level for f in examine(store)} == {"ok"}
+    folder = Path(store.uri) / "media.lance"
+    [large] = folder.rglob("*.blob")
+    whole = large.read_bytes()
+    changed = bytes([whole[1000] ^ 1])
+    large.write_bytes(whole[:1000] + changed + whole[1001:])
+    [found] = wrong(store)
+    media_id = hashlib.sha256(file.getvalue()).hexdigest()
+    assert found.what.endswith(f"are not what was appended, such as `{media_id}`")
+    large.unlink()
+    [found] = wrong(store)
+    assert found.what.startswith("`media`: `data` in")
+    assert "cannot be read" in found.what
 
 
 def test_files_that_only_a_snapshot_shows_are_read(filled: Store) -> None:

@@ -5,13 +5,15 @@ import io
 import threading
 
 import duckdb
+import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 from support.builders import experiences
 from support.images import png, shown
 
 from rlake import Task, connect
 from rlake.store import Store
+from rlake.store.decode_image import decoded_rgb
 from rlake.store.errors import InputError, NotFoundError
 from rlake.store.media import (
     ImageLimits,
@@ -105,6 +107,40 @@ def test_an_image_that_does_harm_is_refused_with_the_reason() -> None:
             image_row(data)
     with pytest.raises(InputError, match="has 10,000 pixels, expected at most 9,999; make it"):
         image_row(whole, limits=ImageLimits(max_pixels=9_999))
+
+
+def test_an_image_too_narrow_for_models_is_refused() -> None:
+    assert image_row(png("red", 200, 1))["width"] == 200
+    with pytest.raises(InputError, match="has 1 x 201 pixels, expected a side at most 200 times"):
+        image_row(png("red", 1, 201))
+
+
+def test_a_truncated_image_is_refused_whatever_other_packages_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    whole = noise(100)
+    with pytest.raises(InputError, match="truncated"):
+        image_row(whole[: len(whole) // 2])
+    assert ImageFile.LOAD_TRUNCATED_IMAGES
+
+
+def test_sixteen_bits_are_scaled_and_an_image_is_turned_as_its_camera_says() -> None:
+    deep = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    file = io.BytesIO()
+    Image.fromarray(deep).save(file, "PNG")
+    _, image = decoded_rgb(file.getvalue())
+    assert np.array_equal(np.array(image), np.repeat((deep >> 8)[..., None], 3, 2))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # its upper side is the scene's right side
+    pixels = np.zeros((4, 6, 3), np.uint8)
+    pixels[0] = 255
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", exif=exif)
+    row = image_row(file.getvalue())
+    assert (row["width"], row["height"]) == (4, 6)
+    _, image = decoded_rgb(file.getvalue())
+    assert np.array_equal(np.array(image), np.rot90(pixels, -1))
 
 
 def test_a_data_url_is_read_and_a_broken_one_refused() -> None:

@@ -1,5 +1,8 @@
 """Games of text commands: what is shown and refused, and what an expert leaves in the store."""
 
+import asyncio
+import threading
+
 import pytest
 from support.text_games import played
 
@@ -8,7 +11,7 @@ from rlake.loop.environments.expert import episodes
 from rlake.loop.environments.text_game import Scene, TextGameEnvironment
 from rlake.loop.recipes.toys import sudoku
 from rlake.store import Store, Task
-from rlake.store.errors import ConfigError
+from rlake.store.errors import ConfigError, JobError
 
 TASK = Task.ask("Leave the cellar.")
 
@@ -69,6 +72,44 @@ def test_a_command_that_is_not_possible_is_counted_and_moves_nobody() -> None:
 def test_a_text_is_cut_and_commands_that_are_not_known_are_left_to_the_game() -> None:
     game = TextGameEnvironment(Cellar(), show=["text"], longest=5)
     assert played(game, TASK, [])[0] == "It is"
+
+
+class Slow(Cellar):
+    """A game that a test holds up, and that notes what it was asked in the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.may_go_on = threading.Event(), threading.Event()
+        self.calls: list[str] = []
+
+    def begin(self, task: Task) -> Scene:
+        self.entered.set()
+        assert self.may_go_on.wait(30), "the test lets it go on"
+        self.calls.append("begin")
+        return super().begin(task)
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def test_a_cancelled_call_ends_before_the_game_is_closed() -> None:
+    game = Slow()
+    world = TextGameEnvironment(game)
+
+    async def cancelled() -> None:
+        begun = asyncio.ensure_future(world.reset(TASK))
+        await asyncio.to_thread(game.entered.wait, 30)
+        begun.cancel()
+        closed = asyncio.ensure_future(world.close())
+        await asyncio.wait([closed], timeout=0.1)  # long enough for one that does not wait
+        assert not closed.done()
+        game.may_go_on.set()
+        await asyncio.wait_for(closed, 30)
+        with pytest.raises(JobError, match="the game is closed"):
+            await world.reset(TASK)  # as one does whose thread comes late
+
+    asyncio.run(cancelled())
+    assert game.calls == ["begin", "close"]
 
 
 def test_an_experts_episode_is_a_row_to_imitate_and_stored_once(store: Store) -> None:
