@@ -87,7 +87,9 @@ def file_bytes(path: str | Path, folder: Path, *, limits: ImageLimits = LIMITS) 
 
     Raises InputError for one that is missing, too large, or outside the folder.
     """
-    name, root = f"image `{path}`", folder.resolve()
+    name, root = f"image `{shorten(str(path), 60)}`", folder.resolve()
+    if "\0" in str(path):
+        raise InputError(f"{name} has a zero byte, expected a path; correct it")
     found = (root / path).resolve()
     if not found.is_relative_to(root):
         raise InputError(

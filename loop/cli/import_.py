@@ -7,6 +7,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from ...store.decode_image import MOST_PIXELS
 from ...store.errors import ConfigError
 from ...store.media import ImageLimits
 from .app import ROWS, JsonOption, StoreOption, app, argument, heavy, open_store, option
@@ -133,7 +134,7 @@ def import_(
     images: ImagesOption = None,
     max_image_bytes: Annotated[int, option("Refuse an image of more bytes.")] = 20 << 20,
     max_image_pixels: Annotated[
-        int, option("Refuse an image of more pixels, before it is decoded.")
+        int, option("Refuse an image of more pixels, before it is decoded.", max=MOST_PIXELS)
     ] = 64 << 20,
     name: Annotated[
         str | None, option("Name the values of a file with one column of values.")

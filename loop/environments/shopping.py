@@ -126,8 +126,8 @@ class _Shop:
             self._product, self._found = None, self._found if what == _PREVIOUS else []
             return True
         for name, values in options_of(self._product).items():
-            if what in map(str.lower, values):
-                self._chosen[name] = next(v for v in values if v.lower() == what)
+            if what in (str(value).lower() for value in values):
+                self._chosen[name] = next(v for v in values if str(v).lower() == what)
                 return True
         return False
 

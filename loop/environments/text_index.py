@@ -12,7 +12,7 @@ from ...operators.import_path import find_function, taken_apart
 from ...store.errors import ConfigError
 
 TableSpec = str | Mapping[str, Mapping[str, Any] | None]
-"""A file (.parquet, .jsonl or .csv), or `{package.module:function: {parameter: value}}`."""
+"""A file (.parquet or .jsonl), or `{package.module:function: {parameter: value}}`."""
 
 
 class TextIndex:
@@ -59,7 +59,7 @@ def table_rows(spec: TableSpec, *, needs: Sequence[str]) -> list[dict[str, Any]]
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    readers = {".parquet": pl.read_parquet, ".jsonl": pl.read_ndjson, ".csv": pl.read_csv}
+    readers = {".parquet": pl.read_parquet, ".jsonl": pl.read_ndjson}
     reader = readers.get(path.suffix)
     if reader is None:
         raise ConfigError(f"`{path}` cannot be read; expected one of {', '.join(readers)}")

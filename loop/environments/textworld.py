@@ -31,8 +31,8 @@ def textworld(*, folder: str | None = None, **parameters: Any) -> TextGameEnviro
     """A text adventure of TextWorld, as `{textworld: {show: [text, commands], max_steps: 50}}`.
 
     The task's metadata have `textworld`: `{challenge, settings, seed}`, which `games` writes, or
-    `{file: a game}`. Games are made when they are first played and kept in `folder` (None:
-    `rlake/textworld` in the user's cache). The other parameters are those of
+    `{file: a game that TextWorld made}`. Games are made when they are first played and kept in
+    `folder` (None: `rlake/textworld` in the user's cache). The other parameters are those of
     `TextGameEnvironment`; the score is the share of the game's points.
     """
     return TextGameEnvironment(_TextWorldGame(folder), **parameters)

@@ -8,7 +8,8 @@ repeatedly, without loading the teacher in the trainer. The teacher is a model o
 
 from dataclasses import replace
 
-from ...store.errors import JobError
+from ...store.errors import ConfigError, JobError
+from ...store.image_parts import media_ids
 from ...store.records import Experience, Task
 from ..inference.policy import Policy, default_sampling
 from ..inference.scoring import scorer
@@ -18,9 +19,15 @@ from .single_turn import single_turn
 async def on_policy_distillation(task: Task, policy: Policy, *, teacher: Policy) -> Experience:
     """Sample one answer and let the teacher score its tokens.
 
-    Raises ConfigError when the teacher cannot score tokens, as an endpoint cannot.
+    Raises ConfigError when the teacher cannot score tokens, as an endpoint cannot, and for a task
+    that shows images, which teachers do not see.
     """
     scores = scorer(teacher, "explorer.auxiliary_models.teacher")
+    if media_ids(task.messages):
+        raise ConfigError(
+            f"task {task.task_id} shows images, expected text alone, since teachers do not see "
+            "them yet; leave such tasks out (`tasks.where`)"
+        )
     row = await single_turn(task, policy)
     if row.token_ids is None or row.prompt_length is None:
         raise JobError(f"`{row.engine}` reports no token ids, which the teacher needs")

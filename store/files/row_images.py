@@ -4,13 +4,14 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from ..conversation import last_question
-from ..errors import InputError, NotFoundError
+from ..errors import InputError, NotFoundError, shorten
 from ..image_parts import parts_of, source_of, with_ids
 from ..media import (
     LIMITS,
@@ -99,7 +100,7 @@ class _New:
     def add(self, image: str | bytes, folder: Path | None) -> str:
         """Return the id of an image; store it if it is new."""
         is_inline = isinstance(image, bytes) or image.startswith("data:")
-        name = "an image" if is_inline else f"image `{image}`"
+        name = "an image" if is_inline else f"image `{shorten(str(image), 60)}`"
         data = image if isinstance(image, bytes) else self._read(image, name, folder)
         check_size(name, len(data), self._limits)
         media_id = hashlib.sha256(data).hexdigest()
@@ -139,7 +140,8 @@ def sources_of(value: Any) -> list[str | bytes]:
     Raises InputError for anything else.
     """
     if isinstance(value, str) and value[:1] in ("[", "{", '"'):
-        value = json.loads(value)
+        with suppress(json.JSONDecodeError):  # else it is a path, such as `[1].png`
+            value = json.loads(value)
     if value is None:
         return []
     if isinstance(value, list | tuple):
@@ -148,7 +150,9 @@ def sources_of(value: Any) -> list[str | bytes]:
         # of both, the bytes: a path is then only what the file was called
         value = value.get("bytes") or source_of(value)
     if not isinstance(value, str | bytes):
-        raise InputError(f"an image is {value!r}, expected bytes, a path, or a struct of both")
+        raise InputError(
+            f"an image is {shorten(repr(value), 60)}, expected bytes, a path, or a struct of both"
+        )
     return [value]
 
 

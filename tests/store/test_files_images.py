@@ -117,6 +117,9 @@ WRONG = {
     },
     "image `link.png` lies outside of": {"image": "link.png"},
     "image `no.png` cannot be read in .*: No such file": {"image": "no.png"},
+    r"image `\[1\].png` cannot be read in .*: No such file": {"image": "[1].png"},
+    "has a zero byte, expected a path; correct it": {"image": "a\0.png"},
+    r"image `A{60}\.\.\.` cannot be read in": {"image": "A" * 200},
     "image `text.png` does not decode: its format is not known; expected": {"image": "text.png"},
     "image `big.png` has 104,857,600 bytes, expected at most 20,971,520; make": {
         "image": "big.png"

@@ -121,12 +121,12 @@ def test_the_recipe_imitates_and_shops_on_the_engine(tmp_path: Path) -> None:
 
 
 def test_a_table_that_cannot_be_read_or_lacks_a_column_is_refused(tmp_path: Path) -> None:
-    bad = tmp_path / "bad.csv"
-    bad.write_text("title,price\nmug,1\n")
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"title": "mug", "price": 1}\n')
     with pytest.raises(ConfigError, match="has no column `product_id`; expected product_id"):
         shopping(products=str(bad))
     with pytest.raises(ConfigError, match=r"expected one of \.parquet"):
-        shopping(products="products.xls")
+        shopping(products="products.csv")  # whose lists would be texts
     with pytest.raises(ConfigError, match="cannot be read"):
         shopping(products=str(tmp_path / "none.parquet"))
     with pytest.raises(JobError, match="no `shopping` in its metadata"):

@@ -186,6 +186,10 @@ def test_a_teacher_scores_the_tokens_that_were_sampled_at_their_temperature() ->
         assert row.teacher_logprobs[:4] == [0.0] * 4
         assert row.teacher_logprobs[4:] == pytest.approx(expected[4:], abs=1e-5)
         assert row.reward is not None
+    shown = Task(messages=[{"role": "user", "content": [{"type": "image", "media_id": "5e0c"}]}])
+    models = {"teacher": teacher}
+    [row] = tried(speaking(), "on_policy_distillation", asked=shown, models=models)
+    assert "shows images, expected text alone" in str(row.drop_reason)
 
 
 def test_what_only_answers_cannot_be_a_teacher() -> None:
