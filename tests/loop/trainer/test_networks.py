@@ -179,7 +179,8 @@ def test_a_resumed_run_with_a_critic_equals_one_that_was_not_interrupted(tmp_pat
 
 def test_what_is_frozen_stays_as_it_was(store: Store) -> None:
     store.append("experiences", written(8))
-    trainer = {"steps": 2, "batch_size": 4, "freeze": [r"mlp\.(up|gate)", "norm"]}
+    # one step: with a second checkpoint, the first version may be removed
+    trainer = {"steps": 1, "batch_size": 4, "freeze": [r"mlp\.(up|gate)", "norm"]}
     run(store, offline(trainer=trainer))
     assert store.runs_folder is not None
     folder = store.runs_folder / "demo"
