@@ -67,7 +67,7 @@ def test_games_that_cannot_be_made_or_found_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @installed
 def test_what_was_imitated_wins_games_that_are_won_by_other_commands(
