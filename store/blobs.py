@@ -9,7 +9,14 @@ import pyarrow.dataset as pds
 
 from .schema import TABLES
 
-_ROWS, _BYTES = 64, 16 << 20
+AS_BYTES: dict[str, Any] = {
+    "blob_handling": "all_binary",
+    "batch_size": 64,
+    "batch_size_bytes": 16 << 20,
+    "batch_readahead": 1,
+    "fragment_readahead": 1,
+}
+"""Options of Lance's scanner that give the bytes of blobs, few rows at a time."""
 
 
 class BlobDataset(pds.Dataset):
@@ -33,15 +40,7 @@ class BlobDataset(pds.Dataset):
         """Scan rows, few at a time if their blobs are wanted."""
         if columns is not None and not self._names & set(columns):
             return self._rows.scanner(columns=columns, filter=filter)
-        return self._rows.scanner(
-            columns=columns,
-            filter=filter,
-            blob_handling="all_binary",
-            batch_size=_ROWS,
-            batch_size_bytes=_BYTES,
-            batch_readahead=1,
-            fragment_readahead=1,
-        )
+        return self._rows.scanner(columns=columns, filter=filter, **AS_BYTES)
 
 
 def readable(name: str, rows: lance.LanceDataset) -> lance.LanceDataset | pds.Dataset:

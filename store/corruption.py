@@ -13,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 
 from . import branches, snapshots
+from .blobs import AS_BYTES
 from .doctor import Finding, lost
 from .errors import FAILURES, RlakeError, SchemaError, StoreError, counted, reason
 from .row_digests import whole_rows
@@ -21,7 +22,6 @@ from .store import Store
 from .validate import check
 
 _ROWS_AT_ONCE = 1024
-_FILES_AT_ONCE = 64
 _SHOWN = 3
 
 
@@ -108,16 +108,8 @@ class _Table:
     ) -> Iterator[pa.RecordBatch]:
         if not self._declared.is_content_addressed:
             return fragment.to_batches(columns=[*names], batch_size=_ROWS_AT_ONCE)
-        # values are files, which `to_batches` only names; a few of them fill the memory
-        scanner = dataset.scanner(
-            columns=[*names],
-            fragments=[fragment],
-            batch_size=_FILES_AT_ONCE,
-            batch_size_bytes=16 << 20,
-            batch_readahead=1,
-            blob_handling="all_binary",
-        )
-        return scanner.to_batches()
+        # `to_batches` of a fragment only names blobs
+        return dataset.scanner(columns=[*names], fragments=[fragment], **AS_BYTES).to_batches()
 
     def _unreadable(
         self, dataset: lance.LanceDataset, fragment: lance.LanceFragment, names: Sequence[str]

@@ -169,7 +169,7 @@ def theirs(work: Work, folder: Path) -> dict[str, float]:
             max_completion_length=work.new_tokens,
             beta=0.0,
             loss_type="grpo",
-            **settings(folder, rows=work.groups * work.rollouts, steps=work.steps),
+            **settings(folder, rows=work.groups * work.rollouts, max_steps=work.steps),
         ),
         train_dataset=Dataset.from_dict({"prompt": work.questions()}),
         processing_class=tokenizer,
@@ -179,14 +179,13 @@ def theirs(work: Work, folder: Path) -> dict[str, float]:
     return clock.taken(work.warm_up) | {"tokens": sum(lengths) / len(lengths)}
 
 
-def settings(folder: Path, *, rows: int, steps: int) -> dict[str, Any]:
+def settings(folder: str | Path, *, rows: int, **others: Any) -> dict[str, Any]:
     """Return the settings of TRL's trainers for training alone, on a CPU in float32."""
     return {
         "output_dir": str(folder),
         "learning_rate": RATE,
         "lr_scheduler_type": "constant",
         "per_device_train_batch_size": rows,
-        "max_steps": steps,
         "gradient_checkpointing": False,
         "bf16": False,
         "use_cpu": True,
@@ -194,6 +193,7 @@ def settings(folder: Path, *, rows: int, steps: int) -> dict[str, Any]:
         "save_strategy": "no",
         "report_to": [],
         "disable_tqdm": True,
+        **others,
     }
 
 

@@ -119,7 +119,7 @@ def theirs(work: Work, folder: Path) -> dict[str, float]:
     trainer, form = kinds[work.algorithm]
     trained = trainer(
         start,
-        args=form(max_length=None, **settings(folder, rows=work.rows, steps=STEPS)),
+        args=form(max_length=None, **settings(folder, rows=work.rows, max_steps=STEPS)),
         train_dataset=Dataset.from_list(work.lines()),
         processing_class=tokenizer,
         callbacks=[Notes()],

@@ -22,6 +22,7 @@ import polars as pl
 from rlake.store.errors import JobError
 
 from .figure import Bench, Figure, told
+from .grpo import settings
 
 ALGORITHMS = ("sft", "dpo", "grpo")
 ROWS, AT_ONCE = 16, 4
@@ -157,22 +158,14 @@ def theirs(work: Work, *, sort: bool = False) -> Step:
 
 
 def _settings() -> dict[str, Any]:
-    return {
-        "output_dir": tempfile.mkdtemp(prefix="rlake-bench-"),
-        "learning_rate": RATE,
-        "lr_scheduler_type": "constant",
-        "weight_decay": 0.0,
-        "max_grad_norm": 1.0,
-        "per_device_train_batch_size": AT_ONCE,
-        "gradient_accumulation_steps": ROWS // AT_ONCE,
-        "gradient_checkpointing": False,
-        "bf16": False,
-        "use_cpu": True,
-        "logging_strategy": "no",
-        "save_strategy": "no",
-        "report_to": [],
-        "disable_tqdm": True,
-    }
+    return settings(
+        tempfile.mkdtemp(prefix="rlake-bench-"),
+        rows=AT_ONCE,
+        learning_rate=RATE,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        gradient_accumulation_steps=ROWS // AT_ONCE,
+    )
 
 
 def _tokenizer() -> Any:
@@ -223,9 +216,9 @@ def _dpo(work: Work) -> tuple[Any, list[Any]]:
                 "rejected_ids": rejected["token_ids"][n:],
             }
         )
-    settings = _settings()
-    settings["per_device_train_batch_size"] = AT_ONCE // 2
-    config = DPOConfig(**settings, beta=0.1)
+    given = _settings()
+    given["per_device_train_batch_size"] = AT_ONCE // 2
+    config = DPOConfig(**given, beta=0.1)
     texts = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
     model = work.model()
     trainer = DPOTrainer(
