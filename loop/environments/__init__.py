@@ -4,10 +4,11 @@ The parameter `environment` of the workflows `multi_turn` and `step_wise` names 
 that is listed here, or `package.module:name`.
 """
 
+from .bash import bash
 from .gymnasium import gymnasium
 from .scienceworld import scienceworld
 from .shopping import shopping
 from .sql import sql
 from .textworld import textworld
 
-__all__ = ["gymnasium", "scienceworld", "shopping", "sql", "textworld"]
+__all__ = ["bash", "gymnasium", "scienceworld", "shopping", "sql", "textworld"]

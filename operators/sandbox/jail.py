@@ -24,7 +24,7 @@ _USER, _OTHERS = 0x10000000, 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000
 _NOSUID, _NODEV, _READ_ONLY, _REMOUNT, _BIND = 2, 4, 1, 32, 4096
 _EVERYWHERE, _DETACH = 16384 | (1 << 18), 2
 _DEATH_SIGNAL, _NO_NEW_PRIVILEGES, _SUBREAPER, _SECCOMP = 1, 38, 36, 22
-_FOLDERS = ("/usr", "/lib", "/lib64", "/bin")
+_FOLDERS = ("/usr", "/lib", "/lib64", "/bin", "/etc/alternatives")
 _SHARED = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/etc/ld.so.cache")
 _NEWEST = 424
 """Calls from this number on fail with ENOSYS, as in older kernels, so that programs fall back."""

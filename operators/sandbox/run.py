@@ -195,7 +195,7 @@ def _ended(said: dict[str, Any], output: bytes, errors: bytes, limits: Limits) -
     if "refused" in said:
         raise JobError(
             f"code under test cannot be confined here: {said['refused']}; where you know what it "
-            "does, `sandbox: unconfined` of `code_tests` runs it all the same"
+            "does, `sandbox: unconfined` of `code_tests` or `bash` runs it all the same"
         )
     message = errors.decode(errors="replace")
     if not said:

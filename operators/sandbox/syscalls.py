@@ -47,7 +47,8 @@ chown:92: fchown:93:55 lchown:94: fchownat:260:54 utime:132: utimes:235: futimes
 utimensat:280:88 mknod:133: setpriority:141:140 sched_setaffinity:203:122 sched_setparam:142:118
 sched_setscheduler:144:119 pidfd_open:434:434 pidfd_send_signal:424:424 inotify_init1:294:26
 inotify_add_watch:254:27 inotify_rm_watch:255:28 getxattr:191:8 lgetxattr:192:9 fgetxattr:193:10
-listxattr:194:11 llistxattr:195:12 flistxattr:196:13 mlock:149:228 munlock:150:229
+listxattr:194:11 llistxattr:195:12 flistxattr:196:13 setxattr:188:5 lsetxattr:189:6
+fsetxattr:190:7 mlock:149:228 munlock:150:229
 """
 """What reaches others, of which there are none but its own in namespaces."""
 

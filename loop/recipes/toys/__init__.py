@@ -4,6 +4,7 @@ A configuration names them in full, such as `rlake.loop.recipes.toys:addition`.
 """
 
 from .data import compared_answers, compared_attempts, expert_answers
+from .folders import folder_chores
 from .lakes import frozen_lake, frozen_lakes, frozen_squares, walks
 from .mail import mail_questions, mails
 from .puzzles import countdown_games, sudoku, sudoku_right, sudokus
@@ -19,6 +20,7 @@ __all__ = [
     "countdown_games",
     "errands",
     "expert_answers",
+    "folder_chores",
     "forgetful_answers",
     "frozen_lake",
     "frozen_lakes",
