@@ -32,7 +32,7 @@ def folder_chores(
 
     >>> task = next(folder_chores())
     >>> task.prompt_text, task.answer
-    ('Write the lines of garden.txt, sorted, to flour.txt.', 'sort garden.txt > flour.txt')
+    ('Write the lines of school.txt, sorted, to dough.txt.', 'sort school.txt > dough.txt')
     """
     rng = np.random.default_rng(seed)
     made: dict[str, Task] = {}
