@@ -18,6 +18,7 @@ from ...store.errors import RlakeError, damaged
 from ...store.query import query_error
 from . import (  # noqa: F401 - each adds its commands to the app
     algorithms,
+    audit,
     branch,
     catalog,
     debug,

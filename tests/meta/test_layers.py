@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = ("store", "operators", "pipelines", "loop")
 RANK = {
+    "audits": 0,
     "config": 0,
     "losses": 0,
     "labeling": 0,

@@ -1,0 +1,31 @@
+"""`rlake audit`: the command prints findings, facts and tables, or one JSON object."""
+
+import json
+
+from support.commands import Command
+from support.histories import History
+
+from rlake.store import Store
+
+
+def test_bias_and_drop_print_sentences_or_json(rlake: Command, lake: Store) -> None:
+    history = History(0, steps=8)
+    history.change(lambda r: r["num_tokens"] > 50, drop_reason="max_length: too long")
+    history.write(lake)
+    done = rlake("audit", "bias", "--run", "r")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("- length ")
+    assert "dropped by max_length" in done.stdout
+    told = json.loads(rlake("audit", "bias", "--run", "r", "--json").stdout)
+    assert set(told) >= {"findings", "facts", "bins", "outcomes"}
+    assert told["findings"]
+    ranges = ("--run", "r", "--steps", "5:8", "--against", "1:4")
+    done = rlake("audit", "drop", *ranges)
+    assert done.stdout.startswith("the change is within chance"), done.stderr
+    assert json.loads(rlake("audit", "drop", *ranges, "--json").stdout)["p"] > 1e-3
+    wrong = rlake("audit", "bias", "--run", "rr")
+    assert wrong.returncode == 2
+    assert "did you mean `r`" in wrong.stderr
+    wrong = rlake("audit", "drop", "--run", "r", "--steps", "x", "--against", "1:4")
+    assert wrong.returncode == 2
+    assert "`--steps` must be two steps" in wrong.stderr
