@@ -27,6 +27,7 @@ from .self_judging import self_judging
 from .single_turn import single_turn
 from .step_wise import step_wise
 from .thinking import thinking_budget
+from .tool_agent_user import tool_agent_user
 from .tool_calls import tool_calls
 from .user_simulator import user_simulator
 from .verifiers import verifiers
@@ -48,6 +49,7 @@ __all__ = [
     "single_turn",
     "step_wise",
     "thinking_budget",
+    "tool_agent_user",
     "tool_calls",
     "user_simulator",
     "verifiers",

@@ -1,11 +1,11 @@
 """ReAct (arXiv:2210.03629): the policy reasons, calls tools, reads the results, and answers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from ...store.records import Task
-from ..environments.tools import Tool, Toolbox
+from ..environments.tools import Called, Tool, Toolbox
 from ..inference.policy import Policy
 from ..trajectories.conversation import Conversation
 from ..trajectories.trajectory import record_metric
@@ -72,14 +72,19 @@ async def answered_with_tools(
         if turn == max_turns:
             conversation.finish("tool_calls")
             return None
-        for number, call in enumerate(calls):
-            called = await box.call(call) if number < _CALLS else box.refused(call, most=_CALLS)
+        async for called in results(box, calls):
             conversation.messages.append(called.message)
             failures += called.failure is not None
             if called.failure and max_failures is not None and failures > max_failures:
                 conversation.finish(called.failure)
                 return None
     return None
+
+
+async def results(box: Toolbox, calls: Sequence[Mapping[str, Any]]) -> AsyncIterator[Called]:
+    """Carry out the calls of an answer, one after the other; those beyond 16 are refused."""
+    for number, call in enumerate(calls):
+        yield await box.call(call) if number < _CALLS else box.refused(call, most=_CALLS)
 
 
 async def _of_servers(servers: Mapping[str, Mapping[str, Any]]) -> list[Tool]:

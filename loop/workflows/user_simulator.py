@@ -11,7 +11,7 @@ from ...store.records import Experience, Message, Task
 from ..inference.policy import Policy, PolicyError
 from ..trajectories.conversation import Conversation
 
-_ROLE = (
+ROLE = (
     "You play a user who talks to an assistant.\nWho you are: {persona}\nWhat you want: {goal}\n"
     "Write only the user's next message, short and in your own words. Do not give away at once all "
     "that you know, and do not help the assistant. When you have what you want, or it is clear "
@@ -29,7 +29,7 @@ async def user_simulator(
     user: Policy,
     max_turns: int = 8,
     done: str = "[DONE]",
-    role: str = _ROLE,
+    role: str = ROLE,
 ) -> list[Experience]:
     """Let the policy and a simulated user converse for at most `max_turns` turns.
 
@@ -39,17 +39,13 @@ async def user_simulator(
     PolicyError if the user model fails.
     """
     conversation = Conversation(task, policy)
-    about = task.metadata or {}
-    fields = {"persona": str(about.get("persona") or "anybody"), "done": done}
-    fields["goal"] = str(about.get("goal") or task.prompt_text or "to be helped")
-    for name, value in fields.items():  # not `str.format`: a role may contain other braces
-        role = role.replace(f"{{{name}}}", value)
+    plays = role_of(task, role, done)
     given = len([m for m in task.messages if m.get("role") == "system"])
     is_done = False
     for _ in range(max_turns):
         spoken = conversation.messages[given:]
         if not spoken or spoken[-1].get("role") == "assistant":
-            text = await _user_message(user, role, spoken)
+            text = await users_message(user, plays, spoken)
             is_done = done in text
             if is_done:
                 break
@@ -66,13 +62,26 @@ async def user_simulator(
     return [*rows[:-1], *(replace(r, metrics={**r.metrics, **measured}) for r in rows[-1:])]
 
 
-async def _user_message(user: Policy, role: str, messages: Sequence[Message]) -> str:
-    """Return the user's next message; roles are swapped, since the model answers as assistant."""
+def role_of(task: Task, role: str, done: str) -> str:
+    """Fill in a role, the system prompt of the user model, for the user of a task."""
+    about = task.metadata or {}
+    fields = {"persona": str(about.get("persona") or "anybody"), "done": done}
+    fields["goal"] = str(about.get("goal") or task.prompt_text or "to be helped")
+    for name, value in fields.items():  # not `str.format`: a role may contain other braces
+        role = role.replace(f"{{{name}}}", value)
+    return role
+
+
+async def users_message(user: Policy, role: str, messages: Sequence[Message]) -> str:
+    """Return the user's next message; roles are swapped, since the model answers as assistant.
+
+    It does not see calls of tools, their results, or messages without text.
+    """
     other = {"user": "assistant", "assistant": "user"}
     seen: list[Message] = [
         {"role": other[str(m.get("role"))], "content": str(m.get("content") or "")}
         for m in messages
-        if m.get("role") in other
+        if m.get("role") in other and not (m.get("tool_calls") and not m.get("content"))
     ]
     if not seen or seen[0]["role"] == "assistant":
         seen.insert(0, {"role": "user", "content": _BEGIN})

@@ -7,6 +7,7 @@ from .data import compared_answers, compared_attempts, expert_answers
 from .folders import folder_chores
 from .lakes import frozen_lake, frozen_lakes, frozen_squares, walks
 from .mail import mail_questions, mails
+from .orders import order_requests, orders
 from .puzzles import countdown_games, sudoku, sudoku_right, sudokus
 from .shop import errands, products
 from .squares import overcounts, squares
@@ -30,6 +31,8 @@ __all__ = [
     "mail_questions",
     "mails",
     "mixed_sums",
+    "order_requests",
+    "orders",
     "overcounts",
     "products",
     "share_right",

@@ -1,0 +1,137 @@
+"""An agent serves a user with tools over a database, under rules, as in tau-bench.
+
+The reward is that of tau-bench (arXiv:2406.12045, and its successor arXiv:2506.07982): whether the
+database is in the end as the right calls would leave it, and the user was told what had to be said.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from ...operators.import_path import find_function, taken_apart
+from ...store.errors import ConfigError, JobError, nearest
+from ...store.records import Message, Task
+from ..environments.tools import Toolbox, tool
+from ..inference.policy import Policy
+from ..trajectories.conversation import Conversation
+from ..trajectories.trajectory import record_metric
+from .react import results
+from .user_simulator import ROLE, role_of, users_message
+
+DomainSpec = str | Mapping[str, Mapping[str, Any] | None]
+"""`package.module:function`, or `{package.module:function: {parameter: value}}`."""
+
+
+class Domain(Protocol):
+    """A database with tools over it, and the rules for their use; each rollout makes its own."""
+
+    rules: str
+    """What the agent is told, as the system message."""
+    database: Any
+    """Of what JSON can hold; the tools change it."""
+
+    @property
+    def tools(self) -> Sequence[Callable[..., Any]]:
+        """Functions that the agent may call (`environments.tools.tool`)."""
+        ...
+
+
+async def tool_agent_user(
+    task: Task,
+    policy: Policy,
+    *,
+    domain: DomainSpec,
+    user: Policy | None = None,
+    max_turns: int = 24,
+    tool_seconds: float = 30.0,
+    done: str = "[DONE]",
+    role: str = ROLE,
+) -> dict[str, float]:
+    """Let the policy talk with a user and call tools, for at most `max_turns` answers.
+
+    `domain` names a class or function that makes a `Domain`. `user` is a model of
+    `explorer.auxiliary_models` that plays the user, as in `user_simulator`, and ends the
+    conversation with `done`; it sees neither calls nor their results. Without one, the task's
+    message is all that the user says, and the first answer without a call ends the conversation.
+
+    The task's metadata have `actions`, the right calls as `{"name": ..., "arguments": {...}}`;
+    `outputs`, texts that the user must be told; and, for a simulated user, `goal` and `persona`.
+    The reward is 1 if the database is as those calls leave it and all outputs were said, else 0.
+    The metrics `goal/database`, `goal/said` and `user/done` tell which. Raises JobError if the
+    actions of a task cannot be carried out.
+    """
+    about = task.metadata or {}
+    world, right = _made(domain), _made(domain)
+    await asyncio.to_thread(_carry_out, right, about.get("actions") or (), task)
+    note = partial(record_metric, policy)
+    box = Toolbox(world.tools, seconds=tool_seconds, note=note)
+    told = [message for message in task.messages if message.get("role") == "system"]
+    system: list[Message] = told or [{"role": "system", "content": world.rules}]
+    rest = [message for message in task.messages if message.get("role") != "system"]
+    conversation = Conversation(task, policy, tools=box.specs, messages=[*system, *rest])
+    plays = role_of(task, role, done)
+    is_done = False
+    for turn in range(max_turns + 1):
+        spoken = conversation.messages[len(system) :]
+        if not spoken or _is_reply(spoken[-1]):
+            text = done if user is None else await users_message(user, plays, spoken)
+            is_done = done in text
+            if is_done:
+                break
+            conversation.add(text)
+        if turn == max_turns:
+            conversation.finish("max_turns")
+            break
+        if not await conversation.try_respond():
+            break
+        calls = conversation.messages[-1].get("tool_calls") or []
+        conversation.messages += [called.message async for called in results(box, calls)]
+    same = _as_json(world.database) == _as_json(right.database)
+    said = _said(conversation.messages, about.get("outputs") or ())
+    note("goal/database", float(same))
+    note("goal/said", float(said))
+    note("user/done", float(is_done))
+    return {"goal": float(same and said)}
+
+
+def _made(spec: DomainSpec) -> Domain:
+    name, given = taken_apart(spec, "a domain")
+    made = find_function(name, None, "domain")(**given)
+    missing = [part for part in ("rules", "database", "tools") if not hasattr(made, part)]
+    if missing:
+        raise ConfigError(
+            f"the domain `{name}` has no `{missing[0]}`; expected an object with `rules`, "
+            "`database` and `tools`"
+        )
+    return made
+
+
+def _carry_out(world: Domain, actions: Sequence[Mapping[str, Any]], task: Task) -> None:
+    tools = {one.name: one for one in map(tool, world.tools)}
+    for action in actions:
+        name, arguments = str(action.get("name")), dict(action.get("arguments") or {})
+        if name not in tools:
+            raise JobError(f"task {task.task_id} calls `{name}`, no tool{nearest(name, tools)}")
+        try:
+            tools[name](**tools[name].taken(arguments))
+        except Exception as error:
+            raise JobError(
+                f"`{name}` of the actions of task {task.task_id} fails: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def _is_reply(message: Message) -> bool:
+    return message.get("role") == "assistant" and not message.get("tool_calls")
+
+
+def _said(messages: Sequence[Message], outputs: Sequence[str]) -> bool:
+    replies = [str(m.get("content") or "") for m in messages if _is_reply(m)]
+    plain = "\n".join(replies).lower().replace(",", "")
+    return all(str(output).lower().replace(",", "") in plain for output in outputs)
+
+
+def _as_json(database: Any) -> str:
+    return json.dumps(database, sort_keys=True, default=str)
