@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from support.processed_logits import END, changed
 from support.tiny_models import tiny
+from transformers import PreTrainedModel
 
 from rlake.loop.inference import Request, Sampled
 from rlake.loop.inference.chat_policy import ChatPolicy
@@ -28,11 +30,17 @@ HOWS: list[dict[str, Any]] = [
 ]
 
 
-def logits_after(tokens: Sequence[int]) -> np.ndarray[Any, Any]:
-    """The model's logits for the next token in float64, by transformers alone."""
-    model, _ = tiny()
+def logits_before(tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+    """The model's logits in float64 before each token of an answer, by transformers alone."""
+    ids = torch.tensor([[*PROMPT, *tokens]])
     with torch.no_grad():
-        return model.eval()(input_ids=torch.tensor([list(tokens)])).logits[0, -1].double().numpy()
+        return alone()(input_ids=ids).logits[0, len(PROMPT) - 1 : -1].double().numpy()
+
+
+@cache
+def alone() -> PreTrainedModel:
+    """The model that no engine has."""
+    return tiny()[0].eval()
 
 
 def sampled(*hows: Sampling) -> list[Sampled]:
@@ -57,8 +65,8 @@ def test_changed_logits_are_sampled_from_and_log_probs_are_of_the_models_own(
     observed, expected, variance = 0.0, 0.0, 0.0
     for one in together[: len(chosen)]:
         tokens = list(one.token_ids)
-        for i, (token, logprob) in enumerate(zip(tokens, one.logprobs, strict=True)):
-            raw = logits_after([*PROMPT, *tokens[:i]])
+        logits = logits_before(tokens)
+        for i, (token, logprob, raw) in enumerate(zip(tokens, one.logprobs, logits, strict=True)):
             own = raw / (temperature or 1.0)
             assert logprob == pytest.approx(own[token] - np.log(np.exp(own).sum()), abs=1e-4)
             made = changed(raw, PROMPT, tokens[:i], chosen[0])

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import torch
@@ -139,24 +140,30 @@ def test_another_process_maps_what_was_written_and_cannot_change_it():
         {"c": torch.randn(100, 7), "d": torch.zeros(0), "e": torch.tensor(2.5)},
         {"a": torch.ones(1)},
     ]
-    for state in states:
-        source = json.dumps(block.write(state))
-        found = subprocess.run(
-            [sys.executable, "-c", MAPPED, source], capture_output=True, text=True
-        )
-        assert found.stdout.strip() == weights_digest(state), found.stderr
-        assert weights_digest(opened(json.loads(source))) == weights_digest(state)
+    # One process for all: it takes seconds to import torch.
+    command = [sys.executable, "-c", MAPPED]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for state in states:
+            source = json.dumps(block.write(state))
+            process.stdin.write(source + "\n")
+            process.stdin.flush()
+            assert process.stdout.readline().strip() == weights_digest(state)
+            assert weights_digest(opened(json.loads(source))) == weights_digest(state)
+        process.stdin.close()
 
 
 MAPPED = """
 import json, sys
 from rlake.loop.inference.vllm_engine.shared_tensors import opened
 from rlake.loop.models.state_dict import weights_digest
-source = json.loads(sys.argv[1])
-tensors = opened(source)
-print(weights_digest(tensors))
-for tensor in tensors.values():
-    tensor.zero_()
+for line in sys.stdin:
+    tensors = opened(json.loads(line))
+    digest = weights_digest(tensors)
+    for tensor in tensors.values():
+        tensor.zero_()
+    print(digest, flush=True)
 """
 
 
