@@ -1,7 +1,9 @@
 """Tiny models, configurations and rows that tests share."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 import polars as pl
@@ -36,7 +38,13 @@ SUMS = {"generator": {"rlake.loop.recipes.toys:addition": ADDITION}}
 
 def tiny(*, seed: int = 0, **spec: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Make a real model and its tokenizer."""
-    return make_tiny(TinyModel(**(SPEC | spec)), seed=seed)
+    return deepcopy(_made(TinyModel(**(SPEC | spec)).model_dump_json(), seed))
+
+
+@cache
+def _made(spec: str, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    # Copied: to make one takes twice as long, and tests make thousands.
+    return make_tiny(TinyModel.model_validate_json(spec), seed=seed)
 
 
 def config(**changes: Any) -> RunConfig:
