@@ -21,6 +21,8 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
     # take otherwise. Processes of tests inherit it.
     os.environ.setdefault("TMPDIR", str(MEMORY))
     tempfile.tempdir = None
+# Collection only adds objects that stay: half of Python's time in it went into looking for others.
+gc.disable()
 # The same examples in each run, on a slow machine too; `--hypothesis-profile=default`: others.
 settings.register_profile(
     "steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -46,6 +48,7 @@ def pytest_collection_finish() -> None:
     """Leave what was imported so far out of garbage collections, which walked it in every test."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(
