@@ -14,7 +14,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
-import typer
 from fenced_examples import fenced  # MkDocs puts this folder on the path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -22,8 +21,9 @@ from mkdocs.structure.files import File, Files
 import rlake
 from rlake.loop import workflows
 from rlake.loop.algorithms import names
-from rlake.loop.cli import PANELS, app
 from rlake.loop.cli.algorithms import Description, describe
+from rlake.loop.cli.app import PANELS
+from rlake.loop.cli.program import runnable
 from rlake.loop.cli.tables import parameters_of
 from rlake.loop.config.json_schema import json_schema
 from rlake.operators import rewards
@@ -118,7 +118,7 @@ def signature(name: str, function: Callable[..., Any], skipped: int = 0) -> str:
 
 def command_line() -> str:
     """Return the page of all commands, in the order and under the headings of `rlake --help`."""
-    root: Any = typer.main.get_command(app)
+    root: Any = runnable()
     text = f"# Command line\n\n{NOTE}{root.help}\n\n"
     for panel in PANELS:
         text += f"## {panel}\n\n"

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 
 import lance
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -215,6 +214,8 @@ class KeyIndex:
         return known
 
     def _hash(self, rows: pa.Table) -> np.ndarray:
+        import polars as pl
+
         keys = pl.DataFrame(pl.from_arrow(rows.select(self._table.key)))
         # kept in memory only: Polars promises equal hashes within one of its versions
         return keys.hash_rows(0).to_numpy()

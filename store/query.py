@@ -15,7 +15,6 @@ from weakref import WeakSet
 
 import duckdb
 import lance
-import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as pds
 
@@ -257,6 +256,8 @@ class QuerySession:
         """
         if not (frames or self._frames):
             return
+        import polars as pl
+
         self._check_free()
         taken = {*TABLES, *self._views, *self._versions}
         while self._frames:

@@ -4,14 +4,16 @@ Columns that an older version lacks are read as NULL; columns of other programs 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lance
-import polars as pl
 import pyarrow as pa
 
 from .errors import NotAStoreError, SchemaError
 from .schema import SCHEMA_VERSION, TABLES, Table, table
+
+if TYPE_CHECKING:
+    import polars as pl
 
 VERSION_KEY = "rlake.schema_version"
 """The key of the schema version in a table's metadata."""
@@ -86,8 +88,10 @@ def _with_nulls(rows: pa.Table, fields: Mapping[str, pa.Field]) -> pa.Table:
     return rows
 
 
-def complete(frame: pl.LazyFrame, columns: Sequence[pa.Field]) -> pl.LazyFrame:
+def complete(frame: "pl.LazyFrame", columns: Sequence[pa.Field]) -> "pl.LazyFrame":
     """Add columns that a version lacks, NULL in every row."""
+    import polars as pl
+
     empty = pl.DataFrame(pl.from_arrow(pa.schema(columns).empty_table()))
     return frame.with_columns(pl.lit(None, kind).alias(n) for n, kind in empty.schema.items())
 

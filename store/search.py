@@ -1,10 +1,10 @@
 """Search experiences by the words of their responses, or by similarity to another one."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 import lance
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from . import embeddings
@@ -13,17 +13,20 @@ from .query import columns_of, is_in, literal
 from .schema_versions import take
 from .tables import Tables
 
+if TYPE_CHECKING:
+    import polars as pl
+
 SHOWN = ("experience_id", "score", "run_id", "batch", "reward", "prompt_text", "response_text")
 """Columns of a search result."""
 _MOST = 1000
 _FEW = 2 * _MOST
 _GROWTH = 8
 
-Ranked = Callable[[int], tuple[pl.DataFrame, bool]]
+Ranked: TypeAlias = "Callable[[int], tuple[pl.DataFrame, bool]]"
 """Returns the best n as experience_id and score, in order, and whether there are more."""
 
 
-def search(store: Tables, text: str, *, k: int = 10, where: str | None = None) -> pl.DataFrame:
+def search(store: Tables, text: str, *, k: int = 10, where: str | None = None) -> "pl.DataFrame":
     """Return the k experiences whose responses match the words best (BM25), best first.
 
     Rows that are not in the index yet are found too.
@@ -33,7 +36,7 @@ def search(store: Tables, text: str, *, k: int = 10, where: str | None = None) -
         raise QueryError("the text to search for is empty; give a word or more")
     dataset = store.dataset("experiences")
 
-    def ranked(n: int) -> tuple[pl.DataFrame, bool]:
+    def ranked(n: int) -> "tuple[pl.DataFrame, bool]":
         with reading("table `experiences`"):
             hits = dataset.to_table(
                 columns=["experience_id", "_score"],
@@ -53,11 +56,13 @@ def similar(
     k: int = 10,
     embedder: str | None = None,
     where: str | None = None,
-) -> pl.DataFrame:
+) -> "pl.DataFrame":
     """Return the k experiences most similar to a stored one, by the cosine of their vectors.
 
     Up to `embeddings.WORTH_ROWS` vectors are all compared; above that, the index is used.
     """
+    import polars as pl
+
     _check(k, where)
     embedder = embeddings.chosen(store, embedder)
     query = embeddings.vector_of(store, embedder, experience_id)
@@ -69,7 +74,7 @@ def similar(
         )
     dataset = store.dataset("embeddings")
 
-    def ranked(n: int) -> tuple[pl.DataFrame, bool]:
+    def ranked(n: int) -> "tuple[pl.DataFrame, bool]":
         found = embeddings.indexed(store, embedder, query, k=n) or everything()
         best = pl.DataFrame(
             {"_rowid": found.row_ids[:n], "score": found.similarity[:n].astype(np.float64)}
@@ -90,7 +95,7 @@ def similar(
     return _first(store, ranked, k, where)
 
 
-def _first(store: Tables, ranked: Ranked, k: int, where: str | None) -> pl.DataFrame:
+def _first(store: Tables, ranked: Ranked, k: int, where: str | None) -> "pl.DataFrame":
     """Return the best k that are stored and for which `where` holds.
 
     More of the ranking is read only while too few of the best remain.
@@ -108,7 +113,7 @@ def _first(store: Tables, ranked: Ranked, k: int, where: str | None) -> pl.DataF
         wanted *= _GROWTH
 
 
-def _kept(store: Tables, ids: pl.Series, where: str | None) -> pl.DataFrame:
+def _kept(store: Tables, ids: "pl.Series", where: str | None) -> "pl.DataFrame":
     """Return the columns SHOWN of the stored experiences for which `where` holds."""
     condition = f"({where}\n)" if where else "true"
     # a scan is faster than a condition on thousands of ids
@@ -153,7 +158,9 @@ def nearest_id(store: Tables, table: str, experience_id: str) -> str:
     return f"; did you mean `{close[0][0]}`?" if close else ""
 
 
-def _frame(ids: pa.ChunkedArray, scores: np.ndarray) -> pl.DataFrame:
+def _frame(ids: pa.ChunkedArray, scores: np.ndarray) -> "pl.DataFrame":
+    import polars as pl
+
     made = pl.DataFrame(
         {"experience_id": pl.Series(values=ids), "score": scores.astype(np.float64)}
     )

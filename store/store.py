@@ -1,18 +1,21 @@
 """The store: versioned tables to append to, scan, query, and read at past versions."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import polars as pl
-
-from . import branches, maintenance, search, side_columns, snapshots, user_tables
+from . import branches, maintenance, snapshots, user_tables
 from .append import WritableTables
-from .diff import Differences, diff
 from .errors import NotFoundError, QueryError
 from .group_commit import Committer
-from .lineage.experience import ExperienceLineage, of_experience
-from .merge_branch import Merged, merge
 from .schema import TABLES, table
+
+if TYPE_CHECKING:  # they load Polars, a tenth of a second, and a query needs none of them
+    import polars as pl
+
+    from .diff import Differences
+    from .lineage.experience import ExperienceLineage
+    from .merge_branch import Merged
+    from .side_columns import SideColumn
 
 
 class Store(WritableTables):
@@ -20,9 +23,7 @@ class Store(WritableTables):
 
     # reading
 
-    def scan(
-        self, name: str, *, with_columns: Sequence[str | side_columns.SideColumn] = ()
-    ) -> pl.LazyFrame:
+    def scan(self, name: str, *, with_columns: Sequence["str | SideColumn"] = ()) -> "pl.LazyFrame":
         """Return a table as a Polars LazyFrame; filters and columns are pushed down to the files.
 
         >>> store.scan("tasks").select("prompt_text", "answer").collect().rows()
@@ -32,6 +33,8 @@ class Store(WritableTables):
         `reward=score:strict@2`; see `side_columns.parse`. Raises QueryError for an invalid one, and
         NotFoundError for one without stored values.
         """
+        from . import side_columns
+
         frame = super().scan(name)
         columns = side_columns.parse_all(with_columns)
         if not columns:
@@ -43,7 +46,7 @@ class Store(WritableTables):
 
     # finding
 
-    def search(self, text: str, *, k: int = 10, where: str | None = None) -> pl.DataFrame:
+    def search(self, text: str, *, k: int = 10, where: str | None = None) -> "pl.DataFrame":
         """Return the k experiences whose responses best match the words of a text (BM25).
 
         >>> store.search("carry the one").columns[:2]
@@ -51,6 +54,8 @@ class Store(WritableTables):
 
         `where` is an SQL condition on experiences. Raises QueryError for an empty text.
         """
+        from . import search
+
         return search.search(self, text, k=k, where=where)
 
     def similar(
@@ -60,12 +65,14 @@ class Store(WritableTables):
         k: int = 10,
         embedder: str | None = None,
         where: str | None = None,
-    ) -> pl.DataFrame:
+    ) -> "pl.DataFrame":
         """Return the k experiences most similar to a stored one, by the cosine of their embeddings.
 
         `embedder` may be omitted when there is only one. Raises NotFoundError when the experience
         is not stored or has no embedding (`rlake embed` computes them).
         """
+        from . import search
+
         return search.similar(self, experience_id, k=k, embedder=embedder, where=where)
 
     # time
@@ -110,7 +117,7 @@ class Store(WritableTables):
         """
         return snapshots.restore(self, name, force=force)
 
-    def diff(self, first: str, second: str = snapshots.NOW) -> Differences:
+    def diff(self, first: str, second: str = snapshots.NOW) -> "Differences":
         """Count the rows that were added and removed between two snapshots, or one and now.
 
         >>> store.snapshot("start")
@@ -120,6 +127,8 @@ class Store(WritableTables):
 
         Raises NotFoundError for a snapshot that does not exist.
         """
+        from .diff import diff
+
         return diff(*(self if name == snapshots.NOW else self.at(name) for name in (first, second)))
 
     def branch(self, name: str, *, at: str | None = None) -> Self:
@@ -139,7 +148,7 @@ class Store(WritableTables):
             self, name, versions=lambda: (self.at(at) if at else self).versions()
         )
 
-    def merge_branch(self, name: str) -> dict[str, Merged]:
+    def merge_branch(self, name: str) -> "dict[str, Merged]":
         """Append a branch's derived results (scores, labels, values, pairs) to the store.
 
         >>> trial = store.branch("judged")
@@ -149,6 +158,8 @@ class Store(WritableTables):
         Results about the branch's own experiences stay there, and merging again adds nothing.
         Raises QueryError if the branch did not leave from this store.
         """
+        from .merge_branch import merge
+
         return merge(self, name)
 
     def drop_branch(self, name: str, *, force: bool = False) -> None:
@@ -159,12 +170,14 @@ class Store(WritableTables):
         """
         branches.drop(self, name, force=force)
 
-    def lineage(self, experience_id: str) -> ExperienceLineage:
+    def lineage(self, experience_id: str) -> "ExperienceLineage":
         """Return where an experience came from, and the steps and policies that it influenced.
 
         `rlake.Run(store, name).lineage(version)` traces a policy. Raises NotFoundError, with the
         nearest ID, if the experience is not stored.
         """
+        from .lineage.experience import of_experience
+
         return of_experience(self, experience_id)
 
     # writing, care

@@ -5,18 +5,20 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, time_ns
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote
 
 import duckdb
 import lance
-import polars as pl
 
 from . import schema_versions, user_tables
 from .blobs import readable
 from .errors import StarvedError, StoreError, as_store_error
 from .query import QuerySession, views_sql
 from .schema import REFERRING_FIRST, TABLES, table
+
+if TYPE_CHECKING:
+    import polars as pl
 
 LAST = "job_events"
 """The table that is created, branched and migrated last: when it is done, all others are."""
@@ -180,11 +182,13 @@ class Tables:
             return self.open_at(name, version)
         return user_tables.open_at(self.root, name, version)
 
-    def scan(self, name: str) -> pl.LazyFrame:
+    def scan(self, name: str) -> "pl.LazyFrame":
         """Return a table as a Polars LazyFrame; filters and columns are pushed down to the files.
 
         Columns that a version from before lacks are NULL in every row.
         """
+        import polars as pl
+
         dataset = self.dataset(name)
         frame = pl.scan_pyarrow_dataset(readable(name, dataset))  # pyright: ignore[reportArgumentType]
         later = schema_versions.missing(name, dataset.schema)

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -13,8 +12,11 @@ from .errors import SchemaError, nearest, shorten
 from .records import Experience, Record, Task, now, rows_of
 from .schema import CHOICES, PER_TOKEN, TIME, Column, Table
 
-Rows = (
-    pa.Table | pa.RecordBatch | pl.DataFrame | pl.LazyFrame | Sequence[Mapping[str, Any] | Record]
+if TYPE_CHECKING:
+    import polars as pl
+
+Rows: TypeAlias = (
+    "pa.Table | pa.RecordBatch | pl.DataFrame | pl.LazyFrame | Sequence[Mapping[str, Any] | Record]"
 )
 """What may be appended."""
 
@@ -63,6 +65,8 @@ def stamp(rows: pa.Table, first: datetime) -> pa.Table:
 
 def _columns(table: Table, data: Rows) -> dict[str, Any]:
     """Return the rows as columns: lists for Python rows, Arrow columns for frames."""
+    import polars as pl
+
     frame = data.collect() if isinstance(data, pl.LazyFrame) else data
     given: Any = frame.to_arrow() if isinstance(frame, pl.DataFrame) else frame
     if isinstance(given, pa.RecordBatch):

@@ -1,81 +1,72 @@
-"""The command line `rlake`: a command succeeds, or one line explains why it failed."""
+"""The command line `rlake`, which loads what the command it was given needs."""
 
-import errno
+import gc
 import os
-import re
 import sys
-import traceback
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-import duckdb
-import typer
-
-from ...store import interrupts
-from ...store.errors import RlakeError, damaged
-from ...store.query import query_error
-from . import (  # noqa: F401 - each adds its commands to the app
-    algorithms,
-    audit,
-    branch,
-    catalog,
-    debug,
-    evaluate,
-    export,
-    import_,
-    label,
-    lineage,
-    maintain,
-    pipeline,
-    rewards,
-    run,
-    search,
-    serve,
-    show,
-    snapshot,
-    sql,
-    tasks,
-    undo,
-)
-from .app import IS_PROGRAM, PANELS, app
-
-app.registered_commands.sort(key=lambda command: PANELS.index(str(command.rich_help_panel)))
-
-DONE, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
-"""Exit codes; the last two as shells count them, 128 and the signal's number: 143 for SIGTERM."""
-_LONGEST = 2000
-"""Most characters of an error to print."""
-_LONGEST_PATH = 200
-_MISNAMED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EINVAL)
-"""Errors of the path itself, whatever is stored there."""
-FORMER = {
-    "bench": "selftest",
-    "debug workflow --tries": "--rollouts",
-    "evaluate --again": "--rerun",
-    "explore --join": "--add-explorers",
-    "export --with": "--side-columns",
-    "feedback settle": "adjudicate",
-    "import --skip-bad": "--skip-invalid",
-    "pipeline memory": "cache",
-    "rescore --at-once": "--max-concurrency",
-    "rescore --seconds": "--timeout",
-}
-"""Former names of commands and options (after their command), and their names today."""
-_UNKNOWN = re.compile(r"No such (?:command|option:) '?([\w-]+)")
-_FROM_LANCE = re.compile(r"LanceError\(|/lance/rust/")
+from .commands import QUESTIONS, command_of
+from .exit_codes import DONE as DONE
+from .exit_codes import FAILED as FAILED
+from .exit_codes import INTERRUPTED as INTERRUPTED
+from .exit_codes import MISUSED as MISUSED
 
 
 def main() -> None:
     """Run the command that this process was started with, and exit."""
-    IS_PROGRAM.set()
+    args = sys.argv[1:]
     _find_modules_here()
-    code = run_command(sys.argv[1:])
+    _load(args)
+    code = run_command(args)
     if code == INTERRUPTED:
+        from ...store import interrupts
+
         # A thread of lance may still read our rows; shutting Python down under it is a crash.
         os._exit(interrupts.exit_code())
     sys.exit(code)
+
+
+def run_command(args: Sequence[str]) -> int:
+    """Run one command and return its exit code.
+
+    Errors that rlake raises on purpose become one line on stderr; a traceback is a bug in rlake.
+    """
+    from . import program
+
+    return program.run_command(args)
+
+
+def _load(args: Sequence[str]) -> None:
+    """Load the command's modules."""
+    # All of it stays until the end: a search for garbage in it, while it is loaded and when Python
+    # ends, takes a third of a short command's time.
+    gc.disable()
+    if command_of(args) in QUESTIONS:
+        _load_arrow()
+    from . import program
+
+    program.load(args)
+    gc.freeze()
+    gc.enable()
+
+
+class _NoPandas:
+    """A finder that finds no pandas."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
+def _load_arrow() -> None:
+    """Load pyarrow without pandas, which it loads by itself where it is installed: 0.1 s."""
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        import pyarrow.dataset  # noqa: F401
+    finally:
+        sys.meta_path.remove(_NoPandas)
 
 
 def _find_modules_here() -> None:
@@ -86,89 +77,3 @@ def _find_modules_here() -> None:
         return
     if here not in sys.path:
         sys.path.insert(0, here)
-
-
-@cache  # typer would build all commands anew for each call, which takes longer than most of them
-def _commands() -> Any:
-    return typer.main.get_command(app)
-
-
-def run_command(args: Sequence[str]) -> int:
-    """Run one command and return its exit code.
-
-    Errors that rlake raises on purpose become one line on stderr; a traceback is a bug in rlake.
-    """
-    for arg in args:
-        try:
-            # bytes that are not UTF-8 arrive as lone surrogates, which no message could print
-            arg.encode()
-        except UnicodeEncodeError:
-            _say(f"argument {arg!a} is not text in UTF-8; write it so")
-            return MISUSED
-    os.environ.setdefault("RUST_LOG", "error")  # else lance warns about tables not created yet
-    try:
-        code = _commands()(args=list(args), prog_name="rlake", standalone_mode=False)
-        sys.stdout.flush()
-    except typer.TyperException as error:
-        return _misused(error)
-    except (KeyboardInterrupt, typer.Abort):
-        code = INTERRUPTED
-    except BrokenPipeError:
-        return _pipe_closed()
-    except SystemExit as stop:
-        if isinstance(stop.__context__, BrokenPipeError):  # typer caught it and exits with 1
-            return _pipe_closed()
-        raise
-    except Exception as error:  # noqa: BLE001  the boundary of the program
-        if not interrupts.caused(error):
-            return _failed(error)
-        code = INTERRUPTED
-    if code == INTERRUPTED:
-        _say("interrupted")
-    return code if isinstance(code, int) else DONE
-
-
-def _pipe_closed() -> int:
-    # Nobody reads the output any more, and Python would fail when it flushes stdout at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return PIPE_CLOSED
-
-
-def _misused(error: typer.TyperException) -> int:
-    context = getattr(error, "ctx", None)
-    message = error.format_message()
-    if not message:  # a group without a command already printed its help
-        return MISUSED
-    hint = f" (see `{context.command_path} --help`)" if context else ""
-    unknown = _UNKNOWN.match(message)
-    if context and unknown:
-        path = [*context.command_path.split()[1:], unknown[1]]
-        now = FORMER.get(" ".join(path))
-        message = f"`{unknown[1]}` is called `{now}`" if now else message
-    message = message.replace("Value error, ", "").rstrip(".")
-    _say(f"{message[:1].lower()}{message[1:]}{hint}")
-    return MISUSED
-
-
-def _failed(error: Exception) -> int:
-    if isinstance(error, duckdb.Error):
-        error = query_error(error)
-    elif not isinstance(error, RlakeError) and _FROM_LANCE.search(str(error)):
-        error = damaged(f"the store ({type(error).__name__})", error)
-    if isinstance(error, RlakeError):
-        _say(str(error))
-        return error.exit_code
-    if isinstance(error, OSError) and error.filename is not None:  # about a given path
-        name = str(error.filename)
-        name = name if len(name) <= _LONGEST_PATH else f"{name[:_LONGEST_PATH]}..."
-        _say(f"cannot use the path `{name}`: {error.strerror}")
-        return MISUSED if error.errno in _MISNAMED else FAILED
-    traceback.print_exception(error)
-    _say(f"unexpected {type(error).__name__}: this is a mistake in rlake; please report it")
-    return FAILED
-
-
-def _say(message: str) -> None:
-    line = " ".join(message.split())
-    line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
-    print(f"error: {line}", file=sys.stderr)

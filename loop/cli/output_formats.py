@@ -58,7 +58,7 @@ def _json(relation: "duckdb.DuckDBPyRelation") -> Iterator[str]:
 
 
 def _json_rows(relation: "duckdb.DuckDBPyRelation") -> Iterator[str]:
-    from ...store.files.raw_json import json_line
+    from ...store.raw_json import json_line
 
     for batch in relation.to_arrow_reader(BATCH_ROWS):
         # `strict` would raise for a map that has a key twice; now its last value counts
@@ -81,7 +81,7 @@ def _csv_lines(rows: Any) -> str:
 def _cell(value: Any) -> Any:
     from datetime import date, datetime, time
 
-    from ...store.files.raw_json import json_text
+    from ...store.raw_json import json_text
 
     if isinstance(value, datetime | date | time):
         # As JSON has it; `str` would write a space between date and time.

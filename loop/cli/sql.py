@@ -99,12 +99,12 @@ def sql(
 
 
 def _query(query: str | None, file: Path | None) -> str:
-    from ...store.files.yaml_text import read_text
-
     if (query is None) == (file is None):
         got = "both" if file else "neither"
         raise ConfigError(f"give the query as an argument (`-`: standard input) or `-f`, got {got}")
     if file is not None:
+        from ...store.files.yaml_text import read_text
+
         return read_text(file)
     return sys.stdin.read() if query == "-" else str(query)
 

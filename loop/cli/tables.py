@@ -150,7 +150,7 @@ def print_document(title: str, text: str, sections: Mapping[str, Mapping[str, An
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object on one line."""
-    from ...store.files.raw_json import json_line
+    from ...store.raw_json import json_line
 
     print(json_line(value))
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from ..errors import ConfigError, InputError, nearest
-from .raw_json import members
+from ..raw_json import members
 from .select_columns import storage
 
 BATCH_BYTES = 4 << 20

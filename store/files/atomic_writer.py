@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import ConfigError, InputError, JobError, RlakeError
-from .raw_json import Raw, json_line
+from ..raw_json import Raw, json_line
 from .stale_files import mark, tidy
 
 Line = Mapping[str, Any]

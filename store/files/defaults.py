@@ -20,11 +20,11 @@ from ..conversation import (
 )
 from ..ids import row_digests
 from ..key_index import rows_with
+from ..raw_json import dumps, elements, listed
 from ..records import Message, Task
 from ..schema import TABLES, Column
 from ..store import Store
 from .plain_text import as_messages, is_plain, joined, task_columns
-from .raw_json import dumps, elements, listed
 from .select_columns import JSON_COLUMNS, RowError, column_of, filled, values_of, with_column
 from .text_numbers import Counts, Rollouts
 from .tokenize import Tokenization

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ..errors import InputError, QueryError, RlakeError
 from ..query import QuerySession, literal, query_error, quoted
+from ..raw_json import objects
 from ..schema import TABLES
 from ..store import Store
 from .arrow_source import Batches, of_arrow, of_sqlite, of_texts
@@ -21,7 +22,6 @@ from .compression import inner_name
 from .formats import Format, Row
 from .json_columns import holds_objects, in_parts, teach, typed
 from .json_lines import are_plain, may_be_long, reading, struct
-from .raw_json import objects
 from .rejected_rows import Rejected
 from .select_columns import JSON_COLUMNS
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..conversation import NO_ANSWER, calls_of, goes_on, is_answer, shared, text_of, why_no_pair
+from ..raw_json import Raw, dumps, elements, listed, one_line
 from .atomic_writer import Line
 from .formats.sharegpt import turns
-from .raw_json import Raw, dumps, elements, listed, one_line
 
 CONVERSATION = ("messages", "prompt_text", "response_text", "tools")
 """Columns that a conversation is read from."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from ..image_parts import media_ids
 from ..media import image_bytes
+from ..raw_json import Raw, dumps
 from ..store import Store
 from .atomic_writer import SUFFIXES, Line, part_of
-from .raw_json import Raw, dumps
 
 _MESSAGES = ("messages", "prompt", "completion", "chosen", "rejected")
 _MENTIONS = '"media_id"'

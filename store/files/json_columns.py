@@ -9,7 +9,7 @@ import duckdb
 
 from ..errors import QueryError
 from ..query import literal, nodes, quoted
-from .raw_json import elements, members
+from ..raw_json import elements, members
 
 _TYPED = ("rewards", "metrics", "segments")
 """Our columns of structs: values of a file under these names are typed."""

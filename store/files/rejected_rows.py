@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from ..errors import JobError, SchemaError
+from ..raw_json import json_line
 from .atomic_writer import part_of
-from .raw_json import json_line
 
 _MOST_REASONS = 1000
 _OTHERS = "other reasons"

@@ -22,10 +22,10 @@ from ..media import (
     image_row,
     image_sizes,
 )
+from ..raw_json import dumps
 from ..schema import TABLES
 from ..store import Store
 from ..validate import check
-from .raw_json import dumps
 from .select_columns import IMAGE_COLUMNS, RowError, values_of, with_column
 
 IMAGES = pa.list_(pa.struct([("bytes", pa.large_binary()), ("path", pa.string())]))

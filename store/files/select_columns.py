@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import SchemaError, nearest, shorten
+from ..raw_json import dumps, listed
 from ..schema import Column, Table
 from ..validate import is_text
-from .raw_json import dumps, listed
 
 _TEXT = pa.string()
 Kinds = Mapping[str, Any]

@@ -37,6 +37,7 @@ from .figure import Bench, Figure, say
 
 FIGURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "import": imports.imports,
+    "question": imports.questions,
     "import_files": importing.import_files,
     "append": writing.append,
     "group_commit": writing.group_commit,

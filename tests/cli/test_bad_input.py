@@ -7,7 +7,7 @@ import lance
 import pytest
 from support.commands import Command, last_json, refused
 
-from rlake.loop.cli import FORMER
+from rlake.loop.cli.program import FORMER
 from rlake.store import Store, Task, connect
 from rlake.store.schema import SCHEMA_VERSION, TABLES
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from support.builders import experiences, task
 
 from rlake.loop import cli
-from rlake.loop.cli.app import app
+from rlake.loop.cli.program import runnable
 from rlake.loop.config import RunConfig, build
 from rlake.store import connect
 from rlake.store.errors import RlakeError
@@ -70,7 +70,6 @@ CONFIG = {"name": "demo", "model": {"from_scratch": {}}, "algorithm": "sft"}
 
 def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the words of each command with its parameters."""
-    import typer
 
     def walk(one: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
         if hasattr(one, "commands"):
@@ -79,7 +78,7 @@ def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
         elif words[-1] not in STARTS:
             yield words, one.params
 
-    yield from walk(typer.main.get_command(app), ())
+    yield from walk(runnable(), ())
 
 
 COMMANDS = sorted(commands(), key=lambda pair: pair[0])

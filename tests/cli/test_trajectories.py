@@ -10,7 +10,7 @@ from support.files import lines
 from support.tiny_models import tiny
 
 from rlake.store import Store, connect
-from rlake.store.files.raw_json import elements, members
+from rlake.store.raw_json import elements, members
 
 FILE = Path(__file__).parents[1] / "files" / "trajectories.jsonl"
 LINES = FILE.read_text(encoding="utf-8").splitlines()

@@ -17,13 +17,12 @@ from typing import Any
 
 import jsonschema
 import pytest
-import typer
 import yaml
 from jsonschema.validators import validator_for
 
 import rlake
 from rlake.loop import config
-from rlake.loop.cli import app
+from rlake.loop.cli.program import runnable
 from rlake.loop.config.json_schema import json_schema
 from rlake.pipelines import Pipeline
 
@@ -113,7 +112,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("text", [p for p in of("bash", "text") if any(commands(p.values[0]))])
 def test_commands_have_the_options_that_they_are_given(text: str) -> None:
-    root: Any = typer.main.get_command(app)
+    root: Any = runnable()
     for words in commands(text):
         command, context = root, root.make_context("rlake", list(words))
         while hasattr(command, "commands"):

@@ -11,7 +11,7 @@ import pytest
 from rlake.store import Store
 from rlake.store.errors import QueryError, SchemaError
 from rlake.store.files import export, import_rows, open_input
-from rlake.store.files.raw_json import elements
+from rlake.store.raw_json import elements
 
 TALK = (
     '[{"role":"user","content":"h\\u00e9 \\n","n":9223372036854775809, "b":18446744073709551617,'

@@ -14,7 +14,7 @@ from support.files import bring, write
 from rlake.store import Store, connect
 from rlake.store.errors import ConfigError, InputError
 from rlake.store.files import export
-from rlake.store.files.raw_json import elements, listed, members, objects
+from rlake.store.raw_json import elements, listed, members, objects
 
 ODD = (
     '[{"role":"user" , "content":"caf\\u00e9 \\ud83d\\ude00 é"},'

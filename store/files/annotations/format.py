@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
+from ...raw_json import json_line
 from ..atomic_writer import whole
-from ..raw_json import json_line
 from ..yaml_text import read_text
 
 MOST_BYTES = 1 << 30

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from ..raw_json import Raw, dumps, elements, listed, members
+from ...raw_json import Raw, dumps, elements, listed, members
 from .format import TOKENS, Format, Ours, Row, aligned, messages, others, short, wrong
 
 _USED = ("messages", "tools", "reward")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-from ..raw_json import Raw, dumps, elements, listed
+from ...raw_json import Raw, dumps, elements, listed
 from ..select_columns import RowError, check_messages, plain, short
 
 Ours = dict[str, Any]

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from ...conversation import shared, why_no_pair
-from ..raw_json import elements, listed, members
+from ...raw_json import elements, listed, members
 from .format import LEFT_OUT, Format, Ours, Row, message, messages, others, short, wrong
 
 _USED = ("prompt", "chosen", "rejected", "tools", "score_chosen", "score_rejected", "margin",

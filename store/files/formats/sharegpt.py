@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from ...conversation import calls_of, is_text, text_of
-from ..raw_json import Raw, dumps, listed
+from ...raw_json import Raw, dumps, listed
 from .format import Format, Ours, Row, message, others, short, wrong
 
 ROLES = {

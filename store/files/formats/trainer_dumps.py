@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ...ids import content_id
-from ..raw_json import dumps, listed
+from ...raw_json import dumps, listed
 from .format import TOKENS, Format, Ours, Row, aligned, message, named, others, short, wrong
 
 _TRL = ("step", "prompt", "completion", "advantage")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...ids import content_id
-from ..raw_json import Raw, dumps
+from ...raw_json import Raw, dumps
 from .format import LEFT_OUT, NOT_READ, TOKENS, Format, Ours, Row, aligned, short, wrong
 from .safe_pickle import plain_values
 

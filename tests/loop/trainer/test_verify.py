@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import rlake
 from rlake.loop import config, run
-from rlake.loop.cli import app
+from rlake.loop.cli.program import app_of
 from rlake.loop.trainer.redraw import rebuild
 from rlake.store.errors import NotFoundError
 from rlake.store.verify_draws import verify
@@ -54,7 +54,7 @@ def test_a_row_changed_behind_our_back_is_found_and_named(copy: Path):
     assert verify(store, "small", 2).changed == [name]
 
     args = ["verify", "--store", str(copy), "--run", "small", "--step", "2"]
-    done = CliRunner().invoke(app, args)
+    done = CliRunner().invoke(app_of(), args)
     assert done.exit_code == 1
     assert f"NOT what was trained on: `{name}` changed" in done.output
 
@@ -87,7 +87,7 @@ def flip(folder: Path, pattern: bytes) -> None:
 def test_a_step_whose_file_is_gone_is_told_row_by_row(copy: Path) -> None:
     for path in (copy / "experiences.lance" / "data").iterdir():
         path.unlink()
-    done = CliRunner().invoke(app, ["verify", "--store", str(copy), "--run", "small"])
+    done = CliRunner().invoke(app_of(), ["verify", "--store", str(copy), "--run", "small"])
     assert done.exit_code == 1
     assert "`small/000002/0000/00` unreadable" in done.output
     assert "NOT drawn again: cannot read" in done.output
@@ -120,7 +120,7 @@ def test_a_batch_that_was_tampered_with_is_not_drawn_again(copy: Path) -> None:
 
 def test_the_command_verifies_one_step_or_all(trained: Path) -> None:
     args = ["verify", "--store", str(trained), "--run", "small"]
-    done = CliRunner().invoke(app, [*args, "--step", "2"])
+    done = CliRunner().invoke(app_of(), [*args, "--step", "2"])
     assert "step 2 of `small`: drawn again: the same rows and weights" in done.output
-    done = CliRunner().invoke(app, args)
+    done = CliRunner().invoke(app_of(), args)
     assert (done.exit_code, done.output.splitlines()[-1]) == (0, "2 steps of `small`: none differ")
