@@ -10,7 +10,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from ..pipelines import Table
+from ..pipelines.expectations import bind
 from ..pipelines.inline import explorer_chain, trainer_chain
+from ..pipelines.source import schema
 from ..store import Store, interrupts
 from ..store.errors import ConfigError
 from .algorithms import Algorithm, resolve
@@ -108,6 +111,8 @@ def check(config: RunConfig) -> None:
     check_preferences(config, algorithm)
     check_teacher(config, algorithm)
     check_served(config, algorithm)
+    for table, expected in config.expect:
+        bind(expected, schema(Table(table)), f"expect.{table}")
     credit = algorithm.advantage()
     trainer_chain(
         config.trainer.operators,

@@ -1,6 +1,7 @@
 """Pipelines: operators between a source and a sink, run once, incrementally or continuously."""
 
 from .executors import Local, Ray
+from .expectations import Expectation
 from .pipeline import Pipeline
 from .plan import Plan
 from .report import Dropped, Progress, Report, Step
@@ -12,6 +13,7 @@ from .watch import watch
 
 __all__ = [
     "Dropped",
+    "Expectation",
     "File",
     "Local",
     "Pipeline",

@@ -9,10 +9,11 @@ from ..operators.data_juicer import recipe
 from ..operators.resolve import Spec, resolve_all
 from ..store.errors import ConfigError, nearest
 from ..store.files.yaml_text import parse_yaml, read_text
+from . import expectations
 from .executors import build, executor_of
 from .source import File, Sql, Table
 
-_KEYS = ("name", "source", "operators", "sink", "executor", "max_failed", "on_empty")
+_KEYS = ("name", "source", "operators", "sink", "executor", "max_failed", "on_empty", "expect")
 _PLACES: dict[str, type[Table | Sql | File]] = {"table": Table, "sql": Sql, "file": File}
 
 
@@ -39,6 +40,8 @@ def parse(text: str | Path) -> dict[str, Any]:
     }
     if tree.get("executor") is not None:
         made["executor"] = executor_of(tree["executor"])
+    if tree.get("expect") is not None:
+        made["expect"] = expected(tree["expect"])
     share = tree.get("max_failed")
     if share is not None and (isinstance(share, bool) or not isinstance(share, int | float)):
         raise ConfigError(f"`max_failed` must be a share between 0 and 1, got {share!r}")
@@ -48,6 +51,16 @@ def parse(text: str | Path) -> dict[str, Any]:
 def resolved(specs: Iterable[Spec | Operator]) -> list[Operator]:
     """Build the operators that a pipeline names, recipes of Data-Juicer's expanded."""
     return resolve_all(specs, expand=recipe.operators_of)
+
+
+def expected(given: Any) -> dict[str, tuple[expectations.Expectation, ...]]:
+    """Return the expectations of a pipeline's `source` and `sink`."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"`expect` must be `{{source: [...], sink: [...]}}`, got {given!r}")
+    for key in given:
+        if key not in ("source", "sink"):
+            raise ConfigError(f"`expect` has no key `{key}`{nearest(str(key), ('source', 'sink'))}")
+    return {key: expectations.build(given[key] or (), f"expect.{key}") for key in given}
 
 
 def _tree(text: str | Path) -> Mapping[str, Any]:

@@ -1,14 +1,16 @@
 """The plan of a pipeline, checked before any work and shown as text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
 from ..operators import Operator
 from ..store.errors import OperatorError
+from . import expectations
 from . import sink as sinks
 from . import source as sources
+from .expectations import Expectation
 from .running.column_pruning import needed
 from .source import File, Source, Table
 
@@ -27,6 +29,8 @@ class Plan:
     sink: str
     out: tuple[str, ...]
     """Columns of the rows that the pipeline returns."""
+    expected: tuple[str, ...] = ()
+    """What is expected of the rows of the source, and of those for the sink."""
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -40,11 +44,17 @@ class Plan:
             lines += [line(str(place + 1), f"{op.kind} {op}"), line("", _described(op))]
             lines += [line("", step) for step in steps[place : place + 1]]
         more = f" and {len(self.out) - 8} more" if len(self.out) > 8 else ""
-        return [*lines, line("sink", self.sink), line("", f"{', '.join(self.out[:8])}{more}")]
+        lines += [line("sink", self.sink), line("", f"{', '.join(self.out[:8])}{more}")]
+        return lines + [line("expect", one) for one in self.expected]
 
 
 def make(
-    name: str, source: Source, operators: Sequence[Operator], sink: Table | File | None
+    name: str,
+    source: Source,
+    operators: Sequence[Operator],
+    sink: Table | File | None,
+    *,
+    expect: Mapping[str, Sequence[Expectation]],
 ) -> Plan:
     """Check a pipeline from source to sink and return its plan.
 
@@ -56,11 +66,15 @@ def make(
     for op in operators:
         out = op.columns_after(out)
     sinks.check(sink, source, operators, out)
+    for key, schema in (("source", given), ("sink", out)):
+        expectations.bind(expect.get(key, ()), schema, f"expect.{key}")
     columns = needed(given, operators, sink) if isinstance(source, Table) else ()
     columns = columns if len(columns) < len(given) else ()
     to = "none: the rows are returned" if sink is None else str(sink)
     made = _stored(out, operators, sink)
-    return Plan(name, sources.describe(source), columns, tuple(operators), to, made)
+    expected = [f"{key}: {one} ({one.severity})" for key in expect for one in expect[key]]
+    read = sources.describe(source)
+    return Plan(name, read, columns, tuple(operators), to, made, tuple(expected))
 
 
 def _stored(

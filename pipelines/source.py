@@ -50,6 +50,11 @@ class Table:
         is_current = self.table in CURRENT
         return f"{self.table}_current AS {self.table}" if is_current else f'"{self.table}"'
 
+    @property
+    def select(self) -> str:
+        """The SELECT of them."""
+        return f"SELECT * FROM {self.rows}" + (f" WHERE ({self.where}\n)" if self.where else "")
+
     def __str__(self) -> str:
         options = f" with {', '.join(self.with_columns)}" if self.with_columns else ""
         options += ", replaced" if self.mode == "replace" else ""
@@ -61,6 +66,11 @@ class Sql:
     """Rows of one SELECT over the store's tables and views."""
 
     sql: str
+
+    @property
+    def select(self) -> str:
+        """The SELECT of them."""
+        return self.sql.strip().rstrip(";")
 
     def __str__(self) -> str:
         return f"sql {' '.join(self.sql.split())}"
@@ -86,7 +96,7 @@ CURRENT = frozenset({"tasks", "experiences", "preferences"})
 """Tables whose rows may be undone; a source has the others."""
 TAKEN_BACK = ("withdrawals", "members")
 """Tables that say which of those rows were undone."""
-OF_RUNS = frozenset({"lineage", "drops", "operator_errors"})
+OF_RUNS = frozenset({"lineage", "drops", "operator_errors", "expectations"})
 """Tables that every pipeline run writes and no view reads."""
 
 

@@ -11,6 +11,7 @@ from . import plan as plans
 from .config import resolved
 from .executors import Executor, executor_of
 from .executors.local import Local
+from .expectations import Expectation
 from .plan import Plan
 from .source import File, Source, Table
 
@@ -30,6 +31,11 @@ class PipelineSpec:
     on_empty: Literal["warn", "error"] = "warn"
     """What a filter that drops all rows means: to the next run with other rows it may not, so that
     by default the report warns, and jobs that run after this one go on."""
+    expect: Mapping[str, Sequence[Expectation]] = field(default_factory=dict)
+    """What must be true of the rows of the `source`, and of those that would go to the `sink`.
+
+    All rows of the source are checked, those that an incremental run skips too. A failure of
+    severity error stops the run before anything is written."""
 
     def __post_init__(self) -> None:
         """Check the settings; raises ConfigError."""
@@ -44,4 +50,5 @@ class PipelineSpec:
 
     def plan(self) -> Plan:
         """Check everything that can be checked before any work, and return what will be done."""
-        return plans.make(self.name, self.source, resolved(self.operators), self.sink)
+        made = resolved(self.operators)
+        return plans.make(self.name, self.source, made, self.sink, expect=self.expect)

@@ -37,6 +37,7 @@ _WHY = {
     "tasks": "a branch keeps its own tasks, and what is known of them",
     "task_values": "a branch keeps its own tasks, and what is known of them",
     "operator_errors": "they tell of the branch's own runs of pipelines",
+    "expectations": "they tell of the branch's own rows",
 } | dict.fromkeys(_OF_RUNS, "a branch keeps its own runs")
 """Why rows of the other tables are not merged."""
 _BATCH_ROWS = 4096

@@ -20,7 +20,7 @@ STAMPED = tuple(
     name
     for name, table in TABLES.items()
     if "lineage_id" in table.names and name not in ("lineage", "drops", "operator_errors")
-    if name not in ("members", "withdrawals")
+    if name not in ("expectations", "members", "withdrawals")
 )
 """Tables whose rows say which import or pipeline run added them."""
 

@@ -24,6 +24,7 @@ MODULES = {
     "snapshot": ("snapshot",),
     "branch": ("branch",),
     "maintain": ("maintain", "doctor", "retention"),
+    "check": ("check",),
 }
 """Modules of this folder, and the commands that each adds to the app."""
 MODULE_OF = {name: module for module, names in MODULES.items() for name in names}

@@ -4,6 +4,7 @@ from .base import Section
 from .distributed import DistributedConfig, KeepConfig, check_divides
 from .engines import Endpoint, EngineConfig, OtherModel, SamplingConfig
 from .evaluate import EvaluateConfig
+from .expect import ExpectConfig
 from .explorer import ExplorerConfig
 from .load import recipes
 from .model import CriticConfig, FrozenModel, LoraConfig, ModelConfig, TinyModel
@@ -23,6 +24,7 @@ __all__ = [
     "Endpoint",
     "EngineConfig",
     "EvaluateConfig",
+    "ExpectConfig",
     "ExplorerConfig",
     "FrozenModel",
     "KeepConfig",

@@ -19,6 +19,7 @@ from .base import Int, Section
 from .callables import check_importable, named
 from .env_variables import Written, as_written, filled_in
 from .evaluate import EvaluateConfig
+from .expect import ExpectConfig
 from .explorer import ExplorerConfig
 from .former_keys import hint
 from .load import override, read
@@ -87,6 +88,8 @@ class RunConfig(Section):
     """How policies are evaluated, during the run and by `rlake evaluate`."""
     serve: ServeConfig | None = None
     """How `rlake serve` serves the run's policy."""
+    expect: ExpectConfig = ExpectConfig()
+    """What must be true of the tasks before the run, and of the rows before each step."""
     trackers: TrackerSpecs = ()
     """Experiment trackers that also receive all metrics, such as `[tensorboard, {wandb: {}}]`."""
 

@@ -1,5 +1,6 @@
 """Store what a run needs before it starts (tasks, rows, pairs), and select tasks by SQL."""
 
+import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import polars as pl
 
 from ...operators.import_path import find_function, taken_apart
+from ...pipelines import expectations
 from ...store import Store, Task
 from ...store.errors import ConfigError, QueryError, nearest
 from ...store.files import import_rows, matching, open_input, scheme_of
@@ -21,13 +23,17 @@ from ..config import RunConfig, TasksConfig
 from ..config.tasks import SourceConfig
 from . import sources
 
+_log = logging.getLogger(__name__)
+
 
 def prepare(store: Store, config: RunConfig) -> None:
     """Store the tasks and rows that the configuration generates; stored ones are left alone.
 
-    Raises ConfigError when rows are to be generated and no task matches `tasks.where`.
+    Raises ConfigError when rows are to be generated and no task matches `tasks.where`, and JobError
+    when the tasks are not as `expect.tasks` says.
     """
     prepare_tasks(store, config.tasks)
+    _check_expected(store, config)
     if config.data.file is not None:
         _read(store, config.data.file.table, config.data.file)
     generator = config.data.generator
@@ -36,6 +42,16 @@ def prepare(store: Store, config: RunConfig) -> None:
     tasks = select(store, config.tasks.where)
     for table, rows in _call(generator, None, "row generator", tasks).items():
         store.append(table, list(rows))
+
+
+def _check_expected(store: Store, config: RunConfig) -> None:
+    expected, checked = config.expect.tasks, f"the tasks of run `{config.name}`"
+    if not expected:
+        return
+    select = f"SELECT * FROM tasks_current AS tasks WHERE ({config.tasks.where}\n)"
+    found = expectations.check(store, expected, checked, select=select, run_id=config.name)
+    for warning in expectations.enforce(found, checked, stopped="the run does not start"):
+        _log.warning("%s", warning)
 
 
 def prepare_tasks(store: Store, config: TasksConfig) -> None:

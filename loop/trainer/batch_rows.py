@@ -4,10 +4,12 @@
 says why it comes where it does.
 """
 
+import logging
 from typing import TYPE_CHECKING
 
 import polars as pl
 
+from ...pipelines import expectations
 from ...pipelines.inline import STORED, apply_before_train, record, trainer_chain
 from ...store.ids import row_digests
 from ...store.replay import Draw, Sampler
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from ..models.images import Images
+
+_log = logging.getLogger(__name__)
 
 _COLUMNS = ("experience_id", "run_id", "group_id", "policy_version", *FACTS)
 _COLUMNS += ("tools", "tokenizer", "source", "drop_reason", "created_at")
@@ -73,7 +77,9 @@ class BatchRows:
         used = {*algorithm.needs, *(self._advantage.reads if self._advantage else ())}
         used |= set() if experts is None else {"routed_experts"}
         stored = [name for name in STORED if name in used]
-        self._columns = list(dict.fromkeys([*_COLUMNS, *stored, *self._chain.reads(STORED)]))
+        expected = [n for one in job.config.expect.experiences for n in one.columns(STORED)]
+        columns = [*_COLUMNS, *stored, *self._chain.reads(STORED), *expected]
+        self._columns = list(dict.fromkeys(columns))
 
     def prepare(self, sampler: RowSampler, draw: Draw, step: int) -> pl.DataFrame:
         """Return the rows of a step, ready to be recorded; `is_trainable` marks those to train on.
@@ -81,6 +87,7 @@ class BatchRows:
         Also stores why operators left rows out, and why rows cannot be trained on.
         """
         rows = self.read(sampler, draw)
+        self.check_expected(rows, step)
         rows = self.apply_operators(rows, draw, step)
         rows = self.compute_advantages(rows)
         rows = self.tokenized(rows)
@@ -97,6 +104,20 @@ class BatchRows:
         digests = digests.set(rows["created_at"].is_null(), ABSENT)
         rows = rows.with_columns(advantage=pl.lit(None, pl.Float64))
         return sampler.with_sides(draw, rows).with_columns(digests)
+
+    def check_expected(self, rows: pl.DataFrame, step: int) -> None:
+        """Check `expect.experiences`, as stored; JobError stops the run before the step's record.
+
+        Before the operators, which may repair or leave out what is not as expected.
+        """
+        expected, job = self._job.config.expect.experiences, self._job
+        if not expected:
+            return
+        checked = f"the rows of step {step} of run `{job.run_id}`"
+        ids = {"run_id": job.run_id, "attempt": job.attempt, "step": step}
+        found = expectations.check(job.store, expected, checked, rows=rows, **ids)
+        for warning in expectations.enforce(found, checked, stopped="they are not trained on"):
+            _log.warning("%s", warning)
 
     def apply_operators(self, rows: pl.DataFrame, draw: Draw, step: int) -> pl.DataFrame:
         """Run `trainer.operators`, then add what the draw says of each row.

@@ -1,7 +1,7 @@
 """One run of a pipeline: its stages, partition by partition, and the rows that it stores."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from time import monotonic, perf_counter
 from typing import Any
@@ -16,11 +16,12 @@ from ...store.errors import OperatorError
 from ...store.ids import lineage_id
 from ...store.lineage.pipeline_runs import pipeline_run
 from ...store.undo import replace
+from .. import expectations, writing
 from .. import sink as sinks
 from .. import source as sources
-from .. import writing
 from ..cache import OperatorCache
 from ..executors import Executor
+from ..expectations import Expectation
 from ..incremental import NewRows, runs_before
 from ..plan import Plan
 from ..report import Listener, Report, Step
@@ -65,6 +66,7 @@ class Run:
         )
         self._log = RowLog(store, self.lineage_id)
         self._rows_in = 0
+        self._warnings: list[str] = []
 
     def done(self) -> Report:
         """Run the pipeline and return its report.
@@ -75,6 +77,7 @@ class Run:
         """
         writer, done = None, Appended(0, 0, 0)
         with ExitStack() as stack:
+            self._check_source(stack)
             if not self._new.is_nothing:
                 stack.enter_context(self._executor.running())
                 held = self._opened(stack)
@@ -99,7 +102,7 @@ class Run:
             already=done.duplicates,
             dropped=self._progress.dropped,
             steps=self._progress.steps,
-            warnings=self._progress.empty,
+            warnings=(*self._progress.empty, *self._warnings),
             seconds=monotonic() - self._began,
             rows=writer.rows if isinstance(writer, writing.Collected) else None,
         )
@@ -114,6 +117,38 @@ class Run:
             check_ids(held.light([id_column(list(held.schema))]), "the source")
         self._rows_in = held.height
         return held
+
+    def _check_source(self, stack: ExitStack) -> None:
+        """Check what is expected of all rows of the source; raises JobError if it is not so."""
+        expected, source = self._pipeline.expect.get("source", ()), self._pipeline.source
+        select = source.select if isinstance(source, Table | Sql) else None
+        rows = None
+        if expected and select is None:
+            given = sources.schema(source)
+            spill = self._spill(given, stack)
+            rows = opened(source, self._past, list(given), spill, addresses=None).light(list(given))
+        self._check("source", expected, rows=rows, select=select)
+
+    def _check(self, side: str, expected: Sequence[Expectation], **rows: Any) -> None:
+        what = f"the {'output' if side == 'sink' else side} of pipeline `{self._pipeline.name}`"
+        found = expectations.check(
+            self._store, expected, what, past=self._past, lineage_id=self.lineage_id, **rows
+        )
+        self._warnings += expectations.enforce(found, what, stopped="nothing was written")
+
+    def _as_expected(
+        self, rows: Iterator[pl.DataFrame], schema: pl.Schema
+    ) -> Iterator[pl.DataFrame]:
+        """Yield rows only after all of them were checked, so that nothing is half-written."""
+        expected = self._pipeline.expect["sink"]
+        with closing(Spill(schema, folder=self._executor.folder)) as spill:
+            for part in rows:
+                spill.put(part)
+            held = StagedRows.all_of(spill.done())
+            read = {name for one in expected for name in one.columns(schema)}
+            self._check("sink", expected, rows=held.light([n for n in schema if n in read]))
+            for places in cut(held.sizes(), part_bytes=self._executor.part_bytes):
+                yield held.read(held.part(places))
 
     def _ids_from_store(self, held: StagedRows) -> pl.Series:
         """Return the ids of rows of `experiences` in the source, if the sink may get them back."""
@@ -190,7 +225,11 @@ class Run:
     def _written(self, held: StagedRows, writer: writing.Writer) -> Appended:
         """Run the last stage, and write its rows to the sink."""
         stage = self._stages[-1]
-        for rows in self._treated(len(self._stages), stage, self._work(stage, held)):
+        work = self._work(stage, held)
+        parts = self._treated(len(self._stages), stage, work)
+        if self._pipeline.expect.get("sink"):
+            parts = self._as_expected(parts, work.schema)
+        for rows in parts:
             self._log.flush()  # reasons first: a row that is missing can then be explained
             writer.put(rows)
         if self._progress.empty and self._pipeline.on_empty == "error":

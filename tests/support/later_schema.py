@@ -8,7 +8,7 @@ from rlake.store import branches, connect, doctor, migrations, schema, schema_ve
 from rlake.store.schema import TABLES
 
 LATER_VERSION = schema.SCHEMA_VERSION + 1
-LATER_TABLES = ("experience_values", "members", "retention")
+LATER_TABLES = ("experience_values", "expectations", "members", "retention")
 LATER_COLUMNS = {
     "experiences": ("tokenizer", "temperature", "digest"),
     "draws": ("source", "drawn_from"),
