@@ -21,6 +21,7 @@ MODULES = {
     "pipeline": ("pipeline",),
     "lineage": ("lineage", "verify"),
     "audit": ("audit",),
+    "report": ("report",),
     "snapshot": ("snapshot",),
     "branch": ("branch",),
     "maintain": ("maintain", "doctor", "retention"),

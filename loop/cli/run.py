@@ -9,9 +9,10 @@ import typer
 
 from ...store import interrupts
 from ...store.errors import ConfigError
+from ..report.summary import summary
 from .app import JOBS, JsonOption, SeedOption, StoreOption, app, argument, heavy, opened, option
 from .dry_run import plan
-from .run_summary import print_trackers, summary, warn_of_dropped, warn_of_untrained
+from .run_summary import print_trackers, warn_of_dropped, warn_of_untrained
 from .tables import counted, print_fields, print_json, print_rows, render
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def _work(name: str, settings: "RunConfig", store: Any, *, resume: bool, as_json
         raise
     warn_of_dropped(lake, settings.name)
     warn_of_untrained(lake, settings.name)
-    render(summary(lake, settings), as_json=as_json)
+    render(summary(lake, settings.name), as_json=as_json)
 
 
 def _stages(config: str, overrides: list[str] | None) -> "tuple[Stage, ...]":

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...store import Store
+from ..report.summary import summary
 from .app import heavy, opened
 from .dry_run import plan
-from .run_summary import print_trackers, summary, warn_of_dropped, warn_of_untrained
+from .run_summary import print_trackers, warn_of_dropped, warn_of_untrained
 from .tables import print_fields, print_heading, print_json
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _plain(stage: "Stage") -> dict[str, Any]:
 def stage_summary(lake: "Store", stage: "Stage") -> dict[str, Any]:
     """Return a stage's results from the store."""
     if stage.kind == "train":
-        return {k: v for k, v in summary(lake, stage.config).items() if k != "store"}
+        return {k: v for k, v in summary(lake, stage.config.name).items() if k != "store"}
     if stage.kind == "pipeline":
         query = (
             "SELECT sum(rows_in)::BIGINT AS rows_in, sum(rows_out)::BIGINT AS rows_out "

@@ -2,16 +2,16 @@
 
 import base64
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
+from ..report.curves import Points, plot, smooth
 from .run import Options, SelfTestResult
 
-Points = Sequence[tuple[float, float]]
 _BARS = " ▁▂▃▄▅▆▇█"
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
@@ -79,41 +79,6 @@ def plot_rewards(path: Path, results: Sequence[SelfTestResult]) -> None:
     """Draw the rewards of all tasks by training step into a PNG file."""
     curves = {one.task: one.rewards for one in results if one.rewards}
     plot(path, curves, levels={}, title="rlake selftest", y_label="mean reward")
-
-
-def plot(
-    path: Path,
-    curves: Mapping[str, Points],
-    *,
-    levels: Mapping[str, float],
-    title: str,
-    y_label: str,
-) -> None:
-    """Draw curves of (step, value), and horizontal levels with their names, into a PNG file."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for name, points in curves.items():
-        steps, values = np.array(points).T
-        [line] = axes.plot(steps, values, alpha=0.25, linewidth=1)
-        axes.plot(steps, smooth(values), color=line.get_color(), linewidth=2, label=name)
-    for i, (name, level) in enumerate(levels.items(), 1):
-        axes.axhline(
-            level, color=f"C{i}", linestyle="--", linewidth=1.2, label=f"{name}: {level:.2f}"
-        )
-    axes.set(xlabel="training step", ylabel=y_label, title=title, ylim=(0, 1.03))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.2)
-    axes.legend(loc="lower right", frameon=False)
-    FigureCanvasAgg(figure).print_figure(path, dpi=120)
-
-
-def smooth(values: np.ndarray, width: int = 9) -> np.ndarray:
-    """Return the mean of up to `width` neighbors around each value."""
-    half = width // 2
-    return np.array([values[max(0, i - half) : i + half + 1].mean() for i in range(len(values))])
 
 
 def text_plot(points: Points, *, width: int = 60, height: int = 8, top: float = 1.0) -> str:

@@ -39,6 +39,7 @@ RANK = {
     "serving": 7,
     "explorer": 8,
     "run": 9,
+    "report": 9,
     "stages": 10,
     "api": 11,  # the public functions: they call every job
     "selftest": 11,

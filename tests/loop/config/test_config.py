@@ -11,9 +11,10 @@ import pytest
 from support.tiny_models import config, written
 
 from rlake.loop import config as config_module
-from rlake.loop.cli.run_summary import summary, warn_of_dropped
+from rlake.loop.cli.run_summary import warn_of_dropped
 from rlake.loop.config import ScheduleConfig, build, load, recipes
 from rlake.loop.config.json_schema import json_schema
+from rlake.loop.report.summary import summary
 from rlake.loop.run import check
 from rlake.loop.tasks.prepare import prepare_tasks, select
 from rlake.store import Store
@@ -303,13 +304,13 @@ def test_what_was_dropped_or_not_scored_is_counted_in_the_summary(store: Store) 
     others = written(2, run_id="other", drop_reason="no answer")
     made = [*dropped, *unscored, *others]
     store.append("experiences", [replace(row, experience_id=f"e{i}") for i, row in enumerate(made)])
-    found = summary(store, config())
+    found = summary(store, config().name)
     assert (found["rows_dropped"], found["rows_unscored"]) == (4, 3)
 
 
 def test_a_summary_without_dropped_rows_does_not_speak_of_them(store: Store) -> None:
     store.append("experiences", written(2, run_id="demo"))
-    assert not {"rows_dropped", "rows_unscored"} & set(summary(store, config()))
+    assert not {"rows_dropped", "rows_unscored"} & set(summary(store, config().name))
 
 
 @pytest.mark.parametrize(("dropped", "lines"), [(2, 0), (3, 1)])

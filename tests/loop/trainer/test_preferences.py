@@ -13,7 +13,7 @@ from support.preferences import prefer, preference
 from support.tiny_models import SUMS, metric, offline, table, written
 
 from rlake.loop import run as run_module
-from rlake.loop.cli.run_summary import summary
+from rlake.loop.report.summary import summary
 from rlake.loop.run import run
 from rlake.loop.runs.progress import Display
 from rlake.loop.trainer.redraw import rebuild
@@ -55,7 +55,7 @@ def test_a_row_may_be_in_several_pairs_of_a_step_and_pairs_have_an_accuracy(
         run(store, settings, listener=listener)
     drawn = table(store, "draws_current ORDER BY step, position")
     assert "train 1/1  accuracy 0.5  margin 0  loss 0.6931" in capsys.readouterr().err
-    assert summary(store, settings).keys() >= {"final_accuracy", "final_margin", "final_loss"}
+    assert summary(store, settings.name).keys() >= {"final_accuracy", "final_margin", "final_loss"}
     assert drawn["experience_id"].n_unique() == 7
     assert drawn.height == 12
     assert metric(store, "train/accuracy").keys() == {1}

@@ -12,8 +12,8 @@ import pytest
 from support.tiny_models import config, offline, table, written
 
 import rlake
-from rlake.loop.cli.run_summary import summary
 from rlake.loop.config import RunConfig
+from rlake.loop.report.summary import summary
 from rlake.loop.run import run
 from rlake.loop.trainer.redraw import rebuild
 from rlake.store import Store
@@ -409,7 +409,7 @@ def test_a_replaced_reward_is_what_metrics_and_summaries_say(store: Store) -> No
     run(store, settings)
     [(reward,), (last,)] = store.sql("SELECT reward_mean FROM steps ORDER BY step").fetchall()
     assert (reward, last) == (2 / 24, 2 / 24)
-    assert summary(store, settings)["final_reward"] == 2 / 24
+    assert summary(store, settings.name)["final_reward"] == 2 / 24
     assert set(table(store, "metrics WHERE name = 'train/reward_mean'", "value")["value"]) == {
         2 / 24
     }

@@ -1,0 +1,1 @@
+"""Reports of runs: their results, and one HTML file that shows a run or compares two."""
