@@ -75,12 +75,13 @@ $(BIN)/python:
 	@mkdir -p .venv/types && ln -sfn ../.. .venv/types/rlake
 	@touch .venv/.train $@
 
-# AgentScope wants other versions of what we use, so it has an environment of its own, where a test
-# runs an agent of it (half a minute, 230 MB).
+# Agents of frameworks run in an environment of their own: AgentScope wants other versions of what we
+# use, and what LangGraph brings is a plugin of pytest that each test process would load.
 .venv/.agentscope: | $(BIN)/python
-	@echo "installing agentscope into .venv/agentscope (half a minute the first time)"
+	@echo "installing agentscope and langgraph into .venv/agentscope (half a minute the first time)"
 	$(BIN)/python -m venv .venv/agentscope
-	.venv/agentscope/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'agentscope>=2,<3'
+	.venv/agentscope/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+		'agentscope>=2,<3' 'langgraph>=1.2,<2' 'langchain-openai>=1.7,<2'
 	@touch $@
 
 .venv/.textworld: pyproject.toml | .venv/.dev

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from ...store.records import Experience
 from .agent import agent
+from .agent_program import agent_program
 from .email_search import email_search
 from .multi_turn import multi_turn
 from .on_policy_distillation import on_policy_distillation
@@ -39,6 +40,7 @@ Workflow = Callable[..., Awaitable[Made]]
 
 __all__ = [
     "agent",
+    "agent_program",
     "email_search",
     "multi_turn",
     "on_policy_distillation",

@@ -55,7 +55,7 @@ async def agent(
             returned = await run(**chosen)
         else:
             returned = await call_in_thread(lambda: run(**chosen), "rlake-agent")
-        return _answered(session.rows(), returned)
+        return answered(session.rows(), returned)
 
 
 def _arguments(
@@ -88,7 +88,7 @@ def _arguments(
     return {key: made[key]() for key in taken if key in made}
 
 
-def _answered(rows: list[Experience], returned: Any) -> list[Experience]:
+def answered(rows: list[Experience], returned: Any) -> list[Experience]:
     """Add what the agent returned to each row, since the rows share one reward."""
     if returned is None:
         last = rows[-1].response_text

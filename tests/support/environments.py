@@ -2,13 +2,14 @@
 
 import json
 import threading
+import zlib
 from typing import Any
 
 import openai
 
 from rlake.loop.chat_api.recording import record
 from rlake.loop.inference.policy import Policy
-from rlake.store import Task
+from rlake.store import Experience, Task
 
 ADD: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
@@ -99,3 +100,8 @@ def stuck(client: openai.OpenAI) -> str:
     MAY_END.wait(60)
     ENDED.set()
     return "5"
+
+
+def varied(task: Task, experience: Experience) -> float:
+    """A reward that differs between answers."""
+    return zlib.crc32((experience.response_text or "").encode()) / 2**32
