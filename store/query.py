@@ -109,6 +109,11 @@ def _views() -> dict[str, str]:
     return dict(_VIEW.findall(views_sql()))
 
 
+def view_names() -> tuple[str, ...]:
+    """Return the names of all views."""
+    return tuple(_views())
+
+
 @cache
 def _sources(view: str) -> frozenset[str]:
     """Return the tables and views that the query of a view reads."""
@@ -276,17 +281,25 @@ class QuerySession:
             self._frames.append(name)
 
     def sql(
-        self, query: str, *, what: str = "the query", seconds: float | None = None
+        self,
+        query: str,
+        *,
+        what: str = "the query",
+        seconds: float | None = None,
+        interruptible: Callable[[Callable[[], None]], object] | None = None,
     ) -> duckdb.DuckDBPyRelation:
         """Return the relation of one SELECT; raise QueryError for any other statement.
 
-        After `seconds`, reading its rows is interrupted.
+        After `seconds`, reading its rows is interrupted. `interruptible` receives a function that
+        does so at once, for another thread to call.
         """
         self._check_free()
         filtered = self._filtered(query)
         if filtered is not None:
-            return filtered.sql(query, what=what, seconds=seconds)
+            return filtered.sql(query, what=what, seconds=seconds, interruptible=interruptible)
         self._open_for(query)
+        if interruptible is not None:
+            interruptible(self._con.interrupt)
         if seconds is not None:
             self._timer = threading.Timer(seconds, self._con.interrupt)
             self._timer.daemon = True

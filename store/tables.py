@@ -195,7 +195,13 @@ class Tables:
         return schema_versions.complete(frame, later) if later else frame
 
     def sql(
-        self, query: str, *, allow_files: bool = False, timeout: float | None = None, **frames: Any
+        self,
+        query: str,
+        *,
+        allow_files: bool = False,
+        timeout: float | None = None,
+        interruptible: Callable[[Callable[[], None]], object] | None = None,
+        **frames: Any,
     ) -> duckdb.DuckDBPyRelation:
         """Return the result of one SELECT over all tables and views, as a DuckDB relation.
 
@@ -212,7 +218,8 @@ class Tables:
 
         The relation reads when rows are asked of it: take them before the thread's next `sql`, or
         it shows the store as of then. After `timeout` seconds DuckDB raises InterruptException
-        while rows are read. Queries take at most a quarter of the machine's memory, or what
+        while rows are read; `interruptible` receives a function by which another thread makes it do
+        so at once. Queries take at most a quarter of the machine's memory, or what
         `RLAKE_SQL_MEMORY` in the environment says.
 
         Raises QueryError when it does not parse, names what does not exist, or would write.
@@ -223,7 +230,7 @@ class Tables:
         # of all tables, though the query opens few: a lost one is an error of every query
         console.show(self.versions() | self.user_versions(), self._shown_at)
         console.join(frames)
-        return console.sql(query, seconds=timeout)
+        return console.sql(query, seconds=timeout, interruptible=interruptible)
 
     @staticmethod
     def views_sql() -> str:

@@ -22,6 +22,7 @@ MODULES = {
     "lineage": ("lineage", "verify"),
     "audit": ("audit",),
     "report": ("report",),
+    "studio": ("studio",),
     "snapshot": ("snapshot",),
     "branch": ("branch",),
     "maintain": ("maintain", "doctor", "retention"),

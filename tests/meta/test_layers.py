@@ -43,6 +43,7 @@ RANK = {
     "stages": 10,
     "api": 11,  # the public functions: they call every job
     "selftest": 11,
+    "studio": 11,
     "cli": 12,
 }
 """How high each file and folder directly in `loop` lies; it imports only lower ones."""

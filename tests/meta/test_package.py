@@ -17,7 +17,7 @@ import rlake
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("store", "operators", "pipelines", "loop")
-SHIPPED = {".html", ".py", ".sql", ".yaml"}
+SHIPPED = {".css", ".html", ".js", ".py", ".sql", ".yaml"}
 
 
 def shipped() -> Iterator[Path]:

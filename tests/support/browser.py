@@ -27,6 +27,7 @@ for (const name of ["chromium", "al2023.tar"])
 _FLAGS = (
     "--headless=shell --no-sandbox --single-process --no-zygote --disable-gpu "
     "--disable-dev-shm-usage --in-process-gpu --disable-software-rasterizer "
+    "--window-size=1360,900 "
     "--remote-debugging-port=0 about:blank"
 )
 
@@ -59,13 +60,15 @@ class Page:
 
     def __init__(self, socket: Connection) -> None:
         self._socket, self._asked = socket, 0
+        self.events: list[dict[str, Any]] = []
+        """What the browser told by itself, of the domains that were enabled, such as `Network`."""
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
         """Send a command of the DevTools protocol; return its result."""
         self._asked += 1
         self._socket.send(json.dumps({"id": self._asked, "method": method, "params": params}))
         while (told := json.loads(self._socket.recv(timeout=200))).get("id") != self._asked:
-            pass
+            self.events.append(told)
         assert "error" not in told, told
         return told["result"]
 
@@ -84,13 +87,18 @@ class Page:
     def wait(self, condition: str) -> None:
         """Wait until a condition holds, looking every 50 ms for 90 s."""
         look = f"""new Promise((done, fail) => {{
-            const end = Date.now() + 90000;
+            const end = Date.now() + 20000;
             const see = () => ({condition}) ? done(true)
                 : Date.now() > end ? fail(new Error("never: " + {json.dumps(condition)}))
                 : setTimeout(see, 50);
             see();
         }})"""
-        self.value(look)
+        try:
+            self.value(look)
+        except AssertionError as error:
+            if "navigated" not in str(error):
+                raise
+            self.wait(condition)  # the page was left while it looked: it goes on in the next
 
     def press(self, text: str) -> None:
         """Press keys, one after the other."""

@@ -1,0 +1,229 @@
+"""One rollout: its turns, tokens, rewards, the steps that it was trained in, and its relatives."""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from nicegui import ui
+
+from ....store.errors import NotFoundError
+from ....store.query import literal
+from ..frame import View, address, page
+from ..tokens import show_tokens
+from ..widgets import facts, grid, heading, number, records, same_as, text, title
+
+_LONGEST = 20_000
+"""Most characters of a message that are shown."""
+_TURNS = 200
+_RELATIVES = 100
+_FACTS = ("policy_version", "num_tokens", "num_turns", "finish_reason", "drop_reason", "source")
+_FACTS += ("engine", "temperature", "priority", "advantage")
+
+
+async def read(view: View, experience_id: str) -> dict[str, Any]:
+    """Return a rollout's row; NotFoundError if there is none."""
+    columns = (
+        "experience_id, run_id, task_id, group_id, batch, parent_id, reward, rewards, metrics, "
+        f"segments, prompt_text, response_text, messages, {', '.join(_FACTS)}"
+    )
+    found = await view.query(
+        f"SELECT {columns} FROM experiences WHERE experience_id = {literal(experience_id)}"
+    )
+    if not found:
+        raise NotFoundError(
+            f"no rollout `{experience_id}` in this store; find one on the page Rollouts"
+        )
+    return found[0]
+
+
+@page("/rollout", "Rollout")
+async def show(view: View) -> None:
+    """Show the rollout `id`; with `with=ID`, beside another one."""
+    one = await read(view, view["id"])
+    title(one["experience_id"])
+    if view["with"]:
+        await _beside(view, one, await read(view, view["with"]))
+        return
+    with ui.element("div").classes("bar"):
+        if one["run_id"]:
+            ui.link(f"run {one['run_id']}", address("/run", id=one["run_id"]))
+        group = f"group_id = {literal(one['group_id'])}"
+        ui.link("its group", address("/rollouts", where=group, sort="reward", order="desc"))
+        task = f"task_id = {literal(one['task_id'])}"
+        ui.link("its task", address("/rollouts", where=task))
+    with ui.element("div").classes("two"):
+        with ui.element("div").classes("card"):
+            facts({"reward": one["reward"], **{name: one[name] for name in _FACTS}})
+            _named("Reward parts", one["rewards"])
+            _named("Measurements", one["metrics"])
+            _segments(one["segments"])
+        with ui.element("div").classes("card"):
+            heading("Conversation")
+            _conversation(turns(one))
+    tokens = ui.element("div").classes("card")
+    await _lineage(view, one)
+    with tokens:  # last: the first time, it takes seconds to load the libraries of tokenizers
+        await show_tokens(view, one["experience_id"])
+    same_as(
+        sql=f"SELECT * FROM experiences WHERE experience_id = {literal(one['experience_id'])}",
+        command=f"rlake show {one['experience_id']} --tokens",
+    )
+
+
+def _named(name: str, values: Sequence[Mapping[str, Any]] | None) -> None:
+    if values:
+        heading(name)
+        facts({str(one["name"]): number(one["value"]) for one in values})
+
+
+def _segments(segments: Sequence[Mapping[str, Any]] | None) -> None:
+    """Show which weights sampled how many tokens."""
+    if segments:
+        heading("Sampled tokens by version of the weights")
+        facts({f"version {one['policy_version']}": one["num_tokens"] for one in segments})
+
+
+Turn = tuple[str, str]
+"""Role and text of a message; calls of tools are part of the text."""
+
+
+def turns(row: Mapping[str, Any]) -> list[Turn]:
+    """Return the messages of a rollout, tool calls included.
+
+    >>> turns({"messages": None, "prompt_text": "1+1=", "response_text": "2"})
+    [('user', '1+1='), ('assistant', '2')]
+    """
+    try:
+        messages = json.loads(row["messages"]) if row["messages"] else None
+    except (ValueError, RecursionError):
+        messages = [{"role": "messages that are no JSON", "content": row["messages"]}]
+    if not messages:
+        both = (("user", row["prompt_text"]), ("assistant", row["response_text"]))
+        return [(role, said) for role, said in both if said is not None]
+    found = [_turn(one) for one in messages if isinstance(one, Mapping)]
+    if found and found[-1][0] != "assistant" and row["response_text"]:
+        found.append(("assistant", row["response_text"]))
+    return found
+
+
+def _turn(message: Mapping[str, Any]) -> Turn:
+    content = message.get("content") or ""
+    if isinstance(content, list):  # parts: texts, and images by their ids
+        content = "\n".join(
+            str(part.get("text") or f"[{part.get('type')} {part.get('media_id', '')}]")
+            if isinstance(part, Mapping)
+            else str(part)
+            for part in content
+        )
+    thought = message.get("reasoning_content")
+    said = f"(thinks) {thought}\n\n{content}" if thought else str(content)
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", {}) if isinstance(call, Mapping) else {}
+        said += f"\n→ {function.get('name') or '?'}({function.get('arguments')})"
+    return str(message.get("role")), said.strip()
+
+
+def _conversation(said: Sequence[Turn]) -> None:
+    for role, content in said[:_TURNS]:
+        _show_turn(role, content)
+    if len(said) > _TURNS:
+        ui.label(f"{len(said) - _TURNS:,} more turns; the SQL below gives them").classes("soft")
+
+
+def _show_turn(role: str, content: str, *, classes: str = "") -> None:
+    kind = role if role in ("assistant", "tool") else ""
+    with ui.element("div").classes(f"turn {kind} {classes}"):
+        text("div", role, "role")
+        text("div", content[:_LONGEST], "said")
+        if len(content) > _LONGEST:
+            more = f"{len(content) - _LONGEST:,} more characters; the SQL below gives them"
+            text("div", more, "role")
+
+
+async def _lineage(view: View, one: Mapping[str, Any]) -> None:
+    found = await view.call(view.store.lineage, one["experience_id"])
+    group = await view.query(
+        "SELECT experience_id, rollout_index, reward, num_tokens, finish_reason, policy_version "
+        f"FROM experiences WHERE group_id = {literal(one['group_id'])} "
+        f"AND experience_id <> {literal(one['experience_id'])} "
+        f"ORDER BY rollout_index LIMIT {_RELATIVES}"
+    )
+    with ui.element("div").classes("two"):
+        with ui.element("div").classes("card"):
+            heading("Trained in")
+            if found.draws:
+                names = ("run_id", "step", "position", "lag", "advantage", "weight", "counts")
+                steps = [_step(draw) for draw in found.draws]
+                grid(records(found.draws, *names), links=steps, max_height=260)
+            else:
+                ui.label("No step has drawn it.").classes("soft")
+        with ui.element("div").classes("card"):
+            heading("Others of its group: a click compares")
+            if group:
+                links = [view.address(**{"with": other["experience_id"]}) for other in group]
+                names = ("rollout_index", "reward", "num_tokens", "finish_reason", "policy_version")
+                grid(records(group, *names), links=links, max_height=260)
+            else:
+                ui.label("It is alone.").classes("soft")
+    for name in ("parents", "children", "preferences", "scores", "feedback", "derived", "drops"):
+        rows = getattr(found, name)
+        if rows:
+            with ui.element("div").classes("card"):
+                heading(name.capitalize())
+                links = [_relative(row) for row in rows]
+                grid(records(rows), links=links if any(links) else None, max_height=260)
+
+
+def _step(draw: Mapping[str, Any]) -> str:
+    where = (
+        "experience_id IN (SELECT experience_id FROM draws_current "
+        f"WHERE run_id = {literal(draw['run_id'])} AND step = {draw['step']})"
+    )
+    return address("/rollouts", where=where)
+
+
+def _relative(row: Mapping[str, Any]) -> str | None:
+    other = row.get("experience_id")
+    return None if other is None else address("/rollout", id=other)
+
+
+async def _beside(view: View, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Show two rollouts turn by turn, and where they part."""
+    both = turns(one), turns(other)
+    part = parted(*both)
+    if part is None:
+        where = "They say the same."
+    else:
+        turn, character = part
+        where = f"They part at turn {turn + 1}, after {character:,} equal characters."
+    ui.label(where).classes("soft")
+    with ui.element("div").classes("two"):
+        for row in (one, other):
+            with ui.element("div").classes("card"):
+                ui.link(row["experience_id"], address("/rollout", id=row["experience_id"]))
+                facts({"reward": row["reward"], "tokens": row["num_tokens"]})
+                _named("Reward parts", row["rewards"])
+    for i, pair in enumerate(list(zip_longest(*both))[:_TURNS]):
+        with ui.element("div").classes("two"):
+            for turn in pair:
+                role, content = turn or ("", "")
+                here = part is not None and part[0] == i
+                with ui.element("div").classes("card"):
+                    _show_turn(role, content, classes="parts" if here else "")
+    same_as(command=f"rlake show {one['experience_id']}")
+
+
+def parted(one: Sequence[Turn], other: Sequence[Turn]) -> tuple[int, int] | None:
+    """Return the turn and the character at which two conversations part; None if they do not.
+
+    >>> parted([("user", "hi"), ("assistant", "yes")], [("user", "hi"), ("assistant", "yet")])
+    (1, 2)
+    """
+    for i, (mine, its) in enumerate(zip_longest(one, other)):
+        if mine != its:
+            if mine is None or its is None or mine[0] != its[0]:
+                return i, 0
+            pairs = enumerate(zip_longest(mine[1], its[1]))
+            return i, next(place for place, (a, b) in pairs if a != b)
+    return None

@@ -1,0 +1,119 @@
+"""One run: its jobs, and its curves, which move while it runs."""
+
+import json
+from typing import Any
+
+from nicegui import ui
+from nicegui.events import EChartPointClickEventArguments
+
+from ....store.errors import NotFoundError
+from ....store.query import literal
+from ..curves import LENGTH, curves, curves_sql
+from ..frame import View, address, page
+from ..run_status import TABLES, runs
+from ..widgets import chart, facts, number, redraw, same_as, status, text, title
+
+CHARTS = {
+    "Reward": ("train/reward_mean", "explore/reward_mean", "eval/reward_mean"),
+    "KL": ("train/kl",),
+    "Entropy": ("train/entropy",),
+    "Length": (LENGTH,),
+    "Lag": ("train/lag_mean", "train/lag_max"),
+    "Clip fraction": ("train/clip_fraction",),
+}
+"""The charts of every run: title, and metrics."""
+
+
+@page("/run", "Run")
+async def show(view: View) -> None:
+    """Show a run: `id`; `metrics` are more charts, by names that are separated by commas."""
+    run_id = view["id"]
+    if not await runs(view, run_id):
+        raise NotFoundError(f"no run `{run_id}` in this store; the page Runs lists them")
+    known = await view.query(
+        f"SELECT DISTINCT name FROM metrics_current WHERE run_id = {literal(run_id)} ORDER BY name"
+    )
+    names = [one["name"] for one in known]
+    more = [name for name in view["metrics"].split(",") if name in names]
+    with ui.element("div").classes("bar"):
+        title(run_id).classes("fill")
+        ui.link("Rollouts", address("/rollouts", where=f"run_id = {literal(run_id)}"))
+        ui.link("Compare", address("/runs"))
+    state = ui.element("div").classes("card")
+    charts: dict[str, tuple[str, ...]] = {**CHARTS, **{name: (name,) for name in more}}
+    drawn: dict[str, ui.echart] = {}
+
+    async def refresh() -> None:
+        one = (await runs(view, run_id))[0]
+        found = await curves(view, run_id, [name for group in charts.values() for name in group])
+        state.clear()
+        with state:
+            _state(one)
+        for name, metrics in charts.items():
+            series = {m: found[m] for m in metrics if m in found}
+            if name not in drawn:
+                with area:
+                    drawn[name] = chart(name, series)
+                    drawn[name].on_point_click(_opens(run_id, tuple(series)))
+            else:
+                redraw(drawn[name], series)
+
+    area = ui.element("div").classes("charts")
+    await view.live(TABLES, refresh)
+    ui.select(
+        names,
+        multiple=True,
+        label="More metrics",
+        value=more,
+        on_change=lambda event: view.go(metrics=",".join(event.value)),
+    ).props("outlined dense options-dense use-chips").style("max-width: 520px")
+    with ui.expansion("Configuration").props("dense"):
+        config = await view.query(
+            "SELECT arg_max(config, created_at) AS config FROM job_events "
+            f"WHERE run_id = {literal(run_id)} AND job <> 'evaluate'"
+        )
+        text("pre", json.dumps(json.loads(config[0]["config"] or "{}"), indent=1))
+    shown = [m for m in names if any(m in group for group in charts.values())]
+    same_as(sql=curves_sql(run_id, shown), command=f"rlake show {run_id}")
+
+
+def _state(one: dict[str, Any]) -> None:
+    with ui.element("div").classes("bar"):
+        status(one["status"])
+        for job in one["jobs"]:
+            ui.label(f"{job['job']}: {job['status']}").classes("soft")
+    facts(
+        {
+            "step": f"{number(one['step'] or 0)} of {number(one['steps'])}",
+            "steps/min": one["steps_per_minute"],
+            "reward": one["reward"],
+            "largest lag": one["lag_max"],
+            "queued rows": one["fresh"],
+            "stale rows": one["stale"],
+            "failed rollouts": one["failed_rows"],
+        }
+    )
+    if one["error"]:
+        text("pre", one["error"])
+    if one["status"] == "dead":
+        ui.label(
+            "A process of this run is gone: continue it with `rlake run ... --resume`."
+        ).classes("soft")
+
+
+def _opens(run_id: str, metrics: tuple[str, ...]) -> Any:
+    """Return what opens the rows of the step that was clicked."""
+
+    def click(event: EChartPointClickEventArguments) -> None:
+        point: Any = event.data  # x and y
+        step, key = int(point[0]), literal(run_id)
+        if metrics[event.series_index].startswith("explore/"):
+            where = f"run_id = {key} AND batch = {step}"
+        else:
+            where = (
+                "experience_id IN (SELECT experience_id FROM draws_current "
+                f"WHERE run_id = {key} AND step = {step})"
+            )
+        ui.navigate.to(address("/rollouts", where=where))
+
+    return click

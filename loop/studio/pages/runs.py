@@ -1,0 +1,138 @@
+"""What runs now and what ran: progress, throughput, lag, queue, failures; and runs compared."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nicegui import ui
+
+from ....store.errors import NotFoundError
+from ....store.query import is_in, literal
+from ..curves import curves
+from ..frame import View, address, page
+from ..run_status import RUNS, TABLES, runs
+from ..widgets import (
+    chart,
+    column,
+    empty,
+    grid,
+    grid_options,
+    grid_rows,
+    heading,
+    records,
+    same_as,
+    title,
+)
+
+_SHOWN = {
+    "run_id": "run",
+    "status": "status",
+    "progress": "step",
+    "steps_per_minute": "steps/min",
+    "reward": "reward",
+    "lag_max": "lag",
+    "fresh": "queued",
+    "stale": "stale",
+    "failed_rows": "failed",
+    "active_at": "last step",
+    "error": "error",
+}
+_WIDTHS = (150, 92, 100, 92, 80, 64, 82, 70, 72, 158, 110)
+COMPARED = ("train/reward_mean", "eval/reward_mean", "eval/accuracy", "train/kl", "train/entropy")
+COMPARED += ("train/lag_mean", "train/loss")
+
+
+@page("/runs", "Runs", section="Runs", order=1)
+async def show(view: View) -> None:
+    """List the runs; with `compare=A,B`, show them side by side."""
+    chosen = [name for name in view["compare"].split(",") if name]
+    if len(chosen) > 1:
+        await _compare(view, chosen)
+        return
+    title("Runs")
+    columns = [
+        column(i, name, "number" if i in range(3, 9) else "VARCHAR", width=_WIDTHS[i])
+        for i, name in enumerate(_SHOWN.values())
+    ]
+    columns[0] |= {"flex": 1, "minWidth": 150}
+    columns[1][":cellClass"] = "p => 'status ' + p.value"
+    options = grid_options(columns, rowData=[], rowSelection={"mode": "multiRow"})
+    made = ui.aggrid(options | {":getRowId": "p => p.data.c0"}, auto_size_columns=False)
+    made.classes("links")
+    none = empty("No run yet: `rlake run grpo_arithmetic` makes one.")
+
+    async def compare() -> None:
+        rows = await made.get_selected_rows()
+        if len(rows) < 2:
+            ui.notify("Select two runs or more by their boxes")
+            return
+        view.go(compare=",".join(str(row["c0"]) for row in rows))
+
+    ui.button("Compare selected", on_click=compare).props("outline dense padding='4px 12px'")
+
+    async def refresh() -> None:
+        found = await runs(view)
+        for one in found:
+            one["progress"] = f"{one['step'] or 0} / {one['steps'] or '?'}"
+        none.set_visibility(not found)
+        made.set_visibility(bool(found))
+        made.style(f"height: {min(460, 52 + 32 * len(found))}px")
+        values = [[one[name] for name in _SHOWN] for one in found]
+        rows = grid_rows(values, [address("/run", id=one["run_id"]) for one in found])
+        if made.options["rowData"] != rows:
+            made.options["rowData"] = rows
+            made.run_grid_method("setGridOption", "rowData", rows) if shown else made.update()
+
+    shown = False
+    await view.live(TABLES, refresh)
+    shown = True
+    same_as(sql=RUNS.strip(), command="rlake show RUN")
+
+
+async def _compare(view: View, names: list[str]) -> None:
+    title("Compare " + ", ".join(names))
+    configs = await view.query(
+        "SELECT run_id, arg_max(config, created_at) AS config FROM job_events "
+        f"WHERE {is_in('run_id', names)} AND job <> 'evaluate' GROUP BY run_id"
+    )
+    known = {one["run_id"]: json.loads(one["config"]) for one in configs}
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise NotFoundError(f"no run `{missing[0]}` in this store; list them on the page Runs")
+    found = {name: await curves(view, name, COMPARED) for name in names}
+    with ui.element("div").classes("charts"):
+        for metric in COMPARED:
+            series = {name: found[name][metric] for name in names if metric in found[name]}
+            if series:
+                chart(metric, series)
+    last = [
+        {"metric": m} | {name: (found[name].get(m) or [(0, None)])[-1][1] for name in names}
+        for m in COMPARED
+        if any(m in found[name] for name in names)
+    ]
+    heading("Last values")
+    grid(records(last, "metric", *names))
+    heading("Configuration: what differs")
+    flat = {name: dict(_flat(known[name])) for name in names}
+    keys = dict.fromkeys(key for one in flat.values() for key in one if key != "name")
+    differing = [
+        {"key": key} | {name: flat[name].get(key, "") for name in names}
+        for key in keys
+        if len({flat[name].get(key) for name in names}) > 1
+    ]
+    if differing:
+        grid(records(differing, "key", *names))
+    else:
+        empty("Their configurations are the same but for the name.")
+    same_as(
+        sql="SELECT run_id, job, name, arg_max(value, step) AS last FROM metrics_current "
+        f"WHERE run_id IN ({', '.join(map(literal, names))}) GROUP BY ALL ORDER BY name, run_id"
+    )
+
+
+def _flat(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,191 @@
+"""Queries of pages: off the event loop, shared by browsers, cancelled when nobody waits."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Lock
+from time import monotonic
+from typing import Any, TypeVar
+
+import duckdb
+import pyarrow as pa
+
+from ...store import Store
+from ...store.errors import StarvedError
+from ...store.query import names_read, query_error
+from ...store.schema import TABLES
+
+T = TypeVar("T")
+MAX_ROWS = 1000
+"""Rows of a result, unless a page asks for more."""
+SECONDS = 30.0
+"""Time of a query, in seconds."""
+_BATCH, _MAX_BYTES = 256, 64 << 20
+"""Rows read at once, and bytes after which no more are read."""
+_CACHED, _CACHED_BYTES = 64, 4 << 20
+"""Results that are kept, and the most bytes of one."""
+_FRESH_SECONDS = 0.4
+"""How long an answer about the tables' versions is used, in seconds."""
+_THREADS = {"page": 4, "console": 2}
+"""Threads by the kind of work, so that people's own SQL never holds up the pages."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a query; two columns may have one name."""
+
+    columns: list[str]
+    types: list[str]
+    """DuckDB's names of the types."""
+    rows: list[tuple[Any, ...]]
+    is_cut: bool
+    """Whether there are more rows than were read."""
+    nbytes: int = 0
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the rows as mappings."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+@dataclass
+class _Running:
+    """A query that runs, and those who wait for it."""
+
+    future: "asyncio.Future[Rows]" = field(init=False)
+    waiting: int = 0
+    cancelled: bool = False
+    interrupt: Callable[[], None] | None = None
+    """Interrupts it while it reads; None before and after, when the session serves others."""
+    lock: Lock = field(default_factory=Lock)
+
+    def stop(self) -> None:
+        """Interrupt it, if it reads now."""
+        self.cancelled = True
+        with self.lock:
+            if self.interrupt is not None:
+                self.interrupt()
+
+
+class Queries:
+    """Runs SQL and functions over a store for pages; for one event loop.
+
+    The result of a query is kept until a table that it reads changes, so twenty browsers that watch
+    a run cost as many queries as one.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._pools = {name: ThreadPoolExecutor(n, name) for name, n in _THREADS.items()}
+        self._clock = ThreadPoolExecutor(1, "versions")
+        self._seen: tuple[float, Mapping[str, int]] = -_FRESH_SECONDS, {}
+        self._asking: asyncio.Future[Mapping[str, int]] | None = None
+        self._running: dict[Any, _Running] = {}
+        self._known: OrderedDict[Any, Rows] = OrderedDict()
+
+    async def versions(self) -> Mapping[str, int]:
+        """Return the versions of all tables, as of a moment ago at most."""
+        if monotonic() - self._seen[0] < _FRESH_SECONDS:
+            return self._seen[1]
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.get_running_loop().run_in_executor(self._clock, self._versions)
+        found = await asyncio.shield(self._asking)
+        self._seen = monotonic(), found
+        return found
+
+    def _versions(self) -> Mapping[str, int]:
+        return self.store.versions() | self.store.user_versions()
+
+    async def rows(
+        self, sql: str, *, limit: int = MAX_ROWS, seconds: float = SECONDS, pool: str = "page"
+    ) -> Rows:
+        """Return the rows of one SELECT.
+
+        Raises QueryError for SQL that cannot run, StarvedError after `seconds`. When all that wait
+        for it are cancelled, so is the query.
+        """
+        versions = await self.versions()
+        read = names_read(sql)
+        key = sql, limit, *(v for name, v in versions.items() if name in read or name not in TABLES)
+        if (known := self._known.get(key)) is not None:
+            self._known.move_to_end(key)
+            return known
+        query = self._running.get(key)
+        if query is None:
+            query = self._running[key] = _Running()
+            query.future = asyncio.get_running_loop().run_in_executor(
+                self._pools[pool], self._read, query, sql, limit, seconds
+            )
+            query.future.add_done_callback(lambda _: self._ended(key, query))
+        query.waiting += 1
+        try:
+            return await asyncio.shield(query.future)
+        finally:
+            query.waiting -= 1
+            if not query.waiting and not query.future.done():
+                self._running.pop(key, None)
+                _interrupt(query)
+
+    def _ended(self, key: Any, query: _Running) -> None:
+        if self._running.get(key) is query:
+            del self._running[key]
+        # asked for its error in any case, or asyncio logs those of queries that nobody waits for
+        failed = query.future.cancelled() or query.future.exception() is not None
+        if not failed and query.future.result().nbytes <= _CACHED_BYTES:
+            self._known[key] = query.future.result()
+            while len(self._known) > _CACHED:
+                self._known.popitem(last=False)
+
+    def _read(self, query: _Running, sql: str, limit: int, seconds: float) -> Rows:
+        def hold(interrupt: Callable[[], None]) -> None:
+            with query.lock:
+                query.interrupt = interrupt
+
+        if query.cancelled:
+            raise StarvedError("the query was cancelled before it began")
+        try:
+            relation = self.store.sql(sql, timeout=seconds, interruptible=hold)
+            columns, types = relation.columns, [str(t) for t in relation.types]
+            reader = relation.limit(limit + 1).to_arrow_reader(_BATCH)
+            rows, nbytes = _taken(reader, limit)
+        except duckdb.Error as error:
+            raise query_error(error) from error
+        finally:
+            with query.lock:
+                query.interrupt = None
+        is_cut = len(rows) > limit or nbytes > _MAX_BYTES
+        return Rows(columns, types, rows[:limit], is_cut=is_cut, nbytes=nbytes)
+
+    async def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Return what a function returns, called in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pools["page"], function, *args
+        )
+
+    def close(self) -> None:
+        """Interrupt what runs."""
+        for query in list(self._running.values()):
+            query.stop()
+        for pool in (*self._pools.values(), self._clock):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _taken(reader: pa.RecordBatchReader, limit: int) -> tuple[list[tuple[Any, ...]], int]:
+    rows: list[tuple[Any, ...]] = []
+    nbytes = 0
+    with reader:  # closed, or the thread's next query would be refused
+        for batch in reader:
+            rows += zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            nbytes += batch.nbytes
+            if len(rows) > limit or nbytes > _MAX_BYTES:
+                break
+    return rows, nbytes
+
+
+def _interrupt(query: _Running) -> None:
+    """Interrupt a query until it ends: DuckDB forgets an interrupt before it begins to read."""
+    if query.future.done():
+        return
+    query.stop()
+    asyncio.get_running_loop().call_later(0.05, _interrupt, query)

@@ -1,0 +1,216 @@
+"""The pages in a real browser, over the store of a finished run."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import pytest
+from support.browser import Page, browser
+from support.studio import HOSTILE, hostile_rollouts, studio
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect as websocket
+
+import rlake
+from rlake.loop.config import RunConfig
+from rlake.store import Store
+
+pytestmark = pytest.mark.slow
+RUN = "grpo_digits"
+ROWS = "document.querySelectorAll('.ag-center-cols-container .ag-row').length"
+ERRORS = "[...document.querySelectorAll('main .error')].map(e => e.innerText).join('')"
+SETTLED = "document.querySelector('main') && !document.querySelector('main .waiting')"
+
+
+@dataclass
+class Shown:
+    """A store with a run, the studio over it, and a browser."""
+
+    store: Store
+    url: str
+    page: Page
+
+    def go(self, address: str) -> None:
+        """Open a page and wait until all of it was read."""
+        self.page.events.clear()
+        self.page.go(self.url + address)
+        self.page.wait(SETTLED)
+
+    def text(self) -> str:
+        return self.page.value("document.querySelector('main').innerText")
+
+    def mistakes(self) -> list[object]:
+        """Return what the page did wrong since it was opened: errors, and requests elsewhere."""
+        found: list[object] = []
+        for event in self.page.events:
+            told = event.get("params", {})
+            match event.get("method"):
+                case "Runtime.exceptionThrown" | "Page.javascriptDialogOpening":
+                    found.append(told)
+                case "Runtime.consoleAPICalled" if told["type"] in ("error", "warning", "assert"):
+                    found.append(told["args"])
+                case "Log.entryAdded" if told["entry"]["level"] in ("error", "warning"):
+                    found.append(told["entry"])
+                case "Network.requestWillBeSent":
+                    asked = told["request"]["url"]
+                    if not asked.startswith((self.url, "data:", self.url.replace("http", "ws"))):
+                        found.append(asked)
+        return found
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    folder = tmp_path_factory.mktemp("studio")
+    store = rlake.connect(folder / "lake")
+    rlake.run(store, RunConfig.from_yaml(RUN, ["trainer.steps=3", "trainer.batch_size=4"]))
+    with studio(folder / "lake") as url, browser(folder / "profile") as page:
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            page.ask(f"{domain}.enable")
+        yield Shown(store, url, page)
+
+
+def addresses(shown: Shown) -> dict[str, str]:
+    """Return the address of each page, and a text that it shows."""
+    [(one, other)] = shown.store.sql(
+        "SELECT min(experience_id), max(experience_id) FROM experiences "
+        f"WHERE group_id = (SELECT min(group_id) FROM experiences WHERE run_id = '{RUN}')"
+    ).fetchall()
+    steps = quote("SELECT step, num_rows, reward_mean FROM steps ORDER BY step")
+    return {
+        "/": "steps/min",
+        f"/runs?compare={RUN},{RUN}": "Configuration: what differs",
+        f"/run?id={RUN}": "Clip fraction",
+        "/rollouts": "mean reward",
+        f"/rollouts?where={quote('reward < 1 AND num_tokens > 1')}&sort=reward": "mean reward",
+        f"/rollout?id={quote(one)}": "Trained in",
+        f"/rollout?id={quote(one)}&with={quote(other)}": "They",
+        "/sql": "Examples",
+        f"/sql?q={steps}": "3 rows in",
+        f"/sql?q={steps}&as=chart": "3 rows in",
+        f"/sql?q={steps}&as=plan": "Order By",
+    }
+
+
+def test_every_page_opens_without_an_error(shown: Shown) -> None:
+    for address, told in addresses(shown).items():
+        shown.go(address)
+        shown.page.wait(f"document.querySelector('main').innerText.includes({json.dumps(told)})")
+        assert shown.mistakes() == [], address
+        assert shown.page.value(ERRORS) == ""
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("/run?id=nobody", "no run `nobody`"),
+        ("/rollout?id=nothing", "no rollout `nothing`"),
+        ("/rollouts?where=rewrd", "names a column `rewrd`"),
+        ("/sql?q=DROP TABLE tasks", "read with one SELECT"),
+    ],
+)
+def test_a_wrong_address_says_what_is_wrong(shown: Shown, address: str, told: str) -> None:
+    shown.go(address)
+    shown.page.wait(f"document.querySelector('main .error').innerText.includes('{told}')")
+
+
+def test_a_step_leads_to_its_rows_and_a_row_to_the_rollout(shown: Shown) -> None:
+    page = shown.page
+    shown.go(f"/run?id={RUN}")
+    page.wait("document.querySelectorAll('.chart canvas').length === 6")
+    # the last point of the first curve, where a person would click
+    x, y = page.value(
+        """(() => { const one = document.querySelector('.chart .nicegui-echart');
+        const chart = getElement(+one.id.slice(1)).chart, box = one.getBoundingClientRect();
+        const data = chart.getOption().series[0].data, last = data[data.length - 1];
+        const at = chart.convertToPixel({seriesIndex: 0}, last);
+        return [box.x + at[0], box.y + at[1]]; })()"""
+    )
+    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+        page.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+    page.wait(f"location.pathname === '/rollouts' && {SETTLED} && {ROWS} > 0")
+    assert "step = 3" in page.value("decodeURIComponent(location.search).replaceAll('+', ' ')")
+    page.value("document.querySelector('.ag-center-cols-container .ag-row .ag-cell').click()")
+    page.wait(f"location.pathname === '/rollout' && {SETTLED}")
+    page.wait("document.querySelectorAll('.tokens span').length > 0")
+    assert "Trained in" in shown.text()
+
+
+def test_a_step_that_is_stored_moves_the_curve(shown: Shown) -> None:
+    shown.go(f"/run?id={RUN}")
+    last = """(() => { const one = document.querySelector('.chart .nicegui-echart');
+        const data = getElement(+one.id.slice(1)).chart.getOption().series[0].data;
+        return data[data.length - 1]; })()"""
+    shown.page.wait("document.querySelectorAll('.chart canvas').length === 6")
+    assert shown.page.value(last)[0] == 3
+    row = {"run_id": RUN, "attempt": 1, "job": "train", "step": 4, "name": "train/reward_mean"}
+    shown.store.append("metrics", [row | {"value": 0.875}])
+    shown.page.wait(f"{last}[0] === 4")
+    assert shown.page.value(last)[1] == 0.875
+    assert shown.mistakes() == []
+
+
+def test_the_address_keeps_how_rows_are_sorted(shown: Shown) -> None:
+    shown.go("/rollouts")
+    shown.page.wait(f"{ROWS} > 3")
+    shown.page.value(
+        "document.querySelector('.ag-header-cell[col-id=c1] .ag-header-cell-label').click()"
+    )
+    shown.page.wait("location.search.includes('sort=reward&order=asc')")
+    assert shown.mistakes() == []
+
+
+def test_texts_of_rollouts_never_run(shown: Shown, tmp_path: Path) -> None:
+    store = rlake.connect(tmp_path / "lake")
+    one = hostile_rollouts(store)
+    aliased = "SELECT response_text AS \":response\", {':x': response_text} AS s, experience_id "
+    wanted = {
+        "/rollouts": "onerror",
+        f"/rollout?id={quote(one)}": "onerror",
+        f"/rollout?id={quote(one)}&with={quote('x1' + HOSTILE)}": "onerror",
+        f"/sql?q={quote(aliased + 'FROM experiences')}": "onerror",
+        f"/sql?q={quote('SELECT response_text, 1 AS one FROM experiences')}&as=chart": "2 rows",
+        f"/sql?q={quote(f'SELECT {HOSTILE}')}": "onerror",
+        f"/rollouts?where={quote(HOSTILE)}": "onerror",
+        f"/run?id={quote(HOSTILE)}": "onerror",
+    }
+    with studio(tmp_path / "lake") as url:
+        other = Shown(store, url, shown.page)
+        for address, told in wanted.items():
+            other.go(address)
+            shown.page.wait(f"document.querySelector('main').innerText.includes('{told}')")
+            if address.startswith("/rollouts") and "where" not in address:
+                shown.page.wait(f"{ROWS} === 2")
+            assert shown.page.value("window.hacked") is None, address
+            assert shown.page.value("document.querySelectorAll('main img').length") == 0, address
+            assert other.mistakes() == [], address
+
+
+def test_a_page_of_another_origin_neither_reads_nor_starts_anything(shown: Shown) -> None:
+    """From a real page of another port: by fetch, by an image, by a frame and by a websocket."""
+    ws = shown.url.replace("http", "ws") + "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
+    with studio(shown.store.uri) as other:
+        shown.page.go(f"{other}/sql")
+        tried = shown.page.value(
+            f"""Promise.all([
+            fetch("{shown.url}/rollouts/rows").then(r => r.text(), () => "refused"),
+            fetch("{shown.url}/rollouts/rows", {{mode: "no-cors"}}).then(r => r.type, () => "no"),
+            new Promise(done => {{ const socket = new WebSocket("{ws}");
+                socket.onopen = () => done("open"); socket.onerror = () => done("refused"); }}),
+            ])"""
+        )
+    assert tried[0] == tried[2] == "refused"
+    assert tried[1] in ("no", "opaque")
+    # the page above has a policy that forbids to try; these come as from a page without one
+    there = {"Origin": "http://evil.example"}
+    with pytest.raises(InvalidStatus, match="403"), websocket(ws, additional_headers=there):
+        pass
+    with websocket(ws, additional_headers={"Origin": shown.url}) as socket:
+        assert str(socket.recv(timeout=60)).startswith("0{")
+    assert httpx.get(f"{shown.url}/rollouts/rows", headers=there).status_code == 403
+    site = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    site |= {"Sec-Fetch-Dest": "document"}
+    asked = httpx.get(f"{shown.url}/sql?q=SELECT 1", headers=site)
+    assert re.search(r'<a href="/sql\?q=SELECT\+1">', asked.text), "it asks before it runs"
