@@ -151,10 +151,11 @@ def chart_options(series: Series, *, kind: str = "line", x: str = "step") -> dic
         {
             **shared,
             "name": name,
+            "z": 30 - i,  # of equal points, a click means the first curve
             "data": [[px, cell(py)] for px, py in points],
             "showSymbol": len(points) < 3 or kind == "scatter",
         }
-        for name, points in series.items()
+        for i, (name, points) in enumerate(series.items())
     ]
     across = {"type": "category" if is_text else "value", "name": x, "nameLocation": "middle"}
     return {

@@ -87,7 +87,7 @@ class Page:
     def wait(self, condition: str) -> None:
         """Wait until a condition holds, looking every 50 ms for 90 s."""
         look = f"""new Promise((done, fail) => {{
-            const end = Date.now() + 20000;
+            const end = Date.now() + 90000;
             const see = () => ({condition}) ? done(true)
                 : Date.now() > end ? fail(new Error("never: " + {json.dumps(condition)}))
                 : setTimeout(see, 50);

@@ -130,7 +130,7 @@ def test_a_step_leads_to_its_rows_and_a_row_to_the_rollout(shown: Shown) -> None
     )
     for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
         page.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-    page.wait(f"location.pathname === '/rollouts' && {SETTLED} && {ROWS} > 0")
+    page.wait(f"location.pathname === '/rollouts' && {SETTLED} && {ROWS} > 1")
     assert "step = 3" in page.value("decodeURIComponent(location.search).replaceAll('+', ' ')")
     page.value("document.querySelector('.ag-center-cols-container .ag-row .ag-cell').click()")
     page.wait(f"location.pathname === '/rollout' && {SETTLED}")
