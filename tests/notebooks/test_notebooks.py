@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,12 +25,27 @@ IN_BRIEF = (FIRST,)
 """Those that the default tests run; the slow ones run the others."""
 LONG = ("301_offline_sft_and_dpo", "302_a_new_algorithm_in_one_file", "303_staleness")
 """Those that train for a minute: they are among the long ones."""
+SHORTENED = {
+    "103_prioritized_replay": {"STEPS, BATCH = 500, 64": "STEPS, BATCH = 150, 64", "=30,": "=8,"},
+    "204_curriculum_from_history": {'"steps": 45': '"steps": 12'},
+    "401_a_new_workflow_and_reward": {"{steps: 40}": "{steps: 6}", "(1, 40)": "(1, 6)"},
+    # What an agent through a client learns is what it would without: test_recording says so.
+    "402_train_an_existing_agent": {"steps: 30": "steps: 6", "last > first + 0.1": "last > 0"},
+    "403_schedules_compared": {"STEPS = 25": "STEPS = 5"},
+}
+"""What the slow tests replace, so that each cell runs and trains briefly; the long ones do not."""
+WHOLE = ", whole"
+"""Marks, behind its name, a notebook that the long tests run as it is."""
 
 
 def among(name: str) -> Any:
     """A notebook as a parameter, with the tests that it is among."""
-    marks = [pytest.mark.slow] * (name not in IN_BRIEF) + [pytest.mark.long] * (name in LONG)
+    marks = [pytest.mark.slow] * (name not in IN_BRIEF) + [pytest.mark.long] * is_long(name)
     return pytest.param(name, marks=marks)
+
+
+def is_long(name: str) -> bool:
+    return name in LONG or name.endswith(WHOLE)
 
 
 @dataclass(frozen=True)
@@ -42,8 +57,10 @@ class Executed:
     temporary: Path
 
 
-def execute(notebook: Path, folder: Path, **environment: str) -> Executed:
-    """Run all cells in an empty folder, with temporary files and a home in others."""
+def execute(
+    notebook: Path, folder: Path, *, changes: Mapping[str, str] | None = None, **environment: str
+) -> Executed:
+    """Run all cells, some text changed, in an empty folder, with other folders to write to."""
     done = Executed("", folder / "work", folder / "temporary")
     places = {"HOME": folder / "home", "TMPDIR": done.temporary}
     for place in (done.work, *places.values()):
@@ -51,6 +68,10 @@ def execute(notebook: Path, folder: Path, **environment: str) -> Executed:
     # Cells that run `rlake` as a command must find that of this environment.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     opened = nbformat.read(notebook, as_version=4)
+    for old, new in (changes or {}).items():
+        assert any(old in cell["source"] for cell in opened["cells"]), f"{notebook.stem}: no {old}"
+        for cell in opened["cells"]:
+            cell["source"] = cell["source"].replace(old, new)
     client = NotebookClient(opened, timeout=280, resources={"metadata": {"path": str(done.work)}})
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"PATH": path, **places, **environment}.items():
@@ -67,7 +88,12 @@ def _text(output: dict[str, Any]) -> str:
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Executed]:
     """Run a notebook by name, once for all tests."""
-    return cache(lambda name: execute(NOTEBOOKS[name], tmp_path_factory.mktemp("notebook")))
+
+    def once(name: str) -> Executed:
+        place, changes = tmp_path_factory.mktemp("notebook"), SHORTENED.get(name)
+        return execute(NOTEBOOKS[name.removesuffix(WHOLE)], place, changes=changes)
+
+    return cache(once)
 
 
 def cells(notebook: Path, kind: str) -> list[dict[str, Any]]:
@@ -88,7 +114,9 @@ def test_a_notebook_is_kept_without_outputs(name: str) -> None:
         assert (cell["outputs"], cell["execution_count"], cell["metadata"]) == ([], None, {})
 
 
-@pytest.mark.parametrize("name", [among(name) for name in sorted(NOTEBOOKS)])
+@pytest.mark.parametrize(
+    "name", [among(name) for name in sorted([*NOTEBOOKS, *(name + WHOLE for name in SHORTENED)])]
+)
 def test_a_notebook_runs_and_leaves_nothing_where_it_is_run(
     name: str, executed: Callable[[str], Executed]
 ) -> None:
