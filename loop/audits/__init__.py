@@ -2,5 +2,7 @@
 
 from .bias import Bias, bias
 from .drop import Drop, drop
+from .oddities import Oddities, oddities
+from .off_policy import OffPolicy, off_policy
 
-__all__ = ["Bias", "Drop", "bias", "drop"]
+__all__ = ["Bias", "Drop", "Oddities", "OffPolicy", "bias", "drop", "oddities", "off_policy"]

@@ -5,8 +5,18 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import PROOF, AtOption, JsonOption, StoreOption, app, heavy, open_store, option
-from .tables import print_heading, print_json, print_rows
+from .app import (
+    PROOF,
+    AtOption,
+    JsonOption,
+    StoreOption,
+    WhereOption,
+    app,
+    heavy,
+    open_store,
+    option,
+)
+from .tables import counted, print_heading, print_json, print_rows
 
 commands = typer.Typer(help="Ask a run's history: what was it trained on, and why did it change?")
 app.add_typer(commands, name="audit", rich_help_panel=PROOF, no_args_is_help=True)
@@ -60,10 +70,74 @@ def drop(
     _print_table("what the change is made of", found.splits)
 
 
+@commands.command()
+def oddities(
+    run: RunOption, store: StoreOption = None, at: AtOption = None, as_json: JsonOption = False
+) -> None:
+    """Look for signs of reward hacking, and for odd texts.
+
+    A score, a judge, people or a part that did not follow the reward; length that is rewarded;
+    repeated texts, other scripts, empty thoughts, answers outside the tags, groups that agree on a
+    wrong answer.
+    """
+    found = heavy("audits.oddities").oddities(open_store(store, at=at), run)
+    if as_json:
+        print_json(vars(found))
+        return
+    _print(found.findings, f"nothing is odd in {found.num_rows:,} rows", [])
+    _print_table("other judgments of the same rows", found.judgments)
+    _print_table("share of rows (of groups) in both halves", found.odd)
+
+
+@commands.command("off-policy")
+def off_policy(
+    run: RunOption,
+    target: Annotated[
+        str | None,
+        option(
+            "Estimate the policy of these log-probs: teacher_logprobs, or a side column such as "
+            "derived:NAME with a row's sum.",
+            metavar="COLUMN",
+        ),
+    ] = None,
+    weight: Annotated[
+        str | None,
+        option("Estimate a rule that keeps rows: \"finish_reason = 'stop'\".", metavar="SQL"),
+    ] = None,
+    reward: Annotated[
+        str | None,
+        option("Use this side column as the reward, such as score:strict@2.", metavar="COLUMN"),
+    ] = None,
+    where: WhereOption = None,
+    store: StoreOption = None,
+    at: AtOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Estimate what another policy, or a rule, would have earned on the logged rollouts.
+
+    By importance sampling, with the effective number of rows; exits with 1 where it is too small.
+    """
+    found = heavy("audits.off_policy").off_policy(
+        open_store(store, at=at), run, target=target, weight=weight, reward=reward, where=where
+    )
+    values = [vars(value) for value in found.values]
+    if as_json:
+        print_json(vars(found) | {"values": values})
+        return int(found.refusal is not None)
+    _print(found.findings, f"not estimated: {found.refusal}" if found.refusal else "", [])
+    _print_table(f"mean reward of {found.target}", values)
+    print(
+        f"{counted(found.num_rows, 'row')} of {counted(found.num_tasks, 'task')}, worth "
+        f"{found.effective_rows:.1f}; left out: {counted(found.num_left_out, 'row')}, "
+        f"{counted(found.num_without_support, 'task')} without support"
+    )
+    return int(found.refusal is not None)
+
+
 def _print(findings: Sequence[str], silent: str, facts: Sequence[str]) -> None:
     for finding in findings:
         print(f"- {finding}")
-    if not findings:
+    if not findings and silent:
         print(silent)
     if facts:
         print_heading("facts")

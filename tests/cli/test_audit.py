@@ -29,3 +29,24 @@ def test_bias_and_drop_print_sentences_or_json(rlake: Command, lake: Store) -> N
     wrong = rlake("audit", "drop", "--run", "r", "--steps", "x", "--against", "1:4")
     assert wrong.returncode == 2
     assert "`--steps` must be two steps" in wrong.stderr
+
+
+def test_oddities_and_off_policy_print_sentences_or_json(rlake: Command, lake: Store) -> None:
+    history = History(0, steps=8)
+    history.change(lambda r: r["batch"] > 4, response_text="The answer is obviously right.")
+    history.write(lake)
+    done = rlake("audit", "oddities", "--run", "r")
+    assert done.stdout.startswith("- repeated text ("), done.stderr
+    assert json.loads(rlake("audit", "oddities", "--run", "r", "--json").stdout)["findings"]
+    done = rlake("audit", "off-policy", "--run", "r", "--weight", "num_tokens < 50")
+    assert done.returncode == 0, done.stderr
+    assert "it would have earned" in done.stdout
+    few = ("--run", "r", "--weight", "num_tokens < 50", "--where", "batch = 1")
+    done = rlake("audit", "off-policy", *few)
+    assert done.returncode == 1
+    assert "not estimated: 64 rows are worth" in done.stdout
+    told = json.loads(rlake("audit", "off-policy", *few, "--json").stdout)
+    assert [value["name"] for value in told["values"]] == ["logged"]
+    wrong = rlake("audit", "off-policy", "--run", "r")
+    assert wrong.returncode == 2
+    assert "give either `target` or `weight`" in wrong.stderr
