@@ -211,6 +211,7 @@ class Tables:
         Frames (Polars, pandas, Arrow) are joined by the names that they are given here, files
         by their paths when `allow_files` says that the query may read any that this process can.
 
+        >>> import polars as pl
         >>> wanted = pl.DataFrame({"answer": ["4", "5"]})
         >>> query = "SELECT answer FROM tasks JOIN wanted USING (answer)"
         >>> store.sql(query, wanted=wanted).fetchall()
