@@ -12,9 +12,16 @@ from .advantage.batch import (
     kto_advantage,
     reinforce,
 )
-from .advantage.group import above_greedy, group_centered, group_zscore, leave_one_out, log_mean_exp
+from .advantage.group import (
+    above_greedy,
+    group_amplified,
+    group_centered,
+    group_zscore,
+    leave_one_out,
+    log_mean_exp,
+)
 from .advantage.pass_rate import max_rl, pass_at_k
-from .advantage.steps import gigpo, step_zscore
+from .advantage.steps import causal_returns, gigpo, step_zscore
 from .apply import Operator
 from .augment import copy_best, expert_answers
 from .body import Batches, Declared, Explained, Rows, Value
@@ -42,6 +49,7 @@ from .paraphrases import paraphrase
 from .preference import pairs
 from .prioritize import absolute_advantage, freshness, near_half, priority, rarity, td_error
 from .quality import format_score, repetition_score
+from .question_tasks import question_tasks
 from .redaction import num_private, redact
 from .resolve import resolve
 from .retry_tasks import retry_tasks
@@ -71,6 +79,7 @@ __all__ = [
     "absolute_advantage",
     "balanced",
     "batch_zscore",
+    "causal_returns",
     "centered_batch_zscore",
     "clean_whitespace",
     "copy_best",
@@ -93,6 +102,7 @@ __all__ = [
     "gigpo",
     "good_prefix",
     "greedy_baseline",
+    "group_amplified",
     "group_centered",
     "group_statistics",
     "group_zscore",
@@ -119,6 +129,7 @@ __all__ = [
     "pass_rate",
     "priority",
     "prompt_into_messages",
+    "question_tasks",
     "rarity",
     "redact",
     "reinforce",

@@ -12,6 +12,7 @@ from .algorithm import (
     aggregate,
 )
 from .clipped import Clipped
+from .critic import WithCritic
 from .importance import Correction
 from .kl import KL
 from .policy_gradient import Credit, NamedPart, PolicyGradient, Unclipped
@@ -32,5 +33,6 @@ __all__ = [
     "Share",
     "Unclipped",
     "Unit",
+    "WithCritic",
     "aggregate",
 ]

@@ -19,6 +19,7 @@ from ...store.records import Experience
 from .agent import agent
 from .agent_program import agent_program
 from .email_search import email_search
+from .learn_to_ask import learn_to_ask
 from .multi_turn import multi_turn
 from .on_policy_distillation import on_policy_distillation
 from .react import react
@@ -42,6 +43,7 @@ __all__ = [
     "agent",
     "agent_program",
     "email_search",
+    "learn_to_ask",
     "multi_turn",
     "on_policy_distillation",
     "react",

@@ -49,6 +49,24 @@ def group_centered(*, shift: float = 0.0) -> pl.Expr:
 
 
 @operator("derive", whole_groups=True)
+def group_amplified(*, alpha: Positive = 3.0, solved: float | None = None) -> pl.Expr:
+    """Set `advantage` to the reward less its group's mean, times `alpha` where that is positive.
+
+    Positive amplification (R3L, arXiv:2601.03715). With `solved`, a reward of at least that has
+    the advantage 1, whatever its group, as in the authors' code.
+
+    >>> rows = pl.DataFrame({"experience_id": ["a", "b"], "group_id": "g", "reward": [1.0, 0.0]})
+    >>> rows.pipe(group_amplified())["advantage"].to_list()
+    [1.5, -0.5]
+    """
+    apart = centered(reward, GROUP)
+    made = pl.when(apart > 0).then(alpha * apart).otherwise(apart)
+    if solved is not None:
+        made = pl.when(reward >= solved).then(1.0).otherwise(made)
+    return advantage(made)
+
+
+@operator("derive", whole_groups=True)
 def leave_one_out() -> pl.Expr:
     """Set `advantage` to the reward less its group's other rewards' mean (RLOO, arXiv:2402.14740).
 

@@ -8,7 +8,7 @@ import polars as pl
 
 from ..body import Declared, on_all_rows
 from ..decorator import operator
-from ..parameters import Share
+from ..parameters import Count, Positive, Share
 from ..statistics import GROUP, centered, reward, zscore
 
 _ROLLOUT = (GROUP, "rollout_index")
@@ -103,6 +103,60 @@ def gigpo(
 
     rewards = [step_reward] if step_reward else ["reward", "metrics"]
     return Declared(body=set_advantage, reads=_reads(order, *rewards, state))
+
+
+@operator("derive", whole_groups=True, writes=("advantage",))
+def causal_returns(
+    *,
+    window: Count | None = None,
+    gamma: Share | None = None,
+    temperature: Positive | None = None,
+    order: str | None = None,
+) -> Declared:
+    """Credit each row of a rollout with its own and later rewards, compared at its place.
+
+    The return of a row is the mean of the rewards from it on, of the first `window` of them, or
+    with `gamma` their discounted sum. The advantage is the return less the mean of the returns of
+    the group's rows at the same place in their rollouts, times exp(advantage / `temperature`), as
+    in CoD of Trinity-RFT. Rewards of rows are read as in `gigpo`; a row before a NULL one has no
+    advantage. `order` is as in `step_zscore`.
+
+    >>> rows = pl.DataFrame({"experience_id": ["g/00", "g/00.1", "g/01", "g/01.1"],
+    ...                      "group_id": "g", "rollout_index": [0, 0, 1, 1],
+    ...                      "reward": [0.0, 1.0, 0.0, 0.0],
+    ...                      "metrics": [[{"name": "reward_discount", "value": 0.0}]] * 4})
+    >>> rows.pipe(causal_returns())["advantage"].to_list()
+    [0.25, 0.5, -0.25, -0.5]
+    """
+
+    def set_advantage(frame: pl.LazyFrame) -> pl.LazyFrame:
+        def add(rows: pl.DataFrame) -> pl.DataFrame:
+            sorting = rows.select(pl.arg_sort_by(*_ROLLOUT, _PLACE)).to_series().to_numpy()
+            left = (rows[_LENGTH] - rows[_PLACE]).to_numpy()[sorting]
+            made = np.empty(rows.height)
+            made[sorting] = _following(rows[_OWN].to_numpy()[sorting], left, window, gamma)
+            return rows.with_columns(pl.Series(_RETURN, made).fill_nan(None))
+
+        own = _placed(frame, order).with_columns(_own().cast(pl.Float64).alias(_OWN))
+        found = on_all_rows(add, {_RETURN: pl.Float64})(own)
+        apart = centered(pl.col(_RETURN), GROUP, _PLACE)
+        weight = 1.0 if temperature is None else (apart / temperature).exp()
+        added = (_PLACE, _LENGTH, _OWN, _RETURN)
+        return found.with_columns(advantage=apart * weight).drop(added)
+
+    return Declared(body=set_advantage, reads=_reads(order, "reward", "metrics"))
+
+
+def _following(
+    own: np.ndarray, left: np.ndarray, window: int | None, gamma: float | None
+) -> np.ndarray:
+    """Return the mean, or with `gamma` the sum, of each row's own and later rewards."""
+    most = int(left.max(initial=0)) + 1
+    sums, own = own.astype(np.float64), own.astype(np.float64)
+    for later in range(1, min(most, window or most)):
+        rows = np.flatnonzero(left >= later)
+        sums[rows] += (1.0 if gamma is None else gamma**later) * own[rows + later]
+    return sums if gamma is not None else sums / np.minimum(left + 1, window or most)
 
 
 def _reads(order: str | None, *names: str) -> tuple[str, ...]:

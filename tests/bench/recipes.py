@@ -48,6 +48,8 @@ DIGITS: dict[str, tuple[str, ...]] = {
     "reinforce_digits": ("grpo_digits", "algorithm=reinforce", ROWS),
     "reinforce_plus_plus_digits": ("grpo_digits", "algorithm=reinforce_plus_plus", ROWS),
     "ppo_digits": ("grpo_digits", "algorithm=ppo", ROWS),
+    "a2c_digits": ("grpo_digits", "algorithm=a2c", ROWS),
+    "r3l_digits": ("grpo_digits", "algorithm=r3l"),
     "opmd_digits": ("grpo_digits", "algorithm=opmd"),
     "asymre_digits": ("grpo_digits", "algorithm=asymre"),
     "topr_digits": ("grpo_digits", "algorithm=topr", ROWS),
@@ -57,6 +59,7 @@ DIGITS: dict[str, tuple[str, ...]] = {
     "chord_digits": ("mix_digits", CHORD),
     "multi_step_grpo_digits": ("multi_step_grpo_digits",),
     "gigpo_digits": ("multi_step_grpo_digits", "algorithm=gigpo"),
+    "cod_digits": ("multi_step_grpo_digits", "algorithm=cod"),
     **TAUGHT,
 }
 """A recipe on the digits and what changes it, by the run's name; each teacher before its pupils."""

@@ -1,5 +1,6 @@
 """Advantages of rollouts of several rows, against loops over their steps."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.builders import table
 
-from rlake.operators import Operator, gigpo, group_zscore, step_zscore
+from rlake.operators import Operator, causal_returns, gigpo, group_zscore, step_zscore
 from rlake.store.ids import rollout_id
 
 Step = tuple[float | None, str | None]
@@ -156,3 +157,45 @@ def test_the_same_steps_give_the_same_bits_in_any_order_and_engine() -> None:
             for engine in ("streaming", "in-memory"):
                 again = op(frame_of(groups, seed + 1).lazy()).collect(engine=engine)
                 assert dict(again.select("experience_id", "advantage").iter_rows()) == once
+
+
+def caused(
+    rewards: list[float | None], at: int, window: int | None, gamma: float | None
+) -> float | None:
+    """The return of one row, by its definition."""
+    following = rewards[at : None if window is None else at + window]
+    if any(reward is None for reward in following):
+        return None
+    weights = [1.0 if gamma is None else gamma**k for k in range(len(following))]
+    total = math.fsum(w * r for w, r in zip(weights, following, strict=True) if r is not None)
+    return total if gamma is not None else total / len(following)
+
+
+@given(some_groups, st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize(
+    ("window", "gamma", "temperature"),
+    [(None, None, None), (2, None, 0.5), (None, 0.9, 2.0), (1, 0.5, None)],
+)
+def test_a_row_is_credited_with_what_follows_it_less_the_mean_at_its_place(
+    window: int | None, gamma: float | None, temperature: float | None, groups: Groups, seed: int
+) -> None:
+    mark = [{"name": "reward_discount", "value": 0.0}]
+    frame = frame_of(groups, seed).with_columns(
+        metrics=pl.lit(mark, pl.List(pl.Struct({"name": pl.String, "value": pl.Float64})))
+    )
+    op = causal_returns(window=window, gamma=gamma, temperature=temperature)
+    found = dict(op(frame).select("experience_id", "advantage").iter_rows())
+    for g, rollouts in enumerate(groups):
+        own = [[reward for reward, _ in steps] for steps in rollouts]
+        for i, steps in enumerate(own):
+            for j in range(len(steps)):
+                at_place = [caused(one, j, window, gamma) for one in own if j < len(one)]
+                given_there = [value for value in at_place if value is not None]
+                mine, said = caused(steps, j, window, gamma), found[rollout_id(f"g{g}", i, j)]
+                if mine is None:
+                    assert said is None
+                    continue
+                apart = mine - math.fsum(given_there) / len(given_there)
+                weight = 1.0 if temperature is None else math.exp(apart / temperature)
+                assert said == pytest.approx(apart * weight, rel=1e-9, abs=1e-12)

@@ -12,6 +12,7 @@ from .puzzles import countdown_games, sudoku, sudoku_right, sudokus
 from .shop import errands, products
 from .squares import overcounts, squares
 from .sums import addition, forgetful_answers, mixed_sums, share_right, unsorted_digits
+from .talks import talk_tasks, talks
 from .workflows import furniture_mover, long_tail, step_by_step
 
 __all__ = [
@@ -41,6 +42,8 @@ __all__ = [
     "sudoku",
     "sudoku_right",
     "sudokus",
+    "talk_tasks",
+    "talks",
     "unsorted_digits",
     "walks",
 ]

@@ -12,6 +12,7 @@ from support.builders import rows as frame_of
 from support.losses import Rows, batch_of, examples_of, logprobs_of, ragged
 from support.tiny_models import config, critic, networks, offline, table, weights, written
 
+from rlake.loop.algorithms.a2c import A2C
 from rlake.loop.algorithms.ppo import PPO
 from rlake.loop.config import TrainerConfig
 from rlake.loop.losses import KL
@@ -135,6 +136,33 @@ def in_training(rows: Rows, algorithm: PPO, *, more: int = 0) -> tuple[Batch, to
     batch = batch_of(algorithm.prepare(examples_of(rows)), more=more)
     values_BT = batch.tokens["values"].clone().requires_grad_()
     return batch.with_tokens(values=values_BT), logprobs_of(rows, more=more)
+
+
+def test_a2c_raises_log_probs_by_returns_less_values_and_learns_the_returns() -> None:
+    """The gradients of arXiv:1602.01783 (section 4) in closed form; half the squared error."""
+    algorithm = A2C(gamma=GAMMA, aggregation="token-mean", value_coef=0.7)
+    for seed in range(5):
+        rows = ragged(seed)
+        loss_rows = algorithm.prepare(examples_of(rows))
+        batch = batch_of(loss_rows, more=seed)
+        values_BT = batch.tokens["values"].clone().requires_grad_()
+        new_BT = logprobs_of(rows, more=seed)
+        loss = algorithm.loss(batch.with_tokens(values=values_BT), new_BT)
+        loss.value.backward()
+        told = 0.0
+        assert new_BT.grad is not None
+        assert values_BT.grad is not None
+        for i, mask in enumerate(rows.mask):
+            earned_here = rewards_of(rows, i)
+            for k, t in enumerate(np.flatnonzero(mask)):
+                share = rows.weight[i] / rows.num_tokens
+                following = sum(GAMMA**n * r for n, r in enumerate(earned_here[k:]))
+                gain = following - rows.tokens["old_values"][i][t]
+                error = rows.tokens["values"][i][t] - following
+                told += share * (-gain * rows.new[i][t] + 0.7 * 0.5 * error**2)
+                assert new_BT.grad[i, t].item() == pytest.approx(-share * gain, rel=1e-9)
+                assert values_BT.grad[i, t].item() == pytest.approx(0.7 * share * error, rel=1e-9)
+        assert loss.value.item() == pytest.approx(told, rel=1e-9)
 
 
 @pytest.mark.parametrize("clip_value", [0.4, None])

@@ -30,7 +30,7 @@ def trained(rows: Rows, i: int) -> list[int]:
 
 
 @pytest.mark.parametrize("how", AGGREGATIONS)
-@pytest.mark.parametrize("name", ["reinforce", "rloo", "opmd", "asymre"])
+@pytest.mark.parametrize("name", ["reinforce", "rloo", "opmd", "asymre", "r3l"])
 def test_the_policy_gradient_is_log_probability_times_advantage(
     name: str, how: Aggregation
 ) -> None:
@@ -59,6 +59,8 @@ BASELINES: list[tuple[Any, list[float]]] = [
         [r - 2 * math.log(statistics.mean(math.exp(r / 2) for r in REWARDS)) for r in REWARDS],
     ),
     ("asymre", [r - (MEAN - 0.1) for r in REWARDS]),
+    ("r3l", [(r - MEAN) * (3.0 if r > MEAN else 1.0) for r in REWARDS]),
+    ({"r3l": {"alpha": 2.0, "solved": 1.0}}, [1.0, 0.0 - MEAN, 0.5 - MEAN, 1.0]),
     ({"topr": {"baseline": 1.0}}, [r - 1.0 for r in REWARDS]),
     ("sppo", [r - MEAN for r in REWARDS]),
     ("rec", [r - MEAN for r in REWARDS]),
