@@ -4,10 +4,11 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from rlake.loop.config import LoraConfig
 from rlake.loop.config.engines import VllmEngine as Settings
 from rlake.loop.inference import Weights
 from rlake.loop.inference.vllm_engine.engine import VllmEngine
+from rlake.loop.inference.vllm_engine.shared_tensors import SharedBlock
 from rlake.loop.models.adapter_files import write_settings
 from rlake.loop.models.lora import add_adapter
 from rlake.loop.models.state_dict import put_state, state_of, weights_digest
@@ -53,8 +55,7 @@ def children(pid):
             yield child
             yield from children(child)
 
-print("watching", flush=True)
-while os.getppid() == int(sys.argv[1]):
+def kills():
     try:
         for pid in children(sys.argv[1]):
             maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
@@ -62,8 +63,16 @@ while os.getppid() == int(sys.argv[1]):
             if any(" rw-p " in line and "rlake-weights" in line for line in maps):
                 os.kill(int(pid), signal.SIGKILL)
                 print(pid, flush=True)
+                return True
     except OSError:  # one of them has just ended
-        continue
+        pass
+    return False
+
+print("watching", flush=True)
+# A line for each update that begins: to look all the time would take a core for a minute.
+for line in sys.stdin:
+    while os.getppid() == int(sys.argv[1]) and not kills():
+        pass
 """
 
 
@@ -71,13 +80,22 @@ while os.getppid() == int(sys.argv[1]):
 def killed_while_they_load() -> Iterator[list[str]]:
     """Kill each vLLM that maps weights in memory, as it does only while it loads them."""
     killed: list[str] = []
-    watcher = subprocess.Popen(
-        [sys.executable, "-c", WATCH, str(os.getpid())], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", WATCH, str(os.getpid())]
+    watcher = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True)
     assert watcher.stdout is not None
     assert watcher.stdout.readline() == "watching\n"
+    write = SharedBlock.write
+
+    def watched(self: SharedBlock, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        assert watcher.stdin is not None
+        watcher.stdin.write("an update begins\n")
+        watcher.stdin.flush()
+        return write(self, state)
+
     try:
-        yield killed
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SharedBlock, "write", watched)
+            yield killed
     finally:
         watcher.kill()
         killed += dict.fromkeys(watcher.communicate()[0].split())
