@@ -127,8 +127,18 @@ def settings(name: str, *overrides: str) -> "RunConfig":
     return load(recipe, [f"name={name}", "trainer.checkpoint_every=1000", *changes, *overrides])
 
 
-def learn(name: str, store: "Store", *, seed: int = 0, steps: int | None = None) -> Learned:
-    """Run an algorithm in a store, and evaluate it before and after."""
+def learn(
+    name: str,
+    store: "Store",
+    *,
+    seed: int = 0,
+    steps: int | None = None,
+    edges: tuple[int, int] = (EDGE, EDGE),
+) -> Learned:
+    """Run an algorithm in a store, and evaluate it before and after.
+
+    `edges` is how many of its first and of its last steps have their rewards compared.
+    """
     from time import perf_counter
 
     from rlake.loop.evaluation.evaluate import evaluate
@@ -146,8 +156,9 @@ def learn(name: str, store: "Store", *, seed: int = 0, steps: int | None = None)
         "GROUP BY batch ORDER BY batch"
     ).fetchall()
     rewards = [reward for (reward,) in tries]
-    edges = (mean(rewards[:EDGE]), mean(rewards[-EDGE:])) if rewards else (None, None)
-    return Learned(before, after, *edges, seconds)
+    begun, ended = edges
+    compared = (mean(rewards[:begun]), mean(rewards[-ended:])) if rewards else (None, None)
+    return Learned(before, after, *compared, seconds)
 
 
 def _told(one: Learned) -> str:
