@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from .errors import NotFoundError, nearest
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised by one with each release that adds columns or tables; a newer store is refused.
 
 Columns and tables are only ever added, tables with `since`, and new columns may be NULL: an older
@@ -98,8 +98,8 @@ class Table:
         return tuple(c.name for c in self.columns)
 
 
-def _table(name: str, row: str, key: str, *columns: Column) -> Table:
-    return Table(name, row, tuple(key.split()), columns)
+def _table(name: str, row: str, key: str, *columns: Column, since: int = 1) -> Table:
+    return Table(name, row, tuple(key.split()), columns, since)
 
 
 def _must(name: str, type_: pa.DataType, note: str) -> Column:
@@ -463,6 +463,7 @@ _DECLARED = (
         Column("attempt", INT, "the attempt of that run"),
         Column("step", INT, "the training step that would read them"),
         _CREATED,
+        since=2,
     ),
     _table(
         "retention",
