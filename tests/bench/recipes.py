@@ -59,7 +59,7 @@ DIGITS: dict[str, tuple[str, ...]] = {
     "chord_digits": ("mix_digits", CHORD),
     "multi_step_grpo_digits": ("multi_step_grpo_digits",),
     "gigpo_digits": ("multi_step_grpo_digits", "algorithm=gigpo"),
-    "cod_digits": ("multi_step_grpo_digits", "algorithm=cod"),
+    "cod_digits": ("multi_step_grpo_digits", "algorithm={cod: {gamma: 1.0}}"),
     **TAUGHT,
 }
 """A recipe on the digits and what changes it, by the run's name; each teacher before its pupils."""
