@@ -64,7 +64,10 @@ def quickstart(
 def selftest(
     tasks: Annotated[
         list[str] | None,
-        argument("Run these tasks: arithmetic, countdown, frozen_lake, gsm8k, or all."),
+        argument(
+            "Run these tasks: arithmetic, countdown, frozen_lake, gsm8k, guru_math, textworld, or "
+            "all of which the packages are there."
+        ),
     ] = None,
     folder: Annotated[
         Path | None, option("Put everything into this new folder.", default="./selftest")
@@ -81,7 +84,10 @@ def selftest(
     ] = None,
     data: Annotated[
         Path | None,
-        option("Read GSM8K from this folder.", default="RLAKE_DATA, else generated questions"),
+        option(
+            "Read train.jsonl and test.jsonl of gsm8k or guru_math from this folder.",
+            default="RLAKE_DATA for gsm8k, else generated questions",
+        ),
     ] = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -89,8 +95,9 @@ def selftest(
     """Check that models learn on this machine: run recipes and report before and after.
 
     Each task gets its own store in the folder, next to `report.html` and `reward.png`. The tiny
-    model learns arithmetic, countdown and frozen_lake in minutes. It learns nothing from gsm8k,
-    which only shows that all parts work together; use `--model` to learn it.
+    model learns arithmetic, countdown, frozen_lake and, by imitation, textworld in minutes. It
+    learns nothing from gsm8k and guru_math, which only show that all parts work together; use
+    `--model` to learn them.
     """
     work, pages = heavy("selftest.run"), heavy("selftest.report")
     options = work.Options(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 from time import perf_counter
@@ -14,7 +15,8 @@ from ...store.query import literal
 from ..config import Stage, build_stages
 from ..config.load import override, read
 from ..evaluation.evaluate import evaluate
-from ..recipes.gsm8k import Files, find
+from ..recipes import guru
+from ..recipes.gsm8k import find
 from ..runs.progress import Display
 from ..stages import run_stage, standing
 
@@ -23,8 +25,12 @@ RECIPES = {
     "countdown": "countdown",
     "frozen_lake": "frozen_lake",
     "gsm8k": "grpo_gsm8k",
+    "guru_math": "grpo_guru_math",
+    "textworld": "textworld",
 }
 """Tasks of the self-test, and the recipe of each."""
+_FORMATS = {"gsm8k": "gsm8k", "guru_math": "verl_tasks"}
+"""The formats of the tasks that are files."""
 EDGE = 5
 """Number of first and of last training steps whose rewards are compared."""
 
@@ -41,7 +47,8 @@ class Options:
     engine: str | None = None
     """Engine, such as `transformers` or `{vllm: {max_restarts: 0}}`."""
     data: Path | None = None
-    """Folder of GSM8K's files; None: RLAKE_DATA, else generated ones of the same shape."""
+    """Folder of train.jsonl and test.jsonl for tasks that are files; None: RLAKE_DATA (GSM8K), else
+    generated ones of their shape."""
     overrides: tuple[str, ...] = ()
     """More changes, such as `trainer.learning_rate=1e-4`."""
     quiet: bool = False
@@ -118,12 +125,20 @@ def staged(name: str, options: Options) -> tuple[Stage, ...]:
         if change.startswith("stages."):
             override(tree, change)
     if options.steps is not None:
-        override(tree, f"stages.learn.trainer.steps={options.steps}")
+        override(tree, f"stages.{_learning(tree)}.trainer.steps={options.steps}")
     if options.engine is not None:
-        for part in [tree, *tree["stages"].values()]:
-            if part.get("explorer"):
-                override(part, f"explorer.engine={options.engine}")
+        parts = [part for part in (tree, *tree["stages"].values()) if part.get("explorer")]
+        for part in parts:
+            override(part, f"explorer.engine={options.engine}")
+        if not parts:  # what only imitates samples in its evaluations
+            override(tree, f"evaluate.engine={options.engine}")
     return build_stages(tree, changes)
+
+
+def _learning(tree: dict[str, Any]) -> str:
+    """Return the stage that is measured: the last one that trains."""
+    *_, last = [n for n, s in tree["stages"].items() if {"trainer", "data", "algorithm"} & set(s)]
+    return last
 
 
 def _with_evaluations(algorithm: Any) -> dict[str, Any]:
@@ -140,15 +155,17 @@ def _chosen(names: Sequence[str]) -> list[str]:
         if name not in RECIPES and name != "all":
             known = [*RECIPES, "all"]
             raise ConfigError(f"the self-test has no task `{name}`{nearest(name, known)}")
-    return list(RECIPES) if "all" in names else list(dict.fromkeys(names))
+    if "all" in names:
+        return [name for name in RECIPES if name != "textworld" or find_spec("textworld")]
+    return list(dict.fromkeys(names))
 
 
 def _verified(name: str, stages: Sequence[Stage], folder: Path, options: Options) -> SelfTestResult:
     began = perf_counter()
     store = connect(folder / name)
     data = "made by the recipe"
-    if name == "gsm8k":
-        data = _gsm8k(store, folder, options.data)
+    if name in _FORMATS:
+        data = _imported(store, name, folder, options.data)
     shares = list(_shares(store, stages, options))
     learned = [stage for stage in stages if stage.kind == "train"][-1].label
     rewards = store.sql(
@@ -212,10 +229,16 @@ def evaluated_tasks(store: Store) -> dict[str, int]:
     return {"num_tasks": tasks, "num_trained_on": trained}
 
 
-def _gsm8k(store: Store, folder: Path, data: Path | None) -> str:
-    """Import GSM8K, or generated questions in its place; return where they come from."""
-    files = Files(data, is_real=True) if data is not None else find(folder / "gsm8k_data")
+def _imported(store: Store, name: str, folder: Path, data: Path | None) -> str:
+    """Import a task's files, or generated ones in their place; return where they come from."""
+    place, told = data, f"the files in {data}"
+    if place is None and name == "gsm8k":
+        found = find(folder / "gsm8k_data")
+        place, told = found.folder, str(found)
+    elif place is None:
+        place = guru.write_stand_in(folder / "guru_data")
+        told = f"a generated stand-in for Guru's mathematics, in {place}"
     for split in ("train", "test"):
-        with open_input(files.folder / f"{split}.jsonl", format="gsm8k") as source:
-            import_rows(store, "tasks", source, taskset="gsm8k", split=split)
-    return str(files)
+        with open_input(place / f"{split}.jsonl", format=_FORMATS[name]) as source:
+            import_rows(store, "tasks", source, taskset=name, split=split)
+    return told

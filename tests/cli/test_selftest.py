@@ -36,9 +36,10 @@ def test_a_task_that_is_not_there_and_a_folder_that_holds_something_are_refused(
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_task_is_measured_before_and_after_what_the_options_change(name: str) -> None:
+    last = "imitate" if name == "textworld" else "learn"
     options = Options(
         steps=3, seed=7, model="folder", engine="{transformers: {max_requests: 5}}",
-        overrides=("trainer.weight_decay=0.5", "stages.learn.trainer.batch_size=2"),
+        overrides=("trainer.weight_decay=0.5", f"stages.{last}.trainer.batch_size=2"),
     )  # fmt: skip
     stages = staged(name, options)
     kinds = [stage.kind for stage in stages]
@@ -49,9 +50,12 @@ def test_every_task_is_measured_before_and_after_what_the_options_change(name: s
     assert learn.trainer.weight_decay == 0.5
     first = stages[kinds.index("train")].config.model
     assert (first.path, first.from_scratch) == ("folder", None)
-    assert learn.explorer is not None
-    assert learn.explorer.engine.transformers is not None
-    assert learn.explorer.engine.transformers.max_requests == 5
+    sampling = learn.explorer or learn.evaluate
+    assert sampling is not None
+    engine = sampling.engine
+    assert engine is not None
+    assert engine.transformers is not None
+    assert engine.transformers.max_requests == 5
 
 
 def test_a_task_says_whether_what_it_was_measured_on_was_trained_on(store: Store) -> None:
@@ -122,6 +126,20 @@ def test_gsm8k_is_read_from_a_folder_and_goes_through_all_parts(
     assert done.returncode == 0, done.stderr
     [one] = last_json(done)["tasks"]
     assert (one["steps"], one["samples"], one["after"]) == (1, 8, 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_tasks_of_gurus_format_go_through_all_parts(rlake: Command) -> None:
+    few = ["trainer.batch_size=1", "algorithm={grpo: {group_size: 2}}"]
+    few += ["evaluate.where=split = 'test' AND right(task_id, 2) = '00'"]
+    few += [f"{part}.sampling.max_tokens=4" for part in ("explorer", "evaluate")]
+    words = [word for text in few for word in ("--set", text)]
+    done = rlake("selftest", "guru_math", "--steps", 1, "--folder", "here", "--json", *words)
+    assert done.returncode == 0, done.stderr
+    [one] = last_json(done)["tasks"]
+    assert (one["steps"], one["samples"], one["after"]) == (1, 2, 0.0)
+    assert "a generated stand-in for Guru" in one["data"]
 
 
 @pytest.mark.slow

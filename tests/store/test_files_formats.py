@@ -10,11 +10,13 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.files import answer, ask, bring, write
 
+from rlake.loop.recipes import guru
 from rlake.store import Store
 from rlake.store.errors import ConfigError, InputError, SchemaError
 from rlake.store.files import FORMATS
@@ -118,6 +120,22 @@ def test_rollout_dumps_of_verl_keep_their_extra_fields(store: Store) -> None:
          '{"request_id": "c3"}'),
     ]  # fmt: skip
     assert stored(store, "answer", "tasks") == [("4",), ('{"any": ["yes", "no"]}',)]
+
+
+def test_data_of_verls_trainers_are_tasks_from_lines_and_from_parquet(
+    store: Store, tmp_path: Path
+) -> None:
+    folder = guru.write_stand_in(tmp_path / "guru", train=3, test=2)
+    pl.read_ndjson(folder / "train.jsonl").write_parquet(tmp_path / "train.parquet")
+    for path, rows in ((tmp_path / "train.parquet", 3), (folder / "test.jsonl", 2)):
+        done = bring(store, "tasks", path)
+        assert (done.format, done.rows) == ("verl_tasks", rows)
+    found = stored(store, "prompt_text, answer, metadata", "tasks")
+    assert len(found) == 5
+    for prompt, result, metadata in found:
+        assert prompt.endswith("Put the answer into \\boxed{}.")
+        assert int(result) > 0
+        assert metadata == '{"data_source": "math__stand_in"}'
 
 
 def test_a_dataset_saved_by_hugging_face_is_read_shard_by_shard(store: Store) -> None:

@@ -6,7 +6,7 @@ from .chat import CHAT
 from .format import Format, Row
 from .preferences import PREFERENCES
 from .sharegpt import SHAREGPT
-from .trainer_dumps import IDS, TRL, VERL
+from .trainer_dumps import IDS, TRL, VERL, VERL_TASKS
 from .trinity import TRINITY
 
 GSM8K = Format(
@@ -22,7 +22,7 @@ GSM8K = Format(
 )
 
 FORMATS: Mapping[str, Format] = {
-    f.name: f for f in (CHAT, PREFERENCES, SHAREGPT, TRL, VERL, IDS, TRINITY, GSM8K)
+    f.name: f for f in (CHAT, PREFERENCES, SHAREGPT, TRL, VERL, VERL_TASKS, IDS, TRINITY, GSM8K)
 }
 """All of them by name."""
 

@@ -120,3 +120,12 @@ IDS = Format(
              "metadata", *TOKENS),
     rows=tokens,
 )  # fmt: skip
+VERL_TASKS = Format(
+    "verl_tasks",
+    "data of verl's trainers, as Guru (LLM360/guru-RL-92k): data_source, prompt, reward_model",
+    needs=(frozenset({"data_source", "prompt", "reward_model"}),),
+    selects={
+        "tasks": "SELECT prompt AS messages, reward_model.ground_truth AS answer, "
+        "{'data_source': data_source} AS metadata FROM input"
+    },
+)
