@@ -3,72 +3,31 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from shutil import copytree
 from urllib.parse import quote
 
 import httpx
 import pytest
-from support.browser import Page, browser
+from support.browser import browser
+from support.shown import ERRORS, SETTLED, Shown
 from support.studio import HOSTILE, hostile_rollouts, studio
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect as websocket
 
 import rlake
-from rlake.loop.config import RunConfig
-from rlake.store import Store
 
 pytestmark = pytest.mark.slow
 RUN = "grpo_digits"
 ROWS = "document.querySelectorAll('.ag-center-cols-container .ag-row').length"
-ERRORS = "[...document.querySelectorAll('main .error')].map(e => e.innerText).join('')"
-SETTLED = "document.querySelector('main') && !document.querySelector('main .waiting')"
-
-
-@dataclass
-class Shown:
-    """A store with a run, the studio over it, and a browser."""
-
-    store: Store
-    url: str
-    page: Page
-
-    def go(self, address: str) -> None:
-        """Open a page and wait until all of it was read."""
-        self.page.events.clear()
-        self.page.go(self.url + address)
-        self.page.wait(SETTLED)
-
-    def text(self) -> str:
-        return self.page.value("document.querySelector('main').innerText")
-
-    def mistakes(self) -> list[object]:
-        """Return what the page did wrong since it was opened: errors, and requests elsewhere."""
-        found: list[object] = []
-        for event in self.page.events:
-            told = event.get("params", {})
-            match event.get("method"):
-                case "Runtime.exceptionThrown" | "Page.javascriptDialogOpening":
-                    found.append(told)
-                case "Runtime.consoleAPICalled" if told["type"] in ("error", "warning", "assert"):
-                    found.append(told["args"])
-                case "Log.entryAdded" if told["entry"]["level"] in ("error", "warning"):
-                    found.append(told["entry"])
-                case "Network.requestWillBeSent":
-                    asked = told["request"]["url"]
-                    if not asked.startswith((self.url, "data:", self.url.replace("http", "ws"))):
-                        found.append(asked)
-        return found
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+def shown(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     folder = tmp_path_factory.mktemp("studio")
+    copytree(finished_run, folder / "lake")
     store = rlake.connect(folder / "lake")
-    rlake.run(store, RunConfig.from_yaml(RUN, ["trainer.steps=3", "trainer.batch_size=4"]))
     with studio(folder / "lake") as url, browser(folder / "profile") as page:
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            page.ask(f"{domain}.enable")
         yield Shown(store, url, page)
 
 
