@@ -4,5 +4,17 @@ from .bias import Bias, bias
 from .drop import Drop, drop
 from .oddities import Oddities, oddities
 from .off_policy import OffPolicy, off_policy
+from .value import DataValue, value
 
-__all__ = ["Bias", "Drop", "Oddities", "OffPolicy", "bias", "drop", "oddities", "off_policy"]
+__all__ = [
+    "Bias",
+    "DataValue",
+    "Drop",
+    "Oddities",
+    "OffPolicy",
+    "bias",
+    "drop",
+    "oddities",
+    "off_policy",
+    "value",
+]

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
-from ...operators.token_statistics import sampled
 from ...store import Store
 from ...store import side_columns as sides
 from ...store.errors import JobError, QueryError, nearest
-from ...store.query import literal, quoted
+from ...store.query import literal
 from ...store.schema import PER_TOKEN
 from .clustered import CONFIDENCE
 from .history import of_run, share
+from .token_sums import token_sums
 
 LEAST_ESS = 100.0
 """The least effective sample size with which a value is estimated."""
@@ -34,7 +33,6 @@ SEED, RESAMPLES = 0, 1000
 _ENDS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 _CELLS = 1 << 21
 """Most numbers that are resampled at once."""
-_BATCH_ROWS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,35 +147,9 @@ def _ratios(store: Store, rows: pl.DataFrame, target: str, *, is_side: bool) -> 
             f"`target` must be a column of log-probs of tokens{nearest(target, known)}, or a side "
             "column such as `derived:target_logprob`"
         )
-    behavior = _sums(store, rows, "logprobs")
-    of_target = rows["target"] if is_side else _sums(store, rows, target)
+    behavior = token_sums(store, rows)["logprob"]
+    of_target = rows["target"] if is_side else token_sums(store, rows, target)["logprob"]
     return (of_target - behavior).exp().fill_nan(None)
-
-
-def _sums(store: Store, rows: pl.DataFrame, column: str) -> pl.Series:
-    """Return the sum of a column of log-probs over the sampled tokens of each row, in float64."""
-    reader = store.sql(
-        f"SELECT e.experience_id, {quoted(column)} AS logprobs, loss_mask FROM experiences e "
-        f"JOIN chosen USING (experience_id) WHERE {quoted(column)} IS NOT NULL AND "
-        "loss_mask IS NOT NULL",
-        chosen=rows.select("experience_id"),
-    ).to_arrow_reader(_BATCH_ROWS)
-    made = [pl.DataFrame(schema={"experience_id": pl.String(), "sum": pl.Float64()})]
-    for batch in reader:
-        places, values = sampled(_lists(batch, "logprobs"), _lists(batch, "loss_mask"))
-        sums = np.bincount(places, values, minlength=batch.num_rows)
-        # without a sampled token there is nothing to weigh
-        sums[np.bincount(places, minlength=batch.num_rows) == 0] = np.nan
-        ids = pl.Series(pl.from_arrow(batch.column("experience_id")))
-        made.append(pl.DataFrame({"experience_id": ids.cast(pl.String), "sum": sums}))
-    found = rows.select("experience_id").join(
-        pl.concat(made), on="experience_id", how="left", maintain_order="left"
-    )
-    return found["sum"].fill_nan(None)
-
-
-def _lists(batch: pa.RecordBatch, name: str) -> pa.Array:
-    return batch.column(name)
 
 
 def _estimated(

@@ -134,6 +134,32 @@ def off_policy(
     return int(found.refusal is not None)
 
 
+@commands.command()
+def value(
+    run: RunOption,
+    against: Annotated[
+        list[str] | None,
+        option("Compare this run, which leaves out a source; may be given again.", metavar="NAME"),
+    ] = None,
+    store: StoreOption = None,
+    at: AtOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Rank the rows that moved a run's policy most, and compare runs that left out a source.
+
+    The push of a row is |weight x advantage| times the sum of 1 - p over its sampled tokens.
+    """
+    audit = heavy("audits.value")
+    found = audit.value(open_store(store, at=at), run, against=against or ())
+    if as_json:
+        print_json(vars(found))
+        return
+    _print(found.findings, "no kind of rows moved the policy more than others", found.facts)
+    _print_table("push, by bin", found.bins)
+    _print_table("draws with the largest push", found.top)
+    _print_table("runs without a source", found.comparisons)
+
+
 def _print(findings: Sequence[str], silent: str, facts: Sequence[str]) -> None:
     for finding in findings:
         print(f"- {finding}")

@@ -47,6 +47,14 @@ def test_oddities_and_off_policy_print_sentences_or_json(rlake: Command, lake: S
     assert "not estimated: 64 rows are worth" in done.stdout
     told = json.loads(rlake("audit", "off-policy", *few, "--json").stdout)
     assert [value["name"] for value in told["values"]] == ["logged"]
+    history = History(1, steps=2, run_id="b")
+    few_tokens = {"token_ids": [1, 1], "loss_mask": [False, True], "logprobs": [0.0, -0.5]}
+    history.change(lambda _: True, num_tokens=2, **few_tokens)
+    history.write(lake)
+    done = rlake("audit", "value", "--run", "b", "--against", "r")
+    assert done.stdout.startswith("no kind of rows moved the policy more"), done.stderr
+    told = json.loads(rlake("audit", "value", "--run", "b", "--json").stdout)
+    assert told["num_draws"] == 128
     wrong = rlake("audit", "off-policy", "--run", "r")
     assert wrong.returncode == 2
     assert "give either `target` or `weight`" in wrong.stderr

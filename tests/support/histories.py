@@ -22,10 +22,17 @@ class History:
     """
 
     def __init__(
-        self, seed: int, *, steps: int = 20, groups: int = 16, size: int = 4, tasks: int = 40
+        self,
+        seed: int,
+        *,
+        steps: int = 20,
+        groups: int = 16,
+        size: int = 4,
+        tasks: int = 40,
+        run_id: str = "r",
     ) -> None:
         self.rng = np.random.default_rng(seed)
-        self.steps, self.max_lag = steps, 2
+        self.steps, self.max_lag, self.run_id = steps, 2, run_id
         self.tasks = [
             Task.ask(f"{i}?", str(i), taskset="easy" if i % 2 else "hard") for i in range(tasks)
         ]
@@ -46,10 +53,10 @@ class History:
         length = int(self.rng.integers(5, 60))
         reward = float(self.rng.random() < self.chance[task])
         return {
-            "experience_id": f"r/{step:06d}/{group:04d}/{index:04d}",
-            "run_id": "r",
+            "experience_id": f"{self.run_id}/{step:06d}/{group:04d}/{index:04d}",
+            "run_id": self.run_id,
             "task_id": task,
-            "group_id": f"r/{step:06d}/{group:04d}",
+            "group_id": f"{self.run_id}/{step:06d}/{group:04d}",
             "rollout_index": index,
             "batch": step,
             "source": "explorer",
@@ -70,7 +77,9 @@ class History:
             if which(row):
                 row |= {n: v(row) if callable(v) else v for n, v in columns.items()}
 
-    def write(self, store: Store, *, drawn: Callable[[Row], bool] | None = None) -> Store:
+    def write(
+        self, store: Store, *, drawn: Callable[[Row], bool] | None = None, config: str | None = None
+    ) -> Store:
         """Write it; each row that is not dropped, and is `drawn`, is drawn in its batch's step."""
         store.append("tasks", self.tasks)
         store.append("experiences", self.rows)
@@ -79,7 +88,7 @@ class History:
             "draws",
             pl.DataFrame(
                 {
-                    "run_id": "r",
+                    "run_id": self.run_id,
                     "attempt": 1,
                     "step": row["batch"],
                     "position": i,
@@ -94,12 +103,14 @@ class History:
                 for i, row in enumerate(used)
             ),
         )
-        config = f'{{"schedule": {{"max_lag": {self.max_lag}}}}}'
-        store.append("job_events", [event("done", config=config, created_at=START)])
+        config = config or f'{{"schedule": {{"max_lag": {self.max_lag}}}}}'
+        store.append(
+            "job_events", [event("done", run_id=self.run_id, config=config, created_at=START)]
+        )
         store.append(
             "policies",
             [
-                policy(1, v, created_at=START + timedelta(seconds=10 * v))
+                policy(1, v, run_id=self.run_id, created_at=START + timedelta(seconds=10 * v))
                 for v in range(self.steps + 1)
             ],
         )

@@ -63,9 +63,8 @@ def test_a_change_by_chance_is_not_explained(store: Store) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_drops_are_explained_and_chance_is_not_at_every_seed(seed: int, store: Store) -> None:
-    clean = store.branch("clean")
     check_drop(store, seed)
-    assert drop(History(seed).write(clean), "r", LATE, EARLY).findings == []
+    assert drop(History(seed, run_id="clean").write(store), "clean", LATE, EARLY).findings == []
 
 
 def test_more_rows_of_the_harder_taskset_are_a_matter_of_the_mix(store: Store) -> None:
