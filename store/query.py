@@ -155,15 +155,19 @@ class QuerySession:
         files: bool = False,
         instead: Mapping[str, str] | None = None,
         shared: bool = True,
+        on: duckdb.DuckDBPyConnection | None = None,
     ) -> None:
         """Open a session; with `files`, its queries may read files too.
+
+        `on` is a connection of the user's, in which everything is shown by `show_all`.
 
         One that is not `shared` has a database with settings of its own until `_lock` is called.
 
         `instead` maps table names to relations that replace them. A relation reads the table itself
         as `plain_NAME`; views see the relation.
         """
-        self._con = _database(_settings(files=files)).cursor() if shared else _unlocked()
+        made = on or (_database(_settings(files=files)).cursor() if shared else _unlocked())
+        self._con: duckdb.DuckDBPyConnection = made
         self._instead = {n: f"SELECT * FROM {r}" for n, r in (instead or {}).items()}
         self._views = {**(_views() if views else {}), **self._instead}
         self._files = files
@@ -178,6 +182,12 @@ class QuerySession:
     def show(self, versions: Mapping[str, int], open_at: Callable[[str, int], Rows]) -> None:
         """Let the table names mean these versions; a query opens the tables that it reads."""
         self._versions, self._open_at = dict(versions), open_at
+
+    def show_all(self) -> None:
+        """Open all tables, views and macros, for queries that are not run by this session."""
+        for macro in _MACRO.findall(views_sql()):
+            self._con.execute(macro.replace("MACRO", "TEMP MACRO", 1))
+        self._open_for("SHOW ALL TABLES")
 
     def _rows(self, name: str) -> Rows:
         """Return a table as it is shown."""

@@ -233,6 +233,20 @@ class Tables:
         console.join(frames)
         return console.sql(query, seconds=timeout, interruptible=interruptible)
 
+    def register(self, con: duckdb.DuckDBPyConnection) -> None:
+        """Register all tables, views and macros, as they are now, in a DuckDB connection of yours.
+
+        >>> con = duckdb.connect()
+        >>> store.register(con)
+        >>> con.sql("SELECT count(*) FROM groups").fetchall()
+        [(0,)]
+
+        They are temporary. Rows that are appended later are seen after another call.
+        """
+        session = QuerySession(on=con)
+        session.show(self.versions() | self.user_versions(), self._shown_at)
+        session.show_all()
+
     @staticmethod
     def views_sql() -> str:
         """Return the views and macros as plain SQL, for DuckDB without rlake.

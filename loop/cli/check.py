@@ -81,6 +81,6 @@ def _expected(file: Path) -> dict[str, Any]:
 
 def _known(lake: Any) -> list[str]:
     from ...store.schema import TABLES
-    from .sql import VIEWS
+    from .stored_tables import VIEWS
 
     return [*TABLES, *VIEWS, *lake.user_versions()]

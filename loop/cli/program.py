@@ -1,30 +1,21 @@
 """Run one command: it succeeds, or one line explains why it failed."""
 
-import errno
 import os
 import re
 import sys
-import traceback
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
 
-import duckdb
 import typer
 
 from ...store import interrupts
-from ...store.errors import RlakeError, damaged
-from ...store.query import query_error
 from .app import IS_PROGRAM, PANELS, app
 from .commands import MODULE_OF, MODULES, command_of
-from .exit_codes import DONE, FAILED, INTERRUPTED, MISUSED, PIPE_CLOSED
+from .exit_codes import DONE, INTERRUPTED, MISUSED, PIPE_CLOSED
+from .failures import failed, say
 
-_LONGEST = 2000
-"""Most characters of an error to print."""
-_LONGEST_PATH = 200
-_MISNAMED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EINVAL)
-"""Errors of the path itself, whatever is stored there."""
 FORMER = {
     "bench": "selftest",
     "debug workflow --tries": "--rollouts",
@@ -39,7 +30,6 @@ FORMER = {
 }
 """Former names of commands and options (after their command), and their names today."""
 _UNKNOWN = re.compile(r"No such (?:command|option:) '?([\w-]+)")
-_FROM_LANCE = re.compile(r"LanceError\(|/lance/rust/")
 
 
 def app_of(args: Sequence[str] = ()) -> typer.Typer:
@@ -83,7 +73,7 @@ def run_command(args: Sequence[str]) -> int:
             # bytes that are not UTF-8 arrive as lone surrogates, which no message could print
             arg.encode()
         except UnicodeEncodeError:
-            _say(f"argument {arg!a} is not text in UTF-8; write it so")
+            say(f"argument {arg!a} is not text in UTF-8; write it so")
             return MISUSED
     os.environ.setdefault("RUST_LOG", "error")  # else lance warns about tables not created yet
     try:
@@ -101,10 +91,10 @@ def run_command(args: Sequence[str]) -> int:
         raise
     except Exception as error:  # noqa: BLE001  the boundary of the program
         if not interrupts.caused(error):
-            return _failed(error)
+            return failed(error)
         code = INTERRUPTED
     if code == INTERRUPTED:
-        _say("interrupted")
+        say("interrupted")
     return code if isinstance(code, int) else DONE
 
 
@@ -126,29 +116,5 @@ def _misused(error: typer.TyperException) -> int:
         now = FORMER.get(" ".join(path))
         message = f"`{unknown[1]}` is called `{now}`" if now else message
     message = message.replace("Value error, ", "").rstrip(".")
-    _say(f"{message[:1].lower()}{message[1:]}{hint}")
+    say(f"{message[:1].lower()}{message[1:]}{hint}")
     return MISUSED
-
-
-def _failed(error: Exception) -> int:
-    if isinstance(error, duckdb.Error):
-        error = query_error(error)
-    elif not isinstance(error, RlakeError) and _FROM_LANCE.search(str(error)):
-        error = damaged(f"the store ({type(error).__name__})", error)
-    if isinstance(error, RlakeError):
-        _say(str(error))
-        return error.exit_code
-    if isinstance(error, OSError) and error.filename is not None:  # about a given path
-        name = str(error.filename)
-        name = name if len(name) <= _LONGEST_PATH else f"{name[:_LONGEST_PATH]}..."
-        _say(f"cannot use the path `{name}`: {error.strerror}")
-        return MISUSED if error.errno in _MISNAMED else FAILED
-    traceback.print_exception(error)
-    _say(f"unexpected {type(error).__name__}: this is a mistake in rlake; please report it")
-    return FAILED
-
-
-def _say(message: str) -> None:
-    line = " ".join(message.split())
-    line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
-    print(f"error: {line}", file=sys.stderr)

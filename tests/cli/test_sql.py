@@ -206,8 +206,8 @@ def test_sql_reads_its_query_from_a_file_or_standard_input(
     said = rlake("sql", "-f", str(tmp_path / "q.sql"), "--format", "csv")
     assert said.stdout == "rollout_index\n0\n1\n"
     assert rlake("sql", "-", "--format", "csv", stdin=query).stdout == said.stdout
-    for wrong in ((), ("SELECT 1", "-f", "q.sql")):
-        refused(rlake("sql", *wrong), "give the query as an argument")
+    refused(rlake("sql", "SELECT 1", "-f", "q.sql"), "give the query as an argument", "got both")
+    refused(rlake("sql", stdin=""), "no query", "as an argument")
     refused(rlake("sql", "-f", "nosuch.sql"), "cannot read `nosuch.sql`")
 
 

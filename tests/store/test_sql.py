@@ -274,6 +274,21 @@ def test_views_are_plain_sql_for_a_duckdb_without_rlake(store: Store) -> None:
     assert con.sql(query).fetchall() == store.sql(query).fetchall()
 
 
+def test_a_connection_of_ones_own_sees_all_tables_and_views_of_a_moment(store: Store) -> None:
+    rows = experiences(8, reward=[1.0, 0.0, None, 1.0])
+    store.append("experiences", rows[:4])
+    con = duckdb.connect()
+    con.execute("CREATE TABLE mine AS SELECT 1 AS n")
+    store.register(con)
+    query = "SELECT * FROM groups ORDER BY ALL"
+    assert con.sql(query).fetchall() == store.sql(query).fetchall()
+    assert con.sql("SELECT pass_at_k(4, 2, 1), n FROM mine").fetchall() == [(0.5, 1)]
+    store.append("experiences", rows[4:])
+    assert con.sql("SELECT count(*) FROM experiences").fetchall() == [(4,)]
+    store.register(con)
+    assert con.sql(query).fetchall() == store.sql(query).fetchall()
+
+
 @pytest.mark.parametrize(("n", "c", "k"), [(8, 8, 4), (8, 5, 1), (8, 5, 3), (8, 2, 3), (8, 0, 1)])
 def test_pass_hat_k_is_the_share_of_choices_that_are_all_right(
     store: Store, n: int, c: int, k: int
