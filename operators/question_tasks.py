@@ -1,4 +1,4 @@
-"""Tasks of asking the right question, from logs of experts who talk with people."""
+"""Tasks of asking the right question, from logs of experts who converse with people."""
 
 import polars as pl
 
@@ -24,21 +24,21 @@ def question_tasks(*, stop: str = STOP, taskset: str = "ask") -> Declared:
     or `stop`. Messages of one role that follow each other are joined. The workflow `learn_to_ask`
     rewards what a policy asks.
 
-    >>> talk = [{"role": "user", "content": "I cough."},
+    >>> log = [{"role": "user", "content": "I cough."},
     ...         {"role": "assistant", "content": "Since when?"},
     ...         {"role": "user", "content": "Two days."},
     ...         {"role": "assistant", "content": "Take syrup."}]
     >>> import json
     >>> rows = pl.DataFrame({"experience_id": ["a"], "task_id": "t", "prompt_text": None,
-    ...                      "response_text": None, "messages": json.dumps(talk)})
+    ...                      "response_text": None, "messages": json.dumps(log)})
     >>> rows.pipe(question_tasks()).select("prompt_text", "answer").rows()
     [('I cough.', 'Since when?'), ('Two days.', '<stop />')]
     """
 
     def tasks_of(row: derived_rows.ParentRow) -> list[Task]:
-        talk = _joined(derived_rows.conversation(row))
-        at = [i for i, message in enumerate(talk) if message["role"] == "assistant" and i]
-        return [_task(talk, i, row, stop, taskset) for i in at if talk[i - 1]["role"] == "user"]
+        log = _joined(derived_rows.conversation(row))
+        at = [i for i, message in enumerate(log) if message["role"] == "assistant" and i]
+        return [_task(log, i, row, stop, taskset) for i in at if log[i - 1]["role"] == "user"]
 
     def make(rows: pl.DataFrame) -> pl.DataFrame:
         made = [
@@ -61,14 +61,15 @@ def question_tasks(*, stop: str = STOP, taskset: str = "ask") -> Declared:
 
 
 def _task(
-    talk: list[Message], at: int, row: derived_rows.ParentRow, stop: str, taskset: str
+    log: list[Message], at: int, row: derived_rows.ParentRow, stop: str, taskset: str
 ) -> Task:
-    is_over = not any(message["role"] == "user" for message in talk[at:])
-    later = "\n".join(f"{message['role']}: {message['content']}" for message in talk[at:])
+    # what the expert says after the user's last words finds nothing out
+    is_over = not any(message["role"] == "user" for message in log[at:])
+    later = "\n".join(f"{message['role']}: {message['content']}" for message in log[at:])
     about = {"decision": "stop" if is_over else "continue", "information": "" if is_over else later}
     return Task(
-        messages=talk[:at],
-        answer=stop if is_over else str(talk[at]["content"]),
+        messages=log[:at],
+        answer=stop if is_over else str(log[at]["content"]),
         taskset=taskset,
         metadata={"ask": about, "parent_id": row["experience_id"]},
     )

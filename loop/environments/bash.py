@@ -82,6 +82,7 @@ class BashEnvironment:
                 f"`{outside[0]}` of task {task.task_id} is not below the folder; write a path "
                 "without `..` that does not begin with `/`"
             )
+        # the answer runs on a copy: its changes must not be part of the folder
         self._num_steps, self._printed, self._cwd, self._command = 0, "", "", task.answer
         made = {"files": files, "setup": str(about.get("setup") or ""), "state": None}
         said, how = await self._ask(task.answer, made, keep="before")
@@ -131,6 +132,7 @@ class BashEnvironment:
         self._state = ""
 
     def _judged(self, shown: str, metrics: Mapping[str, float]) -> Step:
+        # equal output, where the reward knows only its words
         done = Outcome(_changes(self._before, self._now), self._printed)
         parts = compared(done, self._right)
         is_won = done.changes == self._right.changes and _lines(done) == _lines(self._right)
@@ -154,6 +156,7 @@ class BashEnvironment:
             **folder,
         }
         ended = await run_python(_worker(), stdin=json.dumps(asked), limits=self._limits)
+        # the state is lost with the program, and the folder stays as it was before
         if ended.how != "done":
             return None, ended.detail
         return json.loads(ended.output), ""

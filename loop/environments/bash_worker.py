@@ -38,14 +38,15 @@ def main() -> None:
             # the sandbox holds whatever is in it; the default of Python 3.14 changes modes
             tar.extraction_filter = lambda member, path: member
             tar.extractall(_HOME)
+    # before the command, which may change what it likes
     before, states = _files(), {}
     if asked["keep"] == "before":
         states["before"] = _state()
     ended = _run(asked["command"], asked["cwd"], asked)
     if asked["keep"] == "after":
         states["after"] = _state()
-    told = {**ended, "before": before, "after": _files(), "state": states[asked["keep"]]}
-    print(json.dumps(told))  # noqa: T201
+    reply = {**ended, "before": before, "after": _files(), "state": states[asked["keep"]]}
+    print(json.dumps(reply))  # noqa: T201
 
 
 def _made(asked: dict[str, Any]) -> str:
@@ -69,6 +70,7 @@ def _run(command: str, cwd: str, limits: dict[str, Any]) -> dict[str, Any]:
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,
+            # the last command may have removed the folder that it went to
             cwd=cwd if cwd and Path(cwd).is_dir() else _HOME,
             env={"PATH": "/usr/bin:/bin", "HOME": str(_HOME), "LANG": "C.UTF-8"},
             pass_fds=[where.fileno()],
@@ -109,6 +111,7 @@ def _state() -> str:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz", compresslevel=1) as tar:
         for path in _below(_HOME):
+            # tar has no sockets, and nobody listens any more
             if not path.is_socket():
                 info = tar.gettarinfo(path, str(path.relative_to(_HOME)))
                 tar.addfile(info, io.BytesIO(_content(path)) if info.isreg() else None)

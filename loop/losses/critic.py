@@ -1,4 +1,4 @@
-"""A critic beside the policy, for PPO and A2C: advantages of tokens, and the loss of values."""
+"""The critic of PPO and A2C: advantages of tokens, and the loss of values."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
@@ -18,7 +18,7 @@ Discount = Annotated[float, Field(gt=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class WithCritic(PolicyGradient):
-    """Advantages of tokens from a critic's values, which are trained beside the policy.
+    """Advantages of tokens from a critic's values, which are trained with the policy.
 
     Metrics of all: `train/value_loss` is half the mean squared error of the values;
     `train/value_clip_fraction` the share of tokens whose value changed by more than `clip_value`;

@@ -155,6 +155,7 @@ def _chosen(names: Sequence[str]) -> list[str]:
         if name not in RECIPES and name != "all":
             known = [*RECIPES, "all"]
             raise ConfigError(f"the self-test has no task `{name}`{nearest(name, known)}")
+    # a task whose package is missing is refused by its name, and left out of all
     if "all" in names:
         return [name for name in RECIPES if name != "textworld" or find_spec("textworld")]
     return list(dict.fromkeys(names))
@@ -231,14 +232,14 @@ def evaluated_tasks(store: Store) -> dict[str, int]:
 
 def _imported(store: Store, name: str, folder: Path, data: Path | None) -> str:
     """Import a task's files, or generated ones in their place; return where they come from."""
-    place, told = data, f"the files in {data}"
+    place, origin = data, f"the files in {data}"
     if place is None and name == "gsm8k":
         found = find(folder / "gsm8k_data")
-        place, told = found.folder, str(found)
+        place, origin = found.folder, str(found)
     elif place is None:
         place = guru.write_stand_in(folder / "guru_data")
-        told = f"a generated stand-in for Guru's mathematics, in {place}"
+        origin = f"a generated stand-in for Guru's mathematics, in {place}"
     for split in ("train", "test"):
         with open_input(place / f"{split}.jsonl", format=_FORMATS[name]) as source:
             import_rows(store, "tasks", source, taskset=name, split=split)
-    return told
+    return origin

@@ -50,6 +50,7 @@ async def agent_program(
     of `command` is the one that runs rlake; `environment` adds variables. `heeds` is as in `agent`.
     Raises JobError if the program fails, with the end of its errors, or prints more than 1 MB.
     """
+    # without `heeds`, those that are the default of `record`
     given = {} if heeds is None else {"heeds": heeds}
     async with record(policy, task, **given) as session:
         api = {
@@ -69,6 +70,7 @@ async def agent_program(
             output, errors = await _talk(process, (task.prompt_text or "").encode())
         finally:
             await _ended(process)
+        # first: a program that was ended for its output has a status too
         if max(len(output), len(errors)) > _LONGEST:
             raise JobError(f"`{command[0]}` prints more than 1 MB; print the answer alone")
         if process.returncode != 0:

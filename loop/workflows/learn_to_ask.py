@@ -20,9 +20,9 @@ _SYSTEM = (
     "and nothing else."
 )
 _JUDGED = (
-    "An expert talked with a user. This is what was asked and told later on:\n{information}\n\n"
+    "An expert talked with a user. This was asked and answered later on:\n{information}\n\n"
     "Somebody else asks at this point:\n{said}\n\n"
-    "Line 1: `content: 1` if the question would bring out a part of what was told later, "
+    "Line 1: `content: 1` if the question would bring out a part of what was answered later, "
     "`content: 0.5` if it comes near it, `content: 0` if not.\n"
     "Line 2: `format: 1` if it is one short question that a user can answer, else `format: 0`."
 )
@@ -44,9 +44,10 @@ async def learn_to_ask(
     With d for the right decision (0 or 1), c for the content of the question (0, 0.5 or 1) and f
     for its form, the reward is d (1 + 2 c) + f, or with `fusion: sum` d + c + f, and 0 after a
     wrong decision, as in the authors' code. A stop in time has c = 1, and f = 1 if it is all that
-    is said. `judge`, a model of `explorer.auxiliary_models`, gives c and f by what was told later
-    in the log; a verdict that cannot be read is no reward. Without one, c is 1 if the question has
-    a word of four letters in common with that, and f is 1 for one question mark, at the end.
+    is said. `judge`, a model of `explorer.auxiliary_models`, gives c and f by what was answered
+    later in the log; the reward is NULL if its verdict cannot be read. Without one, c is 1 if the
+    question has a word of four letters in common with that, and f is 1 for one question mark, at
+    the end.
     `system` is the system message of conversations that have none. The metrics are `ask/decision`,
     `ask/content` and `ask/format`. Raises JobError for a task that has no `ask` in its metadata.
     """
@@ -56,10 +57,11 @@ async def learn_to_ask(
             f"task {task.task_id} has no `ask` with a `decision` in its metadata; the operator "
             "`question_tasks` makes such tasks"
         )
-    is_told = any(message.get("role") == "system" for message in task.messages)
+    has_system = any(message.get("role") == "system" for message in task.messages)
     instructions: Message = {"role": "system", "content": system.replace("{stop}", stop)}
-    messages = [*([] if is_told else [instructions]), *task.messages]
+    messages = [*([] if has_system else [instructions]), *task.messages]
     said = (await Conversation(task, policy, messages=messages).respond()).text.strip()
+    # anywhere in the reply: `Goodbye. <stop />` has decided to stop, and loses its form alone
     decision = "stop" if stop in said else "continue"
     if decision != about["decision"]:
         scores: tuple[float, float, float] | None = (0.0, 0.0, 0.0)
@@ -86,5 +88,6 @@ async def _of_question(
         return 1.0, float(bool(set.intersection(*words))), float(is_one)
     asked = _JUDGED.replace("{information}", information).replace("{said}", said)
     [verdict] = await judge.generate([{"role": "user", "content": asked}])
+    # the last of each counts: a judge may repeat the instructions first
     found = {name.lower(): float(score) for name, score in _SCORE.findall(verdict.text)}
     return (1.0, found["content"], found["format"]) if len(found) == 2 else None

@@ -1,7 +1,7 @@
 """An agent serves a user with tools over a database, under rules, as in tau-bench.
 
 The reward is that of tau-bench (arXiv:2406.12045, and its successor arXiv:2506.07982): whether the
-database is in the end as the right calls would leave it, and the user was told what had to be said.
+database is in the end as the right calls would leave it, and the user has heard what they must.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class Domain(Protocol):
     """A database with tools over it, and the rules for their use; each rollout makes its own."""
 
     rules: str
-    """What the agent is told, as the system message."""
+    """The agent's system message."""
     database: Any
     """Of what JSON can hold; the tools change it."""
 
@@ -49,7 +49,7 @@ async def tool_agent_user(
     done: str = "[DONE]",
     role: str = ROLE,
 ) -> dict[str, float]:
-    """Let the policy talk with a user and call tools, for at most `max_turns` answers.
+    """Let the policy converse with a user and call tools, for at most `max_turns` answers.
 
     `domain` names a class or function that makes a `Domain`. `user` is a model of
     `explorer.auxiliary_models` that plays the user, as in `user_simulator`, and ends the
@@ -57,22 +57,24 @@ async def tool_agent_user(
     message is all that the user says, and the first answer without a call ends the conversation.
 
     The task's metadata have `actions`, the right calls as `{"name": ..., "arguments": {...}}`;
-    `outputs`, texts that the user must be told; and, for a simulated user, `goal` and `persona`.
+    `outputs`, texts that the user must hear; and, for a simulated user, `goal` and `persona`.
     The reward is 1 if the database is as those calls leave it and all outputs were said, else 0.
     The metrics `goal/database`, `goal/said` and `user/done` tell which. Raises JobError if the
     actions of a task cannot be carried out.
     """
     about = task.metadata or {}
     world, right = _made(domain), _made(domain)
+    # in a thread: the tools of a domain may block
     await asyncio.to_thread(_carry_out, right, about.get("actions") or (), task)
     note = partial(record_metric, policy)
     box = Toolbox(world.tools, seconds=tool_seconds, note=note)
-    told = [message for message in task.messages if message.get("role") == "system"]
-    system: list[Message] = told or [{"role": "system", "content": world.rules}]
+    given = [message for message in task.messages if message.get("role") == "system"]
+    system: list[Message] = given or [{"role": "system", "content": world.rules}]
     rest = [message for message in task.messages if message.get("role") != "system"]
     conversation = Conversation(task, policy, tools=box.specs, messages=[*system, *rest])
     plays = role_of(task, role, done)
     is_done = False
+    # one more round than answers, in which the user may end the conversation
     for turn in range(max_turns + 1):
         spoken = conversation.messages[len(system) :]
         if not spoken or _is_reply(spoken[-1]):
@@ -88,6 +90,7 @@ async def tool_agent_user(
             break
         calls = conversation.messages[-1].get("tool_calls") or []
         conversation.messages += [called.message async for called in results(box, calls)]
+    # also after a cut conversation: what the agent did by then counts
     same = _as_json(world.database) == _as_json(right.database)
     said = _said(conversation.messages, about.get("outputs") or ())
     note("goal/database", float(same))
@@ -129,6 +132,7 @@ def _is_reply(message: Message) -> bool:
 
 def _said(messages: Sequence[Message], outputs: Sequence[str]) -> bool:
     replies = [str(m.get("content") or "") for m in messages if _is_reply(m)]
+    # as in tau-bench: 1,200 and 1200 are the same number
     plain = "\n".join(replies).lower().replace(",", "")
     return all(str(output).lower().replace(",", "") in plain for output in outputs)
 

@@ -59,6 +59,7 @@ def group_amplified(*, alpha: Positive = 3.0, solved: float | None = None) -> pl
     >>> rows.pipe(group_amplified())["advantage"].to_list()
     [1.5, -0.5]
     """
+    # before the mean of a group changes: negative advantages keep their size
     apart = centered(reward, GROUP)
     made = pl.when(apart > 0).then(alpha * apart).otherwise(apart)
     if solved is not None:

@@ -139,6 +139,7 @@ def causal_returns(
 
         own = _placed(frame, order).with_columns(_own().cast(pl.Float64).alias(_OWN))
         found = on_all_rows(add, {_RETURN: pl.Float64})(own)
+        # later places have fewer rewards left, so that they are compared with each other alone
         apart = centered(pl.col(_RETURN), GROUP, _PLACE)
         weight = 1.0 if temperature is None else (apart / temperature).exp()
         added = (_PLACE, _LENGTH, _OWN, _RETURN)

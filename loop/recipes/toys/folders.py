@@ -49,5 +49,6 @@ def folder_chores(
         split = "eval" if len(made) < held_out else "train"
         about = {"bash": {"files": {**files, **logs}}}
         task = Task.ask(prompt, right.format(**names), taskset=taskset, split=split, metadata=about)
+        # the same words in another folder would be a task of both splits
         made.setdefault(prompt, task)
     yield from made.values()

@@ -1,4 +1,4 @@
-"""An agent of LangGraph that is a program: it answers, and asks again while that is no sequence.
+"""An agent of LangGraph that is a program: it answers, and once more if that is not digits.
 
 For `agent_program`; it needs langgraph and langchain-openai, and nothing of rlake.
 """

@@ -19,7 +19,7 @@ _CITIES, _MONTHS, _PEOPLE = ("Rome", "Oslo", "Lima"), ("May", "June", "July"), (
 
 
 def talks() -> Iterator[Experience]:
-    """Yield a logged conversation for each trip and each part of it that is told at first.
+    """Yield a logged conversation for each trip and the parts of it that are given at first.
 
     >>> [message["content"] for message in next(talks()).messages][:3]
     ['Hello. The city is Rome.', 'In which month do you travel?', 'The month is May.']
@@ -28,24 +28,24 @@ def talks() -> Iterator[Experience]:
     for city, month, people in trips:
         known = {"city": city, "month": month, "people": people}
         for count in (1, 2):
-            for told in combinations(known, count):
+            for given in combinations(known, count):
                 opening = " ".join(
-                    ["Hello.", *(_ASKED[part][1].format(known[part]) for part in told)]
+                    ["Hello.", *(_ASKED[part][1].format(known[part]) for part in given)]
                 )
-                talk: list[Message] = [{"role": "user", "content": opening}]
+                log: list[Message] = [{"role": "user", "content": opening}]
                 for part in known:
-                    if part not in told:
+                    if part not in given:
                         question, answer = _ASKED[part]
-                        talk.append({"role": "assistant", "content": question})
-                        talk.append({"role": "user", "content": answer.format(known[part])})
-                talk.append({"role": "assistant", "content": "Thank you, that is all."})
+                        log.append({"role": "assistant", "content": question})
+                        log.append({"role": "user", "content": answer.format(known[part])})
+                log.append({"role": "assistant", "content": "Thank you, that is all."})
                 task = Task.ask(opening, taskset="talks")
-                name = f"talk-{task.task_id}"
+                name = f"log-{task.task_id}"
                 yield Experience(
                     task_id=task.task_id,
                     experience_id=name,
                     group_id=name,
-                    messages=talk,
+                    messages=log,
                     source="imported",
                 )
 
