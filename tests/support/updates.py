@@ -33,6 +33,7 @@ WHOLE_STEP: dict[str, Any] = {
         "reinforce_plus_plus": {"discount": 0.9, "kl": {"coef": 0.5, "part_of": "reward"}}
     },
     "masked": {"grpo": {"dual_clip": 2.0, "sequence_mask": 0.01}},
+    "repeated": {"grpo": {"repeat_groups": True}},
 }
 """Penalties and corrections, which say things of the step as a whole."""
 

@@ -274,3 +274,40 @@ def test_reinforce_plus_plus_with_a_baseline_draws_groups_and_without_one_rows()
     with_baseline = ReinforcePlusPlus(baseline="group_mean")
     assert with_baseline.grouped
     assert with_baseline.advantage().name == "group_centered"
+
+
+def test_a_group_without_advantages_is_replaced_by_a_copy_of_another() -> None:
+    """Polaris: the loss is that of a step in which the copy stands in its place."""
+    algorithm = GRPO(repeat_groups=True)
+    for seed in SEEDS:
+        rows = ragged(seed, rows=9)
+        rows.advantage[:3] = 0.0
+        made = algorithm.prepare(examples_of(rows)).rows["weight"].numpy() / rows.weight
+        assert made[:3].tolist() == [0.0] * 3
+        chosen = 1 if made[3] == 2.0 else 2
+        assert made[3:].tolist() == [2.0 if i // 3 == chosen else 1.0 for i in range(3, 9)]
+        places = [*range(3 * chosen, 3 * chosen + 3), *range(3, 9)]
+        copied = replace(
+            rows,
+            new=[rows.new[i] for i in places],
+            mask=[rows.mask[i] for i in places],
+            advantage=rows.advantage[places],
+            weight=rows.weight[places],
+            tokens={name: [v[i] for i in places] for name, v in rows.tokens.items()},
+            rows={name: v[places] for name, v in rows.rows.items()},
+        )
+        found, told = (
+            made.loss(batch_of(made.prepare(examples_of(some))), logprobs_of(some)).value.item()
+            for made, some in ((algorithm, rows), (GRPO(), copied))
+        )
+        assert found == pytest.approx(told, rel=1e-12)
+
+
+def test_a_step_in_which_no_group_or_every_group_has_advantages_is_left_as_it_is() -> None:
+    rows = ragged(0, rows=6)
+    algorithm = GRPO(repeat_groups=True)
+    weight = algorithm.prepare(examples_of(rows)).rows["weight"]
+    np.testing.assert_array_equal(weight.numpy(), rows.weight)
+    rows.advantage[:] = 0.0
+    weight = algorithm.prepare(examples_of(rows)).rows["weight"]
+    np.testing.assert_array_equal(weight.numpy(), rows.weight)
