@@ -21,7 +21,7 @@ DIMENSIONS = (
     *("taskset", "task_id", "finish_reason", "length", "lag", "policy_version"),
     *("source", "engine"),
 )
-"""What the change is split by, beside the parts of the reward."""
+"""What the change is split by, in addition to the parts of the reward."""
 LEAST_SHARE = 0.1
 """Parts that explain less of the change are no findings."""
 SHOWN = 10
@@ -53,7 +53,7 @@ class Drop:
     share less the bin's share of the rows, and the p of the excess. The dimension `part` has one
     row a part of the reward, and what no part explains."""
     findings: list[str]
-    """What explains a change that is beyond chance; empty when there is no such change."""
+    """What explains a change that exceeds chance; empty when the change does not."""
 
 
 def parse_steps(text: str, option: str) -> tuple[int, int]:
@@ -62,7 +62,7 @@ def parse_steps(text: str, option: str) -> tuple[int, int]:
     >>> parse_steps("20:39", "--steps"), parse_steps("7", "--steps")
     ((20, 39), (7, 7))
 
-    Raises QueryError for what is no range.
+    Raises QueryError for what is not a range.
     """
     found = _RANGE.fullmatch(text.strip())
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
@@ -274,16 +274,16 @@ def _p_of(change: float, error: float) -> float:
 def _findings(splits: list[dict[str, Any]], change: float, means: list[float]) -> list[str]:
     way = "fell" if change < 0 else "rose"
     found = [f"the mean reward {way} by {abs(change):.3f}, from {means[0]:.3f} to {means[1]:.3f}"]
-    told = [
+    reported = [
         row
         for row in splits
         if row["p"] is not None and row["p"] < ALPHA and (row["excess"] or 0) >= LEAST_SHARE
     ]
     # of a version's rows all are in one of both ranges: it only repeats their mean
-    told = [row for row in told if row["dimension"] != "policy_version"]
-    told.sort(key=lambda row: -row["excess"])
-    found += [_sentence(row) for row in told]
-    if not [row for row in told if row["dimension"] != "part"]:
+    reported = [row for row in reported if row["dimension"] != "policy_version"]
+    reported.sort(key=lambda row: -row["excess"])
+    found += [_sentence(row) for row in reported]
+    if not [row for row in reported if row["dimension"] != "part"]:
         found.append("it is everywhere: no bin explains more of it than its share of the rows")
     return found
 
@@ -291,10 +291,10 @@ def _findings(splits: list[dict[str, Any]], change: float, means: list[float]) -
 def _sentence(row: dict[str, Any]) -> str:
     text = f"{row['dimension']} {row['bin']} explains {share(row['share'])} of it"
     means = [row["mean_before"], row["mean_after"]]
-    told = "" if None in means else f"its mean went from {means[0]:.3f} to {means[1]:.3f}"
+    reported = "" if None in means else f"its mean went from {means[0]:.3f} to {means[1]:.3f}"
     if row["rows_before"] is None:
-        return f"{text}: {told}"
+        return f"{text}: {reported}"
     rows = [share(row["rows_before"]), share(row["rows_after"])]
     sides = f"its share of the rows from {rows[0]} to {rows[1]}"
     parts = f"within {row['within']:+.3f}, mix {row['mix']:+.3f}"
-    return f"{text}: {told}{told and ', '}{sides} ({parts})"
+    return f"{text}: {reported}{reported and ', '}{sides} ({parts})"

@@ -295,8 +295,8 @@ def _is_many(one: dict[str, Any], least: float) -> bool:
 
 def _says(one: dict[str, Any]) -> str:
     rewards = [one["reward"], one["reward_of_others"]]
-    told = "" if None in rewards else f"; mean reward {rewards[0]:.2f} against {rewards[1]:.2f}"
+    rewarded = "" if None in rewards else f"; mean reward {rewards[0]:.2f} against {rewards[1]:.2f}"
     return (
         f"{one['oddity']} ({_ODD[one['oddity']]}): {share(one['late'])} of the later rows, before "
-        f"{share(one['early'])}, in {one['groups']} groups{told}; such as {one['such_as'][0]}"
+        f"{share(one['early'])}, in {one['groups']} groups{rewarded}; such as {one['such_as'][0]}"
     )

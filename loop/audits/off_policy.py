@@ -25,7 +25,7 @@ LEAST_ESS = 100.0
 LARGEST_SHARE = 0.1
 """The largest share of all weight that one row may have."""
 LEAST_OFF = 0.05
-"""A mean weight that is nearer to 1 is no finding."""
+"""A mean weight that is nearer to 1 is not a finding."""
 MANY_TASKS = 30
 """From so many tasks on, the rows of a task are one cluster, else those of a group."""
 SEED, RESAMPLES = 0, 1000

@@ -23,7 +23,7 @@ from .token_sums import token_sums
 DIMENSIONS = ("taskset", "source", "engine", "lag", "epoch")
 """What the push is split by. Not by length: a longer row has more tokens to push."""
 LEAST_RATIO = 2.0
-"""A kind of rows whose mean push is less than so many times that of others is no finding."""
+"""A kind of rows whose mean push is less than so many times that of others is not a finding."""
 LEAST_SHARE = 0.01
 """A source with fewer of the draws does not count as trained on."""
 LEAST_TASKS = 5

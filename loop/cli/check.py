@@ -33,7 +33,7 @@ def check(
     for name in expected:
         if name not in known:
             raise NotFoundError(
-                f"`{file}` expects something of `{name}`, which is no table or view"
+                f"`{file}` expects something of `{name}`, which is neither a table nor a view"
                 f"{nearest(name, known)}"
             )
     results: list[dict[str, Any]] = []

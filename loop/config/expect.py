@@ -12,8 +12,8 @@ class ExpectConfig(Section):
     experiences: tuple[Expectation, ...] = ()
     """Expectations of the rows of each step, checked before they are trained on.
 
-    A failure of severity error stops the run; the step is not recorded, and `--resume` tries it
-    again."""
+    A failure of severity error stops the run; `--resume` repeats the step, of which no record is
+    left."""
 
     def __bool__(self) -> bool:
         return bool(self.tasks or self.experiences)

@@ -79,7 +79,7 @@ async def show_tokens(view: View, experience_id: str) -> None:
         made.props("inline dense")
     try:
         pieces = await view.call(_pieces, view, row)
-    except RlakeError as error:  # without the extra `train` there is no tokenizer
+    except RlakeError as error:  # without the extra `train` no tokenizer can be loaded
         ui.label(f"shown by their numbers: {error}").classes("soft")
         pieces = [f"{token} " for token in row["token_ids"]]
     with place:

@@ -222,7 +222,7 @@ def heading(text: str) -> ui.label:
 
 
 def facts(values: Mapping[str, Any]) -> None:
-    """Show names and values beside each other; None is left out."""
+    """Show names and values side by side; None is left out."""
     with ui.element("dl"):
         for name, value in values.items():
             if value is not None:

@@ -39,7 +39,7 @@ async def read(view: View, experience_id: str) -> dict[str, Any]:
 
 @page("/rollout", "Rollout")
 async def show(view: View) -> None:
-    """Show the rollout `id`; with `with=ID`, beside another one."""
+    """Show the rollout `id`; with `with=ID`, next to another one."""
     one = await read(view, view["id"])
     title(one["experience_id"])
     if view["with"]:
