@@ -5,11 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ...store import Store
-from ...store.errors import JobError
 from ...store.snapshots import current
 from ...store.snapshots import drop as give_up
-from ...store.tables import unfinished
 from .app import PROOF, ForceOption, JsonOption, StoreOption, app, argument, open_store, option
 from .tables import counted, print_heading, print_json, print_rows, render
 
@@ -97,8 +94,10 @@ def restore(
 
     Refused while a job runs on the store.
     """
+    from ..runs.job import all_killed
+
     lake = open_store(store)
-    done = lake.restore(name, force=_check_jobs(lake) or force)
+    done = lake.restore(name, force=all_killed(lake) or force)
     if as_json:
         print_json({**asdict(done), "store": lake.uri})
         return
@@ -108,14 +107,3 @@ def restore(
     changed = ", ".join(f"`{t}` to version {v}" for t, v in done.tables.items())
     print(f"restored {counted(len(done.tables), 'table')} to `{name}`: {changed}")
     print(f"undo it with `rlake snapshot restore {done.undo}`")
-
-
-def _check_jobs(lake: "Store") -> bool:
-    """Return whether all jobs marked as running were killed; JobError for one that is alive."""
-    from ..runs.job import is_live
-
-    live = {(run, job): is_live(lake, run, job) for run, job in unfinished(lake, running=True)}
-    for (run, job), lives in live.items():
-        if lives:
-            raise JobError(f"`{job}` of run `{run}` is running in another process; stop it first")
-    return all(lives is False for lives in live.values())

@@ -19,6 +19,7 @@ from ...store.errors import ConfigError, JobError
 from ...store.query import literal
 from ...store.records import now
 from ...store.snapshots import current
+from ...store.tables import unfinished
 from ..config import RunConfig
 
 
@@ -75,6 +76,18 @@ def is_live(store: Store, run_id: str, name: str) -> bool | None:
             return False
     except Timeout:
         return True
+
+
+def all_killed(store: Store) -> bool:
+    """Return whether all jobs that are marked as running were killed.
+
+    Raises JobError for one whose process is alive on this machine.
+    """
+    live = {(run, job): is_live(store, run, job) for run, job in unfinished(store, running=True)}
+    for (run, job), lives in live.items():
+        if lives:
+            raise JobError(f"`{job}` of run `{run}` is running in another process; stop it first")
+    return all(lives is False for lives in live.values())
 
 
 def _lock(folder: Path, name: str) -> Path:

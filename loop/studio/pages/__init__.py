@@ -1,3 +1,3 @@
 """The pages, one file each: importing this package declares them all."""
 
-from . import audits, rollout, rollouts, run, runs, sql  # noqa: F401 - each adds itself
+from . import audits, lineage, rollout, rollouts, run, runs, snapshots, sql  # noqa: F401 - each adds itself

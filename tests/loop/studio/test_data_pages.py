@@ -8,12 +8,13 @@ from urllib.parse import quote
 
 import pytest
 from support.browser import browser
-from support.shown import ERRORS, Shown
+from support.shown import ERRORS, SETTLED, Shown
 from support.studio import HOSTILE, hostile_rollouts, studio
 
 import rlake
 from rlake.loop.audits import bias, drop
 from rlake.pipelines.expectations import Expectation, check
+from rlake.store.lineage.policy import of_policy
 
 pytestmark = pytest.mark.slow
 RUN = "grpo_digits"
@@ -30,6 +31,8 @@ def shown(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     hostile_rollouts(store)
     job = {"run_id": HOSTILE, "name": HOSTILE, "attempt": 1, "job": "train", "status": "done"}
     store.append("job_events", [job | {"config": "{}", "code_version": "0", "start_step": 1}])
+    store.snapshot("first", note=HOSTILE)
+    store.branch("other").append("tasks", [rlake.Task.ask("2+2=", "4")])
     with studio(folder / "lake", "--write") as url, browser(folder / "profile") as page:
         yield Shown(store, url, page)
 
@@ -42,6 +45,13 @@ def opened(shown: Shown, address: str, *texts: str) -> None:
     assert shown.mistakes() == []
     assert shown.page.value("window.hacked") is None
     assert shown.page.value("document.querySelectorAll('main img').length") == 0
+
+
+def click(shown: Shown, which: str, text: str) -> None:
+    """Click on the element that has this text."""
+    found = f"[...document.querySelectorAll('{which}')].find(e => e.innerText.includes('{text}'))"
+    shown.page.wait(found)
+    shown.page.value(f"{found}.click()")
 
 
 def test_audits_are_sentences(shown: Shown) -> None:
@@ -58,3 +68,37 @@ def test_an_audit_that_cannot_answer_says_why_and_the_others_answer(shown: Shown
     address = f"/audits?run={RUN}&steps=9:1&against=1&weight={quote('rewrd > 0')}"
     opened(shown, address, "must be two steps", "names a column `rewrd`", "differ from")
     opened(shown, f"/audits?run={quote(HOSTILE)}", "has trained no step")
+
+
+def test_a_policy_leads_to_its_rows_and_a_rollout_to_its_policies(shown: Shown) -> None:
+    lineage = of_policy(shown.store, RUN, 3)
+    rows = f"{lineage.rows['num_experiences']} rollouts"
+    opened(shown, f"/lineage?run={RUN}", "version 3", "reward:share_right", rows, f"{RUN}.tasks")
+    assert shown.page.value(ERRORS) == ""
+    click(shown, ".box", rows)
+    shown.page.wait("location.pathname === '/rollouts'")
+    assert "step+%3C%3D+3" in shown.page.value("location.search")
+    [(one,)] = shown.store.sql(
+        f"SELECT min(experience_id) FROM draws WHERE run_id = '{RUN}' AND step = 2"
+    ).fetchall()
+    opened(shown, f"/lineage?experience={quote(one)}", "drawn in step 2", "versions 2 to 3")
+    opened(shown, f"/lineage?experience={quote('x0' + HOSTILE)}", "x0<img", "reward 0.5")
+    opened(shown, f"/lineage?run={RUN}&version=9", "the nearest are `3`, `2`, `1`")
+
+
+def test_a_snapshot_is_compared_and_restored_after_a_confirmation(shown: Shown) -> None:
+    opened(shown, "/snapshots?first=first", HOSTILE, "branch, 1 row added", "tasks +1")
+    opened(shown, "/snapshots?first=frist", "no snapshot `frist`", "`first`")
+    before = shown.store.count("tasks")
+    shown.store.append("tasks", [rlake.Task.ask("3+3=", "6")])
+    opened(shown, "/snapshots?first=first", "What changed")
+    click(shown, "button", "Restore")
+    shown.page.wait("document.querySelector('.q-dialog .title')")
+    assert "tasks: 1 row removed" in shown.page.value(
+        "document.querySelector('.q-dialog').innerText"
+    )
+    assert shown.store.count("tasks") == before + 1
+    click(shown, ".q-dialog button", "Restore")
+    shown.page.wait("location.search.includes('before-restore')")
+    shown.page.wait(SETTLED)
+    assert rlake.connect(shown.store.uri).count("tasks") == before
