@@ -1,7 +1,7 @@
 """Pipelines: operators between a source and a sink, run once, incrementally or continuously."""
 
 from .executors import Local, Ray
-from .expectations import Expectation
+from .expectation import Expectation
 from .pipeline import Pipeline
 from .plan import Plan
 from .report import Dropped, Progress, Report, Step

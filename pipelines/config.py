@@ -11,6 +11,7 @@ from ..store.errors import ConfigError, nearest
 from ..store.files.yaml_text import parse_yaml, read_text
 from . import expectations
 from .executors import build, executor_of
+from .expectation import Expectation
 from .source import File, Sql, Table
 
 _KEYS = ("name", "source", "operators", "sink", "executor", "max_failed", "on_empty", "expect")
@@ -53,7 +54,7 @@ def resolved(specs: Iterable[Spec | Operator]) -> list[Operator]:
     return resolve_all(specs, expand=recipe.operators_of)
 
 
-def expected(given: Any) -> dict[str, tuple[expectations.Expectation, ...]]:
+def expected(given: Any) -> dict[str, tuple[Expectation, ...]]:
     """Return the expectations of a pipeline's `source` and `sink`."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"`expect` must be `{{source: [...], sink: [...]}}`, got {given!r}")

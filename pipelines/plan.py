@@ -10,7 +10,7 @@ from ..store.errors import OperatorError
 from . import expectations
 from . import sink as sinks
 from . import source as sources
-from .expectations import Expectation
+from .expectation import Expectation
 from .running.column_pruning import needed
 from .source import File, Source, Table
 

@@ -11,7 +11,7 @@ from . import plan as plans
 from .config import resolved
 from .executors import Executor, executor_of
 from .executors.local import Local
-from .expectations import Expectation
+from .expectation import Expectation
 from .plan import Plan
 from .source import File, Source, Table
 

@@ -183,6 +183,45 @@ CREATE OR REPLACE VIEW backlog AS
     JOIN trainer t ON e.run_id = t.run_id
     GROUP BY ALL;
 
+-- What became of each row that a run with a trainer sampled to train on: the trained and other draws,
+-- their mean lag, and `outcome`: trained, dropped or filtered by an operator, drawn but not trainable,
+-- without a reward, stale by the schedule's limit, waiting, or not chosen though later rows were.
+CREATE OR REPLACE VIEW outcomes AS
+    WITH drawn AS (
+        SELECT run_id, experience_id, count(*) AS draws, count(*) FILTER (weight <> 0) AS trained,
+               avg(lag) FILTER (weight <> 0) AS lag
+        FROM draws_current GROUP BY run_id, experience_id),
+    filtered AS (
+        SELECT split_part(lineage_id, '/', 1) AS run_id, experience_id, arg_max(operator, created_at) AS operator
+        FROM drops WHERE contains(lineage_id, '/') GROUP BY ALL),
+    reached AS (
+        SELECT d.run_id, max(d.step) - 1 AS version, max(e.batch) FILTER (e.run_id = d.run_id) AS batch
+        FROM draws_current d JOIN experiences e USING (experience_id) GROUP BY d.run_id),
+    trainer AS (
+        SELECT run_id, arg_max(coalesce(
+                   try_cast(config->>'$.schedule.max_lag' AS BIGINT),
+                   try_cast(config->>'$.schedule.max_ahead' AS BIGINT)
+                       + try_cast(config->>'$.schedule.publish_every' AS BIGINT) - 1), created_at) AS max_lag
+        FROM job_events WHERE job = 'train' GROUP BY run_id)
+    SELECT e.run_id, e.experience_id, coalesce(d.draws, 0) AS num_draws, coalesce(d.trained, 0) AS num_trained, d.lag,
+           CASE WHEN d.trained > 0 THEN 'trained'
+                WHEN e.drop_reason IS NOT NULL THEN 'dropped by ' || split_part(e.drop_reason, ':', 1)
+                WHEN f.operator IS NOT NULL THEN 'filtered by ' || f.operator
+                WHEN d.draws > 0 THEN 'drawn, not trainable'
+                WHEN e.reward IS NULL THEN 'without a reward'
+                WHEN r.version - e.policy_version > t.max_lag THEN 'stale'
+                WHEN coalesce(e.batch, 0) >= coalesce(r.batch, 0) THEN 'waiting'
+                ELSE 'not chosen' END AS outcome
+    FROM experiences_current e JOIN trainer t ON e.run_id = t.run_id
+    LEFT JOIN reached r ON e.run_id = r.run_id
+    LEFT JOIN drawn d ON e.run_id = d.run_id AND e.experience_id = d.experience_id
+    LEFT JOIN filtered f ON e.run_id = f.run_id AND e.experience_id = f.experience_id
+    WHERE e.purpose = 'train';
+
+-- How many rows of equal weight rows with these weights are worth (Kish); 0 without any weight.
+CREATE OR REPLACE MACRO effective_sample_size(weight) AS
+    coalesce(sum(weight) ** 2 / nullif(sum(weight ** 2), 0), 0.0);
+
 -- The newest value of each name of a task, values taken back left out.
 CREATE OR REPLACE VIEW task_values_current AS
     SELECT * FROM (

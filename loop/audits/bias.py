@@ -98,7 +98,7 @@ def bias(store: Store, run_id: str) -> Bias:
         outcomes=_outcomes(settled),
         bins=bins,
         findings=findings,
-        facts=_facts(settled),
+        facts=_facts(settled) if rows.height else [f"the run sampled no row: it drew {foreign:,}"],
     )
 
 
@@ -107,55 +107,20 @@ def _rows(store: Store, run_id: str) -> pl.DataFrame:
     name = literal(run_id)
     found = store.sql(
         f"""
-        WITH drawn AS (
-            SELECT experience_id, count(*) AS draws, count(*) FILTER (weight <> 0) AS trained,
-                   avg(lag) FILTER (weight <> 0) AS drawn_lag
-            FROM draws_current WHERE run_id = {name} GROUP BY experience_id),
-        removed AS (
-            SELECT experience_id, arg_max(operator, created_at) AS operator FROM drops
-            WHERE starts_with(lineage_id, {literal(run_id + "/")}) GROUP BY experience_id),
-        published AS (
+        WITH published AS (
             SELECT created_at, max(policy_version) AS version FROM policies_current
             WHERE run_id = {name} GROUP BY created_at),
-        last AS (SELECT max(step) - 1 AS version FROM draws_current WHERE run_id = {name}),
-        limits AS (
-            SELECT arg_max(coalesce(try_cast(config->>'$.schedule.max_lag' AS BIGINT),
-                try_cast(config->>'$.schedule.max_ahead' AS BIGINT)
-                + try_cast(config->>'$.schedule.publish_every' AS BIGINT) - 1),
-                created_at) AS max_lag
-            FROM job_events WHERE run_id = {name} AND job = 'train'),
         passed AS (SELECT task_id, pass_rate FROM task_pass_rates WHERE run_id = {name})
         SELECT e.group_id, coalesce(e.batch, 0) AS batch, e.source, e.engine, e.finish_reason,
                e.reward, t.taskset, {_DIFFICULTY} AS difficulty, {LENGTH} AS length,
                greatest(published.version - e.policy_version, 0) AS lag,
-               coalesce(drawn.draws, 0) AS draws, coalesce(drawn.trained, 0) AS trained,
-               drawn.drawn_lag, e.drop_reason, removed.operator,
-               last.version - e.policy_version > limits.max_lag AS is_stale
+               o.num_trained AS trained, o.lag AS drawn_lag, o.outcome
         FROM experiences_current e ASOF LEFT JOIN published ON e.created_at >= published.created_at
-        LEFT JOIN tasks t USING (task_id) LEFT JOIN drawn USING (experience_id)
-        LEFT JOIN removed USING (experience_id) LEFT JOIN passed USING (task_id), last, limits
-        WHERE e.run_id = {name} AND e.purpose = 'train'
+        JOIN outcomes o USING (experience_id)
+        LEFT JOIN tasks t USING (task_id) LEFT JOIN passed USING (task_id)
+        WHERE e.run_id = {name} AND o.run_id = {name}
         """
     ).pl()
-    last = found.filter(pl.col("draws") > 0)["batch"].max()
-    dropped = pl.col("drop_reason").str.split(":").list.first()
-    found = found.with_columns(
-        outcome=pl.when(pl.col("trained") > 0)
-        .then(pl.lit("trained"))
-        .when(pl.col("drop_reason").is_not_null())
-        .then(pl.format("dropped by {}", dropped))
-        .when(pl.col("operator").is_not_null())
-        .then(pl.format("filtered by {}", "operator"))
-        .when(pl.col("draws") > 0)
-        .then(pl.lit("drawn, not trainable"))
-        .when(pl.col("reward").is_null())
-        .then(pl.lit("without a reward"))
-        .when(pl.col("is_stale"))
-        .then(pl.lit("stale"))
-        .when(pl.col("batch") >= (0 if last is None else last))
-        .then(pl.lit("waiting"))
-        .otherwise(pl.lit("not chosen"))
-    )
     return found.with_columns(
         *(named(column) for column in ("source", "engine", "finish_reason", "taskset", "lag")),
         num_tokens="length",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 VIEWS = {
     "groups": "a group: mean, spread and pass rate of its rewards",
     "steps": "an optimizer step: what it was trained on",
+    "outcomes": "a row that a run sampled to train on: what became of it",
     "backlog": "a run: how many of its rows are fresh, stale, undrawn",
     "draws_current": "a draw that counts: superseded attempts left out",
     "metrics_current": "a metric that counts, likewise",
@@ -38,6 +39,7 @@ VIEWS = {
 
 MACROS = {
     "pass_at_k(n, c, k)": "pass@k: chance that one of k of n rollouts is correct, if c of n are",
+    "effective_sample_size(weight)": "how many rows of equal weight the rows are worth (Kish)",
     "pass_hat_k(n, c, k)": "pass^k: chance that all of k of n rollouts are correct, if c of n are",
 }
 """Public macros, and what they return."""

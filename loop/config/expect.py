@@ -1,6 +1,6 @@
 """The section `expect`: what must be true of a run's tasks and rows."""
 
-from ...pipelines.expectations import Expectation
+from ...pipelines.expectation import Expectation
 from .base import Section
 
 

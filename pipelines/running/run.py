@@ -21,7 +21,7 @@ from .. import sink as sinks
 from .. import source as sources
 from ..cache import OperatorCache
 from ..executors import Executor
-from ..expectations import Expectation
+from ..expectation import Expectation
 from ..incremental import NewRows, runs_before
 from ..plan import Plan
 from ..report import Listener, Report, Step

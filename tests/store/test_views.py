@@ -218,3 +218,48 @@ def test_the_backlog_is_of_runs_that_have_a_trainer(store: Store) -> None:
     store.append("policies", [policy_row(1, 9)])
     found = store.sql("SELECT run_id, num_rows, fresh, stale FROM backlog").fetchall()
     assert found == [("r", 2, 0, 2)], "and the limit is the trainer's"
+
+
+def test_outcomes_say_what_became_of_each_row(store: Store) -> None:
+    made = singles(9, version=[3, 3, 3, 3, 3, 0, 3, 3, 0])
+    changed: dict[int, dict[str, Any]] = {
+        1: {"drop_reason": "max_length: too long"},
+        4: {"reward": None},
+        7: {"batch": 2},
+        8: {"purpose": "eval"},
+    }
+    rows = [replace(row, **({"batch": 1} | changed.get(i, {}))) for i, row in enumerate(made)]
+    last = replace(made[0], experience_id="e9", batch=2)
+    store.append("experiences", [*rows, last])
+    config = '{"schedule": {"max_lag": null, "max_ahead": 1, "publish_every": 1}}'
+    store.append("job_events", [run_row(1, 1, config=config)])
+    drawn = [
+        draw_row(1, 4, "e0", lag=2),
+        draw_row(1, 5, "e0", lag=4),
+        draw_row(1, 5, "e9", position=1),
+    ]
+    left = [draw_row(1, 4, e, weight=0.0, position=p) for p, e in ((1, "e2"), (2, "e3"))]
+    store.append("draws", [*drawn, *left])
+    why = {"experience_id": "e2", "operator": "keep", "reason": "no"}
+    store.append("drops", [{"lineage_id": "r/001/000004"} | why, {"lineage_id": "other"} | why])
+    found = store.sql(
+        "SELECT experience_id, outcome, num_draws, num_trained, lag FROM outcomes ORDER BY 1"
+    ).fetchall()
+    assert found == [
+        ("e0", "trained", 2, 2, 3.0),
+        ("e1", "dropped by max_length", 0, 0, None),
+        ("e2", "filtered by keep", 1, 0, None),
+        ("e3", "drawn, not trainable", 1, 0, None),
+        ("e4", "without a reward", 0, 0, None),
+        ("e5", "stale", 0, 0, None),
+        ("e6", "not chosen", 0, 0, None),
+        ("e7", "waiting", 0, 0, None),
+        ("e9", "trained", 1, 1, 0.0),
+    ]
+
+
+def test_the_effective_sample_size_of_equal_weights_is_their_number(store: Store) -> None:
+    query = "SELECT effective_sample_size(w) FROM (VALUES {}) t(w)"
+    assert one(store, query.format("(2.0), (2.0), (2.0)")) == (3.0,)
+    assert one(store, query.format("(3.0), (1.0), (0.0)")) == (1.6,)
+    assert one(store, query.format("(0.0), (0.0)")) == (0.0,)

@@ -141,3 +141,11 @@ def test_a_past_state_is_audited_as_it_was(store: Store) -> None:
     assert bias(store.at("after"), "r").num_rows == 20 * 64
     with pytest.raises(NotFoundError, match="no run `r`"):
         bias(store.at("empty"), "r")
+
+
+def test_a_run_that_sampled_nothing_says_so(store: Store) -> None:
+    history = History(5, steps=2)
+    history.change(lambda _: True, run_id=None, source="imported")
+    found = bias(history.write(store), "r")
+    assert (found.num_rows, found.num_foreign, found.findings) == (0, 128, [])
+    assert found.facts == ["the run sampled no row: it drew 128"]
