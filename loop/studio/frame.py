@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from fastapi import Request
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
 from nicegui import background_tasks, ui
 from nicegui.client import Client
 
 from ...store import Store
-from ...store.errors import RlakeError
+from ...store.errors import NotFoundError, RlakeError
 from .queries import MAX_ROWS, SECONDS, Queries, Rows
+from .run_control import RunControl
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -21,7 +23,7 @@ _AT_ONCE_SECONDS = 0.5
 """How long a page may take to be sent whole, in seconds; the rest of it follows when it is done."""
 _GONE_SECONDS = 0.25
 """How often it is looked whether the browser that asked is still there, in seconds."""
-_LIVE_SECONDS = 1.0
+_LIVE_SECONDS = 0.75
 """How often a live page looks for new rows, in seconds."""
 
 
@@ -32,6 +34,7 @@ class Studio:
     store: Store
     queries: Queries
     can_write: bool
+    control: RunControl
     name: str
     """What the store is called in the header."""
 
@@ -53,7 +56,7 @@ PAGES: list[Page] = []
 """All pages: importing a page's module adds it."""
 START = "/runs"
 """The page that the address without a path opens."""
-ANSWERS: "dict[str, Callable[[Studio, dict[str, str]], Awaitable[dict[str, Any]]]]" = {}
+ANSWERS: "dict[str, Callable[[Studio, dict[str, str]], Awaitable[Any]]]" = {}
 """What a page's own script asks for, such as the rows of a grid: functions by their paths."""
 SECTIONS = ("Runs", "Rows", "Data", "Store")
 """Headings of the navigation, in their order."""
@@ -104,19 +107,28 @@ class View:
         return self.params.get(name, "")
 
     async def rows(
-        self, sql: str, *, limit: int = MAX_ROWS, seconds: float = SECONDS, pool: str = "page"
+        self,
+        sql: str,
+        *,
+        limit: int = MAX_ROWS,
+        seconds: float = SECONDS,
+        pool: str = "page",
+        max_age: float = 0.0,
     ) -> Rows:
         """Return the rows of a SELECT; it is cancelled when the browser goes away.
 
-        Raises RlakeError where it cannot run or takes too long; the frame shows it.
+        `max_age` is for live pages: results up to that old, in seconds, are used again. Raises
+        RlakeError where it cannot run or takes too long; the frame shows it.
         """
         return await self._kept(
-            self.studio.queries.rows(sql, limit=limit, seconds=seconds, pool=pool)
+            self.studio.queries.rows(sql, limit=limit, seconds=seconds, pool=pool, max_age=max_age)
         )
 
-    async def query(self, sql: str, *, limit: int = MAX_ROWS) -> list[dict[str, Any]]:
+    async def query(
+        self, sql: str, *, limit: int = MAX_ROWS, max_age: float = 0.0
+    ) -> list[dict[str, Any]]:
         """Return the rows of a SELECT as mappings."""
-        return (await self.rows(sql, limit=limit)).records()
+        return (await self.rows(sql, limit=limit, max_age=max_age)).records()
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Return what a function of the store returns, called in a thread."""
@@ -150,8 +162,13 @@ class View:
         self.params |= {name: str(value or "") for name, value in changes.items()}
         ui.navigate.history.replace(self.address())
 
-    async def live(self, tables: Sequence[str], refresh: Callable[[], Awaitable[None]]) -> None:
-        """Call `refresh` now, and again soon after rows are added to one of the tables."""
+    async def live(
+        self, tables: Sequence[str] | None, refresh: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Call `refresh` now, and again soon after rows are added to one of the tables.
+
+        Without tables it is called every moment: for what has a `max_age`, or is in no table.
+        """
         seen: Any = None
         failed = ui.label().classes("error")
         failed.set_visibility(False)
@@ -159,9 +176,11 @@ class View:
         async def look() -> None:
             nonlocal seen
             try:
-                versions = await self._kept(self.studio.queries.versions())
-                now = [versions.get(name) for name in tables]
-                if now != seen:
+                now = None
+                if tables is not None:
+                    versions = await self._kept(self.studio.queries.versions())
+                    now = [versions.get(name) for name in tables]
+                if now is None or now != seen:
                     await refresh()
                     seen = now
                 failed.set_visibility(False)
@@ -169,8 +188,16 @@ class View:
                 failed.set_text(str(error))
                 failed.set_visibility(True)
 
+        async def again() -> None:
+            try:
+                await look()
+            except Exception as error:  # noqa: BLE001  the boundary of a page
+                timer.cancel()  # or a mistake of ours would be logged each second
+                _log.exception("page %s", self.page.path)
+                show_error(f"this page stopped: {type(error).__name__}: {error}")
+
         await look()
-        ui.timer(_LIVE_SECONDS, look, immediate=False)
+        timer = ui.timer(_LIVE_SECONDS, again, immediate=False)
 
 
 def address(path: str, **params: object) -> str:
@@ -197,18 +224,18 @@ async def build(studio: Studio, page: Page, request: Request) -> None:
     await asyncio.wait({task}, timeout=_AT_ONCE_SECONDS)
 
 
-async def answered(studio: Studio, path: str, request: Request) -> dict[str, Any]:
+async def answered(studio: Studio, path: str, request: Request) -> Any:
     """Return what a page asks for by itself; it is cancelled when the browser goes away."""
     work = asyncio.ensure_future(ANSWERS[path](studio, dict(request.query_params)))
     while not work.done():
         await asyncio.wait({work}, timeout=_GONE_SECONDS)
         if not work.done() and await request.is_disconnected():
             work.cancel()
-            return {"error": "the browser went away"}
+            return Response(status_code=499)
     try:
         return work.result()
     except RlakeError as error:
-        return {"error": str(error)}
+        return JSONResponse({"error": str(error)}, 404 if isinstance(error, NotFoundError) else 400)
 
 
 async def _fill(view: View, main: ui.element, waiting: ui.element) -> None:

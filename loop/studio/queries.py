@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from threading import Lock
 from time import monotonic
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from ...store.query import names_read, query_error
 from ...store.schema import TABLES
 
 T = TypeVar("T")
+_names_read = lru_cache(256)(names_read)
 MAX_ROWS = 1000
 """Rows of a result, unless a page asks for more."""
 SECONDS = 30.0
@@ -26,15 +28,19 @@ _BATCH, _MAX_BYTES = 256, 64 << 20
 """Rows read at once, and bytes after which no more are read."""
 _CACHED, _CACHED_BYTES = 64, 4 << 20
 """Results that are kept, and the most bytes of one."""
+_PACE, _YOUNGEST_SECONDS = 100, 1.0
+"""How long a result with a `max_age` is used: so many times as it took, and at least so long."""
 _FRESH_SECONDS = 0.4
 """How long an answer about the tables' versions is used, in seconds."""
-_THREADS = {"page": 4, "console": 2}
-"""Threads by the kind of work, so that people's own SQL never holds up the pages."""
+_THREADS = {"page": 4, "console": 2, "live": 1}
+"""Threads by the kind of work, so that people's own SQL never holds up the pages.
+
+One for live pages: each thread opens the tables that moved for itself."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of a query; two columns may have one name."""
+    """The rows of a query; two columns may have one name. Two browsers may get the same object."""
 
     columns: list[str]
     types: list[str]
@@ -43,6 +49,8 @@ class Rows:
     is_cut: bool
     """Whether there are more rows than were read."""
     nbytes: int = 0
+    seconds: float = 0.0
+    """How long it took to read them."""
 
     def records(self) -> list[dict[str, Any]]:
         """Return the rows as mappings."""
@@ -83,6 +91,8 @@ class Queries:
         self._asking: asyncio.Future[Mapping[str, int]] | None = None
         self._running: dict[Any, _Running] = {}
         self._known: OrderedDict[Any, Rows] = OrderedDict()
+        self._paced: OrderedDict[Any, tuple[float, Rows]] = OrderedDict()
+        """Until when a result is used, whatever is written, and the result."""
 
     async def versions(self) -> Mapping[str, int]:
         """Return the versions of all tables, as of a moment ago at most."""
@@ -98,16 +108,30 @@ class Queries:
         return self.store.versions() | self.store.user_versions()
 
     async def rows(
-        self, sql: str, *, limit: int = MAX_ROWS, seconds: float = SECONDS, pool: str = "page"
+        self,
+        sql: str,
+        *,
+        limit: int = MAX_ROWS,
+        seconds: float = SECONDS,
+        pool: str = "page",
+        max_age: float = 0.0,
     ) -> Rows:
         """Return the rows of one SELECT.
+
+        They may be up to `max_age` seconds older than the tables: the older, the longer it takes to
+        read them, so that a query of a page that is watched takes 1 % of the time.
 
         Raises QueryError for SQL that cannot run, StarvedError after `seconds`. When all that wait
         for it are cancelled, so is the query.
         """
-        versions = await self.versions()
-        read = names_read(sql)
-        key = sql, limit, *(v for name, v in versions.items() if name in read or name not in TABLES)
+        if max_age and (last := self._paced.get((sql, limit))) and monotonic() < last[0]:
+            return last[1]
+        if max_age:  # whatever the versions are, which takes time to find out
+            key, pool = (sql, limit), "live"
+        else:
+            versions, read = await self.versions(), _names_read(sql)
+            of = (v for name, v in versions.items() if name in read or name not in TABLES)
+            key = sql, limit, *of
         if (known := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             return known
@@ -120,19 +144,29 @@ class Queries:
             query.future.add_done_callback(lambda _: self._ended(key, query))
         query.waiting += 1
         try:
-            return await asyncio.shield(query.future)
+            found = await asyncio.shield(query.future)
+            if max_age:
+                self._pace((sql, limit), found, max_age)
+            return found
         finally:
             query.waiting -= 1
             if not query.waiting and not query.future.done():
                 self._running.pop(key, None)
                 _interrupt(query)
 
+    def _pace(self, key: Any, found: Rows, longest: float) -> None:
+        age = min(max(_PACE * found.seconds, _YOUNGEST_SECONDS), longest)
+        self._paced[key] = monotonic() + age, found
+        while len(self._paced) > _CACHED:
+            self._paced.popitem(last=False)
+
     def _ended(self, key: Any, query: _Running) -> None:
         if self._running.get(key) is query:
             del self._running[key]
         # asked for its error in any case, or asyncio logs those of queries that nobody waits for
         failed = query.future.cancelled() or query.future.exception() is not None
-        if not failed and query.future.result().nbytes <= _CACHED_BYTES:
+        is_versioned = len(key) > 2
+        if is_versioned and not failed and query.future.result().nbytes <= _CACHED_BYTES:
             self._known[key] = query.future.result()
             while len(self._known) > _CACHED:
                 self._known.popitem(last=False)
@@ -142,6 +176,7 @@ class Queries:
             with query.lock:
                 query.interrupt = interrupt
 
+        began = monotonic()
         if query.cancelled:
             raise StarvedError("the query was cancelled before it began")
         try:
@@ -155,7 +190,8 @@ class Queries:
             with query.lock:
                 query.interrupt = None
         is_cut = len(rows) > limit or nbytes > _MAX_BYTES
-        return Rows(columns, types, rows[:limit], is_cut=is_cut, nbytes=nbytes)
+        took = monotonic() - began
+        return Rows(columns, types, rows[:limit], is_cut, nbytes, took)
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Return what a function returns, called in a thread."""

@@ -8,8 +8,8 @@ from ...store.query import literal
 from ..runs.job import is_live
 from .frame import View
 
-TABLES = ("job_events", "metrics", "experiences", "draws", "policies")
-"""What the status of a run is read from."""
+OLDEST_SECONDS = 30.0
+"""How old the numbers may be in a large store, in seconds."""
 _RECENT_STEPS = 20
 RUNS = f"""
 WITH jobs AS (
@@ -60,7 +60,7 @@ def status_of(store: Store, run_id: str, jobs: list[Mapping[str, str]]) -> str:
 async def runs(view: View, run_id: str | None = None) -> list[dict[str, Any]]:
     """Return the rows of `RUNS` with the status of each run, of all runs or of one."""
     which = f"SELECT * FROM ({RUNS}) WHERE run_id = {literal(run_id)}" if run_id else RUNS
-    found = await view.query(which)
+    found = await view.query(which, max_age=OLDEST_SECONDS)
 
     def add() -> list[dict[str, Any]]:
         return [

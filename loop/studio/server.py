@@ -1,5 +1,6 @@
 """The studio's server: one application over one store, in this process."""
 
+import multiprocessing
 import secrets
 import socket
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from . import pages  # noqa: F401 - each page adds itself
 from .access import Access, hosts_of
 from .frame import ANSWERS, PAGES, START, Page, Studio, answered, build
 from .queries import Queries
+from .run_control import RunControl
 
 _RECONNECT_SECONDS = 3.0
 """How long a browser may be away before what it asked for is cancelled, in seconds."""
@@ -40,12 +42,16 @@ def serve(
     """
     is_ours = is_loopback(host)
     token = None if is_ours else secrets.token_urlsafe(24)
+    # NiceGUI chooses `fork`, by which a process may hang while tables are open
+    multiprocessing.set_start_method("spawn", force=True)
     with listen(host, port) as listening, interrupts.at_once():
         port = listening.getsockname()[1]
         cookie = f"rlake_studio_{port}"  # cookies of a host are shared by all its ports
         app = application(store, can_write=can_write, name=name, compressed=not is_ours)
         access = Access(app, admits=hosts_of(host), token=token, cookie=cookie)
-        config = uvicorn.Config(access, log_level="warning", lifespan="on")
+        config = uvicorn.Config(
+            access, log_level="warning", lifespan="on", ws_per_message_deflate=not is_ours
+        )
         server = _Server(config)
         ready(_address(host, port, token))
         server.run(sockets=[listening])
@@ -59,7 +65,8 @@ def _address(host: str, port: int, token: str | None) -> str:
 
 def application(store: Store, *, can_write: bool, name: str, compressed: bool) -> FastAPI:
     """Return the application; NiceGUI has one for each process, so this is called once."""
-    studio = Studio(store, Queries(store), can_write, name)
+    control = RunControl(store, can_write=can_write)
+    studio = Studio(store, Queries(store), can_write, control, name)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_api_route("/", lambda: RedirectResponse(START))
     for path in ANSWERS:

@@ -1,11 +1,17 @@
 """The studio's server in a process of its own, and what tests store for it."""
 
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
+
+import httpx
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
 
 from rlake.store import Store
 
@@ -52,3 +58,42 @@ def hostile_rollouts(store: Store) -> str:
         [row | {"experience_id": one, "rollout_index": i} for i, one in enumerate(ids)],
     )
     return ids[0]
+
+
+@contextmanager
+def watching(url: str, address: str, browsers: int) -> Iterator[list[int]]:
+    """Open a page as that many browsers would; yield how many messages each has received."""
+    received, sockets, threads = [0] * browsers, [], []
+
+    def listen(place: int, socket: ClientConnection) -> None:
+        try:
+            for message in socket:
+                received[place] += 1
+                if message == "2":  # a ping of the server
+                    socket.send("3")
+        except ConnectionClosed:
+            return  # the test is done
+
+    try:
+        for place in range(browsers):
+            page = httpx.get(url + address, timeout=100).text
+            found = re.search(r"'client_id': '([^']+)'", page)
+            assert found is not None, page[:500]
+            query = f"client_id={found[1]}&implicit_handshake=true&next_message_id=0"
+            query += f"&tab_id=t{place}&old_tab_id=&document_id=d{place}&EIO=4&transport=websocket"
+            there = f"{url.replace('http', 'ws')}/_nicegui_ws/socket.io/?{query}"
+            sockets.append(connect(there, origin=url, max_size=None, open_timeout=100))  # pyright: ignore[reportArgumentType]
+            sockets[-1].recv(timeout=100)
+            sockets[-1].send("40")
+            threads.append(Thread(target=listen, args=(place, sockets[-1]), daemon=True))
+            threads[-1].start()
+        yield received
+    finally:
+        for socket in sockets:
+            socket.close()
+
+
+def cpu_seconds(process: int) -> float:
+    """Return the CPU time that a process has used, with the children that it waited for."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")

@@ -1,3 +1,14 @@
 """The pages, one file each: importing this package declares them all."""
 
-from . import audits, lineage, rollout, rollouts, run, runs, snapshots, sql  # noqa: F401 - each adds itself
+from . import (  # noqa: F401 - each adds itself
+    audits,
+    health,
+    lineage,
+    rollout,
+    rollouts,
+    run,
+    runs,
+    snapshots,
+    sql,
+    tasks,
+)

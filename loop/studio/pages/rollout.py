@@ -3,19 +3,24 @@
 import json
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
+from fastapi import Response
 from nicegui import ui
 
 from ....store.errors import NotFoundError
+from ....store.image_parts import is_image, parts_of
+from ....store.media import image_bytes
 from ....store.query import literal
-from ..frame import View, address, page
+from ..frame import Studio, View, address, answers, page
 from ..tokens import show_tokens
 from ..widgets import facts, grid, heading, number, records, same_as, text, title
 
 _LONGEST = 20_000
 """Most characters of a message that are shown."""
 _TURNS = 200
+IMAGE = "/rollout/image"
+_MIMES = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp")
 _RELATIVES = 100
 _FACTS = ("policy_version", "num_tokens", "num_turns", "finish_reason", "drop_reason", "source")
 _FACTS += ("engine", "temperature", "priority", "advantage")
@@ -84,61 +89,77 @@ def _segments(segments: Sequence[Mapping[str, Any]] | None) -> None:
         facts({f"version {one['policy_version']}": one["num_tokens"] for one in segments})
 
 
-Turn = tuple[str, str]
-"""Role and text of a message; calls of tools are part of the text."""
+class Turn(NamedTuple):
+    """A message: calls of tools are part of the text."""
+
+    role: str
+    said: str
+    images: tuple[str, ...] = ()
+    """IDs of the images that it shows."""
 
 
 def turns(row: Mapping[str, Any]) -> list[Turn]:
     """Return the messages of a rollout, tool calls included.
 
-    >>> turns({"messages": None, "prompt_text": "1+1=", "response_text": "2"})
-    [('user', '1+1='), ('assistant', '2')]
+    >>> row = {"messages": None, "prompt_text": "1+1=", "response_text": "2"}
+    >>> [turn.said for turn in turns(row)]
+    ['1+1=', '2']
     """
     try:
         messages = json.loads(row["messages"]) if row["messages"] else None
     except (ValueError, RecursionError):
         messages = [{"role": "messages that are no JSON", "content": row["messages"]}]
-    if not messages:
+    if not isinstance(messages, list) or not messages:
         both = (("user", row["prompt_text"]), ("assistant", row["response_text"]))
-        return [(role, said) for role, said in both if said is not None]
+        return [Turn(role, said) for role, said in both if said is not None]
     found = [_turn(one) for one in messages if isinstance(one, Mapping)]
-    if found and found[-1][0] != "assistant" and row["response_text"]:
-        found.append(("assistant", row["response_text"]))
+    if found and found[-1].role != "assistant" and row["response_text"]:
+        found.append(Turn("assistant", row["response_text"]))
     return found
 
 
 def _turn(message: Mapping[str, Any]) -> Turn:
-    content = message.get("content") or ""
-    if isinstance(content, list):  # parts: texts, and images by their ids
-        content = "\n".join(
-            str(part.get("text") or f"[{part.get('type')} {part.get('media_id', '')}]")
-            if isinstance(part, Mapping)
-            else str(part)
-            for part in content
-        )
+    content, images = message.get("content") or "", []
+    if isinstance(content, list):
+        images = [str(part["media_id"]) for part in parts_of([message]) if part.get("media_id")]
+        texts = [part for part in content if isinstance(part, Mapping) and not is_image(part)]
+        content = "\n".join(str(part.get("text") or f"[{part.get('type')}]") for part in texts)
     thought = message.get("reasoning_content")
     said = f"(thinks) {thought}\n\n{content}" if thought else str(content)
     for call in message.get("tool_calls") or ():
         function = call.get("function", {}) if isinstance(call, Mapping) else {}
         said += f"\n→ {function.get('name') or '?'}({function.get('arguments')})"
-    return str(message.get("role")), said.strip()
+    return Turn(str(message.get("role")), said.strip(), tuple(images))
+
+
+@answers(IMAGE)
+async def image(studio: Studio, params: Mapping[str, str]) -> Response:
+    """Return the bytes of a stored image, of a type that browsers show and never run."""
+    key = params.get("id", "")
+    found = await studio.queries.rows(f"SELECT mime FROM media WHERE media_id = {literal(key)}")
+    mime = found.rows[0][0] if found.rows else ""
+    data = (await studio.queries.call(image_bytes, studio.store, [key]))[key]
+    return Response(data, media_type=mime if mime in _MIMES else "application/octet-stream")
 
 
 def _conversation(said: Sequence[Turn]) -> None:
-    for role, content in said[:_TURNS]:
-        _show_turn(role, content)
+    for turn in said[:_TURNS]:
+        _show_turn(turn)
     if len(said) > _TURNS:
         ui.label(f"{len(said) - _TURNS:,} more turns; the SQL below gives them").classes("soft")
 
 
-def _show_turn(role: str, content: str, *, classes: str = "") -> None:
-    kind = role if role in ("assistant", "tool") else ""
+def _show_turn(turn: Turn, *, classes: str = "") -> None:
+    kind = turn.role if turn.role in ("assistant", "tool") else ""
     with ui.element("div").classes(f"turn {kind} {classes}"):
-        text("div", role, "role")
-        text("div", content[:_LONGEST], "said")
-        if len(content) > _LONGEST:
-            more = f"{len(content) - _LONGEST:,} more characters; the SQL below gives them"
+        text("div", turn.role, "role")
+        text("div", turn.said[:_LONGEST], "said")
+        if len(turn.said) > _LONGEST:
+            more = f"{len(turn.said) - _LONGEST:,} more characters; the SQL below gives them"
             text("div", more, "role")
+        for one in turn.images:
+            shown = ui.element("img")
+            shown.props["src"], shown.props["alt"] = address(IMAGE, id=one), f"image {one}"
 
 
 async def _lineage(view: View, one: Mapping[str, Any]) -> None:
@@ -207,23 +228,23 @@ async def _beside(view: View, one: Mapping[str, Any], other: Mapping[str, Any]) 
     for i, pair in enumerate(list(zip_longest(*both))[:_TURNS]):
         with ui.element("div").classes("two"):
             for turn in pair:
-                role, content = turn or ("", "")
                 here = part is not None and part[0] == i
                 with ui.element("div").classes("card"):
-                    _show_turn(role, content, classes="parts" if here else "")
+                    _show_turn(turn or Turn("", ""), classes="parts" if here else "")
     same_as(command=f"rlake show {one['experience_id']}")
 
 
 def parted(one: Sequence[Turn], other: Sequence[Turn]) -> tuple[int, int] | None:
     """Return the turn and the character at which two conversations part; None if they do not.
 
-    >>> parted([("user", "hi"), ("assistant", "yes")], [("user", "hi"), ("assistant", "yet")])
+    >>> question = Turn("user", "?")
+    >>> parted([question, Turn("assistant", "yes")], [question, Turn("assistant", "yet")])
     (1, 2)
     """
     for i, (mine, its) in enumerate(zip_longest(one, other)):
         if mine != its:
-            if mine is None or its is None or mine[0] != its[0]:
+            if mine is None or its is None or mine.role != its.role:
                 return i, 0
-            pairs = enumerate(zip_longest(mine[1], its[1]))
-            return i, next(place for place, (a, b) in pairs if a != b)
+            pairs = enumerate(zip_longest(mine.said, its.said))
+            return i, next((place for place, (a, b) in pairs if a != b), len(mine.said))
     return None

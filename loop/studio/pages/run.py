@@ -1,17 +1,19 @@
 """One run: its jobs, and its curves, which move while it runs."""
 
 import json
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from nicegui import ui
 from nicegui.events import EChartPointClickEventArguments
 
-from ....store.errors import NotFoundError
+from ....store.errors import NotFoundError, RlakeError
 from ....store.query import literal
-from ..curves import LENGTH, curves, curves_sql
+from ..curves import LENGTH, Curves, curves, curves_sql
 from ..frame import View, address, page
-from ..run_status import TABLES, runs
-from ..widgets import chart, facts, number, redraw, same_as, status, text, title
+from ..run_status import runs
+from ..widgets import chart, facts, moved, number, same_as, status, text, title
 
 CHARTS = {
     "Reward": ("train/reward_mean", "explore/reward_mean", "eval/reward_mean"),
@@ -39,27 +41,38 @@ async def show(view: View) -> None:
         title(run_id).classes("fill")
         ui.link("Rollouts", address("/rollouts", where=f"run_id = {literal(run_id)}"))
         ui.link("Compare", address("/runs"))
+    if view.studio.can_write:
+        _buttons(view, run_id)
     state = ui.element("div").classes("card")
     charts: dict[str, tuple[str, ...]] = {**CHARTS, **{name: (name,) for name in more}}
-    drawn: dict[str, ui.echart] = {}
+    wanted = [name for group in charts.values() for name in group]
+    shown: dict[str, Any] = {}
+
+    async def refresh_state() -> None:
+        [one] = await runs(view, run_id)
+        if shown.get("state") != one:
+            shown["state"] = one
+            state.clear()
+            with state:
+                _state(one)
 
     async def refresh() -> None:
-        one = (await runs(view, run_id))[0]
-        found = await curves(view, run_id, [name for group in charts.values() for name in group])
-        state.clear()
-        with state:
-            _state(one)
-        for name, metrics in charts.items():
-            series = {m: found[m] for m in metrics if m in found}
-            if name not in drawn:
-                with area:
-                    drawn[name] = chart(name, series)
-                    drawn[name].on_point_click(_opens(run_id, tuple(series)))
-            else:
-                redraw(drawn[name], series)
+        found = await curves(view, run_id, wanted)
+        if found is shown.get("curves"):
+            return
+        series = {name: _series(found, metrics) for name, metrics in charts.items()}
+        if [*map(len, series.values())] == shown.get("drawn"):
+            ui.run_javascript(_script(found, tuple(charts.items())))
+        else:
+            area.clear()
+            with area:
+                for name, one in series.items():
+                    chart(name, one).on_point_click(_opens(run_id, tuple(one)))
+        shown.update(curves=found, drawn=[*map(len, series.values())])
 
+    await view.live(None, refresh_state)  # also when its process ends without a word
     area = ui.element("div").classes("charts")
-    await view.live(TABLES, refresh)
+    await view.live(None, refresh)
     ui.select(
         names,
         multiple=True,
@@ -73,8 +86,47 @@ async def show(view: View) -> None:
             f"WHERE run_id = {literal(run_id)} AND job <> 'evaluate'"
         )
         text("pre", json.dumps(json.loads(config[0]["config"] or "{}"), indent=1))
-    shown = [m for m in names if any(m in group for group in charts.values())]
-    same_as(sql=curves_sql(run_id, shown), command=f"rlake show {run_id}")
+    listed = [m for m in names if any(m in group for group in charts.values())]
+    same_as(sql=curves_sql(run_id, listed), command=f"rlake show {run_id}")
+
+
+def _series(found: Curves, metrics: Sequence[str]) -> dict[str, Any]:
+    return {name: found[name] for name in metrics if name in found}
+
+
+@lru_cache(16)
+def _script(found: Curves, charts: tuple[tuple[str, tuple[str, ...]], ...]) -> str:
+    return moved({name: _series(found, metrics) for name, metrics in charts})
+
+
+def _buttons(view: View, run_id: str) -> None:
+    """Offer to stop the run, or to continue it, and show what it printed."""
+    control = view.studio.control
+
+    async def resume() -> None:
+        try:
+            await control.resume(run_id)
+            ui.notify(f"{run_id} goes on")
+        except RlakeError as error:
+            ui.notify(str(error), type="negative", multi_line=True, timeout=15_000)
+
+    def stop() -> None:
+        try:
+            control.stop(run_id)
+            ui.notify(f"{run_id} was asked to stop")
+        except RlakeError as error:
+            ui.notify(str(error), type="negative", multi_line=True, timeout=15_000)
+
+    def output() -> None:
+        printed.set_text(control.output(run_id) or "It was not started here.")
+        printed.set_visibility(True)
+
+    with ui.element("div").classes("bar"):
+        ui.button("Resume", on_click=resume).props("outline dense padding='4px 12px'")
+        ui.button("Stop", on_click=stop).props("outline dense padding='4px 12px'")
+        ui.button("Output", on_click=output).props("flat dense padding='4px 12px'")
+    printed = text("pre", "")
+    printed.set_visibility(False)
 
 
 def _state(one: dict[str, Any]) -> None:

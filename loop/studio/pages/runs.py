@@ -6,11 +6,12 @@ from typing import Any
 
 from nicegui import ui
 
-from ....store.errors import NotFoundError
+from ....store.errors import NotFoundError, RlakeError
 from ....store.query import is_in, literal
+from ...config.load import recipes
 from ..curves import curves
 from ..frame import View, address, page
-from ..run_status import RUNS, TABLES, runs
+from ..run_status import RUNS, runs
 from ..widgets import (
     chart,
     column,
@@ -37,7 +38,7 @@ _SHOWN = {
     "active_at": "last step",
     "error": "error",
 }
-_WIDTHS = (150, 92, 100, 92, 80, 64, 82, 70, 72, 158, 110)
+_WIDTHS = (150, 92, 96, 90, 80, 60, 78, 66, 68, 158, 90)
 COMPARED = ("train/reward_mean", "eval/reward_mean", "eval/accuracy", "train/kl", "train/entropy")
 COMPARED += ("train/lag_mean", "train/loss")
 
@@ -55,6 +56,7 @@ async def show(view: View) -> None:
         for i, name in enumerate(_SHOWN.values())
     ]
     columns[0] |= {"flex": 1, "minWidth": 150}
+    columns[-1] |= {"flex": 1}
     columns[1][":cellClass"] = "p => 'status ' + p.value"
     options = grid_options(columns, rowData=[], rowSelection={"mode": "multiRow"})
     made = ui.aggrid(options | {":getRowId": "p => p.data.c0"}, auto_size_columns=False)
@@ -83,10 +85,32 @@ async def show(view: View) -> None:
             made.options["rowData"] = rows
             made.run_grid_method("setGridOption", "rowData", rows) if shown else made.update()
 
+    if view.studio.can_write:
+        _start(view)
     shown = False
-    await view.live(TABLES, refresh)
+    await view.live(None, refresh)
     shown = True
     same_as(sql=RUNS.strip(), command="rlake show RUN")
+
+
+def _start(view: View) -> None:
+    """Offer to start a run of a recipe or a YAML file."""
+    with ui.element("div").classes("bar"):
+        config = ui.input("Recipe or YAML file", autocomplete=recipes()).props("outlined dense")
+        changes = ui.input("Changes", placeholder="trainer.steps=100 name=second")
+        changes.props("outlined dense").classes("fill")
+
+        async def start() -> None:
+            button.disable()
+            try:
+                given = (config.value or "").strip(), (changes.value or "").split()
+                ui.navigate.to(address("/run", id=await view.studio.control.start(*given)))
+            except RlakeError as error:
+                ui.notify(str(error), type="negative", multi_line=True, timeout=15_000)
+            finally:
+                button.enable()
+
+        button = ui.button("Start", on_click=start).props("unelevated")
 
 
 async def _compare(view: View, names: list[str]) -> None:

@@ -47,6 +47,9 @@ def addresses(shown: Shown) -> dict[str, str]:
         f"/rollout?id={quote(one)}": "Trained in",
         f"/rollout?id={quote(one)}&with={quote(other)}": "They",
         "/sql": "Examples",
+        "/tasks": "Solved lately",
+        f"/tasks?run={RUN}": "Forgotten",
+        "/health": "rows not indexed",
         f"/sql?q={steps}": "3 rows in",
         f"/sql?q={steps}&as=chart": "3 rows in",
         f"/sql?q={steps}&as=plan": "Order By",
@@ -173,3 +176,36 @@ def test_a_page_of_another_origin_neither_reads_nor_starts_anything(shown: Shown
     site |= {"Sec-Fetch-Dest": "document"}
     asked = httpx.get(f"{shown.url}/sql?q=SELECT 1", headers=site)
     assert re.search(r'<a href="/sql\?q=SELECT\+1">', asked.text), "it asks before it runs"
+
+
+def test_a_rollout_of_ten_megabytes_and_an_image_that_is_none(shown: Shown, tmp_path: Path) -> None:
+    store = rlake.connect(tmp_path / "lake")
+    content = [{"type": "image", "media_id": "gone"}, {"type": "text", "text": "which color?"}]
+    messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "a" * 10**7}]
+    n = 300_000
+    row = {
+        "experience_id": "big",
+        "task_id": "t",
+        "group_id": "g",
+        "rollout_index": 0,
+        "source": "imported",
+        "messages": json.dumps(messages),
+        "response_text": "a" * 10**7,
+        "token_ids": list(range(n)),
+        "loss_mask": [True] * n,
+        "logprobs": [-0.5] * n,
+        "prompt_length": 0,
+        "num_tokens": n,
+    }
+    store.append("experiences", [row])
+    with studio(tmp_path / "lake") as url:
+        other = Shown(store, url, shown.page)
+        other.go("/rollout?id=big")
+        shown.page.wait("document.querySelectorAll('.tokens span').length === 4000")
+        assert "more characters" in other.text()
+        assert "more tokens" in other.text()
+        assert shown.page.value("document.querySelector('main img').alt") == "image gone"
+        assert httpx.get(f"{url}/rollout/image?id=gone").status_code == 404
+        other.go("/sql?q=SELECT * FROM experiences")
+        shown.page.wait(f"{ROWS} === 1")
+        assert shown.page.value("document.documentElement.innerHTML.length") < 10**6
