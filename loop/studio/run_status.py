@@ -1,6 +1,6 @@
 """Where the runs of a store stand: one query, and whether their processes live."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...store import Store
@@ -41,7 +41,7 @@ ORDER BY coalesce(p.active_at, j.started_at) DESC, run_id
 """A row for each run, the one that was active last first."""
 
 
-def status_of(store: Store, run_id: str, jobs: list[Mapping[str, str]]) -> str:
+def status_of(store: Store, run_id: str, jobs: Sequence[Mapping[str, str]]) -> str:
     """Return the status of a run: that of its jobs, and dead where a process is gone.
 
     A job that was killed says forever that it is running; its lock says that it does not.

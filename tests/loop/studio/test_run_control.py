@@ -57,7 +57,7 @@ def test_a_run_is_started_once_stopped_and_resumed(
         assert one.is_mine("mine")
         with pytest.raises(JobError, match="running already"):
             await one.resume("mine")
-        with pytest.raises(JobError, match="started before|in another process"):
+        with pytest.raises(JobError, match=r"started before|in another process"):
             await other.start("grpo_digits", SMALL)
         one.stop("mine")
         with pytest.raises(JobError, match="interrupted"):
