@@ -172,7 +172,7 @@ def _untidy(store: Store, name: str, dataset: lance.LanceDataset) -> Iterator[Fi
     if indexes.is_due(name, dataset):
         rows = indexes.new_rows(name, dataset)
         yield Finding("note", f"`{name}`: {counted(rows, 'row')} not in its indexes yet", _MAINTAIN)
-    lost = old_versions.orphans(dataset)
+    lost = old_versions.orphans(store, dataset)
     if lost:
         size = sum(path.stat().st_size for path in lost)
         yield Finding(

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from glob import has_magic
 from pathlib import Path
 
 from pydantic_core import from_json
@@ -85,7 +86,8 @@ def open_input(
     rejected = rejected if rejected is not None or not skip_invalid else Rejected()
     given, is_address = Path(path), scheme_of(path) is not None
     if not is_address and not given.exists():
-        raise InputError(f"`{given}` does not exist")
+        hint = "; `--glob` reads the files that it matches" if has_magic(str(given)) else ""
+        raise InputError(f"`{given}` does not exist{hint}")
     with temporary_folder() as folder:
         if is_address or _is_hub_folder(given):
             copied = fetch(str(path), folder, split=split)

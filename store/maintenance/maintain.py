@@ -109,7 +109,7 @@ def _clean(store: Tables, name: str, *, thorough: bool, grace: float) -> None:
     dataset = store.open_at(name)
     with as_store_error(f"cannot clean up `{name}`"):
         old_versions.remove(dataset, old_versions.removable(store, name, grace=grace))
-    for orphan in old_versions.orphans(dataset) if thorough else ():
+    for orphan in old_versions.orphans(store, dataset) if thorough else ():
         orphan.unlink(missing_ok=True)
 
 
@@ -120,7 +120,7 @@ def _foresee(store: Tables, name: str, before: Look, *, only_due: bool, grace: f
     rows = sum(dataset.get_fragment(i).count_rows() for i in chosen)  # pyright: ignore[reportOptionalMemberAccess]
     merged = -(-rows // compaction.rows_a_file(dataset))
     versions = old_versions.removable(store, name, grace=grace)
-    lost = sum(path.stat().st_size for path in old_versions.orphans(dataset))
+    lost = sum(path.stat().st_size for path in old_versions.orphans(store, dataset))
     freed = old_versions.would_free(dataset, versions) + lost
     after = Look(
         fragments=before.fragments - len(chosen) + merged,

@@ -1,8 +1,10 @@
 """Remove old versions, and files that killed writers left."""
 
 import os
+import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from time import time
@@ -19,6 +21,26 @@ _LAST_NAME = (1 << 64) - 1
 _HOLDING_DATA = ("data", "_deletions", "_indices")
 
 
+_SKEW_SECONDS = 900.0
+"""How far clocks may differ where object stores serve requests: S3 refuses more."""
+
+
+def ago(store: Tables, seconds: float) -> float:
+    """Return the moment `seconds` ago by the clock that dates the store's files; 0 is now.
+
+    To a machine whose own clock is ahead, what is young would look old. A folder is asked by a new
+    file, which the machine that has the disk dates; elsewhere clocks may differ by 15 minutes.
+    """
+    if store.folder is None:
+        return time() - (seconds and seconds + _SKEW_SECONDS)
+    dated = time()
+    # a folder that cannot be written: nothing is removed from it either
+    with suppress(OSError), tempfile.TemporaryFile(dir=store.folder) as file:
+        dated = os.fstat(file.fileno()).st_mtime
+    # files are dated to some milliseconds only
+    return (dated if abs(time() - dated) > 1 else time()) - seconds
+
+
 def removable(store: Tables, name: str, *, grace: float) -> list[int]:
     """Return the versions of a table that can be removed, oldest first.
 
@@ -27,7 +49,7 @@ def removable(store: Tables, name: str, *, grace: float) -> list[int]:
     """
     dataset = store.dataset(name)
     kept = versions(dataset)
-    since = time() - grace
+    since = ago(store, grace)
     old = bisect_right(kept, since, key=lambda v: _made_at(store, name, v))
     tagged = {tag["version"] for tag in dataset.tags.list().values()}
     # not the first, as which older snapshots read a table that they do not name; nor the last of
@@ -44,7 +66,7 @@ def is_due(store: Tables, name: str, *, grace: float) -> bool:
     free = [v for v in versions(dataset) if v not in tagged]
     if len(free) <= _MANY_VERSIONS:
         return False
-    return _made_at(store, name, free[_MANY_VERSIONS]) < time() - grace
+    return _made_at(store, name, free[_MANY_VERSIONS]) < ago(store, grace)
 
 
 def versions(dataset: lance.LanceDataset) -> list[int]:
@@ -77,7 +99,9 @@ def would_free(dataset: lance.LanceDataset, versions: Sequence[int]) -> int:
     return message.stats.bytes_removed
 
 
-def orphans(dataset: lance.LanceDataset, *, older_than: float = ORPHAN_SECONDS) -> list[Path]:
+def orphans(
+    store: Tables, dataset: lance.LanceDataset, *, older_than: float = ORPHAN_SECONDS
+) -> list[Path]:
     """Return the unreferenced files of a local table that are old enough to remove.
 
     Elsewhere, Lance itself removes those that are a week old.
@@ -85,7 +109,7 @@ def orphans(dataset: lance.LanceDataset, *, older_than: float = ORPHAN_SECONDS) 
     folder = Path(dataset.uri)
     if "://" in dataset.uri or not folder.is_dir():
         return []
-    before = time() - older_than
+    before = ago(store, older_than)
     # list files before reading versions: a file that is committed in between is not an orphan
     old = [path for path in _files(folder) if _changed_at(path) < before]
     if not old:
@@ -111,4 +135,9 @@ def _made_at(store: Tables, name: str, version: int) -> float:
     dataset = store.open_at(name, version)
     made = dataset.get_version()["timestamp"]
     assert isinstance(made, datetime), "a version tells when it was made"
+    # by its writer's clock, which may be behind; its file is dated by the one that `ago` asks
+    for number in (_LAST_NAME - version, version):
+        with suppress(OSError):
+            path = Path(dataset.uri, "_versions", f"{number}.manifest")
+            return max(made.timestamp(), path.stat().st_mtime)
     return made.timestamp()

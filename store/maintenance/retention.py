@@ -19,6 +19,7 @@ from ..locks import locked
 from ..query import QuerySession, columns_of, query_error
 from ..schema import TABLES, table
 from ..tables import Tables, newest_named
+from . import old_versions
 from .report import Forgotten
 
 TABLES_WITH_RULES = ("experiences", "scores", "experience_values", "embeddings")
@@ -36,7 +37,7 @@ _UNFINISHED = f"""
 SELECT r.run_id FROM runs r WHERE r.job <> 'evaluate' GROUP BY r.run_id
 HAVING bool_or(r.status <> 'done') AND greatest(
     max(r.created_at), (SELECT max(e.created_at) FROM experiences e WHERE e.run_id = r.run_id)
-) > now() - INTERVAL {ABANDONED_DAYS} DAY
+) > to_timestamp({{now}}) - INTERVAL {ABANDONED_DAYS} DAY
 """
 
 
@@ -153,7 +154,8 @@ def _found(store: Tables, rule: Rule) -> Iterator[pa.Table]:
     console = QuerySession()
     console.show(versions, store.open_at)
     what = f"rule `{rule.name}`"
-    unfinished = console.sql(_UNFINISHED, what=what).to_arrow_table()
+    query = _UNFINISHED.format(now=old_versions.ago(store, 0))
+    unfinished = console.sql(query, what=what).to_arrow_table()
     console.put("unfinished", unfinished)
     console.put("needed", _needed(console, unfinished) if rule.table != "experiences" else _NONE)
     for rows in _light_rows(store, rule, versions[rule.table]):

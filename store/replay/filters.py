@@ -167,7 +167,14 @@ class Conditions:
 
 def check_steady(tree: object, *, what: str) -> None:
     """Raise QueryError for a function that is not deterministic: such a draw cannot be repeated."""
-    called = {str(node["function_name"]) for node in nodes(tree) if node.get("function_name")}
+    calls = [node for node in nodes(tree) if node.get("function_name")]
+    called = {str(node["function_name"]) for node in calls}
+    # `age` of two times is steady, and of one it is the time until today
+    if any(c["function_name"] == "age" and len(c.get("arguments", ())) == 1 for c in calls):
+        raise QueryError(
+            f"{what} calls `age` of one time, which gives another value each day: such a draw "
+            "could not be repeated; give it two times"
+        )
     for name in sorted(called & _unsteady()):
         raise QueryError(
             f"{what} calls `{name}`, which gives another value each time: such a draw could not "

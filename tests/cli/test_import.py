@@ -75,6 +75,7 @@ def test_files_by_pattern_are_one_import_and_wrong_rows_are_written_down(rlake: 
     write("b.jsonl", {"prompt_text": "2", "response_text": "x"}, {"response_text": "x"})
     refused(rlake("import", "experiences", "*.jsonl"), "`*.jsonl` does not exist")
     refused(rlake("import", "experiences", "*.csv", "--glob"), "no file matches `*.csv`")
+    refused(rlake("import", "experiences", "*.jsonl"), "does not exist; `--glob` reads the files")
     refused(rlake("import", "experiences", "*.jsonl", "--glob"), "row 2 of `b.jsonl`")
     said = rlake("import", "experiences", "*.jsonl", "--glob", "--skip-invalid", "--taskset", "t")
     assert said.stdout.startswith("imported 2 experiences and 2 tasks from a.jsonl")

@@ -381,7 +381,7 @@ def test_nothing_of_the_store_updates_a_row() -> None:
         "append", "append_stream", "append_streams", "at", "branch", "committed", "committer",
         "count", "dataset", "diff", "drop_branch",
         "folder", "is_past", "lineage", "lines", "lock_name", "maintain", "merge_branch",
-        "newest_version", "on_branch", "open_at", "open_for_names", "restore",
+        "newest_version", "on_branch", "open_at", "open_for_names", "register", "restore",
         "runs_folder", "scan", "search", "similar", "snapshot", "sql", "storage_options",
         "user_versions", "versions", "views_sql", "wait_for",
     }  # fmt: skip

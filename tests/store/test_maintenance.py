@@ -81,6 +81,32 @@ def test_what_a_reader_holds_stays_for_the_grace_period(store: Store) -> None:
     assert 7 not in versions(store, "tasks")
 
 
+def test_a_clock_that_is_wrong_removes_nothing_that_is_young(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, 6)
+    assert store.folder is not None
+    young = store.folder / "tasks.lance" / "data" / "young.lance"
+    young.write_bytes(b"half of a batch")
+    before = versions(store, "tasks")
+    monkeypatch.setattr(old_versions, "time", lambda: time.time() + 10 * 24 * 3600)
+    store.maintain()
+    assert young.exists(), "its writer may be about to commit"
+    assert set(before) <= set(versions(store, "tasks")), "a reader may hold them"
+
+
+def test_a_version_is_as_young_as_its_file_where_its_writers_clock_is_behind(store: Store) -> None:
+    fill(store, 6)
+    assert store.folder is not None
+    later = time.time() + 1000  # the versions themselves say now, which is behind it
+    for path in (store.folder / "tasks.lance" / "_versions").glob("*.manifest"):
+        os.utime(path, (later, later))
+    before = versions(store, "tasks")
+    store.maintain(grace=100)
+    store.maintain(grace=0)
+    assert set(before) <= set(versions(store, "tasks"))
+
+
 def test_a_version_is_kept_ten_minutes_when_nothing_else_is_said(store: Store) -> None:
     fill(store, 6)
     store.maintain()

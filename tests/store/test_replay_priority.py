@@ -101,6 +101,7 @@ def test_a_priority_is_any_expression_over_the_columns(
         ("row_number() OVER ()", "cannot contain window functions"),
         ("(SELECT 1)", "has a subquery, expected an expression over the columns of one row"),
         ("reward * random()", "calls `random`, which gives another value each time"),
+        ("day(age(created_at::TIMESTAMP))", "calls `age` of one time"),
         ("epoch(now())", "calls `now`, which gives another value each time"),
         (pl.col("rewrad"), "names a column `rewrad` that is not there; did you mean `reward`?"),
         (pl.col("reward").max(), "looks at more than one row"),
