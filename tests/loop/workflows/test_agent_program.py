@@ -70,7 +70,8 @@ def test_a_program_that_is_not_there_is_refused_before_work(command: list[str], 
 
 
 def has(package: str) -> bool:
-    return OTHER.exists() and not subprocess.run([OTHER, "-c", f"import {package}"]).returncode
+    finds = f"import importlib.util as u; raise SystemExit(u.find_spec('{package}') is None)"
+    return OTHER.exists() and not subprocess.run([OTHER, "-c", finds]).returncode
 
 
 def on_the_page(name: str) -> str:
