@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pytest
 from support.table_rows import event, policy
 
 from rlake.store import Store, Task
 
 Row = dict[str, Any]
 START = datetime(2026, 1, 1, tzinfo=UTC)
+SEEDS = (*range(5), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(5, 20)))
+"""What statistical tests hold for: a few in each run of the slow tests, all in the long ones."""
 
 
 class History:

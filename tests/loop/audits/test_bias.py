@@ -3,7 +3,7 @@
 import numpy as np
 import polars as pl
 import pytest
-from support.histories import History, Row
+from support.histories import SEEDS, History, Row
 from support.table_rows import event
 
 from rlake.loop.audits import bias
@@ -67,7 +67,7 @@ def test_a_run_that_loses_rows_by_chance_has_no_findings(store: Store) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_plants_are_found_and_chance_is_not_at_every_seed(seed: int, store: Store) -> None:
     check_plants(store, seed)
     assert bias(lossy(seed, run_id="clean").write(store), "clean").findings == []

@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 
 import pytest
-from support.histories import History, Row
+from support.histories import SEEDS, History, Row
 
 from rlake.loop.audits import Drop, drop
 from rlake.loop.audits.drop import parse_steps
@@ -61,7 +61,7 @@ def test_a_change_by_chance_is_not_explained(store: Store) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_drops_are_explained_and_chance_is_not_at_every_seed(seed: int, store: Store) -> None:
     check_drop(store, seed)
     assert drop(History(seed, run_id="clean").write(store), "clean", LATE, EARLY).findings == []

@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.histories import START, History, Row
+from support.histories import SEEDS, START, History, Row
 
 from rlake.loop.audits import oddities
 from rlake.store import Store
@@ -71,7 +71,7 @@ def test_a_run_that_learns_has_no_oddities(store: Store) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_leaks_are_found_and_learning_is_not_at_every_seed(seed: int, store: Store) -> None:
     check_leak(store, seed)
     assert oddities(written(store, learning(seed, run_id="clean")), "clean").findings == []

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from support.histories import History, Row
+from support.histories import SEEDS, History, Row
 from support.table_rows import event
 
 from rlake.loop.audits import value
@@ -66,7 +66,7 @@ def test_rows_like_others_have_no_findings_and_pushes_are_as_worked_out(store: S
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_doubted_sources_are_found_and_chance_is_not_at_every_seed(seed: int, store: Store) -> None:
     check_source(store, seed)
     with_tokens(History(seed, run_id="clean")).write(store)
