@@ -13,7 +13,7 @@ Reward" (arXiv:2505.24726) trains the reflection. The rows of a rollout, by `met
 
 If the first answer is good enough, it is the only row. For environments, use `retry_from_step`,
 which resumes from the step that failed, as R3L does. R3L's amplification of successes is up to the
-algorithm, for example `asymre`.
+algorithm `r3l`.
 """
 
 from collections.abc import Sequence
