@@ -13,6 +13,9 @@ MOST = 12
 _ROW, _SIDE = 62, 0.08
 """Height of a box with the space below it, in pixels; and the space beside it, in columns."""
 
+_NARROWEST = 150
+"""Least width of a column, in pixels; a page that is narrower scrolls."""
+
 
 @dataclass(frozen=True)
 class Box:
@@ -42,7 +45,11 @@ def graph(boxes: Mapping[str, Box], lines: Sequence[tuple[str, str]]) -> None:
         for i, key in enumerate(keys)
     }
     entered = {other for _, other in lines}
-    with ui.element("div").classes("graph").style(f"height: {height * _ROW}px"):
+    with (
+        ui.element("div")
+        .classes("graph")
+        .style(f"height: {height * _ROW}px; min-width: {width * _NARROWEST}px")
+    ):
         with ui.element("svg") as drawing:
             # lengths of columns and rows, whatever the width of the page
             drawing.props.update(

@@ -13,6 +13,7 @@ from support.studio import HOSTILE, hostile_rollouts, studio
 
 import rlake
 from rlake.loop.audits import bias, drop
+from rlake.pipelines import Pipeline, Table
 from rlake.pipelines.expectations import Expectation, check
 from rlake.store.lineage.policy import of_policy
 
@@ -31,6 +32,9 @@ def shown(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     hostile_rollouts(store)
     job = {"run_id": HOSTILE, "name": HOSTILE, "attempt": 1, "job": "train", "status": "done"}
     store.append("job_events", [job | {"config": "{}", "code_version": "0", "start_step": 1}])
+    keep = {"keep": {"where": "reward > 0.2"}}
+    rows = Table("experiences", where="reward IS NOT NULL")
+    Pipeline(HOSTILE, rows, [keep, {"pairs": {}}], Table("preferences")).run(store)
     store.snapshot("first", note=HOSTILE)
     store.branch("other").append("tasks", [rlake.Task.ask("2+2=", "4")])
     with studio(folder / "lake", "--write") as url, browser(folder / "profile") as page:
@@ -84,6 +88,35 @@ def test_a_policy_leads_to_its_rows_and_a_rollout_to_its_policies(shown: Shown) 
     opened(shown, f"/lineage?experience={quote(one)}", "drawn in step 2", "versions 2 to 3")
     opened(shown, f"/lineage?experience={quote('x0' + HOSTILE)}", "x0<img", "reward 0.5")
     opened(shown, f"/lineage?run={RUN}&version=9", "the nearest are `3`, `2`, `1`")
+
+
+def test_a_pipeline_run_shows_its_operators_and_what_they_dropped(shown: Shown) -> None:
+    [(key, dropped)] = shown.store.sql(
+        "SELECT any_value(lineage_id), count(*) FROM drops WHERE operator = 'keep'"
+    ).fetchall()
+    lost = (f"{dropped} dropped", "not true: reward > 0.2", "Pairs that it made", HOSTILE[:40])
+    opened(shown, f"/pipelines?id={key}", *lost)
+    assert shown.page.value(ERRORS) == ""
+    opened(shown, "/pipelines?id=nothing", "no pipeline run `nothing`")
+
+
+def test_an_operator_is_tried_on_rows_and_nothing_is_written(shown: Shown) -> None:
+    versions = shown.store.versions()
+    query = quote(f"SELECT * FROM experiences WHERE run_id = '{RUN}'")
+    opened(shown, f"/pipelines?q={query}&params={quote('where: reward > 0.2')}", "Try an operator")
+    click(shown, "button", "Preview")
+    rows = shown.store.sql(
+        f"SELECT count(*) FILTER (reward > 0.2) FROM (SELECT * FROM experiences "
+        f"WHERE run_id = '{RUN}' LIMIT 100)"
+    ).fetchall()[0][0]
+    said = f"{rows} out, {96 - rows} dropped"
+    shown.page.wait(f"document.querySelector('main').innerText.includes('{said}')")
+    assert "where: reward > 0.2" in shown.text(), "the YAML to copy"
+    opened(shown, f"/pipelines?params={quote('wher: x')}", "Try an operator")
+    click(shown, "button", "Preview")
+    shown.page.wait("document.querySelector('main .error')?.innerText.includes('wher')")
+    assert shown.mistakes() == []
+    assert shown.store.versions() == versions
 
 
 def test_a_snapshot_is_compared_and_restored_after_a_confirmation(shown: Shown) -> None:
