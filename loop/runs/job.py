@@ -157,6 +157,20 @@ def recorded(job: Job, *, start_step: int) -> Iterator[None]:
     end("done")
 
 
+def record_interrupted(store: Store, run_id: str, name: str, *, after: int) -> None:
+    """Record that a job was interrupted whose process ended without a word, as one that is placed.
+
+    An attempt that has ended, or is not later than attempt `after`, stays as it is.
+    """
+    rows = store.sql(
+        f"SELECT * FROM job_events WHERE run_id = {literal(run_id)} AND job = {literal(name)} "
+        f"AND attempt > {after} ORDER BY attempt DESC, created_at DESC LIMIT 1"
+    ).to_arrow_table()
+    for row in rows.drop_columns("created_at").to_pylist():
+        if row["status"] == "running":
+            store.append("job_events", [row | {"status": "interrupted", "ended_at": now()}])
+
+
 def _record(
     job: Job,
     status: str,

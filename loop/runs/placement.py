@@ -5,13 +5,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
-from ...store import Store, connect
+from ...store import Store, connect, interrupts
 from ...store.errors import JobError
 from ..config import RunConfig
+from .job import record_interrupted
 from .placement_group import reserved
 from .ray import connected, last_line
 
@@ -51,7 +53,12 @@ def train_placed(
             ready()
 
     paths = [path for path in sys.path if path]  # user modules may be importable only from here
-    with connected(cluster) as ray, reserved(config, trainer=True) as room:
+    # The record first: when it is written, the process that is placed has been killed.
+    with (
+        _recorded(store, config, before),
+        connected(cluster) as ray,
+        reserved(config, trainer=True) as room,
+    ):
         options = room.of_trainer(cluster.trainer)
         # No retries by Ray: without `resume` a second start is refused. The process ends with its
         # call, which frees the GPU.
@@ -83,6 +90,24 @@ def train_placed(
                         f"{cluster.max_restarts}; {_WAY_OUT}"
                     ) from error
                 _log.warning("%s; it is started again, from its newest checkpoint", error)
+
+
+@contextmanager
+def _recorded(store: Store, config: RunConfig, before: int) -> Iterator[None]:
+    """Record the attempt as interrupted if the block is: the trainer is killed without a word."""
+    ended = threading.Lock()  # this thread and the one that handles signals may both get here
+
+    def interrupted() -> None:
+        if ended.acquire(blocking=False):
+            record_interrupted(store, config.name, "train", after=before)
+
+    try:
+        with interrupts.last_words(interrupted):
+            yield
+    except BaseException as error:
+        if interrupts.caused(error):
+            interrupted()
+        raise
 
 
 class TrainerLostError(JobError):

@@ -8,7 +8,15 @@ from support import processes
 from support.tiny_models import config, table
 
 from rlake.loop.config import RunConfig, build
-from rlake.loop.runs.job import Job, OtherJobError, Watch, job, recorded, run_folder
+from rlake.loop.runs.job import (
+    Job,
+    OtherJobError,
+    Watch,
+    job,
+    record_interrupted,
+    recorded,
+    run_folder,
+)
 from rlake.store import Store
 from rlake.store.errors import ConfigError, JobError
 
@@ -17,6 +25,28 @@ def start(store: Store, settings: RunConfig, name: str = "train", *, resume: boo
     """Run a job that does nothing, and return which attempt it was."""
     with job(store, settings, name, resume=resume) as mine, recorded(mine, start_step=1):
         return mine.attempt
+
+
+def statuses(store: Store) -> list[tuple[str, int, str]]:
+    query = "SELECT job, attempt, status FROM runs ORDER BY ALL"
+    return store.sql(query).fetchall()
+
+
+def test_a_placed_job_that_was_killed_without_a_word_is_recorded_as_interrupted(
+    store: Store,
+) -> None:
+    start(store, config())
+    first = table(store, "job_events").drop("created_at").row(0, named=True)
+    store.append("job_events", [first | {"attempt": 2, "status": "running"}])
+    record_interrupted(store, "demo", "train", after=2)  # an attempt of an earlier process
+    assert ("train", 2, "running") in statuses(store)
+    for _ in range(2):
+        record_interrupted(store, "demo", "train", after=1)
+        assert ("train", 2, "interrupted") in statuses(store)
+    assert store.count("job_events") == 4, "once"
+    start(store, config(), resume=True)
+    record_interrupted(store, "demo", "train", after=0)
+    assert ("train", 3, "done") in statuses(store)
 
 
 def changed(**changes: Any) -> RunConfig:
