@@ -63,6 +63,7 @@ class Expectation(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, value: Any) -> Any:
+        # pydantic would not say which key is near
         if isinstance(value, Mapping):
             for key in value:
                 if key not in cls.model_fields:
@@ -136,6 +137,7 @@ class Expectation(BaseModel):
         if self.kind in ("freshness", "row_count"):
             whole = f"(SELECT {fails} AS fails FROM {rows})"
             return f"SELECT NULL::VARCHAR AS row_id FROM {whole} WHERE fails"
+        # a WHERE cannot read windows
         clause = "QUALIFY" if self.kind in ("unique", "group_size") else "WHERE"
         return f"SELECT {row_id} FROM {rows} {clause} {fails}"
 

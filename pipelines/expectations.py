@@ -62,6 +62,7 @@ def check(
     unless the store is a past state.
     """
     found = [_checked(past or store, one, checked, rows, select) for one in expectations]
+    # before an error is raised: what failed is on record
     if found and not store.is_past:
         store.append("expectations", [_row(one, checked, ids) for one in found])
     return found

@@ -65,6 +65,7 @@ def bias(store: Store, run_id: str) -> Bias:
     now = of_run(store, run_id)
     rows = _rows(now, run_id)
     settled = _settled(rows)
+    # all tests first: the correction counts them
     tests = [
         (dimension, value, by_bin(part, dimension, value, cluster="group_id"))
         for dimension in DIMENSIONS
@@ -130,6 +131,7 @@ def _rows(store: Store, run_id: str) -> pl.DataFrame:
 
 def _settled(rows: pl.DataFrame) -> pl.DataFrame:
     """Leave out the batches that still wait: which of their rows come first says nothing."""
+    # whole batches: in a stream, the rows of a batch that end early are drawn first
     waiting = rows.filter(pl.col("outcome") == "waiting")["batch"].unique()
     return rows.filter(~pl.col("batch").is_in(waiting.implode()))
 
@@ -170,6 +172,7 @@ def _sentence(rows: pl.DataFrame, dimension: str, row: dict[str, Any], p: float)
         f"a row (95 %: {row['low']:.2f} to {row['high']:.2f}) against {row['rest']:.2f} "
         f"(p {_p(p)}, {row['num_rows']:,} rows)"
     )
+    # what removed rows explains only why they were trained on less
     if more == "more" or not own.height:
         return text
     reason, count = own["outcome"].value_counts(sort=True).row(0)

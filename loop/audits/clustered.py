@@ -32,6 +32,7 @@ def by_bin(rows: pl.DataFrame, column: str, value: str, *, cluster: str) -> pl.D
     """
     y = pl.col(value).cast(pl.Float64)
     total, least, most = rows.select(y.mean(), low=y.min(), high=y.max()).row(0)
+    # sums of cells, so that no matrix of clusters by bins is made
     cells = rows.group_by(cluster, column).agg(n=pl.len(), y=y.sum())
     whole = cells.group_by(cluster).agg(a=(pl.col("y") - total * pl.col("n")).sum())
     cells = cells.join(whole, on=cluster).with_columns(own=pl.col("y") - total * pl.col("n"))
@@ -51,6 +52,7 @@ def by_bin(rows: pl.DataFrame, column: str, value: str, *, cluster: str) -> pl.D
         .group_by(column)
         .agg(ss=((pl.col("y") - pl.col("mean") * pl.col("n")) ** 2).sum())
     )
+    # Σ (own - p a)² over all clusters: in those without the bin, own is 0
     p = pl.col("num_rows") / rows.height
     variance = pl.col("own2") - 2 * p * pl.col("cross") + p**2 * squares
     size = pl.col("num_rows") / pl.col("count")

@@ -91,6 +91,7 @@ def drop(store: Store, run_id: str, steps: tuple[int, int], against: tuple[int, 
     for part, (first, last) in ((before, against), (after, steps)):
         if not part.height:
             raise _nothing(now, run_id, first, last)
+    # whole groups: their rollouts share a task, and fare alike
     change, error = two_means(before, after, pl.col("reward"), cluster="group_id")
     means = [float(part["reward"].mean()) for part in (before, after)]  # type: ignore[arg-type]
     p = _p_of(change, error)
@@ -193,6 +194,7 @@ def _split(
     )
     one, two = (made.filter(pl.col("is_after") == side).drop("is_after") for side in (False, True))
     both = one.join(two, on=dimension, suffix="2")
+    # a bin that is absent from one range has no change of its own: all of it is mix
     m, m2 = pl.coalesce("m", "m2"), pl.coalesce("m2", "m")
     w = (pl.col("w") + pl.col("w2")) / 2
     both = both.select(

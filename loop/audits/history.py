@@ -20,6 +20,7 @@ def of_run(store: Store, run_id: str, *, with_steps: bool = True) -> Store:
     Raises NotFoundError, with the nearest name, when nothing is stored of the run, and JobError
     when it has trained no step and the question is about steps.
     """
+    # pinned: a run that goes on, or a restore, would change the rows between two queries
     now = store if store.is_past else store.at(store.versions())
     name = literal(run_id)
     found = now.sql(
@@ -54,6 +55,7 @@ def quintiles(values: pl.Series) -> pl.Series:
     known = values.drop_nulls()
     if not len(known):
         return pl.Series(values.name, [NONE] * len(values), dtype=pl.String)
+    # sets: equal numbers, as of answers of one token, share a bin
     edges = [known.quantile(q, "lower") for q in (0.0, 0.2, 0.4, 0.6, 0.8)]
     lows = sorted({int(edge) for edge in edges if edge is not None})
     highs = [*(low - 1 for low in lows[1:]), int(known.max())]  # type: ignore[arg-type]

@@ -119,6 +119,7 @@ def _rows(store: Store, run_id: str) -> pl.DataFrame:
         FROM experiences_current e WHERE e.run_id = {literal(run_id)} AND e.purpose = 'train'
         """
     ).pl()
+    # hashes, since the texts of many rows would not fit into memory
     tasks = pl.col("task_id").n_unique().over("text_hash")
     middle = found["at"].unique().median()
     outside = pl.lit(value=False)
@@ -171,6 +172,7 @@ def _judgments(rows: pl.DataFrame, judged: pl.DataFrame) -> tuple[list[dict[str,
         if min(part["group_id"].n_unique() for part in halves) < LEAST_GROUPS:
             continue
         spread = both.select(r=pl.col("reward").std(), v=pl.col("value").std()).row(0)
+        # in deviations: a judge may count to ten
         r = pl.col("reward") / (spread[0] or 1.0)
         v = pl.col("value") / (spread[1] or 1.0)
         reward, error = two_means(*halves, r, cluster="group_id")
@@ -209,6 +211,7 @@ def _by_length(rows: pl.DataFrame) -> list[str]:
     halves = _halves(known)
     if min(part["group_id"].n_unique() for part in halves) < LEAST_GROUPS:
         return []
+    # within groups: harder tasks have longer answers and less reward anyway
     centered = halves[1].with_columns(
         r=pl.col("reward") - pl.col("reward").mean().over("group_id"),
         v=pl.col("length") - pl.col("length").mean().over("group_id"),

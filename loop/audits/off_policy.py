@@ -161,6 +161,7 @@ def _estimated(
         of_task = pl.col("w").mean().over("task_id")
         rows = rows.with_columns(w=pl.when(of_task > 0).then(pl.col("w") / of_task))
     kept = rows.filter(pl.col("w").is_not_null())
+    # the rows of a task depend on each other, and few tasks make no sample of tasks
     clusters = kept["task_id"] if num_tasks >= MANY_TASKS else kept["group_id"]
     _, cluster = np.unique(clusters.to_numpy(), return_inverse=True)
     w, r = kept["w"].to_numpy(), kept["reward"].to_numpy()
@@ -229,6 +230,7 @@ def _value(
     for first in range(0, RESAMPLES, size := max(1, _CELLS // many)):
         drawn = rng.integers(many, size=(min(size, RESAMPLES - first), many))
         values, errors = _ratio(tops[drawn], bottoms[drawn])
+        # a resample of equal clusters has no error to divide by
         found.append((values - value)[errors > 0] / errors[errors > 0])
     far = np.quantile(np.concatenate(found), _ENDS) if error[0] else np.zeros(2)
     low, high = value[0] - far[::-1] * error[0]

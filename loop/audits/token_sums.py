@@ -29,9 +29,11 @@ def token_sums(store: Store, rows: pl.DataFrame, column: str = "logprobs") -> pl
     for batch in reader:
         places, values = sampled(batch.column("logprobs"), batch.column("loss_mask"))
         size = batch.num_rows
+        # in float64: the sum of thousands of float32 log-probs is exponentiated
         found = {
             "tokens": np.bincount(places, minlength=size).astype(np.float64),
             "logprob": np.bincount(places, values, minlength=size),
+            # not 1 - exp: it loses the digits of tokens that are almost certain
             "doubt": np.bincount(places, -np.expm1(values), minlength=size),
         }
         ids = pl.Series(pl.from_arrow(batch.column("experience_id"))).cast(pl.String)

@@ -171,6 +171,7 @@ def _facts(store: Store, run_id: str, rows: pl.DataFrame) -> list[str]:
 def _compared(store: Store, run_id: str, other: str) -> dict[str, Any]:
     """Compare what two runs were trained on, and what they earn on tasks that both tried."""
     sides = [set(_sources(store, name)) for name in (run_id, other)]
+    # of tasks, not rows: runs try different tasks different times
     rewards = _rewards(store, run_id, other)
     row: dict[str, Any] = {
         "run": other,

@@ -38,6 +38,7 @@ def check(
             )
     results: list[dict[str, Any]] = []
     for name, some in expected.items():
+        # rows that were taken back are not expected to be anything
         current = f"{name}_current" if f"{name}_current" in known else name
         rows = f"SELECT * FROM {quoted(current)}"
         found = expectations.check(lake, some, f"table `{name}`", select=rows)

@@ -48,6 +48,7 @@ def _check_expected(store: Store, config: RunConfig) -> None:
     expected, checked = config.expect.tasks, f"the tasks of run `{config.name}`"
     if not expected:
         return
+    # the tasks of the run: others in the store may be as they like
     select = f"SELECT * FROM tasks_current AS tasks WHERE ({config.tasks.where}\n)"
     found = expectations.check(store, expected, checked, select=select, run_id=config.name)
     for warning in expectations.enforce(found, checked, stopped="the run does not start"):

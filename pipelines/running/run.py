@@ -142,6 +142,7 @@ class Run:
         """Yield rows only after all of them were checked, so that nothing is half-written."""
         expected = self._pipeline.expect["sink"]
         with closing(Spill(schema, folder=self._executor.folder)) as spill:
+            # spilled, since what comes out may not fit into memory
             for part in rows:
                 spill.put(part)
             held = StagedRows.all_of(spill.done())
