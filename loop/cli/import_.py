@@ -92,6 +92,7 @@ Formats, most of them detected from the file's columns:
   sharegpt     {"conversations": [{"from": "human", "value": ...}], "system"}
   trl          completions_*.parquet of TRL's GRPOTrainer with log_completions
   verl         rollout dumps of verl (rollout_data_dir): input, output, gts, score, step
+  verl_tasks   data of verl's trainers, as Guru (LLM360/guru-RL-92k): prompt, reward_model
   tokens       prompt_ids and completion_ids (or response_ids), with logprobs of the response
   trinity      the SQL buffer of Trinity-RFT (SQLite); its pickles are not run
   gsm8k        {"question", "answer"} of GSM8K

@@ -122,7 +122,7 @@ IDS = Format(
 )  # fmt: skip
 VERL_TASKS = Format(
     "verl_tasks",
-    "data of verl's trainers, as Guru (LLM360/guru-RL-92k): data_source, prompt, reward_model",
+    "data of verl's trainers, as Guru (LLM360/guru-RL-92k): prompt, reward_model",
     needs=(frozenset({"data_source", "prompt", "reward_model"}),),
     selects={
         "tasks": "SELECT prompt AS messages, reward_model.ground_truth AS answer, "
