@@ -63,6 +63,7 @@ def check(
     """
     found = [_checked(past or store, one, checked, rows, select) for one in expectations]
     # before an error is raised: what failed is on record
+    # the past cannot be written to
     if found and not store.is_past:
         store.append("expectations", [_row(one, checked, ids) for one in found])
     return found
@@ -86,6 +87,7 @@ def enforce(found: Iterable[Checked], checked: str, *, stopped: str) -> list[str
 def bind(expectations: Sequence[Expectation], schema: pl.Schema, where: str) -> None:
     """Raise ConfigError when one names a column that the rows do not have, or does not parse."""
     console = QuerySession()
+    # SQL may join any table: empty ones are enough to find what does not parse
     console.show(dict.fromkeys(TABLES, 1), lambda name, _: TABLES[name].schema.empty_table())
     console.put("rows", pl.DataFrame(schema=schema).to_arrow())
     for one in expectations:

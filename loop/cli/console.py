@@ -62,6 +62,7 @@ class Console:
 
         Raises what its first error raises.
         """
+        # a file of `.read` is whole: it does not continue the statement that is being typed
         outer, self.pending = self.pending, ""
         try:
             for line in script.splitlines():
@@ -116,11 +117,13 @@ class Console:
         if self._output is None:
             yield sys.stdout
             return
+        # its footer stands at the end, so that nothing can be appended
         if self._mode == "parquet" and self._written:
             raise ConfigError("a Parquet file has one result; name another with `.output FILE`")
         with (
             self._output.open("ab" if self._written else "wb") as file,
             io.TextIOWrapper(file, encoding="utf-8", write_through=True) as text,
+            # tables are printed, other formats are written: both end up in the file
             redirect_stdout(text),
         ):
             self._written += 1
@@ -138,6 +141,7 @@ class Console:
             hint = nearest(f".{name}", COMMANDS) or "; `.help` lists them"
             raise NotFoundError(f"no command `.{name}`{hint}")
         usage, about, call = _COMMANDS[name]
+        # optional arguments are in brackets, and stand last
         least, most = len(usage.split()) - usage.count("["), len(usage.split())
         if not least <= len(words) <= most:
             raise ConfigError(f"`.{name}` takes `{usage or 'nothing'}`, got {line!r}; {about}")
@@ -232,6 +236,7 @@ def split(text: str) -> tuple[list[str], str]:
     >>> split("SELECT ';' -- ;\\n; SELECT")
     (["SELECT ';' -- ;\\n;"], ' SELECT')
     """
+    # the places that the tokenizer gives are in bytes
     code, start, statements = text.encode(), 0, []
     for place, _ in duckdb.tokenize(text) if ";" in text else ():
         if code[place : place + 1] == b";":
@@ -252,6 +257,7 @@ def _number(text: str, what: str, least: float) -> float:
         number = float(text)
     except ValueError:
         number = float("nan")
+    # so written, it refuses NaN too
     if not number >= least:
         raise ConfigError(f"{what} takes a number of at least {least}, got `{text}`")
     return number

@@ -22,5 +22,6 @@ def report(
 ) -> None:
     """Write a run's summary, curves, samples, failures and lineage into one HTML file."""
     lake = open_store(store, at=at)
+    # it needs matplotlib and jinja2, which a store alone does not
     made = heavy("report.page").write_report(lake, out, run, against)
     render(made.summaries[0] | {"report": str(out)}, as_json=as_json)

@@ -60,6 +60,7 @@ class Terminal:
         self._is_busy = True
         try:
             while wait([work], timeout=_LOOK_SECONDS).not_done:
+                # again and again: before the query has begun, it has no effect
                 if self._presses:
                     self._console.interrupt()
             work.result()
@@ -70,6 +71,7 @@ class Terminal:
                 print("cancelled", file=sys.stderr)
             else:
                 failed(error)
+            # what was typed before the failed statement belongs to it
             self._console.pending = ""
         finally:
             self._is_busy, self._presses = False, 0
@@ -115,6 +117,7 @@ class Terminal:
         except ImportError:  # Windows: its own console edits lines
             yield
             return
+        # macOS has another library under the same name
         is_libedit = "libedit" in (readline.__doc__ or "")
         readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
         readline.set_completer_delims(DELIMITERS)

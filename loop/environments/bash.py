@@ -108,6 +108,7 @@ class BashEnvironment:
         said, how = await self._ask(command, {"state": self._state}, keep="after")
         metrics: dict[str, float] = {}
         if said is None:
+            # no output is left: it is lost with the state
             self._printed = shown = f"The command was ended: {how}."
         else:
             self._state, self._cwd, self._now = said["state"], said["cwd"], said["after"]
@@ -116,8 +117,10 @@ class BashEnvironment:
                 shown += f"\n... {said['cut']} bytes more"
             if said["code"] is None:
                 shown += f"\nThe command took longer than {self._seconds:g} s."
+        # a time-out, whose code is None, is one too
         if said is None or said["code"] != 0:
             metrics["bash/errors"] = 1.0
+        # a policy that never submits is judged by what it has done
         if is_last:
             return self._judged(shown, metrics)
         return Step(shown=shown or "(no output)", reward=0.0, metrics=metrics)
@@ -189,6 +192,7 @@ def compared(done: Outcome, right: Outcome) -> dict[str, float]:
     >>> compared(Outcome({}, ""), right)["files"] == 1 - math.erf(1)
     True
     """
+    # a path counts by the way it changed, and by its content below
     ways = [{(p, c.split()[0]) for p, c in each.changes.items()} for each in (done, right)]
     both = [path for path, way in ways[0] & ways[1] if way != "gone"]
     same = sum(done.changes[path] == right.changes[path] for path in both)
@@ -216,6 +220,7 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, s
 
 
 def _similarity(one: str, other: str) -> float:
+    # also where neither has a word, of which the cosine would be 0/0
     if one == other:
         return 1.0
     counts = [Counter(_WORD.findall(text.lower())) for text in (one, other)]

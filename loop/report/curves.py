@@ -55,6 +55,7 @@ def read(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, Points]]:
         GROUP BY name, run_id, place ORDER BY name, run_id, place
         """
     ).fetchall()
+    # in the order of CURVES, which is that of the page
     curves: dict[str, dict[str, list[tuple[float, float]]]] = {name: {} for name in CURVES}
     for name, run_id, step, value in found:
         curves[name].setdefault(run_id, []).append((step, value))
@@ -67,8 +68,10 @@ def svg(title: str, curves: Mapping[str, Points]) -> str:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "text.parse_math": False}):
         figure = Figure(figsize=(5, 2.6), layout="constrained")
         axes = figure.subplots()
+        # a run has the same color in every picture, whichever metrics it has
         for i, (name, points) in enumerate(curves.items()):
             steps, values = np.array(points).T
+            # a line through one point is invisible
             marker = "." if len(points) == 1 else None
             axes.plot(steps, values, color=f"C{i}", alpha=0.25, linewidth=1, marker=marker)
             axes.plot(steps, smooth(values), color=f"C{i}", linewidth=1.8, label=name)
@@ -81,6 +84,7 @@ def svg(title: str, curves: Mapping[str, Points]) -> str:
         written = StringIO()
         FigureCanvasSVG(figure).print_svg(written, metadata={"Date": None})
     text = written.getvalue()
+    # without the XML prolog and doctype, which HTML does not allow within a page
     return text[text.index("<svg") :]
 
 
@@ -112,5 +116,6 @@ def plot(
 
 def smooth(values: np.ndarray, width: int = 9) -> np.ndarray:
     """Return the mean of up to `width` neighbors around each value."""
+    # fewer neighbors at both ends, so that the curve begins and ends where its values do
     half = width // 2
     return np.array([values[max(0, i - half) : i + half + 1].mean() for i in range(len(values))])

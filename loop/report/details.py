@@ -47,10 +47,11 @@ def samples(store: Store, run_id: str) -> Table:
         f"SELECT experience_id, reward FROM experiences_current WHERE run_id = {run} AND batch >= "
         f"(SELECT {_LATEST} * max(batch) FROM experiences_current WHERE run_id = {run})"
     )
+    # a run that only explored has no draws to choose from
     [(is_trained,)] = store.sql(
         f"SELECT count(*) > 0 FROM draws_current WHERE run_id = {run}"
     ).fetchall()
-    places = ", ".join(f"1 + round({q} * (n - 1))" for q in QUANTILES)
+    places = ", ".join(f"1 + floor({q} * (n - 1))" for q in QUANTILES)
     return table(
         store,
         f"""
@@ -91,6 +92,7 @@ def failures(store: Store, run_id: str) -> dict[str, Table]:
         ),
     }
     found = {name: table(store, sql) for name, sql in queries.items()}
+    # an empty table would look like a failure that was found
     return {name: one for name, one in found.items() if one.rows}
 
 
@@ -101,6 +103,7 @@ def differences(config: str, other: str) -> list[tuple[str, str, str]]:
     [('a.b', '1', '3')]
     """
     here, there = (dict(_leaves(json.loads(text))) for text in (config, other))
+    # keys of either: a section that only one of them has is a difference, too
     keys = [key for key in {**here, **there} if here.get(key) != there.get(key)]
     return [(key, here.get(key, ""), there.get(key, "")) for key in sorted(keys)]
 
@@ -125,6 +128,7 @@ def last_values(store: Store, run_id: str, other: str) -> Table:
         f"SELECT name, a.value AS {quoted(run_id)}, b.value AS {quoted(other)}, "
         f"a.value - b.value AS difference FROM {of_run.format(literal(run_id))} a "
         f"JOIN {of_run.format(literal(other))} b USING (name) "
+        # equal ones are most, and say nothing
         "WHERE a.value IS DISTINCT FROM b.value ORDER BY name",
         limit=200,
     )

@@ -73,6 +73,7 @@ def read(store: Store, run_id: str, against: str | None = None) -> Report:
         failures=failures(store, run_id),
         settings=differences(*configs) if against else [],
         metrics=last_values(store, run_id, against) if against else None,
+        # version 0 is what the run began from: no step made it
         lineage=of_policy(store, run_id, version) if version else None,
         config=yaml.safe_dump(_given(configs[0]), sort_keys=False, allow_unicode=True, width=100),
     )
@@ -86,8 +87,11 @@ def write_report(store: Store, path: Path, run_id: str, against: str | None = No
     report = read(store, run_id, against)
     pictures = [curves.svg(curves.CURVES[name], of) for name, of in report.curves.items()]
     html = files(__package__ or "").joinpath("page.html").read_text(encoding="utf-8")
+    # autoescape: whatever rollouts contain is shown as text. StrictUndefined: a name that is
+    # missing fails here, and does not leave a hole in the page.
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["shown"] = _shown
+    # only now: a run that does not exist leaves neither a folder nor half a page
     path.parent.mkdir(parents=True, exist_ok=True)
     lineage = asdict(report.lineage) if report.lineage else {}
     page = environment.from_string(html).render(
@@ -123,6 +127,7 @@ def _findings(store: Store, run_id: str, steps: int) -> dict[str, list[str]]:
     [(first, last)] = store.sql(
         f"SELECT min(step), max(step) FROM steps WHERE run_id = {literal(run_id)}"
     ).fetchall()
+    # a fifth of the steps has rows enough to compare, and still is the beginning or the end
     fifth = (last - first + 1) // 5
     if fifth:
         early, late = (first, first + fifth - 1), (last - fifth + 1, last)
@@ -153,6 +158,7 @@ def _shown(value: Any) -> str:
     """Return a value as people read it: numbers of four digits, lists and rows in one line."""
     if value is None:
         return ""
+    # before int, which it is one of
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -160,6 +166,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, datetime):
+        # stored times are UTC, and so the page does not depend on where it was written
         return value.astimezone(UTC).isoformat(" ", "seconds").removesuffix("+00:00")
     if isinstance(value, timedelta):
         return str(timedelta(seconds=round(value.total_seconds())))

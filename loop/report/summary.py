@@ -24,6 +24,7 @@ def summary(store: Store, run_id: str) -> dict[str, Any]:
     [(version,)] = store.sql(
         f"SELECT max(policy_version) FROM policies_current WHERE run_id = {literal(run_id)}"
     ).fetchall()
+    # pairs have an accuracy and a margin in place of a reward
     results = {f"final_{k}": last[name] for k, name in of_pairs.items() if name in last}
     return {
         "run": run_id,

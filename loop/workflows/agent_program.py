@@ -63,6 +63,7 @@ async def agent_program(
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,
+            # the policy's replace those of the user, whose key is for another server
             env={**os.environ, **api, **(environment or {})},
             start_new_session=True,  # so that what it has started ends with it
         )
@@ -112,6 +113,7 @@ async def _read(process: Process, stream: asyncio.StreamReader | None) -> bytes:
     assert stream is not None, "it was started with pipes"
     kept = b""
     while part := await stream.read(1 << 16):
+        # it is read on to its end, or the program would block before it can be ended
         if len(kept) > _LONGEST:
             _kill(process)
         else:

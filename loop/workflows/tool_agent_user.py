@@ -63,6 +63,7 @@ async def tool_agent_user(
     actions of a task cannot be carried out.
     """
     about = task.metadata or {}
+    # two of their own: neither the other rollouts nor the right calls change this one's
     world, right = _made(domain), _made(domain)
     # in a thread: the tools of a domain may block
     await asyncio.to_thread(_carry_out, right, about.get("actions") or (), task)
@@ -79,6 +80,7 @@ async def tool_agent_user(
         spoken = conversation.messages[len(system) :]
         if not spoken or _is_reply(spoken[-1]):
             text = done if user is None else await users_message(user, plays, spoken)
+            # the word may stand in a sentence that says goodbye
             is_done = done in text
             if is_done:
                 break
@@ -138,4 +140,5 @@ def _said(messages: Sequence[Message], outputs: Sequence[str]) -> bool:
 
 
 def _as_json(database: Any) -> str:
+    # the order in which rows were added to a mapping does not belong to its state
     return json.dumps(database, sort_keys=True, default=str)

@@ -303,7 +303,7 @@ def test_a_store_of_a_newer_schema_is_refused(
     [
         (["impotr"], "Did you mean 'import'?"),
         (["import", "task", "x.jsonl"], "is not one of 'tasks', 'experiences', 'preferences'"),
-        (["sql"], "give the query as an argument"),
+        (["sql", " "], "no query; give it as an argument"),
         (["tables", "--sotre", "x"], "--store"),
         (["tables", "experience"], "did you mean `experiences`?"),
         (["show", "nothing"], "has the id `nothing`"),

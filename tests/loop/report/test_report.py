@@ -113,7 +113,7 @@ def test_samples_are_rows_at_quantiles_of_the_reward(
         "WHERE d.step > 8 ORDER BY e.reward, experience_id"
     ).fetchall()
     n = len(rewards) - 1
-    expected = [rewards[round(q * n)][0] for q in (0, 0.25, 0.5, 0.75, 1)]
+    expected = [rewards[int(q * n)][0] for q in (0, 0.25, 0.5, 0.75, 1)]
     assert [row[1] for row in report.samples.rows] == expected
     assert store.sql(report.samples.sql).fetchall() == report.samples.rows
 
