@@ -35,7 +35,7 @@ GROUP BY name, step // width ORDER BY name, step""".strip()
 async def curves(view: View, run_id: str, names: Sequence[str]) -> Curves:
     """Return the curves of the metrics that the run has; browsers share them."""
     limit = (POINTS + 1) * (len(names) + 2)
-    return _curves(await view.rows(curves_sql(run_id, names), limit=limit, max_age=1.0))
+    return _curves(await view.rows(curves_sql(run_id, names), limit=limit, max_age=0.9))
 
 
 @lru_cache(16)

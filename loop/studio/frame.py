@@ -23,7 +23,7 @@ _AT_ONCE_SECONDS = 0.5
 """How long a page may take to be sent whole, in seconds; the rest of it follows when it is done."""
 _GONE_SECONDS = 0.25
 """How often it is looked whether the browser that asked is still there, in seconds."""
-_LIVE_SECONDS = 0.75
+_LIVE_SECONDS = 0.9
 """How often a live page looks for new rows, in seconds."""
 
 

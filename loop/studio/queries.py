@@ -28,7 +28,7 @@ _BATCH, _MAX_BYTES = 256, 64 << 20
 """Rows read at once, and bytes after which no more are read."""
 _CACHED, _CACHED_BYTES = 64, 4 << 20
 """Results that are kept, and the most bytes of one."""
-_PACE, _YOUNGEST_SECONDS = 100, 1.0
+_PACE, _YOUNGEST_SECONDS = 100, 0.9
 """How long a result with a `max_age` is used: so many times as it took, and at least so long."""
 _FRESH_SECONDS = 0.4
 """How long an answer about the tables' versions is used, in seconds."""
@@ -91,6 +91,7 @@ class Queries:
         self._asking: asyncio.Future[Mapping[str, int]] | None = None
         self._running: dict[Any, _Running] = {}
         self._known: OrderedDict[Any, Rows] = OrderedDict()
+        self._answers: OrderedDict[Any, tuple[float, asyncio.Future[Any]]] = OrderedDict()
         self._paced: OrderedDict[Any, tuple[float, Rows]] = OrderedDict()
         """Until when a result is used, whatever is written, and the result."""
 
@@ -192,6 +193,16 @@ class Queries:
         is_cut = len(rows) > limit or nbytes > _MAX_BYTES
         took = monotonic() - began
         return Rows(columns, types, rows[:limit], is_cut, nbytes, took)
+
+    async def shared(self, key: Any, function: Callable[..., T], *args: Any, max_age: float) -> T:
+        """Return what a function returns, or returned for that key a moment ago."""
+        known = self._answers.get(key)
+        if known is None or (known[1].done() and monotonic() > known[0]):
+            known = monotonic() + max_age, asyncio.ensure_future(self.call(function, *args))
+            self._answers[key] = known
+            while len(self._answers) > _CACHED:
+                self._answers.popitem(last=False)
+        return await asyncio.shield(known[1])
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Return what a function returns, called in a thread."""

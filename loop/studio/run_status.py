@@ -10,6 +10,8 @@ from .frame import View
 
 OLDEST_SECONDS = 30.0
 """How old the numbers may be in a large store, in seconds."""
+_LOCK_SECONDS = 3.0
+"""How often the locks of jobs are looked at, in seconds."""
 _RECENT_STEPS = 20
 RUNS = f"""
 WITH jobs AS (
@@ -60,11 +62,12 @@ def status_of(store: Store, run_id: str, jobs: Sequence[Mapping[str, str]]) -> s
 async def runs(view: View, run_id: str | None = None) -> list[dict[str, Any]]:
     """Return the rows of `RUNS` with the status of each run, of all runs or of one."""
     which = f"SELECT * FROM ({RUNS}) WHERE run_id = {literal(run_id)}" if run_id else RUNS
-    found = await view.query(which, max_age=OLDEST_SECONDS)
+    rows = await view.rows(which, max_age=OLDEST_SECONDS)
+    found = rows.records()
 
     def add() -> list[dict[str, Any]]:
         return [
             one | {"status": status_of(view.store, one["run_id"], one["jobs"])} for one in found
         ]
 
-    return await view.call(add)
+    return await view.studio.queries.shared(rows, add, max_age=_LOCK_SECONDS)

@@ -22,8 +22,16 @@ HOUR = "SELECT count(*) FROM range(10000000) a, range(10000000) b WHERE a.range 
 """A query that takes longer than any test waits."""
 
 
+class Address(str):
+    """The address of a server."""
+
+    __slots__ = ("process",)
+    process: int
+    """The server's process."""
+
+
 @contextmanager
-def studio(place: str | Path, *options: str) -> Iterator[str]:
+def studio(place: str | Path, *options: str) -> Iterator[Address]:
     """Serve a store on a free port; yield the address, without the slash at its end."""
     words = [sys.executable, "-m", "rlake.loop.cli", "--store", str(place), "studio"]
     words += ["--port", "0", "--no-open", *options]
@@ -32,7 +40,9 @@ def studio(place: str | Path, *options: str) -> Iterator[str]:
             assert server.stdout is not None
             found = re.search(r"http\S+?(?=/;)", server.stdout.readline())
             assert found is not None, "the server did not start; its error is above"
-            yield found[0]
+            address = Address(found[0])
+            address.process = server.pid
+            yield address
         finally:
             server.kill()
 

@@ -49,14 +49,15 @@ async def show(view: View) -> None:
     shown: dict[str, Any] = {}
 
     async def refresh_state() -> None:
-        [one] = await runs(view, run_id)
-        if shown.get("state") != one:
-            shown["state"] = one
+        found = await runs(view, run_id)
+        if found != shown.get("state"):
+            shown["state"], [one] = found, found
             state.clear()
             with state:
                 _state(one)
 
     async def refresh() -> None:
+        await refresh_state()  # also when its process ends without a word
         found = await curves(view, run_id, wanted)
         if found is shown.get("curves"):
             return
@@ -70,7 +71,6 @@ async def show(view: View) -> None:
                     chart(name, one).on_point_click(_opens(run_id, tuple(one)))
         shown.update(curves=found, drawn=[*map(len, series.values())])
 
-    await view.live(None, refresh_state)  # also when its process ends without a word
     area = ui.element("div").classes("charts")
     await view.live(None, refresh)
     ui.select(
