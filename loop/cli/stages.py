@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...store import Store
 from ..report.summary import summary
+from ..run_plan import plan
 from .app import heavy, opened
-from .dry_run import plan
 from .run_summary import print_trackers, warn_of_dropped, warn_of_untrained
 from .tables import print_fields, print_heading, print_json
 

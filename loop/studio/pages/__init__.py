@@ -4,6 +4,7 @@ from . import (  # noqa: F401 - each adds itself
     audits,
     health,
     lineage,
+    new_run,
     pipelines,
     rollout,
     rollouts,

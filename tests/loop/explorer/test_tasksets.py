@@ -10,7 +10,6 @@ import pytest
 from support.tiny_models import config, metric, share_of_ones, table
 
 from rlake.loop.algorithms import resolve
-from rlake.loop.cli.dry_run import plan
 from rlake.loop.config import RunConfig
 from rlake.loop.evaluation.evaluate import evaluate
 from rlake.loop.inference.policy import Policy
@@ -18,6 +17,7 @@ from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.rollouts.group import run_group
 from rlake.loop.rollouts.setup import RolloutSpecs
 from rlake.loop.run import run
+from rlake.loop.run_plan import plan
 from rlake.loop.schedule.units import batch_tasks
 from rlake.loop.workflows import single_turn
 from rlake.operators.concurrency import run_apart

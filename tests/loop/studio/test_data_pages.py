@@ -19,6 +19,7 @@ from rlake.store.lineage.policy import of_policy
 
 pytestmark = pytest.mark.slow
 RUN = "grpo_digits"
+FIELD = ".card .q-field input"
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +118,25 @@ def test_an_operator_is_tried_on_rows_and_nothing_is_written(shown: Shown) -> No
     shown.page.wait("document.querySelector('main .error')?.innerText.includes('wher')")
     assert shown.mistakes() == []
     assert shown.store.versions() == versions
+
+
+def test_a_configuration_is_checked_while_it_is_typed(shown: Shown) -> None:
+    page = shown.page
+    opened(shown, "/new?recipe=grpo_digits", "Valid", "a step trains on 16 groups", "KV cache")
+    assert page.value(ERRORS) == ""
+    page.value(f"document.querySelectorAll('{FIELD}')[3].focus()")
+    page.press("7")
+    page.wait("document.querySelector('.cm-content').innerText.includes('steps: 7')")
+    page.wait("document.querySelector('main').innerText.includes('7 steps draw 112 groups')")
+    page.value(f"document.querySelectorAll('{FIELD}')[2].focus()")
+    page.press("dpoo")
+    page.wait("document.querySelector('main .error')?.innerText.includes('did you mean `dpo`')")
+    disabled = "[...document.querySelectorAll('button')].find(b => b.innerText == 'Start').disabled"
+    assert page.value(disabled)
+    opened(
+        shown, f"/new?yaml={quote('{name: x, trainr: {}}')}", "unknown key `trainr`", "`trainer`"
+    )
+    opened(shown, f"/new?yaml={quote('[' + HOSTILE)}", "the configuration")
 
 
 def test_a_snapshot_is_compared_and_restored_after_a_confirmation(shown: Shown) -> None:
