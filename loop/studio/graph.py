@@ -11,7 +11,7 @@ from .widgets import text
 MOST = 12
 """Boxes of a column; what is beyond them is one box."""
 _ROW, _SIDE = 62, 0.08
-"""Height of a box with the space below it, in pixels; and the space beside it, in columns."""
+"""Height of a box with the space below it, in pixels; and the space at its sides, in columns."""
 
 _NARROWEST = 150
 """Least width of a column, in pixels; a page that is narrower scrolls."""

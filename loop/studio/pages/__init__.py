@@ -2,10 +2,12 @@
 
 from . import (  # noqa: F401 - each adds itself
     audits,
+    curriculum,
     health,
     lineage,
     new_run,
     pipelines,
+    rewards,
     rollout,
     rollouts,
     run,

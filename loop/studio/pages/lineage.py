@@ -147,9 +147,9 @@ def _of_policy(found: PolicyLineage, sampled: int) -> tuple[dict[str, Box], list
         f"AND step <= {version})"
     )
     rows = found.rows
-    told = f"{number(rows['num_rows'])} draws, reward {number(rows['reward_mean'])}"
+    said = f"{number(rows['num_rows'])} draws, reward {number(rows['reward_mean'])}"
     experiences = f"{number(rows['num_experiences'])} rollouts"
-    boxes["rows"] = Box(1, experiences, told, address("/rollouts", where=trained), "rows")
+    boxes["rows"] = Box(1, experiences, said, address("/rollouts", where=trained), "rows")
     if found.parents:
         parent = found.parents[0]
         link = address("/lineage", run=run_id, version=parent)

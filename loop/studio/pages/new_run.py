@@ -163,8 +163,8 @@ def _fields(put: Any) -> dict[str, ui.input]:
     for key in _FIELDS:
         field = ui.input(label=key).props("outlined dense stack-label hide-bottom-space")
         field.on_value_change(lambda event, key=key: put(key, event.value))
-        told = str(described(schema, key)).partition(". ")[0].partition("\n")[0]
-        field.props["hint"] = told
+        hint = str(described(schema, key)).partition(". ")[0].partition("\n")[0]
+        field.props["hint"] = hint
         made[key] = field
     return made
 

@@ -15,6 +15,7 @@ import rlake
 from rlake.loop.audits import bias, drop
 from rlake.pipelines import Pipeline, Table
 from rlake.pipelines.expectations import Expectation, check
+from rlake.pipelines.reward_diff import compare
 from rlake.store.lineage.policy import of_policy
 
 pytestmark = pytest.mark.slow
@@ -36,6 +37,9 @@ def shown(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     keep = {"keep": {"where": "reward > 0.2"}}
     rows = Table("experiences", where="reward IS NOT NULL")
     Pipeline(HOSTILE, rows, [keep, {"pairs": {}}], Table("preferences")).run(store)
+    scored = store.sql(f"SELECT experience_id FROM draws WHERE run_id = '{RUN}'").fetchall()
+    strict = {"scorer": "strict", "scorer_version": "1", "value": 0.125}
+    store.append("scores", [strict | {"experience_id": one} for (one,) in scored])
     store.snapshot("first", note=HOSTILE)
     store.branch("other").append("tasks", [rlake.Task.ask("2+2=", "4")])
     with studio(folder / "lake", "--write") as url, browser(folder / "profile") as page:
@@ -134,9 +138,25 @@ def test_a_configuration_is_checked_while_it_is_typed(shown: Shown) -> None:
     disabled = "[...document.querySelectorAll('button')].find(b => b.innerText == 'Start').disabled"
     assert page.value(disabled)
     opened(
-        shown, f"/new?yaml={quote('{name: x, trainr: {}}')}", "unknown key `trainr`", "`trainer`"
+        shown,
+        f"/new?yaml={quote('{extends: grpo_digits, trainr: {}}')}",
+        "unknown key `trainr`",
+        "`trainer`",
     )
     opened(shown, f"/new?yaml={quote('[' + HOSTILE)}", "the configuration")
+
+
+def test_rewards_are_compared_and_a_curriculum_is_shown(shown: Shown) -> None:
+    found = compare(shown.store, "reward", "score:strict@1").rows
+    changed = f"changed\n{found['changed']}"
+    opened(shown, "/rewards", "score:strict@1 is b", changed, "Rows that change most")
+    assert shown.page.value(ERRORS) == ""
+    opened(shown, "/rewards?b=score:strct@1", "score:strct@1")
+    assert "strct" in shown.page.value(ERRORS)
+    tasks = f"SELECT DISTINCT task_id FROM task_selections WHERE run_id = '{RUN}'"
+    number = len(shown.store.sql(tasks).fetchall())
+    opened(shown, f"/curriculum?run={RUN}", f"{number} tasks", "Different tasks in a batch")
+    opened(shown, f"/curriculum?run={quote(HOSTILE)}", "has chosen no task")
 
 
 def test_a_snapshot_is_compared_and_restored_after_a_confirmation(shown: Shown) -> None:
