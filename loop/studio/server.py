@@ -50,7 +50,11 @@ def serve(
         app = application(store, can_write=can_write, name=name, compressed=not is_ours)
         access = Access(app, admits=hosts_of(host), token=token, cookie=cookie)
         config = uvicorn.Config(
-            access, log_level="warning", lifespan="on", ws_per_message_deflate=not is_ours
+            access,
+            loop="asyncio",  # uvloop would take the signals, by which the program ends
+            log_level="warning",
+            lifespan="on",
+            ws_per_message_deflate=not is_ours,
         )
         server = _Server(config)
         ready(_address(host, port, token))

@@ -1,17 +1,21 @@
 """The pages in a real browser, over the store of a finished run."""
 
 import json
+import os
 import re
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import copytree
+from time import monotonic
 from urllib.parse import quote
 
 import httpx
 import pytest
 from support.browser import browser
 from support.shown import ERRORS, SETTLED, Shown
-from support.studio import HOSTILE, hostile_rollouts, studio
+from support.studio import HOSTILE, HOUR, hostile_rollouts, studio
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect as websocket
 
@@ -209,3 +213,26 @@ def test_a_rollout_of_ten_megabytes_and_an_image_that_is_none(shown: Shown, tmp_
         other.go("/sql?q=SELECT * FROM experiences")
         shown.page.wait(f"{ROWS} === 1")
         assert shown.page.value("document.documentElement.innerHTML.length") < 10**6
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
+)
+def test_a_signal_ends_it_at_once_whatever_a_page_waits_for(
+    shown: Shown, number: int, code: int
+) -> None:
+    with studio(shown.store.uri) as url:
+        shown.page.go(f"{url}/sql?q={quote(HOUR)}")
+        shown.page.wait("document.querySelector('main .waiting')")
+        os.kill(url.process, number)
+        # bounded: the watcher of signals gives no grace here, and the query takes hours
+        ended, state = waited(url.process, 20)
+        assert (ended, os.waitstatus_to_exitcode(state)) == (url.process, code)
+
+
+def waited(process: int, seconds: float) -> tuple[int, int]:
+    """Wait for a process of ours to end; return its number and status, or zeros."""
+    end = monotonic() + seconds
+    while (found := os.waitpid(process, os.WNOHANG)) == (0, 0) and monotonic() < end:
+        threading.Event().wait(0.05)
+    return found
