@@ -39,7 +39,7 @@ async def show(view: View) -> None:
     if condition:
         command += f" --where {shlex.quote(condition)}"
     if a == b:
-        empty("There is no second reward to compare with yet: `rlake rescore` computes one.")
+        empty("No second reward to compare with yet: `rlake rescore` computes one.")
     else:
         await _compared(view, a, b, condition)
     same_as(sql="SELECT * FROM scores", command=command)
