@@ -119,9 +119,13 @@ async def show(view: View) -> None:
             return
         _say(said, "Valid: `rlake run` would start it.", "finding none")
         _show(follows, found)
+        plain = found.configs[0].plain()
         for key, field in fields.items():
-            field.props["placeholder"] = str(_at(found.configs[0].plain(), key) or "")
-            field.update()
+            now = str(_at(plain, key) or "")
+            # nothing is sent to a field in vain: it would lose what is being typed
+            if not field.value and field.props.get("placeholder") != now:
+                field.props["placeholder"] = now
+                field.update()
         start.set_enabled(view.studio.can_write)
 
     async def again() -> None:
