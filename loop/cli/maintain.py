@@ -103,7 +103,7 @@ def _check_memory(config: str, overrides: list[str] | None, *, as_json: bool) ->
     if as_json:
         print_json({**asdict(found), "problems": found.problems})
     else:
-        rows = heavy("run_plan").memory_rows(found)
+        rows = heavy("report.plan").memory_rows(found)
         print_rows(("part", "device", "memory", "kind"), rows)
         for problem in found.problems:
             screen().print(f"error    {problem}", style=_MARKS["error"], soft_wrap=True)

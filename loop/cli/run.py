@@ -9,8 +9,8 @@ import typer
 
 from ...store import interrupts
 from ...store.errors import ConfigError
+from ..report.plan import plan
 from ..report.summary import summary
-from ..run_plan import plan
 from .app import JOBS, JsonOption, SeedOption, StoreOption, app, argument, heavy, opened, option
 from .run_summary import print_trackers, warn_of_dropped, warn_of_untrained
 from .tables import counted, print_fields, print_json, print_rows, render

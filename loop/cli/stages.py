@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...store import Store
+from ..report.plan import plan
 from ..report.summary import summary
-from ..run_plan import plan
 from .app import heavy, opened
 from .run_summary import print_trackers, warn_of_dropped, warn_of_untrained
 from .tables import print_fields, print_heading, print_json

@@ -1,1 +1,1 @@
-"""Reports of runs: their results, and one HTML file that shows a run or compares two."""
+"""Reports of runs: what one will do, its results, and one HTML file that shows or compares runs."""

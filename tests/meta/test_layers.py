@@ -40,7 +40,6 @@ RANK = {
     "explorer": 8,
     "run": 9,
     "report": 9,
-    "run_plan": 9,
     "stages": 10,
     "api": 11,  # the public functions: they call every job
     "selftest": 11,

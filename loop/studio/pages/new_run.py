@@ -50,8 +50,8 @@ class Planned:
 def planned(written: str) -> Planned:
     """Check the YAML of a configuration as `--dry-run` does; raises ConfigError for a wrong one."""
     try:  # not at the top: torch takes seconds, and the other pages do without it
+        from ...report.plan import memory_rows, plan
         from ...run import check
-        from ...run_plan import memory_rows, plan
         from ...trainer.memory import estimate
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "torch", "train") from error

@@ -14,10 +14,10 @@ from rlake.loop.config import RunConfig
 from rlake.loop.evaluation.evaluate import evaluate
 from rlake.loop.inference.policy import Policy
 from rlake.loop.inference.scripted import ScriptedPolicy
+from rlake.loop.report.plan import plan
 from rlake.loop.rollouts.group import run_group
 from rlake.loop.rollouts.setup import RolloutSpecs
 from rlake.loop.run import run
-from rlake.loop.run_plan import plan
 from rlake.loop.schedule.units import batch_tasks
 from rlake.loop.workflows import single_turn
 from rlake.operators.concurrency import run_apart

@@ -11,8 +11,8 @@ from support.tiny_models import SPEC, table
 from rlake.loop.api import Run
 from rlake.loop.config import RunConfig, build, load
 from rlake.loop.config.env_variables import Written, as_written, filled_in
+from rlake.loop.report.plan import plan
 from rlake.loop.run import check, run
-from rlake.loop.run_plan import plan
 from rlake.loop.runs.job import same_config, stored_config
 from rlake.loop.tasks.prepare import prepare
 from rlake.store import Store

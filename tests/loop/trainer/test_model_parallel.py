@@ -20,8 +20,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlake.loop.algorithms import resolve
 from rlake.loop.config import RunConfig
+from rlake.loop.report.plan import plan
 from rlake.loop.run import train
-from rlake.loop.run_plan import plan
 from rlake.loop.trainer.distributed.fitting import check_models
 from rlake.loop.trainer.distributed.launch import launched as processes
 from rlake.loop.trainer.distributed.world import SingleProcess

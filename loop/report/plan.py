@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from ..store.errors import counted
+from ...store.errors import counted
 
 if TYPE_CHECKING:
-    from .config import RunConfig
-    from .trainer.memory import Estimate
+    from ..config import RunConfig
+    from ..trainer.memory import Estimate
 
 
 def plan(config: "RunConfig", *, full: bool) -> str:
@@ -28,7 +28,7 @@ def plan(config: "RunConfig", *, full: bool) -> str:
 
 
 def _follows(config: "RunConfig") -> list[str]:
-    from .algorithms import resolve
+    from ..algorithms import resolve
 
     algorithm, trainer, explorer = resolve(config.algorithm), config.trainer, config.explorer
     unit = algorithm.unit
@@ -66,7 +66,7 @@ def _follows(config: "RunConfig") -> list[str]:
 
 def memory_rows(found: "Estimate") -> list[tuple[str, str, str, str]]:
     """Return a row for each part of an estimate, and for the sum of each device."""
-    from .trainer.memory import size
+    from ..trainer.memory import size
 
     parts = [(p.name, found.place(p), size(p.bytes), p.kind) for p in found.parts]
     sums = [
