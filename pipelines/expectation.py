@@ -1,6 +1,7 @@
 """An expectation: what must be true of rows, and the SQL query for the rows of which it is not."""
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
@@ -41,13 +42,13 @@ class Expectation(BaseModel):
     """Columns that have a value in every row."""
     unique: str | tuple[str, ...] | None = None
     """Columns whose values together occur once; rows with a NULL in one are passed over."""
-    accepted_values: dict[str, tuple[str | float | bool, ...]] | None = None
+    accepted_values: dict[str, tuple[str | bool | int | float, ...]] | None = None
     """By column, the values that it may have: `{finish_reason: [stop, length]}`; NULL passes."""
     range: dict[str, Bounds] | None = None
     """By column, its least and largest value: `{reward: [0, 1]}`; NULL passes, NaN does not."""
     freshness: dict[str, str] | None = None
     """By column of times, the largest age of the newest: `{created_at: 12h}` (s, m, h, d or w)."""
-    group_size: Bounds | None = None
+    group_size: tuple[int | None, int | None] | None = None
     """Least and largest number of rows of each `group_id`."""
     row_count: RowCount | None = None
     """Number of rows: `{min: 100, change: 0.5}`."""
@@ -92,6 +93,22 @@ class Expectation(BaseModel):
                 )
         return value
 
+    @field_validator("not_null", "unique")
+    @classmethod
+    def _some(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        if value is not None and not value:
+            raise ValueError("expected one column or more, got none")
+        return value
+
+    @field_validator("range", "group_size")
+    @classmethod
+    def _ordered(cls, value: Any) -> Any:
+        for low, high in value.values() if isinstance(value, dict) else [value or (None, None)]:
+            bounds = [bound for bound in (low, high) if bound is not None]
+            if any(math.isnan(bound) for bound in bounds) or bounds != sorted(bounds):
+                raise ValueError(f"bounds are the least and the largest value, got {low}, {high}")
+        return value
+
     @property
     def kind(self) -> str:
         """The kind of the expectation."""
@@ -123,6 +140,11 @@ class Expectation(BaseModel):
         value = getattr(self, self.kind)
         return [value] if isinstance(value, str) else [*value]
 
+    @property
+    def rows(self) -> str:
+        """SQL of the rows that it is about: those of `where`."""
+        return f"(SELECT * FROM rows WHERE ({self.where}\n))" if self.where else "rows"
+
     def query(self, columns: Sequence[str], checked: str) -> str:
         """Return the SELECT over `rows` whose rows fail; its first column is their id, if any."""
         for name in self._named():
@@ -130,16 +152,15 @@ class Expectation(BaseModel):
                 raise QueryError(f"the rows have no column `{name}`{nearest(name, columns)}")
         if self.sql is not None:
             return self.sql.strip().rstrip(";")
-        rows = f"(SELECT * FROM rows WHERE ({self.where}\n))" if self.where else "rows"
         key = next((name for name in IDS if name in columns), None)
         row_id = f"{quoted(key)}::VARCHAR AS row_id" if key else "NULL::VARCHAR AS row_id"
         fails = _FAILS[self.kind](self, f"{literal(checked)} AND name = {literal(str(self))}")
         if self.kind in ("freshness", "row_count"):
-            whole = f"(SELECT {fails} AS fails FROM {rows})"
+            whole = f"(SELECT {fails} AS fails FROM {self.rows})"
             return f"SELECT NULL::VARCHAR AS row_id FROM {whole} WHERE fails"
         # a WHERE cannot read windows
         clause = "QUALIFY" if self.kind in ("unique", "group_size") else "WHERE"
-        return f"SELECT {row_id} FROM {rows} {clause} {fails}"
+        return f"SELECT {row_id} FROM {self.rows} {clause} {fails}"
 
 
 def _listed(value: str | tuple[str, ...] | None) -> list[str]:
@@ -170,8 +191,9 @@ def _range(one: Expectation, _: str) -> str:
     for name, (low, high) in (one.range or {}).items():
         column = f"{quoted(name)}::DOUBLE"
         parts.append(f"isnan({column})")
-        parts += [f"{column} < {low!r}"] if low is not None else []
-        parts += [f"{column} > {high!r}"] if high is not None else []
+        # as text, which DuckDB casts: SQL has no literal of an infinite number
+        parts += [f"{column} < '{low!r}'::DOUBLE"] if low is not None else []
+        parts += [f"{column} > '{high!r}'::DOUBLE"] if high is not None else []
     return f"coalesce({' OR '.join(parts) or 'false'}, false)"
 
 

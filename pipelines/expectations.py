@@ -92,7 +92,7 @@ def bind(expectations: Sequence[Expectation], schema: pl.Schema, where: str) -> 
     console.put("rows", pl.DataFrame(schema=schema).to_arrow())
     for one in expectations:
         try:
-            console.sql(_whole(one.query(list(schema), ""), None), what=f"`{one}`")
+            console.sql(_whole(one, list(schema), "", None), what=f"`{one}`")
         except ValueError as error:
             raise ConfigError(f"`{where}`: {error}") from error
 
@@ -121,9 +121,9 @@ def _checked(
         if rows is None:
             assert select is not None, "rows are given, or a SELECT of them"
             columns = store.sql(f"SELECT * FROM ({select}\n) LIMIT 0").columns
-            found = store.sql(_whole(one.query(columns, checked), select))
+            found = store.sql(_whole(one, columns, checked, select))
         else:
-            found = store.sql(_whole(one.query(rows.columns, checked), None), rows=rows)
+            found = store.sql(_whole(one, rows.columns, checked, None), rows=rows)
         table = found.to_arrow_table()
     except duckdb.Error as error:
         raise query_error(error, what) from error
@@ -132,8 +132,9 @@ def _checked(
     num_rows, num_failing = (table.column(i)[0].as_py() for i in (0, 1))
     failing = num_failing or 0
     names = table.column_names[2:]
-    key = next((name for name in ("row_id", *IDS) if name in names), names[0])
-    ids = [str(value) for value in table.column(key).to_pylist() if value is not None]
+    # by its place: a column of the user's SELECT may have the name of one of ours
+    place = next((names.index(name) for name in ("row_id", *IDS) if name in names), 0)
+    ids = [str(value) for value in table.column(2 + place).to_pylist() if value is not None]
     return Checked(
         expectation=one,
         num_rows=num_rows,
@@ -142,11 +143,14 @@ def _checked(
     )
 
 
-def _whole(failing: str, select: str | None) -> str:
+def _whole(one: Expectation, columns: Sequence[str], checked: str, select: str | None) -> str:
     """Return one query: how many rows there are, how many fail, and the first of them."""
+    failing = one.query(columns, checked)
     rows = "" if select is None else f"WITH rows AS ({select}\n) "
+    # the number that the next check compares with is of the same rows
+    of = one.rows if one.kind == "row_count" else "rows"
     return (
-        f"{rows}SELECT n.num_rows, f.* FROM (SELECT count(*) AS num_rows FROM rows) n LEFT JOIN "
+        f"{rows}SELECT n.num_rows, f.* FROM (SELECT count(*) AS num_rows FROM {of}) n LEFT JOIN "
         f"(SELECT count(*) OVER () AS num_failing, * FROM ({failing}\n) ORDER BY ALL "
         f"LIMIT {SAMPLE}) f ON true"
     )

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -45,6 +46,8 @@ _ANY_NAME = re.compile(
     r"\b(query|query_table|show|describe|summarize|information_schema|(duckdb|pg|pragma|sqlite)_\w+)\b"
 )
 """What lets a query read, or list, names that do not stand in its text as such."""
+SQL_SECONDS: ContextVar[float | None] = ContextVar("SQL_SECONDS", default=None)
+"""Most seconds of each query for which the caller gives no `timeout`; None: no limit."""
 MEMORY = "RLAKE_SQL_MEMORY"
 """Environment variable: memory limit of queries, such as `4GB`; by default a quarter of RAM."""
 _MEMORY = re.compile(r"[1-9]\d*(\.\d+)?\s*[KMGT]i?B", re.IGNORECASE)

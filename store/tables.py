@@ -14,7 +14,7 @@ import lance
 from . import schema_versions, user_tables
 from .blobs import readable
 from .errors import StarvedError, StoreError, as_store_error
-from .query import QuerySession, views_sql
+from .query import SQL_SECONDS, QuerySession, views_sql
 from .schema import REFERRING_FIRST, TABLES, table
 
 if TYPE_CHECKING:
@@ -231,7 +231,8 @@ class Tables:
         # of all tables, though the query opens few: a lost one is an error of every query
         console.show(self.versions() | self.user_versions(), self._shown_at)
         console.join(frames)
-        return console.sql(query, seconds=timeout, interruptible=interruptible)
+        seconds = SQL_SECONDS.get() if timeout is None else timeout
+        return console.sql(query, seconds=seconds, interruptible=interruptible)
 
     def register(self, con: duckdb.DuckDBPyConnection) -> None:
         """Register all tables, views and macros, as they are now, in a DuckDB connection of yours.

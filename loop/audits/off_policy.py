@@ -5,6 +5,7 @@ chance that is not tiny; where few rows carry all weight it is refused. It canno
 were never sampled, nor what another policy would learn later.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -108,7 +109,9 @@ def off_policy(
         )
     if target is not None:
         rows = rows.with_columns(w=_ratios(now, rows, target, is_side=target in given))
+    # an infinite ratio stays: such a row has all of the weight, which is refused
     known = rows.filter(pl.col("reward").is_finite() & pl.col("w").is_not_null())
+    known = known.filter(pl.col("w").is_not_nan() & (pl.col("w").is_finite() | (weight is None)))
     if not known.height:
         needs = "a reward and a weight" if weight else "a reward, `logprobs` and target log-probs"
         raise JobError(f"none of the {rows.height:,} rows of run `{run_id}` has {needs}")
@@ -166,8 +169,9 @@ def _estimated(
     _, cluster = np.unique(clusters.to_numpy(), return_inverse=True)
     w, r = kept["w"].to_numpy(), kept["reward"].to_numpy()
     total, squares = float(w.sum()), float((w**2).sum())
-    effective = total**2 / squares if squares else 0.0
-    largest = float(w.max() / total) if total else 1.0
+    is_finite = math.isfinite(total) and math.isfinite(squares)
+    effective = total**2 / squares if squares and is_finite else 0.0
+    largest = float(w.max() / total) if total and is_finite else 1.0
     values = [_value("logged", r, cluster)] if len(r) else []
     refusal = _refusal(len(r), effective, largest)
     if refusal is None and rule is not None:
@@ -272,7 +276,7 @@ def _findings(
                 else f"which does not differ from the {logged.value:.3f} that were logged"
             )
         )
-    if not is_rule and len(w):
+    if not is_rule and len(w) and np.isfinite(w).all():
         mean, error = (
             x[0] for x in _ratio(*(np.bincount(cluster, x)[None] for x in (w, w * 0 + 1)))
         )

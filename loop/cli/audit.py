@@ -174,4 +174,6 @@ def _print(findings: Sequence[str], silent: str, facts: Sequence[str]) -> None:
 def _print_table(heading: str, rows: Sequence[Mapping[str, Any]]) -> None:
     if rows:
         print_heading(heading)
-        print_rows(list(rows[0]), [list(row.values()) for row in rows])
+        names = list(rows[0])
+        # by name: rows that were made in different ways have their keys in different orders
+        print_rows(names, [[row[name] for name in names] for row in rows])

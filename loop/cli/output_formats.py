@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from ...store.errors import ConfigError
+from ...store.errors import ConfigError, QueryError
 from .tables import counted, print_rows, screen
 
 if TYPE_CHECKING:
@@ -65,6 +65,12 @@ def _json(relation: "duckdb.DuckDBPyRelation") -> Iterator[str]:
 def _json_rows(relation: "duckdb.DuckDBPyRelation") -> Iterator[str]:
     from ...store.raw_json import json_line
 
+    names = relation.columns
+    # an object would keep the last of them
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise QueryError(
+            f"two columns are called `{twice[0]}`, which JSON cannot show; name them with `AS`"
+        )
     for batch in relation.to_arrow_reader(BATCH_ROWS):
         # `strict` would raise for a map that has a key twice; now its last value counts
         yield from map(json_line, batch.to_pylist(maps_as_pydicts="lossy"))

@@ -76,7 +76,12 @@ class BashEnvironment:
                 f"task {task.task_id} must have `{_KEY}` in its metadata, and an answer, the right "
                 "command"
             )
-        files = {str(name): str(text) for name, text in (about.get("files") or {}).items()}
+        given = about.get("files") or {}
+        if not isinstance(given, Mapping):
+            raise JobError(
+                f"`files` of task {task.task_id} must be texts by path, got {type(given).__name__}"
+            )
+        files = {str(name): str(text) for name, text in given.items()}
         if outside := [name for name in files if not _is_inside(name)]:
             raise JobError(
                 f"`{outside[0]}` of task {task.task_id} is not below the folder; write a path "

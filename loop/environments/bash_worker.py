@@ -87,6 +87,8 @@ def _run(command: str, cwd: str, limits: dict[str, Any]) -> dict[str, Any]:
         output = printed.read(limits["most"]).decode(errors="replace")
         where.seek(0)
         ended_in = where.read(4096).decode(errors="replace").strip()
+    # bash that was killed, or became another program, does not say where it ended
+    ended_in = ended_in or cwd
     return {"output": output, "cut": max(size - limits["most"], 0), "code": code, "cwd": ended_in}
 
 
@@ -119,6 +121,8 @@ def _state() -> str:
 
 
 def _below(folder: Path) -> Iterator[Path]:
+    if folder.is_symlink():  # a command put it in the folder's place
+        return
     for path in sorted(folder.iterdir()):
         yield path
         if path.is_dir() and not path.is_symlink():

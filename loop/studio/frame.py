@@ -234,7 +234,7 @@ async def answered(studio: Studio, path: str, request: Request) -> Any:
             return Response(status_code=499)
     try:
         return work.result()
-    except RlakeError as error:
+    except (RlakeError, ValueError) as error:  # ValueError: a parameter that is not a number
         return JSONResponse({"error": str(error)}, 404 if isinstance(error, NotFoundError) else 400)
 
 

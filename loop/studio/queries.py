@@ -1,6 +1,7 @@
 """Queries of pages: off the event loop, shared by browsers, cancelled when nobody waits."""
 
 import asyncio
+import contextvars
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from ...store import Store
 from ...store.errors import StarvedError
-from ...store.query import names_read, query_error
+from ...store.query import SQL_SECONDS, names_read, query_error
 from ...store.schema import TABLES
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ _PACE, _YOUNGEST_SECONDS = 100, 0.9
 """How long a result with a `max_age` is used: so many times as it took, and at least so long."""
 _FRESH_SECONDS = 0.4
 """How long an answer about the tables' versions is used, in seconds."""
-_THREADS = {"page": 4, "console": 2, "live": 1}
+_THREADS = {"page": 4, "call": 3, "console": 2, "live": 1}
 """Threads by the kind of work, so that people's own SQL never holds up the pages.
 
 One for live pages: each thread opens the tables that moved for itself."""
@@ -205,10 +206,21 @@ class Queries:
         return await asyncio.shield(known[1])
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Return what a function returns, called in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._pools["page"], function, *args
-        )
+        """Return what a function returns, called in a thread; its queries end after `SECONDS` each.
+
+        Raises StarvedError for one that does.
+        """
+
+        def limited() -> T:
+            SQL_SECONDS.set(SECONDS)
+            try:
+                return function(*args)
+            except duckdb.Error as error:
+                raise query_error(error) from error
+
+        # a context of its own, or the limit would stay in the thread
+        run = contextvars.copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(self._pools["call"], run, limited)
 
     def close(self) -> None:
         """Interrupt what runs."""
@@ -223,11 +235,20 @@ def _taken(reader: pa.RecordBatchReader, limit: int) -> tuple[list[tuple[Any, ..
     nbytes = 0
     with reader:  # closed, or the thread's next query would be refused
         for batch in reader:
-            rows += zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            rows += zip(*map(_plain, batch.columns), strict=True)
             nbytes += batch.nbytes
             if len(rows) > limit or nbytes > _MAX_BYTES:
                 break
     return rows, nbytes
+
+
+def _plain(column: pa.Array) -> list[Any]:
+    """Return the values of a column; decimals, which sums of integers are, as numbers."""
+    values = column.to_pylist()
+    if not pa.types.is_decimal(column.type):
+        return values
+    to = int if column.type.scale == 0 else float
+    return [None if value is None else to(value) for value in values]
 
 
 def _interrupt(query: _Running) -> None:

@@ -81,15 +81,24 @@ async def agent_program(
 
 
 async def _talk(process: Process, said: bytes) -> tuple[bytes, bytes]:
+    reads = (_read(process, stream) for stream in (process.stdout, process.stderr))
+    # while it prints: a program that prints much before it reads would wait for us, and we for it
+    writing = asyncio.create_task(_write(process, said))
+    try:
+        output, errors = await asyncio.gather(*reads)
+        await writing
+    finally:
+        writing.cancel()
+    await process.wait()
+    return output, errors
+
+
+async def _write(process: Process, said: bytes) -> None:
     assert process.stdin is not None, "it was started with pipes"
     with suppress(ConnectionError):  # it may not read
         process.stdin.write(said)
         await process.stdin.drain()
     process.stdin.close()
-    reads = (_read(process, stream) for stream in (process.stdout, process.stderr))
-    output, errors = await asyncio.gather(*reads)
-    await process.wait()
-    return output, errors
 
 
 def _kill(process: Process) -> None:

@@ -26,7 +26,9 @@ _JUDGED = (
     "`content: 0.5` if it comes near it, `content: 0` if not.\n"
     "Line 2: `format: 1` if it is one short question that a user can answer, else `format: 0`."
 )
-_SCORE = re.compile(r"\b(content|format)\W+(0(?:\.5|\.0)?|1(?:\.0)?)\b", re.IGNORECASE)
+_SCORE = re.compile(
+    r"\b(content|format)[^\w\-.]+(0(?:\.50*|\.0+)?|1(?:\.0+)?)(?!\w|[.,/]\d)", re.IGNORECASE
+)
 _WORD = re.compile(r"\w{4,}")
 
 

@@ -5,8 +5,9 @@ database is in the end as the right calls would leave it, and the user has heard
 """
 
 import asyncio
+import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -63,10 +64,12 @@ async def tool_agent_user(
     actions of a task cannot be carried out.
     """
     about = task.metadata or {}
+    outputs = _listed(task, about, "outputs", str)
+    actions = _listed(task, about, "actions", Mapping)
     # two of their own: neither the other rollouts nor the right calls change this one's
     world, right = _made(domain), _made(domain)
     # in a thread: the tools of a domain may block
-    await asyncio.to_thread(_carry_out, right, about.get("actions") or (), task)
+    await asyncio.to_thread(_carry_out, right, actions, task)
     note = partial(record_metric, policy)
     box = Toolbox(world.tools, seconds=tool_seconds, note=note)
     given = [message for message in task.messages if message.get("role") == "system"]
@@ -94,7 +97,7 @@ async def tool_agent_user(
         conversation.messages += [called.message async for called in results(box, calls)]
     # also after a cut conversation: what the agent did by then counts
     same = _as_json(world.database) == _as_json(right.database)
-    said = _said(conversation.messages, about.get("outputs") or ())
+    said = _said(conversation.messages, outputs)
     note("goal/database", float(same))
     note("goal/said", float(said))
     note("user/done", float(is_done))
@@ -116,16 +119,32 @@ def _made(spec: DomainSpec) -> Domain:
 def _carry_out(world: Domain, actions: Sequence[Mapping[str, Any]], task: Task) -> None:
     tools = {one.name: one for one in map(tool, world.tools)}
     for action in actions:
-        name, arguments = str(action.get("name")), dict(action.get("arguments") or {})
+        name, arguments = str(action.get("name")), action.get("arguments") or {}
         if name not in tools:
             raise JobError(f"task {task.task_id} calls `{name}`, no tool{nearest(name, tools)}")
         try:
-            tools[name](**tools[name].taken(arguments))
+            if isinstance(arguments, str):  # JSON, as in the calls of OpenAI's API
+                arguments = json.loads(arguments)
+            returned = tools[name](**tools[name].taken(dict(arguments)))
+            if inspect.isawaitable(returned):
+                asyncio.run(_awaited(returned))
         except Exception as error:
             raise JobError(
                 f"`{name}` of the actions of task {task.task_id} fails: "
                 f"{type(error).__name__}: {error}"
             ) from error
+
+
+async def _awaited(returned: Awaitable[Any]) -> None:
+    await returned
+
+
+def _listed(task: Task, about: Mapping[str, Any], name: str, kind: type) -> Sequence[Any]:
+    given = about.get(name) or ()
+    if isinstance(given, str | Mapping) or not all(isinstance(one, kind) for one in given):
+        of = "texts" if kind is str else "calls, each with a `name` and `arguments`"
+        raise JobError(f"`{name}` of task {task.task_id} must be a list of {of}, got {given!r}")
+    return given
 
 
 def _is_reply(message: Message) -> bool:

@@ -1,7 +1,9 @@
 """`rlake audit`: the command prints findings, facts and tables, or one JSON object."""
 
 import json
+import re
 
+import pytest
 from support.commands import Command
 from support.histories import History
 
@@ -22,7 +24,15 @@ def test_bias_and_drop_print_sentences_or_json(rlake: Command, lake: Store) -> N
     ranges = ("--run", "r", "--steps", "5:8", "--against", "1:4")
     done = rlake("audit", "drop", *ranges)
     assert done.stdout.startswith("the change is within chance"), done.stderr
-    assert json.loads(rlake("audit", "drop", *ranges, "--json").stdout)["p"] > 1e-3
+    found = json.loads(rlake("audit", "drop", *ranges, "--json").stdout)
+    splits = found["splits"]
+    assert found["p"] > 1e-3
+    lines = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines()]
+    [heads] = [line for line in lines if line[0] == "dimension"]
+    [part] = [dict(zip(heads, line, strict=True)) for line in lines if line[0] == "part"]
+    [found] = [row for row in splits if row["dimension"] == "part"]
+    assert (part["rows_before"], part["mix"]) == ("NULL", "NULL")
+    assert float(part["change"]) == pytest.approx(found["change"], rel=1e-4)
     wrong = rlake("audit", "bias", "--run", "rr")
     assert wrong.returncode == 2
     assert "did you mean `r`" in wrong.stderr

@@ -113,6 +113,7 @@ def test_sql_json_is_a_list_of_row_objects(rlake: Command, lake: Store) -> None:
         },
     ]
     assert json.loads(rlake("sql", "SELECT 1 FROM drops", "--json").stdout) == []
+    refused(rlake("sql", "SELECT 1 AS a, 2 AS a", "--json"), "two columns are called `a`", "`AS`")
 
 
 def test_sql_explains_a_plan(rlake: Command, lake: Store) -> None:

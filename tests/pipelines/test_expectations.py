@@ -101,6 +101,24 @@ def test_a_row_count_is_compared_with_the_last_that_passed(store: Store) -> None
     assert checked(store, half, FRAME.head(2)).passed
 
 
+def test_a_row_count_with_a_condition_is_compared_with_rows_of_that_condition(store: Store) -> None:
+    some = {"row_count": {"change": 0.1}, "where": "reward > 0.5"}
+    assert checked(store, some).passed
+    assert checked(store, some).passed, "nothing changed"
+
+
+def test_values_are_compared_as_they_are_written(store: Store) -> None:
+    large = pl.DataFrame({"x": [2**53 + 1]})
+    assert checked(store, {"accepted_values": {"x": [2**53 + 1]}}, large).passed
+    assert not checked(store, {"accepted_values": {"x": [2**53]}}, large).passed
+    assert checked(store, {"range": {"x": [0, float("inf")]}}, large).passed
+
+
+def test_a_select_may_name_its_columns_as_it_likes(store: Store) -> None:
+    found = checked(store, {"sql": "SELECT reward AS num_rows, 1 AS num_failing FROM rows"})
+    assert found.num_failing == FRAME.height
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -111,6 +129,10 @@ def test_a_row_count_is_compared_with_the_last_that_passed(store: Store) -> None
         ({"sql": "SELECT 1", "where": "true"}, "`where` is not for `sql`"),
         ({"range": {"reward": 1}}, r"expect\.sink\.0\.range\.reward`: .*tuple"),
         ({"not_null": "a", "severity": "fatal"}, "'warn' or 'error'"),
+        ({"not_null": []}, "expected one column or more"),
+        ({"range": {"reward": [1, 0]}}, "the least and the largest value, got 1.0, 0.0"),
+        ({"range": {"reward": [float("nan"), None]}}, "the least and the largest value"),
+        ({"group_size": [2, 3.5]}, "integer"),
         ("reward", "`expect.sink.0`"),
     ],
 )

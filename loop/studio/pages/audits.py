@@ -112,7 +112,8 @@ async def _fill(card: ui.element, ask: Callable[[], Awaitable[None]]) -> None:
         except RlakeError as error:  # of one audit; the others answer
             show_error(str(error))
         finally:
-            waiting.delete()
+            if not card.client.is_deleted:
+                waiting.delete()
 
 
 def _says(findings: Sequence[str], silent: str, facts: Sequence[str] = ()) -> None:

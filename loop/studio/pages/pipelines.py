@@ -174,7 +174,8 @@ def _form(view: View) -> None:
             except RlakeError as error:
                 show_error(str(error))
             finally:
-                waiting.delete()
+                if not result.client.is_deleted:
+                    waiting.delete()
 
     name.on_value_change(describe)
     if view.studio.can_write:

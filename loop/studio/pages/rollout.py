@@ -1,6 +1,7 @@
 """One rollout: its turns, tokens, rewards, the steps that it was trained in, and its relatives."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -72,7 +73,7 @@ async def show(view: View) -> None:
         await show_tokens(view, one["experience_id"])
     same_as(
         sql=f"SELECT * FROM experiences WHERE experience_id = {literal(one['experience_id'])}",
-        command=f"rlake show {one['experience_id']} --tokens",
+        command=f"rlake show {shlex.quote(one['experience_id'])} --tokens",
     )
 
 
@@ -231,7 +232,7 @@ async def _beside(view: View, one: Mapping[str, Any], other: Mapping[str, Any]) 
                 here = part is not None and part[0] == i
                 with ui.element("div").classes("card"):
                     _show_turn(turn or Turn("", ""), classes="parts" if here else "")
-    same_as(command=f"rlake show {one['experience_id']}")
+    same_as(command=f"rlake show {shlex.quote(one['experience_id'])}")
 
 
 def parted(one: Sequence[Turn], other: Sequence[Turn]) -> tuple[int, int] | None:

@@ -1,6 +1,7 @@
 """One run: its jobs, and its curves, which move while it runs."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -87,7 +88,7 @@ async def show(view: View) -> None:
         )
         text("pre", json.dumps(json.loads(config[0]["config"] or "{}"), indent=1))
     listed = [m for m in names if any(m in group for group in charts.values())]
-    same_as(sql=curves_sql(run_id, listed), command=f"rlake show {run_id}")
+    same_as(sql=curves_sql(run_id, listed), command=f"rlake show {shlex.quote(run_id)}")
 
 
 def _series(found: Curves, metrics: Sequence[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 from functools import partial
 from typing import Any
 
@@ -100,7 +101,8 @@ async def _result(view: View, place: ui.element, query: str, how: str) -> None:
             show_error(str(error))
             return
         finally:
-            waiting.delete()
+            if not place.client.is_deleted:
+                waiting.delete()
         seconds = asyncio.get_running_loop().time() - began
         first = "the first " if found.is_cut else ""
         note = f"{first}{number(len(found.rows))} rows in {seconds:.2f} s"
@@ -113,7 +115,7 @@ async def _result(view: View, place: ui.element, query: str, how: str) -> None:
             _chart(found)
         else:
             grid(found, links=_links(found), max_height=640)
-        same_as(command=f"rlake sql {json.dumps(query)}")
+        same_as(command=f"rlake sql {shlex.quote(query)}")
 
 
 def _links(found: Rows) -> list[str | None] | None:
@@ -138,13 +140,15 @@ def _chart(found: Rows) -> None:
     apart = [i for i, numbers in enumerate(is_number) if not numbers and i > 0]
     series: dict[str, list[tuple[Any, Any]]] = {}
     for row in found.rows:
+        if row[0] is None:  # has no place on the axis
+            continue
         label = " ".join(str(cell(row[i])) for i in apart)
         for i in drawn:
             own = found.columns[i] if len(drawn) > 1 or not label else ""
             name = " ".join(filter(None, (label, own)))
             across = row[0] if isinstance(row[0], int | float) else str(cell(row[0]))
             series.setdefault(name, []).append((across, row[i]))
-    if not any(isinstance(points[0][0], str) for points in series.values()):
+    if not any(isinstance(x, str) for points in series.values() for x, _ in points):
         series = {name: sorted(points, key=lambda p: p[0]) for name, points in series.items()}
     shown: Series = dict(list(series.items())[:20])
     made = chart(found.columns[0], shown, x=found.columns[0])

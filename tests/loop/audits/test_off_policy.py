@@ -191,6 +191,22 @@ def test_a_target_that_is_too_far_is_refused_with_its_numbers(store: Store) -> N
     assert [value.name for value in found.values] == ["logged"]
 
 
+def test_weights_that_are_not_numbers_are_left_out_and_infinite_ratios_refused(
+    store: Store,
+) -> None:
+    rows = Bandit(3, tasks=20, distance=0.5).rows()
+    store.append("experiences", rows)
+    rule = "CASE WHEN rollout_index = 0 THEN 'nan'::DOUBLE ELSE 1 END"
+    found = off_policy(store, "r", weight=rule)
+    assert found.num_left_out == sum(row["rollout_index"] == 0 for row in rows)
+    assert found.refusal is None
+    for row in rows[:1]:
+        row["logprobs"] = [None if x is None else -1e4 for x in row["logprobs"]]
+    others = [{**r, "experience_id": f"far/{r['experience_id']}", "run_id": "far"} for r in rows]
+    store.append("experiences", others)
+    assert "are worth 0.0" in str(off_policy(store, "far", target="teacher_logprobs").refusal)
+
+
 def test_log_probs_of_another_temperature_are_noticed(store: Store) -> None:
     rows = Bandit(4, distance=0.2).rows(groups=8)
     for row in rows:

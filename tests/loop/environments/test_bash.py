@@ -43,6 +43,11 @@ def test_commands_are_run_in_turn_where_the_last_one_went_and_judged_at_the_end(
     assert last.metrics == {**parts, "environment/won": 1.0}
 
 
+def test_a_command_that_is_ended_does_not_move_the_next_one() -> None:
+    shown = done(chore("true"), "cd notes", "exec true", "pwd", "sleep 9", "pwd", seconds=0.5)
+    assert [str(step.shown).rpartition("/")[2] for step in (shown[2], shown[4])] == ["notes"] * 2
+
+
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [

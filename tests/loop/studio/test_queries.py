@@ -54,6 +54,32 @@ def test_a_query_that_nobody_waits_for_is_interrupted(store: Store) -> None:
     queries.close()
 
 
+def test_functions_end_with_their_queries_and_leave_the_pages_their_threads(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlake.loop.studio.queries.SECONDS", 1.0)
+    queries = Queries(store)
+
+    async def ask() -> None:
+        long = [asyncio.ensure_future(queries.call(lambda: store.sql(HOUR).pl())) for _ in range(8)]
+        assert (await queries.rows(COUNT)).rows == [(0,)]
+        assert not any(one.done() for one in long[3:])
+        found = await asyncio.gather(*long, return_exceptions=True)
+        assert {type(one) for one in found} == {StarvedError}
+
+    asyncio.run(ask())
+    assert store.sql(COUNT).fetchall() == [(0,)], "the limit is of the function alone"
+    queries.close()
+
+
+def test_sums_of_integers_are_integers(store: Store) -> None:
+    queries = Queries(store)
+    query = "SELECT sum(n) AS n, sum(n)::DECIMAL(9, 2) AS m FROM range(4) t(n)"
+    [(whole, part)] = asyncio.run(queries.rows(query)).rows
+    assert (whole, type(whole), part, type(part)) == (6, int, 6.0, float)
+    queries.close()
+
+
 def test_time_and_rows_are_limited(store: Store) -> None:
     queries = Queries(store)
 

@@ -55,6 +55,7 @@ def test_what_a_program_asks_is_a_row_and_what_it_prints_is_judged() -> None:
         ("raise SystemExit('no model today')", "ended with status 1: no model today"),
         ("while True: print('y' * 9999)", "prints more than 1 MB"),
         ("pass", "asked nothing of the policy"),
+        ("print('y' * 4_000_000, flush=True); input()", "prints more than 1 MB"),
     ],
 )
 def test_a_program_that_fails_is_a_row_with_its_reason(program: str, told: str) -> None:

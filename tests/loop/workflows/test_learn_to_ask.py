@@ -90,6 +90,11 @@ def test_a_judge_scores_a_question_by_what_was_told_later() -> None:
     assert str((ASK.metadata or {})["ask"]["information"]) in heard[0][0]["content"]
     judge, _ = script("A fine question.")
     assert asked(ASK, "Do you like June?", judge=judge).reward is None
+    for unread in ("content: 0.7\nformat: 1", "content: 1.5\nformat: 1", "content: -1\nformat: 1"):
+        judge, _ = script(unread)
+        assert asked(ASK, "Do you like June?", judge=judge).reward is None
+    judge, _ = script("**content**: 0.50\nformat: 1.0.")
+    assert asked(ASK, "Do you like June?", judge=judge).metrics["ask/content"] == 0.5
     judge, heard = script("content: 1\nformat: 1")
     assert (asked(ASK, "<stop />", judge=judge).reward, heard) == (0.0, [])
 

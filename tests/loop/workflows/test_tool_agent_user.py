@@ -1,6 +1,7 @@
 """An agent serves customers with tools over a database, and is rewarded for what is left of it."""
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -76,6 +77,44 @@ def test_a_simulated_user_hears_answers_without_calls_and_ends_the_conversation(
         "Done.",
     ]
     assert str((MOVE.metadata or {})["persona"]) in heard[0][0]["content"]
+
+
+class Library:
+    """A domain whose tool is a coroutine function."""
+
+    rules = "Lend."
+
+    def __init__(self) -> None:
+        self.database = {"lent": False}
+
+    @property
+    def tools(self) -> list[Any]:
+        return [self.lend]
+
+    async def lend(self) -> str:
+        """Lend the book."""
+        self.database["lent"] = True
+        return "lent"
+
+
+@pytest.mark.parametrize("arguments", [{}, "{}"])
+def test_right_actions_may_be_of_tools_that_are_awaited(arguments: Any) -> None:
+    about = {"actions": [{"name": "lend", "arguments": arguments}]}
+    task, domain = Task.ask("Lend it.", None, metadata=about), f"{__name__}:Library"
+    assert served(task, call("lend"), "Done.", domain=domain).reward == 1.0
+    assert served(task, "Done.", domain=domain).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"outputs": "42"}, "`outputs` of task .* must be a list of texts"),
+        ({"actions": ["lend"]}, "`actions` of task .* must be a list of calls"),
+    ],
+)
+def test_metadata_of_another_shape_is_named(about: dict[str, Any], said: str) -> None:
+    row = served(Task.ask("Lend it.", None, metadata=about), "4 and 2")
+    assert re.search(said, str(row.drop_reason))
 
 
 def test_a_conversation_without_an_end_is_cut() -> None:
