@@ -96,16 +96,17 @@ def failures(store: Store, run_id: str) -> dict[str, Table]:
     return {name: one for name, one in found.items() if one.rows}
 
 
-def differences(config: str, other: str) -> list[tuple[str, str, str]]:
-    """Return the settings in which two configurations, as JSON text, differ: key and both values.
+def differences(*configs: str) -> list[tuple[str, ...]]:
+    """Return the settings in which configurations, as JSON text, differ: key and their values.
 
     >>> differences('{"a": {"b": 1}, "c": 2}', '{"a": {"b": 3}, "c": 2}')
     [('a.b', '1', '3')]
     """
-    here, there = (dict(_leaves(json.loads(text))) for text in (config, other))
-    # keys of either: a section that only one of them has is a difference, too
-    keys = [key for key in {**here, **there} if here.get(key) != there.get(key)]
-    return [(key, here.get(key, ""), there.get(key, "")) for key in sorted(keys)]
+    trees = [dict(_leaves(json.loads(text))) for text in configs]
+    # keys of any: a section that only some of them have is a difference, too
+    keys = sorted({key for tree in trees for key in tree})
+    rows = [(key, *(tree.get(key, "") for tree in trees)) for key in keys]
+    return [row for row in rows if len(set(row[1:])) > 1]
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -38,7 +38,7 @@ class Report:
     findings: dict[str, list[str]]
     """What audits found, by the command that gives the same."""
     failures: dict[str, Table]
-    settings: list[tuple[str, str, str]]
+    settings: list[tuple[str, ...]]
     """Settings in which the two runs differ: key, this run's value, the other's."""
     metrics: Table | None
     """Metrics of both, over the last tenth of their steps."""

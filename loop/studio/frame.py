@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -250,6 +251,18 @@ async def _fill(view: View, main: ui.element, waiting: ui.element) -> None:
         finally:
             if not view.client.is_deleted:
                 waiting.delete()
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Within the block, show that something is under way."""
+    shown = ui.element("div").classes("waiting")
+    try:
+        yield
+    finally:
+        # the browser may have gone away meanwhile, with all that was drawn for it
+        if not shown.client.is_deleted:
+            shown.delete()
 
 
 def show_error(text: str) -> None:

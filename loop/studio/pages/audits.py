@@ -11,7 +11,7 @@ from ....store.errors import RlakeError
 from ....store.query import literal
 from ...audits import bias, drop, oddities, off_policy
 from ...audits.drop import parse_steps
-from ..frame import View, page, show_error
+from ..frame import View, page, show_error, waiting
 from ..widgets import empty, grid, heading, number, records, same_as, text, title
 
 _RUNS = """SELECT run_id FROM job_events WHERE job <> 'evaluate'
@@ -105,15 +105,11 @@ def _form(view: View, *names: str) -> None:
 
 
 async def _fill(card: ui.element, ask: Callable[[], Awaitable[None]]) -> None:
-    with card:
-        waiting = ui.element("div").classes("waiting")
+    with card, waiting():
         try:
             await ask()
         except RlakeError as error:  # of one audit; the others answer
             show_error(str(error))
-        finally:
-            if not card.client.is_deleted:
-                waiting.delete()
 
 
 def _says(findings: Sequence[str], silent: str, facts: Sequence[str] = ()) -> None:

@@ -15,7 +15,7 @@ from ....operators.resolve import public, resolve
 from ....store import Store
 from ....store.errors import ConfigError, NotFoundError, RlakeError
 from ....store.query import literal
-from ..frame import View, address, page, show_error
+from ..frame import View, address, page, show_error, waiting
 from ..graph import Box, graph
 from ..queries import Rows
 from ..widgets import empty, facts, grid, heading, number, records, same_as, text, title
@@ -166,16 +166,12 @@ def _form(view: View) -> None:
     async def preview() -> None:
         view.remember(operator=name.value, params=params.value, q=query.value)
         result.clear()
-        with result:
-            waiting = ui.element("div").classes("waiting")
+        with result, waiting():
             try:
                 spec = {name.value: _parameters(params.value)}
                 await _preview(view, spec, query.value or _SELECT)
             except RlakeError as error:
                 show_error(str(error))
-            finally:
-                if not result.client.is_deleted:
-                    waiting.delete()
 
     name.on_value_change(describe)
     if view.studio.can_write:

@@ -1,16 +1,14 @@
 """What runs now and what ran: progress, throughput, lag, queue, failures; and runs compared."""
 
-import json
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from nicegui import ui
 
 from ....store.errors import NotFoundError, RlakeError
 from ....store.query import is_in, literal
 from ...config.load import recipes
+from ...report.details import differences
 from ..curves import curves
 from ..frame import View, address, page
+from ..queries import Rows
 from ..run_status import RUNS, runs
 from ..widgets import (
     chart,
@@ -119,7 +117,7 @@ async def _compare(view: View, names: list[str]) -> None:
         "SELECT run_id, arg_max(config, created_at) AS config FROM job_events "
         f"WHERE {is_in('run_id', names)} AND job <> 'evaluate' GROUP BY run_id"
     )
-    known = {one["run_id"]: json.loads(one["config"]) for one in configs}
+    known = {one["run_id"]: one["config"] for one in configs}
     missing = [name for name in names if name not in known]
     if missing:
         raise NotFoundError(f"no run `{missing[0]}` in this store; list them on the page Runs")
@@ -137,26 +135,12 @@ async def _compare(view: View, names: list[str]) -> None:
     heading("Last values")
     grid(records(last, "metric", *names))
     heading("Configuration: what differs")
-    flat = {name: dict(_flat(known[name])) for name in names}
-    keys = dict.fromkeys(key for one in flat.values() for key in one if key != "name")
-    differing = [
-        {"key": key} | {name: flat[name].get(key, "") for name in names}
-        for key in keys
-        if len({flat[name].get(key) for name in names}) > 1
-    ]
-    if differing:
-        grid(records(differing, "key", *names))
+    rows = [row for row in differences(*(known[name] for name in names)) if row[0] != "name"]
+    if rows:
+        grid(Rows(["key", *names], ["VARCHAR"] * (1 + len(names)), [*rows], is_cut=False))
     else:
         empty("Their configurations are the same but for the name.")
     same_as(
         sql="SELECT run_id, job, name, arg_max(value, step) AS last FROM metrics_current "
         f"WHERE run_id IN ({', '.join(map(literal, names))}) GROUP BY ALL ORDER BY name, run_id"
     )
-
-
-def _flat(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", json.dumps(value, ensure_ascii=False)

@@ -11,7 +11,7 @@ from nicegui import ui
 from ....store.errors import RlakeError
 from ....store.query import view_names
 from ....store.schema import TABLES
-from ..frame import View, address, page, show_error
+from ..frame import View, address, page, show_error, waiting
 from ..queries import Rows
 from ..widgets import Series, cell, chart, empty, grid, number, same_as, text, title
 
@@ -89,20 +89,17 @@ async def show(view: View) -> None:
 async def _result(view: View, place: ui.element, query: str, how: str) -> None:
     place.clear()
     with place:
-        waiting = ui.element("div").classes("waiting")
         began = asyncio.get_running_loop().time()
+        asked = f"EXPLAIN {query}" if how == "plan" else query
         try:
-            asked = f"EXPLAIN {query}" if how == "plan" else query
-            found = await view.rows(asked, limit=_LIMIT, seconds=SECONDS, pool="console")
+            with waiting():
+                found = await view.rows(asked, limit=_LIMIT, seconds=SECONDS, pool="console")
         except asyncio.CancelledError:
             ui.label("Stopped.").classes("soft")
             return
         except RlakeError as error:
             show_error(str(error))
             return
-        finally:
-            if not place.client.is_deleted:
-                waiting.delete()
         seconds = asyncio.get_running_loop().time() - began
         first = "the first " if found.is_cut else ""
         note = f"{first}{number(len(found.rows))} rows in {seconds:.2f} s"
