@@ -265,6 +265,11 @@ def waiting() -> Iterator[None]:
             shown.delete()
 
 
+def notify_error(error: RlakeError) -> None:
+    """Show an error over the page, long enough to be read."""
+    ui.notify(str(error), type="negative", multi_line=True, timeout=15_000)
+
+
 def show_error(text: str) -> None:
     """Show an error where the page's content would be."""
     ui.label(text).classes("error").props("role=alert")

@@ -6,7 +6,7 @@ from ....store.doctor import Finding, diagnose
 from ....store.errors import RlakeError, counted
 from ....store.maintenance.report import Report
 from ...runs.job import is_live
-from ..frame import View, page, show_error
+from ..frame import View, notify_error, page, show_error
 from ..queries import Rows
 from ..widgets import grid, heading, same_as, text, title
 
@@ -42,7 +42,7 @@ async def show(view: View) -> None:
                 done = await view.call(view.store.maintain)
                 ui.notify(done.busy or f"done in {done.seconds:.1f} s")
             except RlakeError as error:
-                ui.notify(str(error), type="negative")
+                notify_error(error)
             view.go()
 
         button = ui.button("Maintain now", on_click=maintain).props("outline")

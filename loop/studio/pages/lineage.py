@@ -31,18 +31,17 @@ async def show(view: View) -> None:
     if view["experience"]:
         traced = await view.call(of_experience, view.store, view["experience"])
         await _experience(traced)
-        same_as(sql=traced.sql, command=f"rlake lineage --experience {_word(view['experience'])}")
+        same_as(
+            sql=traced.sql, command=f"rlake lineage --experience {shlex.quote(view['experience'])}"
+        )
     elif run_id:
         number_ = int(version) if str(version).isdecimal() else -1
         found = await view.call(of_policy, view.store, run_id, number_)
         await _policy(view, found)
         name = f"{found.run_id}:{found.policy_version}"
-        same_as(sql=found.sql, command=f"rlake lineage --policy {_word(name)}")
+        same_as(sql=found.sql, command=f"rlake lineage --policy {shlex.quote(name)}")
     else:
         empty("No run has published weights yet: `rlake run grpo_arithmetic` makes some.")
-
-
-_word = shlex.quote
 
 
 def _form(view: View, run_id: str, version: Any, runs: Sequence[str]) -> None:

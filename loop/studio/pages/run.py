@@ -12,7 +12,7 @@ from nicegui.events import EChartPointClickEventArguments
 from ....store.errors import NotFoundError, RlakeError
 from ....store.query import literal
 from ..curves import LENGTH, Curves, curves, curves_sql
-from ..frame import View, address, page
+from ..frame import View, address, notify_error, page
 from ..run_status import runs
 from ..widgets import chart, facts, moved, number, same_as, status, text, title
 
@@ -109,14 +109,14 @@ def _buttons(view: View, run_id: str) -> None:
             await control.resume(run_id)
             ui.notify(f"{run_id} goes on")
         except RlakeError as error:
-            ui.notify(str(error), type="negative", multi_line=True, timeout=15_000)
+            notify_error(error)
 
     def stop() -> None:
         try:
             control.stop(run_id)
             ui.notify(f"{run_id} was asked to stop")
         except RlakeError as error:
-            ui.notify(str(error), type="negative", multi_line=True, timeout=15_000)
+            notify_error(error)
 
     def output() -> None:
         printed.set_text(control.output(run_id) or "It was not started here.")

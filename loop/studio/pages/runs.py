@@ -7,7 +7,7 @@ from ....store.query import is_in, literal
 from ...config.load import recipes
 from ...report.details import differences
 from ..curves import curves
-from ..frame import View, address, page
+from ..frame import View, address, notify_error, page
 from ..queries import Rows
 from ..run_status import RUNS, runs
 from ..widgets import (
@@ -104,7 +104,7 @@ def _start(view: View) -> None:
                 given = (config.value or "").strip(), (changes.value or "").split()
                 ui.navigate.to(address("/run", id=await view.studio.control.start(*given)))
             except RlakeError as error:
-                ui.notify(str(error), type="negative", multi_line=True, timeout=15_000)
+                notify_error(error)
             finally:
                 button.enable()
 

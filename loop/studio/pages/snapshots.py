@@ -11,7 +11,7 @@ from ....store.errors import RlakeError, StoreError, counted
 from ....store.query import literal
 from ....store.snapshots import NOW, Snapshot
 from ...runs.job import all_killed
-from ..frame import View, address, page, show_error
+from ..frame import View, address, notify_error, page, show_error
 from ..graph import Box, graph, limited
 from ..widgets import empty, grid, heading, records, same_as, text, title
 
@@ -142,7 +142,7 @@ def _create(view: View) -> None:
         try:
             await view.call(lambda: view.store.snapshot(name, note=said))
         except RlakeError as error:
-            ui.notify(str(error), type="negative", multi_line=True)
+            notify_error(error)
             return
         view.go(first=name, second=NOW)
 
