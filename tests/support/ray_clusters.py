@@ -73,8 +73,8 @@ def in_background(store: Store, how: RunConfig) -> Iterator[threading.Thread]:
         yield thread
     finally:
         thread.join(250)
-    if failed:
-        raise failed[0]
+        if failed:
+            raise failed[0]
     assert not thread.is_alive(), "the run did not end"
 
 

@@ -103,7 +103,7 @@ def _started(
             world = joined(terms, store, rank=0, local_rank=0)
         except RuntimeError as error:
             raise JobError(watch.reason() or f"the processes did not join: {error}") from error
-        world.watched = watch.reason
+        world.watched, world.restart = watch.reason, others.restart
         yield world
         world.broadcast_call("leave", ())
         seconds = END_SECONDS

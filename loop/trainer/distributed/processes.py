@@ -39,6 +39,12 @@ class WorkerProcesses(Protocol):
         """Wait for one to end and return why; None if it ended normally."""
         ...
 
+    def restart(self, reason: str) -> None:
+        """End this process, if a run starts a trainer that died again; else return.
+
+        `reason` says which of the other processes is gone.
+        """
+
 
 class Local:
     """Processes on this machine, which end when this one does."""
@@ -87,6 +93,9 @@ class Local:
             return f"was ended by signal {-code} ({signal.Signals(-code).name})"
         return f"ended with exit code {code}" if code else None
 
+    def restart(self, reason: str) -> None:
+        """Return: what starts this process does not start it again."""
+
 
 class OnRay:
     """Actors on the Ray cluster of this process, or else on one that Ray finds or starts."""
@@ -97,6 +106,9 @@ class OnRay:
         if self._starts:
             connect(self._ray, "auto", starts=True)
         self.host = self._ray.util.get_node_ip_address()
+        # That of a trainer that Ray placed, with a bundle for each process.
+        self._group = None if self._starts else self._ray.util.get_current_placement_group()
+        self._ends = False
         self._actors: list[Any] = []
         self._results: list[Any] = []
 
@@ -105,10 +117,8 @@ class OnRay:
         gpus = 1 if self._terms.device == "cuda" else 0
         # Not restarted: a new actor could not take the place of a rank in the middle of a training.
         actor = self._ray.remote(num_cpus=0, num_gpus=gpus, max_restarts=0)(_RankActor)
-        # That of a trainer that Ray placed, with a bundle for each process.
-        group = self._ray.util.get_current_placement_group()
         for rank in range(1, self._terms.size):
-            made = actor.options(**_place(group, rank)).remote()
+            made = actor.options(**_place(self._group, rank)).remote()
             self._actors.append(made)
             self._results.append(made.run.remote(asdict(self._terms), self.host, port, rank))
 
@@ -116,6 +126,7 @@ class OnRay:
         """Wait until all have ended; after `seconds`, kill the rest."""
         if seconds >= END_SECONDS:
             self._ray.wait(self._results, num_returns=len(self._results), timeout=seconds)
+        self._ends = True
         for actor in self._actors:
             self._ray.kill(actor)
         if self._starts:
@@ -126,7 +137,18 @@ class OnRay:
         try:
             self._ray.get(self._results[rank - 1])
         except self._ray.exceptions.RayError as error:
+            # Not an error of the actor's own, which it would meet again
+            if isinstance(error, self._ray.exceptions.RayActorError):
+                self.restart(f"process {rank} is lost: {last_line(error)}")
             return f"on Ray ended: {last_line(error)}"
+
+    def restart(self, reason: str) -> None:
+        """End this process, if a run starts a trainer that died again; else return."""
+        if self._group is not None and not self._ends:
+            # At once, since a collective may wait for the lost process until its timeout. Ray ends
+            # the other processes, which this one owns.
+            _log.warning("the trainer ends, to be started again: %s", reason)
+            os._exit(1)
 
 
 def _place(group: Any, rank: int) -> dict[str, Any]:

@@ -109,6 +109,8 @@ class MultiProcess(SingleProcess):
         self.store, self._seconds = store, seconds
         self.watched: Callable[[], str | None] = lambda: None
         """Returns why another process ended, if this one started it."""
+        self.restart: Callable[[str], None] = lambda reason: None
+        """Ends this process, if it is started again, when another one is lost."""
         # Neighbors train together, since they exchange most: torchrun numbers a machine's first.
         self.together, self.context = tensor * context, context
         self.averaged = self.size // tensor
@@ -168,10 +170,12 @@ class MultiProcess(SingleProcess):
         except RuntimeError as error:
             if self.rank or not is_lost(error):
                 raise
-            reason = self.failure() or (
-                f"the {self.size} processes lost each other, or one did not answer within "
-                f"`trainer.distributed.timeout`, {self._seconds:g} s: {message_of(error, 500)}"
-            )
+            if (reason := self.failure()) is None:
+                reason = (
+                    f"the {self.size} processes lost each other, or one did not answer within "
+                    f"`trainer.distributed.timeout`, {self._seconds:g} s: {message_of(error, 500)}"
+                )
+                self.restart(reason)
             raise JobError(reason) from error
 
     def report(self, error: BaseException) -> None:
