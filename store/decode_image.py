@@ -29,12 +29,17 @@ _LOCK = threading.Lock()
 
 
 def decoded_rgb(
-    data: bytes, *, name: str = "the image", max_pixels: int = MOST_PIXELS
+    data: bytes,
+    *,
+    name: str = "the image",
+    max_pixels: int = MOST_PIXELS,
+    option: str = "rlake import --max-image-pixels",
 ) -> "tuple[str, Image]":
     """Return the MIME type of an image and its pixels in RGB, turned as its EXIF data say.
 
     It is decoded wholly, so that one that is cut off is refused on import and not in training.
-    Raises InputError for one that is too large, too narrow, of another format, or does not decode.
+    `option` is what raises `max_pixels`, for errors. Raises InputError for one that is too large,
+    too narrow, of another format, or does not decode.
     """
     try:
         from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
@@ -42,7 +47,7 @@ def decoded_rgb(
         raise missing_extra("pillow", "vision") from error
     too_large = (
         f"{{}} pixels, expected at most {max_pixels:,}; make it smaller, or raise the limit "
-        "(`rlake import --max-image-pixels`)"
+        f"(`{option}`)"
     )
     try:
         with _LOCK, warnings.catch_warnings():

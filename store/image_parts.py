@@ -57,14 +57,21 @@ def with_ids(
     messages: Sequence[Mapping[str, Any]], name: Callable[[Part], str]
 ) -> list[dict[str, Any]]:
     """Return messages in which each image is named by the id that `name` gives."""
+    return with_parts(messages, lambda part: {"type": "image", "media_id": name(part)})
 
-    def renamed(part: Any) -> Any:
-        return {"type": "image", "media_id": name(part)} if is_image(part) else part
+
+def with_parts(
+    messages: Sequence[Mapping[str, Any]], change: Callable[[Part], Part]
+) -> list[dict[str, Any]]:
+    """Return messages in which each image is what `change` makes of it."""
+
+    def part_of(part: Any) -> Any:
+        return change(part) if is_image(part) else part
 
     def changed(message: Mapping[str, Any]) -> dict[str, Any]:
         content = message.get("content")
         return (
-            {**message, "content": [*map(renamed, content)]}
+            {**message, "content": [*map(part_of, content)]}
             if isinstance(content, list)
             else {**message}
         )

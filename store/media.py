@@ -15,7 +15,7 @@ import pyarrow as pa
 from .append import WritableTables
 from .decode_image import decoded_rgb
 from .errors import InputError, NotFoundError, counted, shorten
-from .image_parts import Part, source_of, with_ids
+from .image_parts import Part, media_ids, source_of, with_ids, with_parts
 from .query import is_in
 from .tables import Tables
 
@@ -29,6 +29,10 @@ class ImageLimits:
 
     max_bytes: int = 20 << 20
     max_pixels: int = 64 << 20
+    bytes_option: str = "rlake import --max-image-bytes"
+    """What raises `max_bytes`, for errors."""
+    pixels_option: str = "rlake import --max-image-pixels"
+    """What raises `max_pixels`, for errors."""
 
 
 LIMITS = ImageLimits()
@@ -42,7 +46,9 @@ def image_row(
     Raises InputError for one that is too large, too narrow, of another format, or does not decode.
     """
     check_size(name, len(data), limits)
-    mime, image = decoded_rgb(data, name=name, max_pixels=limits.max_pixels)
+    mime, image = decoded_rgb(
+        data, name=name, max_pixels=limits.max_pixels, option=limits.pixels_option
+    )
     return {
         "media_id": hashlib.sha256(data).hexdigest(),
         "mime": mime,
@@ -59,7 +65,7 @@ def check_size(name: str, nbytes: int, limits: ImageLimits) -> None:
     if nbytes > limits.max_bytes:
         raise InputError(
             f"{name} has {nbytes:,} bytes, expected at most {limits.max_bytes:,}; make it smaller, "
-            "or raise the limit (`rlake import --max-image-bytes`)"
+            f"or raise the limit (`{limits.bytes_option}`)"
         )
     if not nbytes:
         raise InputError(f"{name} is empty, expected the bytes of an image; leave it out")
@@ -155,10 +161,11 @@ def name_images(
 ) -> list[list[dict[str, Any]]]:
     """Store the images in messages, and return the messages with their ids in place of them.
 
-    Images are bytes or `data:` URLs. Raises InputError for anything else, and for an image that is
-    too large or does not decode; NotFoundError for an id that is not stored.
+    Images are bytes or `data:` URLs; those that are stored already are not decoded again. Raises
+    InputError for anything else, and for an image that is too large or does not decode;
+    NotFoundError for an id that is not stored.
     """
-    rows: dict[str, dict[str, Any]] = {}
+    files: dict[str, bytes] = {}
     named: set[str] = set()
 
     def name(part: Part) -> str:
@@ -174,30 +181,60 @@ def name_images(
                 "data URL (`data:image/png;base64,...`), or the `media_id` of a stored one"
             )
         media_id = hashlib.sha256(given).hexdigest()
-        if media_id not in rows:
-            rows[media_id] = image_row(given, name="an image", source=source, limits=limits)
+        files[media_id] = given
         return media_id
 
     made = [with_ids(messages, name) for messages in conversations]
-    for batch in _batches(rows.values()):
+    known = {
+        row["media_id"]
+        for found in _rows(store.dataset("media"), files, ["media_id"])
+        for row in found.to_pylist()
+    }
+    new = (data for one, data in files.items() if one not in known)
+    for batch in _batches(
+        image_row(data, name="an image", source=source, limits=limits) for data in new
+    ):
         store.append("media", batch)
     image_sizes(store, named)
     return made
 
 
-def image_bytes(store: Tables, media_ids: Iterable[str]) -> dict[str, bytes]:
-    """Return the bytes of stored images by id; no other image is read.
+def image_files(store: Tables, media_ids: Iterable[str]) -> dict[str, tuple[str, bytes]]:
+    """Return the MIME type and the bytes of stored images by id; no other image is read.
 
     Raises NotFoundError for an id that is not stored.
     """
-    found: dict[str, bytes] = {}
+    found: dict[str, tuple[str, bytes]] = {}
     dataset = store.dataset("media")
-    for rows in _rows(dataset, media_ids, ["media_id"]):
+    for rows in _rows(dataset, media_ids, ["media_id", "mime"]):
         files = dataset.read_blobs("data", ids=rows.column("_rowid"), preserve_order=True)
-        ids = rows.column("media_id").to_pylist()
-        found |= {one: data or b"" for one, (_, data) in zip(ids, files, strict=True)}
+        ids, mimes = (rows.column(name).to_pylist() for name in ("media_id", "mime"))
+        each = zip(ids, mimes, files, strict=True)
+        found |= {one: (mime, data or b"") for one, mime, (_, data) in each}
     check_stored(media_ids, found)
     return found
+
+
+def image_bytes(store: Tables, media_ids: Iterable[str]) -> dict[str, bytes]:
+    """Return the bytes of stored images by id; NotFoundError as `image_files`."""
+    return {one: data for one, (_, data) in image_files(store, media_ids).items()}
+
+
+def with_data_urls(store: Tables, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages as OpenAI's API reads them: each stored image as a `data:` URL.
+
+    Other parts stay as they are. Raises NotFoundError for an id that is not stored.
+    """
+    urls = {
+        one: f"data:{mime};base64,{base64.b64encode(data).decode()}"
+        for one, (mime, data) in image_files(store, media_ids(messages)).items()
+    }
+
+    def shown(part: Part) -> Part:
+        url = urls.get(str(part.get("media_id")))
+        return part if url is None else {"type": "image_url", "image_url": {"url": url}}
+
+    return with_parts(messages, shown)
 
 
 def image_sizes(store: Tables, media_ids: Iterable[str]) -> dict[str, tuple[int, int]]:

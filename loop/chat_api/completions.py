@@ -21,6 +21,7 @@ from .errors import RequestError
 from .exchange import ChatExchange, Format
 from .generation import generate
 from .idempotency import Retries, Retry, retry_of
+from .images import with_stored_images
 from .limits import RequestLimiter
 from .metrics import ServingMetrics
 from .replies import PATIENCE_SECONDS, Stream, whole
@@ -157,10 +158,13 @@ class Serving:
                 return
             with self.sessions.request(session_id, group_id) as session:
                 exchange.session_id = session.id
-                asked = [
-                    session.as_recorded(_continued(exchange.asked, session, messages))
-                    for messages in exchange.asked.conversations(_texts(policy))
-                ]
+                asked: list[list[Message]] = []
+                for messages in exchange.asked.conversations(_texts(policy)):
+                    shown, shorter = await with_stored_images(
+                        policy, messages, self._settings.limits
+                    )
+                    exchange.nbytes -= shorter  # what the session keeps has no image
+                    asked.append(session.as_recorded(_continued(exchange.asked, session, shown)))
                 async with self._limiter.slot():
                     began = time.perf_counter()
                     # Around the sampling only: what else is sampled for this request

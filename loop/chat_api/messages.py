@@ -4,12 +4,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ...store.errors import InputError
+from ...store.image_parts import is_image, source_of
 from ...store.records import Message, proper
 from .errors import RequestError
 
 MOST_LEVELS = 100
 """Deepest nesting of a schema."""
 _ROLES = {"system", "developer", "user", "assistant", "tool"}
+_SHOWS = ("user", "tool")
+"""Roles whose messages may show images."""
 _KEPT = ("name", "tool_call_id", "reasoning_content")
 
 
@@ -24,10 +28,11 @@ def canonical(message: Message) -> Message:
 
 def same_answer(one: Message, other: Message) -> bool:
     """Return whether two answers are equal up to call ids and the spelling of arguments."""
+    if not one.get("role") == other.get("role") == "assistant":  # others may show images
+        return False
     calls = [[_call_of(c) for c in m.get("tool_calls") or ()] for m in (one, other)]
     texts = [(m.get("content") or "").strip() for m in (one, other)]
-    same = one.get("role") == other.get("role") == "assistant"
-    return same and texts[0] == texts[1] and calls[0] == calls[1]
+    return texts[0] == texts[1] and calls[0] == calls[1]
 
 
 def tools_of(tools: Any) -> list[dict[str, Any]]:
@@ -84,19 +89,52 @@ def _message(message: Any, i: int) -> Message:
     return made
 
 
-def _content(value: Any, where: str, role: str) -> str:
+def _content(value: Any, where: str, role: str) -> str | list[dict[str, Any]]:
     if value is None and role in ("assistant", "tool"):
         return ""
     if isinstance(value, str):
         return proper(value)
     if not isinstance(value, list):
         raise RequestError(f"`{where}` must be a text, got {kind_of(value)}", param=where)
-    texts: list[Any] = [p.get("text") if isinstance(p, dict) else None for p in value]
-    if not all(isinstance(text, str) for text in texts):
+    parts = [_part(part, where, role) for part in value]
+    if any(map(is_image, parts)):
+        return parts
+    return "".join(part["text"] for part in parts)
+
+
+def _part(part: Any, where: str, role: str) -> dict[str, Any]:
+    if is_image(part) and role in _SHOWS:
+        return _image(part, where)
+    text = part.get("text") if isinstance(part, dict) else None
+    if not isinstance(text, str):
         raise RequestError(
-            f"`{where}` has a part that is not text; send parts of text only", param=where
+            f"`{where}` has a part that is not text; send parts of text, or of images "
+            f"(`image_url`) in messages of {' and '.join(_SHOWS)}",
+            param=where,
         )
-    return proper("".join(texts))
+    return {"type": "text", "text": proper(text)}
+
+
+def _image(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return an image as OpenAI writes it, or the id of a stored one."""
+    try:
+        named, source = part.get("media_id"), source_of(part)
+    except InputError as error:
+        raise RequestError(f"`{where}`: {error}", param=where) from error
+    if isinstance(named, str):
+        return {"type": "image", "media_id": proper(named)}
+    if not isinstance(source, str):
+        message = f"`{where}` has an image without a `url`, expected a data URL; add it"
+        raise RequestError(message, param=where)
+    link = part.get("image_url")
+    detail = (link if isinstance(link, dict) else part).get("detail")
+    if detail not in (None, "auto", "high", "original"):
+        raise RequestError(
+            f"`{where}` has an image with `detail` {detail!r:.50}, and images are not made "
+            "smaller; leave it out",
+            param=where,
+        )
+    return {"type": "image_url", "image_url": {"url": source}}
 
 
 def _calls(value: Any, where: str) -> list[dict[str, Any]]:

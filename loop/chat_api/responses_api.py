@@ -160,10 +160,16 @@ def _content(value: Any, i: int) -> Any:
     if not isinstance(value, list):
         return value
     for part in value:
-        if not isinstance(part, dict) or part.get("type") not in _TEXTS:
-            message = f"`input.{i}.content` has a part that is not text; send parts of text only"
+        if not isinstance(part, dict) or part.get("type") not in (*_TEXTS, "input_image"):
+            message = f"`input.{i}.content` has a part that is neither text nor `input_image`"
+            raise RequestError(f"{message}; leave it out", param=f"input.{i}.content")
+        if part.get("file_id") is not None:
+            message = "`file_id` is not supported; send the image as a data URL"
             raise RequestError(message, param=f"input.{i}.content")
-    return [{"type": "text", "text": part.get("text")} for part in value]
+    return [
+        part if part["type"] == "input_image" else {"type": "text", "text": part.get("text")}
+        for part in value
+    ]
 
 
 def whole(exchange: ChatExchange) -> dict[str, Any]:

@@ -13,6 +13,10 @@ class LimitsConfig(Section):
 
     max_body_bytes: Int = Field(default=4 << 20, ge=1 << 10)
     """Largest request body, in bytes; larger ones are refused (413) before they are read."""
+    max_image_bytes: Int = Field(default=20 << 20, ge=1)
+    """Largest image of a request, in bytes (400); `max_body_bytes` is to hold it as base64."""
+    max_image_pixels: Int = Field(default=64 << 20, ge=1, le=178_956_970)
+    """Most pixels of an image of a request; one with more is not decoded (400)."""
     max_total_body_bytes: Int = Field(default=256 << 20, ge=1 << 10)
     """Bytes of all request bodies in memory; beyond it requests are refused (503)."""
     max_concurrent_requests: Int = Field(default=256, ge=1)

@@ -32,7 +32,7 @@ def start_policy(
     if config.endpoint is not None:
         from .endpoint.policy import EndpointPolicy
 
-        return EndpointPolicy(config.endpoint, sampling=sampling, model=model)
+        return EndpointPolicy(config.endpoint, sampling=sampling, model=model, store=store)
     if config.vllm is not None:
         from .vllm_engine.engine import VllmEngine
 
@@ -129,10 +129,11 @@ def _auxiliary(
     sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
     if config.endpoint is not None:
         engine = EngineConfig(endpoint=config.endpoint)
-        return start_policy(engine, Path(), config, sampling=sampling)
+        return start_policy(engine, Path(), config, sampling=sampling, store=store)
     if config.engine.vllm is not None:
         assert config.path is not None, "vLLM serves folders, and the models of runs are resolved"
-        return start_policy(config.engine, Path(config.path), config, sampling=sampling)
+        folder = Path(config.path)
+        return start_policy(config.engine, folder, config, sampling=sampling, store=store)
     from ..models.load import load
 
     loaded = load(config, seed=seed)

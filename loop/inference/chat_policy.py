@@ -52,6 +52,8 @@ class ChatPolicy:
         self._templates = Templates(
             engine.tokenizer, tool_call_format=tool_call_format, images=images
         )
+        self.media_store = None if images is None else images.store
+        """The store of the images that messages may show; None: the model reads none."""
         self._tokenizer = tokenizer_digest(engine.tokenizer)
         self._last_prompt: tuple[str, list[int]] = ("", [])
 

@@ -68,9 +68,14 @@ class Templates:
             return self._in_answer(same, asked)
         begun = [t for t in same if begins(t, asked) and len(after(t)) < len(asked)]
         for turn in sorted(begun, key=lambda t: -len(t.messages))[:_MOST_TURNS]:
+            shown = media_ids(turn.messages)
+            new = media_ids(asked)[len(shown) :]
+            # In a row the first tokens of images are its images', so that none may be sampled
+            # before one that is shown.
+            if new and self._images is not None and self._images.is_sampled(_tokens(turn), shown):
+                continue
             rest = self._rest(turn, asked, tools)
             if rest is not None:
-                new = media_ids(asked)[len(media_ids(turn.messages)) :]
                 return [*_tokens(turn), *self._expanded(self._ids(rest), new)]
         return None
 

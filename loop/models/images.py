@@ -72,7 +72,7 @@ class Images:
     ) -> None:
         self.token_id = int(config.image_token_id)
         """The token that stands in a prompt for each part of an image."""
-        self._config, self._store = config, store
+        self._config, self.store = config, store
         self._grids: dict[str, Grid] = {}
         self._cache: OrderedDict[str, Prepared] = OrderedDict()
         self._bytes, self._most = 0, cache_bytes
@@ -88,7 +88,7 @@ class Images:
         """Return rows and columns of the tokens of images; NotFoundError if one is missing."""
         unknown = [one for one in media_ids if one not in self._grids]
         if unknown:
-            sizes = image_sizes(self._store, unknown)
+            sizes = image_sizes(self.store, unknown)
             self._grids |= {one: self._grid(*size) for one, size in sizes.items()}
         return [self._grids[one] for one in media_ids]
 
@@ -104,6 +104,10 @@ class Images:
     def count(self, media_ids: Sequence[str]) -> int:
         """Return how many tokens stand for images."""
         return sum(rows * columns for rows, columns in self.grids(media_ids))
+
+    def is_sampled(self, token_ids: Sequence[int], media_ids: Sequence[str]) -> bool:
+        """Return whether tokens have more of images than these images take."""
+        return token_ids.count(self.token_id) > self.count(media_ids)
 
     def expanded(self, token_ids: Sequence[int], media_ids: Sequence[str]) -> list[int]:
         """Return tokens in which one stands for each image, with as many as it takes.
@@ -126,7 +130,7 @@ class Images:
         """Return images as the model reads them; the last ones are kept, bounded in bytes."""
         with self._lock:
             missing = [one for one in dict.fromkeys(media_ids) if one not in self._cache]
-            files = image_bytes(self._store, missing) if missing else {}
+            files = image_bytes(self.store, missing) if missing else {}
             fresh = {one: self._prepare(files[one]) for one in missing}
             found = [fresh[one] if one in fresh else self._cache[one] for one in media_ids]
             for one, image in zip(media_ids, found, strict=True):

@@ -50,14 +50,18 @@ def with_tools() -> ChatPolicy:
 
 
 def served(
-    store: Store, folder: Path, who: ChatPolicy, ask: Callable[[AsyncOpenAI], Awaitable[T]]
+    store: Store,
+    folder: Path,
+    who: ChatPolicy,
+    ask: Callable[[AsyncOpenAI], Awaitable[T]],
+    **settings: Any,
 ) -> T:
     """What a client is told by a server whose rows go to a store."""
 
     async def work() -> T:
-        keeper, settings = writer(store, folder), ServeConfig(commit_interval=0.01)
-        sessions = new_sessions(keeper, settings)
-        app = create_app(who, settings=settings, sessions=sessions)
+        keeper, chosen = writer(store, folder), ServeConfig(commit_interval=0.01, **settings)
+        sessions = new_sessions(keeper, chosen)
+        app = create_app(who, settings=chosen, sessions=sessions)
         async with (
             listening(app) as address,
             AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,

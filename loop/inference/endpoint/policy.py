@@ -11,8 +11,11 @@ from typing import Any
 from ....operators.concurrency import shared_semaphore
 from ....operators.endpoint import EndpointClient
 from ....operators.endpoint_replies import NoAnswerError
-from ....store.errors import ConfigError
+from ....store.errors import ConfigError, NotFoundError
+from ....store.image_parts import media_ids
+from ....store.media import with_data_urls
 from ....store.records import Message
+from ....store.tables import Tables
 from ...config import Endpoint, FrozenModel
 from ..event_loop import run_on, shared_loop
 from ..policy import OTHERS, Completion, PolicyError, Sampling, Timing, Tools, Turn
@@ -41,11 +44,13 @@ class EndpointPolicy:
         sampling: Sampling | None = None,
         first_wait: float = 0.5,
         model: FrozenModel | None = None,
+        store: Tables | None = None,
     ) -> None:
         """Use the endpoint of `settings`; the first retry waits `first_wait` seconds.
 
-        The system prompt and the template's arguments of `model` are sent. Raises ConfigError if
-        it has a template, which an endpoint does not take.
+        Images of the `store` that messages name are sent as data URLs. The system prompt and the
+        template's arguments of `model` are sent. Raises ConfigError if it has a template, which
+        an endpoint does not take.
         """
         if model is not None and model.chat_template is not None:
             raise ConfigError(
@@ -55,6 +60,8 @@ class EndpointPolicy:
         self._system = None if model is None else model.system_prompt
         self._kwargs = {} if model is None else model.chat_template_kwargs
         self.settings, self.sampling = settings, sampling or Sampling()
+        self.media_store = store
+        """The store of the images that messages may show."""
         self._client = EndpointClient(settings, first_wait=first_wait)
         self.engine = self._client.name
         # Also for a policy that nobody closes: its connections live in the shared loop.
@@ -75,6 +82,7 @@ class EndpointPolicy:
         """
         chosen = sampling or self.sampling
         _check_possible(chosen, messages)
+        messages = await self._shown(messages)
         callbacks = [None] * n if tools else current_callbacks(n, lambda: "".join)
         requests = []
         for i, callback in enumerate(callbacks):
@@ -109,6 +117,24 @@ class EndpointPolicy:
             **_others(sampling),
             tools=list(tools) if tools else None,
         )
+
+    async def _shown(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages with data URLs in place of the ids of images."""
+        if not media_ids(messages):
+            return messages
+        if self.media_store is None:
+            raise PolicyError(
+                "the messages name a row of `media`, and this endpoint's policy has no store to "
+                "read it from; give it `store`, or send the image as a data URL",
+                finish_reason="invalid_request",
+                param="messages",
+            )
+        try:
+            return await asyncio.to_thread(with_data_urls, self.media_store, messages)
+        except NotFoundError as error:
+            raise PolicyError(
+                str(error), finish_reason="invalid_request", param="messages"
+            ) from error
 
     def _with_system(self, messages: Sequence[Message]) -> list[Message]:
         is_set = bool(messages) and messages[0].get("role") == "system"

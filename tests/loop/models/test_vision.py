@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.vision import TINY, noise, tiny
+from support.vision import TINY, noise, seeing, tiny
 
 from rlake.loop.config import EngineConfig, FrozenModel
 from rlake.loop.inference.build import in_process
@@ -151,6 +151,30 @@ def test_a_second_turn_begins_with_the_tokens_of_the_first(store: Store, media: 
     assert list(two.prompt_ids[: len(begun)]) == begun
     images = Images(tiny()[0].config, store)
     assert list(two.prompt_ids).count(images.token_id) >= images.count(media[:2])
+
+
+def test_a_sampled_token_of_images_never_stands_before_an_image(
+    store: Store, media: list[str]
+) -> None:
+    one, images = tiny()[0].config.image_token_id, Images(tiny()[0].config, store)
+    policy = seeing(store, max_tokens=2, logit_bias=((one, 100.0),))
+    first = asks("@0", "r=", media=media)
+
+    async def talk() -> tuple[Any, Any, Any]:
+        [begun] = await policy.generate(first)
+        turn = Turn(messages=first, completion=begun)
+        more = (asks("r=", media=media), asks("@1", "g=", media=media))
+        text, shown = [
+            await policy.generate([*first, begun.answer, *one], earlier=[turn]) for one in more
+        ]
+        await policy.engine.close()
+        return begun, text[0], shown[0]
+
+    begun, text, shown = asyncio.run(talk())
+    whole = [*begun.prompt_ids, *begun.token_ids]
+    assert begun.token_ids.count(one) == 2
+    assert text.prompt_ids[: len(whole)] == whole
+    assert shown.prompt_ids.count(one) == images.count(media[:2])  # tokenized anew
 
 
 def test_what_a_policy_cannot_show_is_refused(store: Store, media: list[str]) -> None:
