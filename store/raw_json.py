@@ -194,7 +194,8 @@ def _plain(value: object) -> object:
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, Decimal):
-        return float(value)
+        # DuckDB's sums of integers come as decimals without places
+        return int(value) if value.as_tuple().exponent == 0 else float(value)
     return value.hex() if isinstance(value, bytes) else str(value)
 
 

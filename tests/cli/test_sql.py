@@ -116,6 +116,12 @@ def test_sql_json_is_a_list_of_row_objects(rlake: Command, lake: Store) -> None:
     refused(rlake("sql", "SELECT 1 AS a, 2 AS a", "--json"), "two columns are called `a`", "`AS`")
 
 
+def test_sums_of_integers_are_integers_in_json(rlake: Command, lake: Store) -> None:
+    query = "SELECT sum(x) AS n, (1::DECIMAL(5, 2)) AS d FROM range(3) AS t (x)"
+    printed = rlake("sql", query, "--format", "jsonl").stdout
+    assert printed == '{"n": 3, "d": 1.0}\n'
+
+
 def test_sql_explains_a_plan(rlake: Command, lake: Store) -> None:
     assert "experiences" not in rlake("sql", "SELECT 1").stdout
     assert rlake("sql", "EXPLAIN SELECT * FROM groups").stdout.count("\n") > 5
