@@ -20,7 +20,7 @@ from ..audits.bias import bias
 from ..audits.drop import drop
 from ..config import RunConfig
 from ..runs.job import newest_config, run_names
-from . import curves
+from . import curves, drawing
 from .details import Table, differences, failures, last_values, samples, table
 from .summary import summary
 
@@ -85,7 +85,7 @@ def write_report(store: Store, path: Path, run_id: str, against: str | None = No
     Texts of rollouts are escaped, and a policy in the file forbids all scripts and all requests.
     """
     report = read(store, run_id, against)
-    pictures = [curves.svg(curves.CURVES[name], of) for name, of in report.curves.items()]
+    pictures = [drawing.svg(curves.CURVES[name], of) for name, of in report.curves.items()]
     html = files(__package__ or "").joinpath("page.html").read_text(encoding="utf-8")
     # autoescape: whatever rollouts contain is shown as text. StrictUndefined: a name that is
     # missing fails here, and does not leave a hole in the page.

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..report.curves import Points, plot, smooth
+from ..report.curves import Points
+from ..report.drawing import plot, smooth
 from .run import Options, SelfTestResult
 
 _BARS = " ▁▂▃▄▅▆▇█"

@@ -1,50 +1,93 @@
-"""Curves of a run's metrics, with as many points as a chart can show."""
+"""Curves of a run's metrics as they grow: what is new is read from new rows alone."""
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from ...store.query import is_in, literal
-from .frame import View
-from .queries import Rows
+from ...store import Store
+from ...store.changes import ChangeFeed
+from ...store.errors import reading
+from ..report.curves import POINTS, RATIOS, by_metric, curves_sql
 
-POINTS = 400
-"""Most points of a curve; beyond, neighboring steps are averaged."""
-LENGTH = "tokens per row"
-"""A curve that is made of two metrics."""
-_TOKENS, _ROWS = "train/tokens", "train/rows"
+Points = dict[str, list[tuple[float, float]]]
+"""Points (step, value) by metric."""
 
 
-class Curves(dict[str, list[tuple[int, float | None]]]):
-    """Points (step, value) by metric; hashed by identity, since browsers share them."""
-
-    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return id(self)
-
-
-def curves_sql(run_id: str, names: Sequence[str]) -> str:
-    """Return the SELECT of name, step and value of these metrics of a run."""
-    wanted = dict.fromkeys((*names, *((_TOKENS, _ROWS) if LENGTH in names else ())))
-    return f"""
-SELECT name, max(step) AS step, avg(value) AS value
-FROM (SELECT name, step, value, max(step) OVER (PARTITION BY name) // {POINTS} + 1 AS width
-      FROM metrics_current WHERE run_id = {literal(run_id)}
-      AND {is_in("name", [name for name in wanted if name != LENGTH])})
-GROUP BY name, step // width ORDER BY name, step""".strip()
+def of_run(rows: Iterable[Sequence[Any]], run_id: str, names: Sequence[str]) -> Points:
+    """Return rows of `curves_sql` as the points of one run's metrics."""
+    found = by_metric(rows, names)
+    return {name: of_runs[run_id] for name, of_runs in found.items() if run_id in of_runs}
 
 
-async def curves(view: View, run_id: str, names: Sequence[str]) -> Curves:
-    """Return the curves of the metrics that the run has; browsers share them."""
-    limit = (POINTS + 1) * (len(names) + 2)
-    return _curves(await view.rows(curves_sql(run_id, names), limit=limit, max_age=0.9))
+class GrowingCurves:
+    """The curves of a run; for one thread."""
 
+    def __init__(self, store: Store, run_id: str, names: Sequence[str]) -> None:
+        self._store, self._run_id, self._names = store, run_id, list(names)
+        self._ratios = {name: RATIOS[name] for name in names if name in RATIOS}
+        self._parts = {part: {} for parts in self._ratios.values() for part in parts}
+        """Parts of ratios, by step, whose other part has not come yet."""
+        self._feed = ChangeFeed(["name", "step", "value"], run_id=run_id)
+        self._attempts = -1
+        self._known: dict[str, dict[float, float]] = {}
+        self.points: Points = {}
+        """All points, in the order of steps; another object after each change."""
 
-@lru_cache(16)
-def _curves(found: Rows) -> Curves:
-    made = Curves()
-    for name, step, value in found.rows:
-        made.setdefault(name, []).append((step, value))
-    rows = dict(made.get(_ROWS, ()))
-    made[LENGTH] = [
-        (step, tokens / (rows[step] or 1)) for step, tokens in made.get(_TOKENS, ()) if tokens
-    ]
-    return Curves({name: points for name, points in made.items() if points})
+    def read(self) -> tuple[bool, Points]:
+        """Return what was added since the last call: whether it is all points, and the points.
+
+        All are read again when a run was resumed, since its superseded steps do not count anymore,
+        when rows are gone or a step has two values, and when a curve has twice its points.
+        """
+        metrics, attempts = self._store.dataset("metrics"), self._store.dataset("job_events")
+        if not self._feed.moved(metrics) and attempts.version == self._attempts:
+            return False, {}
+        with reading("table `metrics`"):
+            if attempts.version != self._attempts:
+                self._feed.skip(metrics)
+                new = None
+            else:
+                rows = self._feed.read(metrics).to_pylist()
+                new = None if self._feed.restarted else self._added(rows)
+        if new is not None and all(len(of) <= 2 * POINTS for of in self._known.values()):
+            self._keep()
+            return False, new
+        query = curves_sql([self._run_id], self._names)
+        found = of_run(self._store.sql(query).fetchall(), self._run_id, self._names)
+        self._known = {name: dict(points) for name, points in found.items()}
+        self._attempts = attempts.version
+        self._keep()
+        return True, found
+
+    def _keep(self) -> None:
+        self.points = {name: sorted(of.items()) for name, of in self._known.items()}
+
+    def _added(self, rows: Sequence[dict[str, Any]]) -> Points | None:
+        """Return the points of these rows, and keep them; None where all must be read again."""
+        new: Points = {}
+        for name, points in self._values(rows).items():
+            known = self._known.setdefault(name, {})
+            for step, value in points:
+                if known.get(step, value) != value:
+                    return None
+                if step not in known:
+                    known[step] = value
+                    new.setdefault(name, []).append((step, value))
+        return new
+
+    def _values(self, rows: Sequence[dict[str, Any]]) -> Points:
+        """Return the values of new rows, and of ratios whose two parts have come."""
+        found: Points = {}
+        for row in rows:
+            name, step, value = row["name"], row["step"], row["value"]
+            if value is not None and step is not None:
+                if name in self._names:
+                    found.setdefault(name, []).append((step, value))
+                if name in self._parts:
+                    self._parts[name][step] = value
+        for name, (total, count) in self._ratios.items():
+            totals, counts = self._parts[total], self._parts[count]
+            for step in totals.keys() & counts.keys():
+                value, rows_of_step = totals.pop(step), counts.pop(step)
+                if rows_of_step:
+                    found.setdefault(name, []).append((step, value / rows_of_step))
+        return found

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -24,8 +24,6 @@ _AT_ONCE_SECONDS = 0.5
 """How long a page may take to be sent whole, in seconds; the rest of it follows when it is done."""
 _GONE_SECONDS = 0.25
 """How often it is looked whether the browser that asked is still there, in seconds."""
-_LIVE_SECONDS = 0.9
-"""How often a live page looks for new rows, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class View:
         `max_age` is for live pages: results up to that old, in seconds, are used again. Raises
         RlakeError where it cannot run or takes too long; the frame shows it.
         """
-        return await self._kept(
+        return await self.wait(
             self.studio.queries.rows(sql, limit=limit, seconds=seconds, pool=pool, max_age=max_age)
         )
 
@@ -133,9 +131,10 @@ class View:
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Return what a function of the store returns, called in a thread."""
-        return await self._kept(self.studio.queries.call(function, *args))
+        return await self.wait(self.studio.queries.call(function, *args))
 
-    async def _kept(self, work: Awaitable[T]) -> T:
+    async def wait(self, work: Awaitable[T]) -> T:
+        """Wait for work, which is cancelled when the browser goes away."""
         task = asyncio.ensure_future(work)
         self.keep(task)
         return await task
@@ -162,43 +161,6 @@ class View:
         """Change parameters in the address bar without loading the page again."""
         self.params |= {name: str(value or "") for name, value in changes.items()}
         ui.navigate.history.replace(self.address())
-
-    async def live(
-        self, tables: Sequence[str] | None, refresh: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Call `refresh` now, and again soon after rows are added to one of the tables.
-
-        Without tables it is called every moment: for what has a `max_age`, or is in no table.
-        """
-        seen: Any = None
-        failed = ui.label().classes("error")
-        failed.set_visibility(False)
-
-        async def look() -> None:
-            nonlocal seen
-            try:
-                now = None
-                if tables is not None:
-                    versions = await self._kept(self.studio.queries.versions())
-                    now = [versions.get(name) for name in tables]
-                if now is None or now != seen:
-                    await refresh()
-                    seen = now
-                failed.set_visibility(False)
-            except RlakeError as error:  # a store that is being restored comes back
-                failed.set_text(str(error))
-                failed.set_visibility(True)
-
-        async def again() -> None:
-            try:
-                await look()
-            except Exception as error:  # noqa: BLE001  the boundary of a page
-                timer.cancel()  # or a mistake of ours would be logged each second
-                _log.exception("page %s", self.page.path)
-                show_error(f"this page stopped: {type(error).__name__}: {error}")
-
-        await look()
-        timer = ui.timer(_LIVE_SECONDS, again, immediate=False)
 
 
 def address(path: str, **params: object) -> str:

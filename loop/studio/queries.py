@@ -205,7 +205,7 @@ class Queries:
                 self._answers.popitem(last=False)
         return await asyncio.shield(known[1])
 
-    async def call(self, function: Callable[..., T], *args: Any) -> T:
+    async def call(self, function: Callable[..., T], *args: Any, pool: str = "call") -> T:
         """Return what a function returns, called in a thread; its queries end after `SECONDS` each.
 
         Raises StarvedError for one that does.
@@ -220,7 +220,7 @@ class Queries:
 
         # a context of its own, or the limit would stay in the thread
         run = contextvars.copy_context().run
-        return await asyncio.get_running_loop().run_in_executor(self._pools["call"], run, limited)
+        return await asyncio.get_running_loop().run_in_executor(self._pools[pool], run, limited)
 
     def close(self) -> None:
         """Interrupt what runs."""

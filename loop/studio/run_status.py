@@ -6,7 +6,7 @@ from typing import Any
 from ...store import Store
 from ...store.query import literal
 from ..runs.job import is_live
-from .frame import View
+from .queries import Queries
 
 OLDEST_SECONDS = 30.0
 """How old the numbers may be in a large store, in seconds."""
@@ -59,15 +59,15 @@ def status_of(store: Store, run_id: str, jobs: Sequence[Mapping[str, str]]) -> s
     return next((name for name in order if name in states), "unknown")
 
 
-async def runs(view: View, run_id: str | None = None) -> list[dict[str, Any]]:
+async def runs(queries: Queries, run_id: str | None = None) -> list[dict[str, Any]]:
     """Return the rows of `RUNS` with the status of each run, of all runs or of one."""
     which = f"SELECT * FROM ({RUNS}) WHERE run_id = {literal(run_id)}" if run_id else RUNS
-    rows = await view.rows(which, max_age=OLDEST_SECONDS)
+    rows = await queries.rows(which, max_age=OLDEST_SECONDS)
     found = rows.records()
 
     def add() -> list[dict[str, Any]]:
         return [
-            one | {"status": status_of(view.store, one["run_id"], one["jobs"])} for one in found
+            one | {"status": status_of(queries.store, one["run_id"], one["jobs"])} for one in found
         ]
 
-    return await view.studio.queries.shared(rows, add, max_age=_LOCK_SECONDS)
+    return await queries.shared(rows, add, max_age=_LOCK_SECONDS)

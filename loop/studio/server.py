@@ -19,6 +19,7 @@ from ..chat_api.limits import is_loopback, listen
 from . import pages  # noqa: F401 - each page adds itself
 from .access import Access, hosts_of
 from .frame import ANSWERS, PAGES, START, Page, Studio, answered, build
+from .live import WATCHED, Channels
 from .queries import Queries
 from .run_control import RunControl
 
@@ -75,6 +76,9 @@ def application(store: Store, *, can_write: bool, name: str, compressed: bool) -
     app.add_api_route("/", lambda: RedirectResponse(START))
     for path in ANSWERS:
         app.add_api_route(path, _asked(studio, path))
+    channels = Channels(studio)
+    for path in WATCHED:
+        app.add_api_websocket_route(path, channels.serve)
     for one in PAGES:
         ui.page(one.path, title=one.title, response_timeout=20)(_shown(studio, one))
     style = files(__package__ or "").joinpath("studio.css").read_text(encoding="utf-8")

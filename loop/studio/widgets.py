@@ -193,26 +193,11 @@ def chart_options(series: Series, *, kind: str = "line", x: str = "step") -> dic
 
 
 def chart(title: str, series: Series, *, kind: str = "line", x: str = "step") -> ui.echart:
-    """Show curves under a title; `moved` gives them other points."""
+    """Show curves under a title."""
     with ui.element("section").classes("chart") as section:
         section.props["data-title"] = title
         heading(title)
         return ui.echart(chart_options(series, kind=kind, x=x))
-
-
-def moved(charts: Mapping[str, Series]) -> str:
-    """Return the script that gives charts on a page, by their titles, other points.
-
-    It is one message, and the same for all browsers, which is much cheaper than to draw anew.
-    """
-    points = {
-        title: [{"name": name, "data": points} for name, points in series.items()]
-        for title, series in charts.items()
-    }
-    return f"""for (const [title, series] of Object.entries({json.dumps(points)}))
-  for (const one of document.querySelectorAll(".chart"))
-    if (one.dataset.title === title)
-      getElement(+one.querySelector(".nicegui-echart").id.slice(1)).chart?.setOption({{series}})"""
 
 
 def title(content: str) -> ui.label:

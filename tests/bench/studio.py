@@ -15,6 +15,8 @@ from rlake.store import connect
 from .figure import Bench, Figure, of, timed
 
 _BROWSERS, _STEPS = 20, 120
+_RUN = "id=grpo_arithmetic"
+_METRICS = "metrics=train/reward_mean,explore/reward_mean,train/kl,train/entropy,train/lag_max"
 _PAGES = ("/rollouts", "/runs", "/tasks", "/sql?q=SELECT+count(*)+FROM+experiences")
 _FIRST = "document.querySelector('main .title') !== null"
 
@@ -77,7 +79,7 @@ def studio_watchers(bench: Bench) -> Iterator[Figure]:
         store.wait_for(
             lambda: step() >= 5 or None, tables=["metrics"], seconds=200, describe=lambda: "step 5"
         )
-        with watching(url, "/run?id=grpo_arithmetic", _BROWSERS):
+        with watching(url, f"/run?{_RUN}", f"/run/live?{_RUN}&{_METRICS}", _BROWSERS):
             first, began, before = (
                 step(),
                 monotonic(),

@@ -71,8 +71,11 @@ def hostile_rollouts(store: Store) -> str:
 
 
 @contextmanager
-def watching(url: str, address: str, browsers: int) -> Iterator[list[int]]:
-    """Open a page as that many browsers would; yield how many messages each has received."""
+def watching(url: str, address: str, watched: str, browsers: int) -> Iterator[list[int]]:
+    """Open a page, and what it watches, as that many browsers would; yield what each was told.
+
+    That is the number of messages.
+    """
     received, sockets, threads = [0] * browsers, [], []
 
     def listen(place: int, socket: ClientConnection) -> None:
@@ -95,8 +98,11 @@ def watching(url: str, address: str, browsers: int) -> Iterator[list[int]]:
             sockets.append(connect(there, origin=url, max_size=None, open_timeout=100))  # pyright: ignore[reportArgumentType]
             sockets[-1].recv(timeout=100)
             sockets[-1].send("40")
-            threads.append(Thread(target=listen, args=(place, sockets[-1]), daemon=True))
-            threads[-1].start()
+            told = url.replace("http", "ws") + watched
+            sockets.append(connect(told, origin=url, max_size=None, open_timeout=100))  # pyright: ignore[reportArgumentType]
+            for socket in sockets[-2:]:
+                threads.append(Thread(target=listen, args=(place, socket), daemon=True))
+                threads[-1].start()
         yield received
     finally:
         for socket in sockets:

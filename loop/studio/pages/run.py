@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from nicegui import ui
@@ -11,16 +10,18 @@ from nicegui.events import EChartPointClickEventArguments
 
 from ....store.errors import NotFoundError, RlakeError
 from ....store.query import literal
-from ..curves import LENGTH, Curves, curves, curves_sql
-from ..frame import View, address, notify_error, page
+from ...report.curves import POINTS, RATIOS, curves_sql
+from ..curves import GrowingCurves, Points, of_run
+from ..frame import Studio, View, address, notify_error, page
+from ..live import WATCHED, Message, Watch
 from ..run_status import runs
-from ..widgets import chart, facts, moved, number, same_as, status, text, title
+from ..widgets import chart, number, same_as, text, title
 
 CHARTS = {
     "Reward": ("train/reward_mean", "explore/reward_mean", "eval/reward_mean"),
     "KL": ("train/kl",),
     "Entropy": ("train/entropy",),
-    "Length": (LENGTH,),
+    "Tokens a rollout": ("explore/tokens_per_row", "train/tokens_per_row"),
     "Lag": ("train/lag_mean", "train/lag_max"),
     "Clip fraction": ("train/clip_fraction",),
 }
@@ -31,8 +32,10 @@ CHARTS = {
 async def show(view: View) -> None:
     """Show a run: `id`; `metrics` are more charts, by names that are separated by commas."""
     run_id = view["id"]
-    if not await runs(view, run_id):
+    found = await view.wait(runs(view.studio.queries, run_id))
+    if not found:
         raise NotFoundError(f"no run `{run_id}` in this store; the page Runs lists them")
+    [one] = found
     known = await view.query(
         f"SELECT DISTINCT name FROM metrics_current WHERE run_id = {literal(run_id)} ORDER BY name"
     )
@@ -44,36 +47,22 @@ async def show(view: View) -> None:
         ui.link("Compare", address("/runs"))
     if view.studio.can_write:
         _buttons(view, run_id)
-    state = ui.element("div").classes("card")
     charts: dict[str, tuple[str, ...]] = {**CHARTS, **{name: (name,) for name in more}}
+
+    async def draw() -> None:
+        found = await view.wait(_points(view.studio, run_id, wanted))
+        area.clear()
+        with area:
+            for name, metrics in charts.items():
+                series = {metric: found[metric] for metric in metrics if metric in found}
+                chart(name, series).on_point_click(_opens(run_id, tuple(series)))
+        watch.drew([*found])
+
     wanted = [name for group in charts.values() for name in group]
-    shown: dict[str, Any] = {}
-
-    async def refresh_state() -> None:
-        found = await runs(view, run_id)
-        if found != shown.get("state"):
-            shown["state"], [one] = found, found
-            state.clear()
-            with state:
-                _state(one)
-
-    async def refresh() -> None:
-        await refresh_state()  # also when its process ends without a word
-        found = await curves(view, run_id, wanted)
-        if found is shown.get("curves"):
-            return
-        series = {name: _series(found, metrics) for name, metrics in charts.items()}
-        if [*map(len, series.values())] == shown.get("drawn"):
-            ui.run_javascript(_script(found, tuple(charts.items())))
-        else:
-            area.clear()
-            with area:
-                for name, one in series.items():
-                    chart(name, one).on_point_click(_opens(run_id, tuple(one)))
-        shown.update(curves=found, drawn=[*map(len, series.values())])
-
+    watch = Watch(address("/run/live", id=run_id, metrics=",".join(wanted)), draw)
+    watch.props["state"] = _state(one)
     area = ui.element("div").classes("charts")
-    await view.live(None, refresh)
+    await draw()
     ui.select(
         names,
         multiple=True,
@@ -87,17 +76,52 @@ async def show(view: View) -> None:
             f"WHERE run_id = {literal(run_id)} AND job <> 'evaluate'"
         )
         text("pre", json.dumps(json.loads(config[0]["config"] or "{}"), indent=1))
-    listed = [m for m in names if any(m in group for group in charts.values())]
-    same_as(sql=curves_sql(run_id, listed), command=f"rlake show {shlex.quote(run_id)}")
+    listed = [m for m in wanted if m in RATIOS or m in names]
+    same_as(sql=curves_sql([run_id], listed), command=f"rlake show {shlex.quote(run_id)}")
 
 
-def _series(found: Curves, metrics: Sequence[str]) -> dict[str, Any]:
-    return {name: found[name] for name in metrics if name in found}
+async def _points(studio: Studio, run_id: str, names: Sequence[str]) -> Points:
+    limit = (POINTS + 1) * len(names)
+    return of_run(
+        (await studio.queries.rows(curves_sql([run_id], names), limit=limit)).rows, run_id, names
+    )
 
 
-@lru_cache(16)
-def _script(found: Curves, charts: tuple[tuple[str, tuple[str, ...]], ...]) -> str:
-    return moved({name: _series(found, metrics) for name, metrics in charts})
+class _Watched:
+    """A run that is watched: its state, and curves that grow."""
+
+    def __init__(self, studio: Studio, params: dict[str, str]) -> None:
+        self._queries, self._run_id = studio.queries, params.get("id", "")
+        names = params.get("metrics", "").split(",")
+        self._curves = GrowingCurves(studio.store, self._run_id, names)
+        self._state: dict[str, Any] = {}
+
+    async def news(self) -> Message:
+        """Return the points that are new, and the state if it is another one."""
+        whole, points = await self._queries.call(self._curves.read, pool="live")
+        found = await runs(self._queries, self._run_id)
+        state = _state(found[0] | self._newest(found[0])) if found else {}
+        news: Message = {} if state == self._state else {"state": state}
+        self._state = state
+        return news | ({"points": points, "whole": whole} if points else {})
+
+    def whole(self) -> Message:
+        """Return the state and all points."""
+        points = self._curves.points
+        return {"state": self._state, "points": points, "whole": True} if self._state else {}
+
+    def _newest(self, one: dict[str, Any]) -> dict[str, Any]:
+        """Return what the curves know of a later step than the row of a run, which costs more."""
+        newest = {name: points[-1] for name, points in self._curves.points.items()}
+        steps = [step for name, (step, _) in newest.items() if name.startswith("train/")]
+        if not steps or max(steps) <= (one["step"] or 0):
+            return {}
+        known = {"reward": "train/reward_mean", "lag_max": "train/lag_max"}
+        later = {name: newest[metric][1] for name, metric in known.items() if metric in newest}
+        return later | {"step": int(max(steps))}
+
+
+WATCHED["/run/live"] = _Watched
 
 
 def _buttons(view: View, run_id: str) -> None:
@@ -130,28 +154,29 @@ def _buttons(view: View, run_id: str) -> None:
     printed.set_visibility(False)
 
 
-def _state(one: dict[str, Any]) -> None:
-    with ui.element("div").classes("bar"):
-        status(one["status"])
-        for job in one["jobs"]:
-            ui.label(f"{job['job']}: {job['status']}").classes("soft")
-    facts(
-        {
-            "step": f"{number(one['step'] or 0)} of {number(one['steps'])}",
-            "steps/min": one["steps_per_minute"],
-            "reward": one["reward"],
-            "largest lag": one["lag_max"],
-            "queued rows": one["fresh"],
-            "stale rows": one["stale"],
-            "failed rollouts": one["failed_rows"],
-        }
-    )
-    if one["error"]:
-        text("pre", one["error"])
-    if one["status"] == "dead":
-        ui.label(
-            "A process of this run is gone: continue it with `rlake run ... --resume`."
-        ).classes("soft")
+def _state(one: dict[str, Any]) -> dict[str, Any]:
+    """Return what is shown of a run's row."""
+    facts = {
+        "step": f"{number(one['step'] or 0)} of {number(one['steps'])}",
+        "steps/min": one["steps_per_minute"],
+        "reward": one["reward"],
+        "largest lag": one["lag_max"],
+        "queued rows": one["fresh"],
+        "stale rows": one["stale"],
+        "failed rollouts": one["failed_rows"],
+    }
+    gone = "A process of this run is gone: continue it with `rlake run ... --resume`."
+    return {
+        "status": one["status"],
+        "jobs": [f"{job['job']}: {job['status']}" for job in one["jobs"]],
+        "facts": [
+            (name, value if isinstance(value, str) else number(value))
+            for name, value in facts.items()
+            if value is not None
+        ],
+        "error": one["error"],
+        "note": gone if one["status"] == "dead" else None,
+    }
 
 
 def _opens(run_id: str, metrics: tuple[str, ...]) -> Any:

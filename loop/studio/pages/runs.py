@@ -1,13 +1,18 @@
 """What runs now and what ran: progress, throughput, lag, queue, failures; and runs compared."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from nicegui import ui
 
 from ....store.errors import NotFoundError, RlakeError
-from ....store.query import is_in, literal
+from ....store.query import is_in
 from ...config.load import recipes
+from ...report.curves import POINTS, curves_sql
 from ...report.details import differences
-from ..curves import curves
-from ..frame import View, address, notify_error, page
+from ..curves import of_run
+from ..frame import Studio, View, address, notify_error, page
+from ..live import WATCHED, Message, Watch
 from ..queries import Rows
 from ..run_status import RUNS, runs
 from ..widgets import (
@@ -70,25 +75,49 @@ async def show(view: View) -> None:
 
     ui.button("Compare selected", on_click=compare).props("outline dense padding='4px 12px'")
 
-    async def refresh() -> None:
-        found = await runs(view)
-        for one in found:
-            one["progress"] = f"{one['step'] or 0} / {one['steps'] or '?'}"
-        none.set_visibility(not found)
-        made.set_visibility(bool(found))
-        made.style(f"height: {min(460, 52 + 32 * len(found))}px")
-        values = [[one[name] for name in _SHOWN] for one in found]
-        rows = grid_rows(values, [address("/run", id=one["run_id"]) for one in found])
-        if made.options["rowData"] != rows:
-            made.options["rowData"] = rows
-            made.run_grid_method("setGridOption", "rowData", rows) if shown else made.update()
+    async def draw() -> None:
+        rows = made.options["rowData"] = _rows(await view.wait(runs(view.studio.queries)))
+        none.set_visibility(not rows)
+        made.set_visibility(bool(rows))
+        made.style(f"height: {min(460, 52 + 32 * len(rows))}px")
+        made.update()
+        watch.drew([row["c0"] for row in rows])
 
     if view.studio.can_write:
         _start(view)
-    shown = False
-    await view.live(None, refresh)
-    shown = True
+    watch = Watch("/runs/live", draw)
+    await draw()
     same_as(sql=RUNS.strip(), command="rlake show RUN")
+
+
+def _rows(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    values = [
+        [
+            f"{one['step'] or 0} / {one['steps'] or '?'}" if n == "progress" else one[n]
+            for n in _SHOWN
+        ]
+        for one in found
+    ]
+    return grid_rows(values, [address("/run", id=one["run_id"]) for one in found])
+
+
+class _Watched:
+    """The list of runs, while it is watched."""
+
+    def __init__(self, studio: Studio, _: dict[str, str]) -> None:
+        self._queries, self._rows = studio.queries, None
+
+    async def news(self) -> Message:
+        """Return the rows of the list."""
+        self._rows = _rows(await runs(self._queries))
+        return {"rows": self._rows}
+
+    def whole(self) -> Message:
+        """Return the rows as they were last."""
+        return {} if self._rows is None else {"rows": self._rows}
+
+
+WATCHED["/runs/live"] = _Watched
 
 
 def _start(view: View) -> None:
@@ -121,7 +150,9 @@ async def _compare(view: View, names: list[str]) -> None:
     missing = [name for name in names if name not in known]
     if missing:
         raise NotFoundError(f"no run `{missing[0]}` in this store; list them on the page Runs")
-    found = {name: await curves(view, name, COMPARED) for name in names}
+    limit = (POINTS + 1) * len(COMPARED) * len(names)
+    rows = (await view.rows(curves_sql(names, COMPARED), limit=limit)).rows
+    found = {name: of_run(rows, name, COMPARED) for name in names}
     with ui.element("div").classes("charts"):
         for metric in COMPARED:
             series = {name: found[name][metric] for name in names if metric in found[name]}
@@ -142,5 +173,5 @@ async def _compare(view: View, names: list[str]) -> None:
         empty("Their configurations are the same but for the name.")
     same_as(
         sql="SELECT run_id, job, name, arg_max(value, step) AS last FROM metrics_current "
-        f"WHERE run_id IN ({', '.join(map(literal, names))}) GROUP BY ALL ORDER BY name, run_id"
+        f"WHERE {is_in('run_id', names)} GROUP BY ALL ORDER BY name, run_id"
     )

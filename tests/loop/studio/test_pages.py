@@ -104,7 +104,7 @@ def test_a_step_leads_to_its_rows_and_a_row_to_the_rollout(shown: Shown) -> None
     assert "Trained in" in shown.text()
 
 
-def test_a_step_that_is_stored_moves_the_curve(shown: Shown) -> None:
+def test_a_step_that_is_stored_moves_the_curve_of_a_tab_that_is_seen(shown: Shown) -> None:
     shown.go(f"/run?id={RUN}")
     last = """(() => { const one = document.querySelector('.chart .nicegui-echart');
         const data = getElement(+one.id.slice(1)).chart.getOption().series[0].data;
@@ -115,6 +115,21 @@ def test_a_step_that_is_stored_moves_the_curve(shown: Shown) -> None:
     shown.store.append("metrics", [row | {"value": 0.875}])
     shown.page.wait(f"{last}[0] === 4")
     assert shown.page.value(last)[1] == 0.875
+    shown.page.wait("document.querySelector('main dl').innerText.includes('4 of 3')")
+    assert shown.mistakes() == []
+    shown.page.events.clear()
+    hidden = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
+    hidden += "document.dispatchEvent(new Event('visibilitychange'))"
+    shown.page.value(hidden % "true")
+    for _ in range(200):  # as long as `wait`: closing takes milliseconds
+        shown.page.value("new Promise(done => setTimeout(done, 50))")
+        if any(one["method"] == "Network.webSocketClosed" for one in shown.page.events):
+            break
+    else:
+        pytest.fail("a hidden tab still watches")
+    shown.store.append("metrics", [row | {"step": 5, "value": 0.25}])
+    shown.page.value(hidden % "false")
+    shown.page.wait(f"{last}[0] === 5")
     assert shown.mistakes() == []
 
 
