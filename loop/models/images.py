@@ -1,5 +1,6 @@
 """Images for models: how many tokens stand for each, and its pixels, decoded and cut to patches."""
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -49,6 +50,33 @@ def remember_processor(config: "PreTrainedConfig", folder: str | Path) -> None:
             f"({reason}); add its `preprocessor_config.json`"
         ) from error
     setattr(config, _SETTINGS, {name: found[name] for name in _NAMES if name in found})
+
+
+def write_processor(config: "PreTrainedConfig", folder: Path) -> None:
+    """Write the settings of a model's image processor into its folder, where other tools look."""
+    settings = getattr(config, _SETTINGS, None)
+    if not is_vision(config) or settings is None:
+        return
+    kind = "Qwen2VLProcessor" if config.model_type == "qwen2_vl" else "Qwen2_5_VLProcessor"
+    named = {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": kind}
+    (folder / "preprocessor_config.json").write_text(json.dumps({**named, **settings}, indent=2))
+
+
+def reads_images(folder: Path) -> bool:
+    """Return whether a folder has a vision-language model that is known."""
+    file = folder / "config.json"
+    return file.is_file() and json.loads(file.read_text()).get("model_type") in KINDS
+
+
+def images_in(folder: Path, store: Tables | None) -> "Images | None":
+    """Return the images of a store for the model of a folder that sees them, else None."""
+    if store is None or not reads_images(folder):
+        return None
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(str(folder))
+    remember_processor(config, folder)
+    return Images(config, store)
 
 
 _NAMES = ("size", "patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")

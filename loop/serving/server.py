@@ -19,6 +19,7 @@ from ..inference.build import close, start_auxiliary, start_policy
 from ..inference.chat_policy import ChatPolicy
 from ..inference.endpoint.policy import EndpointPolicy
 from ..inference.policy import Policy
+from ..models.images import write_processor
 from ..models.load import load
 from ..rollouts.setup import sampling as sampling_of
 from ..runs.job import Job, Watch, run_folder
@@ -190,6 +191,7 @@ class Server:
         network, tokenizer = load(model, seed=self.config.seed)
         network.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        write_processor(network.config, folder)
         return folder
 
 

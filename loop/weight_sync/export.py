@@ -8,6 +8,7 @@ from ...store import Store
 from ...store.errors import ConfigError
 from ..models import adapter_files
 from ..models.atomic_folder import replace_folder
+from ..models.images import write_processor
 from ..models.load import load_folder
 from ..models.lora import merge as merge_adapter
 from ..models.weights import PublishedWeights, check_weights
@@ -79,3 +80,4 @@ def _write_merged(source: Path, target: Path) -> None:
     merge_adapter(model)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
+    write_processor(model.config, target)

@@ -4,13 +4,13 @@ import asyncio
 import os
 import pickle
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ....store import Experience, Task
-from ....store.errors import JobError
+from ....store import Experience, Store, Task, connect
+from ....store.errors import JobError, NotAStoreError
 from ...config import RunConfig
 from ...models.weights import Weights
 from ...rollouts.workers import GroupRequest, LocalWorker
@@ -29,6 +29,9 @@ class WorkerSpec:
     """Its share of `explorer.max_concurrent_rollouts`."""
     paths: tuple[str, ...]
     """The import path of workflows and rewards."""
+    store: str
+    """The address of the store, from which images are read."""
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 class RolloutActor:
@@ -110,13 +113,27 @@ class RolloutActor:
 def _worker(spec: WorkerSpec, folder: Path) -> LocalWorker:
     import torch
 
+    from ...models.images import reads_images
     from ...rollouts.setup import RolloutSpecs, start_worker
 
     config = spec.config
     if config.threads:
         torch.set_num_threads(config.threads)
     specs = RolloutSpecs(config, max_concurrent_rollouts=spec.max_concurrent_rollouts)
-    return start_worker(config, specs, folder)
+    return start_worker(config, specs, folder, _store(spec, needed=reads_images(folder)))
+
+
+def _store(spec: WorkerSpec, *, needed: bool) -> Store | None:
+    """Open the store; None where this node does not have it and the model reads text alone."""
+    try:
+        return connect(spec.store, create=False, storage_options=spec.storage_options)
+    except NotAStoreError as error:
+        if not needed:
+            return None
+        raise JobError(
+            f"`{spec.store}` is not on node `{os.uname().nodename}`, where an explorer reads "
+            "images from it; put the store into a folder that all nodes share, or on S3"
+        ) from error
 
 
 def bounded(rows: Sequence[Experience], most: int) -> list[Experience]:

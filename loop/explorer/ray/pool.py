@@ -39,6 +39,8 @@ class RayWorkerPool:
                 self._cluster.max_explorers or self._cluster.num_explorers,
             ),
             paths=tuple(path for path in sys.path if path),
+            store=job.store.uri,
+            storage_options=job.store.storage_options or {},
         )
         self.workers: list[RayWorker] = []
         """Those that are alive, as far as is known."""

@@ -3,12 +3,14 @@
 import json
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ....store.errors import ConfigError
 from ...config.engines import VllmEngine as Settings
 from ...config.model import FrozenModel
+from ...models.images import reads_images
 
 WORKER = "rlake.loop.inference.vllm_engine.worker.Worker"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -77,6 +79,8 @@ def arguments(
         "worker_extension_cls": WORKER,
         "disable_log_stats": True,
     }
+    if reads_images(folder):
+        made |= _for_images()
     if overrides := _architecture(folder):
         made["hf_overrides"] = overrides
     if settings.memory_share is not None:
@@ -88,6 +92,20 @@ def arguments(
     if on_cpu():
         made |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
     return made | settings.engine_args
+
+
+def _for_images() -> dict[str, Any]:
+    """Return vLLM's arguments for images that are prepared here.
+
+    Raises ConfigError without torchvision, which vLLM's code of these models imports.
+    """
+    if find_spec("torchvision") is None:
+        raise ConfigError(
+            "vLLM's vision-language models need torchvision, which is missing; install the one "
+            "of your torch (`torchvision==0.28.*` for torch 2.13), or set `engine: transformers`"
+        )
+    made: dict[str, Any] = {"limit_mm_per_prompt": {"video": 0}, "mm_processor_cache_gb": 0}
+    return made | ({"skip_mm_profiling": True} if on_cpu() else {})
 
 
 def lora_arguments(adapter: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from ..engine import Request
 from ..policy import PolicyError, Sampling
 from ..token_stream import TokenCallback
 from .arguments import arguments, environment
+from .prompts import prompt_of
 from .worker_adapter import ADAPTER
 
 _starting = threading.Lock()
@@ -108,7 +109,7 @@ class Backend:
         await self.call("end_with", socket.gethostname(), os.getpid())
 
     async def sample(
-        self, asked: PendingRequest, prompt_ids: Sequence[int], sampling: Sampling
+        self, asked: PendingRequest, prompt: Mapping[str, Any], sampling: Sampling
     ) -> PartialOutput:
         """Continue a prompt until the end of the answer, or until the request is aborted."""
         from vllm import SamplingParams  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
@@ -147,7 +148,7 @@ class Backend:
         first, output = 0.0, None
         async with self._request():
             async for one in self._llm.generate(
-                _prompt(prompt_ids), params, asked.name, lora_request=self._lora
+                prompt, params, asked.name, lora_request=self._lora
             ):
                 output = one.outputs[0]
                 first = first or perf_counter()
@@ -178,7 +179,7 @@ class Backend:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         async with self._request():
-            prompt = _prompt(token_ids)
+            prompt = prompt_of(token_ids)
             found = self._llm.generate(prompt, params, name, lora_request=self._lora)
             [output] = [one async for one in found]
         if output.outputs[0].finish_reason == "abort":
@@ -244,10 +245,6 @@ class Backend:
                 return await command
         except Exception as error:
             raise DiedError(f"vLLM's engine failed: {_line(error)}") from error
-
-
-def _prompt(token_ids: Sequence[int]) -> dict[str, Any]:
-    return {"type": "token", "prompt_token_ids": list(token_ids)}
 
 
 def _line(error: Exception) -> str:

@@ -14,6 +14,7 @@ from ....store.ids import content_id
 from ...config import FrozenModel
 from ...config.engines import VllmEngine as Settings
 from ...models.chat_template import set_template
+from ...models.images import Images
 from ...models.weights import Weights
 from ..engine import Request, Sampled
 from ..event_loop import BackgroundLoop
@@ -22,6 +23,7 @@ from .arguments import check_dtype, check_heads
 from .backend import Backend, DiedError, PendingRequest
 from .incoming_weights import IncomingWeights, WeightSource
 from .output import Answer, is_sane
+from .prompts import prompt_of
 from .shared_tensors import SharedBlock
 from .update import is_verified, update
 
@@ -56,15 +58,18 @@ class VllmEngine:
         *,
         dtype: str = "float32",
         model: FrozenModel | None = None,
+        images: Images | None = None,
     ) -> None:
         """Start vLLM with the model of a folder. Raises JobError if it does not start.
 
-        `model` has the chat template and whether code of the model is run.
+        `model` has the chat template and whether code of the model is run; `images` are those
+        that its prompts may show.
         """
         if find_spec("vllm") is None:
             raise missing_extra("vllm", "vllm")
         check_dtype(dtype)
         self._settings, self._dtype = settings or Settings(), dtype
+        self._images = images
         trust = model is not None and model.trust_remote_code
         if trust:
             own = {"trust_remote_code": True, **self._settings.engine_args}
@@ -251,7 +256,13 @@ class VllmEngine:
         async with self._changing:
             backend = await self._running()
         sampling, asked.on_tokens = answer.rest, answer.on_tokens
-        prompt = [*asked.request.prompt_ids, *answer.token_ids]
+        ids, media = [*asked.request.prompt_ids, *answer.token_ids], asked.request.media
+        # an image is decoded in milliseconds or more, and other requests go on meanwhile
+        prompt = (
+            await asyncio.to_thread(prompt_of, ids, media, self._images)
+            if media
+            else prompt_of(ids)
+        )
         asked.name = content_id(asked.name, len(answer.token_ids), length=32)
         try:
             piece = await backend.sample(asked, prompt, sampling)

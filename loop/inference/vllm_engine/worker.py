@@ -87,8 +87,12 @@ class Worker:
         else:
             given = _named(given, model)
             self.model_runner.reload_weights(weights_iterator=iter(given.items()))
-            if (head := _tied_head(model)) is not None:
-                given["lm_head.weight"] = given[head]
+            if (mapper := getattr(model, "hf_to_vllm_mapper", None)) is not None:
+                # vLLM has names of its own for the parts of some models
+                given = mapper.get_rename_mapper().apply_dict(given)
+            if (tied := _tied_head(model)) is not None:
+                head, embedding = tied
+                given[head] = given[embedding]
             compare = partial(differences, model)
         compared, differ = (0, []) if asked["digest"] is None else compare(given)
         return {"given": len(given), "compared": compared, "differ": differ}
@@ -113,14 +117,15 @@ def _named(given: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def _tied_head(model: nn.Module) -> str | None:
-    """Tie the head to the reloaded embedding; return the embedding's name, or None if not tied.
+def _tied_head(model: nn.Module) -> tuple[str, str] | None:
+    """Tie the head to the reloaded embedding; return both names, or None if it is not tied.
 
     A reload replaces the embedding's tensor; the head's, and its packed form for a CPU's kernel,
     would stay the old ones.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    head: Any = modules.get("lm_head")
+    place = next((n for n in modules if n.rpartition(".")[2] == "lm_head"), "")
+    head: Any = modules.get(place or "lm_head")
     name = next((n for n in modules if n.endswith("embed_tokens")), None)
     config = getattr(model, "config", None)
     if head is None or name is None or not getattr(config, "tie_word_embeddings", False):
@@ -130,4 +135,4 @@ def _tied_head(model: nn.Module) -> str | None:
         return None
     head.weight = embedding.weight
     head.quant_method.process_weights_after_loading(head)
-    return f"{name}.weight"
+    return f"{place}.weight", f"{name}.weight"

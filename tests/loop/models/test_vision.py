@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 from support.vision import TINY, noise, seeing, tiny
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from rlake.loop.config import EngineConfig, FrozenModel
 from rlake.loop.inference.build import in_process
 from rlake.loop.inference.policy import PolicyError, Sampling, Turn
+from rlake.loop.models.atomic_folder import save_settings
 from rlake.loop.models.chat_tokenizer import ConversationTokenizer
-from rlake.loop.models.images import Images
+from rlake.loop.models.images import Images, images_in
 from rlake.loop.models.load import load_folder
 from rlake.loop.models.token_logprobs import Scorer
 from rlake.loop.models.vision import offset, shown
@@ -219,7 +221,10 @@ def test_a_saved_model_is_loaded_with_its_image_processor(
 ) -> None:
     model, tokenizer = tiny()
     model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save_settings(model, tokenizer, tmp_path)
+    written = Qwen2VLImageProcessorPil.from_pretrained(str(tmp_path))
+    assert (written.patch_size, written.size["longest_edge"]) == (4, 1024)
+    assert images_in(tmp_path, store).grids(media) == Images(model.config, store).grids(media)  # type: ignore[union-attr]
     again, _ = load_folder(tmp_path)
     assert Images(again.config, store).grids(media) == Images(model.config, store).grids(media)
     for name, tensor in model.state_dict().items():

@@ -7,17 +7,20 @@ from pathlib import Path
 
 import pytest
 from support.audit import audit
+from support.images import shown
 from support.ray_clusters import in_background, processes, settings, starting, wait_for
 from support.s3 import serving
 from support.tiny_models import table
+from support.vision import TINY, noise
 
 import rlake
 from rlake.loop.explorer.ray.scale_up import join
 from rlake.loop.run import run
 from rlake.loop.runs.placement_group import reserved
 from rlake.loop.runs.ray import connected
-from rlake.store import Store
+from rlake.store import Store, Task
 from rlake.store.errors import JobError
+from rlake.store.media import put_images
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -65,6 +68,24 @@ def test_two_explorers_make_what_one_would_have_made(address: str, tmp_path: Pat
     assert losses[1].to_list() == pytest.approx(losses[0].to_list(), abs=1e-4)
     assert len(processes(there)) == 2
     assert audit(there, []) == {name: [] for name in audit(there, [])}
+
+
+def test_an_explorer_reads_images_from_the_store_as_one_in_the_run_does(
+    address: str, tmp_path: Path
+):
+    here, there = (rlake.connect(tmp_path / name) for name in ("here", "there"))
+    how = {"model": TINY, "tasks": None, "trainer": {"steps": 1}}
+    for store, where, cluster in (
+        (here, None, {}),
+        (there, address, {"ray": {"num_explorers": 1}}),
+    ):
+        ids = put_images(store, [noise(16, 16 + 8 * i, seed=i) for i in range(2)])
+        store.append("tasks", [Task(messages=shown(one, "r="), answer="2") for one in ids])
+        run(store, settings(where, **how, **cluster))
+    assert tokens(there) == tokens(here)
+    assert table(there, "experiences")["drop_reason"].is_null().all()
+    measured = [table(s, "metrics").filter(name="train/loss")["value"] for s in (here, there)]
+    assert measured[1].to_list() == pytest.approx(measured[0].to_list(), abs=1e-4)
 
 
 def test_a_run_goes_on_when_an_explorer_is_killed_and_takes_in_another(

@@ -54,9 +54,15 @@ def test_a_run_without_a_cluster_takes_no_explorers():
 
 
 def test_an_explorer_on_a_node_without_the_folder_of_the_model_names_output(tmp_path: Path):
-    actor = RolloutActor(WorkerSpec(config=config(), max_concurrent_rollouts=None, paths=()))
+    spec = WorkerSpec(
+        config=config(), max_concurrent_rollouts=None, paths=(), store=str(tmp_path / "lost")
+    )
     with pytest.raises(JobError, match=r"nowhere` is not on node .*; set `output` to a"):
-        asyncio.run(actor.start(str(tmp_path / "nowhere")))
+        asyncio.run(RolloutActor(spec).start(str(tmp_path / "nowhere")))
+    # a model of text needs no store there, one that reads images does
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    with pytest.raises(JobError, match=r"lost` is not on node .*; put the store into a folder"):
+        asyncio.run(RolloutActor(spec).start(str(tmp_path)))
 
 
 def test_of_a_group_that_is_too_large_the_largest_row_becomes_one_that_says_so():
