@@ -57,6 +57,8 @@ Patterns = Annotated[tuple[str, ...], AfterValidator(_expressions)]
 class TinyVision(Section):
     """The part of a small vision-language model that reads images."""
 
+    family: Literal["qwen2_5_vl", "qwen3_vl"] = "qwen2_5_vl"
+    """The architecture; Qwen3-VL adds features of images to hidden states of later layers too."""
     patch_size: Int = Field(default=4, ge=1, le=64)
     """Width of a patch in pixels; 2 x 2 patches are one token."""
     hidden_size: Int = Field(default=32, ge=8, le=2**14)
@@ -102,7 +104,7 @@ class TinyModel(Section):
     alphabet: str = Field(default=string.printable, min_length=1)
     """Characters of the tokenizer; each one is a token."""
     vision: TinyVision | None = None
-    """Make it a Qwen2.5-VL, which reads images too; None: a model of text alone."""
+    """Make it a Qwen2.5-VL or Qwen3-VL, which read images too; None: a model of text alone."""
 
     @model_validator(mode="after")
     def _even(self) -> Self:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedModel
 
-KINDS = ("qwen2_vl", "qwen2_5_vl")
+KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Kinds of vision-language models that are known, as `model_type` names them."""
 _CACHE_BYTES = 256 << 20
 _SETTINGS = "image_processor"
@@ -57,7 +57,8 @@ def write_processor(config: "PreTrainedConfig", folder: Path) -> None:
     settings = getattr(config, _SETTINGS, None)
     if not is_vision(config) or settings is None:
         return
-    kind = "Qwen2VLProcessor" if config.model_type == "qwen2_vl" else "Qwen2_5_VLProcessor"
+    kinds = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor")
+    kind = kinds[KINDS.index(config.model_type)]
     named = {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": kind}
     (folder / "preprocessor_config.json").write_text(json.dumps({**named, **settings}, indent=2))
 

@@ -1,9 +1,14 @@
-"""A small Qwen2.5-VL from a configuration, with random weights and a tokenizer of characters."""
+"""A small Qwen2.5-VL or Qwen3-VL from a configuration, with random weights."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
 
 from ..config.model import TinyModel, TinyVision
 
@@ -30,10 +35,18 @@ TEMPLATE = (
 def make_tiny_vision(
     spec: TinyModel, vision: TinyVision, tokenizer: "PreTrainedTokenizerFast", *, seed: int
 ) -> "PreTrainedModel":
-    """Create a small Qwen2.5-VL; an image is a token for each 2 x 2 of its patches."""
+    """Create a small model; an image is a token for each 2 x 2 of its patches."""
     start, image, end, video = (tokenizer.get_vocab()[token] for token in SPECIAL)
     half = spec.hidden_size // spec.heads // 2
-    config = Qwen2_5_VLConfig(
+    is_third = vision.family == "qwen3_vl"
+    own: dict[str, Any] = (
+        {"deepstack_visual_indexes": list(range(vision.layers)), "num_position_embeddings": 256}
+        if is_third
+        # all layers see the whole image
+        else {"fullatt_block_indexes": list(range(vision.layers))}
+    )
+    kind = Qwen3VLConfig if is_third else Qwen2_5_VLConfig
+    config = kind(
         text_config={
             "vocab_size": len(tokenizer),
             "hidden_size": spec.hidden_size,
@@ -41,6 +54,7 @@ def make_tiny_vision(
             "num_hidden_layers": spec.layers,
             "num_attention_heads": spec.heads,
             "num_key_value_heads": spec.heads,
+            **({"head_dim": 2 * half} if is_third else {}),
             "max_position_embeddings": spec.max_length,
             "initializer_range": spec.init_std,
             "rope_parameters": {
@@ -48,6 +62,7 @@ def make_tiny_vision(
                 "rope_theta": 10_000.0,
                 # frequencies of time, height and width
                 "mrope_section": [half - 2 * (half // 3), half // 3, half // 3],
+                **({"mrope_interleaved": True} if is_third else {}),
             },
             "bos_token_id": None,
             "eos_token_id": tokenizer.eos_token_id,
@@ -62,9 +77,8 @@ def make_tiny_vision(
             "patch_size": vision.patch_size,
             "spatial_merge_size": _MERGE,
             "out_hidden_size": spec.hidden_size,
-            # all layers see the whole image
-            "fullatt_block_indexes": list(range(vision.layers)),
             "initializer_range": spec.init_std,
+            **own,
         },
         image_token_id=image,
         video_token_id=video,
@@ -83,4 +97,5 @@ def make_tiny_vision(
     }
     with torch.random.fork_rng(devices=[]):  # the caller's generator continues as if unused
         torch.manual_seed(seed)
-        return Qwen2_5_VLForConditionalGeneration(config)
+        made = Qwen3VLForConditionalGeneration if is_third else Qwen2_5_VLForConditionalGeneration
+        return made(config)

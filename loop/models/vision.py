@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .images import Grid, Images
@@ -20,6 +21,9 @@ def shown(
 
     The first tokens of an image in a sequence are its images'; what is sampled later is text. An
     image at the end may be cut off.
+
+    Of Qwen3-VL the embeddings are wider: behind them is what its first layers add to their hidden
+    states at the tokens of images (DeepStack, arXiv:2406.04334), which the model takes apart.
     """
     is_image_BT = token_ids_BT == images.token_id
     most_B = torch.tensor([images.count(ids) for ids in media], device=token_ids_BT.device)
@@ -28,6 +32,10 @@ def shown(
     counts = is_image_BT.sum(1).tolist()
     features_PD = _features(model, media, counts, images)
     if features_PD is not None:
+        wider = features_PD.shape[1] - embeds_BTD.shape[2]
+        if wider:
+            embeds_BTD = torch.nn.functional.pad(embeds_BTD, (0, wider))
+            _take_apart(model)
         spots = is_image_BT[..., None].expand_as(embeds_BTD)
         embeds_BTD = embeds_BTD.masked_scatter(spots, features_PD.to(embeds_BTD.dtype))
     rows = zip(is_image_BT, media, strict=True)
@@ -47,7 +55,9 @@ def _features(
     patches = torch.cat([image.patches for image in prepared]).to(device)
     grid = torch.tensor([image.grid_thw for image in prepared], device=device)
     vision: Any = model
-    features = vision.get_image_features(patches, grid).pooler_output
+    found = vision.get_image_features(patches, grid)
+    layers = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+    features = [torch.cat(parts, -1) for parts in zip(*layers, strict=True)]
     of = dict(zip(wanted, features, strict=True))
     rows = [
         torch.cat([of[one] for one in ids])[:count]
@@ -55,6 +65,29 @@ def _features(
         if ids
     ]
     return torch.cat(rows)
+
+
+def _take_apart(model: PreTrainedModel) -> None:
+    """Let a model's decoder take what its layers add out of embeddings that are wider."""
+    decoder: Any = model.get_decoder()
+    if decoder not in _WIDE:
+        _WIDE.add(decoder)
+        decoder.register_forward_pre_hook(_apart, with_kwargs=True)
+
+
+_WIDE: "WeakSet[nn.Module]" = WeakSet()
+
+
+def _apart(decoder: nn.Module, arguments: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    embeds_BTD, size = given.get("inputs_embeds"), decoder.config.hidden_size  # type: ignore[union-attr]
+    if embeds_BTD is None or embeds_BTD.shape[-1] == size:
+        return arguments, given
+    first_BTD, *added_BTD = embeds_BTD.split(size, -1)
+    is_any_BT = torch.ones(first_BTD.shape[:2], dtype=torch.bool, device=first_BTD.device)
+    # zeros at the tokens of text
+    added = [part.flatten(0, 1) for part in added_BTD]
+    more = {"visual_pos_masks": is_any_BT, "deepstack_visual_embeds": added}
+    return arguments, {**given, "inputs_embeds": first_BTD, **more}
 
 
 def positions(is_image_T: Tensor, grids: Sequence[Grid]) -> Tensor:

@@ -1,6 +1,7 @@
 """Tiny vision-language models, and a store with images: `from support.vision import tiny`."""
 
 import base64
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -12,7 +13,7 @@ from rlake.loop.inference.policy import Sampling
 from rlake.loop.models.load import load
 from rlake.store import Store
 
-TINY = {
+TINY: dict[str, Any] = {
     "from_scratch": {
         "hidden_size": 32,
         "layers": 2,
@@ -26,16 +27,28 @@ TINY = {
 """Its weights are large, so that its answers depend on what it sees."""
 
 
-def tiny(seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A tiny Qwen2.5-VL with its tokenizer."""
-    return load(FrozenModel.model_validate(TINY), seed=seed)
+FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 
 
-def seeing(store: Store, **sampling: object) -> ChatPolicy:
+def spec(family: str = FAMILIES[0], **more: object) -> dict[str, Any]:
+    """The section `model` of a tiny one of a family, in which `more` differs."""
+    base = TINY["from_scratch"]
+    vision = {**base["vision"], "family": family}
+    return {"from_scratch": {**base, "vision": vision, **more}}
+
+
+def tiny(
+    seed: int = 0, *, family: str = FAMILIES[0]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """A tiny model with its tokenizer."""
+    return load(FrozenModel.model_validate(spec(family)), seed=seed)
+
+
+def seeing(store: Store, *, family: str = FAMILIES[0], **sampling: object) -> ChatPolicy:
     """A policy that answers with it, and shows it the images of a store."""
     engine = EngineConfig.model_validate({"transformers": {}})
-    given, config = Sampling(**sampling), FrozenModel.model_validate(TINY)  # type: ignore[arg-type]
-    return in_process(*tiny(), engine, config, sampling=given, store=store)
+    given, config = Sampling(**sampling), FrozenModel.model_validate(spec(family))  # type: ignore[arg-type]
+    return in_process(*tiny(family=family), engine, config, sampling=given, store=store)
 
 
 def data_url(data: bytes, mime: str = "image/png") -> str:

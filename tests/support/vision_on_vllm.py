@@ -26,16 +26,11 @@ from rlake.loop.models.weights import Weights
 from rlake.store.media import put_images
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from support.vision import TINY, noise
+from support.vision import noise, spec
 
-SPEC: dict[str, Any] = {
-    "from_scratch": {
-        **TINY["from_scratch"],
-        # on CPUs vLLM wants attention heads of 32 dimensions at least
-        **{"hidden_size": 64, "heads": 2, "max_length": 512},
-        "vision": {"hidden_size": 32, "layers": 2, "heads": 2, "max_pixels": 1024},
-    }
-}
+# on CPUs vLLM wants attention heads of 32 dimensions at least
+SPEC = spec(sys.argv[2], hidden_size=64, heads=2, max_length=512)
+SPEC["from_scratch"]["vision"]["hidden_size"] = 32
 
 
 def model(seed: int) -> Any:

@@ -23,14 +23,14 @@ pytestmark = [
 ]
 
 
-def answers(folder: Path) -> dict[str, Any]:
+def answers(folder: Path, family: str) -> dict[str, Any]:
     """What `vision_on_vllm` finds; a torchvision for CUDA is made importable if need be."""
     paths = [] if find_spec("torchvision") else [SUPPORT / "torchvision_on_cpu", TORCHVISION]
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
     if paths:
         variables["PYTHONPATH"] = os.pathsep.join(map(str, paths))
     done = subprocess.run(
-        [sys.executable, SUPPORT / "vision_on_vllm.py", folder],
+        [sys.executable, SUPPORT / "vision_on_vllm.py", folder, family],
         env=variables,
         capture_output=True,
         text=True,
@@ -41,8 +41,11 @@ def answers(folder: Path) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_log_probs_of_answers_about_images_are_those_of_the_trainer(tmp_path: Path) -> None:
-    found = answers(tmp_path)
+@pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.long)])
+def test_log_probs_of_answers_about_images_are_those_of_the_trainer(
+    tmp_path: Path, family: str
+) -> None:
+    found = answers(tmp_path, family)
     for version in ("0", "1"):  # the second replaced the first in the running vLLM
         given, compared = found[f"verified {version}"]
         assert given == compared > 50  # every tensor was read back, those of the images too

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.vision import TINY, noise, seeing, tiny
+from support.vision import FAMILIES, TINY, noise, seeing, tiny
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from rlake.loop.config import EngineConfig, FrozenModel
@@ -44,10 +44,11 @@ def asks(*parts: str, media: Sequence[str]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*map(part, parts)]}]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 def test_embeddings_positions_and_logits_are_those_of_transformers(
-    store: Store, media: list[str]
+    store: Store, media: list[str], family: str
 ) -> None:
-    model, _ = tiny()
+    model, _ = tiny(family=family)
     images = Images(model.config, store)
     assert images.grids(media) == [(2, 4), (3, 2), (2, 2)]
     one = images.token_id
@@ -86,13 +87,12 @@ def sampled(policy: Any, asked: list[list[dict[str, Any]]], n: int) -> list[Any]
     return asyncio.run(all_of())
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 def test_log_probs_of_engine_and_trainer_agree_and_depend_on_the_image(
-    store: Store, media: list[str]
+    store: Store, media: list[str], family: str
 ) -> None:
-    model, _ = tiny()
-    settings = Sampling(max_tokens=6, ignore_eos=True)
-    config = FrozenModel.model_validate(TINY)
-    policy = in_process(*tiny(), ENGINE, config, sampling=settings, store=store)
+    model, _ = tiny(family=family)
+    policy = seeing(store, family=family, max_tokens=6, ignore_eos=True)
     # sequences with two images, one, and none, in one batch
     asked = [
         asks("r=", "@0", "@1", media=media),
