@@ -12,7 +12,7 @@ SLOW_WORKERS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help quickstart test test-slow test-long test-tinker check bench docs docs-serve clean
+.PHONY: help quickstart test test-slow test-long test-tinker test-sglang check bench docs docs-serve clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -36,6 +36,9 @@ test-long: .venv/.dev  ## those that take minutes each: other seeds, ten random 
 
 test-tinker: .venv/.dev .venv/.tinker  ## training at a server of Tinker's API; its first installation is 5.6 GB
 	$(BIN)/python -m pytest --timeout 900 -m slow tests/loop/trainer/test_tinker_backend.py
+
+test-sglang: .venv/.dev .venv/.sglang  ## sampling at SGLang servers; its first installation is 180 MB
+	$(BIN)/python -m pytest --timeout 900 -m slow tests/loop/inference/test_sglang.py
 
 check: .venv/.dev  ## lint, format, types, layers and imports
 	$(BIN)/ruff check
@@ -99,6 +102,17 @@ SKYRL_PYTHON ?= $(shell for p in python3.12 $(HOME)/.pyenv/versions/3.12.*/bin/p
 	$(SKYRL_PYTHON) -m venv .venv/tinker
 	.venv/tinker/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
 		'skyrl[tinker,jax]==0.3.0' 'tinker==0.22.7' 'torch<2.14'
+	@touch $@
+
+# SGLang with its scheduler, tokenizer manager, HTTP server and sampler, over the packages of .venv:
+# a full installation brings 200 packages, CUDA among them. Its kernels are those of tests/files/sglang.
+.venv/.sglang: | .venv/.vllm
+	@echo "installing sglang into .venv/sglang (half a minute, 180 MB the first time)"
+	$(BIN)/python -m venv .venv/sglang
+	$(BIN)/python -c 'import pathlib, sysconfig; place = sysconfig.get_path("purelib"); \
+		next(pathlib.Path(".venv/sglang/lib").glob("*/site-packages")).joinpath("rlake.pth").write_text(place)'
+	.venv/sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps \
+		'sglang==0.5.23' 'torchvision==0.28.0' 'gguf>=0.10,<1' 'soundfile>=0.13,<1'
 	@touch $@
 
 # The real vLLM, built for CPUs. What it brings for pictures and sound breaks `import transformers`;

@@ -1,8 +1,9 @@
-"""The engines that sample: transformers in this process, vLLM, an endpoint, or Tinker's API."""
+"""The engines that sample: transformers in this process, vLLM, SGLang, an endpoint, or Tinker."""
 
 from typing import Any, ClassVar, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ...operators.endpoint import Endpoint as ChatEndpoint
 from .base import Choice, Float, Int, Section
@@ -64,6 +65,38 @@ class VllmEngine(Section):
         return self
 
 
+class SglangEngine(Section):
+    """SGLang servers that are running already, each started with the model of the run.
+
+    They read weights from this machine's folders, so that a server on another machine needs the
+    same path to them: a shared file system, and `schedule.weight_transport: store`.
+    """
+
+    urls: tuple[str, ...] = Field(min_length=1)
+    """Addresses of the servers, such as `[http://127.0.0.1:30000]`; a request goes to the one with
+    the fewest. Two jobs do not share a server: each has its own weights."""
+    api_key_env: str = "SGLANG_API_KEY"
+    """Environment variable that holds the servers' API key; if it is not set, no key is sent."""
+    max_requests: Int = Field(default=256, ge=1)
+    """Most requests at the servers concurrently; others wait."""
+    request_timeout: Float = Field(default=600.0, gt=0)
+    """Timeout of one request, and of one update of weights, in seconds."""
+    restart_timeout: Float = Field(default=120.0, ge=0)
+    """How long a server that cannot be reached is waited for, in seconds. One that was restarted is
+    given the newest weights again, and its requests are repeated."""
+
+    @field_validator("urls")
+    @classmethod
+    def _addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.netloc:
+                raise ValueError(f"must have addresses as `http://host:30000`, got {url!r}")
+        if len({url.rstrip("/") for url in urls}) < len(urls):
+            raise ValueError("has an address twice; name each server once")
+        return urls
+
+
 class Endpoint(ChatEndpoint, Section):
     """An external server that implements OpenAI's chat API."""
 
@@ -98,6 +131,7 @@ class EngineConfig(Choice):
 
     transformers: TransformersEngine | None = None
     vllm: VllmEngine | None = None
+    sglang: SglangEngine | None = None
     endpoint: Endpoint | None = None
     tinker: TinkerEngine | None = None
 
@@ -127,8 +161,9 @@ class OtherModel(FrozenModel):
             raise ValueError("an `endpoint` replaces `path`; it does not go below `engine`")
         if self.engine.sleeps:
             raise ValueError("only the engine of an explorer has `sleep`; leave it out here")
-        if self.engine.vllm is not None and self.path is None and self.run is None:
-            raise ValueError("vLLM serves the model of a `path` or of a `run`")
+        served = self.engine.vllm or self.engine.sglang
+        if served is not None and self.path is None and self.run is None:
+            raise ValueError("vLLM and SGLang serve the model of a `path` or of a `run`")
         return self
 
 

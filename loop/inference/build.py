@@ -40,6 +40,11 @@ def start_policy(
         images, style = images_in(folder, store), model.tool_call_format
         engine = VllmEngine(folder, config.vllm, dtype=model.dtype, model=model, images=images)
         return ChatPolicy(engine, sampling=sampling, tool_call_format=style, images=images)
+    if config.sglang is not None:
+        from .sglang_engine.engine import SglangEngine
+
+        engine = SglangEngine(folder, config.sglang, dtype=model.dtype, model=model)
+        return ChatPolicy(engine, sampling=sampling, tool_call_format=model.tool_call_format)
     if config.tinker is not None:
         from .tinker_engine import TinkerEngine
 
@@ -132,8 +137,8 @@ def _auxiliary(
     if config.endpoint is not None:
         engine = EngineConfig(endpoint=config.endpoint)
         return start_policy(engine, Path(), config, sampling=sampling, store=store)
-    if config.engine.vllm is not None:
-        assert config.path is not None, "vLLM serves folders, and the models of runs are resolved"
+    if config.engine.vllm is not None or config.engine.sglang is not None:
+        assert config.path is not None, "they serve folders, and the models of runs are resolved"
         folder = Path(config.path)
         return start_policy(config.engine, folder, config, sampling=sampling, store=store)
     from ..models.load import load

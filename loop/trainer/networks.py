@@ -255,10 +255,10 @@ def _scores(explorer: ExplorerConfig) -> bool:
             "`explorer.auxiliary_models.teacher` is an endpoint, which cannot score given tokens; "
             "take a model of a folder (`path`) or of a run (`run`)"
         )
-    is_on_vllm = teacher is not None and teacher.engine.vllm is not None
-    if is_on_vllm and explorer.sampling.temperature not in (0, 1):
+    served = teacher is not None and (teacher.engine.vllm or teacher.engine.sglang)
+    if served and explorer.sampling.temperature not in (0, 1):
         raise ConfigError(
-            "`explorer.auxiliary_models.teacher` is on vLLM, which scores given tokens at "
+            "`explorer.auxiliary_models.teacher` is on vLLM or SGLang, which score given tokens at "
             f"temperature 1, and explorer.sampling.temperature is {explorer.sampling.temperature:g}"
             "; set it to 1, or take the teacher's `engine: transformers`"
         )

@@ -18,10 +18,10 @@ from ...models.images import Images
 from ...models.weights import Weights
 from ..engine import Request, Sampled
 from ..event_loop import BackgroundLoop
+from ..incoming_weights import IncomingWeights, WeightSource
 from ..policy import PolicyError
 from .arguments import check_dtype, check_heads
 from .backend import Backend, DiedError, PendingRequest
-from .incoming_weights import IncomingWeights, WeightSource
 from .output import Answer, is_sane
 from .prompts import prompt_of
 from .shared_tensors import SharedBlock

@@ -5,8 +5,8 @@ import json
 from typing import Any
 
 from ....store.errors import JobError
+from ..incoming_weights import IncomingWeights
 from .backend import Backend, DiedError
-from .incoming_weights import IncomingWeights
 from .shared_tensors import SharedBlock
 
 

@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 from rlake.loop.config import FrozenModel, LoraConfig
 from rlake.loop.config.engines import VllmEngine as Settings
 from rlake.loop.inference import Request, Weights
+from rlake.loop.inference.incoming_weights import WeightSource
 from rlake.loop.inference.policy import PolicyError, Sampling
 from rlake.loop.inference.vllm_engine.arguments import check_heads
 from rlake.loop.inference.vllm_engine.backend import PartialOutput
 from rlake.loop.inference.vllm_engine.comparison import differences
-from rlake.loop.inference.vllm_engine.incoming_weights import WeightSource
 from rlake.loop.inference.vllm_engine.output import Answer
 from rlake.loop.inference.vllm_engine.shared_tensors import SharedBlock, opened
 from rlake.loop.inference.vllm_engine.update import is_verified

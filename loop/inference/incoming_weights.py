@@ -1,11 +1,11 @@
-"""Weights on their way to vLLM: what its workers load, whatever form a version comes in."""
+"""Weights on their way to engines in other processes, whatever form a version comes in."""
 
 import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import torch
@@ -14,17 +14,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig
 
-from ....store.errors import JobError
-from ...models.adapter_files import SETTINGS, WEIGHTS, base_of, is_adapter, name_base
-from ...models.load import as_type, load_base, load_folder
-from ...models.lora import merge
-from ...models.state_dict import difference, state_of, weights_digest
-from ...models.weights import Weights, check_weights, file_of
+from ...store.errors import JobError
+from ..models.adapter_files import SETTINGS, WEIGHTS, base_of, is_adapter, name_base
+from ..models.load import as_type, load_base, load_folder
+from ..models.lora import merge
+from ..models.state_dict import difference, state_of, weights_digest
+from ..models.weights import WEIGHTS as MODEL_WEIGHTS
+from ..models.weights import Weights, check_weights, file_of
+
+KEPT = 2
+"""Folders that are kept of versions which came in memory."""
 
 
 @dataclass(frozen=True)
 class IncomingWeights:
-    """A version's weights as vLLM's workers load them: from a file, or as tensors in memory."""
+    """A version's weights as an engine loads them: from a file, or as tensors in memory."""
 
     version: int
     digest: str | None
@@ -32,7 +36,7 @@ class IncomingWeights:
     loaded_digest: str | None
     """The digest of the tensors that are loaded; another one for an adapter that is merged.
 
-    None: vLLM has them from its start.
+    None: the engine has them from its start.
     """
     file: Path | None = None
     state: Mapping[str, Tensor] | None = field(default=None, repr=False, compare=False)
@@ -46,7 +50,7 @@ class IncomingWeights:
 
 
 class WeightSource:
-    """Finds what vLLM starts with, and what it loads for each version."""
+    """Finds what an engine starts with, and what it loads for each version."""
 
     def __init__(self, first: Path, *, dtype: str, merge_adapter: bool = False) -> None:
         """Serve the model in `first`; of an adapter its base model and the adapter.
@@ -61,8 +65,9 @@ class WeightSource:
         if self._is_adapter and not merge_adapter:
             self.adapter = json.loads((first / SETTINGS).read_text())
         # Copied: the folder of the first version may be removed while later ones are served.
-        self._copies = TemporaryDirectory(prefix="rlake-vllm-", ignore_cleanup_errors=True)
+        self._copies = TemporaryDirectory(prefix="rlake-weights-", ignore_cleanup_errors=True)
         self._model, self._adapter = (Path(self._copies.name) / n for n in ("model", "adapter"))
+        self._written: list[Path] = []
         for place in (self._model, self._adapter) if self._is_adapter else (self._model,):
             place.mkdir()
             for path in first.iterdir():
@@ -79,18 +84,44 @@ class WeightSource:
         return self._of_adapter(0, None, load_file(file_of(self._first)))
 
     def folder(self, served: IncomingWeights) -> tuple[Path, bool]:
-        """Return a folder from which vLLM starts, and whether the served weights are in it."""
+        """Return a folder from which an engine starts, and whether the served weights are in it."""
         return (self._model, False) if served.file is None else (served.file.parent, True)
 
+    @property
+    def settings(self) -> Path:
+        """A folder with the model's configuration and tokenizer, without weights."""
+        return self._model
+
+    def written(self, new: IncomingWeights) -> Path:
+        """Return a folder with the weights of a whole model, and write those that are in memory.
+
+        The folder before it stays: a server may still read it.
+        """
+        if new.state is None:
+            assert new.file is not None, "weights are in a file or in memory"
+            return new.file.parent
+        made = Path(mkdtemp(prefix="version-", dir=self._copies.name))
+        for path in self._model.iterdir():
+            shutil.copyfile(path, made / path.name)
+        save_file(
+            {name: tensor.contiguous() for name, tensor in new.state.items()},
+            made / MODEL_WEIGHTS,
+            metadata={"format": "pt"},
+        )
+        self._written.append(made)
+        while len(self._written) > KEPT:
+            shutil.rmtree(self._written.pop(0), ignore_errors=True)
+        return made
+
     def base(self) -> IncomingWeights | None:
-        """Return the base model of an adapter that is not merged, which vLLM loads once."""
+        """Return the base model of an adapter that is not merged, which an engine loads once."""
         if self.adapter is None:
             return None
         state = state_of(as_type(load_base(self._adapter)[0], self._dtype))
         return IncomingWeights(0, None, weights_digest(state), state=state)
 
     def incoming(self, weights: Weights) -> IncomingWeights:
-        """Return what workers load for a version.
+        """Return what an engine loads for a version.
 
         Raises JobError if it is missing, damaged, or of another model.
         """

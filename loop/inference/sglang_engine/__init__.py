@@ -1,0 +1,1 @@
+"""SGLang servers as an engine, with weights that change while they run."""
