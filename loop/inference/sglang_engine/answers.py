@@ -174,7 +174,7 @@ def scores_of(
     try:
         meta = found["meta_info"]
         pairs = meta["input_token_logprobs"][-len(token_ids) :]
-        # Not the tokens beside them: SGLang reports the vocabulary's last one as 0.
+        # Not their tokens: SGLang reports the vocabulary's last one as 0.
         scores = [float(logprob) for logprob, *_ in pairs]
         label = str(meta["weight_version"])
     except (LookupError, TypeError, ValueError) as error:

@@ -210,7 +210,7 @@ def test_what_only_answers_cannot_be_a_teacher() -> None:
     [
         (
             {"from_scratch": SPEC, "engine": "vllm"},
-            "vLLM serves the model of a `path` or of a `run`",
+            "vLLM and SGLang serve the model of a `path` or of a `run`",
         ),
         (
             {"path": "m", "engine": {"endpoint": {"url": "http://x", "model": "m"}}},
