@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import duckdb
@@ -208,16 +209,21 @@ def _as(rows: pl.DataFrame, schema: Mapping[str, pl.DataType | type[pl.DataType]
     return rows.select(pl.col(name).cast(kind) for name, kind in schema.items())
 
 
+# Asked again for each part of a table, and half of what a short query over a part takes.
+@lru_cache(maxsize=256)
+def _without_rows(query: str, columns: tuple[tuple[str, pl.DataType], ...]) -> pl.DataFrame:
+    return evaluate(query, pl.DataFrame(schema=dict(columns)))
+
+
 def _sql(query: str, frame: pl.LazyFrame) -> pl.LazyFrame:
-    empty = frame.collect_schema().to_frame()
-    schema = evaluate(query, empty).schema
+    schema = _without_rows(query, tuple(frame.collect_schema().items())).schema
     return frame.map_batches(lambda rows: _as(evaluate(query, rows), schema), schema=schema)
 
 
 def _value(sql: str, frame: pl.LazyFrame, into: str) -> pl.LazyFrame:
     query = f"SELECT ({sql}\n) AS value FROM input"
     schema = frame.collect_schema()
-    empty = evaluate(query, schema.to_frame())
+    empty = _without_rows(query, tuple(schema.items()))
     kind = empty.schema["value"]
     # DuckDB reads `0.5` as a decimal, which no column here is
     if kind.is_decimal():

@@ -46,7 +46,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave what was imported so far out of garbage collections, which walked it in every test."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

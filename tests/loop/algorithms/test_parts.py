@@ -110,7 +110,7 @@ def test_every_advantage_reaches_training_from_yaml(name: str, store: Store) -> 
         store,
         config(
             algorithm={"policy_gradient": {"advantage": spec, "group_size": 4}},
-            trainer={"steps": 2, "batch_size": 4},
+            trainer={"steps": 1, "batch_size": 4},
             explorer={"rewards": rewards, "sampling": {"max_tokens": 3}},
         ),
     )
