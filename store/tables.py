@@ -66,6 +66,7 @@ class Tables:
         self.root = uri
         """The address without a branch."""
         self.branch_name = branch
+        self._is_local = "://" not in uri
         self.uri = f"{uri}@{branch}" if branch else uri
         self._lines: dict[str, list[Line]] = {}
         self._options = dict(storage_options or {})
@@ -86,7 +87,7 @@ class Tables:
     @property
     def folder(self) -> Path | None:
         """The local folder, or None when the store lives elsewhere."""
-        return None if "://" in self.root else Path(self.root)
+        return Path(self.root) if self._is_local else None
 
     @property
     def runs_folder(self) -> Path | None:
@@ -130,7 +131,7 @@ class Tables:
     def newest_version(self, name: str) -> int:
         """Return the number of a table's newest version."""
         now = time_ns()
-        changed = None if self.folder is None else _changed_at(f"{self._place(name)}/_versions")
+        changed = _changed_at(f"{self._place(name)}/_versions") if self._is_local else None
         known = self._local.newest.get(name)
         if known is not None and known[0] == changed:
             return known[1]
@@ -140,6 +141,10 @@ class Tables:
         if changed is not None and changed < now - _SETTLED and changed % 1_000_000_000:
             self._local.newest[name] = changed, newest
         return newest
+
+    def _shown(self, name: str) -> int:
+        """Return the number of the version that `dataset` returns."""
+        return self.newest_version(name) if self._pinned is None else self._pinned[name]
 
     def _ask_newest(self, name: str) -> int:
         """Ask Lance for a table's newest version.
@@ -162,7 +167,7 @@ class Tables:
         return self._open(name, self._quoted(self._place(name)), None)
 
     def _quoted(self, address: str) -> str:
-        return address if self.folder is None else f"file-object-store://{quote(address)}"
+        return address if not self._is_local else f"file-object-store://{quote(address)}"
 
     def versions(self) -> dict[str, int]:
         """Return versions of all tables in which no row refers to a missing one."""
@@ -328,11 +333,12 @@ class Tables:
         deadline = monotonic() + seconds
         while True:
             # read before `look`: a commit during `look` is then noticed, and `look` called again
-            seen = {name: self.dataset(name).version for name in tables}
+            # (not by `dataset`: a waiter would open each version, which only `look` may need)
+            seen = {name: self._shown(name) for name in tables}
             found = look()
             if found is not None:
                 return found
-            while seen == {name: self.dataset(name).version for name in tables}:
+            while seen == {name: self._shown(name) for name in tables}:
                 left = deadline - monotonic()
                 if stop is not None and stop.is_set():
                     raise StarvedError(f"the run was stopped: {describe()}")

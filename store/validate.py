@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .errors import SchemaError, nearest, shorten
-from .records import Experience, Record, Task, now, rows_of
+from .records import Experience, Record, Task, columns_of, now, rows_of
 from .schema import CHOICES, PER_TOKEN, TIME, Column, Table
 
 if TYPE_CHECKING:
@@ -73,6 +73,9 @@ def _columns(table: Table, data: Rows) -> dict[str, Any]:
         given = pa.Table.from_batches([given])
     if isinstance(given, pa.Table):
         return {name: given.column(name) for name in given.column_names}
+    given = list(given)
+    if table.name == "experiences" and {*map(type, given)} == {Experience}:
+        return columns_of(given)
     rows = [_row(table, r) for r in given]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}

@@ -76,16 +76,38 @@ class ChatPolicy:
         Raises PolicyError: `template_error`, `context_overflow`, or the engine's.
         """
         chosen = sampling or self.sampling
+        return await self._answered(messages, [(chosen, i) for i in range(n)], tools, earlier)
+
+    async def answers(
+        self, messages: Sequence[Message], sampling: Sequence[Sampling]
+    ) -> list[Completion]:
+        """Return an answer to the messages for each of several settings, sampled together.
+
+        Each is what `generate` returns for these settings, which may differ in seed and
+        temperature only. Raises PolicyError, for all of them.
+        """
+        return await self._answered(messages, [(one, 0) for one in sampling])
+
+    async def _answered(
+        self,
+        messages: Sequence[Message],
+        asked: Sequence[tuple[Sampling, int]],
+        tools: Tools = None,
+        earlier: Sequence[Turn] = (),
+    ) -> list[Completion]:
+        """Answer for settings and indices of completions."""
+        chosen, _ = asked[0]
         media = self._media(messages, chosen)
         prompt = await self._tokenized(messages, tools, earlier)
         if chosen.truncate_prompt_tokens is not None:
             prompt = prompt[-chosen.truncate_prompt_tokens :]
-        callbacks = current_callbacks(n, lambda: self._decoder(tools))
+        callbacks = current_callbacks(len(asked), lambda: self._decoder(tools))
         grammar = grammar_of(chosen, tools, tool_call_format=self._format)
-        sampled = await self.complete(
-            prompt, n=n, sampling=chosen, callbacks=callbacks, grammar=grammar, media=media
-        )
-        return [self._completion(prompt, one, tools, chosen) for one in sampled]
+        sampled = await self._sampled(prompt, asked, callbacks, grammar, media)
+        return [
+            self._completion(prompt, one, tools, how)
+            for one, (how, _) in zip(sampled, asked, strict=True)
+        ]
 
     async def complete(
         self,
@@ -104,12 +126,24 @@ class ChatPolicy:
         Raises PolicyError: `context_overflow` if the prompt leaves no room, `template_error` if it
         is empty.
         """
+        chosen = sampling or self.sampling
+        asked = [(chosen, i) for i in range(n)]
+        return await self._sampled(prompt, asked, callbacks, grammar, media)
+
+    async def _sampled(
+        self,
+        prompt: Sequence[int],
+        asked: Sequence[tuple[Sampling, int]],
+        callbacks: Sequence[TokenCallback | None],
+        grammar: str | None,
+        media: Sequence[str],
+    ) -> list[Sampled]:
         if not prompt:
             raise PolicyError(
                 "the messages make a prompt of no token; say something in them",
                 finish_reason="template_error",
             )
-        chosen = sampling or self.sampling
+        chosen, _ = asked[0]
         longest = self.engine.max_length
         room = longest - len(prompt) if longest else chosen.max_tokens
         if room < 1:
@@ -123,14 +157,12 @@ class ChatPolicy:
         requests = [
             Request(
                 prompt_ids=prompt,
-                sampling=chosen.updated(
-                    max_tokens=most, min_tokens=least, seed=_seed(chosen.seed, i)
-                ),
+                sampling=how.updated(max_tokens=most, min_tokens=least, seed=_seed(how.seed, i)),
                 grammar=grammar,
                 media=media,
-                on_tokens=callbacks[i] if callbacks else None,
+                on_tokens=callback,
             )
-            for i in range(n)
+            for (how, i), callback in zip(asked, callbacks or [None] * len(asked), strict=True)
         ]
         # Before sending: `abort` ends only requests that the engine has.
         if (reason := cancel_reason()) is not None:

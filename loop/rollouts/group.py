@@ -19,9 +19,10 @@ from ..inference.cancellation import CancelScope, cancel_reason, cancel_scope
 from ..inference.policy import Policy, Sampling
 from ..trajectories.group import GroupPolicies, as_judged, named
 from ..trajectories.rewards import LONGEST, RewardPart, Rewards
-from ..trajectories.trajectory import RolloutPolicy, finish_reason, to_experiences
+from ..trajectories.trajectory import RolloutPolicy, finish_reason, no_answer, to_experiences
 from ..trajectories.user_code import check_rows, guard
 from ..workflows import Made, Workflow
+from .sampled_group import is_one_request, sample_group
 from .timeouts import RolloutTimer, run_with_timeout
 
 WorkflowSpec = str | Mapping[str, Mapping[str, Any] | None]
@@ -101,13 +102,42 @@ async def run_group(
     """
     rewards = Rewards(spec.rewards, seconds=spec.rollout_timeout)
     size = spec.group_size
-    numbers = [None] if _is_of_group(task, spec) else range(size + spec.greedy_rollouts)
-    jobs = [_rollout(task, policy, spec, rewards, batch, group_index, i) for i in numbers]
-    rollouts = [row for rollout in await asyncio.gather(*jobs) for row in rollout]
+    rollouts = await _sampled(task, policy, spec, rewards, batch, group_index)
+    if rollouts is None:
+        numbers = [None] if _is_of_group(task, spec) else range(size + spec.greedy_rollouts)
+        jobs = [_rollout(task, policy, spec, rewards, batch, group_index, i) for i in numbers]
+        rollouts = [row for rollout in await asyncio.gather(*jobs) for row in rollout]
     rollouts = [_compared(one) if one.row.rollout_index >= size else one for one in rollouts]
     judged = iter(await rewards.of_group(task, [one.row for one in rollouts if one.is_to_judge]))
     made = [next(judged) if one.is_to_judge else one.row for one in rollouts]
     return as_judged(made, [one.follows for one in rollouts])
+
+
+async def _sampled(
+    task: Task, policy: Policy, spec: RolloutSpec, rewards: Rewards, batch: int, group_index: int
+) -> list[RolloutRow] | None:
+    """Run all rollouts of a group in one request; None if they have to be run one by one."""
+    # With slots or retries, rollouts begin and end at times of their own.
+    if task.workflow or spec.slots or spec.retries:
+        return None
+    if not is_one_request(policy, spec.workflow):
+        return None
+    group = group_id(spec.run_id, batch, group_index)
+    numbers = range(spec.group_size + spec.greedy_rollouts)
+    policies = [_rollout_policy(policy, spec, group, i) for i in numbers]
+    sampled = await sample_group(
+        task, policy, policies, timer=spec.timer, timeout=spec.rollout_timeout
+    )
+    if sampled is None:
+        return None
+    judged = iter(await rewards.of_rows(task, [row for row in sampled if not row.drop_reason]))
+    where = {"run_id": spec.run_id, "batch": batch, "group_index": group_index}
+    made: list[RolloutRow] = []
+    for number, row in enumerate(sampled):
+        rows = [row if row.drop_reason else next(judged)]
+        [one] = named(rows, group, number, purpose=spec.purpose, **where)
+        made.append(RolloutRow(one, is_to_judge=not row.drop_reason))
+    return made
 
 
 async def _rollout(
@@ -165,15 +195,19 @@ def _policies(
 ) -> RolloutPolicy | GroupPolicies:
     """Return the policy of one rollout, or the policies of all rollouts of a group."""
     numbers = range(spec.group_size + spec.greedy_rollouts) if number is None else [number]
-    made = []
-    for i in numbers:
-        sampling = spec.sampling
-        if i >= spec.group_size:
-            sampling = replace(sampling, temperature=0.0)
-        # a retry samples with another seed, else it would fail in the same way
-        name = f"{rollout_id(group, i)}/{attempt}" if attempt else rollout_id(group, i)
-        made.append(RolloutPolicy(policy, sampling=sampling, seed=spec.seed, rollout=name))
+    made = [_rollout_policy(policy, spec, group, i, attempt) for i in numbers]
     return GroupPolicies(made) if number is None else made[0]
+
+
+def _rollout_policy(
+    policy: Policy, spec: RolloutSpec, group: str, number: int, attempt: int = 0
+) -> RolloutPolicy:
+    sampling = spec.sampling
+    if number >= spec.group_size:
+        sampling = replace(sampling, temperature=0.0)
+    # a retry samples with another seed, else it would fail in the same way
+    name = f"{rollout_id(group, number)}/{attempt}" if attempt else rollout_id(group, number)
+    return RolloutPolicy(policy, sampling=sampling, seed=spec.seed, rollout=name)
 
 
 async def _run_once(
@@ -240,14 +274,8 @@ def _failed(
     task: Task, policy: RolloutPolicy | GroupPolicies, reason: str, finish_reason: str
 ) -> list[Experience]:
     """Return the rows of a failed rollout: what was sampled until then, or an empty one."""
-    nothing = Experience(
-        task_id=task.task_id,
-        messages=list(task.messages),
-        prompt_text=task.prompt_text,
-        policy_version=policy.version,
-        num_turns=0,
-    )
-    rows = policy.finalize(to_experiences(task, policy.turns) or [nothing])
+    made = to_experiences(task, policy.turns) or [no_answer(task, policy.version)]
+    rows = policy.finalize(made)
     why = reason[:LONGEST]
     return [row.updated(drop_reason=why, finish_reason=finish_reason) for row in rows]
 

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from inspect import isawaitable
+from functools import partial
+from inspect import isawaitable, iscoroutinefunction, unwrap
 from math import isfinite
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -73,15 +74,29 @@ class Rewards:
             n: cast(GroupReward, r) for n, r in found.items() if looks_at(r) == "group"
         }
         self._of_row = {n: r for n, r in found.items() if n not in self._of_group}
+        self._waits = False
+        """Whether a function returned an awaitable."""
 
     async def of_row(self, task: Task, row: Experience) -> Experience:
         """Add the rewards of one rollout."""
         if not self._of_row:
             return row
-        asked = [_asked(r, (task, row), verdict, self._seconds) for r in self._of_row.values()]
+        asked = [self._asked(r, (task, row), verdict) for r in self._of_row.values()]
         # a task of its own would take longer than most functions
         judged = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
         return self._with(row, dict(zip(self._of_row, judged, strict=True)))
+
+    async def of_rows(self, task: Task, rows: Sequence[Experience]) -> list[Experience]:
+        """Add the rewards of several rollouts, concurrently where these wait."""
+        self._waits |= any(map(_is_async, self._of_row.values()))
+        made: list[Experience] = []
+        for row in rows:
+            if self._waits:
+                rest = rows[len(made) :]
+                return [*made, *await asyncio.gather(*(self.of_row(task, one) for one in rest))]
+            # a task of its own would take longer than most functions
+            made.append(await self.of_row(task, row))
+        return made
 
     async def of_group(self, task: Task, rows: Sequence[Experience]) -> list[Experience]:
         """Add the rewards that compare the rollouts of a group."""
@@ -89,14 +104,36 @@ class Rewards:
             return list(rows)
         made: list[dict[str, _Outcome]] = [{} for _ in rows]
         for name, reward in self._of_group.items():
-            values, error = await _asked(
-                reward, (task, rows), lambda value: verdicts(value, len(rows)), self._seconds
+            values, error = await self._asked(
+                reward, (task, rows), lambda value: verdicts(value, len(rows))
             )
             for found, (one, own_error) in zip(
                 made, values or [(None, None)] * len(rows), strict=True
             ):
                 found[name] = one, own_error or error
         return [self._with(row, found) for row, found in zip(rows, made, strict=True)]
+
+    async def _asked(
+        self, reward: Callable[..., Any], given: tuple[Any, Any], read: Callable[[Any], T]
+    ) -> tuple[T | None, str | None]:
+        limit: asyncio.Timeout | None = None
+
+        async def value() -> Any:
+            nonlocal limit
+            made = reward(*given)
+            if not isawaitable(made):
+                return made  # no timer: it could not have ended the call
+            self._waits = True
+            limit = asyncio.timeout(self._seconds)
+            async with limit:
+                return await made
+
+        try:
+            return read(await guard(value)), None
+        except Exception as error:  # noqa: BLE001 - the boundary to users' code: the tokens are kept
+            # `expired` tells our own limit from a TimeoutError that the function itself raises.
+            is_late = limit is not None and limit.expired()
+            return None, f"it took longer than {self._seconds} s" if is_late else one_line(error)
 
     def _with(self, row: Experience, made: Mapping[str, "_Outcome"]) -> Experience:
         """Add parts of the reward with their reasons; a failed reward drops the row."""
@@ -117,26 +154,9 @@ _Outcome = tuple[Judged | None, str | None]
 """A reward with its reason, or the error."""
 
 
-async def _asked(
-    reward: Callable[..., Any],
-    given: tuple[Any, Any],
-    read: Callable[[Any], T],
-    seconds: float | None,
-) -> tuple[T | None, str | None]:
-    limit = asyncio.timeout(seconds)
-
-    async def value() -> Any:
-        made = reward(*given)
-        if not isawaitable(made):
-            return made  # no timer: it could not have ended the call
-        async with limit:
-            return await made
-
-    try:
-        return read(await guard(value)), None
-    except Exception as error:  # noqa: BLE001 - the boundary to users' code: the tokens are kept
-        # `expired` tells our own limit from a TimeoutError that the function itself raises.
-        return None, f"it took longer than {seconds} s" if limit.expired() else one_line(error)
+def _is_async(reward: Callable[..., Any]) -> bool:
+    inner = unwrap(reward.func if isinstance(reward, partial) else reward)
+    return iscoroutinefunction(inner) or iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
 
 
 async def judged(task: Task, row: Experience, reward: RewardSpec) -> Experience:

@@ -8,8 +8,11 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from rlake.store import Store
+from rlake.store import Experience, Store
 from rlake.store.errors import SchemaError
+from rlake.store.records import rows_of
+from rlake.store.schema import TABLES
+from rlake.store.validate import check
 
 ROW = {
     "experience_id": "e",
@@ -155,3 +158,25 @@ def test_large_lists_and_views_of_polars_are_taken(store: Store) -> None:
 def test_a_row_trains_unless_it_says_that_it_evaluates(store: Store) -> None:
     store.append("experiences", [ROW, ROW | {"experience_id": "other", "purpose": "eval"}])
     assert sorted(store.scan("experiences").collect()["purpose"]) == ["eval", "train"]
+
+
+def test_records_have_the_columns_of_their_rows() -> None:
+    kept = {**ROW, "rollout_index": 1}
+    records = [
+        Experience(**kept),
+        Experience(
+            **kept,
+            token_ids=np.array([1, 2]),  # type: ignore[arg-type]
+            loss_mask=[False, True],
+            messages=[{"role": "user", "content": "ä"}],
+            rewards={"a": 1.0, "b": None},
+            timings={"total": 0.5},
+            segments=[{"policy_version": 3, "num_tokens": 1}],
+            sampling={"min_tokens": 2},
+        ),
+    ]
+    made = check(TABLES["experiences"], records)
+    assert made.equals(check(TABLES["experiences"], rows_of(records)))
+    assert made.column("num_tokens").to_pylist() == [None, 2]
+    with pytest.raises(SchemaError, match="an experience has no `experience_id` or `group_id`"):
+        check(TABLES["experiences"], [records[0].updated(group_id=None)])
