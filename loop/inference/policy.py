@@ -96,7 +96,8 @@ class Sampling:
     @property
     def is_processed(self) -> bool:
         """Whether logits are changed before sampling, other than by the temperature."""
-        return any(name in self.others for name in PROCESSING)
+        own = vars(self)  # asked for each request: `others` would take as long as to sample a token
+        return any(own[name] != _DEFAULTS[name] for name in PROCESSING)
 
     @property
     def others(self) -> dict[str, Any]:

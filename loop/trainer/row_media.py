@@ -16,6 +16,13 @@ _SHOWS = '"media_id"'
 
 def with_media(rows: pl.DataFrame, images: "Images | None") -> list[pl.Series]:
     """Return `media_ids` of rows, and `wrong_media`: why a row cannot be trained on, or NULL."""
+    # Rows of text only take no look at each, which would make Python objects of all their tokens.
+    if not rows["messages"].str.contains(_SHOWS, literal=True).any():
+        empty = pl.Series("media_ids", [[]], pl.List(pl.String))
+        return [
+            empty.new_from_index(0, rows.height),
+            pl.Series("wrong_media", [None], pl.String).new_from_index(0, rows.height),
+        ]
     found: list[list[str]] = []
     wrong: list[str | None] = []
     for text, token_ids in rows.select("messages", "token_ids").iter_rows():

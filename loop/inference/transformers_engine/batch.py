@@ -1,7 +1,7 @@
 """The running batch: sequences begin and end between two steps; its rows stay contiguous."""
 
 from collections.abc import Callable
-from math import inf, isfinite
+from math import inf
 from time import thread_time
 
 import torch
@@ -122,13 +122,13 @@ class Batch:
             assert processed_BV is not None, "some logits are changed"
             processed_BV[i] = processor(logits_BV[i], sequences[i].tokens)
         token_B, logprob_B = choice.tokens(logits_BV, noise_B, processed_BV)
-        for i, one in enumerate(sequences):
-            if number := one.request.sampling.top_logprobs:
-                one.top_logprobs.append(choice.likeliest(logits_BV, i, number))
+        for i, number in choice.reported:
+            sequences[i].top_logprobs.append(choice.likeliest(logits_BV, i, number))
+        if not logprob_B.isfinite().all():
+            raise ArithmeticError("the model's probabilities are not numbers")
+        has_ended = False
         found = zip(sequences, token_B.tolist(), logprob_B.tolist(), strict=True)
         for one, token, logprob in found:
-            if not isfinite(logprob):
-                raise ArithmeticError("the model's probabilities are not numbers")
-            one.add(token, logprob, self.writer, end=self._end, text=self.text)
-        if any(one.finish_reason for one in sequences):
+            has_ended |= one.add(token, logprob, self.writer, end=self._end, text=self.text)
+        if has_ended:
             self.drop()

@@ -46,7 +46,10 @@ class Sequence:
         self.matcher: GrammarMatcher | None = None
         self.processor: LogitsProcessor | None = None
         """Changes its logits; None: they are sampled from as they are."""
-        self._segments: list[tuple[int, str | None, int]] = []
+        self._writers: list[tuple[int, str | None]] = []
+        """Version and digest of the weights of each segment."""
+        self._sizes: list[int] = []
+        """Tokens of each segment."""
         self._generator: torch.Generator | None = None
         self._noise: list[float] = []
         self._sent = perf_counter()
@@ -87,27 +90,33 @@ class Sequence:
 
     def add(
         self, token: int, logprob: float, writer: tuple[int, str | None], *, end: int, text: Text
-    ) -> None:
-        """Append a token that a version of the weights (with its digest) sampled."""
+    ) -> bool:
+        """Append a token that a version of the weights (with its digest) sampled.
+
+        Return whether it is the last one.
+        """
         if not self.tokens:
             self._first = perf_counter()
         self.tokens.append(token)
         self.logprobs.append(logprob)
         # By version and digest: a resumed run may publish other weights under the same version.
-        if self._segments and self._segments[-1][:2] == writer:
-            self._segments[-1] = (*writer, self._segments[-1][2] + 1)
+        if self._writers and self._writers[-1] == writer:
+            self._sizes[-1] += 1
         else:
-            self._segments.append((*writer, 1))
-        if (token == end and not self.request.sampling.ignore_eos) or self._stops(text):
+            self._writers.append(writer)
+            self._sizes.append(1)
+        how = self.request.sampling
+        if (token == end and not how.ignore_eos) or (how.stop and self._stops(text)):
             self.finish_reason = "stop"
         elif len(self.tokens) >= self.most:
             self.finish_reason = "length"
         if self.request.on_tokens is not None:
             self.request.on_tokens((token,))
+        return self.finish_reason is not None
 
     def _stops(self, text: Text) -> bool:
         stop, least = self.request.sampling.stop, self.request.sampling.min_tokens
-        if not stop or len(self.tokens) <= least:
+        if len(self.tokens) <= least:
             return False
         # a character takes at most four tokens
         start = len(self.tokens) - 4 * max(map(len, stop)) - MARGIN
@@ -130,7 +139,7 @@ class Sequence:
             finish_reason=self.finish_reason or "abort",
             segments=[
                 Segment(policy_version=version, num_tokens=n, digest=digest)
-                for version, digest, n in self._segments
+                for (version, digest), n in zip(self._writers, self._sizes, strict=True)
             ],
             timing=Timing(
                 queued=(self._begun or now) - self._sent,

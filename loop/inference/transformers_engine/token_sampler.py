@@ -26,6 +26,8 @@ class TokenSampler:
             greedy_B = temperature_B == 0
             self._greedy_B = greedy_B if greedy_B.any() else None
             self._scale = temperature_B.masked_fill(greedy_B, 1.0)[:, None]
+        self.reported = [(i, s.top_logprobs) for i, s in enumerate(sampling) if s.top_logprobs]
+        """The sequences that want the likeliest tokens, and how many of them."""
         cut = [s.temperature > 0 and s.is_truncated for s in sampling]
         rows = [i for i, is_cut in enumerate(cut) if is_cut]
         self._cut_C = torch.tensor(rows, device=device) if rows else None
