@@ -1,15 +1,11 @@
 """The commands `label` and `feedback`: add, exchange and adjudicate people's labels."""
 
-import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from getpass import getuser
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from ...store import Store
 from ...store.errors import ConfigError
 from ...store.query import literal
 from .app import (
@@ -20,17 +16,11 @@ from .app import (
     WhereOption,
     app,
     argument,
+    heavy,
     open_store,
     option,
 )
 from .tables import counted, print_json, print_rows, render, screen
-
-if TYPE_CHECKING:
-    import socket
-
-    import uvicorn
-
-    from ..labeling import Queue
 
 commands = typer.Typer(
     help="Add people's labels, exchange them with other tools, and measure agreement."
@@ -69,11 +59,6 @@ LabelsOption = Annotated[
 ReviewsOption = Annotated[
     int, option("Ask for this many labels of each item, by different people.", min=1)
 ]
-
-_ANYWHERE = ("0.0.0.0", "::")
-"""Addresses that mean every interface of this machine."""
-_WAITING = 64
-"""Most connections waiting or being answered."""
 
 
 @app.command(rich_help_panel=ROWS)
@@ -123,7 +108,15 @@ def label(
     )
     made.check(lake)
     if web:
-        _serve(lake, made, host, port, annotator)
+        heavy("studio.server", "studio").serve(
+            lake,
+            host=host,
+            port=port,
+            name=lake.uri,
+            ready=lambda url: print(f"labeling at {url}", flush=True),
+            queue=made,
+            annotator=annotator or "",
+        )
         return
     who = annotator or getuser()
     done = TerminalForm(lake, made, who, console=screen(stderr=True), ask=_line).run()
@@ -137,51 +130,6 @@ def _line(prompt: str) -> str:
     """Read a line; the prompt goes to stderr, which keeps stdout for the result."""
     typer.echo(prompt, nl=False, err=True)
     return input()
-
-
-def _serve(lake: "Store", queue: "Queue", host: str, port: int, annotator: str | None) -> None:
-    try:
-        import uvicorn
-
-        from ..chat_api.limits import is_loopback
-        from ..labeling.web import app as form
-    except ImportError as error:
-        raise ConfigError(
-            f"the web page needs {error.name}; install it with `pip install 'rlake[serve]'`"
-        ) from error
-    # Whoever reaches this machine by the network could label; the token is only
-    # in the printed link.
-    is_ours = is_loopback(host)
-    token = None if is_ours else secrets.token_urlsafe(16)
-    names = ("127.0.0.1", "localhost", "[::1]") if is_ours else (host, "localhost", "127.0.0.1")
-    # any name of this machine may be in the address
-    names = None if host in _ANYWHERE else names
-    config = uvicorn.Config(
-        form(lake, queue, hosts=names, token=token, annotator=annotator),
-        host=host,
-        port=port,
-        log_level="warning",
-        limit_concurrency=_WAITING,
-        # Idle connections count towards the limit above, so they must not stay.
-        timeout_keep_alive=5,
-    )
-    server = uvicorn.Server(config)
-    with _bound(config) as (listening, place):
-        print(f"labeling at http://{place}/{f'?token={token}' if token else ''}", flush=True)
-        server.run(sockets=[listening])
-
-
-@contextmanager
-def _bound(config: "uvicorn.Config") -> Iterator[tuple["socket.socket", str]]:
-    """Listen, and yield the address: the system may have chosen the port."""
-    import socket
-
-    from ..chat_api.limits import listen
-
-    with listen(config.host, config.port, backlog=_WAITING) as listening:
-        host, port = listening.getsockname()[:2]
-        host = socket.gethostname() if host in _ANYWHERE else host
-        yield listening, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @commands.command()

@@ -15,6 +15,7 @@ from nicegui.client import Client
 
 from ...store import Store
 from ...store.errors import NotFoundError, RlakeError
+from ..labeling import Queue
 from .queries import MAX_ROWS, SECONDS, Queries, Rows
 from .run_control import RunControl
 
@@ -36,6 +37,10 @@ class Studio:
     control: RunControl
     name: str
     """What the store is called in the header."""
+    queue: Queue | None = None
+    """What `rlake label --web` serves: then there is no other page than that for its labels."""
+    annotator: str = ""
+    """The suggested name of who labels."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ PAGES: list[Page] = []
 """All pages: importing a page's module adds it."""
 START = "/runs"
 """The page that the address without a path opens."""
+LABELS = "/label"
+"""The page that `rlake label --web` serves alone."""
 ANSWERS: "dict[str, Callable[[Studio, dict[str, str]], Awaitable[Any]]]" = {}
 """What a page's own script asks for, such as the rows of a grid: functions by their paths."""
 SECTIONS = ("Runs", "Rows", "Data", "Store")
@@ -238,6 +245,10 @@ def show_error(text: str) -> None:
 
 
 def _navigation(studio: Studio, current: Page) -> None:
+    if studio.queue is not None:
+        client = ui.context.client
+        client.content.classes("alone")
+        return
     with ui.element("nav"):
         with ui.element("a").props('href="/"').classes("brand"):
             ui.label("rlake").classes("name")

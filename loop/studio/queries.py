@@ -106,6 +106,10 @@ class Queries:
         self._seen = monotonic(), found
         return found
 
+    def wrote(self) -> None:
+        """Note that this process wrote: the next query sees it, however soon it comes."""
+        self._seen = -_FRESH_SECONDS, {}
+
     def _versions(self) -> Mapping[str, int]:
         return self.store.versions() | self.store.user_versions()
 

@@ -16,9 +16,10 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from ...store import Store, interrupts
 from ..chat_api.limits import is_loopback, listen
+from ..labeling import Queue
 from . import pages  # noqa: F401 - each page adds itself
 from .access import Access, hosts_of
-from .frame import ANSWERS, PAGES, START, Page, Studio, answered, build
+from .frame import ANSWERS, LABELS, PAGES, START, Page, Studio, answered, build
 from .live import WATCHED, Channels
 from .queries import Queries
 from .run_control import RunControl
@@ -35,20 +36,31 @@ class _Server(uvicorn.Server):
 
 
 def serve(
-    store: Store, *, host: str, port: int, can_write: bool, name: str, ready: Callable[[str], None]
+    store: Store,
+    *,
+    host: str,
+    port: int,
+    name: str,
+    ready: Callable[[str], None],
+    can_write: bool = False,
+    queue: Queue | None = None,
+    annotator: str = "",
 ) -> None:
     """Serve the pages until a signal ends the process; `ready` receives the address.
 
-    Without loopback, the address has a token. Raises ConfigError for an address that is not free.
+    With a `queue`, only the page that labels its items is served. Without loopback, the address has
+    a token. Raises ConfigError for an address that is not free.
     """
     is_ours = is_loopback(host)
     token = None if is_ours else secrets.token_urlsafe(24)
-    # NiceGUI chooses `fork`, by which a process may hang while tables are open
-    multiprocessing.set_start_method("spawn", force=True)
     with listen(host, port) as listening, interrupts.at_once():
+        # NiceGUI chooses `fork`, by which a process may hang while tables are open
+        multiprocessing.set_start_method("spawn", force=True)
         port = listening.getsockname()[1]
         cookie = f"rlake_studio_{port}"  # cookies of a host are shared by all its ports
-        app = application(store, can_write=can_write, name=name, compressed=not is_ours)
+        control = RunControl(store, can_write=can_write)
+        studio = Studio(store, Queries(store), can_write, control, name, queue, annotator)
+        app = application(studio, compressed=not is_ours)
         access = Access(app, admits=hosts_of(host), token=token, cookie=cookie)
         config = uvicorn.Config(
             access,
@@ -68,18 +80,17 @@ def _address(host: str, port: int, token: str | None) -> str:
     return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
 
 
-def application(store: Store, *, can_write: bool, name: str, compressed: bool) -> FastAPI:
+def application(studio: Studio, *, compressed: bool) -> FastAPI:
     """Return the application; NiceGUI has one for each process, so this is called once."""
-    control = RunControl(store, can_write=can_write)
-    studio = Studio(store, Queries(store), can_write, control, name)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_api_route("/", lambda: RedirectResponse(START))
-    for path in ANSWERS:
+    is_whole = studio.queue is None
+    app.add_api_route("/", lambda: RedirectResponse(START if is_whole else LABELS))
+    for path in ANSWERS if is_whole else ():
         app.add_api_route(path, _asked(studio, path))
     channels = Channels(studio)
-    for path in WATCHED:
+    for path in WATCHED if is_whole else ():
         app.add_api_websocket_route(path, channels.serve)
-    for one in PAGES:
+    for one in PAGES if is_whole else [one for one in PAGES if one.path == LABELS]:
         ui.page(one.path, title=one.title, response_timeout=20)(_shown(studio, one))
     style = files(__package__ or "").joinpath("studio.css").read_text(encoding="utf-8")
     ui.add_head_html(f"<style>{style}</style>", shared=True)

@@ -5,7 +5,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -151,8 +150,8 @@ def test_an_address_that_is_taken_is_told(rlake: Command, lake: Store) -> None:
 @contextmanager
 def page(lake: Store, *options: str) -> Iterator[str]:
     """Serve the form by a real process; give its address."""
-    words = [sys.executable, "-c", "from rlake.loop.cli import main; main()", "label", "--web"]
-    words += ["--store", lake.uri, "--port", "0", *options]
+    words = [sys.executable, "-m", "rlake.loop.cli", "--store", lake.uri, "label", "--web"]
+    words += ["--port", "0", *options]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -160,98 +159,70 @@ def page(lake: Store, *options: str) -> Iterator[str]:
             assert found, "it says where it is served"
             yield found[0]
         finally:
-            process.terminate()
-
-
-def key_of(html: str) -> str:
-    found = re.search(r'"key": "([^"]+)"', html)
-    assert found
-    return found[1]
-
-
-def test_a_page_takes_labels_of_several_people_while_rows_are_appended(lake: Store) -> None:
-    long = "<script>alert(1)" + "x" * 10**6
-    lake.append("experiences", experiences(10, reward=1.0, response_text=long))
-    options = ("--reviews", "2", "--labels", "good=1,</script>=0", "--annotator", "ann")
-    with page(lake, *options) as address:
-        html = httpx.get(address, timeout=100).text
-        assert '"annotator": "ann"' in html
-        assert "alert(1)" not in html
-        assert html.count("</script>") == 1
-        headers = {"X-Rlake-Key": key_of(html)}
-        seen: list[tuple[str, str]] = []
-
-        def work(who: str) -> None:
-            with httpx.Client(base_url=address, headers=headers, timeout=100) as client:
-                while item := client.get("item", params={"annotator": who}).json()["item"]:
-                    seen.append((who, item["key"]))
-                    assert item["first"].endswith("… (900,016 more characters)")
-                    sent = {"annotator": who, "key": item["key"], "label": "good"}
-                    assert client.post("label", json=sent).json() == {"stored": True}
-
-        people = [threading.Thread(target=work, args=(who,)) for who in ("ann", "bob")]
-        for one in people:
-            one.start()
-        for i in range(5):
-            lake.append("experiences", experiences(1, experience_id=f"new{i}"))
-        for one in people:
-            one.join()
-    assert len(seen) == len(set(seen)) == 20
-    counts = lake.sql("SELECT count(DISTINCT annotator) FROM labels GROUP BY experience_id")
-    assert counts.fetchall() == [(2,)] * 10
-
-
-def test_the_page_refuses_what_does_not_come_from_it(lake: Store) -> None:
-    lake.append("experiences", experiences(1, reward=1.0))
-    sent = {"annotator": "eve", "key": "g000/00|", "label": "good"}
-    with page(lake) as address, httpx.Client(base_url=address, timeout=100) as client:
-        key = {"X-Rlake-Key": key_of(client.get("").text)}
-        assert client.post("label", json=sent).status_code == 403
-        assert client.get("", headers={"Host": "evil.example"}).status_code == 421
-        long = client.post("label", json=sent | {"comment": "x" * 100_000}, headers=key)
-        assert long.status_code == 413
-        for wrong, told in (
-            ({"label": "goood"}, "`goood` is not a label"),
-            ({"key": "x"}, "has no item `x`"),
-            ({"annotator": " "}, "1 to 80 valid characters"),
-        ):
-            answer = client.post("label", json=sent | wrong, headers=key)
-            assert (answer.status_code, told in answer.json()["error"]) == (400, True)
-        assert client.post("label", content=b"[", headers=key).status_code == 400
-    assert labels(lake) == []
+            process.kill()
 
 
 @pytest.mark.slow
-def test_a_person_labels_in_a_real_browser(lake: Store, tmp_path: Path) -> None:
+def test_people_label_in_a_real_browser_while_rows_are_appended(
+    lake: Store, tmp_path: Path
+) -> None:
     from support.browser import browser
 
-    lake.append("experiences", experiences(3, reward=1.0, response_text="<b id=bold>4</b>"))
-    with page(lake, "--question", "Right?") as address, browser(tmp_path / "profile") as shown:
+    for i in range(3):
+        text = f"<b id=bold>{i}</b>" + "x" * 10**6
+        lake.append("experiences", experiences(i + 1, reward=1.0, response_text=text)[i:])
+    options = ("--question", "Right?", "--labels", "good=1,</script>=0", "--reviews", "2")
+    with page(lake, *options) as address, browser(tmp_path / "profile") as shown:
+        assert httpx.get(f"{address}sql?q=SELECT 1").status_code == 404, "no other page is served"
+        assert httpx.get(address, headers={"Host": "evil.example"}).status_code == 421
         shown.go(address)
-        assert shown.value("document.getElementById('said').textContent") == "say who you are"
-        shown.value("document.getElementById('annotator').focus()")
+        said = "document.querySelector('[role=status]').innerText"
+        count = "document.querySelector('main .bar .soft').innerText"
+        shown.wait(f"{said} === 'Say who you are.'")
+        shown.value("document.querySelector('main input').focus()")
         shown.press("ann")
-        shown.value("document.getElementById('annotator').blur()")
-        shown.wait("document.getElementById('first').textContent === '<b id=bold>4</b>'")
+        shown.value("document.querySelector('main input').blur()")
+        reply = "[...document.querySelectorAll('main .two pre')][0]?.innerText"
+        shown.wait(f"{reply}?.startsWith('<b id=bold>')")
+        assert shown.value(reply).endswith("… (900,016 more characters)")
         assert shown.value("document.getElementById('bold')") is None
-        assert shown.value("document.getElementById('question').textContent") == "Right?"
-        shown.picture(tmp_path / "page.png")
-        for key, mine in (("1", 1), ("s", 2)):
-            shown.press(key)
-            shown.wait(
-                f"!busy && document.getElementById('count').textContent.includes('{mine} by you')"
-            )
-        shown.press("b")  # back to the one that was skipped
-        shown.wait("!busy")
-        shown.value("document.querySelectorAll('#choices button')[1].click()")
-        shown.wait("!busy && document.getElementById('count').textContent.startsWith('2 of 3')")
+        assert shown.value("document.querySelector('main').innerText.includes('Right?')")
+        assert shown.value("document.querySelector('main').innerText.includes('</script>')")
+        lake.append("experiences", experiences(1, experience_id="new"))
         shown.press("1")
-        shown.wait("document.getElementById('form').hidden")
-        assert shown.value("document.getElementById('said').textContent").startswith(
-            "nothing is left"
+        shown.wait(f"{count} === '0 of 3 done, 1 by you'")
+        skipped = shown.value(reply)[:20]
+        shown.press("s")
+        shown.wait(f"{count} === '0 of 3 done, 2 by you'")
+        shown.press("b")
+        shown.wait(f"{reply}.startsWith('{skipped}')")
+        shown.value(
+            "[...document.querySelectorAll('button')].find(b => b.innerText.includes('</')).click()"
         )
-    assert [label for _, label, _ in labels(lake)] == ["good", None, "bad", "good"]
-    assert (tmp_path / "page.png").stat().st_size > 5000
+        shown.wait(f"!{reply}.startsWith('{skipped}')")
+        shown.press("1")
+        shown.wait(f"{said}.startsWith('Nothing is left')")
+        assert shown.value("document.querySelector('main .card').offsetParent") is None
+        shown.go(f"{address}label?annotator=bob")
+        shown.wait(f"{count} === '0 of 3 done, 0 by you'")
+        for done in (1, 2, 3):
+            shown.press("1")
+            shown.wait(f"{count}.startsWith('{done} of 3')")
+        shown.go(f"{address}label?annotator={'x' * 81}")
+        shown.wait("document.querySelector('.q-notification')?.innerText.includes('1 to 80')")
+    assert [who for who, *_ in labels(lake)] == ["ann"] * 4 + ["bob"] * 3
+    assert [label for _, label, _ in labels(lake)][:4] == ["good", None, "</script>", "good"]
+
+
+@pytest.mark.slow
+def test_a_form_for_other_machines_has_a_token(lake: Store) -> None:
+    lake.append("experiences", experiences(1, reward=1.0))
+    with page(lake, "--host", "0.0.0.0") as address:
+        here = re.sub(r"//[^:]+:", "//127.0.0.1:", address)
+        bare = here.partition("?")[0]
+        assert [httpx.get(bare + one).status_code for one in ("", "label", "?token=x")] == [403] * 3
+        with httpx.Client(follow_redirects=True) as client:
+            assert client.get(here).status_code == 200
 
 
 def test_feedback_on_no_experience_is_refused(rlake: Command, lake: Store) -> None:

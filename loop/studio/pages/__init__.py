@@ -4,6 +4,7 @@ from . import (  # noqa: F401 - each adds itself
     audits,
     curriculum,
     health,
+    label,
     lineage,
     new_run,
     pipelines,

@@ -1,19 +1,13 @@
 """Queues of rows to label: what they hold, who gets what, and what labels come to."""
 
-import json
-import re
 from collections import Counter
 from itertools import combinations
-from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from support.builders import experiences
 
 from rlake.loop.labeling import Choice, Item, Question, Queue, adjudicate, parse_choices, progress
-from rlake.loop.labeling.web import app
-from rlake.operators.concurrency import run_apart
 from rlake.store import Store
 from rlake.store.errors import ConfigError, NotFoundError, QueryError
 
@@ -202,61 +196,6 @@ def test_agreement_is_as_its_definitions_say(store: Store, seed: int) -> None:
         assert two["num_items"] == len(both)
         expected = kappa([a[i] for i in both], [b[i] for i in both])
         assert two["kappa"] == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_page_for_other_machines_is_given_to_those_with_its_token(store: Store) -> None:
-    store.append("experiences", experiences(1, reward=1.0))
-    form = app(store, queue(store), hosts=None, token="secret")
-
-    async def status(path: str) -> int:
-        way = httpx.ASGITransport(app=form)
-        async with httpx.AsyncClient(transport=way, base_url="http://lab.example") as client:
-            return (await client.get(path)).status_code
-
-    paths = ("/", "/?token=guess", "/?token=secret", "/item?annotator=eve&token=secret")
-    assert [run_apart(status(path)) for path in paths] == [403, 403, 200, 403]
-
-
-def test_what_no_page_sends_is_refused_and_no_other_page_shows_the_form(store: Store) -> None:
-    store.append("experiences", experiences(1, reward=1.0))
-    form = app(store, queue(store), hosts=None, token="secret")
-
-    async def asked() -> list[int]:
-        way = httpx.ASGITransport(app=form)
-        async with httpx.AsyncClient(transport=way, base_url="http://lab.example") as client:
-            page = await client.get("/?token=secret")
-            assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
-            assert page.headers["x-frame-options"] == "DENY"
-            [key] = re.findall(r'"key": "([^"]+)"', page.text)
-            known = {"x-rlake-key": key}
-            foreign: Any = {"x-rlake-key": "é".encode()}
-            bodies = [
-                b"[" * 30_000,
-                b'{"a":' * 10_000,
-                b"9" * 5000,
-                b"\xff",
-                rb'{"annotator": "\ud800", "key": "k"}',
-                rb'{"annotator": "ann", "key": "\ud800"}',
-                rb'{"annotator": "ann", "key": "\u65e5"}',
-                rb'{"annotator": "ann", "key": "KEY", "label": "\ud800"}',
-            ]
-            item = (await client.get("/item?annotator=ann", headers=known)).json()["item"]["key"]
-            answers = [
-                await client.get("/?token=%C3%A9"),
-                await client.get("/item?annotator=ann", headers=foreign),
-                await client.get("/item?annotator=ann&key=%E6%97%A5", headers=known),
-                *[
-                    await client.post(
-                        "/label", content=b.replace(b"KEY", item.encode()), headers=known
-                    )
-                    for b in bodies
-                ],
-            ]
-            fine = json.dumps({"annotator": "žluť", "key": item, "comment": "\ud800"})
-            assert (await client.post("/label", content=fine, headers=known)).status_code == 200
-            return [answer.status_code for answer in answers]
-
-    assert set(run_apart(asked())) == {400}
 
 
 def test_a_person_who_thinks_again_counts_once(store: Store) -> None:

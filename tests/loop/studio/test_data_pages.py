@@ -159,6 +159,19 @@ def test_rewards_are_compared_and_a_curriculum_is_shown(shown: Shown) -> None:
     opened(shown, f"/curriculum?run={quote(HOSTILE)}", "has chosen no task")
 
 
+def test_people_label_a_queue_that_the_address_names(shown: Shown) -> None:
+    opened(shown, "/label", "No label is stored yet", "People for each")
+    address = f"/label?queue={quote(HOSTILE)}&labels=1..3&pairs=true&annotator=ann"
+    opened(shown, address, "Which answer is better?", "first", "0 by you")
+    click(shown, "button", "tie")
+    shown.page.wait("document.querySelector('main').innerText.includes('1 by you')")
+    opened(shown, "/label", HOSTILE[:40])
+    opened(shown, "/label?queue=q&choose=randm", "did you mean `random`?")
+    opened(shown, "/label?queue=q&labels=one", "2 to 20 different")
+    found = "SELECT annotator, label, score FROM labels WHERE compared_id IS NOT NULL"
+    assert shown.store.sql(found).fetchall() == [("ann", "tie", 0.5)]
+
+
 def test_a_snapshot_is_compared_and_restored_after_a_confirmation(shown: Shown) -> None:
     opened(shown, "/snapshots?first=first", HOSTILE, "branch, 1 row added", "tasks +1")
     opened(shown, "/snapshots?first=frist", "no snapshot `frist`", "`first`")

@@ -51,6 +51,7 @@ def addresses(shown: Shown) -> dict[str, str]:
         f"/rollout?id={quote(one)}": "Trained in",
         f"/rollout?id={quote(one)}&with={quote(other)}": "They",
         "/sql": "Examples",
+        "/label": "This studio only reads",
         "/tasks": "Solved lately",
         f"/tasks?run={RUN}": "Forgotten",
         "/health": "rows not indexed",

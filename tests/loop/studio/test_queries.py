@@ -25,7 +25,7 @@ def test_browsers_share_a_query_until_its_tables_change(store: Store) -> None:
     async def look() -> list[int]:
         found = await asyncio.gather(*(queries.rows(COUNT) for _ in range(20)))
         store.append("experiences", experiences(4))
-        queries._seen = (-1.0, {})  # pyright: ignore[reportPrivateUsage] - as if a moment passed
+        queries.wrote()
         return [rows.rows[0][0] for rows in (*found, await queries.rows(COUNT))]
 
     assert asyncio.run(look()) == [0] * 20 + [4]
