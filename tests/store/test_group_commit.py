@@ -31,7 +31,7 @@ def held(store: Store, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 def test_many_submissions_are_few_commits_and_each_is_told_what_was_done(store: Store) -> None:
     before = store.versions()["tasks"]
-    with store.committer(max_seconds=0.2) as committer:
+    with store.committer(max_seconds=60.0) as committer:  # however slowly they come
         futures = [committer.submit("tasks", [task(n), task(n + 1)]) for n in range(0, 100, 2)]
     assert [f.result().rows for f in futures] == [2] * 50
     assert store.versions()["tasks"] - before <= 3
@@ -102,18 +102,26 @@ def test_the_same_rows_submitted_twice_are_stored_once(store: Store) -> None:
     assert [(f.result().rows, f.result().duplicates) for f in done] == [(2, 0), (0, 2), (0, 2)]
 
 
-def test_a_full_queue_makes_writers_wait_and_says_what_for(
-    store: Store, held: threading.Event
-) -> None:
+def test_a_full_queue_makes_writers_wait_for_room(store: Store, held: threading.Event) -> None:
+    size = rows([task(0)]).to_arrow().nbytes
+    with store.committer(queue_bytes=2 * size) as committer:
+        futures = [committer.submit("tasks", [task(n)]) for n in range(2)]
+        threading.Timer(0.1, held.set).start()
+        futures.append(committer.submit("tasks", [task(2)]))
+        assert held.is_set(), "nothing was stored yet, so there was no room"
+    assert [f.result().rows for f in futures] == [1, 1, 1]
+
+
+def test_a_queue_that_stays_full_is_said_to_be_so(store: Store, held: threading.Event) -> None:
     size = rows([task(0)]).to_arrow().nbytes
     with store.committer(queue_bytes=2 * size, wait_seconds=0.2) as committer:
-        futures = [committer.submit("tasks", [task(0)]), committer.submit("tasks", [task(1)])]
+        for n in range(2):
+            committer.submit("tasks", [task(n)])
         said = r"gave up after 0.2 s: [\d,]+ bytes for `tasks` wait for room: [\d,]+ of [\d,]+"
         with pytest.raises(StarvedError, match=said):
             committer.submit("tasks", [task(2)])
-        threading.Timer(0.1, held.set).start()
-        futures.append(committer.submit("tasks", [task(2)]))
-    assert [f.result().rows for f in futures] == [1, 1, 1]
+        held.set()
+    assert store.count("tasks") == 2
 
 
 def test_rows_larger_than_the_queue_are_taken_when_it_is_empty(store: Store) -> None:

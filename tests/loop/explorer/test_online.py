@@ -295,6 +295,12 @@ def test_an_explorer_ends_when_its_trainer_fails_also_when_it_waits_for_nothing(
 
     def beside() -> None:
         try:
+            store.wait_for(  # or it might itself wait in vain for the first weights
+                lambda: store.count("policies") or None,
+                tables=("policies",),
+                seconds=60,
+                describe=lambda: "no weights were published",
+            )
             explore(store, settings)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is looked at below
             errors.append(error)
