@@ -48,6 +48,8 @@ class ExplorerConfig(Section):
     """Tasks that are sampled and stored together; None: the whole batch."""
     sampling: SamplingConfig = SamplingConfig()
     """Sampling parameters of rollouts."""
+    system_prompt: str | None = None
+    """System message of tasks that have none, in rows too; None: `model.system_prompt`, if any."""
     operators: tuple[OperatorSpec, ...] = ()
     """Operators applied to each group's rows before they are stored; all rows are stored.
 

@@ -305,7 +305,10 @@ def _over(explorer: ExplorerConfig, settings: Section) -> ExplorerConfig:
     return explorer.model_copy(update=own)
 
 
-_OF_ROLLOUTS = ("workflow", "rewards", "sampling", "group_size", "rollout_timeout", "max_retries")
+_OF_ROLLOUTS = (
+    *("workflow", "rewards", "sampling", "group_size", "rollout_timeout", "max_retries"),
+    "system_prompt",
+)
 """Settings of a rollout, which a taskset or an evaluation may have of its own."""
 
 

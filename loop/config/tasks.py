@@ -117,6 +117,8 @@ class TasksetConfig(Section):
     """Rewards of its tasks, and no others; None: `explorer.rewards`."""
     sampling: SamplingConfig | None = None
     """Sampling parameters of its rollouts; None: `explorer.sampling`."""
+    system_prompt: str | None = None
+    """System message of its tasks that have none; None: `explorer.system_prompt`."""
     group_size: Int | None = Field(default=None, ge=1)
     """Rollouts of each of its tasks; None: `explorer.group_size`."""
     rollout_timeout: Float | None = Field(default=None, gt=0)

@@ -67,6 +67,8 @@ class RolloutSpec:
     run_id: str
     purpose: str = "train"
     """`eval` for rows that only evaluate a policy."""
+    system_prompt: str | None = None
+    """The system message of tasks that have none."""
     greedy_rollouts: int = 0
     """Further rollouts at temperature 0, for comparison and not for training."""
     rollout_timeout: float | None = None
@@ -126,7 +128,7 @@ async def _sampled(
     numbers = range(spec.group_size + spec.greedy_rollouts)
     policies = [_rollout_policy(policy, spec, group, i) for i in numbers]
     sampled = await sample_group(
-        task, policy, policies, timer=spec.timer, timeout=spec.rollout_timeout
+        _instructed(task, spec), policy, policies, timer=spec.timer, timeout=spec.rollout_timeout
     )
     if sampled is None:
         return None
@@ -179,6 +181,17 @@ async def _rollout(
     ]
 
 
+def _instructed(task: Task, spec: RolloutSpec) -> Task:
+    """Return a task with the system prompt of its taskset, unless it has one; the id stays."""
+    has_one = bool(task.messages) and task.messages[0].get("role") == "system"
+    if spec.system_prompt is None or has_one:
+        return task
+    system = {"role": "system", "content": spec.system_prompt}
+    made = replace(task, messages=[system, *task.messages])
+    vars(made)["task_id"] = task.task_id  # the rows are of the task as it is stored
+    return made
+
+
 def _workflow(task: Task, spec: RolloutSpec) -> Workflow:
     return workflow_of(task.workflow, spec.models) if task.workflow else spec.workflow
 
@@ -226,12 +239,12 @@ async def _run_once(
     try:
         if cancel_reason():
             raise JobError("it was stopped before it began")
-        workflow = with_models(_workflow(task, spec), spec.models)
+        workflow, shown = with_models(_workflow(task, spec), spec.models), _instructed(task, spec)
         with cancel_scope(timeout):
             # Created inside the scope, because a task keeps the context in which it is created.
-            work = asyncio.ensure_future(guard(partial(workflow, task, policy)))
+            work = asyncio.ensure_future(guard(partial(workflow, shown, policy)))
         made = await run_with_timeout(work, spec.timer.limit(spec.rollout_timeout), timeout)
-        rows = policy.finalize(check_rows(_rows(task, policy, made)))
+        rows = policy.finalize(check_rows(_rows(shown, policy, made)))
         if not rows:
             raise JobError("it returned no experience")
     except Exception as error:  # noqa: BLE001 - the boundary to users' code: one bad rollout never stops a job

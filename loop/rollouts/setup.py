@@ -79,6 +79,7 @@ class RolloutSpecs:
             run_id=self._config.name,
             rollout_timeout=section.rollout_timeout,
             retries=section.max_retries,
+            system_prompt=section.system_prompt,
             models=self.models,
             slots=self._slots,
         )

@@ -1,5 +1,6 @@
 """Several tasksets in one run: each with its own rewards, workflow, sampling and group size."""
 
+import asyncio
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -7,12 +8,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from support.tiny_models import config, metric, share_of_ones, table
+from support.tiny_models import config, metric, share_of_ones, speaking, table
 
 from rlake.loop.algorithms import resolve
 from rlake.loop.config import RunConfig
 from rlake.loop.evaluation.evaluate import evaluate
-from rlake.loop.inference.policy import Policy
+from rlake.loop.inference.policy import Policy, Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.report.plan import plan
 from rlake.loop.rollouts.group import run_group
@@ -54,6 +55,31 @@ async def shown(task: Task, policy: Policy) -> Experience:
 def mixed(*, tasks: dict[str, Any] | None = None, **changes: Any) -> RunConfig:
     given = {"generator": f"{__name__}:both_kinds", "mixture": MIXTURE}
     return config(tasks=given | (tasks or {}), **changes)
+
+
+def test_a_taskset_has_a_system_prompt_of_its_own_in_prompts_and_rows() -> None:
+    mixture = {"sums": {"system_prompt": "12"}, "games": {"workflow": f"{__name__}:shown"}}
+    explorer = {"system_prompt": "3", "rewards": "countdown"}
+    specs = RolloutSpecs(mixed(tasks={"mixture": mixture}, explorer=explorer))
+    policy = speaking(sampling=Sampling(max_tokens=2), max_length=96)
+    own = Task(messages=[{"role": "system", "content": "4"}], taskset="sums")
+
+    async def went() -> list[list[Experience]]:
+        asked = [*both_kinds(each=1), own]
+        made = [await run_group(t, policy, specs.of(t), batch=0, group_index=0) for t in asked]
+        await policy.engine.close()
+        return made
+
+    rows = asyncio.run(went())
+    for group, task, system in zip(rows, [*both_kinds(each=1), own], ["12", "3", "4"], strict=True):
+        text = "".join(str(message["content"]) for message in task.messages).replace(",", "")
+        for row in group:
+            assert row.task_id == task.task_id
+            assert row.messages is not None
+            assert row.token_ids is not None
+            assert row.messages[0] == {"role": "system", "content": system}
+            prompt = policy.text(row.token_ids[: row.prompt_length])
+            assert prompt == (text if task is own else f"{system}{text}")
 
 
 def test_each_taskset_of_a_run_has_its_own_rewards_workflow_sampling_and_size(store: Store) -> None:
