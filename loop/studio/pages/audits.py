@@ -9,7 +9,7 @@ from nicegui import ui
 
 from ....store.errors import RlakeError
 from ....store.query import literal
-from ...audits import bias, drop, oddities, off_policy
+from ...audits import bias, drop, oddities, off_policy, value
 from ...audits.drop import parse_steps
 from ..frame import View, page, show_error, waiting
 from ..widgets import empty, grid, heading, number, records, same_as, text, title
@@ -24,6 +24,9 @@ _FIELDS = {
     "against": "Compared with these",
     "weight": "A rule in SQL, such as finish_reason = 'stop'",
     "target": "Or log-probs of another policy, such as teacher_logprobs",
+    "where": "Of rows where, in SQL",
+    "reward": "By another reward, such as score:strict@2",
+    "runs": "Runs that leave out a source, separated by commas",
 }
 
 
@@ -62,12 +65,16 @@ async def _audits(view: View, run_id: str) -> None:
         _form(view, "steps", "against")
     elsewhere = _card("What would a rule or another policy have earned?")
     with elsewhere:
-        _form(view, "weight", "target")
+        _form(view, "weight", "target", "where", "reward")
+    moved = _card("Which rows moved the policy most?")
+    with moved:
+        _form(view, "runs")
     await asyncio.gather(
         _fill(trained, lambda: _bias(view, run_id)),
         _fill(odd, lambda: _oddities(view, run_id)),
         _fill(changed, lambda: _drop(view, run_id)),
         _fill(elsewhere, lambda: _off_policy(view, run_id)),
+        _fill(moved, lambda: _value(view, run_id)),
     )
 
 
@@ -166,7 +173,8 @@ async def _off_policy(view: View, run_id: str) -> None:
         return
 
     def ask() -> Any:
-        return off_policy(view.store, run_id, weight=weight, target=target)
+        more = {name: view[name] or None for name in ("where", "reward")}
+        return off_policy(view.store, run_id, weight=weight, target=target, **more)
 
     found = await view.call(ask)
     rows = (
@@ -179,10 +187,31 @@ async def _off_policy(view: View, run_id: str) -> None:
     grid(records([vars(value) for value in found.values]))
 
 
+async def _value(view: View, run_id: str) -> None:
+    def ask() -> Any:
+        return value(view.store, run_id, against=_runs(view))
+
+    found = await view.call(ask)
+    silent = "No finding: no kind of rows moved the policy more than others."
+    _says(found.findings, silent, found.facts)
+    for rows in (found.comparisons, found.bins, found.top):
+        _table(rows)
+
+
+def _runs(view: View) -> list[str]:
+    return [name for part in view["runs"].split(",") if (name := part.strip())]
+
+
 def _commands(view: View, run_id: str) -> list[str]:
     of = f"--run {shlex.quote(run_id)}"
     made = [f"rlake audit bias {of}", f"rlake audit oddities {of}"]
-    for command, names in (("drop", ("steps", "against")), ("off-policy", ("weight", "target"))):
+    left_out = [f"--against {shlex.quote(name)}" for name in _runs(view)]
+    made.append(" ".join([f"rlake audit value {of}", *left_out]))
+    asked = (
+        ("drop", ("steps", "against")),
+        ("off-policy", ("weight", "target", "where", "reward")),
+    )
+    for command, names in asked:
         given = [f"--{name} {shlex.quote(view[name])}" for name in names if view[name]]
         if given:
             made.append(f"rlake audit {command} {of} {' '.join(given)}")

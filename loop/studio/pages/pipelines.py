@@ -82,17 +82,18 @@ async def _run(view: View, lineage_id: str) -> None:
         graph(*_operators(one, drops))
     with ui.element("div").classes("card"):
         heading("Operators and their cost")
-        costs = {cost["operator"]: cost for cost in one["costs"] or ()}
+        # by place: two operators may have one name
+        costs = [*(one["costs"] or ()), *({} for _ in one["operators"])]
         rows = [
             {
                 "operator": op["name"],
                 "parameters": op["params"],
                 "rows in": op["rows_in"],
                 "rows out": op["rows_out"],
-                "cached": costs.get(op["name"], {}).get("cached"),
-                "seconds": costs.get(op["name"], {}).get("seconds"),
+                "cached": cost.get("cached"),
+                "seconds": cost.get("seconds"),
             }
-            for op in one["operators"]
+            for op, cost in zip(one["operators"], costs, strict=False)
         ]
         if rows:
             numbers = dict.fromkeys(("rows in", "rows out", "cached", "seconds"), 100)
@@ -121,12 +122,15 @@ def _operators(one: Mapping[str, Any], drops: Rows) -> tuple[dict[str, Box], lis
     """Return the boxes of a run, from the source to the sink, and what fell out on the way."""
     made = {"source": Box(0, one["source"], f"{number(one['rows_in'])} rows read", None, "rows")}
     lines, last = [], "source"
+    names = [op["name"] for op in one["operators"]]
     for i, op in enumerate(one["operators"], 1):
         text_ = f"{number(op['rows_in'])} in, {number(op['rows_out'])} out"
         made[f"op {i}"] = Box(i, op["name"], text_, None, "function")
         lines.append((last, f"op {i}"))
         last = f"op {i}"
         lost = sum(row[2] for row in drops.rows if row[0] == op["name"])
+        if names.count(op["name"]) > 1:  # the rows that were dropped do not say by which of them
+            lost = min(lost, max(0, op["rows_in"] - op["rows_out"]))
         if lost:
             sql = f"SELECT * FROM drops WHERE lineage_id = {literal(one['lineage_id'])} "
             link = address("/sql", q=f"{sql}AND operator = {literal(op['name'])}")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import copytree
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import pytest
 from support.browser import browser
@@ -12,7 +12,7 @@ from support.shown import ERRORS, SETTLED, Shown
 from support.studio import HOSTILE, hostile_rollouts, studio
 
 import rlake
-from rlake.loop.audits import bias, drop
+from rlake.loop.audits import bias, drop, off_policy, value
 from rlake.pipelines import Pipeline, Table
 from rlake.pipelines.expectations import Expectation, check
 from rlake.pipelines.reward_diff import compare
@@ -70,7 +70,13 @@ def test_audits_are_sentences(shown: Shown) -> None:
     first, second = drop(shown.store, RUN, (2, 3), (1, 1)).reward_mean
     rule = quote("finish_reason = 'stop'")
     address = f"/audits?run={RUN}&steps=2:3&against=1&weight={rule}"
-    opened(shown, address, f"Mean reward {first:.4f} → {second:.4f}", "left out: 0 rows")
+    facts = value(shown.store, RUN).facts
+    opened(shown, address, f"Mean reward {first:.4f} → {second:.4f}", "left out: 0 rows", *facts)
+    assert shown.page.value(ERRORS) == ""
+    chosen = {"where": "rollout_index = 0", "reward": "score:strict@1"}
+    logged = off_policy(shown.store, RUN, weight="finish_reason = 'stop'", **chosen)
+    told = f"{logged.num_rows} rows of {logged.num_tasks} tasks", "0.125", "`nobody`"
+    opened(shown, f"{address}&{urlencode(chosen)}&runs=nobody", *told)
 
 
 def test_an_audit_that_cannot_answer_says_why_and_the_others_answer(shown: Shown) -> None:

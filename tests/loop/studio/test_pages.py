@@ -134,6 +134,15 @@ def test_a_step_that_is_stored_moves_the_curve_of_a_tab_that_is_seen(shown: Show
     assert shown.mistakes() == []
 
 
+def test_a_studio_that_only_reads_offers_nothing_that_writes_or_runs_code(shown: Shown) -> None:
+    enabled = "[...document.querySelectorAll('main button:not([disabled])')].map(e => e.innerText)"
+    shown.store.snapshot("one")
+    writing = {"Start", "Stop", "Resume", "Restore", "Take a snapshot", "Preview"}
+    for address in (f"/run?id={RUN}", "/runs", "/snapshots?first=one", "/pipelines"):
+        shown.go(address)
+        assert not writing & set(shown.page.value(enabled)), address
+
+
 def test_the_address_keeps_how_rows_are_sorted(shown: Shown) -> None:
     shown.go("/rollouts")
     shown.page.wait(f"{ROWS} > 3")
