@@ -66,8 +66,14 @@ class SglangServer:
             self.process = subprocess.Popen(
                 command, env=env, stdout=log, stderr=log, start_new_session=True
             )
+        if is_awaited:
+            self.await_answer()
+
+    def await_answer(self) -> None:
+        """Wait until it answers."""
         deadline = time.monotonic() + START_SECONDS
-        while is_awaited:
+        while True:
+            assert self.process is not None
             assert self.process.poll() is None, self.said()
             assert time.monotonic() < deadline, f"no server after {START_SECONDS} s: {self.said()}"
             try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from ..incoming_weights import IncomingWeights, WeightSource
 from ..policy import PolicyError
 from .answers import Answer, body_of, scores_of
 from .server import AGAIN_SECONDS, Labeled, LostError, Server
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -202,19 +205,35 @@ class SglangEngine:
             raise
 
     async def _give_all(self, served: _Served, before: _Served) -> None:
-        work = (self._give(server, served, before) for server in self._servers)
-        for result in await asyncio.gather(*work, return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
+        """Give all servers the weights; of several, one that is gone gets them when it is back."""
+        lost = await self._given(served, before, waits=False)
+        if len(lost) == len(self._servers):
+            lost = await self._given(served, before, waits=True)
+        if len(lost) == len(self._servers):
+            raise lost[0]
+        for error in lost:
+            _log.warning("%s; version %d is sampled without it", error, served.weights.version)
 
-    async def _give(self, server: Server, served: _Served, before: _Served) -> None:
-        """Give a server the weights that it has not, once more if it was restarted meanwhile."""
+    async def _given(self, served: _Served, before: _Served, *, waits: bool) -> list[LostError]:
+        work = (self._give(server, served, before, waits=waits) for server in self._servers)
+        done = await asyncio.gather(*work, return_exceptions=True)
+        for result in done:
+            if isinstance(result, BaseException) and not isinstance(result, LostError):
+                raise result
+        return [result for result in done if isinstance(result, LostError)]
+
+    async def _give(
+        self, server: Server, served: _Served, before: _Served, *, waits: bool = True
+    ) -> None:
+        """Give a server the weights that it has not; it `waits` for one that is restarted."""
         async with server.changing:
             if server.label == served.label:
                 return
             try:
                 await server.load(served, before)
             except LostError:
+                if not waits:
+                    raise
                 await server.reach()
                 await server.load(served, before)
 
@@ -263,7 +282,6 @@ class SglangEngine:
                     raise
                 server.label = None
                 asked.rid = uuid4().hex
-                await server.reach()
                 continue
             answer.read(found, server.name)
             if not answer.is_of(self._labels, server.name):
