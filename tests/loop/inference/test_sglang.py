@@ -22,6 +22,7 @@ from rlake.loop.inference import Weights
 from rlake.loop.inference.chat_policy import ChatPolicy
 from rlake.loop.inference.policy import PolicyError, Sampling
 from rlake.loop.inference.sglang_engine.engine import SglangEngine
+from rlake.loop.inference.sglang_engine.server import Labeled, Server
 from rlake.store.errors import ConfigError, JobError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs_sglang]
@@ -213,6 +214,14 @@ async def test_weights_that_are_damaged_or_of_another_model_leave_the_old_ones(
     assert other.folder is not None
     with pytest.raises(ConfigError, match=r"with `hidden_size` 64, and the run's model has 32"):
         SglangEngine(other.folder, Settings(urls=(server.url,)))
+    # What the server itself refuses: it is given the old ones before it goes on.
+    assert versions[0].folder is not None
+    client = Server(server.url, Settings(urls=(server.url,)))
+    old = Labeled(versions[0].folder, json.dumps([0, versions[0].digest]))
+    with pytest.raises(JobError, match="refuses /update_weights_from_disk"):
+        await client.load(Labeled(tmp_path / "gone", "[9, null]"), old)
+    assert client.label == old.label
+    await client.close()
     [one] = await engine.complete(asks(1, max_tokens=5))
     assert [s.digest for s in one.segments] == [versions[0].digest]
 

@@ -104,8 +104,8 @@ def test_a_run_outlives_a_server_and_then_both(store: Store, servers: list[Sglan
     learned(store)
     assert max(metric(store, "train/mismatch_kl").values()) < 1e-6
     assert audit(store, [])["untrue"] == []
-    errors = store.sql("SELECT count(*) FROM experiences WHERE error IS NOT NULL").fetchall()
-    assert errors == [(0,)]
+    reasons = set(table(store, "experiences", "DISTINCT finish_reason")["finish_reason"])
+    assert reasons <= {"stop", "length"}
 
 
 def _await_steps(store: Store, number: int, seconds: float = 300.0) -> None:
