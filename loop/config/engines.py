@@ -81,7 +81,7 @@ class SglangEngine(Section):
     """Most requests at the servers concurrently; others wait."""
     request_timeout: Float = Field(default=600.0, gt=0)
     """Timeout of one request, and of one update of weights, in seconds."""
-    restart_timeout: Float = Field(default=120.0, ge=0)
+    restart_timeout: Float = Field(default=600.0, ge=0)
     """How long a server that cannot be reached is waited for, in seconds. One that was restarted is
     given the newest weights again, and its requests are repeated."""
 

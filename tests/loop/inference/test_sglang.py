@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.processed_logits import END, changed
-from support.sglang import SglangServer, needs_sglang, served
+from support.sglang import START_SECONDS, SglangServer, needs_sglang, served
 from support.tiny_models import tiny
 from support.vllm_engines import PROMPT, SPEC, asks, furthest, in_a_loop, logprobs, written
 from transformers import PreTrainedModel
@@ -55,7 +55,7 @@ def server(
 
 @pytest.fixture(scope="module")
 def engine(server: SglangServer, versions: list[Weights]) -> Iterator[SglangEngine]:
-    made = server.engine()
+    made = server.engine(restart_timeout=START_SECONDS)
     asyncio.run(made.swap(versions[0]))
     yield made
     asyncio.run(made.close())
