@@ -42,12 +42,13 @@ class Watch(Element, component="watch.js"):
     def __init__(self, address: str, redraw: Callable[[], Awaitable[None]]) -> None:
         """Watch an address; `redraw` is called when there are other curves, or more rows."""
         super().__init__()
-        self.props.update({"address": address, "drawn": [], "state": None})
+        self._address = address
+        self.props.update({"address": "", "drawn": [], "state": None})
         self.on("redraw", redraw, args=[])
 
     def drew(self, what: Sequence[Any]) -> None:
-        """Say which curves, or rows, are on the page."""
-        self.props["drawn"] = list(what)
+        """Say which curves, or rows, are on the page; the first time, begin to watch."""
+        self.props.update({"address": self._address, "drawn": list(what)})
         self.update()
 
 

@@ -14,6 +14,14 @@ export default {
   data() {
     return { error: "", now: this.state };
   },
+  watch: {
+    address() {
+      this.look();
+    },
+    drawn() {
+      this.asked = false;
+    },
+  },
   mounted() {
     this.points = {};
     this.pause = 1000;
@@ -27,7 +35,7 @@ export default {
   methods: {
     look() {
       if (document.hidden) this.leave();
-      else if (!this.socket) this.watch();
+      else if (this.address && !this.socket) this.follow();
     },
     leave() {
       clearTimeout(this.timer);
@@ -35,7 +43,7 @@ export default {
       this.socket = null;
       socket?.close();
     },
-    watch() {
+    follow() {
       clearTimeout(this.timer);
       const socket = new WebSocket(location.origin.replace(/^http/, "ws") + this.address);
       this.socket = socket;
@@ -63,8 +71,12 @@ export default {
         this.points[name] = before.concat(more);
         if (!is_sorted) this.points[name].sort((a, b) => a[0] - b[0]);
       }
-      if (Object.keys(this.points).some((name) => !this.drawn.includes(name))) this.$emit("redraw");
+      if (Object.keys(this.points).some((name) => !this.drawn.includes(name))) this.redraw();
       else this.draw(Object.keys(points));
+    },
+    redraw() {
+      if (!this.asked) this.$emit("redraw");
+      this.asked = true;
     },
     draw(names) {
       for (const section of document.querySelectorAll(".chart")) {
@@ -80,7 +92,7 @@ export default {
       }
     },
     fill(rows) {
-      if (rows.length !== this.drawn.length) return this.$emit("redraw");
+      if (rows.length !== this.drawn.length) return this.redraw();
       const grid = document.querySelector("main .nicegui-aggrid");
       getElement(+grid.id.slice(1)).api.setGridOption("rowData", rows);
     },

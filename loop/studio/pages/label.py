@@ -100,7 +100,7 @@ def _choose(view: View) -> None:
             given = {name: field.value or "" for name, field in fields.items()}
             view.go(**given | {"pairs": "true" if given["pairs"] else ""})
 
-        ui.button("Label", on_click=go).props("unelevated")
+        ui.button("Label", on_click=go).props("unelevated").style("align-self: start")
 
 
 class _Form:

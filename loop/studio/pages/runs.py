@@ -41,7 +41,7 @@ _SHOWN = {
     "active_at": "last step",
     "error": "error",
 }
-_WIDTHS = (150, 92, 96, 90, 80, 60, 78, 66, 68, 158, 90)
+_WIDTHS = (130, 108, 100, 96, 78, 60, 82, 66, 70, 150, 90)
 COMPARED = ("train/reward_mean", "eval/reward_mean", "eval/accuracy", "train/kl", "train/entropy")
 COMPARED += ("train/lag_mean", "train/loss")
 
@@ -58,7 +58,7 @@ async def show(view: View) -> None:
         column(i, name, "number" if i in range(3, 9) else "VARCHAR", width=_WIDTHS[i])
         for i, name in enumerate(_SHOWN.values())
     ]
-    columns[0] |= {"flex": 1, "minWidth": 150}
+    columns[0] |= {"flex": 1, "minWidth": 130}
     columns[-1] |= {"flex": 1}
     columns[1][":cellClass"] = "p => 'status ' + p.value"
     options = grid_options(columns, rowData=[], rowSelection={"mode": "multiRow"})
