@@ -38,7 +38,7 @@ class Studio:
     name: str
     """What the store is called in the header."""
     queue: Queue | None = None
-    """What `rlake label --web` serves: then there is no other page than that for its labels."""
+    """What `rlake label --web` serves: the only page is then that for its labels."""
     annotator: str = ""
     """The suggested name of who labels."""
 

@@ -1,4 +1,4 @@
-"""What is watched: read once, and told to all browsers that watch the same, as one message."""
+"""What is watched: read once, and sent to all browsers that watch the same, as one message."""
 
 import asyncio
 import json
