@@ -81,7 +81,8 @@ DEFAULT = {
         "cli/test_pipeline.py::test_a_pipeline_whose_source_is_empty_did_nothing",
     ),
     "15 bounded in bytes": (
-        "store/test_group_commit.py::test_a_full_queue_makes_writers_wait_and_says_what_for",
+        "store/test_group_commit.py::test_a_full_queue_makes_writers_wait_for_room",
+        "store/test_group_commit.py::test_a_queue_that_stays_full_is_said_to_be_so",
         "store/test_append.py::test_a_stream_is_read_batch_by_batch",
     ),
 }

@@ -107,8 +107,9 @@ class Page:
             self.ask("Input.dispatchKeyEvent", type="keyUp", key=one)
 
     def picture(self, path: Path) -> None:
-        """Save what it shows as a PNG."""
-        path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot")["data"]))
+        """Save what it shows, in the format of the file's name: png or webp."""
+        made = self.ask("Page.captureScreenshot", format=path.suffix[1:])
+        path.write_bytes(base64.b64decode(made["data"]))
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """A store, the studio over it, and a browser that shows its pages."""
 
+import json
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from support.browser import Page
 
@@ -30,6 +32,39 @@ class Shown:
 
     def text(self) -> str:
         return self.page.value("document.querySelector('main').innerText")
+
+    def addresses(self, run: str) -> dict[str, str]:
+        """Return the address of each page, and a text that it shows."""
+        [(one, other)] = self.store.sql(
+            "SELECT min(experience_id), max(experience_id) FROM experiences "
+            f"WHERE group_id = (SELECT min(group_id) FROM experiences WHERE run_id = '{run}')"
+        ).fetchall()
+        steps = quote("SELECT step, num_rows, reward_mean FROM steps ORDER BY step")
+        return {
+            "/": "steps/min",
+            f"/runs?compare={run},{run}": "Configuration: what differs",
+            f"/run?id={run}": "Clip fraction",
+            "/rollouts": "mean reward",
+            f"/rollouts?where={quote('reward < 1 AND num_tokens > 1')}&sort=reward": "mean reward",
+            f"/rollout?id={quote(one)}": "Trained in",
+            f"/rollout?id={quote(one)}&with={quote(other)}": "They",
+            "/sql": "Examples",
+            "/label": "This studio only reads",
+            "/tasks": "Solved lately",
+            f"/tasks?run={run}": "Forgotten",
+            "/health": "rows not indexed",
+            f"/sql?q={steps}": "3 rows in",
+            f"/sql?q={steps}&as=chart": "3 rows in",
+            f"/sql?q={steps}&as=plan": "Order By",
+        }
+
+    def open_every_page(self, run: str) -> None:
+        """Open each page; it shows what it is for, and no error."""
+        for address, told in self.addresses(run).items():
+            self.go(address)
+            self.page.wait(f"document.querySelector('main').innerText.includes({json.dumps(told)})")
+            assert self.mistakes() == [], address
+            assert self.page.value(ERRORS) == ""
 
     def mistakes(self) -> list[object]:
         """Return what the page did wrong since it was opened: errors, and requests elsewhere."""
