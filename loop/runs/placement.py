@@ -14,7 +14,7 @@ from ...store import Store, connect, interrupts
 from ...store.errors import JobError
 from ..config import RunConfig
 from .job import record_interrupted
-from .placement_group import reserved
+from .placement_group import is_restarted, reserved
 from .ray import connected, last_line
 
 LOOK_SECONDS = 0.2
@@ -173,5 +173,6 @@ def _train(
     # A node that is taken away terminates its processes first. An error of the trainer's own would
     # end the run; a process that dies is started again elsewhere.
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
+    is_restarted.set()
     sys.path.extend(path for path in paths if path not in sys.path)
     train(connect(uri, create=False, storage_options=storage_options), config, resume=resume)

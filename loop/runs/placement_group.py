@@ -1,5 +1,6 @@
 """The placement group of a run on Ray: a bundle for each process, placed all at once or not."""
 
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,6 +10,9 @@ from typing import Any
 from ...store.errors import JobError
 from ..config import PlaceConfig, RunConfig
 from .ray import connected, options, ray_module
+
+is_restarted = threading.Event()
+"""Set in the process of a trainer that Ray placed: if it dies, its run starts it again."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ....store import Experience, Store, Task, connect
-from ....store.errors import JobError, NotAStoreError
+from ....store.errors import JobError, StoreError
 from ...config import RunConfig
 from ...models.weights import Weights
 from ...rollouts.workers import GroupRequest, LocalWorker
@@ -124,15 +124,16 @@ def _worker(spec: WorkerSpec, folder: Path) -> LocalWorker:
 
 
 def _store(spec: WorkerSpec, *, needed: bool) -> Store | None:
-    """Open the store; None where this node does not have it and the model reads text alone."""
+    """Open the store; None where this node does not reach it and the model reads text alone."""
     try:
         return connect(spec.store, create=False, storage_options=spec.storage_options)
-    except NotAStoreError as error:
+    except StoreError as error:
         if not needed:
             return None
         raise JobError(
-            f"`{spec.store}` is not on node `{os.uname().nodename}`, where an explorer reads "
-            "images from it; put the store into a folder that all nodes share, or on S3"
+            f"`{spec.store}` cannot be opened on node `{os.uname().nodename}`, where an explorer "
+            f"reads images from it ({error}); put the store into a folder that all nodes share, or "
+            "on S3"
         ) from error
 
 

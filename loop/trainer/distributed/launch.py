@@ -103,7 +103,7 @@ def _started(
             world = joined(terms, store, rank=0, local_rank=0)
         except RuntimeError as error:
             raise JobError(watch.reason() or f"the processes did not join: {error}") from error
-        world.watched, world.restart = watch.reason, others.restart
+        world.watched = watch.reason
         yield world
         world.broadcast_call("leave", ())
         seconds = END_SECONDS
@@ -130,8 +130,8 @@ class ProcessWatcher:
             threading.Thread(target=self._wait, args=(rank,), daemon=True).start()
 
     def reason(self) -> str | None:
-        """Return why the first of them ended too early; waits up to 2 s for one to end."""
-        self._ended.wait(2.0)
+        """Return why the first of them ended too early; waits until that would be known."""
+        self._ended.wait(self._others.notice_seconds)
         return self._reason
 
     def _wait(self, rank: int) -> None:

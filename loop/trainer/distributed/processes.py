@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...runs.placement_group import in_bundle
+from ...runs.placement_group import in_bundle, is_restarted
 from ...runs.ray import connect, last_line, ray_module
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ class WorkerProcesses(Protocol):
     """The other processes of a training."""
 
     host: str
+    notice_seconds: float
+    """Seconds after which it is known that one of them died."""
 
     def start(self, port: int) -> None:
         """Start them; they join rank 0 at a port of its host."""
@@ -39,17 +41,11 @@ class WorkerProcesses(Protocol):
         """Wait for one to end and return why; None if it ended normally."""
         ...
 
-    def restart(self, reason: str) -> None:
-        """End this process, if a run starts a trainer that died again; else return.
-
-        `reason` says which of the other processes is gone.
-        """
-
 
 class Local:
     """Processes on this machine, which end when this one does."""
 
-    host = "127.0.0.1"
+    host, notice_seconds = "127.0.0.1", 2.0
 
     def __init__(self, terms: "Terms") -> None:
         self._terms = terms
@@ -93,9 +89,6 @@ class Local:
             return f"was ended by signal {-code} ({signal.Signals(-code).name})"
         return f"ended with exit code {code}" if code else None
 
-    def restart(self, reason: str) -> None:
-        """Return: what starts this process does not start it again."""
-
 
 class OnRay:
     """Actors on the Ray cluster of this process, or else on one that Ray finds or starts."""
@@ -106,8 +99,8 @@ class OnRay:
         if self._starts:
             connect(self._ray, "auto", starts=True)
         self.host = self._ray.util.get_node_ip_address()
-        # That of a trainer that Ray placed, with a bundle for each process.
-        self._group = None if self._starts else self._ray.util.get_current_placement_group()
+        # Ray says so of a node's processes when it gives up the node.
+        self.notice_seconds = 60.0 if is_restarted.is_set() else 2.0
         self._ends = False
         self._actors: list[Any] = []
         self._results: list[Any] = []
@@ -117,16 +110,18 @@ class OnRay:
         gpus = 1 if self._terms.device == "cuda" else 0
         # Not restarted: a new actor could not take the place of a rank in the middle of a training.
         actor = self._ray.remote(num_cpus=0, num_gpus=gpus, max_restarts=0)(_RankActor)
+        # That of a trainer that Ray placed, with a bundle for each process.
+        group = self._ray.util.get_current_placement_group()
         for rank in range(1, self._terms.size):
-            made = actor.options(**_place(self._group, rank)).remote()
+            made = actor.options(**_place(group, rank)).remote()
             self._actors.append(made)
             self._results.append(made.run.remote(asdict(self._terms), self.host, port, rank))
 
     def end(self, *, seconds: float) -> None:
         """Wait until all have ended; after `seconds`, kill the rest."""
+        self._ends = True
         if seconds >= END_SECONDS:
             self._ray.wait(self._results, num_returns=len(self._results), timeout=seconds)
-        self._ends = True
         for actor in self._actors:
             self._ray.kill(actor)
         if self._starts:
@@ -137,18 +132,13 @@ class OnRay:
         try:
             self._ray.get(self._results[rank - 1])
         except self._ray.exceptions.RayError as error:
-            # Not an error of the actor's own, which it would meet again
-            if isinstance(error, self._ray.exceptions.RayActorError):
-                self.restart(f"process {rank} is lost: {last_line(error)}")
+            died = isinstance(error, self._ray.exceptions.RayActorError)
+            if died and is_restarted.is_set() and not self._ends:
+                # At once, since a collective may wait for the lost process until its timeout. Ray
+                # ends the other processes, which this one owns.
+                _log.warning("the trainer is started again: process %d: %s", rank, last_line(error))
+                os._exit(1)
             return f"on Ray ended: {last_line(error)}"
-
-    def restart(self, reason: str) -> None:
-        """End this process, if a run starts a trainer that died again; else return."""
-        if self._group is not None and not self._ends:
-            # At once, since a collective may wait for the lost process until its timeout. Ray ends
-            # the other processes, which this one owns.
-            _log.warning("the trainer ends, to be started again: %s", reason)
-            os._exit(1)
 
 
 def _place(group: Any, rank: int) -> dict[str, Any]:

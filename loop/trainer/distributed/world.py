@@ -109,8 +109,6 @@ class MultiProcess(SingleProcess):
         self.store, self._seconds = store, seconds
         self.watched: Callable[[], str | None] = lambda: None
         """Returns why another process ended, if this one started it."""
-        self.restart: Callable[[str], None] = lambda reason: None
-        """Ends this process, if it is started again, when another one is lost."""
         # Neighbors train together, since they exchange most: torchrun numbers a machine's first.
         self.together, self.context = tensor * context, context
         self.averaged = self.size // tensor
@@ -170,12 +168,10 @@ class MultiProcess(SingleProcess):
         except RuntimeError as error:
             if self.rank or not is_lost(error):
                 raise
-            if (reason := self.failure()) is None:
-                reason = (
-                    f"the {self.size} processes lost each other, or one did not answer within "
-                    f"`trainer.distributed.timeout`, {self._seconds:g} s: {message_of(error, 500)}"
-                )
-                self.restart(reason)
+            reason = self.failure() or (
+                f"the {self.size} processes lost each other, or one did not answer within "
+                f"`trainer.distributed.timeout`, {self._seconds:g} s: {message_of(error, 500)}"
+            )
             raise JobError(reason) from error
 
     def report(self, error: BaseException) -> None:
@@ -206,7 +202,10 @@ def _group(seconds: float, *, of_each: int | None = None) -> ProcessGroup:
 
 def is_lost(error: BaseException) -> bool:
     """Return whether an error says that another process is gone, or does not answer."""
-    return isinstance(error, RuntimeError) and bool(_LOST.search(str(error)))
+    # JobError, which is a RuntimeError, is an error of this process
+    if isinstance(error, JobError) or not isinstance(error, RuntimeError):
+        return False
+    return bool(_LOST.search(str(error)))
 
 
 def deal(lengths: Sequence[int], units: Sequence[int], size: int) -> list[list[int]]:

@@ -23,7 +23,7 @@ import rlake
 from rlake.loop.cli import run_command as command
 from rlake.loop.run import train
 from rlake.loop.trainer.distributed.launch import launched
-from rlake.loop.trainer.distributed.world import SingleProcess, deal
+from rlake.loop.trainer.distributed.world import SingleProcess, deal, is_lost
 from rlake.loop.trainer.micro_batches import plan_micro_batches
 from rlake.loop.weight_sync import newest
 from rlake.store import Store
@@ -64,6 +64,12 @@ def test_all_processes_make_as_many_passes_and_each_row_counts_once(size: int) -
         passes.add(len(mine))
     assert sorted(counted) == list(range(10))
     assert len(passes) == 1
+
+
+def test_an_error_of_this_process_is_not_taken_for_a_lost_one() -> None:
+    assert is_lost(RuntimeError("Connection reset by peer"))
+    assert not is_lost(JobError("cannot write the checkpoint: connection refused"))
+    assert not is_lost(ValueError("Connection reset by peer"))
 
 
 @pytest.mark.slow

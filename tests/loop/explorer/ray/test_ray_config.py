@@ -61,7 +61,7 @@ def test_an_explorer_on_a_node_without_the_folder_of_the_model_names_output(tmp_
         asyncio.run(RolloutActor(spec).start(str(tmp_path / "nowhere")))
     # a model of text needs no store there, one that reads images does
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
-    with pytest.raises(JobError, match=r"lost` is not on node .*; put the store into a folder"):
+    with pytest.raises(JobError, match=r"lost` cannot be opened on node .*; put the store"):
         asyncio.run(RolloutActor(spec).start(str(tmp_path)))
 
 
