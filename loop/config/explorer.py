@@ -1,6 +1,8 @@
 """The explorer: workflow, rewards, timeouts, retries and concurrency of rollouts."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from .base import Float, Int, NamedRewards, NamedWorkflow, OperatorSpec, Section
 from .engines import EngineConfig, OtherModel, SamplingConfig, TransformersEngine
@@ -67,3 +69,20 @@ class ExplorerConfig(Section):
     """Most rollouts that run concurrently, for scarce environments; None: all of a batch."""
     max_failed_batches: Int = Field(default=3, ge=1)
     """The job ends after this many consecutive batches without a usable row."""
+
+    @model_validator(mode="after")
+    def _has_own_servers(self) -> Self:
+        """Refuse a server of two models: each would be answered with the other's weights."""
+        models = {name: one.engine for name, one in self.auxiliary_models.items()}
+        engines = {"engine": self.engine} | {
+            f"auxiliary_models.{name}.engine": engine for name, engine in models.items()
+        }
+        taken: dict[str, str] = {}
+        for key, engine in engines.items():
+            for url in () if engine.sglang is None else engine.sglang.urls:
+                if (other := taken.setdefault(url.rstrip("/").lower(), key)) != key:
+                    raise ValueError(
+                        f"`{url}` is a server of `{other}` and of `{key}`, and has weights of one "
+                        "model; start another server, and name it in one of them"
+                    )
+        return self

@@ -163,6 +163,20 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _serves_one(self) -> Self:
+        """Refuse several explorers at the same SGLang servers, which have one's weights."""
+        if self.ray is None or self.explorer is None or self.explorer.engine.sglang is None:
+            return self
+        for key in ("num_explorers", "max_explorers"):
+            if (getattr(self.ray, key) or 1) > 1:
+                raise ValueError(
+                    f"ray.{key} is {getattr(self.ray, key)}, and explorer.engine is sglang, whose "
+                    "servers take the weights of one explorer; set it to 1, and name more servers "
+                    "in `urls`"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _evaluations(self) -> Self:
         """Refuse evaluations that no explorer can make, and a best metric that is not evaluated."""
         evaluate, explorer, every = self.evaluate, self.explorer, None

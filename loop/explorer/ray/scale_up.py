@@ -24,6 +24,11 @@ def join(config: RunConfig, *, explorers: int) -> int:
         raise ConfigError(
             "the configuration has no `ray` section; only a run on Ray takes more explorers"
         )
+    if config.explorer is not None and config.explorer.engine.sglang is not None:
+        raise ConfigError(
+            "explorer.engine is sglang, whose servers take the weights of one explorer; name more "
+            "servers in `urls` instead"
+        )
     with connected(cluster, starts=False) as ray:
         try:
             register: Any = ray.get_actor(register_name(config.name), namespace=NAMESPACE)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from time import perf_counter
 from typing import Any
@@ -89,10 +90,7 @@ class Answer:
             self.token_ids = [int(token) for token in found["output_ids"]]
             pairs = meta.get("output_token_logprobs") or []
             self._logprobs = [float(logprob) for logprob, *_ in pairs]
-            self._top = [
-                [(int(token), float(logprob)) for logprob, token, *_ in place]
-                for place in meta.get("output_top_logprobs") or []
-            ]
+            self._top = _top_of(meta.get("output_top_logprobs") or [])
             self._reason = str(meta["finish_reason"]["type"])
             spans = meta.get("weight_versions") or []
             self._labels = [
@@ -121,28 +119,21 @@ class Answer:
 
         Raises PolicyError if the server has weights of another job.
         """
-        for label, _ in self._labels:
-            if _segment(label, 1) is None:  # the server's own word for what it was started with
-                return False
-            if label not in labels:
-                raise PolicyError(
-                    f"the server `{server}` has weights of another job ({label}); give each job "
-                    "servers of its own"
-                )
-        return True
+        return all(is_ours(label, labels, server) for label, _ in self._labels)
 
-    def take_scores(self, scores: Sequence[float], label: str) -> bool:
+    def take_scores(self, scores: "Scores") -> bool:
         """Take the model's log-probs, unless they are of other weights than the answer."""
-        if {one for one, number in self._labels if number} != {label}:
+        if {one for one, number in self._labels if number} != {scores.label}:
             return False
-        self._logprobs = list(scores)
+        self._logprobs, self._top = list(scores.logprobs), list(scores.top)
         return True
 
     def begin_anew(self, server: str) -> None:
         """Drop the tokens. Raises PolicyError if some were passed on."""
         if self.is_begun:
             raise PolicyError(
-                f"the server `{server}` was restarted in the midst of an answer that was streamed"
+                f"the server `{server}` lost its weights in the midst of an answer that was "
+                "streamed; ask again"
             )
         self.token_ids, self._logprobs, self._top, self._labels = [], [], [], []
 
@@ -164,10 +155,18 @@ class Answer:
         return self.sampled()
 
 
-def scores_of(
-    found: Mapping[str, Any], token_ids: Sequence[int], server: str
-) -> tuple[list[float], str]:
-    """Return the log-probs of the given tokens, and the label of the weights.
+@dataclass(frozen=True)
+class Scores:
+    """The model's log-probs of given tokens."""
+
+    logprobs: Sequence[float]
+    top: Sequence[list[tuple[int, float]]]
+    label: str
+    """The label of the weights."""
+
+
+def scores_of(found: Mapping[str, Any], token_ids: Sequence[int], server: str) -> Scores:
+    """Return the log-probs of the given tokens.
 
     Raises PolicyError if the answer is not about these tokens.
     """
@@ -176,6 +175,7 @@ def scores_of(
         pairs = meta["input_token_logprobs"][-len(token_ids) :]
         # Not their tokens: SGLang reports the vocabulary's last one as 0.
         scores = [float(logprob) for logprob, *_ in pairs]
+        top = _top_of((meta.get("input_top_logprobs") or [])[-len(token_ids) :])
         label = str(meta["weight_version"])
     except (LookupError, TypeError, ValueError) as error:
         raise PolicyError(f"the server `{server}` gave an invalid answer: {error!r}") from error
@@ -183,7 +183,26 @@ def scores_of(
         raise PolicyError(
             f"the server `{server}` scored {len(scores)} of {len(token_ids)} tokens: {scores[:3]}"
         )
-    return scores, label
+    return Scores(scores, top, label)
+
+
+def is_ours(label: str, labels: Collection[str], server: str) -> bool:
+    """Return whether weights are of these labels; False after a restart of the server.
+
+    Raises PolicyError if they are another job's.
+    """
+    if _segment(label, 1) is None:  # the server's own word for what it was started with
+        return False
+    if label not in labels:
+        raise PolicyError(
+            f"the server `{server}` has weights of another job ({label}); give each job servers "
+            "of its own"
+        )
+    return True
+
+
+def _top_of(places: Sequence[Any]) -> list[list[tuple[int, float]]]:
+    return [[(int(token), float(value)) for value, token, *_ in place or ()] for place in places]
 
 
 def is_sane(logprob: float) -> bool:
@@ -211,7 +230,7 @@ def _refused(sampling: Sampling, grammar: str | None) -> str | None:
 def _segment(label: str, number: int) -> Segment | None:
     """Return the segment of a label; None if an engine did not write it."""
     try:
-        version, digest = json.loads(label)
+        version, digest, _ = json.loads(label)
     except (TypeError, ValueError):
         return None
     return Segment(policy_version=version, num_tokens=number, digest=digest)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ....store.errors import ConfigError, JobError
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
 
 AGAIN_SECONDS = 0.5
 """Time between two attempts to reach a server."""
+BUSY = 503
+_DTYPES = {"half": "float16", "float": "float32"}
+"""SGLang's other names of dtypes."""
 _SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings"),
@@ -27,6 +29,10 @@ _SIZES = (
 
 class LostError(JobError):
     """A server did not answer, and may have other weights from now on."""
+
+
+class BusyError(JobError):
+    """A server has no room for a request now."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +68,29 @@ class Server:
         self.label: str | None = None
         """The label of the weights that it has; None: unknown."""
         self.changing = asyncio.Lock()
+        self.epoch = 0
+        """Rises when requests under way may go on with weights that their label does not say."""
+        self.trouble: JobError | None = None
+        """Why the last attempt to give it weights failed."""
         self.busy = 0
         """Requests under way."""
         self.max_length = 0
         """Most tokens of prompt and answer together."""
         self._is_incremental = False
 
-    async def connect(self, folder: Path) -> None:
-        """Look at what the server serves.
+    async def connect(self, folder: Path, *, dtype: str, trust: bool = False) -> None:
+        """Look at what the server serves; with `trust`, code of the model is run.
 
-        Raises ConfigError if it is not the model of the folder, JobError if nothing answers.
+        Raises ConfigError if it is not the model of the folder in this dtype, JobError if nothing
+        answers.
         """
         info, model = await self._get("/server_info"), await self._get("/model_info")
+        # Of its start: that of `/model_info` may be a folder of versions that is gone.
+        path = str(info.get("model_path"))
         if not model.get("is_generation"):
             raise ConfigError(
-                f"the server `{self.name}` serves `{model.get('model_path')}`, which does not "
-                "generate text; start it with the run's model"
+                f"the server `{self.name}` serves `{path}`, which does not generate text; start "
+                "it with the run's model"
             )
         if (room := info.get("max_req_input_len")) is None:
             raise ConfigError(
@@ -87,15 +100,31 @@ class Server:
         # So many tokens can be scored too; SGLang keeps a few more for itself.
         self.max_length = int(room) - 1
         self._is_incremental = bool(info.get("incremental_streaming_output"))
-        ours, theirs = await asyncio.to_thread(_configs, folder, str(model.get("model_path")))
+        try:
+            ours, theirs, made_in = await asyncio.to_thread(_configs, folder, path, trust=trust)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"the configuration of `{path}`, which the server `{self.name}` serves, cannot be "
+                f"read on this machine: {str(error)[:200]}; start the server with a path that is "
+                f"the same on both: `--model-path {folder}`"
+            ) from error
         # SGLang ends when it is given weights of other shapes, so they are compared before.
         for name, value in {**theirs, "model_type": model.get("model_type")}.items():
             if value is not None and ours.get(name) != value:
                 raise ConfigError(
-                    f"the server `{self.name}` serves `{model.get('model_path')}` with `{name}` "
-                    f"{value}, and the run's model has {ours.get(name)}; start it with the run's "
-                    f"model: `--model-path {folder}`"
+                    f"the server `{self.name}` serves `{path}` with `{name}` {value}, and the "
+                    f"run's model has {ours.get(name)}; start it with the run's model: "
+                    f"`--model-path {folder}`"
                 )
+        given = str(info.get("dtype")).removeprefix("torch.")
+        found = _DTYPES.get(given, given)
+        if found == "auto":
+            found = _resolved(made_in, str(model.get("model_type")))
+        if found != dtype:
+            raise ConfigError(
+                f"the server `{self.name}` computes in {found}, and the run's `model.dtype` is "
+                f"{dtype}; start it with `--dtype {dtype}`, or set `model.dtype` to {found}"
+            )
 
     async def load(self, new: Labeled, before: Labeled) -> None:
         """Replace the weights between two tokens, and label the tokens that they sample.
@@ -116,7 +145,11 @@ class Server:
                 await self._update(before)
             raise
         finally:
+            known, self.label = self.label, None
+            if known is None:
+                self.epoch += 1
             await self._post("/continue_generation", {})
+            self.label = known
 
     async def _update(self, new: Labeled) -> None:
         body = {"model_path": str(new.folder), "weight_version": new.label, "flush_cache": True}
@@ -141,7 +174,8 @@ class Server:
     ) -> dict[str, Any]:
         """Return the answer to a request; `on_tokens` gets its tokens while they are sampled.
 
-        Raises PolicyError if the server refuses it, LostError if it does not answer.
+        Raises PolicyError if the server refuses it, BusyError if it has no room, LostError if it
+        does not answer.
         """
         self.busy += 1
         try:
@@ -160,21 +194,8 @@ class Server:
         await self._http.aclose()
 
     async def reach(self) -> None:
-        """Wait until the server answers. Raises LostError after the restart timeout."""
-        seconds = self._settings.restart_timeout
-        deadline = monotonic() + seconds
-        while True:
-            try:
-                await self._get("/model_info")
-            except LostError as error:
-                if monotonic() >= deadline:
-                    raise LostError(
-                        f"{error}; it was waited for {seconds:g} s (`restart_timeout`); look at "
-                        "its log, and start it again"
-                    ) from None
-                await asyncio.sleep(AGAIN_SECONDS)
-            else:
-                return
+        """Raise LostError if the server does not answer."""
+        await self._get("/model_info")
 
     async def _streamed(
         self, body: Mapping[str, Any], on_tokens: Callable[[list[int]], None]
@@ -195,7 +216,10 @@ class Server:
                         continue
                     last = json.loads(line.removeprefix("data:"))
                     if "error" in last:
-                        raise PolicyError(f"the server `{self.name}` answers: {last['error']}")
+                        error = last["error"]
+                        if isinstance(error, dict) and error.get("code") == BUSY:
+                            raise self._busy(error)
+                        raise PolicyError(f"the server `{self.name}` answers: {error}")
                     meta = last["meta_info"]
                     old = 0 if self._is_incremental else len(tokens)
                     new = last["output_ids"][old:]
@@ -242,6 +266,9 @@ class Server:
         why = str(error)[:200] or type(error).__name__
         return LostError(f"the server `{self.name}` did not answer {path}: {why}")
 
+    def _busy(self, why: object) -> BusyError:
+        return BusyError(f"the server `{self.name}` has no room: {str(why)[:200]}")
+
     def _check(
         self, response: "httpx.Response", content: bytes, path: str, refused: type[JobError]
     ) -> dict[str, Any]:
@@ -252,34 +279,46 @@ class Server:
             found = {"message": content.decode(errors="replace")[:300]}
         if response.is_success and isinstance(found, dict) and found.get("success", True):
             return found
-        if response.status_code >= 500:
-            raise LostError(f"the server `{self.name}` answers {path} with {response.status_code}")
-        if response.status_code in (401, 403):
+        why = found.get("error", found) if isinstance(found, dict) else found
+        why = why.get("message", why) if isinstance(why, dict) else why
+        status = response.status_code
+        # What stands before a server says the last two when the server is gone.
+        if status in (502, 504) or (status >= 500 and response.request.method == "GET"):
+            raise self._lost(path, JobError(f"{status} {why}"))
+        if status == BUSY and path == "/generate":
+            raise self._busy(why)
+        if status in (401, 403):
             raise ConfigError(
                 f"the server `{self.name}` refuses the key; set `{self._settings.api_key_env}`"
             )
-        if response.status_code == 404:
+        if status == 404:
             raise ConfigError(
                 f"the server `{self.name}` has no {path}; start SGLang there, 0.5.23 or newer"
             )
-        why = found.get("error", found) if isinstance(found, dict) else found
-        why = why.get("message", why) if isinstance(why, dict) else why
         raise refused(f"the server `{self.name}` refuses {path}: {str(why)[:500]}")
 
 
-def _configs(folder: Path, served: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the sizes of the run's model, and those of the served one where they can be read."""
+def _configs(
+    folder: Path, served: str, *, trust: bool
+) -> tuple[dict[str, Any], dict[str, Any], str | None]:
+    """Return the sizes of the run's model and of the served one, and the dtype that it names."""
     from transformers import AutoConfig
 
-    ours: Any = AutoConfig.from_pretrained(str(folder))
-    try:
-        theirs: Any = AutoConfig.from_pretrained(served, local_files_only=True)
-    # A folder of another machine, or a model of the hub that was never loaded here.
-    except (OSError, ValueError):
-        return {"model_type": ours.model_type}, {}
-    sizes = (
+    ours, theirs = (
+        AutoConfig.from_pretrained(one, local_files_only=True, trust_remote_code=trust)
+        for one in (str(folder), served)
+    )
+    first, second = (
         {name: getattr(one.get_text_config(), name, None) for name in _SIZES}
         for one in (ours, theirs)
     )
-    first, second = sizes
-    return {"model_type": ours.model_type, **first}, second
+    named = getattr(theirs, "dtype", None)
+    return {"model_type": ours.model_type, **first}, second, named and str(named)
+
+
+def _resolved(named: str | None, model_type: str) -> str:
+    """Return the dtype of `--dtype auto`, as SGLang 0.5.23 resolves it."""
+    named = (named or "float32").removeprefix("torch.")
+    if named != "float32":
+        return named
+    return "bfloat16" if model_type.startswith("gemma") else "float16"

@@ -117,12 +117,16 @@ async def test_penalties_biases_and_grammars_change_what_is_sampled_and_no_log_p
 ):
     hows: list[dict[str, Any]] = [
         {"repetition_penalty": 1.7},
-        {"presence_penalty": 1.5, "frequency_penalty": -0.4},
+        {"presence_penalty": 1.5, "frequency_penalty": -0.4, "top_logprobs": 3},
         {"min_tokens": 30, "logit_bias": ((END, 50.0),)},
     ]
     requests = [asks(1, max_tokens=40, temperature=0.0, **how)[0] for how in hows]
     for request, one in zip(requests, await engine.complete(requests), strict=True):
         assert furthest([one], models) < 1e-4
+        rows_TV = logprobs(models[engine.version], one.token_ids)
+        for place, row in zip(one.top_logprobs or (), rows_TV, strict=False):
+            assert [p for _, p in place] == pytest.approx(row.topk(3)[0].tolist(), abs=1e-4)
+        assert len(one.top_logprobs or ()) in (0, len(one.token_ids))
         with torch.no_grad():
             ids = torch.tensor([[*PROMPT, *one.token_ids]])
             raw_TV = models[engine.version](input_ids=ids).logits[0, len(PROMPT) - 1 :]

@@ -8,9 +8,9 @@ from pydantic import ValidationError
 from rlake.loop.config import EngineConfig
 from rlake.loop.inference import Request
 from rlake.loop.inference.policy import PolicyError, Sampling, Segment
-from rlake.loop.inference.sglang_engine.answers import Answer, body_of, scores_of
+from rlake.loop.inference.sglang_engine.answers import Answer, Scores, body_of, scores_of
 
-OURS = '[1, "abc"]'
+OURS = '[1, "abc", "me"]'
 
 
 def asked(**sampling: Any) -> Request:
@@ -50,7 +50,7 @@ def test_every_setting_is_sent():
 
 def test_an_answer_says_which_weights_sampled_which_tokens():
     answer = Answer(asked())
-    other = '[2, "def"]'
+    other = '[2, "def", "me"]'
     answer.read(found(spans=[(OURS, 0, 1), (other, 1, 3)]), "s")
     assert answer.is_of({OURS, other}, "s")
     sampled = answer.sampled()
@@ -60,9 +60,10 @@ def test_an_answer_says_which_weights_sampled_which_tokens():
     ]
     assert (sampled.logprobs, sampled.finish_reason) == ([-0.5] * 3, "stop")
     # Log-probs of one version do not take the place of another's.
-    assert not answer.take_scores([-1.0] * 3, OURS)
+    scores = Scores([-1.0] * 3, [], OURS)
+    assert not answer.take_scores(scores)
     answer.read(found(), "s")
-    assert answer.take_scores([-1.0] * 3, OURS)
+    assert answer.take_scores(scores)
     assert answer.sampled().logprobs == [-1.0] * 3
 
 
@@ -72,7 +73,7 @@ def test_a_restarted_server_and_one_of_another_job_are_told_apart():
     assert not answer.is_of({OURS}, "s")
     answer.read(found(), "s")
     with pytest.raises(PolicyError, match=r"weights of another job .*; give each job servers"):
-        answer.is_of({'[0, "x"]'}, "s")
+        answer.is_of({'[1, "abc", "other"]'}, "s")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_an_answer_of_a_wrong_form_is_refused(answer: Any, message: str):
 def test_scores_are_of_the_tokens_that_were_given():
     pairs = [[None, 3, None], [-1.0, 4, None], [-2.0, 0, None]]
     whole = found(tokens=(), input_token_logprobs=pairs)
-    assert scores_of(whole, [4, 14], "s") == ([-1.0, -2.0], OURS)
+    assert scores_of(whole, [4, 14], "s") == Scores([-1.0, -2.0], [], OURS)
     with pytest.raises(PolicyError, match="scored 2 of 3 tokens"):
         scores_of(found(tokens=(), input_token_logprobs=pairs[1:]), [3, 4, 14], "s")
 

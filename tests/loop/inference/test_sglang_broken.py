@@ -1,0 +1,314 @@
+"""What the engine makes of servers that refuse, forget, or do not answer.
+
+A small HTTP server stands for the broken one, with the forms of answers that SGLang 0.5.23 gave. It
+is not SGLang: `test_sglang.py` has the real one.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny_models import config, tiny
+from support.vllm_engines import in_a_loop
+
+from rlake.loop.config.engines import SglangEngine as Settings
+from rlake.loop.inference import Request, Weights
+from rlake.loop.inference.policy import PolicyError, Sampling
+from rlake.loop.inference.sglang_engine import engine as module
+from rlake.loop.inference.sglang_engine.engine import SglangEngine
+from rlake.loop.models.atomic_folder import save_settings
+from rlake.loop.models.state_dict import state_of, weights_digest
+from rlake.store.errors import ConfigError, JobError
+
+WAIT = 20.0
+"""Longest wait of a test for something that takes milliseconds."""
+
+
+class Standin:
+    """A server that answers as SGLang does, and breaks as it is told."""
+
+    def __init__(self, model: Path) -> None:
+        self.label = "default"
+        self.info: dict[str, Any] = {
+            "max_req_input_len": 42,
+            "model_path": str(model),
+            "dtype": "float32",
+        }
+        self.updates: list[int] = []
+        self.generated = 0
+        self.is_gone = False
+        self.refused: tuple[int, int] = (-1, 400)
+        self.statuses: list[int] = []
+        """What the next requests are answered with; 0: the connection is closed."""
+        self.has_request, self.goes_on = threading.Event(), threading.Event()
+        self.held = ""
+        """The path that is answered when it `goes_on`."""
+        self.goes_on.set()
+        standin = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer(standin.answered(self.path, {}))
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                self._answer(standin.answered(self.path, json.loads(body)))
+
+            def _answer(self, found: tuple[int, Any] | None) -> None:
+                if found is None:
+                    return
+                self.send_response(found[0])
+                self.end_headers()
+                self.wfile.write(json.dumps(found[1]).encode())
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.01,))
+        self.thread.start()
+
+    def close(self) -> None:
+        self.goes_on.set()
+        self.http.shutdown()
+        self.thread.join(WAIT)
+        self.http.server_close()
+
+    def hold(self, path: str) -> None:
+        self.held = path
+        self.has_request.clear()
+        self.goes_on.clear()
+
+    def answered(self, path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
+        label = self.label
+        if path == self.held:
+            self.held = ""
+            self.has_request.set()
+            assert self.goes_on.wait(WAIT)
+        if self.is_gone:
+            return None
+        if path == "/server_info":
+            return 200, self.info
+        if path == "/model_info":
+            return 200, {"is_generation": True, "model_path": "/gone", "model_type": "qwen3"}
+        if path == "/update_weights_from_disk":
+            return self._updated(body)
+        if path != "/generate":
+            return 200, {}
+        self.generated += 1
+        if self.statuses and (status := self.statuses.pop(0)) != 200:
+            why = {"message": "The request queue is full." if status == 503 else "out of memory"}
+            return (status, {"error": why}) if status else None
+        number = body["sampling_params"]["max_new_tokens"]
+        top = body.get("top_logprobs_num", 0)
+        meta = {
+            "finish_reason": {"type": "length", "length": number},
+            "weight_version": label,
+            "output_token_logprobs": [[-0.5, 5, None]] * number,
+            "output_top_logprobs": [[[-0.5, 5, None]] * top] * number,
+            "weight_versions": [{"version": label, "start": 0, "end": number}],
+            "input_token_logprobs": [[-1.0, 0, None] for _ in body["input_ids"]],
+            "input_top_logprobs": [[[-1.0, 5, None]] * top for _ in body["input_ids"]],
+        }
+        return 200, {"output_ids": [5] * number, "meta_info": meta}
+
+    def _updated(self, body: dict[str, Any]) -> tuple[int, Any] | None:
+        version = json.loads(body["weight_version"])[0]
+        self.updates.append(version)
+        if version == self.refused[0]:
+            status = self.refused[1]
+            self.refused = (-1, 0) if status == 0 else self.refused
+            return (status, {"success": False, "message": "no"}) if status else None
+        self.label = body["weight_version"]
+        return 200, {"success": True, "message": ""}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model")
+    model, tokenizer = tiny()
+    model.save_pretrained(made)
+    save_settings(model, tokenizer, made)
+    return made
+
+
+@pytest.fixture
+def servers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Standin]]:
+    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.01)
+    made = [Standin(folder) for _ in range(2)]
+    yield made
+    for one in made:
+        one.close()
+
+
+def ask(**sampling: Any) -> Request:
+    return Request(prompt_ids=[3, 4], sampling=Sampling(max_tokens=4, **sampling))
+
+
+def weights(version: int) -> Weights:
+    state = state_of(tiny(seed=version)[0])
+    return Weights(version=version, digest=weights_digest(state), state=state)
+
+
+def connected(folder: Path, *servers: Standin) -> SglangEngine:
+    return SglangEngine(folder, Settings(urls=tuple(one.url for one in servers)))
+
+
+@in_a_loop
+async def test_first_weights_of_another_job_are_not_taken(folder: Path, servers: list[Standin]):
+    ours, other = connected(folder, servers[0]), connected(folder, servers[0])
+    for asked in (ours.complete([ask()]), ours.score([3], [4])):
+        with pytest.raises(PolicyError, match=r"weights of another job .*; give each job"):
+            await asyncio.wait_for(asked, WAIT)
+    await other.close()
+    await ours.close()
+
+
+@in_a_loop
+async def test_an_error_is_an_answer_and_a_full_server_is_asked_again(
+    folder: Path, servers: list[Standin]
+):
+    server = servers[0]
+    engine = connected(folder, server)
+    server.statuses, server.generated = [500], 0
+    with pytest.raises(PolicyError, match="refuses /generate: out of memory"):
+        await engine.complete([ask()])
+    assert server.generated == 1
+    server.statuses = [503, 503, 200]
+    [one] = await engine.complete([ask()])
+    assert (one.token_ids, server.generated, server.updates) == ([5] * 4, 4, [0])
+    # A closed connection may be a restart: these are given again.
+    server.statuses = [0, 200]
+    [one] = await engine.complete([ask()])
+    assert (one.token_ids, server.updates) == ([5] * 4, [0, 0])
+    await engine.close()
+
+
+@pytest.mark.parametrize("status", [400, 500])
+@in_a_loop
+async def test_a_refused_version_is_not_given_again_by_a_request_that_waited(
+    folder: Path, servers: list[Standin], status: int
+):
+    server = servers[0]
+    engine = connected(folder, server)
+    await engine.swap(weights(1))
+    server.refused = (2, status)
+    server.hold("/update_weights_from_disk")
+    swap = asyncio.ensure_future(engine.swap(weights(2)))
+    assert await asyncio.to_thread(server.has_request.wait, WAIT)
+    answers = asyncio.ensure_future(engine.complete([ask()]))
+    await asyncio.sleep(0)
+    server.goes_on.set()
+    with pytest.raises(JobError, match="refuses /update_weights_from_disk: no"):
+        await swap
+    [one] = await asyncio.wait_for(answers, WAIT)
+    assert [s.policy_version for s in one.segments] == [engine.version] == [1]
+    assert server.updates == [0, 1, 2, 1]
+    await engine.close()
+
+
+@in_a_loop
+async def test_answers_across_an_update_that_was_lost_are_repeated(
+    folder: Path, servers: list[Standin]
+):
+    server = servers[0]
+    engine = connected(folder, server)
+    server.hold("/generate")
+    answers = asyncio.ensure_future(engine.complete([ask()]))
+    assert await asyncio.to_thread(server.has_request.wait, WAIT)
+    server.refused, server.generated = (1, 0), 0
+    await engine.swap(weights(1))
+    server.goes_on.set()
+    [one] = await asyncio.wait_for(answers, WAIT)
+    assert [s.policy_version for s in one.segments] == [1]
+    assert (server.updates, server.generated) == ([0, 1, 1], 2)
+    await engine.close()
+
+
+@in_a_loop
+async def test_scores_go_on_after_a_restart(folder: Path, servers: list[Standin]):
+    server = servers[0]
+    engine = connected(folder, server)
+    server.label, server.generated = "default", 0
+    assert await asyncio.wait_for(engine.score([3], [4, 5]), WAIT) == [-1.0, -1.0]
+    server.statuses = [0, 200]
+    assert await asyncio.wait_for(engine.score([3], [4, 5]), WAIT) == [-1.0, -1.0]
+    assert (server.generated, server.updates) == (4, [0, 0, 0])
+    await engine.close()
+
+
+@in_a_loop
+async def test_one_server_that_is_gone_keeps_nobody_from_the_other(
+    folder: Path, servers: list[Standin]
+):
+    gone, other = servers
+    engine = connected(folder, gone, other)
+    gone.is_gone = True
+    assert len(await asyncio.wait_for(engine.complete([ask(), ask()]), WAIT)) == 2
+    other.statuses = [0, 200]
+    await asyncio.wait_for(engine.complete([ask()]), WAIT)
+    assert other.updates == [0, 0]
+    gone.hold("/update_weights_from_disk")
+    gone.is_gone = False
+    # In the background: nothing is asked.
+    assert await asyncio.to_thread(gone.has_request.wait, WAIT)
+    gone.goes_on.set()
+    await engine.close()
+
+
+@in_a_loop
+async def test_a_request_that_waits_for_a_server_can_be_aborted(
+    folder: Path, servers: list[Standin]
+):
+    engine = connected(folder, servers[0])
+    servers[0].is_gone = True
+    request = ask()
+    answers = asyncio.ensure_future(engine.complete([request]))
+    await asyncio.sleep(0)
+    engine.abort([request])
+    [one] = await asyncio.wait_for(answers, WAIT)
+    assert (one.finish_reason, one.token_ids) == ("abort", [])
+    await engine.close()
+
+
+@in_a_loop
+async def test_likely_tokens_are_of_the_model_where_a_bias_changes_the_distribution(
+    folder: Path, servers: list[Standin]
+):
+    engine = connected(folder, servers[0])
+    [one] = await engine.complete([ask(top_logprobs=1, logit_bias=((5, 3.0),))])
+    assert (one.logprobs, one.top_logprobs) == ([-1.0] * 4, [[(5, -1.0)]] * 4)
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        ({"dtype": "auto"}, r"computes in float16, and .* is float32; start it with `--dtype floa"),
+        ({"dtype": "bfloat16"}, "computes in bfloat16"),
+        ({"model_path": "/nowhere"}, r"`/nowhere`, .* cannot be read on this machine: .*; start"),
+    ],
+)
+def test_a_server_of_another_dtype_or_an_unknown_model_is_refused(
+    folder: Path, servers: list[Standin], info: Any, message: str
+):
+    servers[0].info |= info
+    with pytest.raises(ConfigError, match=message):
+        connected(folder, servers[0])
+    assert servers[0].updates == []
+
+
+def test_a_server_belongs_to_one_model_and_one_explorer():
+    engine = {"sglang": {"urls": ["http://a:1"]}}
+    same = {"sglang": {"urls": ["http://b:1", "http://A:1/"]}}
+    judge = {"judge": {"path": "model", "engine": same}}
+    with pytest.raises(ConfigError, match=r"`http://A:1/` is a server of `engine` and of `auxil"):
+        config(explorer={"engine": engine, "auxiliary_models": judge})
+    with pytest.raises(ConfigError, match=r"ray.num_explorers is 2, .* sglang"):
+        config(explorer={"engine": engine}, ray={"num_explorers": 2})
