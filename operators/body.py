@@ -211,24 +211,28 @@ def _as(rows: pl.DataFrame, schema: Mapping[str, pl.DataType | type[pl.DataType]
 
 # Asked again for each part of a table, and half of what a short query over a part takes.
 @lru_cache(maxsize=256)
-def _without_rows(query: str, columns: tuple[tuple[str, pl.DataType], ...]) -> pl.DataFrame:
-    return evaluate(query, pl.DataFrame(schema=dict(columns)))
+def _without_rows(
+    query: str, columns: tuple[tuple[str, pl.DataType], ...]
+) -> tuple[pl.Schema, int]:
+    """Return schema and number of the rows that a query makes of none."""
+    made = evaluate(query, pl.DataFrame(schema=dict(columns)))
+    return made.schema, made.height
 
 
 def _sql(query: str, frame: pl.LazyFrame) -> pl.LazyFrame:
-    schema = _without_rows(query, tuple(frame.collect_schema().items())).schema
+    schema, _ = _without_rows(query, tuple(frame.collect_schema().items()))
     return frame.map_batches(lambda rows: _as(evaluate(query, rows), schema), schema=schema)
 
 
 def _value(sql: str, frame: pl.LazyFrame, into: str) -> pl.LazyFrame:
     query = f"SELECT ({sql}\n) AS value FROM input"
     schema = frame.collect_schema()
-    empty = _without_rows(query, tuple(schema.items()))
-    kind = empty.schema["value"]
+    made, height = _without_rows(query, tuple(schema.items()))
+    kind = made["value"]
     # DuckDB reads `0.5` as a decimal, which no column here is
     if kind.is_decimal():
         kind = pl.Float64()
-    if not empty.height:  # an aggregate gives a row of nothing, and is refused below
+    if not height:  # an aggregate gives a row of nothing, and is refused below
         # windows and subqueries give the rows in any order
         query = f"SELECT ({sql}\n) AS value, {PLACE} FROM input ORDER BY {PLACE}"
 

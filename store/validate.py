@@ -74,7 +74,12 @@ def _columns(table: Table, data: Rows) -> dict[str, Any]:
     if isinstance(given, pa.Table):
         return {name: given.column(name) for name in given.column_names}
     given = list(given)
-    if table.name == "experiences" and {*map(type, given)} == {Experience}:
+    # `Experience.updated` may have given one row a name that is no column's.
+    if (
+        table.name == "experiences"
+        and {*map(type, given)} == {Experience}
+        and all(vars(one).keys() == vars(given[0]).keys() for one in given)
+    ):
         return columns_of(given)
     rows = [_row(table, r) for r in given]
     names = dict.fromkeys(name for row in rows for name in row)

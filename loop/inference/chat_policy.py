@@ -2,9 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from typing import Any
 
 from ...store.errors import JobError
 from ...store.ids import content_id
@@ -76,38 +77,36 @@ class ChatPolicy:
         Raises PolicyError: `template_error`, `context_overflow`, or the engine's.
         """
         chosen = sampling or self.sampling
-        return await self._answered(messages, [(chosen, i) for i in range(n)], tools, earlier)
-
-    async def answers(
-        self, messages: Sequence[Message], sampling: Sequence[Sampling]
-    ) -> list[Completion]:
-        """Return an answer to the messages for each of several settings, sampled together.
-
-        Each is what `generate` returns for these settings, which may differ in seed and
-        temperature only. Raises PolicyError, for all of them.
-        """
-        return await self._answered(messages, [(one, 0) for one in sampling])
-
-    async def _answered(
-        self,
-        messages: Sequence[Message],
-        asked: Sequence[tuple[Sampling, int]],
-        tools: Tools = None,
-        earlier: Sequence[Turn] = (),
-    ) -> list[Completion]:
-        """Answer for settings and indices of completions."""
-        chosen, _ = asked[0]
         media = self._media(messages, chosen)
-        prompt = await self._tokenized(messages, tools, earlier)
-        if chosen.truncate_prompt_tokens is not None:
-            prompt = prompt[-chosen.truncate_prompt_tokens :]
-        callbacks = current_callbacks(len(asked), lambda: self._decoder(tools))
+        prompt = _cut(await self._tokenized(messages, tools, earlier), chosen)
+        callbacks = current_callbacks(n, lambda: self._decoder(tools))
         grammar = grammar_of(chosen, tools, tool_call_format=self._format)
-        sampled = await self._sampled(prompt, asked, callbacks, grammar, media)
-        return [
-            self._completion(prompt, one, tools, how)
-            for one, (how, _) in zip(sampled, asked, strict=True)
-        ]
+        asked = [(chosen, i) for i in range(n)]
+        sampled = await self._sent(self._requests(prompt, asked, callbacks, grammar, media))
+        return [self._completion(prompt, one, tools, chosen) for one in sampled]
+
+    def answers(
+        self, messages: Sequence[Message], sampling: Sequence[Sampling]
+    ) -> list[Coroutine[Any, Any, Completion]] | None:
+        """Return the answer to the messages for each of several settings, to be awaited.
+
+        Each is sampled once it is awaited, and is what `generate` returns for these settings, which
+        may differ in seed and temperature only. None: the prompt is too long to tokenize it at
+        once. Raises what is wrong with all of them.
+        """
+        if _characters(messages) > _LONG:
+            return None
+        chosen = sampling[0]
+        media = self._media(messages, chosen)
+        self._check_size(_characters(messages))
+        prompt = _cut(self._prompt(messages, None, ()), chosen)
+        grammar = grammar_of(chosen, None, tool_call_format=self._format)
+        requests = self._requests(prompt, [(one, 0) for one in sampling], (), grammar, media)
+        return [self._answer(*each) for each in zip(requests, sampling, strict=True)]
+
+    async def _answer(self, request: Request, how: Sampling) -> Completion:
+        [sampled] = await self._sent([request])
+        return self._completion(request.prompt_ids, sampled, None, how)
 
     async def complete(
         self,
@@ -128,16 +127,17 @@ class ChatPolicy:
         """
         chosen = sampling or self.sampling
         asked = [(chosen, i) for i in range(n)]
-        return await self._sampled(prompt, asked, callbacks, grammar, media)
+        return await self._sent(self._requests(prompt, asked, callbacks, grammar, media))
 
-    async def _sampled(
+    def _requests(
         self,
         prompt: Sequence[int],
         asked: Sequence[tuple[Sampling, int]],
         callbacks: Sequence[TokenCallback | None],
         grammar: str | None,
         media: Sequence[str],
-    ) -> list[Sampled]:
+    ) -> list[Request]:
+        """Return the requests for settings and indices of completions."""
         if not prompt:
             raise PolicyError(
                 "the messages make a prompt of no token; say something in them",
@@ -154,7 +154,7 @@ class ChatPolicy:
         self._check_biases(chosen)
         most = min(chosen.max_tokens, room)
         least = min(chosen.min_tokens, most)
-        requests = [
+        return [
             Request(
                 prompt_ids=prompt,
                 sampling=how.updated(max_tokens=most, min_tokens=least, seed=_seed(how.seed, i)),
@@ -164,6 +164,8 @@ class ChatPolicy:
             )
             for (how, i), callback in zip(asked, callbacks or [None] * len(asked), strict=True)
         ]
+
+    async def _sent(self, requests: Sequence[Request]) -> list[Sampled]:
         # Before sending: `abort` ends only requests that the engine has.
         if (reason := cancel_reason()) is not None:
             raise PolicyError(f"the rollout was cancelled: {reason}", finish_reason="abort")
@@ -205,7 +207,7 @@ class ChatPolicy:
         self, messages: Sequence[Message], tools: Tools, earlier: Sequence[Turn]
     ) -> list[int]:
         """Return the prompt's tokens; a long prompt does not block the event loop."""
-        size = sum(len(str(m.get("content") or "")) for m in messages)
+        size = _characters(messages)
         self._check_size(size)
         if size + (len(json.dumps(tools)) if tools else 0) <= _LONG:
             return self._prompt(messages, tools, earlier)
@@ -300,7 +302,7 @@ class ChatPolicy:
         return list(ids)
 
     def _completion(
-        self, prompt: list[int], sampled: Sampled, tools: Tools, sampling: Sampling
+        self, prompt: Sequence[int], sampled: Sampled, tools: Tools, sampling: Sampling
     ) -> Completion:
         first = sampled.segments[0].policy_version if sampled.segments else self.version
         return Completion(
@@ -333,6 +335,15 @@ class ChatPolicy:
             return message
         # An answer without a call reads as it does where no tools are given.
         return {"role": "assistant", "content": self.text(token_ids)}
+
+
+def _characters(messages: Sequence[Message]) -> int:
+    return sum(len(str(m.get("content") or "")) for m in messages)
+
+
+def _cut(prompt: list[int], sampling: Sampling) -> list[int]:
+    most = sampling.truncate_prompt_tokens
+    return prompt if most is None else prompt[-most:]
 
 
 def _seed(seed: int, i: int) -> int:

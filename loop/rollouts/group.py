@@ -23,7 +23,7 @@ from ..trajectories.trajectory import RolloutPolicy, finish_reason, no_answer, t
 from ..trajectories.user_code import check_rows, guard
 from ..workflows import Made, Workflow
 from .sampled_group import is_one_request, sample_group
-from .timeouts import RolloutTimer, run_with_timeout
+from .timeouts import RolloutTimer, cut_short, run_with_timeout
 
 WorkflowSpec = str | Mapping[str, Mapping[str, Any] | None]
 """A workflow by name, or `{name: {parameter: value}}`."""
@@ -118,7 +118,7 @@ async def run_group(
 async def _sampled(
     task: Task, policy: Policy, spec: RolloutSpec, rewards: Rewards, batch: int, group_index: int
 ) -> list[RolloutRow] | None:
-    """Run all rollouts of a group in one request; None if they have to be run one by one."""
+    """Run rollouts of one request each; None if they have to be run one by one."""
     # With slots or retries, rollouts begin and end at times of their own.
     if task.workflow or spec.slots or spec.retries:
         return None
@@ -127,18 +127,31 @@ async def _sampled(
     group = group_id(spec.run_id, batch, group_index)
     numbers = range(spec.group_size + spec.greedy_rollouts)
     policies = [_rollout_policy(policy, spec, group, i) for i in numbers]
-    sampled = await sample_group(
-        _instructed(task, spec), policy, policies, timer=spec.timer, timeout=spec.rollout_timeout
-    )
-    if sampled is None:
-        return None
-    judged = iter(await rewards.of_rows(task, [row for row in sampled if not row.drop_reason]))
+    judged: dict[int, Experience | asyncio.Future[Experience]] = {}
+    is_judged: dict[int, bool] = {}
+
+    def deliver(number: int, row: Experience) -> None:
+        is_judged[number] = not row.drop_reason
+        begun = rewards.begin(task, row) if is_judged[number] else row
+        judged[number] = begun if isinstance(begun, Experience) else asyncio.ensure_future(begun)
+
+    shown, how = _instructed(task, spec), {"timer": spec.timer, "timeout": spec.rollout_timeout}
+    try:
+        if not await sample_group(shown, policy, policies, deliver, **how):
+            return None
+        waiting = [one for one in judged.values() if not isinstance(one, Experience)]
+        await asyncio.gather(*waiting)
+    finally:  # where this is cancelled
+        for one in judged.values():
+            if not isinstance(one, Experience):
+                one.cancel()
     where = {"run_id": spec.run_id, "batch": batch, "group_index": group_index}
     made: list[RolloutRow] = []
-    for number, row in enumerate(sampled):
-        rows = [row if row.drop_reason else next(judged)]
+    for number in numbers:
+        row = judged[number]
+        rows = [row if isinstance(row, Experience) else row.result()]
         [one] = named(rows, group, number, purpose=spec.purpose, **where)
-        made.append(RolloutRow(one, is_to_judge=not row.drop_reason))
+        made.append(RolloutRow(one, is_to_judge=is_judged[number]))
     return made
 
 
@@ -228,14 +241,6 @@ async def _run_once(
 ) -> tuple[list[RolloutRow], bool]:
     """Run the workflow once; return its rows, and whether it failed."""
     timeout = CancelScope()
-
-    def cancelled() -> tuple[str, str] | None:
-        """Return the drop reason and finish reason of a rollout that was cancelled."""
-        if timeout.reason is not None:
-            return timeout.reason, "timeout"
-        outer = cancel_reason()
-        return None if outer is None else (f"stopped: {outer}", "abort")
-
     try:
         if cancel_reason():
             raise JobError("it was stopped before it began")
@@ -249,10 +254,10 @@ async def _run_once(
             raise JobError("it returned no experience")
     except Exception as error:  # noqa: BLE001 - the boundary to users' code: one bad rollout never stops a job
         failure = f"workflow failed: {one_line(error)}", finish_reason(error)
-        failed = _failed(task, policy, *(cancelled() or failure))
+        failed = _failed(task, policy, *(cut_short(timeout) or failure))
         # a rollout that was cancelled from outside is not retried
         return [RolloutRow(row, is_to_judge=False) for row in failed], cancel_reason() is None
-    if (why := cancelled()) is not None:  # it returned what it had within the grace period
+    if (why := cut_short(timeout)) is not None:  # it returned what it had within the grace period
         rows = [row.updated(drop_reason=why[0], finish_reason=why[1]) for row in rows]
         return [RolloutRow(row, is_to_judge=False) for row in rows], why[1] == "timeout"
     *before, last = rows

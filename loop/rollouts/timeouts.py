@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...store.errors import JobError
-from ..inference.cancellation import GRACE_SECONDS, CancelScope, on_cancel
+from ..inference.cancellation import GRACE_SECONDS, CancelScope, cancel_reason, on_cancel
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -34,6 +34,14 @@ class RolloutTimer:
             return most
         found = self.multiplier * self._seconds / self._count
         return found if most is None else min(most, found)
+
+
+def cut_short(timeout: CancelScope) -> tuple[str, str] | None:
+    """Return the drop reason and finish reason of a rollout that was cancelled."""
+    if timeout.reason is not None:
+        return timeout.reason, "timeout"
+    outer = cancel_reason()
+    return None if outer is None else (f"stopped: {outer}", "abort")
 
 
 async def run_with_timeout(

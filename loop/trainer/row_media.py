@@ -17,7 +17,8 @@ _SHOWS = '"media_id"'
 def with_media(rows: pl.DataFrame, images: "Images | None") -> list[pl.Series]:
     """Return `media_ids` of rows, and `wrong_media`: why a row cannot be trained on, or NULL."""
     # Rows of text only take no look at each, which would make Python objects of all their tokens.
-    if not rows["messages"].str.contains(_SHOWS, literal=True).any():
+    # Cast, since an operator may have left NULL alone, which is a type of its own.
+    if not rows["messages"].cast(pl.String).str.contains(_SHOWS, literal=True).any():
         empty = pl.Series("media_ids", [[]], pl.List(pl.String))
         return [
             empty.new_from_index(0, rows.height),

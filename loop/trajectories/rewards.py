@@ -1,9 +1,8 @@
 """Rewards of rollouts: resolve the configured functions and apply them to rows and groups."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from inspect import isawaitable, iscoroutinefunction, unwrap
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from inspect import isawaitable
 from math import isfinite
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -14,7 +13,7 @@ from ...operators.scoring import Judged, short, verdict, verdicts
 from ...operators.user_errors import one_line
 from ...store.errors import ConfigError, OperatorError
 from ...store.records import Experience, Task
-from .user_code import guard
+from .user_code import guarded
 
 RewardSpec = str | Mapping[str, float | Mapping[str, Any] | None]
 """One reward by name, or several: their weights, or their parameters with `weight` and `offset`."""
@@ -74,29 +73,26 @@ class Rewards:
             n: cast(GroupReward, r) for n, r in found.items() if looks_at(r) == "group"
         }
         self._of_row = {n: r for n, r in found.items() if n not in self._of_group}
-        self._waits = False
-        """Whether a function returned an awaitable."""
 
     async def of_row(self, task: Task, row: Experience) -> Experience:
         """Add the rewards of one rollout."""
+        begun = self.begin(task, row)
+        return begun if isinstance(begun, Experience) else await begun
+
+    def begin(self, task: Task, row: Experience) -> Experience | Coroutine[Any, Any, Experience]:
+        """Call the functions of one rollout; return its row, to be awaited if one of them waits."""
         if not self._of_row:
             return row
-        asked = [self._asked(r, (task, row), verdict) for r in self._of_row.values()]
-        # a task of its own would take longer than most functions
-        judged = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
-        return self._with(row, dict(zip(self._of_row, judged, strict=True)))
+        # no task for each: it would take longer than most functions
+        asked = {n: self._asked(r, (task, row), verdict) for n, r in self._of_row.items()}
+        if all(isinstance(one, tuple) for one in asked.values()):
+            return self._with(row, cast("dict[str, _Outcome]", asked))
+        return self._awaited_row(row, asked)
 
-    async def of_rows(self, task: Task, rows: Sequence[Experience]) -> list[Experience]:
-        """Add the rewards of several rollouts, concurrently where these wait."""
-        self._waits |= any(map(_is_async, self._of_row.values()))
-        made: list[Experience] = []
-        for row in rows:
-            if self._waits:
-                rest = rows[len(made) :]
-                return [*made, *await asyncio.gather(*(self.of_row(task, one) for one in rest))]
-            # a task of its own would take longer than most functions
-            made.append(await self.of_row(task, row))
-        return made
+    async def _awaited_row(self, row: Experience, asked: Mapping[str, Any]) -> Experience:
+        waiting = {n: one for n, one in asked.items() if not isinstance(one, tuple)}
+        found = await asyncio.gather(*waiting.values())
+        return self._with(row, {**asked, **dict(zip(waiting, found, strict=True))})
 
     async def of_group(self, task: Task, rows: Sequence[Experience]) -> list[Experience]:
         """Add the rewards that compare the rollouts of a group."""
@@ -104,35 +100,35 @@ class Rewards:
             return list(rows)
         made: list[dict[str, _Outcome]] = [{} for _ in rows]
         for name, reward in self._of_group.items():
-            values, error = await self._asked(
-                reward, (task, rows), lambda value: verdicts(value, len(rows))
-            )
+            asked = self._asked(reward, (task, rows), lambda value: verdicts(value, len(rows)))
+            values, error = asked if isinstance(asked, tuple) else await asked
             for found, (one, own_error) in zip(
                 made, values or [(None, None)] * len(rows), strict=True
             ):
                 found[name] = one, own_error or error
         return [self._with(row, found) for row, found in zip(rows, made, strict=True)]
 
-    async def _asked(
+    def _asked(
         self, reward: Callable[..., Any], given: tuple[Any, Any], read: Callable[[Any], T]
-    ) -> tuple[T | None, str | None]:
-        limit: asyncio.Timeout | None = None
-
-        async def value() -> Any:
-            nonlocal limit
-            made = reward(*given)
-            if not isawaitable(made):
-                return made  # no timer: it could not have ended the call
-            self._waits = True
-            limit = asyncio.timeout(self._seconds)
-            async with limit:
-                return await made
-
+    ) -> "_Found[T] | Coroutine[Any, Any, _Found[T]]":
+        """Call a function; return what it found with its error, or a coroutine of them."""
         try:
-            return read(await guard(value)), None
+            with guarded():
+                made = reward(*given)
+            return self._awaited(made, read) if isawaitable(made) else (read(made), None)
+        except Exception as error:  # noqa: BLE001 - the boundary to users' code: the tokens are kept
+            return None, one_line(error)
+
+    async def _awaited(self, made: Awaitable[Any], read: Callable[[Any], T]) -> "_Found[T]":
+        limit = asyncio.timeout(self._seconds)
+        try:
+            with guarded():
+                async with limit:
+                    value = await made
+            return read(value), None
         except Exception as error:  # noqa: BLE001 - the boundary to users' code: the tokens are kept
             # `expired` tells our own limit from a TimeoutError that the function itself raises.
-            is_late = limit is not None and limit.expired()
+            is_late = limit.expired()
             return None, f"it took longer than {self._seconds} s" if is_late else one_line(error)
 
     def _with(self, row: Experience, made: Mapping[str, "_Outcome"]) -> Experience:
@@ -150,13 +146,10 @@ class Rewards:
         return row.with_reward(parts).updated(drop_reason=drop_reason, metadata=metadata)
 
 
-_Outcome = tuple[Judged | None, str | None]
+_Found = tuple[T | None, str | None]
+"""What a function found, or the error."""
+_Outcome = _Found[Judged]
 """A reward with its reason, or the error."""
-
-
-def _is_async(reward: Callable[..., Any]) -> bool:
-    inner = unwrap(reward.func if isinstance(reward, partial) else reward)
-    return iscoroutinefunction(inner) or iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
 
 
 async def judged(task: Task, row: Experience, reward: RewardSpec) -> Experience:

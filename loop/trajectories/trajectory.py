@@ -204,24 +204,29 @@ def to_experiences(task: Task, turns: Sequence[Turn]) -> list[Experience]:
     return [row.experience(task) for row in _joined(turns)]
 
 
-def answered(task: Task, completions: Sequence[Completion]) -> list[Experience]:
-    """Return several answers to a task's messages as rows, one each.
+class Answers:
+    """Makes rows of several answers to a task's messages, one row each.
 
     They are those of `to_experiences`, where a copy of the first row with an answer's own columns
     takes a fifth of the time. The answers may differ in seed and temperature only.
     """
-    messages = list(task.messages)
-    made: list[Experience] = []
-    for one in completions:
-        if made and (row := _copied(made[0], messages, one, completions[0])) is not None:
-            made.append(row)
-        else:
-            made += to_experiences(task, [Turn(messages=messages, completion=one)])
-    return made
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._first: tuple[Experience, Completion] | None = None
+
+    def row(self, one: Completion) -> Experience:
+        """Return the row of an answer."""
+        messages = list(self._task.messages)
+        if self._first and (row := _copied(*self._first, messages, one)) is not None:
+            return row
+        [row] = to_experiences(self._task, [Turn(messages=messages, completion=one)])
+        self._first = self._first or (row, one)
+        return row
 
 
 def _copied(
-    row: Experience, messages: list[Message], one: Completion, first: Completion
+    row: Experience, first: Completion, messages: list[Message], one: Completion
 ) -> Experience | None:
     """Return the row of another answer to the same prompt; None if more than tokens differ."""
     is_alike = (
@@ -245,6 +250,10 @@ def _copied(
             {"policy_version": s.policy_version, "num_tokens": s.num_tokens} for s in one.segments
         ],
         digests=digests if any(digests) else None,
+        # of its own, since rewards may write into them
+        sampling=row.sampling and dict(row.sampling),
+        metrics={},
+        rewards={},
         messages=[*messages, one.answer],
         response_text=one.text,
         finish_reason=one.finish_reason,

@@ -3,8 +3,9 @@
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -30,8 +31,15 @@ async def guard(call: Callable[[], Awaitable[T]]) -> T:
 
     Raises JobError if it exits or cancels itself. A cancellation from outside is passed on.
     """
-    try:
+    with guarded():
         return await call()
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Run code of a user; raise JobError if it exits or cancels itself."""
+    try:
+        yield
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         # `cancelling` counts requests to cancel this task; without one, the user's code raised it.

@@ -180,3 +180,7 @@ def test_records_have_the_columns_of_their_rows() -> None:
     assert made.column("num_tokens").to_pylist() == [None, 2]
     with pytest.raises(SchemaError, match="an experience has no `experience_id` or `group_id`"):
         check(TABLES["experiences"], [records[0].updated(group_id=None)])
+    misspelled = records[0].updated(rewrad=1.0)
+    for given in ([records[0], misspelled], [misspelled, records[0]]):
+        with pytest.raises(SchemaError, match="did you mean `reward`"):
+            check(TABLES["experiences"], given)
