@@ -6,6 +6,7 @@ from typing import Any
 from ...store import Store
 from ...store.changes import ChangeFeed
 from ...store.errors import reading
+from ...store.query import is_in, literal
 from ..report.curves import POINTS, RATIOS, by_metric, curves_sql
 
 Points = dict[str, list[tuple[float, float]]]
@@ -24,8 +25,10 @@ class GrowingCurves:
     def __init__(self, store: Store, run_id: str, names: Sequence[str]) -> None:
         self._store, self._run_id, self._names = store, run_id, list(names)
         self._ratios = {name: RATIOS[name] for name in names if name in RATIOS}
-        self._parts = {part: {} for parts in self._ratios.values() for part in parts}
+        self._parts: dict[str, dict[float, float]] = {}
         """Parts of ratios, by step, whose other part has not come yet."""
+        self._is_lost = True
+        """Whether all must be read again; true until that was done, whatever fails meanwhile."""
         self._feed = ChangeFeed(["name", "step", "value"], run_id=run_id)
         self._attempts = -1
         self._known: dict[str, dict[float, float]] = {}
@@ -39,10 +42,12 @@ class GrowingCurves:
         when rows are gone or a step has two values, and when a curve has twice its points.
         """
         metrics, attempts = self._store.dataset("metrics"), self._store.dataset("job_events")
-        if not self._feed.moved(metrics) and attempts.version == self._attempts:
+        self._is_lost |= attempts.version != self._attempts
+        if not self._is_lost and not self._feed.moved(metrics):
             return False, {}
+        is_lost, self._is_lost = self._is_lost, True
         with reading("table `metrics`"):
-            if attempts.version != self._attempts:
+            if is_lost:
                 self._feed.skip(metrics)
                 new = None
             else:
@@ -51,6 +56,7 @@ class GrowingCurves:
         if new is not None and all(len(of) <= 2 * POINTS for of in self._known.values()):
             self._keep()
             return False, new
+        self._parts = self._lone_parts()  # first: what is stored between the two is read again
         query = curves_sql([self._run_id], self._names)
         found = of_run(self._store.sql(query).fetchall(), self._run_id, self._names)
         self._known = {name: dict(points) for name, points in found.items()}
@@ -58,7 +64,20 @@ class GrowingCurves:
         self._keep()
         return True, found
 
+    def _lone_parts(self) -> dict[str, dict[float, float]]:
+        parts: dict[str, dict[float, float]] = {p: {} for of in self._ratios.values() for p in of}
+        for both in self._ratios.values():
+            rows = self._store.sql(
+                "SELECT name, step, value FROM metrics_current WHERE value IS NOT NULL AND "
+                f"run_id = {literal(self._run_id)} AND {is_in('name', both)} "
+                "QUALIFY min(name) OVER (PARTITION BY step) = max(name) OVER (PARTITION BY step)"
+            )
+            for name, step, value in rows.fetchall():
+                parts[name][step] = value
+        return parts
+
     def _keep(self) -> None:
+        self._is_lost = False
         self.points = {name: sorted(of.items()) for name, of in self._known.items()}
 
     def _added(self, rows: Sequence[dict[str, Any]]) -> Points | None:

@@ -113,28 +113,19 @@ class View:
         return self.params.get(name, "")
 
     async def rows(
-        self,
-        sql: str,
-        *,
-        limit: int = MAX_ROWS,
-        seconds: float = SECONDS,
-        pool: str = "page",
-        max_age: float = 0.0,
+        self, sql: str, *, limit: int = MAX_ROWS, seconds: float = SECONDS, pool: str = "page"
     ) -> Rows:
         """Return the rows of a SELECT; it is cancelled when the browser goes away.
 
-        `max_age` is for live pages: results up to that old, in seconds, are used again. Raises
-        RlakeError where it cannot run or takes too long; the frame shows it.
+        Raises RlakeError where it cannot run or takes too long; the frame shows it.
         """
         return await self.wait(
-            self.studio.queries.rows(sql, limit=limit, seconds=seconds, pool=pool, max_age=max_age)
+            self.studio.queries.rows(sql, limit=limit, seconds=seconds, pool=pool)
         )
 
-    async def query(
-        self, sql: str, *, limit: int = MAX_ROWS, max_age: float = 0.0
-    ) -> list[dict[str, Any]]:
+    async def query(self, sql: str, *, limit: int = MAX_ROWS) -> list[dict[str, Any]]:
         """Return the rows of a SELECT as mappings."""
-        return (await self.rows(sql, limit=limit, max_age=max_age)).records()
+        return (await self.rows(sql, limit=limit)).records()
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Return what a function of the store returns, called in a thread."""

@@ -10,11 +10,13 @@ from fastapi import WebSocket
 from nicegui.element import Element
 
 from ...store.errors import RlakeError
-from .frame import Studio
+from .frame import Studio, notify_error
 
 _log = logging.getLogger(__name__)
 SECONDS = 0.9
 """How often it is looked for news while somebody watches, in seconds."""
+_RETRY_SECONDS = 15.0
+"""When a redraw that failed is tried again, in seconds: its error is shown so long."""
 _WAITING = 64
 """Messages that may wait for a browser: one that falls behind is cut off, and comes again."""
 Message = dict[str, Any]
@@ -43,12 +45,23 @@ class Watch(Element, component="watch.js"):
         """Watch an address; `redraw` is called when there are other curves, or more rows."""
         super().__init__()
         self._address = address
-        self.props.update({"address": "", "drawn": [], "state": None})
-        self.on("redraw", redraw, args=[])
+        self.props.update({"address": "", "drawn": [], "times": 0, "state": None})
+        self._redraw = redraw
+        self.on("redraw", self.redraw, args=[])
+
+    async def redraw(self) -> None:
+        """Draw the page's charts or grid again; an error is shown, and it is tried again."""
+        try:
+            await self._redraw()
+        except RlakeError as error:
+            notify_error(error)
+            self.run_method("again", _RETRY_SECONDS)
 
     def drew(self, what: Sequence[Any]) -> None:
         """Say which curves, or rows, are on the page; the first time, begin to watch."""
-        self.props.update({"address": self._address, "drawn": list(what)})
+        # counted, for the script must know of one that drew the same too
+        times = self.props["times"] + 1
+        self.props.update({"address": self._address, "drawn": list(what), "times": times})
         self.update()
 
 

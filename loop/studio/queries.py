@@ -33,10 +33,11 @@ _PACE, _YOUNGEST_SECONDS = 100, 0.9
 """How long a result with a `max_age` is used: so many times as it took, and at least so long."""
 _FRESH_SECONDS = 0.4
 """How long an answer about the tables' versions is used, in seconds."""
-_THREADS = {"page": 4, "call": 3, "console": 2, "live": 1}
+_THREADS = {"page": 4, "call": 3, "label": 2, "console": 2, "live": 1, "state": 1}
 """Threads by the kind of work, so that people's own SQL never holds up the pages.
 
-One for live pages: each thread opens the tables that moved for itself."""
+One for the curves of live pages and one for the states of runs: each thread opens the tables that
+moved for itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +134,7 @@ class Queries:
         if max_age and (last := self._paced.get((sql, limit))) and monotonic() < last[0]:
             return last[1]
         if max_age:  # whatever the versions are, which takes time to find out
-            key, pool = (sql, limit), "live"
+            key, pool = (sql, limit), "state"
         else:
             versions, read = await self.versions(), _names_read(sql)
             of = (v for name, v in versions.items() if name in read or name not in TABLES)
@@ -203,7 +204,10 @@ class Queries:
         """Return what a function returns, or returned for that key a moment ago."""
         known = self._answers.get(key)
         if known is None or (known[1].done() and monotonic() > known[0]):
-            known = monotonic() + max_age, asyncio.ensure_future(self.call(function, *args))
+            known = (
+                monotonic() + max_age,
+                asyncio.ensure_future(self.call(function, *args, pool="state")),
+            )
             self._answers[key] = known
             while len(self._answers) > _CACHED:
                 self._answers.popitem(last=False)

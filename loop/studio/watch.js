@@ -1,7 +1,7 @@
 // What the server tells all browsers that watch the same (live.py): the state of a run, points of
 // its curves, rows of a grid. A tab that is hidden watches nothing.
 export default {
-  props: { address: String, drawn: Array, state: Object },
+  props: { address: String, drawn: Array, times: Number, state: Object },
   template: `<div>
     <div class="error" role="alert" v-if="error">{{ error }}</div>
     <div class="card" v-if="now">
@@ -18,8 +18,12 @@ export default {
     address() {
       this.look();
     },
-    drawn() {
+    times() {
       this.asked = false;
+      // what came meanwhile; the charts that were drawn are mounted after this
+      this.$nextTick(() => this.draw(Object.keys(this.points)));
+      // the server may have drawn what was stored a moment before that
+      if (this.rows || Object.keys(this.points).length) this.again(2);
     },
   },
   mounted() {
@@ -30,6 +34,7 @@ export default {
   },
   unmounted() {
     document.removeEventListener("visibilitychange", this.look);
+    clearTimeout(this.retry);
     this.leave();
   },
   methods: {
@@ -62,29 +67,42 @@ export default {
       this.error = told.error || "";
       if (told.state) this.now = told.state;
       if (told.points) this.add(told.points, told.whole);
-      if (told.rows) this.fill(told.rows);
+      if (told.rows) this.fill((this.rows = told.rows));
     },
     add(points, whole) {
+      if (whole) this.points = {};
       for (const [name, more] of Object.entries(points)) {
-        const before = (!whole && this.points[name]) || [];
+        const before = this.points[name] || [];
         const is_sorted = !before.length || !more.length || before.at(-1)[0] < more[0][0];
         this.points[name] = before.concat(more);
         if (!is_sorted) this.points[name].sort((a, b) => a[0] - b[0]);
       }
-      if (Object.keys(this.points).some((name) => !this.drawn.includes(name))) this.redraw();
-      else this.draw(Object.keys(points));
+      this.draw(Object.keys(points));
+      this.compare();
     },
-    redraw() {
-      if (!this.asked) this.$emit("redraw");
-      this.asked = true;
+    compare() {
+      const now = this.rows ? this.rows.map((row) => row.c0) : Object.keys(this.points);
+      const is_same = now.length === this.drawn.length && now.every((n) => this.drawn.includes(n));
+      if (!is_same && !this.asked) this.$emit("redraw");
+      this.asked = !is_same;
+    },
+    again(seconds) {
+      clearTimeout(this.retry);
+      this.retry = setTimeout(() => {
+        this.asked = false;
+        this.compare();
+      }, 1000 * seconds);
     },
     draw(names) {
       for (const section of document.querySelectorAll(".chart")) {
         const at = getElement(+section.querySelector(".nicegui-echart").id.slice(1));
-        if (!at?.chart) return setTimeout(() => this.draw(names), 50); // it is being mounted
-        const series = at.options.series.map(({ name, data }) => {
+        const option = at?.chart?.getOption();
+        if (!option) return setTimeout(() => this.draw(names), 50); // it is being mounted
+        // what it shows now: `at.options` is what the server drew
+        const series = (option.series ?? []).map(({ name, data }) => {
           const points = this.points[name];
-          const is_new = names.includes(name) && JSON.stringify(points) !== JSON.stringify(data);
+          const is_asked = points && names.includes(name);
+          const is_new = is_asked && JSON.stringify(points) !== JSON.stringify(data);
           return is_new ? { name, data: points, showSymbol: points.length < 3 } : { name };
         });
         // not where nothing is new: ECharts forgets which point is pointed at
@@ -92,9 +110,9 @@ export default {
       }
     },
     fill(rows) {
-      if (rows.length !== this.drawn.length) return this.redraw();
+      this.compare();
       const grid = document.querySelector("main .nicegui-aggrid");
-      getElement(+grid.id.slice(1)).api.setGridOption("rowData", rows);
+      getElement(+grid.id.slice(1))?.api?.setGridOption("rowData", rows);
     },
   },
 };

@@ -1,5 +1,6 @@
 """One run: its jobs, and its curves, which move while it runs."""
 
+import asyncio
 import json
 import shlex
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ CHARTS = {
     "Clip fraction": ("train/clip_fraction",),
 }
 """The charts of every run: title, and metrics."""
+_ROW_SECONDS = 0.3
+"""How long new points wait for the state of their run, in seconds."""
 
 
 @page("/run", "Run")
@@ -94,21 +97,36 @@ class _Watched:
         self._queries, self._run_id = studio.queries, params.get("id", "")
         names = params.get("metrics", "").split(",")
         self._curves = GrowingCurves(studio.store, self._run_id, names)
+        self._asking: asyncio.Future[list[dict[str, Any]]] | None = None
+        self._row: dict[str, Any] = {}
         self._state: dict[str, Any] = {}
 
     async def news(self) -> Message:
         """Return the points that are new, and the state if it is another one."""
+        await self._ask()
+        # last: what was read must be told, so nothing may fail after it
         whole, points = await self._queries.call(self._curves.read, pool="live")
-        found = await runs(self._queries, self._run_id)
-        state = _state(found[0] | self._newest(found[0])) if found else {}
+        state = _state(self._row | self._newest(self._row)) if self._row else {}
         news: Message = {} if state == self._state else {"state": state}
         self._state = state
-        return news | ({"points": points, "whole": whole} if points else {})
+        return news | ({"points": points, "whole": whole} if whole or points else {})
+
+    async def _ask(self) -> None:
+        """Ask for the run's row; points do not wait for one that takes long."""
+        if self._asking is None:
+            self._asking = asyncio.ensure_future(runs(self._queries, self._run_id))
+            # asked for in any case, or asyncio logs the error of one that nobody waits for
+            self._asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait({self._asking}, timeout=_ROW_SECONDS)
+        if self._asking.done():
+            asked, self._asking = self._asking, None
+            self._row = next(iter(asked.result()), {})
 
     def whole(self) -> Message:
         """Return the state and all points."""
         points = self._curves.points
-        return {"state": self._state, "points": points, "whole": True} if self._state else {}
+        state = {"state": self._state} if self._state else {}
+        return state | ({"points": points, "whole": True} if points else {})
 
     def _newest(self, one: dict[str, Any]) -> dict[str, Any]:
         """Return what the curves know of a later step than the row of a run, which costs more."""

@@ -1,10 +1,12 @@
 """Curves that grow come to what is read from the tables as a whole."""
 
+import pytest
 from support.table_rows import event
 
 from rlake.loop.report.curves import POINTS, curves_sql
 from rlake.loop.studio.curves import GrowingCurves, Points, of_run
 from rlake.store import Store
+from rlake.store.errors import StoreError
 
 NAMES = ("train/loss", "train/kl", "train/tokens_per_row")
 
@@ -57,6 +59,40 @@ def test_all_points_are_read_again_where_old_ones_are_not_true_anymore(store: St
     store.append("metrics", rows(range(6, 2 * POINTS + 6), attempt=2, loss=1.0))
     assert grown.read() == (True, whole(store))
     assert len(grown.points["train/loss"]) <= POINTS
+
+
+def test_a_ratio_whose_parts_come_apart_is_whole_whatever_was_read_between(store: Store) -> None:
+    grown = GrowingCurves(store, "r", NAMES)
+    store.append("metrics", rows(range(1, 3), tokens=10.0))
+    assert grown.read() == (True, {})
+    store.append("metrics", rows(range(1, 3), rows=1.0))
+    assert grown.read() == (False, {"train/tokens_per_row": [(1, 5.5), (2, 4.0)]})
+    assert grown.points == whole(store)
+
+
+@pytest.mark.parametrize("why", ["resumed", "two values"])
+def test_a_read_that_failed_is_made_up_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    def fail(query: str) -> None:
+        raise StoreError("is restored")
+
+    first = event("running", run_id="r", config="{}", start_step=1)
+    store.append("job_events", [first])
+    store.append("metrics", rows(range(1, 3), loss=0.5))
+    grown = GrowingCurves(store, "r", NAMES)
+    grown.read()
+    if why == "resumed":
+        store.append("job_events", [first | {"attempt": 2, "start_step": 2}])
+    else:  # another value of a step that is known, after one that is not
+        both = [row | {"job": "explore"} for row in rows(range(2, 3), loss=4.5)]
+        store.append("metrics", [*rows(range(3, 4), loss=0.5), *both])
+    with monkeypatch.context() as during:
+        during.setattr(store, "sql", fail)
+        with pytest.raises(StoreError, match="restored"):
+            grown.read()
+    assert grown.read() == (True, whole(store))
+    assert grown.read() == (False, {})
 
 
 def test_a_restored_store_has_the_curves_of_then(store: Store) -> None:

@@ -75,6 +75,23 @@ def test_a_step_leads_to_its_rows_and_a_row_to_the_rollout(shown: Shown) -> None
     assert "Trained in" in shown.text()
 
 
+def test_a_curve_comes_with_its_first_point_and_leaves_with_a_restore(shown: Shown) -> None:
+    shown.store.snapshot("before")
+    shown.go(f"/run?id={RUN}")
+    curves = """[...document.querySelectorAll('.chart .nicegui-echart')].flatMap(one =>
+        (getElement(+one.id.slice(1))?.chart?.getOption()?.series ?? [])
+        .map(({name, data}) => [name, data.at(-1)[0]].join(' '))).join(', ')"""
+    shown.page.wait("document.querySelectorAll('.chart canvas').length === 6")
+    before = shown.page.value(curves)
+    row = {"run_id": RUN, "attempt": 1, "job": "train", "name": "eval/reward_mean", "value": 0.5}
+    shown.store.append("metrics", [row | {"step": 9}, row | {"step": 9, "name": "train/kl"}])
+    shown.page.wait(f"{curves}.includes('eval/reward_mean 9') && {curves}.includes('train/kl 9')")
+    shown.store.restore("before")
+    shown.page.wait(f"{curves} === {json.dumps(before)}")
+    assert shown.page.value("document.querySelectorAll('.chart canvas').length") == 6
+    assert shown.mistakes() == []
+
+
 def test_a_step_that_is_stored_moves_the_curve_of_a_tab_that_is_seen(shown: Shown) -> None:
     shown.go(f"/run?id={RUN}")
     last = """(() => { const one = document.querySelector('.chart .nicegui-echart');
