@@ -268,11 +268,12 @@ async def test_a_request_that_waits_for_a_server_can_be_aborted(
 ):
     engine = connected(folder, servers[0])
     servers[0].is_gone = True
+    servers[0].hold("/model_info")
     request = ask()
     answers = asyncio.ensure_future(engine.complete([request]))
-    await asyncio.sleep(0)
+    assert await asyncio.to_thread(servers[0].has_request.wait, WAIT)
     engine.abort([request])
-    [one] = await asyncio.wait_for(answers, WAIT)
+    [one] = await asyncio.wait_for(answers, WAIT / 2)
     assert (one.finish_reason, one.token_ids) == ("abort", [])
     await engine.close()
 
