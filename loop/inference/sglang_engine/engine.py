@@ -1,14 +1,11 @@
 """The engine that samples at SGLang servers."""
 
 import asyncio
-import json
-import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from safetensors.torch import load_file
@@ -26,21 +23,8 @@ from ..event_loop import BackgroundLoop
 from ..incoming_weights import IncomingWeights, WeightSource
 from ..policy import PolicyError
 from .answers import Answer, Scores, body_of, is_ours, scores_of
-from .server import AGAIN_SECONDS, BusyError, Labeled, LostError, Server
-
-CLOSE_SECONDS = 2.0
-"""Longest wait for requests under way when the engine is closed."""
-MOST_SECONDS = 10.0
-"""Longest time between two attempts."""
-T = TypeVar("T")
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Served(Labeled):
-    """The weights that answer requests sent now."""
-
-    weights: IncomingWeights
+from .fleet import Fleet, is_first
+from .server import AGAIN_SECONDS, BusyError, LostError, Server
 
 
 @dataclass(eq=False)
@@ -86,37 +70,31 @@ class SglangEngine:
         if model is not None:
             set_template(tokenizer, model)
         self.tokenizer: PreTrainedTokenizerFast = tokenizer  # pyright: ignore[reportAttributeAccessIssue]
-        self._settings = settings
-        self._servers = [Server(url, settings) for url in settings.urls]
         self._source = WeightSource(folder, dtype=dtype, merge_adapter=True)
         first = self._source.start()
-        # Another engine's first weights are of version 0 too, with other tensors.
-        self._id = uuid4().hex
-        self._labels: set[str] = set()
-        self._served = self._labeled(first, self._source.written(first))
-        self._incoming: _Served | None = None
-        self._revivals: dict[Server, asyncio.Task[None]] = {}
+        self._fleet = Fleet(settings, first, self._source.written(first))
         self._asked: dict[int, _Pending] = {}
         self._room = asyncio.Semaphore(settings.max_requests)
         self._own = BackgroundLoop("sglang")
         try:
-            self._own.submit(self._connect(dtype, trust=trust)).result()
+            where = self._source.settings
+            self._own.submit(self._fleet.connect(where, dtype=dtype, trust=trust)).result()
         except BaseException:
-            self._own.submit(self._disconnect()).result()
+            self._own.submit(self._fleet.close(waits=bool(self._asked))).result()
             self._own.close()
             self._source.close()
             raise
-        self.max_length: int | None = min(server.max_length for server in self._servers)
+        self.max_length: int | None = self._fleet.max_length
 
     @property
     def version(self) -> int:
         """The version of the weights that answer a request sent now."""
-        return self._served.weights.version
+        return self._fleet.served.weights.version
 
     @property
     def digest(self) -> str | None:
         """The digest of these weights."""
-        return self._served.weights.digest
+        return self._fleet.served.weights.digest
 
     async def complete(self, requests: Sequence[Request]) -> list[Sampled]:
         """Sample for requests, and return the answers in the same order.
@@ -154,14 +132,14 @@ class SglangEngine:
 
         async def scored(server: Server) -> list[float] | None:
             found = await self._scored(server, ids, len(token_ids))
-            if found.label in self._current():
+            if found.label in self._fleet.current():
                 return list(found.logprobs)
             # Also what another job gave it while this one asked nothing.
-            is_ours(found.label, self._labels, server.name)
+            is_ours(found.label, self._fleet.labels, server.name)
             server.label = None
             return None
 
-        found = await self._own.run(self._repeated(scored, asyncio.Event()))
+        found = await self._own.run(self._fleet.repeated(scored, asyncio.Event()))
         assert found is not None, "nothing ends it"
         return found
 
@@ -181,133 +159,15 @@ class SglangEngine:
     async def close(self) -> None:
         """Answer requests under way with the tokens so far, and close the connections."""
         self.abort([one.request for one in self._asked.values()])
-        await self._own.run(self._disconnect(), to_the_end=True)
+        await self._own.run(self._fleet.close(waits=bool(self._asked)), to_the_end=True)
         await asyncio.to_thread(self._own.close)
         self._source.close()
-
-    def _labeled(self, weights: IncomingWeights, folder: Path) -> _Served:
-        label = json.dumps([weights.version, weights.digest, self._id])
-        self._labels.add(label)
-        return _Served(folder, label, weights)
-
-    async def _connect(self, dtype: str, *, trust: bool) -> None:
-        for server in self._servers:
-            await server.connect(self._source.settings, dtype=dtype, trust=trust)
-        await self._give_all(self._served)
-        for server in self._servers:
-            await server.check_labels(self._served.label)
-
-    async def _disconnect(self) -> None:
-        for task in self._revivals.values():
-            task.cancel()
-        # One in the midst of an update tells its server to go on before it ends.
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        if others and (self._asked or self._revivals):
-            await asyncio.wait(others, timeout=CLOSE_SECONDS)
-        for server in self._servers:
-            await server.close()
 
     async def _swap(self, weights: Weights) -> None:
         new = await asyncio.to_thread(self._source.incoming, weights)
         await asyncio.to_thread(_check_digest, new)
         folder = await asyncio.to_thread(self._source.written, new)
-        self._incoming = self._labeled(new, folder)
-        try:
-            await self._give_all(self._incoming)
-            self._served = self._incoming
-        finally:
-            # If it failed, servers that have the new ones are given the old ones again.
-            self._incoming = None
-
-    async def _give_all(self, new: _Served) -> None:
-        """Give all servers the weights; of several, one that is gone gets them when it is back."""
-        lost = await self._given(new)
-        deadline = monotonic() + self._settings.restart_timeout
-        while len(lost) == len(self._servers):
-            if monotonic() >= deadline:
-                raise self._waited(lost[0])
-            await asyncio.sleep(AGAIN_SECONDS)
-            lost = await self._given(new)
-        for error in lost:
-            _log.warning("%s; version %d is sampled without it", error, new.weights.version)
-
-    async def _given(self, new: _Served) -> list[LostError]:
-        work = (self._give(server, new) for server in self._servers)
-        done = await asyncio.gather(*work, return_exceptions=True)
-        for result in done:
-            if isinstance(result, BaseException) and not isinstance(result, LostError):
-                raise result
-        return [result for result in done if isinstance(result, LostError)]
-
-    def _current(self) -> set[str]:
-        """Return the labels of the weights that requests may be answered with now."""
-        return {one.label for one in (self._served, self._incoming) if one is not None}
-
-    async def _give(self, server: Server, new: _Served | None = None) -> None:
-        """Give a server new weights; or, if it has neither them nor these, those that are served.
-
-        A swap alone gives new ones: those may be refused, and then nobody else is to give them.
-        """
-        async with server.changing:
-            # Read here: they may have changed while this waited.
-            given = new or self._served
-            if server.label in ({given.label} if new else self._current()):
-                return
-            try:
-                await server.reach()
-                await server.load(given, self._served)
-            except JobError as error:
-                server.trouble = error if server.label is None else None
-                raise
-            server.trouble = None
-
-    async def _revive(self, server: Server) -> None:
-        """Try to give a server the weights that are served until it has them."""
-        while True:
-            try:
-                return await self._give(server)
-            except LostError:
-                await asyncio.sleep(AGAIN_SECONDS)
-            except JobError as error:
-                _log.warning("%s; it is tried again in %g s", error, MOST_SECONDS)
-                await asyncio.sleep(MOST_SECONDS)
-
-    async def _ready(self) -> Server:
-        """Return the least busy server with current weights, and see to the others.
-
-        Raises LostError if there is none for longer than the restart timeout, JobError if it
-        refuses the weights. A change of weights is waited for.
-        """
-        began = monotonic()
-        while True:
-            current = self._current()
-            known = [one for one in self._servers if one.label in current]
-            for server in self._servers:
-                task = self._revivals.get(server)
-                if server not in known and (task is None or task.done()):
-                    self._revivals[server] = asyncio.create_task(self._revive(server))
-            if known:
-                return min(known, key=lambda one: one.busy)
-            troubles = [one.trouble for one in self._servers if one.trouble is not None]
-            if len(troubles) == len(self._servers):
-                for trouble in troubles:
-                    if not isinstance(trouble, LostError):
-                        raise trouble
-                if monotonic() - began >= self._settings.restart_timeout:
-                    raise self._waited(troubles[0])
-            done, _ = await asyncio.wait(
-                [self._revivals[one] for one in self._servers],
-                timeout=AGAIN_SECONDS,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            for task in done:
-                task.result()
-
-    def _waited(self, error: JobError) -> LostError:
-        return LostError(
-            f"{error}; it was waited for {self._settings.restart_timeout:g} s "
-            "(`restart_timeout`); look at its log, and start it again"
-        )
+        await self._fleet.replace(self._fleet.labeled(new, folder))
 
     async def _complete(self, asked: Sequence[_Pending]) -> list[Sampled]:
         tasks = [asyncio.create_task(self._answer(one)) for one in asked]
@@ -321,56 +181,13 @@ class SglangEngine:
         answer = Answer(asked.request)
         entering = asyncio.create_task(self._room.acquire())
         try:
-            if not await _is_first(entering, asked.ended):
+            if not await is_first(entering, asked.ended):
                 return answer.aborted()
             return await self._sampled(asked, answer)
         finally:
             # Not to be cancelled: it has a place.
             if not entering.cancel():
                 self._room.release()
-
-    async def _repeated(
-        self, attempt: Callable[[Server], Awaitable[T | None]], ended: asyncio.Event
-    ) -> T | None:
-        """Attempt something at servers until it has a result; None if it is to end before.
-
-        The request timeout is for the attempts, the restart timeout for each wait for a server.
-        """
-        longest = self._settings.request_timeout
-        spent, pause, why = 0.0, 0.0, ""
-        while True:
-            ready = asyncio.create_task(self._ready())
-            try:
-                if not await _is_first(ready, ended):
-                    return None
-                server = ready.result()
-            except ConfigError:
-                raise
-            except JobError as error:
-                raise PolicyError(str(error)) from error
-            finally:
-                ready.cancel()
-            began = monotonic()
-            try:
-                async with asyncio.timeout(longest - spent):
-                    try:
-                        if (found := await attempt(server)) is not None:
-                            return found
-                    except BusyError as error:
-                        why = f" ({error})"
-                    except LostError as error:
-                        why, server.label = f" ({error})", None
-                    # The first time at once.
-                    waiting = asyncio.create_task(asyncio.sleep(pause))
-                    await _is_first(waiting, ended)
-                    waiting.cancel()
-            except TimeoutError:
-                raise PolicyError(
-                    f"SGLang did not answer in {longest:g} s{why}; look at the server's log, "
-                    "or raise `request_timeout`"
-                ) from None
-            pause = min(max(2 * pause, AGAIN_SECONDS), MOST_SECONDS)
-            spent += monotonic() - began
 
     async def _sampled(self, asked: _Pending, answer: Answer) -> Sampled:
         """Sample until an answer is complete, or is to end."""
@@ -385,7 +202,7 @@ class SglangEngine:
                     raise PolicyError(str(error)) from error
                 raise
             answer.read(found, server.name)
-            if not answer.is_of(self._labels, server.name):
+            if not answer.is_of(self._fleet.labels, server.name):
                 server.label = None
             elif server.epoch == epoch and (
                 not answer.needs_scores or await self._rescored(server, answer)
@@ -394,7 +211,7 @@ class SglangEngine:
             answer.begin_anew(server.name)
             return None
 
-        return await self._repeated(attempt, asked.ended) or answer.aborted()
+        return await self._fleet.repeated(attempt, asked.ended) or answer.aborted()
 
     async def _ask(self, server: Server, asked: _Pending, answer: Answer) -> dict[str, Any]:
         """Send a request, and an abort until it is answered if it is to end."""
@@ -438,16 +255,6 @@ class SglangEngine:
             }
         )
         return scores_of(found, ids[-number:], server.name)
-
-
-async def _is_first(task: "asyncio.Task[Any]", ended: asyncio.Event) -> bool:
-    """Wait for a task, and return whether it was done before it is to end."""
-    ending = asyncio.create_task(ended.wait())
-    try:
-        await asyncio.wait([task, ending], return_when=asyncio.FIRST_COMPLETED)
-        return task.done() and not ended.is_set()
-    finally:
-        ending.cancel()
 
 
 def _check_digest(new: IncomingWeights) -> None:

@@ -19,7 +19,7 @@ from support.vllm_engines import in_a_loop
 from rlake.loop.config.engines import SglangEngine as Settings
 from rlake.loop.inference import Request, Weights
 from rlake.loop.inference.policy import PolicyError, Sampling
-from rlake.loop.inference.sglang_engine import engine as module
+from rlake.loop.inference.sglang_engine import fleet as module
 from rlake.loop.inference.sglang_engine.engine import SglangEngine
 from rlake.loop.models.atomic_folder import save_settings
 from rlake.loop.models.state_dict import state_of, weights_digest
