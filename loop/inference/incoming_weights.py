@@ -113,6 +113,12 @@ class WeightSource:
             shutil.rmtree(self._written.pop(0), ignore_errors=True)
         return made
 
+    def remove(self, made: Path) -> None:
+        """Remove a folder of a version that is not served, so that others are kept."""
+        if made in self._written:
+            self._written.remove(made)
+            shutil.rmtree(made, ignore_errors=True)
+
     def base(self) -> IncomingWeights | None:
         """Return the base model of an adapter that is not merged, which an engine loads once."""
         if self.adapter is None:

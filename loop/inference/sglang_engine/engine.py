@@ -167,7 +167,11 @@ class SglangEngine:
         new = await asyncio.to_thread(self._source.incoming, weights)
         await asyncio.to_thread(_check_digest, new)
         folder = await asyncio.to_thread(self._source.written, new)
-        await self._fleet.replace(self._fleet.labeled(new, folder))
+        try:
+            await self._fleet.replace(self._fleet.labeled(new, folder))
+        except BaseException:
+            self._source.remove(folder)
+            raise
 
     async def _complete(self, asked: Sequence[_Pending]) -> list[Sampled]:
         tasks = [asyncio.create_task(self._answer(one)) for one in asked]

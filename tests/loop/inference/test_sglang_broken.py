@@ -119,6 +119,7 @@ class Standin:
         return 200, {"output_ids": [5] * number, "meta_info": meta}
 
     def _updated(self, body: dict[str, Any]) -> tuple[int, Any] | None:
+        assert (Path(body["model_path"]) / "model.safetensors").exists()
         version = json.loads(body["weight_version"])[0]
         self.updates.append(version)
         if version == self.refused[0]:
@@ -157,7 +158,8 @@ def weights(version: int) -> Weights:
 
 
 def connected(folder: Path, *servers: Standin) -> SglangEngine:
-    return SglangEngine(folder, Settings(urls=tuple(one.url for one in servers)))
+    urls = tuple(one.url for one in servers)
+    return SglangEngine(folder, Settings(urls=urls, restart_timeout=WAIT))
 
 
 @in_a_loop
@@ -210,6 +212,11 @@ async def test_a_refused_version_is_not_given_again_by_a_request_that_waited(
     [one] = await asyncio.wait_for(answers, WAIT)
     assert [s.policy_version for s in one.segments] == [engine.version] == [1]
     assert server.updates == [0, 1, 2, 1]
+    # The folder of those that are served outlives what is refused.
+    for _ in range(2):
+        with pytest.raises(JobError, match="refuses"):
+            await engine.swap(weights(2))
+    assert server.updates == [0, 1, 2, 1, 2, 1, 2, 1]
     await engine.close()
 
 
