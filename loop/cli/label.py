@@ -93,6 +93,7 @@ def label(
     from ..labeling.terminal import TerminalForm
 
     choices = parse_choices(labels)
+    server = heavy("studio.server", "studio") if web else None
     lake = open_store(store)
     made = Queue.chosen(
         lake,
@@ -107,8 +108,8 @@ def label(
         seed=seed,
     )
     made.check(lake)
-    if web:
-        heavy("studio.server", "studio").serve(
+    if server is not None:
+        server.serve(
             lake,
             host=host,
             port=port,

@@ -19,7 +19,14 @@ def studio(
     port: Annotated[
         int, option("Listen on this port; 0 takes a free one.", min=0, max=65535)
     ] = 8012,
-    write: Annotated[bool, option("Let the pages start and stop runs.", "--write")] = False,
+    write: Annotated[
+        bool,
+        option(
+            "Let the pages start and stop runs, store labels, take and restore snapshots, maintain "
+            "the store and try operators.",
+            "--write",
+        ),
+    ] = False,
     no_open: Annotated[bool, option("Do not open a browser.", "--no-open")] = False,
 ) -> None:
     """Look at runs, rollouts and tables in a browser, live; Ctrl-C ends it.

@@ -25,13 +25,20 @@ class Question:
     text: str
     choices: tuple[Choice, ...]
 
-    def choice(self, label: str) -> Choice:
-        """Return the choice with this label; ConfigError when it does not exist."""
-        found = next((c for c in self.choices if c.label == label), None)
-        if found is None:
-            known = ", ".join(f"`{c.label}`" for c in self.choices)
-            raise ConfigError(f"`{label}` is not a label of this question; expected one of {known}")
-        return found
+    def meant(self, word: str) -> Choice | None:
+        """Return the choice with this label, or at this place; None when there is none.
+
+        Where a label is such a number, as in 0..4, numbers mean labels alone.
+        """
+        named = {c.label: c for c in self.choices}
+        numbered = {str(i): c for i, c in enumerate(self.choices, 1)}
+        return named.get(word) or (None if named.keys() & numbered.keys() else numbered.get(word))
+
+    def keyed(self, number: int) -> str:
+        """Return the label at a place from 1 on, after the number that means it."""
+        choice = self.choices[number - 1]
+        is_number = self.meant(str(number)) is choice and choice.label != str(number)
+        return f"{number} {choice.label}" if is_number else choice.label
 
 
 GOOD = Question("Is this answer good?", (Choice("good", 1.0), Choice("bad", 0.0)))

@@ -7,7 +7,6 @@ from rich.panel import Panel
 from rich.text import Text
 
 from ...store import Store
-from .question import Choice
 from .queue import Item, Queue, cut, progress, shown
 
 _SHOWN = 6000
@@ -62,7 +61,7 @@ class TerminalForm:
             if word == "s":
                 self._queue.add(self._store, item, self._annotator, None, comment=comment.strip())
                 return "skip"
-            choice = self._choice(word)
+            choice = self._queue.question.meant(word)
             if choice is not None:
                 self._queue.add(self._store, item, self._annotator, choice, comment=comment.strip())
                 return "label"
@@ -76,15 +75,6 @@ class TerminalForm:
             except (EOFError, KeyboardInterrupt):  # labels up to here are stored
                 return
 
-    def _choice(self, word: str) -> Choice | None:
-        choices = self._queue.question.choices
-        named = {c.label: c for c in choices}
-        if word in named:
-            return named[word]
-        numbered = {str(i): c for i, c in enumerate(choices, 1)}
-        # labels such as 1 to 5: a digit means the label, not its place in the list
-        return None if named.keys() & numbered.keys() else numbered.get(word)
-
     def _show(self, item: Item) -> None:
         message = shown(self._store, item)
         at = progress(self._queue, self._store, self._annotator)
@@ -95,13 +85,7 @@ class TerminalForm:
         for name, title in titles.items():
             if message.get(name) is not None:
                 self._console.print(Panel(Text(cut(str(message[name]), _SHOWN)), title=title))
-        numbers = "  ".join(
-            f"{self._key(i, c)}" for i, c in enumerate(self._queue.question.choices, 1)
-        )
-        self._console.print(Text(f"{self._queue.question.text}  {numbers}", style="bold"))
+        question = self._queue.question
+        numbers = "  ".join(question.keyed(i + 1) for i in range(len(question.choices)))
+        self._console.print(Text(f"{question.text}  {numbers}", style="bold"))
         self._console.print(Text(_HELP, style="dim"))
-
-    def _key(self, number: int, choice: Choice) -> str:
-        return (
-            choice.label if self._choice(str(number)) is not choice else f"{number} {choice.label}"
-        )

@@ -72,7 +72,7 @@ class Access:
         query = scope.get("query_string", b"").decode("latin-1")
         given = dict(parse_qsl(query)).get("token")
         if self._token is not None and not self._knows(given, headers):
-            return 403, "the address lacks its token; open the one that `rlake studio` printed", {}
+            return (403, "the address lacks its token; open the one that its command printed", {})
         rest = urlencode(
             [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] != "token"]
         )

@@ -230,6 +230,13 @@ class Queries:
         run = contextvars.copy_context().run
         return await asyncio.get_running_loop().run_in_executor(self._pools[pool], run, limited)
 
+    async def keep(self, function: Callable[[], T]) -> T:
+        """Return what a function returns that stores labels: it goes on when nobody waits for it.
+
+        It has threads of its own, so that people who label wait for no audit.
+        """
+        return await asyncio.shield(self.call(function, pool="label"))
+
     def close(self) -> None:
         """Interrupt what runs."""
         for query in list(self._running.values()):

@@ -203,6 +203,7 @@ def test_people_label_in_a_real_browser_while_rows_are_appended(
         shown.press("1")
         shown.wait(f"{said}.startsWith('Nothing is left')")
         assert shown.value("document.querySelector('main .card').offsetParent") is None
+        shown.value("localStorage.clear()")  # another person, whose browser knows no name
         shown.go(f"{address}label?annotator=bob")
         shown.wait(f"{count} === '0 of 3 done, 0 by you'")
         for done in (1, 2, 3):

@@ -1,5 +1,6 @@
 """People label rows: the items of a queue, one after the other, by the mouse or by keys."""
 
+import json
 import shlex
 from functools import partial
 from typing import Any, cast
@@ -11,14 +12,16 @@ from nicegui.events import KeyEventArguments
 from ....store.errors import ConfigError, RlakeError, nearest
 from ....store.records import proper
 from ...labeling import Item, Question, Queue, parse_choices, progress
-from ...labeling.question import Choice
+from ...labeling.question import GOOD, PAIR, Choice
 from ...labeling.queue import Kind, Progress, cut, shown
-from ..frame import View, notify_error, page
+from ..frame import View, address, notify_error, page
 from ..widgets import empty, grid, heading, same_as, text, title
 
 _QUEUES = """SELECT queue, count(*) AS labels, count(DISTINCT annotator) AS annotators,
-       max(created_at) AS newest
+       max(created_at) AS newest, bool_or(compared_id IS NOT NULL) AS pairs
 FROM labels WHERE queue IS NOT NULL GROUP BY queue ORDER BY newest DESC"""
+_OFFERED = """SELECT queue, label, any_value(score) FROM labels
+WHERE queue IS NOT NULL AND label IS NOT NULL GROUP BY queue, label ORDER BY queue, label"""
 _DEFAULTS = {"queue": "review", "choose": "random", "labels": "good=1,bad=0", "reviews": "1"}
 _DEFAULTS |= {"question": "Is this answer good?", "where": "", "pairs": ""}
 _FIELDS = {
@@ -35,6 +38,7 @@ KINDS: dict[str, str] = {
 }
 _LONGEST_NAME, _LONGEST_COMMENT = 80, 10_000
 _LEAVE = "e => ['Enter', 'Escape'].includes(e.key) && e.target.blur()"
+_KEPT = "rlake-annotator"
 _SHOWN = 100_000
 """Most characters of a text that is shown."""
 
@@ -56,9 +60,29 @@ async def show(view: View) -> None:
         _choose(view)
     heading("Queues that have labels")
     found = await view.rows(_QUEUES)
-    links = [view.address(queue=row[0]) for row in found.rows]
+    offered: dict[str, dict[str, float | None]] = {}
+    for queue, label, score in (await view.rows(_OFFERED)).rows:
+        offered.setdefault(queue, {})[label] = score
+    links = [_link(row[0], offered[row[0]], row[-1]) for row in found.rows]
     grid(found, links=links) if found.rows else empty("No label is stored yet.")
     same_as(sql=_QUEUES, command=_command(view))
+
+
+def _link(queue: str, labels: dict[str, float | None], in_pairs: bool) -> str | None:  # noqa: FBT001
+    """Return the address that goes on with a queue: its question offers the stored labels."""
+    if in_pairs and labels.keys() <= {choice.label for choice in PAIR.choices}:
+        return address("/label", queue=queue, pairs="true")
+    known = {choice.label: choice.score for choice in GOOD.choices}
+    if labels.keys() <= known.keys():  # nobody may have given the other one yet
+        return address("/label", queue=queue)
+    if all(name.isdecimal() and score == int(name) for name, score in labels.items()):
+        numbers = [int(name) for name in labels]
+        return address("/label", queue=queue, labels=f"{min(1, *numbers)}..{max(5, *numbers)}")
+    if any("," in name or "=" in name for name in labels):
+        return None  # the command line cannot offer such a label either
+    given = labels if len(labels) > 1 else labels | known
+    pairs = (name if score is None else f"{name}={score!r}" for name, score in given.items())
+    return address("/label", queue=queue, labels=",".join(pairs))
 
 
 def _command(view: View) -> str:
@@ -129,11 +153,9 @@ class _Form:
                 self._parts |= {name: self._part(name) for name in ("first", "second")}
             heading(self._queue.question.text)
             with ui.element("div").classes("bar"):
-                for i, choice in enumerate(choices):
-                    key = f"{i + 1}  " if i < 9 else ""
-                    ui.button(key + choice.label, on_click=partial(self._label, choice)).props(
-                        "outline"
-                    )
+                for i, choice in enumerate(choices, 1):
+                    name = self._queue.question.keyed(i) if i < 10 else choice.label
+                    ui.button(name, on_click=partial(self._label, choice)).props("outline")
                 ui.button("s  skip", on_click=partial(self._label, None)).props("flat")
                 ui.button("b  back", on_click=self._back).props("flat")
             self._comment = ui.textarea("Comment (Escape leaves this field)")
@@ -142,6 +164,13 @@ class _Form:
             )
         ui.keyboard(on_key=self._key, repeating=False, ignore=["input", "select", "textarea"])
         await self._next()
+        ui.timer(0, self._recall, once=True)
+
+    async def _recall(self) -> None:
+        """Take the name that this browser keeps: an address is shared, and only suggests one."""
+        kept = await ui.run_javascript(f"return localStorage.getItem('{_KEPT}')", timeout=5)
+        if kept:
+            self._who.set_value(kept)
 
     def _part(self, name: str) -> tuple[Element, Any]:
         with ui.element("div") as made:
@@ -150,16 +179,17 @@ class _Form:
 
     async def _renamed(self) -> None:
         self._before.clear()
-        self._view.remember(annotator=self._who.value)
+        kept = json.dumps(str(self._who.value or ""))
+        ui.run_javascript(f"localStorage.setItem('{_KEPT}', {kept})")
         await self._next()
 
     async def _key(self, event: KeyEventArguments) -> None:
         held = event.modifiers
         if not event.action.keydown or held.ctrl or held.alt or held.meta:
             return
-        name, choices = str(event.key), self._queue.question.choices
-        if name.isdecimal() and 0 < int(name) <= len(choices):
-            await self._label(choices[int(name) - 1])
+        name = str(event.key)
+        if name.isdecimal() and (choice := self._queue.question.meant(name)) is not None:
+            await self._label(choice)
         elif name == "s":
             await self._label(None)
         elif name == "b":
@@ -168,16 +198,19 @@ class _Form:
     async def _label(self, choice: Choice | None) -> None:
         if self._item is None or self._busy:
             return
-        item, comment = self._item, proper(str(self._comment.value or ""))
+        # as they are now: a name that is typed meanwhile is that of the next label
+        item, who = self._item, self._who.value
+        comment = proper(str(self._comment.value or ""))
 
         def add() -> None:
             if len(comment) > _LONGEST_COMMENT:
                 raise ConfigError(f"a comment has at most {_LONGEST_COMMENT:,} characters")
-            self._queue.add(self._view.store, item, self._name(), choice, comment=comment)
+            self._queue.add(self._view.store, item, _name(who), choice, comment=comment)
 
         if await self._do(add):
             self._view.studio.queries.wrote()
-            self._before.append(item.key)
+            if who == self._who.value:
+                self._before.append(item.key)
             await self._next()
 
     async def _back(self) -> None:
@@ -188,31 +221,33 @@ class _Form:
         if not str(self._who.value or "").strip():
             self._show(None, None, "Say who you are.")
             return
+        who = self._who.value
         found: list[tuple[Item | None, dict[str, Any], Progress]] = []
 
         def look() -> None:
-            store, queue = self._view.store, self._queue
-            item = queue.named(key) if key else queue.next(store, self._name())
+            store, queue, name = self._view.store, self._queue, _name(who)
+            item = queue.named(key) if key else queue.next(store, name)
             texts = shown(store, item) if item else {}
-            found.append((item, texts, progress(queue, store, self._name())))
+            found.append((item, texts, progress(queue, store, name)))
 
-        if await self._do(look):
+        # of another name, what `_renamed` reads is shown
+        if await self._do(look) and who == self._who.value:
             [(item, texts, at)] = found
             self._show(item, texts, "" if item else "Nothing is left for you in this queue.")
             self._bar.props(f"value={at.done} max={at.items}")
             self._count.set_text(f"{at.done} of {at.items} done, {at.mine} by you")
 
     async def _do(self, work: Any) -> bool:
-        """Do something in a thread; return whether it could be done."""
+        """Do something in a thread; return whether it could be done, and the browser is there."""
         self._busy = True
         try:
-            await self._view.call(work)
+            await self._view.studio.queries.keep(work)
         except RlakeError as error:
             notify_error(error)
             return False
         finally:
             self._busy = False
-        return True
+        return not self._view.client.is_deleted
 
     def _show(self, item: Item | None, texts: dict[str, Any] | None, said: str) -> None:
         self._item = item
@@ -230,8 +265,9 @@ class _Form:
             if name == "first":
                 label.set_text("first" if "second" in texts else "reply")
 
-    def _name(self) -> str:
-        name = str(self._who.value or "").strip()
-        if not name or len(name) > _LONGEST_NAME or proper(name) != name:
-            raise ConfigError(f"an annotator's name has 1 to {_LONGEST_NAME} valid characters")
-        return name
+
+def _name(given: str | None) -> str:
+    name = str(given or "").strip()
+    if not name or len(name) > _LONGEST_NAME or proper(name) != name:
+        raise ConfigError(f"an annotator's name has 1 to {_LONGEST_NAME} valid characters")
+    return name

@@ -238,11 +238,18 @@ def test_a_majority_that_changes_back_is_settled_again(store: Store) -> None:
         assert rows["label"].to_list() == [said]
 
 
+def test_a_number_means_a_label_of_that_name_or_else_a_place() -> None:
+    named, placed = Question("?", parse_choices("0..4")), Question("?", parse_choices("good,bad"))
+    assert (named.meant("1"), placed.meant("1")) == (named.choices[1], placed.choices[0])
+    assert (named.meant("5"), placed.meant("3"), named.meant("odd")) == (None, None, None)
+    assert (named.keyed(1), placed.keyed(2)) == ("0", "2 bad")
+
+
 def test_pairs_that_people_compared_become_preferences(store: Store) -> None:
     store.append("experiences", experiences(4, reward=[1.0, 0.0, 0.0, 0.0]))
     made = queue(store, in_pairs=True)
     [item] = made.items
-    made.add(store, item, "ann", made.question.choice("second"))
+    made.add(store, item, "ann", made.question.meant("second"))
     assert adjudicate(store, "q").preferences == 1
     [row] = store.scan("preferences").collect().to_dicts()
     assert (row["chosen_id"], row["rejected_id"]) == (item.compared_id, item.experience_id)

@@ -1,4 +1,5 @@
 import asyncio
+from threading import Event
 
 import pytest
 from support.builders import experiences
@@ -115,4 +116,21 @@ def test_a_past_state_is_shown_as_it_was(store: Store) -> None:
     store.append("experiences", experiences(8)[4:])
     queries = Queries(store.at("four"))
     assert asyncio.run(queries.rows(COUNT)).rows == [(4,)]
+    queries.close()
+
+
+def test_a_label_waits_for_no_audit_and_is_stored_for_one_who_left(store: Store) -> None:
+    queries, ended, stored = Queries(store), Event(), Event()
+
+    async def ask() -> None:
+        audits = [asyncio.ensure_future(queries.call(ended.wait, 30)) for _ in range(3)]
+        label = asyncio.ensure_future(queries.keep(stored.set))
+        await asyncio.sleep(0)
+        label.cancel()
+        assert await asyncio.to_thread(stored.wait, 30), "bounded: it takes milliseconds"
+        assert not any(one.done() for one in audits)
+        ended.set()
+        await asyncio.gather(*audits)
+
+    asyncio.run(ask())
     queries.close()
