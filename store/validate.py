@@ -74,7 +74,7 @@ def _columns(table: Table, data: Rows) -> dict[str, Any]:
     if isinstance(given, pa.Table):
         return {name: given.column(name) for name in given.column_names}
     given = list(given)
-    # `Experience.updated` may have given one row a name that is no column's.
+    # `Experience.updated` may have given one row a name of no column.
     if (
         table.name == "experiences"
         and {*map(type, given)} == {Experience}

@@ -104,7 +104,7 @@ class _Watched:
     async def news(self) -> Message:
         """Return the points that are new, and the state if it is another one."""
         await self._ask()
-        # last: what was read must be told, so nothing may fail after it
+        # last: what was read must be sent, so nothing may fail after it
         whole, points = await self._queries.call(self._curves.read, pool="live")
         state = _state(self._row | self._newest(self._row)) if self._row else {}
         news: Message = {} if state == self._state else {"state": state}
