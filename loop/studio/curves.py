@@ -62,6 +62,8 @@ class GrowingCurves:
         self._known = {name: dict(points) for name, points in found.items()}
         self._attempts = attempts.version
         self._keep()
+        # The query may have seen rows that the feed did not, and does not miss after a restore.
+        self._is_lost = self._store.dataset("metrics").version != metrics.version
         return True, found
 
     def _lone_parts(self) -> dict[str, dict[float, float]]:

@@ -70,6 +70,26 @@ def test_a_ratio_whose_parts_come_apart_is_whole_whatever_was_read_between(store
     assert grown.points == whole(store)
 
 
+def test_what_was_stored_while_all_points_were_read_leaves_with_a_restore(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.append("metrics", rows(range(1, 4), loss=0.5))
+    store.snapshot("before")
+    grown, before, sql = GrowingCurves(store, "r", NAMES), whole(store), store.sql
+
+    def late(query: str) -> object:
+        monkeypatch.undo()
+        store.append("metrics", rows(range(4, 5), loss=0.5))
+        return sql(query)
+
+    monkeypatch.setattr(store, "sql", late)
+    grown.read()
+    assert grown.points["train/loss"][-1] == (4, 4.5)
+    store.restore("before")
+    assert grown.read() == (True, before)
+    assert grown.read() == (False, {})
+
+
 @pytest.mark.parametrize("why", ["resumed", "two values"])
 def test_a_read_that_failed_is_made_up_for(
     store: Store, monkeypatch: pytest.MonkeyPatch, why: str
