@@ -171,7 +171,25 @@ def test_people_label_a_queue_that_the_address_names(shown: Shown) -> None:
     opened(shown, address, "Which answer is better?", "first", "0 by you")
     click(shown, "button", "tie")
     shown.page.wait("document.querySelector('main').innerText.includes('1 by you')")
+    cell = ".ag-center-cols-container .ag-row .ag-cell"
     opened(shown, "/label", HOSTILE[:40])
+    click(shown, cell, "<img src=x")
+    shown.page.wait(f"location.search.includes('pairs=true') && {SETTLED}")
+    opened(shown, "/label?queue=digits&labels=0..4&annotator=bob", "0 by you")
+    shown.page.press("1")
+    shown.page.wait("document.querySelector('main').innerText.includes('1 by you')")
+    shown.page.value("document.querySelector('main input').focus()")
+    shown.page.press("by")
+    shown.page.value("document.querySelector('main input').blur()")
+    shown.page.wait("localStorage.getItem('rlake-annotator')")
+    opened(shown, "/label", "digits")
+    click(shown, cell, "digits")
+    shown.page.wait(f"location.search.includes('labels=') && {SETTLED}")
+    shown.page.wait("document.querySelector('main input').value.includes('by')")
+    assert "annotator" not in shown.page.value("location.search")
+    assert shown.page.value(ERRORS) == ""
+    digits = "SELECT annotator, label, score FROM labels WHERE queue = 'digits'"
+    assert shown.store.sql(digits).fetchall() == [("bob", "1", 1.0)]
     opened(shown, "/label?queue=q&choose=randm", "did you mean `random`?")
     opened(shown, "/label?queue=q&labels=one", "2 to 20 different")
     found = "SELECT annotator, label, score FROM labels WHERE compared_id IS NOT NULL"
