@@ -18,6 +18,7 @@ from ..models.remote_weights import RemoteWeights
 from ..models.weights import Weights
 from ..tinker_api.client import TinkerClient
 from .engine import Request, Sampled
+from .event_loop import all_of
 from .policy import PROCESSING, PolicyError, Sampling, Segment, Timing
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class TinkerEngine:
         for request in requests:
             if (problem := refused_sampling(request.sampling)) is not None:
                 raise PolicyError(problem)
-        return list(await asyncio.gather(*(self._answer(one, served) for one in requests)))
+        return await all_of(self._answer(one, served) for one in requests)
 
     async def score(
         self, prompt_ids: Sequence[int], token_ids: Sequence[int], *, temperature: float = 1.0

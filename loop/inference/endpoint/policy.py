@@ -17,7 +17,7 @@ from ....store.media import with_data_urls
 from ....store.records import Message
 from ....store.tables import Tables
 from ...config import Endpoint, FrozenModel
-from ..event_loop import run_on, shared_loop
+from ..event_loop import all_of, run_on, shared_loop
 from ..policy import OTHERS, Completion, PolicyError, Sampling, Timing, Tools, Turn
 from ..token_stream import TokenCallback, current_callbacks
 from .responses import completion
@@ -84,17 +84,11 @@ class EndpointPolicy:
         _check_possible(chosen, messages)
         messages = await self._shown(messages)
         callbacks = [None] * n if tools else current_callbacks(n, lambda: "".join)
-        requests = []
+        works = []
         for i, callback in enumerate(callbacks):
             body = self._body(messages, tools, chosen, i)
-            work = run_on(self._ask(body, callback, _actual(chosen, body)))
-            requests.append(asyncio.ensure_future(work))
-        try:
-            return list(await asyncio.gather(*requests))
-        finally:
-            # if one fails, `gather` leaves the others running
-            for request in requests:
-                request.cancel()
+            works.append(run_on(self._ask(body, callback, _actual(chosen, body))))
+        return await all_of(works)
 
     def close(self) -> None:
         """Close connections that are kept open."""

@@ -19,7 +19,7 @@ from ...models.remote_weights import is_remote, not_here
 from ...models.state_dict import weights_digest
 from ...models.weights import Weights
 from ..engine import Request, Sampled
-from ..event_loop import BackgroundLoop
+from ..event_loop import BackgroundLoop, all_of
 from ..incoming_weights import IncomingWeights, WeightSource
 from ..policy import PolicyError
 from .answers import Answer, Scores, body_of, is_ours, scores_of
@@ -32,7 +32,8 @@ class _Pending:
     """A request under way."""
 
     request: Request
-    rid: str = field(default_factory=lambda: uuid4().hex)
+    rid: str = ""
+    """Its name at a server, another one in each attempt."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it is to be answered with the tokens so far."""
 
@@ -105,7 +106,7 @@ class SglangEngine:
         asked = [_Pending(request) for request in requests]
         self._asked |= {id(one.request): one for one in asked}
         try:
-            return await self._own.run(self._complete(asked))
+            return await self._own.run(all_of(map(self._answer, asked)))
         finally:
             for one in asked:
                 del self._asked[id(one.request)]
@@ -172,14 +173,6 @@ class SglangEngine:
         except BaseException:
             self._source.remove(folder)
             raise
-
-    async def _complete(self, asked: Sequence[_Pending]) -> list[Sampled]:
-        tasks = [asyncio.create_task(self._answer(one)) for one in asked]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
 
     async def _answer(self, asked: _Pending) -> Sampled:
         answer = Answer(asked.request)

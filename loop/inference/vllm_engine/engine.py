@@ -17,7 +17,7 @@ from ...models.chat_template import set_template
 from ...models.images import Images
 from ...models.weights import Weights
 from ..engine import Request, Sampled
-from ..event_loop import BackgroundLoop
+from ..event_loop import BackgroundLoop, all_of
 from ..incoming_weights import IncomingWeights, WeightSource
 from ..policy import PolicyError
 from .arguments import check_dtype, check_heads
@@ -127,7 +127,7 @@ class VllmEngine:
         asked = [PendingRequest(request) for request in requests]
         self._asked |= {id(one): one for one in asked}
         try:
-            return await self._own.run(self._complete(asked))
+            return await self._own.run(all_of(map(self._answer, asked)))
         finally:
             for one in asked:
                 del self._asked[id(one)]
@@ -209,14 +209,6 @@ class VllmEngine:
             await backend.stop()
             raise
         self._backend, self.max_length = backend, backend.max_length
-
-    async def _complete(self, asked: Sequence[PendingRequest]) -> list[Sampled]:
-        tasks = [asyncio.create_task(self._answer(one)) for one in asked]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
 
     async def _answer(self, asked: PendingRequest) -> Sampled:
         """Sample piece by piece; a piece ends when the weights change."""
