@@ -14,7 +14,7 @@ from ..config import EngineConfig, ExplorerConfig, RunConfig
 from ..inference.build import close, in_process, start_auxiliary, start_policy
 from ..inference.chat_policy import ChatPolicy
 from ..inference.policy import Policy, Sampling
-from ..models.images import write_processor
+from ..models.atomic_folder import save_model
 from ..models.load import check_place, load
 from ..runs.job import run_folder
 from ..weight_sync import PublishedWeights, published
@@ -137,9 +137,7 @@ class PolicyPool:
             )
             return self._kept(made)
         folder = self._folders.enter_context(tempfile.TemporaryDirectory())
-        network.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        write_processor(network.config, Path(folder))
+        save_model(network, tokenizer, Path(folder))
         return self._start(Path(folder))
 
     def _start(self, folder: Path) -> ChatPolicy:

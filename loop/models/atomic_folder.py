@@ -46,6 +46,15 @@ def save_settings(
     write_processor(model.config, folder)
 
 
+def save_model(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", folder: Path
+) -> None:
+    """Write a whole model into a folder: weights, configuration, tokenizer, image processor."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write_processor(model.config, folder)
+
+
 def write_folder(target: Path, files: Mapping[str, Writer], *, durable: bool = False) -> None:
     """Write a folder under another name, then rename it, so that it is never incomplete.
 

@@ -19,7 +19,7 @@ from ..inference.build import close, start_auxiliary, start_policy
 from ..inference.chat_policy import ChatPolicy
 from ..inference.endpoint.policy import EndpointPolicy
 from ..inference.policy import Policy
-from ..models.images import write_processor
+from ..models.atomic_folder import save_model
 from ..models.load import load
 from ..rollouts.setup import sampling as sampling_of
 from ..runs.job import Job, Watch, run_folder
@@ -189,9 +189,7 @@ class Server:
         progress.disable_progress_bar()
         folder = self._job.folder / "serve" / ".start"
         network, tokenizer = load(model, seed=self.config.seed)
-        network.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        write_processor(network.config, folder)
+        save_model(network, tokenizer, folder)
         return folder
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from ...store import Store
 from ...store.errors import ConfigError
 from ..models import adapter_files
-from ..models.atomic_folder import replace_folder
-from ..models.images import write_processor
+from ..models.atomic_folder import replace_folder, save_model
 from ..models.load import load_folder
 from ..models.lora import merge as merge_adapter
 from ..models.weights import PublishedWeights, check_weights
@@ -78,6 +77,4 @@ def _weights(
 def _write_merged(source: Path, target: Path) -> None:
     model, tokenizer = load_folder(source)
     merge_adapter(model)
-    model.save_pretrained(target)
-    tokenizer.save_pretrained(target)
-    write_processor(model.config, target)
+    save_model(model, tokenizer, target)
