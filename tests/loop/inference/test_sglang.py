@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import load_file
 from support.processed_logits import END, changed
 from support.sglang import START_SECONDS, SglangServer, needs_sglang, served
-from support.tiny_models import tiny
-from support.vllm_engines import PROMPT, SPEC, asks, furthest, in_a_loop, logprobs, written
+from support.vllm_engines import PROMPT, asks, furthest, in_a_loop, logprobs, written
 from transformers import PreTrainedModel
 
 from rlake.loop.config.engines import SglangEngine as Settings
@@ -26,17 +25,6 @@ from rlake.loop.inference.sglang_engine.server import Labeled, Server
 from rlake.store.errors import ConfigError, JobError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs_sglang]
-
-
-@pytest.fixture(scope="module")
-def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Weights]:
-    """Two versions of the weights of one model, as a trainer publishes them."""
-    return [written(tmp_path_factory.mktemp("weights") / str(i), i) for i in range(2)]
-
-
-@pytest.fixture(scope="module")
-def models() -> list[PreTrainedModel]:
-    return [tiny(seed=i, **SPEC)[0].eval() for i in range(2)]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from support.processed_logits import END, changed
 from support.tiny_models import config, table, tiny
-from support.vllm_engines import PROMPT, SPEC, asks, furthest, in_a_loop, logprobs, written
+from support.vllm_engines import PROMPT, SPEC, asks, furthest, in_a_loop, logprobs
 from transformers import PreTrainedModel
 
 from rlake.loop.algorithms import resolve
@@ -39,17 +39,6 @@ pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="needs vllm; `make .venv/.vllm`"),
     pytest.mark.filterwarnings("ignore"),  # vLLM's own
 ]
-
-
-@pytest.fixture(scope="module")
-def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Weights]:
-    """Two versions of the weights of one model, as a trainer publishes them."""
-    return [written(tmp_path_factory.mktemp("weights") / str(i), i) for i in range(2)]
-
-
-@pytest.fixture(scope="module")
-def models() -> list[PreTrainedModel]:
-    return [tiny(seed=i, **SPEC)[0].eval() for i in range(2)]
 
 
 @pytest.fixture(scope="module")
