@@ -73,9 +73,9 @@ class ExplorerConfig(Section):
     @model_validator(mode="after")
     def _has_own_servers(self) -> Self:
         """Refuse a server of two models: each would be answered with the other's weights."""
-        models = {name: one.engine for name, one in self.auxiliary_models.items()}
         engines = {"engine": self.engine} | {
-            f"auxiliary_models.{name}.engine": engine for name, engine in models.items()
+            f"auxiliary_models.{name}.engine": one.engine
+            for name, one in self.auxiliary_models.items()
         }
         taken: dict[str, str] = {}
         for key, engine in engines.items():

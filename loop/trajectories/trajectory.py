@@ -7,7 +7,7 @@ from typing import Any
 from ...store.ids import content_id
 from ...store.records import Experience, Message, Task
 from ..inference.messages import after, begins, is_begun
-from ..inference.policy import Completion, Policy, PolicyError, Sampling, Turn
+from ..inference.policy import Completion, Policy, PolicyError, Sampling, Timing, Turn
 
 
 class RolloutPolicy:
@@ -181,7 +181,7 @@ class TrajectoryBuilder:
             segments=segments or None,
             digests=digests if any(digests) else None,
             engine=first.engine,
-            timings=_seconds(self.turns),
+            timings=_seconds([turn.completion.timing for turn in self.turns]),
             num_turns=len({len(after(turn)) for turn in self.turns}),
             **self._sampled_so(),
             **tokens,
@@ -258,11 +258,7 @@ def _copied(
         response_text=one.text,
         finish_reason=one.finish_reason,
         policy_version=one.policy_version,
-        timings={
-            "queued": one.timing.queued,
-            "first_token": one.timing.first_token,
-            "total": one.timing.total,
-        },
+        timings=_seconds([one.timing]),
     )
 
 
@@ -304,8 +300,7 @@ def _last_asked(messages: Sequence[Message]) -> str | None:
     return said[-1] if said and isinstance(said[-1], str) else None
 
 
-def _seconds(turns: Sequence[Turn]) -> Mapping[str, float]:
-    times = [turn.completion.timing for turn in turns]
+def _seconds(times: Sequence[Timing]) -> Mapping[str, float]:
     if not any(time.total for time in times):
         return {}
     return {

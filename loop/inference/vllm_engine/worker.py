@@ -124,8 +124,8 @@ def _tied_head(model: nn.Module) -> tuple[str, str] | None:
     would stay the old ones.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    place = next((n for n in modules if n.rpartition(".")[2] == "lm_head"), "")
-    head: Any = modules.get(place or "lm_head")
+    place = next((n for n in modules if n.rpartition(".")[2] == "lm_head"), "lm_head")
+    head: Any = modules.get(place)
     name = next((n for n in modules if n.endswith("embed_tokens")), None)
     config = getattr(model, "config", None)
     if head is None or name is None or not getattr(config, "tie_word_embeddings", False):
